@@ -1,0 +1,211 @@
+"""What an experiment file may say, validated before anything is computed."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from penstock.fem import (
+    Cantilever,
+    Element,
+    HeatConduction,
+    LinearElasticity,
+    LognormalMaterial,
+    Material,
+    MicropolarElasticity,
+    TwoPhaseMaterial,
+    UniformMaterial,
+)
+from penstock.spmv import InputError, parse_nbytes
+
+__all__ = ["Experiment", "read_experiment"]
+
+Size = Annotated[int, BeforeValidator(parse_nbytes)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NodeCount = Annotated[int, Field(ge=2)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Model(Section):
+    """The body and its mesh."""
+
+    nodes: NodeCount | tuple[NodeCount, NodeCount, NodeCount] = Field(
+        description="nodes a side: one number for a cube, or [nx, ny, nz]"
+    )
+    dof: Literal[1, 3, 6] = Field(
+        default=3, description="unknowns a node: 1 heat conduction, 3 elasticity, 6 micropolar elasticity"
+    )
+    lengths: PositiveFloat | tuple[PositiveFloat, PositiveFloat, PositiveFloat] = Field(
+        default=1.0, description="side lengths; one number gives cubic elements and that length along x"
+    )
+
+
+class MaterialSection(Section):
+    """Moduli, and how they vary from element to element."""
+
+    kind: Literal["uniform", "lognormal", "two_phase"] = Field(
+        default="uniform", description="variation between elements"
+    )
+    young: PositiveFloat = Field(default=1.0, description="Young's modulus (dof 3 and 6)")
+    poisson: Annotated[float, Field(gt=-1, lt=0.5)] = Field(default=0.3, description="Poisson's ratio (dof 3 and 6)")
+    conductivity: PositiveFloat = Field(default=1.0, description="dof 1")
+    coupling: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.5, description="micropolar coupling number squared (dof 6)"
+    )
+    characteristic_length: PositiveFloat = Field(default=0.1, description="micropolar length in bending (dof 6)")
+    sigma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.5, description="of the logarithm (lognormal)"
+    )
+    contrast: PositiveFloat = Field(default=100.0, description="stiffness of inclusions (two_phase)")
+    fraction: Annotated[float, Field(ge=0, le=1)] = Field(default=0.3, description="share of inclusions (two_phase)")
+    seed: Annotated[int, Field(ge=0)] = Field(default=1, description="of random factors")
+
+
+class LoadSection(Section):
+    """What acts on the body."""
+
+    kind: Literal["auto", "shear", "shear_y", "axial", "torsion", "body"] = Field(
+        default="auto", description="auto: end shear, or a uniform source for dof 1"
+    )
+    magnitude: Annotated[float, Field(allow_inf_nan=False)] = Field(
+        default=1.0, description="total force, moment or source"
+    )
+
+
+class SolverSection(Section):
+    """How the system is solved."""
+
+    rtol: Annotated[float, Field(ge=0, lt=1)] = Field(default=1e-8, description="true residual over the norm of b")
+    maxiter: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="iterations at most; default 10 x unknowns"
+    )
+    preconditioner: Literal["none", "jacobi", "block_jacobi"] = Field(
+        default="block_jacobi", description="block_jacobi inverts the blocks of the unknowns of a node"
+    )
+
+
+class MemorySection(Section):
+    """Where the matrix lives and how much of it at a time."""
+
+    device: str = Field(default="cpu", description="cpu, cuda or cuda:<number>", pattern=r"^(cpu|cuda(:\d+)?)$")
+    budget: Size | None = Field(
+        default=None, description="memory for matrix storage, such as 2 GiB; default: the whole matrix stays resident"
+    )
+    format: Literal["bsr", "csr"] = Field(default="bsr", description="storage format")
+    values: Literal["float64", "float32"] = Field(default="float64", description="type the matrix is stored in")
+    subdivisions: Annotated[int, Field(ge=1)] | None = Field(default=None, description="default: the plan chooses")
+    slots: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="length of the ring; default: the plan chooses"
+    )
+    overlap: bool = Field(default=True, description="transfer during computation")
+    store: Path | None = Field(
+        default=None, description="directory for the matrix on disk, kept and used again; default: made and removed"
+    )
+
+
+class OutputSection(Section):
+    """What is left behind."""
+
+    directory: Path = Field(default=Path("results"), description="one folder a run is made in it")
+    field: bool = Field(default=True, description="write solution.vtkhdf for ParaView")
+    figures: bool = Field(default=True, description="draw PNG pictures")
+    checkpoint_seconds: PositiveFloat = Field(default=60.0, description="seconds between checkpoints")
+
+
+class Experiment(Section):
+    """A cantilever, its load, and how to solve it."""
+
+    model: Model
+    material: MaterialSection = MaterialSection()
+    load: LoadSection = LoadSection()
+    solver: SolverSection = SolverSection()
+    memory: MemorySection = MemorySection()
+    output: OutputSection = OutputSection()
+
+    @model_validator(mode="after")
+    def _load_fits_model(self) -> Experiment:
+        if self.model.dof == 1 and self.load.kind not in ("auto", "body"):
+            raise ValueError(f"load.kind {self.load.kind!r} is a force; model.dof 1 (heat conduction) takes 'body'")
+        return self
+
+    def cantilever(self) -> Cantilever:
+        """Return the model problem this file describes."""
+        m, model = self.material, self.model
+        materials: dict[str, Material] = {
+            "uniform": UniformMaterial(),
+            "lognormal": LognormalMaterial(m.sigma, m.seed),
+            "two_phase": TwoPhaseMaterial(m.contrast, m.fraction, m.seed),
+        }
+        element: Element
+        if model.dof == 1:
+            element = HeatConduction(m.conductivity)
+        elif model.dof == 3:
+            element = LinearElasticity(m.young, m.poisson)
+        else:
+            element = MicropolarElasticity.from_engineering(
+                m.young, m.poisson, coupling=m.coupling, characteristic_length=m.characteristic_length
+            )
+        return Cantilever(model.nodes, model.dof, model.lengths, materials[m.kind], element)
+
+    def load_kinds(self) -> tuple[str, ...]:
+        """Return the arguments of :meth:`Cantilever.load`."""
+        return () if self.load.kind == "auto" else (self.load.kind,)
+
+
+def read_experiment(path: str | Path) -> Experiment:
+    """Read an experiment file.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, is not YAML, or says something that is not allowed; each problem is one line that
+        names the key, and for an unknown key the nearest valid one.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{path} must hold sections such as 'model:'; 'penstock init' writes an example")
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        problems = [f"  {_describe(dict(problem))}" for problem in error.errors()]
+        raise InputError("\n".join([f"{path} cannot be used:", *dict.fromkeys(problems)])) from error
+
+
+def _describe(problem: dict[str, Any]) -> str:
+    """Turn one of pydantic's problems into a line for people."""
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        section: Any = Experiment
+        for part in path[:-1]:
+            section = section.model_fields[part].annotation
+        valid = list(section.model_fields)
+        near = difflib.get_close_matches(path[-1], valid, n=1, cutoff=0.5)
+        advice = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(valid)}"
+        return f"{key}: unknown key; {advice}"
+    if problem["type"] == "missing":
+        return f"{key}: is required"
+    message = problem["msg"].removeprefix("Value error, ")
+    # For a union, pydantic names the alternative it tried; the key is what a reader knows.
+    key = ".".join(
+        part
+        for part in path
+        if "[" not in part and part not in ("int", "constrained-int", "float", "constrained-float")
+    )
+    return f"{key}: {message}" + ("" if problem["type"] == "value_error" else f" (got {problem['input']!r})")

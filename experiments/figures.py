@@ -1,0 +1,109 @@
+"""Pictures of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.colors
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+from penstock.fem import BoxMesh
+from penstock.streaming import Timeline
+
+__all__ = ["draw_convergence", "draw_deformed", "draw_timeline"]
+
+_BLUE, _ORANGE, _GREY = "#1f6fb2", "#e07b28", "#8a8f98"
+_FACE_POINTS = 33  # drawn points along a side of the box at most
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    plt.close(figure)
+
+
+def draw_convergence(path: Path, residual_norms: list[float], true_residual: float, rtol: float) -> None:
+    """Draw the recursive residual of every iteration, the true one at the end and the tolerance."""
+    figure, axes = plt.subplots(figsize=(6.4, 3.8))
+    axes.semilogy(residual_norms, color=_BLUE, linewidth=1.2, label="recursive residual")
+    if true_residual > 0:
+        axes.semilogy(
+            [len(residual_norms) - 1], [true_residual], "o", color=_ORANGE, label=f"true residual {true_residual:.2e}"
+        )
+    if rtol > 0:
+        axes.axhline(rtol, color=_GREY, linestyle="--", linewidth=1, label=f"tolerance {rtol:.0e}")
+    axes.set(xlabel="iteration", ylabel=r"$\|r\| / \|b\|$")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def draw_timeline(path: Path, timeline: Timeline, title: str = "") -> None:
+    """Draw when transfers and kernels ran, one row each, with the subdivision's number where it fits."""
+    figure, axes = plt.subplots(figsize=(9, 2.2))
+    rows = {"transfer": (1, _ORANGE), "compute": (0, _BLUE)}
+    spans = timeline.spans
+    begin = min((span.start for span in spans), default=0.0)
+    length = max((span.stop for span in spans), default=1.0) - begin
+    for span in spans:
+        row, color = rows[span.kind]
+        start, width = (span.start - begin) * 1e3, (span.stop - span.start) * 1e3
+        axes.broken_barh([(start, width)], (row - 0.38, 0.76), facecolor=color, edgecolor="white", linewidth=0.4)
+        if width > 0.02 * length * 1e3:
+            axes.text(
+                start + width / 2, row, str(span.subdivision), ha="center", va="center", color="white", fontsize=7
+            )
+    axes.set_yticks([0, 1], ["kernels", "transfers"])
+    axes.set(xlabel="milliseconds", title=title, ylim=(-0.6, 1.6))
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any]) -> None:
+    """Draw the box, displaced by the solution and coloured by its size; a temperature colours the box at rest.
+
+    Parameters
+    ----------
+    path : path
+    mesh : BoxMesh
+    solution : array, (nodes, dof)
+    """
+    values = np.asarray(solution, dtype=float).reshape(*mesh.node_counts, -1)
+    moves = values.shape[-1] >= 3
+    displacement = values[..., :3] if moves else np.zeros((*mesh.node_counts, 3))
+    amount = np.linalg.norm(displacement, axis=-1) if moves else values[..., 0]
+    largest = float(np.abs(displacement).max())
+    scale = 0.15 * max(mesh.side_lengths) / largest if largest > 0 else 1.0
+    positions = mesh.coordinates().reshape(*mesh.node_counts, 3) + scale * displacement
+    polygons, colors = [], []
+    for axis in range(3):
+        for end in (0, -1):
+            face, shade = np.take(positions, end, axis=axis), np.take(amount, end, axis=axis)
+            picks = [
+                np.unique(np.linspace(0, count - 1, min(count, _FACE_POINTS)).astype(int)) for count in shade.shape
+            ]
+            face, shade = face[np.ix_(*picks)], shade[np.ix_(*picks)]
+            quads = np.stack([face[:-1, :-1], face[1:, :-1], face[1:, 1:], face[:-1, 1:]], axis=2)
+            polygons.append(quads.reshape(-1, 4, 3))
+            colors.append(((shade[:-1, :-1] + shade[1:, :-1] + shade[1:, 1:] + shade[:-1, 1:]) / 4).ravel())
+    color = np.concatenate(colors)
+    norm = matplotlib.colors.Normalize(float(color.min()), float(color.max()) or 1.0)
+    figure = plt.figure(figsize=(7, 4.5))
+    axes: Any = figure.add_subplot(projection="3d")
+    faces = Poly3DCollection(np.concatenate(polygons), facecolors=plt.colormaps["viridis"](norm(color)), linewidths=0)
+    axes.add_collection3d(faces)
+    corners = np.concatenate(polygons).reshape(-1, 3)
+    low, high = corners.min(axis=0), corners.max(axis=0)
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), zlim=(low[2], high[2]), xlabel="x", ylabel="y", zlabel="z")
+    axes.set_box_aspect(np.maximum(high - low, 1e-12), zoom=0.9)
+    axes.view_init(elev=18, azim=-62)
+    axes.locator_params(nbins=4)
+    label = f"displacement (drawn {scale:.2g} times)" if moves else "temperature"
+    figure.colorbar(plt.cm.ScalarMappable(norm=norm, cmap="viridis"), ax=axes, shrink=0.6, pad=0.12, label=label)
+    _save(figure, path)

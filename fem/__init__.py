@@ -1,0 +1,42 @@
+"""Model problems: stiffness matrices of boxes of 8-node hexahedra with 1, 3 or 6 degrees of freedom a node."""
+
+from penstock.fem.assembly import assemble_rows, outline_rows
+from penstock.fem.cantilever import LOAD_KINDS, Cantilever, Element
+from penstock.fem.closed_forms import (
+    cosine_mode,
+    cosine_mode_source,
+    timoshenko_tip_deflection,
+    uniform_source_profile,
+)
+from penstock.fem.diffusion import HeatConduction
+from penstock.fem.elasticity import LinearElasticity
+from penstock.fem.field_output import write_vtkhdf
+from penstock.fem.load import body_load, end_load, face_load, integrate_body_load
+from penstock.fem.material import LognormalMaterial, Material, TwoPhaseMaterial, UniformMaterial
+from penstock.fem.mesh import BoxMesh
+from penstock.fem.micropolar import MicropolarElasticity
+
+__all__ = [
+    "LOAD_KINDS",
+    "BoxMesh",
+    "Cantilever",
+    "Element",
+    "HeatConduction",
+    "LinearElasticity",
+    "LognormalMaterial",
+    "Material",
+    "MicropolarElasticity",
+    "TwoPhaseMaterial",
+    "UniformMaterial",
+    "assemble_rows",
+    "body_load",
+    "cosine_mode",
+    "cosine_mode_source",
+    "end_load",
+    "face_load",
+    "integrate_body_load",
+    "outline_rows",
+    "timoshenko_tip_deflection",
+    "uniform_source_profile",
+    "write_vtkhdf",
+]

@@ -1,0 +1,196 @@
+"""Assembly of the global matrix of a box mesh, a slab of node rows at a time, straight into BSR or CSR arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from penstock.fem.material import Material
+from penstock.fem.mesh import BoxMesh
+from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseFormat, format_named
+
+__all__ = ["assemble_rows", "outline_rows"]
+
+Array = np.ndarray[Any, Any]
+
+
+def assemble_rows(
+    mesh: BoxMesh,
+    element_matrix: Array,
+    material: Material,
+    start: int,
+    stop: int,
+    *,
+    format_name: str = "bsr",
+    clamped: bool = True,
+    values_dtype: Any = np.float64,
+    offsets_dtype: Any = np.int32,
+) -> SparseFormat:
+    """Assemble the rows of nodes ``start`` to ``stop``.
+
+    Parameters
+    ----------
+    mesh : BoxMesh
+    element_matrix : array, (8 * dof, 8 * dof)
+        Stiffness of an element of factor 1, symmetric.
+    material : Material
+        Factors of the elements.
+    start, stop : int
+        Node numbers.
+    format_name : {"bsr", "csr"}
+        ``bsr`` has blocks of dof x dof.
+    clamped : bool
+        Eliminate the unknowns of the face x = 0 symmetrically: their diagonal stays, everything else in their rows and
+        columns becomes a stored zero, so that the pattern does not change.
+    values_dtype, offsets_dtype : dtype
+        Storage types; offsets of more than 2**31 - 1 entries need int64.
+
+    Returns
+    -------
+    BsrMatrix or CsrMatrix, ((stop - start) * dof, node_count * dof)
+        Every connection of two nodes is stored. An entry and its mirror image are equal to the last bit, because both
+        sum the same products in the order of the element numbers.
+
+    Notes
+    -----
+    Needs the slab and the material of its element layers, nothing else.
+    """
+    slab = outline_rows(
+        mesh,
+        _dof(element_matrix),
+        start,
+        stop,
+        format_name=format_name,
+        values_dtype=values_dtype,
+        offsets_dtype=offsets_dtype,
+    )
+    arrays = {name: np.empty(array.shape, array.dtype) for name, array in slab.arrays().items()}
+    dof, (nx, ny, nz) = _dof(element_matrix), mesh.node_counts
+    first_layer = max(start // (ny * nz) - 1, 0)
+    last_layer = min(max(stop - 1, 0) // (ny * nz), nx - 2)
+    factors = np.stack([material.layer(layer, (ny - 1, nz - 1)) for layer in range(first_layer, last_layer + 1)])
+    blocks = np.ascontiguousarray(element_matrix.reshape(8, dof, 8, dof).swapaxes(1, 2)).reshape(8, 8, dof * dof)
+    before = _connections_before(start, stop, nx, ny, nz)
+    target = (arrays["row_offsets"], arrays["column_indices"], arrays["values"].reshape(-1))
+    _fill(format_name == "csr", start, stop, nx, ny, nz, dof, before, *target, blocks, factors, first_layer, clamped)
+    return slab.from_arrays(slab.shape, slab.dtype, arrays, slab.parameters())
+
+
+def outline_rows(
+    mesh: BoxMesh,
+    dof: int,
+    start: int,
+    stop: int,
+    *,
+    format_name: str = "bsr",
+    values_dtype: Any = np.float64,
+    offsets_dtype: Any = np.int32,
+) -> SparseFormat:
+    """Return a slab of the right shapes and types whose arrays take no memory: what a plan needs to know."""
+    connections = mesh.connections_before(stop) - mesh.connections_before(start)
+    shape = ((stop - start) * dof, mesh.node_count * dof)
+
+    def blank(dtype: Any, *lengths: int) -> Array:
+        return np.broadcast_to(np.zeros((), dtype), lengths)
+
+    if format_name == "bsr":
+        arrays = {
+            "row_offsets": blank(offsets_dtype, stop - start + 1),
+            "column_indices": blank(np.int32, connections),
+            "values": blank(values_dtype, connections, dof, dof),
+        }
+        return BsrMatrix.from_arrays(shape, np.float64, arrays, {})
+    if format_name == "csr":
+        arrays = {
+            "row_offsets": blank(offsets_dtype, (stop - start) * dof + 1),
+            "column_indices": blank(np.int32, connections * dof * dof),
+            "values": blank(values_dtype, connections * dof * dof),
+        }
+        whole = CsrMatrix.tuned(mesh.connections * dof * dof, mesh.node_count * dof)
+        return CsrMatrix.from_arrays(shape, np.float64, arrays, whole)
+    format_named(format_name)
+    raise InputError(f"the generator assembles bsr and csr; convert these to {format_name} with from_csr")
+
+
+def _dof(element_matrix: Array) -> int:
+    return len(element_matrix) // 8
+
+
+_jit = njit(parallel=True, nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
+
+
+@njit(nogil=True, cache=True)
+def _connections_before(start: int, stop: int, nx: int, ny: int, nz: int) -> Array:
+    before = np.zeros(stop - start + 1, np.int64)
+    for node in range(start, stop):
+        ix, iy, iz = node // (ny * nz), node // nz % ny, node % nz
+        x = 3 - (ix == 0) - (ix == nx - 1)
+        y = 3 - (iy == 0) - (iy == ny - 1)
+        z = 3 - (iz == 0) - (iz == nz - 1)
+        before[node - start + 1] = before[node - start] + x * y * z
+    return before
+
+
+@njit(nogil=True, inline="always")
+def _add_connection(
+    ix: int, iy: int, iz: int, jx: int, jy: int, jz: int, nx: int, ny: int, nz: int,
+    blocks: Array, factors: Array, first_layer: int, total: Array,
+) -> None:  # fmt: skip
+    """Sum, over the elements that nodes i and j share, in the order of their numbers, factor times element block."""
+    total[:] = 0.0
+    for ex in range(max(ix, jx, 1) - 1, min(ix, jx, nx - 2) + 1):
+        for ey in range(max(iy, jy, 1) - 1, min(iy, jy, ny - 2) + 1):
+            for ez in range(max(iz, jz, 1) - 1, min(iz, jz, nz - 2) + 1):
+                a = (ix - ex) * 4 + (iy - ey) * 2 + (iz - ez)
+                b = (jx - ex) * 4 + (jy - ey) * 2 + (jz - ez)
+                factor = factors[ex - first_layer, ey, ez]
+                for entry in range(total.shape[0]):
+                    total[entry] += factor * blocks[a, b, entry]
+
+
+@njit(nogil=True, inline="always")
+def _clamp(total: Array, dof: int, same_node: bool) -> None:
+    """Leave nothing of a clamped connection but the diagonal of a node with itself."""
+    for entry in range(total.shape[0]):
+        if not same_node or entry % (dof + 1) != 0:
+            total[entry] = 0.0
+
+
+@_jit
+def _fill(
+    by_scalar_rows: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, before: Array, offsets: Array,
+    columns: Array, values: Array, blocks: Array, factors: Array, first_layer: int, clamped: bool,
+) -> None:  # fmt: skip
+    """Fill BSR arrays, or CSR arrays if ``by_scalar_rows``; they differ in where a scalar of a block goes."""
+    offsets[0] = 0
+    for row in prange(stop - start):
+        node = start + row
+        ix, iy, iz = node // (ny * nz), node // nz % ny, node % nz
+        connections = before[row + 1] - before[row]
+        first = before[row] * dof * dof
+        total = np.empty(dof * dof)
+        row_stride, block_stride = (connections * dof, dof) if by_scalar_rows else (dof, dof * dof)
+        if by_scalar_rows:
+            for r in range(dof):
+                offsets[row * dof + r + 1] = first + (r + 1) * row_stride
+        else:
+            offsets[row + 1] = before[row + 1]
+        connection = 0
+        for jx in range(max(ix - 1, 0), min(ix + 2, nx)):
+            for jy in range(max(iy - 1, 0), min(iy + 2, ny)):
+                for jz in range(max(iz - 1, 0), min(iz + 2, nz)):
+                    other = (jx * ny + jy) * nz + jz
+                    _add_connection(ix, iy, iz, jx, jy, jz, nx, ny, nz, blocks, factors, first_layer, total)
+                    if clamped and (ix == 0 or jx == 0):
+                        _clamp(total, dof, other == node)
+                    if not by_scalar_rows:
+                        columns[before[row] + connection] = other
+                    for r in range(dof):
+                        entry = first + r * row_stride + connection * block_stride
+                        for c in range(dof):
+                            values[entry + c] = total[r * dof + c]
+                            if by_scalar_rows:
+                                columns[entry + c] = other * dof + c
+                    connection += 1

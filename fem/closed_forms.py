@@ -1,0 +1,45 @@
+"""Solutions known in closed form, to hold the generator against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["cosine_mode", "cosine_mode_source", "timoshenko_tip_deflection", "uniform_source_profile"]
+
+Array = np.ndarray[Any, Any]
+
+
+def timoshenko_tip_deflection(
+    force: float, length: float, height: float, width: float, young: float = 1.0, poisson: float = 0.3
+) -> float:
+    """Return the tip deflection of a cantilever of rectangular section under an end shear force.
+
+    Bending and shear, ``F L^3 / (3 E I) + F L / (k G A)``, with Cowper's (1966) shear coefficient
+    ``k = 10 (1 + nu) / (12 + 11 nu)``; ``height`` is measured along the force.
+    """
+    area, inertia = width * height, width * height**3 / 12
+    shear_modulus = young / (2 * (1 + poisson))
+    coefficient = 10 * (1 + poisson) / (12 + 11 * poisson)
+    return force * length**3 / (3 * young * inertia) + force * length / (coefficient * shear_modulus * area)
+
+
+def uniform_source_profile(x: Array, length: float, source: float = 1.0, conductivity: float = 1.0) -> Array:
+    """Return ``u`` with ``-k u'' = source``, ``u(0) = 0`` and no flux through the other faces: a parabola in x."""
+    return np.asarray(source / conductivity * (length * x - x**2 / 2))
+
+
+def cosine_mode(coordinates: Array, lengths: tuple[float, float, float]) -> Array:
+    """Return ``sin(pi x / 2 Lx) cos(pi y / Ly) cos(pi z / Lz)``, zero at x = 0 and without flux elsewhere, ``(m,)``.
+
+    It is one term of the double cosine series in y and z by which any conduction problem on the box can be solved.
+    """
+    x, y, z = (np.pi * coordinates / lengths).T
+    return np.asarray(np.sin(x / 2) * np.cos(y) * np.cos(z))
+
+
+def cosine_mode_source(coordinates: Array, lengths: tuple[float, float, float], conductivity: float = 1.0) -> Array:
+    """Return the source that drives :func:`cosine_mode`, ``(m,)``."""
+    x, y, z = (np.pi / np.asarray(lengths)) ** 2
+    return np.asarray(conductivity * (x / 4 + y + z) * cosine_mode(coordinates, lengths))

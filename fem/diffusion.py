@@ -1,0 +1,39 @@
+"""One degree of freedom a node: heat conduction, or the Poisson equation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.fem.hexahedron import integrate_stiffness
+from penstock.spmv import InputError
+
+__all__ = ["HeatConduction"]
+
+
+@dataclass(frozen=True)
+class HeatConduction:
+    """``-div(conductivity grad u) = f``.
+
+    Parameters
+    ----------
+    conductivity : float
+        Positive.
+    """
+
+    dof: ClassVar[int] = 1
+    conductivity: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.conductivity > 0:
+            raise InputError(f"conductivity must be positive, not {self.conductivity}")
+
+    def stiffness(self, spacing: tuple[float, float, float]) -> np.ndarray[Any, Any]:
+        """Return the element matrix, ``(8, 8)``."""
+        return integrate_stiffness(lambda shape, gradients: gradients.T, self.conductivity * np.eye(3), spacing)
+
+    def rigid_body_modes(self, coordinates: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the null space of the unclamped matrix, the constants: ``(nodes, 1)``."""
+        return np.ones((len(coordinates), 1))

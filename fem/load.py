@@ -1,0 +1,114 @@
+"""Right-hand sides: body forces and end tractions, integrated with the shape functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.fem.hexahedron import CORNERS, gauss_points, shape_functions
+from penstock.fem.mesh import BoxMesh
+
+__all__ = ["body_load", "end_load", "face_load", "integrate_body_load"]
+
+Array = np.ndarray[Any, Any]
+Field = Callable[[Array], Array]
+
+
+def _nodal_lengths(count: int, length: float) -> Array:
+    """Integrals of the linear shape functions along one direction: half an element at the ends, one within."""
+    weights = np.full(count, length / (count - 1))
+    weights[[0, -1]] /= 2
+    return weights
+
+
+def body_load(mesh: BoxMesh, density: Array) -> Array:
+    """Return the load of a constant density a volume, ``(dof,)``, as a vector ``(node_count * dof,)``."""
+    x, y, z = (_nodal_lengths(*pair) for pair in zip(mesh.node_counts, mesh.side_lengths, strict=True))
+    volumes = (x[:, None, None] * y[:, None] * z).reshape(-1, 1)
+    return np.asarray(volumes * np.asarray(density, dtype=float)).reshape(-1)
+
+
+def end_load(mesh: BoxMesh, traction: Field, dof: int) -> Array:
+    """Return the load of a traction on the face x = L that is linear in y and z.
+
+    Parameters
+    ----------
+    mesh : BoxMesh
+    traction : callable
+        Maps coordinates ``(m, 3)`` to forces (and couples) an area, ``(m, dof)``.
+    dof : int
+
+    Notes
+    -----
+    Each node of the face gets the integral of its shape function times the traction at the node (lumped), which is exact
+    for constants, and whose resultant force and moment about the face's centre are those of the nodal values.
+    """
+    nx, ny, nz = mesh.node_counts
+    _, y, z = (_nodal_lengths(*pair) for pair in zip(mesh.node_counts, mesh.side_lengths, strict=True))
+    nodes = np.arange((nx - 1) * ny * nz, nx * ny * nz)
+    load = np.zeros((mesh.node_count, dof))
+    load[nodes] = (y[:, None] * z).reshape(-1, 1) * traction(mesh.coordinates()[nodes])
+    return load.reshape(-1)
+
+
+def integrate_body_load(mesh: BoxMesh, density: Field, dof: int, *, order: int = 3) -> Array:
+    """Return the consistent load of a density that varies in space, by Gauss quadrature.
+
+    Parameters
+    ----------
+    mesh : BoxMesh
+    density : callable
+        Maps coordinates ``(m, 3)`` to densities ``(m, dof)``.
+    dof : int
+    order : int
+        Gauss points a direction.
+    """
+    nx, ny, nz = mesh.element_counts
+    spacing = np.array(mesh.spacing)
+    element = np.stack(np.meshgrid(np.arange(nx), np.arange(ny), np.arange(nz), indexing="ij"), axis=-1)
+    load = np.zeros((*mesh.node_counts, dof))
+    for point, weight in gauss_points(order):
+        positions = (element + (1 + point) / 2) * spacing
+        values = density(positions.reshape(-1, 3)).reshape(nx, ny, nz, dof)
+        for corner, shape in zip(CORNERS, shape_functions(point), strict=True):
+            x, y, z = ((corner + 1) / 2).astype(int)
+            load[x : x + nx, y : y + ny, z : z + nz] += weight * shape * spacing.prod() / 8 * values
+    return load.reshape(-1)
+
+
+def face_load(mesh: BoxMesh, axis: int, side: int, traction: Field, dof: int, *, order: int = 3) -> Array:
+    """Return the consistent load of a traction on one face of the box, by Gauss quadrature.
+
+    Parameters
+    ----------
+    mesh : BoxMesh
+    axis : {0, 1, 2}
+        Direction of the face's normal.
+    side : {0, 1}
+        The face at 0 or at the far end.
+    traction : callable
+        Maps coordinates ``(m, 3)`` to tractions ``(m, dof)``.
+    dof : int
+    order : int
+        Gauss points a direction.
+    """
+    points, weights = np.polynomial.legendre.leggauss(order)
+    others = [other for other in range(3) if other != axis]
+    n, m = (mesh.element_counts[other] for other in others)
+    h, k = (mesh.spacing[other] for other in others)
+    load = np.zeros((*mesh.node_counts, dof))
+    face = np.moveaxis(load, axis, 0)[-1 if side else 0]
+    for p, wp in zip(points, weights, strict=True):
+        for q, wq in zip(points, weights, strict=True):
+            positions = np.empty((n, m, 3))
+            positions[..., axis] = mesh.side_lengths[axis] * side
+            positions[..., others[0]] = (np.arange(n)[:, None] + (1 + p) / 2) * h
+            positions[..., others[1]] = (np.arange(m)[None, :] + (1 + q) / 2) * k
+            values = traction(positions.reshape(-1, 3)).reshape(n, m, dof)
+            for a in (0, 1):
+                for b in (0, 1):
+                    shape = (1 + (2 * a - 1) * p) * (1 + (2 * b - 1) * q) / 4
+                    face[a : a + n, b : b + m] += wp * wq * shape * h * k / 4 * values
+    return load.reshape(-1)

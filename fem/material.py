@@ -1,0 +1,80 @@
+"""How stiff each element is, relative to the uniform body. Layers of elements are generated one at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.spmv import InputError
+
+__all__ = ["LognormalMaterial", "Material", "TwoPhaseMaterial", "UniformMaterial"]
+
+
+class Material(Protocol):
+    """A positive factor for the stiffness of every element."""
+
+    def layer(self, index: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+        """Return the factors of the elements between node planes ``index`` and ``index + 1``, of shape (ny, nz)."""
+
+
+@dataclass(frozen=True)
+class UniformMaterial:
+    """The same material everywhere."""
+
+    def layer(self, index: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+        """Return ones."""
+        return np.ones(shape)
+
+
+@dataclass(frozen=True)
+class LognormalMaterial:
+    """Independent factors ``exp(sigma * standard normal)`` per element.
+
+    Parameters
+    ----------
+    sigma : float
+        Standard deviation of the logarithm, not negative.
+    seed : int
+        Layers draw from ``numpy.random.default_rng([seed, layer])``, so any slab can be generated on its own.
+    """
+
+    sigma: float = 0.5
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.sigma >= 0:
+            raise InputError(f"sigma must not be negative, but is {self.sigma}")
+
+    def layer(self, index: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+        """Return the factors of one layer."""
+        return np.exp(self.sigma * np.random.default_rng([self.seed, index]).standard_normal(shape))
+
+
+@dataclass(frozen=True)
+class TwoPhaseMaterial:
+    """Inclusions of another stiffness, element by element at random.
+
+    Parameters
+    ----------
+    contrast : float
+        Factor of the inclusions, positive; the rest has factor 1.
+    fraction : float
+        Share of elements that are inclusions, 0 to 1.
+    seed : int
+        As in :class:`LognormalMaterial`.
+    """
+
+    contrast: float = 100.0
+    fraction: float = 0.3
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.contrast > 0 and 0 <= self.fraction <= 1):
+            raise InputError(f"need contrast > 0 and 0 <= fraction <= 1, not {self.contrast} and {self.fraction}")
+
+    def layer(self, index: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+        """Return the factors of one layer."""
+        inclusion = np.random.default_rng([self.seed, index]).random(shape) < self.fraction
+        return np.where(inclusion, self.contrast, 1.0)

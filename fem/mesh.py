@@ -1,0 +1,128 @@
+"""A box cut into equal 8-node hexahedra, with closed forms for everything that depends on its numbering."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from penstock.spmv import InputError
+
+__all__ = ["BoxMesh"]
+
+
+@dataclass(frozen=True)
+class BoxMesh:
+    """A structured mesh of the box ``[0, Lx] x [0, Ly] x [0, Lz]``.
+
+    Parameters
+    ----------
+    nodes : int or (int, int, int)
+        Nodes along each side, at least 2; one number for a cube.
+    lengths : float or (float, float, float)
+        Side lengths; one number makes all elements cubes with that length along x.
+
+    Notes
+    -----
+    Nodes are numbered ``(ix * ny + iy) * nz + iz``, so that planes of constant x are contiguous and a node couples with
+    nodes of its own and the two neighbouring planes only.
+    """
+
+    nodes: int | tuple[int, int, int]
+    lengths: float | tuple[float, float, float] = 1.0
+
+    def __post_init__(self) -> None:
+        nodes = (self.nodes,) * 3 if isinstance(self.nodes, int) else tuple(self.nodes)
+        if len(nodes) != 3 or not all(int(count) == count and count >= 2 for count in nodes):
+            raise InputError(f"nodes must be one or three whole numbers of at least 2, not {self.nodes!r}")
+        if isinstance(self.lengths, int | float):
+            edge = float(self.lengths) / (nodes[0] - 1)
+            lengths = tuple(edge * (count - 1) for count in nodes)
+        else:
+            lengths = tuple(float(length) for length in self.lengths)
+        if len(lengths) != 3 or not all(np.isfinite(lengths)) or min(lengths) <= 0:
+            raise InputError(f"lengths must be one or three positive numbers, not {self.lengths!r}")
+        object.__setattr__(self, "nodes", nodes)
+        object.__setattr__(self, "lengths", lengths)
+
+    @property
+    def node_counts(self) -> tuple[int, int, int]:
+        """Nodes along x, y and z."""
+        return self.nodes  # type: ignore[return-value]
+
+    @property
+    def side_lengths(self) -> tuple[float, float, float]:
+        """Lengths along x, y and z."""
+        return self.lengths  # type: ignore[return-value]
+
+    @property
+    def spacing(self) -> tuple[float, float, float]:
+        """Edge lengths of an element."""
+        x, y, z = (length / (count - 1) for length, count in zip(self.side_lengths, self.node_counts, strict=True))
+        return x, y, z
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes."""
+        return int(np.prod(self.node_counts))
+
+    @property
+    def element_counts(self) -> tuple[int, int, int]:
+        """Elements along x, y and z."""
+        x, y, z = (count - 1 for count in self.node_counts)
+        return x, y, z
+
+    @cached_property
+    def _neighbours(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """How many nodes each node is connected with along one direction, itself included: 2 at the ends, 3 within."""
+        lines = tuple(np.full(count, 3, dtype=np.int64) for count in self.node_counts)
+        for line in lines:
+            line[0] -= 1
+            line[-1] -= 1
+        return lines
+
+    @property
+    def connections(self) -> int:
+        """Ordered pairs of nodes that share an element, a node with itself included: the blocks of the matrix."""
+        return int(np.prod([line.sum() for line in self._neighbours]))
+
+    def connections_before(self, node: int) -> int:
+        """Count the connections of all nodes before ``node`` (0 to ``node_count``), without forming them."""
+        _, ny, nz = self.node_counts
+        x, y, z = self._neighbours
+        ix, rest = divmod(node, ny * nz)
+        if ix == self.node_counts[0]:
+            return self.connections
+        iy, iz = divmod(rest, nz)
+        plane, line = int(y.sum() * z.sum()), int(z.sum())
+        return int(x[:ix].sum()) * plane + int(x[ix]) * (int(y[:iy].sum()) * line + int(y[iy]) * int(z[:iz].sum()))
+
+    def cut(self, parts: int) -> list[int]:
+        """Cut the nodes into contiguous parts of nearly equal numbers of connections.
+
+        Parameters
+        ----------
+        parts : int
+            1 to ``node_count``.
+
+        Returns
+        -------
+        list of int
+            ``parts + 1`` ascending node numbers from 0 to ``node_count``.
+        """
+        if not 1 <= parts <= self.node_count:
+            raise InputError(f"cannot cut {self.node_count} nodes into {parts} parts")
+        nodes = range(self.node_count + 1)
+        targets = (self.connections * part // parts for part in range(parts))
+        bounds = [bisect.bisect_left(nodes, target, key=self.connections_before) for target in targets]
+        return [*bounds, self.node_count]
+
+    def coordinates(self) -> np.ndarray[Any, Any]:
+        """Return the node coordinates, ``(node_count, 3)`` float64."""
+        axes = (
+            np.linspace(0, length, count) for length, count in zip(self.side_lengths, self.node_counts, strict=True)
+        )
+        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)

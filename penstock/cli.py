@@ -1,0 +1,185 @@
+"""The ``penstock`` command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock import __version__
+from penstock.spmv import PenstockError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Solve sparse symmetric positive definite systems whose matrix need not fit in device memory.",
+)
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command; errors that penstock explains end in one message instead of a traceback."""
+    try:
+        app()
+    except PenstockError as error:
+        Console(stderr=True).print("[bold red]error:[/bold red]", end=" ")
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    file: Annotated[Path | None, typer.Argument(help="Experiment in YAML; 'penstock init' writes one.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the interrupted run in this folder.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+) -> None:
+    """Solve a cantilever described in YAML and leave a results folder."""
+    from penstock.experiments import RichReporter, plan_experiment, read_experiment, resume_experiment, run_experiment
+
+    console = Console()
+    reporter = RichReporter(console)
+    if resume is not None:
+        if file is not None or output is not None:
+            raise typer.BadParameter("--resume takes everything from the folder; give neither FILE nor --output")
+        outcome = resume_experiment(resume, reporter=reporter)
+    elif file is None:
+        raise typer.BadParameter("name an experiment FILE, or a folder to --resume")
+    else:
+        experiment = read_experiment(file)
+        if dry_run:
+            print(plan_experiment(experiment).explain())
+            return
+        outcome = run_experiment(
+            experiment, output or _free_name(experiment.output.directory / file.stem), reporter=reporter
+        )
+    path = outcome.folder.path
+    if outcome.interrupted:
+        console.print(f"Stopped on request. Go on with: penstock run --resume {path}", highlight=False, soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED)
+    console.print(f"Results are in {path}", highlight=False, soft_wrap=True)
+    if outcome.reason.name != "CONVERGED":
+        raise typer.Exit(1)
+
+
+def _free_name(path: Path) -> Path:
+    """Return the path, or the first of path-2, path-3 ... that is not taken."""
+    candidate, number = path, 1
+    while candidate.exists() and any(candidate.iterdir()):
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+@app.command()
+def show(directory: Annotated[Path, typer.Argument(help="Folder of a finished run.")]) -> None:
+    """Print and draw a finished run again, without solving."""
+    from penstock.experiments import ResultsFolder, read_experiment
+
+    folder, console = ResultsFolder(directory), Console()
+    summary = folder.summary()
+    console.print("[bold]Plan[/bold]")
+    print(folder.plan.read_text(encoding="utf-8"))
+    console.print("[bold]Result[/bold]")
+    print(summary)
+    for path in folder.draw(read_experiment(folder.configuration).cantilever()):
+        print(f"drawn            {path}")
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="File to write.")] = Path("experiment.yaml"),
+) -> None:
+    """Write a commented experiment file with every key."""
+    from penstock.experiments.template import experiment_template
+    from penstock.spmv import InputError
+
+    if file.exists():
+        raise InputError(f"{file} exists; name another file")
+    file.write_text(experiment_template(), encoding="utf-8")
+    print(f"wrote {file}; run it with: penstock run {file}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of experiment files, for editors."""
+    from penstock.experiments import Experiment
+
+    print(json.dumps(Experiment.model_json_schema(), indent=2))
+
+
+@app.command()
+def info(
+    measure: Annotated[bool, typer.Option(help="Measure memory, disk and link bandwidth (a few seconds).")] = True,
+) -> None:
+    """List devices, formats, kernels and libraries, and measure this machine."""
+    from penstock.experiments.environment import describe_environment
+    from penstock.spmv import registered_kernels
+
+    environment = describe_environment()
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for section, entries in environment.items():
+        for name, value in entries.items():
+            table.add_row(section, name, json.dumps(value) if isinstance(value, list | dict) else str(value))
+            section = ""
+    for name in sorted({key[0] for key in registered_kernels()}):
+        kernels = ", ".join(
+            f"{operation} ({kind})" for format_name, operation, kind in registered_kernels() if format_name == name
+        )
+        table.add_row("kernels", name, kernels)
+    if measure:
+        for name, rate in _measurements(environment["machine"]["gpus"]):
+            table.add_row("measured", name, rate)
+    Console().print(table)
+
+
+def _measurements(gpus: list[Any]) -> list[tuple[str, str]]:
+    from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
+    from penstock.spmv import CPU, Device
+
+    def rate(measurement: Callable[[], float]) -> str:
+        return f"{measurement() / 1e9:.3g} GB/s"
+
+    rows = [("host memory, read", rate(lambda: measure_memory(CPU)))]
+    try:
+        disk, direct = measure_disk(Path.cwd())
+        rows.append(
+            (
+                "disk here, read",
+                f"{disk / 1e9:.3g} GB/s" + (" around the page cache" if direct else " through the page cache"),
+            )
+        )
+    except (OSError, PenstockError) as error:
+        rows.append(("disk here, read", f"not measured: {error}"))
+    for number in range(len(gpus)):
+        device = Device("cuda", number)
+        rows.append((f"{device} memory, read", rate(lambda device=device: measure_memory(device, 4 << 30))))  # type: ignore[misc]
+        rows.append((f"{device} link", rate(lambda device=device: measure_link(device))))  # type: ignore[misc]
+    return rows

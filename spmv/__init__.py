@@ -1,0 +1,47 @@
+"""Apply a sparse matrix to a vector or a block of vectors, on the CPU or a CUDA device."""
+
+from penstock.spmv.conversion import FunctionOperator, as_operator
+from penstock.spmv.device import CPU, Array, Device, device_of
+from penstock.spmv.errors import BudgetError, DeviceError, InputError, PenstockError, StoreError
+from penstock.spmv.formats import BsrMatrix, CsrMatrix, SparseFormat, format_named, format_names
+from penstock.spmv.kernel_table import register_kernel, registered_kernels
+from penstock.spmv.operator import (
+    CountsTraffic,
+    HasAbsoluteProduct,
+    HasDiagonalBlocks,
+    Operator,
+    ValidatedOperator,
+    as_vectors,
+)
+from penstock.spmv.sizes import format_nbytes, parse_nbytes
+from penstock.spmv.vectors import VectorSpace
+
+__all__ = [
+    "CPU",
+    "Array",
+    "BsrMatrix",
+    "BudgetError",
+    "CountsTraffic",
+    "CsrMatrix",
+    "Device",
+    "DeviceError",
+    "FunctionOperator",
+    "HasAbsoluteProduct",
+    "HasDiagonalBlocks",
+    "InputError",
+    "Operator",
+    "PenstockError",
+    "SparseFormat",
+    "StoreError",
+    "ValidatedOperator",
+    "VectorSpace",
+    "as_operator",
+    "as_vectors",
+    "device_of",
+    "format_named",
+    "format_names",
+    "format_nbytes",
+    "parse_nbytes",
+    "register_kernel",
+    "registered_kernels",
+]

@@ -1,0 +1,118 @@
+"""Turning whatever a user holds into an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from penstock.spmv.device import CPU, Array, Device, device_of
+from penstock.spmv.errors import InputError
+from penstock.spmv.formats import BsrMatrix, CsrMatrix
+from penstock.spmv.operator import Operator, ValidatedOperator
+
+__all__ = ["FunctionOperator", "as_operator"]
+
+
+class FunctionOperator(ValidatedOperator):
+    """An operator given by a function that maps a vector, or a block of vectors, to its image.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(x) -> A @ x`` for ``x`` of shape ``(columns,)``; also for ``(columns, k)`` if ``blocks`` is true,
+        otherwise blocks go through it column by column.
+    shape : (int, int)
+    dtype : dtype
+        Type of the vectors.
+    device : Device
+        Where the function expects them.
+    blocks : bool
+        Whether the function takes blocks.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Array], Array],
+        shape: tuple[int, int],
+        dtype: Any,
+        device: Device = CPU,
+        *,
+        blocks: bool = False,
+    ) -> None:
+        self.function = function
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.device = device
+        self.blocks = blocks
+
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        if x.ndim == 1 or self.blocks:
+            product = self.function(x)
+        else:
+            columns = [self.function(self.device.xp.ascontiguousarray(x[:, k])) for k in range(x.shape[1])]
+            product = self.device.xp.stack(columns, axis=1)
+        if product.shape != out.shape:
+            raise InputError(f"the operator's function returned shape {product.shape} instead of {out.shape}")
+        if beta == 0.0:
+            out[...] = alpha * product
+        else:
+            out *= beta
+            out += alpha * product
+
+
+def as_operator(A: Any) -> Operator:
+    """Return an operator for a matrix, an operator or a SciPy ``LinearOperator``.
+
+    Parameters
+    ----------
+    A : object
+        A penstock format or any operator (returned as it is), a SciPy or CuPy sparse matrix or array, a dense NumPy or
+        CuPy array, or a ``scipy.sparse.linalg.LinearOperator``. SciPy BSR with square blocks up to 8 becomes
+        :class:`BsrMatrix`, other sparse matrices :class:`CsrMatrix`, sharing their arrays where types allow.
+
+    Raises
+    ------
+    InputError
+        If it is none of these, complex, or not a valid matrix.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> (as_operator(scipy.sparse.eye_array(2, format="csr")) @ [1.0, 2.0]).tolist()
+    [1.0, 2.0]
+    """
+    if isinstance(A, Operator):
+        return A
+    if scipy.sparse.issparse(A):
+        if A.format == "bsr" and A.blocksize[0] == A.blocksize[1] <= 8:
+            return BsrMatrix.from_bsr(A)
+        return CsrMatrix.from_csr(A.tocsr())
+    if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
+        return _csr_from_cupy(A.tocsr())
+    if hasattr(A, "ndim") and hasattr(A, "dtype") and A.ndim == 2:
+        if A.dtype.kind not in "fiub":
+            raise InputError(f"a dense matrix of type {A.dtype} is not real; only real matrices are supported")
+        dtype = A.dtype if A.dtype == np.float32 else np.dtype(np.float64)
+        return FunctionOperator(lambda x: A @ x, A.shape, dtype, device_of(A), blocks=True)
+    if hasattr(A, "matvec") and hasattr(A, "shape"):
+        dtype = np.dtype(getattr(A, "dtype", None) or np.float64)
+        if dtype.kind not in "fiub":
+            raise InputError(f"a linear operator of type {dtype} is not real; only real operators are supported")
+        dtype = dtype if dtype == np.float32 else np.dtype(np.float64)
+        return FunctionOperator(lambda x: A @ x, tuple(A.shape), dtype, blocks=True)
+    raise InputError(
+        f"cannot use {type(A).__name__} as an operator; give a penstock format, a scipy.sparse or cupyx.scipy.sparse "
+        "matrix, a dense array or a LinearOperator"
+    )
+
+
+def _csr_from_cupy(A: Any) -> CsrMatrix:
+    """Share a CuPy CSR matrix after checking its structure on the host."""
+    host = A.get()
+    checked = CsrMatrix.from_csr(host)
+    dtype = np.dtype(host.dtype)
+    arrays = {"row_offsets": A.indptr.astype(np.int64), "column_indices": A.indices, "values": A.data}
+    return CsrMatrix.from_arrays(checked.shape, dtype, arrays, checked.parameters())

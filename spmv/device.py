@@ -1,0 +1,113 @@
+"""Where arrays live and kernels run: the ``cpu``, which is always there, or a ``cuda`` device."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.spmv.errors import DeviceError, InputError
+
+__all__ = ["CPU", "Array", "Device", "cuda_device_count", "device_of"]
+
+#: A NumPy array on the CPU or a CuPy array on a CUDA device; the two share the interface used here.
+Array = Any
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place for arrays and kernels.
+
+    Parameters
+    ----------
+    kind : {"cpu", "cuda"}
+        ``cpu`` runs Numba kernels on NumPy arrays; ``cuda`` runs CUDA C++ on CuPy arrays.
+    index : int
+        Number of the CUDA device, 0 for the first.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    index: int = 0
+
+    @classmethod
+    def parse(cls, name: str | Device) -> Device:
+        """Read ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; a CUDA device must be usable.
+
+        Raises
+        ------
+        InputError
+            If the name is none of these.
+        DeviceError
+            If a CUDA device is named and CuPy, the driver or that device is missing.
+        """
+        if isinstance(name, Device):
+            return name
+        kind, _, index = name.partition(":")
+        if kind == "cpu" and not index:
+            return CPU
+        if kind != "cuda" or not (index.isdigit() or not index):
+            raise InputError(f"unknown device {name!r}; expected 'cpu', 'cuda' or 'cuda:<number>'")
+        number, count = int(index or 0), cuda_device_count()
+        if number >= count:
+            raise DeviceError(f"device {name!r} asked for, but {count} CUDA devices are visible; use a smaller number")
+        return cls("cuda", number)
+
+    @property
+    def xp(self) -> Any:
+        """The array module of this device: ``numpy`` or ``cupy``."""
+        if self.kind == "cpu":
+            return np
+        import cupy
+
+        return cupy
+
+    def asarray(self, array: Array, dtype: Any = None) -> Array:
+        """Return ``array`` on this device, copied only if it is elsewhere or of another type."""
+        if self.kind == "cpu":
+            return np.asarray(array.get() if hasattr(array, "get") else array, dtype=dtype)
+        with self.xp.cuda.Device(self.index):
+            return self.xp.asarray(array, dtype=dtype)
+
+    def to_host(self, array: Array) -> np.ndarray[Any, Any]:
+        """Return ``array`` as a NumPy array."""
+        return CPU.asarray(array)  # type: ignore[no-any-return]
+
+    def synchronize(self) -> None:
+        """Wait until all work given to this device has ended."""
+        if self.kind == "cuda":
+            self.xp.cuda.Device(self.index).synchronize()
+
+    def __str__(self) -> str:
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+
+
+CPU = Device("cpu")
+
+
+@functools.cache
+def cuda_device_count() -> int:
+    """Count the usable CUDA devices.
+
+    Raises
+    ------
+    DeviceError
+        If CuPy is not installed or finds no driver; the message says which and what to install.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError(
+            "a CUDA device was asked for, but CuPy is not installed: pip install 'penstock[cuda]' (CUDA 13) or "
+            "'penstock[cuda12]', or use device: cpu"
+        ) from error
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"a CUDA device was asked for, but none is usable ({error}); use device: cpu") from error
+
+
+def device_of(array: Array) -> Device:
+    """Return the device an array lives on."""
+    return Device("cuda", array.device.id) if hasattr(array, "get") else CPU

@@ -1,0 +1,76 @@
+"""Checks on the arrays that a user hands over as a compressed sparse matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from penstock.spmv.device import Array
+from penstock.spmv.errors import InputError
+from penstock.spmv.formats.base import INT32_MAX
+
+__all__ = ["check_compressed_rows", "check_values"]
+
+_NOT_MONOTONE, _OUT_OF_RANGE, _DUPLICATE, _UNSORTED = 1, 2, 3, 4
+
+
+@njit(nogil=True, cache=True)
+def _first_defect(offsets: Array, indices: Array, columns: int) -> tuple[int, int, int]:
+    for row in range(offsets.shape[0] - 1):
+        start, stop = offsets[row], offsets[row + 1]
+        if start < 0 or stop < start or stop > indices.shape[0]:
+            return _NOT_MONOTONE, row, 0
+        for entry in range(start, stop):
+            column = indices[entry]
+            if column < 0 or column >= columns:
+                return _OUT_OF_RANGE, row, column
+            if entry > start and indices[entry - 1] >= column:
+                return (_DUPLICATE if indices[entry - 1] == column else _UNSORTED), row, column
+    return 0, 0, 0
+
+
+def check_compressed_rows(offsets: Array, indices: Array, shape: tuple[int, int], what: str) -> None:
+    """Refuse offsets that do not ascend and column indices out of range, out of order or double.
+
+    Raises
+    ------
+    InputError
+        Naming the first row at fault, the column, and what to call.
+    """
+    rows, columns = shape
+    if columns > INT32_MAX:
+        raise InputError(f"{what}: {columns} columns do not fit 32-bit column indices")
+    if len(offsets) != rows + 1 or (rows and int(offsets[0]) != 0):
+        raise InputError(f"{what}: row offsets must be {rows + 1} numbers starting at 0, not {len(offsets)}")
+    defect, row, column = _first_defect(offsets, indices, columns)
+    messages = {
+        _NOT_MONOTONE: f"row offsets descend or run past the {len(indices)} entries at row {row}; the arrays are damaged",
+        _OUT_OF_RANGE: f"row {row} holds column index {column}, outside 0 to {columns - 1}; check the shape",
+        _DUPLICATE: f"row {row} holds column {column} twice; call A.sum_duplicates()",
+        _UNSORTED: f"row {row} is not sorted at column {column}; call A.sort_indices()",
+    }
+    if defect:
+        raise InputError(f"{what}: {messages[defect]}")
+
+
+def check_values(given: Any, what: str, *, finite: bool = True) -> np.ndarray[Any, Any]:
+    """Return values as float64 or float32, or refuse them.
+
+    Raises
+    ------
+    InputError
+        If they are complex or not numbers, or one of them is NaN or infinite.
+    """
+    values: np.ndarray[Any, Any] = np.asarray(given)
+    if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
+        raise InputError(f"{what} has values of type {values.dtype}; only real float64 and float32 are supported")
+    if values.dtype not in (np.float32, np.float64):
+        values = values.astype(np.float64)
+    if finite and not np.isfinite(values).all():
+        place = int(np.argmin(np.isfinite(values.ravel())))
+        raise InputError(
+            f"{what} holds {values.ravel()[place]} at stored entry {place}; NaN and Inf cannot be solved with"
+        )
+    return values

@@ -1,0 +1,1 @@
+"""CUDA sources, compiled at run time by ``penstock.spmv.cuda_module``."""

@@ -1,0 +1,31 @@
+// Arithmetic on whole vectors. Vector is the element type; sums are formed in double.
+
+// partial[block] = the part of x . y that this block owns: elements block * threads + thread, then on by the whole grid.
+// Grid and block are fixed by the caller, so the order of summation depends on n alone. Block: 256 threads.
+template <typename Vector>
+__global__ void __launch_bounds__(256) dot_partial(
+    const long long n, const Vector* __restrict__ x, const Vector* __restrict__ y, double* __restrict__ partial)
+{
+    __shared__ double sums[8];  // one for every 32 lanes
+    double sum = 0.0;
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride)
+        sum += double(x[i]) * double(y[i]);
+    sum = sum_over_lanes<32>(sum);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        double total = 0.0;
+        for (int part = 0; part < (int)blockDim.x / 32; ++part) total += sums[part];
+        partial[blockIdx.x] = total;
+    }
+}
+
+// y = alpha x + beta y, one thread an element.
+template <typename Vector>
+__global__ void __launch_bounds__(256) combine(
+    const long long n, const double alpha, const Vector* __restrict__ x, const double beta, Vector* __restrict__ y)
+{
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = Vector(alpha * double(x[i]) + beta * double(y[i]));
+}

@@ -1,0 +1,143 @@
+"""What can be applied: the operator protocol, and a base class that validates once so that mathematics need not."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from penstock.spmv.device import Array, Device, device_of
+from penstock.spmv.errors import InputError
+
+__all__ = ["CountsTraffic", "HasAbsoluteProduct", "HasDiagonalBlocks", "Operator", "ValidatedOperator", "as_vectors"]
+
+
+@runtime_checkable
+class Operator(Protocol):
+    """Anything linear that can be applied to a vector ``(n,)`` or a C-ordered block of vectors ``(n, k)``."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of the vectors: float64 or float32."""
+
+    @property
+    def device(self) -> Device:
+        """Where the vectors live."""
+
+    def apply(self, x: Array, out: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0) -> Array:
+        """Return ``out = alpha * A @ x + beta * out``; with ``beta == 0`` the old ``out`` is never read."""
+
+
+@runtime_checkable
+class HasDiagonalBlocks(Protocol):
+    """An operator that knows the dense blocks on its diagonal, which Jacobi preconditioners need."""
+
+    def diagonal_blocks(self, size: int) -> Array:
+        """Return the blocks as an array ``(rows / size, size, size)``."""
+
+
+@runtime_checkable
+class HasAbsoluteProduct(Protocol):
+    """An operator that can form ``|A| @ x``, which bounds the rounding error of ``A @ x``."""
+
+    def apply_absolute(self, x: Array) -> Array:
+        """Return ``|A| @ x`` for ``x`` of shape ``(columns,)``."""
+
+
+@runtime_checkable
+class CountsTraffic(Protocol):
+    """An operator that moves its matrix over a link and counts what it moved."""
+
+    @property
+    def sweeps(self) -> int:
+        """Passes over the whole matrix so far."""
+
+    @property
+    def bytes_streamed(self) -> int:
+        """Bytes that those sweeps took over the link."""
+
+
+class ValidatedOperator(ABC):
+    """Base of operators: ``apply`` checks shapes, types and devices, ``_apply`` holds only the mathematics."""
+
+    # Annotations only: a subclass sets them as attributes, as fields of a dataclass, or as properties.
+    shape: tuple[int, int]
+    dtype: np.dtype[np.generic]
+    device: Device
+
+    @abstractmethod
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        """Write ``alpha * A @ x + beta * out`` into ``out``; arguments are valid, ``beta == 0`` must not read out."""
+
+    def apply(self, x: Array, out: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0) -> Array:
+        """Return ``out = alpha * A @ x + beta * out``.
+
+        Parameters
+        ----------
+        x : array, (columns,) or (columns, k)
+            A vector, or k vectors with the k values of a row adjacent (C order). Real; cast to ``dtype`` if that
+            loses nothing.
+        out : array, (rows,) or (rows, k), optional
+            Where to write; of type ``dtype``, C-contiguous, not overlapping ``x``. Allocated if not given.
+        alpha, beta : float
+            Scalars. With ``beta == 0`` the old content of ``out``, NaN or not, has no effect.
+
+        Raises
+        ------
+        InputError
+            If a shape, type or device does not fit; the message gives both sides.
+
+        Notes
+        -----
+        On a CUDA device the work is ordered on CuPy's current stream and the host does not wait for it.
+        """
+        rows, columns = self.shape
+        x = as_vectors(x, columns, self, "x")
+        out_shape = (rows, *x.shape[1:])
+        if out is None:
+            if beta != 0:
+                raise InputError("beta is not zero, so out must be given: it is scaled and added to")
+            out = self.device.xp.empty(out_shape, dtype=self.dtype)
+        elif out.shape != out_shape or out.dtype != self.dtype or not out.flags.c_contiguous:
+            raise InputError(
+                f"out must be a C-contiguous array of shape {out_shape} and type {self.dtype}, "
+                f"not {out.shape} and {out.dtype}"
+            )
+        elif device_of(out) != self.device:
+            raise InputError(f"out lives on {device_of(out)}, the operator on {self.device}")
+        elif self.device.xp.may_share_memory(x, out):
+            raise InputError("x and out overlap; give out its own memory")
+        self._apply(x, out, float(alpha), float(beta))
+        return out
+
+    def __matmul__(self, x: Array) -> Array:
+        """``A @ x`` is ``A.apply(x)``."""
+        return self.apply(x)
+
+
+def as_vectors(x: Array, length: int, operator: Operator, name: str) -> Array:
+    """Return ``x`` as C-contiguous vectors of the operator's type on its device.
+
+    Raises
+    ------
+    InputError
+        If ``x`` has another length, more than two dimensions, a type that cannot be cast safely, or lives elsewhere.
+    """
+    if not hasattr(x, "dtype"):
+        x = operator.device.asarray(x)
+    if x.ndim not in (1, 2) or x.shape[0] != length:
+        raise InputError(f"{name} must have shape ({length},) or ({length}, k), not {x.shape}")
+    if x.dtype.kind not in "fiub" or not np.can_cast(x.dtype, operator.dtype, casting="same_kind"):
+        raise InputError(
+            f"{name} has type {x.dtype}, the operator works in {operator.dtype}; cast it with .astype({operator.dtype})"
+        )
+    if x.dtype.kind == "f" and x.dtype.itemsize > operator.dtype.itemsize:
+        raise InputError(f"{name} is {x.dtype}, the operator {operator.dtype}: cast one of them, digits would be lost")
+    if device_of(x) != operator.device:
+        raise InputError(f"{name} lives on {device_of(x)}, the operator on {operator.device}; move one of them")
+    return operator.device.xp.ascontiguousarray(x, dtype=operator.dtype)

@@ -1,0 +1,55 @@
+"""Numbers of bytes, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.spmv.errors import InputError
+
+__all__ = ["format_nbytes", "parse_nbytes"]
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_nbytes(size: int | float | str) -> int:
+    """Read a size such as ``"2 GiB"``, ``"500MB"`` or a number of bytes.
+
+    Raises
+    ------
+    InputError
+        If it is not a positive size.
+
+    Examples
+    --------
+    >>> parse_nbytes("1.5 KiB")
+    1536
+    """
+    if isinstance(size, int | float) and not isinstance(size, bool):
+        nbytes = float(size)
+    else:
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", str(size).lower())
+        if not match or match[2] not in _UNITS:
+            raise InputError(
+                f"cannot read {size!r} as a size; write a number of bytes or for example '512 MiB' or '2 GiB'"
+            )
+        nbytes = float(match[1]) * _UNITS[match[2]]
+    if not 0 < nbytes < 2**63:
+        raise InputError(f"a size must be positive, not {size!r}")
+    return int(nbytes)
+
+
+def format_nbytes(nbytes: float) -> str:
+    """Write a number of bytes for people, in binary units.
+
+    Examples
+    --------
+    >>> format_nbytes(1536)
+    '1.5 KiB'
+    """
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} B" if unit == "B" else f"{size:.4g} {unit}"

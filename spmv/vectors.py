@@ -1,0 +1,103 @@
+"""Arithmetic on whole vectors: the one place where a solver sums over rows.
+
+Every inner product has a fixed partition that depends on nothing but the length, so results do not change with the
+memory budget, the number of subdivisions or the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit, prange
+
+from penstock.spmv.cuda_module import cuda_function, type_names
+from penstock.spmv.device import Array, Device
+from penstock.spmv.kernel_table import find_kernel, register_kernel
+
+__all__ = ["VectorSpace"]
+
+_CHUNK = 8192
+_CUDA_BLOCKS, _CUDA_THREADS = 512, 256
+
+
+@dataclass(frozen=True)
+class VectorSpace:
+    """Inner products, norms and updates of vectors ``(n,)`` on one device.
+
+    Solvers reach inner products only through this object: vectors distributed over several processes need one other
+    class with the same three methods.
+    """
+
+    device: Device
+
+    def dot(self, x: Array, y: Array) -> float:
+        """Return ``x . y`` accumulated in float64; reads 2 n values. On CUDA the host waits for the result."""
+        partial = self.device.xp.empty(_CUDA_BLOCKS if self.device.kind == "cuda" else -(-x.size // _CHUNK))
+        find_kernel("vector", "dot", self.device.kind)(x, y, partial)
+        return float(sum(self.device.to_host(partial).tolist()))  # left to right: a fixed order
+
+    def norm(self, x: Array) -> float:
+        """Return the Euclidean norm of ``x``."""
+        square = self.dot(x, x)
+        return math.sqrt(square) if square >= 0 else math.nan
+
+    def combine(self, alpha: float, x: Array, beta: float, y: Array) -> None:
+        """Set ``y = alpha * x + beta * y`` in one pass that reads 2 n and writes n values."""
+        find_kernel("vector", "combine", self.device.kind)(float(alpha), x, float(beta), y)
+
+
+_jit = njit(parallel=True, nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
+
+
+@_jit
+def _dot(x: Array, y: Array, partial: Array) -> None:
+    for chunk in prange(partial.shape[0]):
+        start, stop = chunk * _CHUNK, min((chunk + 1) * _CHUNK, x.shape[0])
+        # Eight running sums: a single one would wait for each addition to finish.
+        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+        even = start + (stop - start) // 8 * 8
+        for i in range(start, even, 8):
+            s0 += np.float64(x[i]) * np.float64(y[i])
+            s1 += np.float64(x[i + 1]) * np.float64(y[i + 1])
+            s2 += np.float64(x[i + 2]) * np.float64(y[i + 2])
+            s3 += np.float64(x[i + 3]) * np.float64(y[i + 3])
+            s4 += np.float64(x[i + 4]) * np.float64(y[i + 4])
+            s5 += np.float64(x[i + 5]) * np.float64(y[i + 5])
+            s6 += np.float64(x[i + 6]) * np.float64(y[i + 6])
+            s7 += np.float64(x[i + 7]) * np.float64(y[i + 7])
+        for i in range(even, stop):
+            s0 += np.float64(x[i]) * np.float64(y[i])
+        partial[chunk] = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+
+
+@_jit
+def _combine(alpha: float, x: Array, beta: float, y: Array) -> None:
+    for i in prange(x.shape[0]):
+        y[i] = alpha * x[i] + beta * y[i]
+
+
+@register_kernel("vector", "dot", "cpu")
+def _dot_cpu(x: Array, y: Array, partial: Array) -> None:
+    _dot(x, y, partial)
+
+
+@register_kernel("vector", "combine", "cpu")
+def _combine_cpu(alpha: float, x: Array, beta: float, y: Array) -> None:
+    _combine(alpha, x, beta, y)
+
+
+@register_kernel("vector", "dot", "cuda")
+def _dot_cuda(x: Array, y: Array, partial: Array) -> None:
+    function = cuda_function("vectors.cu", f"dot_partial<{type_names(x)}>")
+    function((_CUDA_BLOCKS,), (_CUDA_THREADS,), (np.int64(x.size), x, y, partial))
+
+
+@register_kernel("vector", "combine", "cuda")
+def _combine_cuda(alpha: float, x: Array, beta: float, y: Array) -> None:
+    if x.size == 0:
+        return
+    function = cuda_function("vectors.cu", f"combine<{type_names(x)}>")
+    grid = (-(-x.size // _CUDA_THREADS),)
+    function(grid, (_CUDA_THREADS,), (np.int64(x.size), np.float64(alpha), x, np.float64(beta), y))

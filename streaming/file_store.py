@@ -1,0 +1,222 @@
+"""A matrix on disk: a directory with a JSON index and one file of page-aligned slabs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from penstock.spmv import InputError, StoreError, format_nbytes
+from penstock.streaming.budget import PAGE_NBYTES, aligned_buffer
+from penstock.streaming.layout import IndexBuilder, MatrixIndex, as_slab, pack
+
+__all__ = ["FileStore"]
+
+_VERSION = 1
+_INDEX, _DATA = "index.json", "slabs.bin"
+
+
+class FileStore:
+    """Open a matrix on disk.
+
+    Parameters
+    ----------
+    path : path
+        The directory that :meth:`create` made.
+    direct : bool, optional
+        Read around the page cache (``O_DIRECT``), so that a matrix larger than memory does not evict everything else and
+        timings are those of the disk. Default: where the file system can.
+
+    Raises
+    ------
+    StoreError
+        If it is missing, unfinished, truncated or of another version.
+
+    Notes
+    -----
+    A subdivision's checksum is verified when it is read for the first time.
+    """
+
+    def __init__(self, path: str | Path, *, direct: bool | None = None) -> None:
+        self.path = Path(path)
+        self.index, self.label = _read_index(self.path)
+        lengths = [subdivision.nbytes for subdivision in self.index.subdivisions]
+        self._offsets = np.cumsum([0, *lengths]).tolist()
+        self._verified: set[int] = set()
+        data = self.path / _DATA
+        found = data.stat().st_size if data.exists() else 0
+        if found != self._offsets[-1]:
+            raise StoreError(
+                f"{data} has {found} bytes instead of {self._offsets[-1]}: it was truncated or is not finished; build the "
+                "store again"
+            )
+        self._descriptor, self.direct = _open_for_reading(data, direct)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        row_slabs: Iterable[Any],
+        *,
+        shape: tuple[int, int] | None = None,
+        overwrite: bool = False,
+        label: str = "",
+        progress: Callable[[int], None] | None = None,
+    ) -> Self:
+        """Write row slabs to disk as they come and open the store.
+
+        Parameters
+        ----------
+        path : path
+            Directory to make. Everything is written beside it under a temporary name and renamed at the end, so an
+            interrupted build leaves nothing that could be taken for a matrix.
+        row_slabs : iterable
+            SciPy CSR or BSR matrices, or penstock formats, in row order, all with the columns of the whole matrix. One is
+            held at a time.
+        shape : (int, int), optional
+            Shape of the whole matrix, to be checked against the slabs.
+        overwrite : bool
+            Replace a store of that name.
+        label : str
+            Kept with the store, to tell later what it holds.
+        progress : callable, optional
+            Called with the bytes written so far after each slab.
+
+        Raises
+        ------
+        InputError
+            If a slab is not valid, they do not add up to ``shape``, or the name is taken.
+        StoreError
+            If the disk is full or refuses.
+        """
+        path = Path(path)
+        if path.exists() and not (overwrite and (path / _INDEX).exists()):
+            raise InputError(f"{path} exists; choose another name" + ("" if overwrite else " or pass overwrite=True"))
+        partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+        try:
+            partial.mkdir(parents=True)
+            index = _write_slabs(partial / _DATA, row_slabs, shape, progress)
+            with open(partial / _INDEX, "w", encoding="utf-8") as file:
+                json.dump({"penstock_store": _VERSION, "label": label, **index.to_json()}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                shutil.rmtree(path)
+            partial.rename(path)
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
+            advice = f"; {format_nbytes(free)} are free there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise StoreError(
+                f"cannot write the store {path}: {error.strerror or error}{advice}; nothing was left"
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return cls(path)
+
+    def read_into(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
+        """Read subdivision ``number`` into a page-aligned buffer.
+
+        Raises
+        ------
+        StoreError
+            If the disk fails, the file ends early, or the checksum does not match; naming file, subdivision and rows.
+        """
+        subdivision = self.index.subdivisions[number]
+        target = buffer[: subdivision.nbytes]
+        where = f"subdivision {number} ({subdivision}) of {self.path}"
+        done = 0
+        while done < subdivision.nbytes:
+            try:
+                count = os.preadv(self._descriptor, [target.data[done:]], self._offsets[number] + done)
+            except OSError as error:
+                raise StoreError(f"cannot read {where}: {error.strerror or error}; check the disk") from error
+            if count == 0:
+                raise StoreError(f"{where} ends after {done} of {subdivision.nbytes} bytes; build the store again")
+            done += count
+        if number not in self._verified:
+            if zlib.crc32(target.data) != subdivision.checksum:
+                raise StoreError(f"{where} does not match its checksum: the file was altered; build the store again")
+            self._verified.add(number)
+
+    def close(self) -> None:
+        """Close the file; the store stays on disk."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.close()
+
+
+def _write_slabs(
+    data: Path, row_slabs: Iterable[Any], shape: tuple[int, int] | None, progress: Callable[[int], None] | None
+) -> MatrixIndex:
+    builder, written, buffer = IndexBuilder(shape), 0, aligned_buffer(0)
+    with open(data, "wb", buffering=0) as file:
+        for given in row_slabs:
+            slab = as_slab(given)
+            subdivision = builder.add(slab)
+            if buffer.nbytes < subdivision.nbytes:
+                buffer = aligned_buffer(subdivision.nbytes)
+            piece = buffer[: subdivision.nbytes]
+            pack(slab, subdivision, piece)
+            builder.set_checksum(zlib.crc32(piece.data))
+            remaining = piece.data
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
+            written += subdivision.nbytes
+            if progress is not None:
+                progress(written)
+        os.fsync(file.fileno())
+        if hasattr(
+            os, "posix_fadvise"
+        ):  # what was written need not stay in the page cache: it will not be read from there
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return builder.finish()
+
+
+def _read_index(path: Path) -> tuple[MatrixIndex, str]:
+    try:
+        with open(path / _INDEX, encoding="utf-8") as file:
+            data = json.load(file)
+    except FileNotFoundError:
+        raise StoreError(f"{path} is not a store: it has no {_INDEX}; make one with FileStore.create") from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {path / _INDEX}: {error}; build the store again") from error
+    if not isinstance(data, dict) or data.pop("penstock_store", None) != _VERSION:
+        raise StoreError(f"{path / _INDEX} is not an index of version {_VERSION}; build the store again")
+    return MatrixIndex.from_json(data), str(data.get("label", ""))
+
+
+def _open_for_reading(data: Path, direct: bool | None) -> tuple[int, bool]:
+    """Return a file descriptor and whether it reads around the page cache."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if direct is not False and flag:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(data, os.O_RDONLY | flag)
+            try:
+                os.preadv(descriptor, [aligned_buffer(PAGE_NBYTES).data], 0)
+                return descriptor, True
+            except OSError:  # some file systems accept the flag and refuse the read
+                os.close(descriptor)
+                raise
+    if direct:
+        raise StoreError(f"{data}: this file system cannot read around the page cache; leave direct=None")
+    return os.open(data, os.O_RDONLY), False

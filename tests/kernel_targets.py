@@ -1,0 +1,76 @@
+"""Where a kernel can be run by a test: the CPU, the CUDA emulator in warps of 32 or 64, a real GPU."""
+
+import functools
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from cuda_emulator import EmulatedModule, EmulatorUnavailableError
+from kernel_instances import INSTANCES
+
+from penstock.spmv import Device, DeviceError, cuda_module
+from penstock.spmv.device import cuda_device_count
+
+
+def gpu_count() -> int:
+    try:
+        return cuda_device_count()
+    except DeviceError:
+        return 0
+
+
+@functools.cache
+def _emulated(file_name: str, warp_size: int) -> EmulatedModule:
+    """One module a file, with every instantiation, so that the compiler runs once."""
+    return EmulatedModule(cuda_module.cuda_source(file_name), INSTANCES[file_name], warp_size=warp_size)
+
+
+class Target:
+    """Runs CUDA or CPU kernels of the table on arrays that the test holds as NumPy arrays."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def device_kind(self) -> str:
+        return "cpu" if self.name == "cpu" else "cuda"
+
+    def put(self, array):
+        return Device("cuda").asarray(array) if self.name == "gpu" else array
+
+    def put_matrix(self, matrix):
+        return matrix.to_device("cuda") if self.name == "gpu" else matrix
+
+    def get(self, array) -> np.ndarray:
+        return array.get() if hasattr(array, "get") else array
+
+    @contextmanager
+    def running(self):
+        """Send CUDA launches to the emulator inside the block."""
+        if not self.name.startswith("emulated"):
+            yield
+            return
+        warp_size = int(self.name.removeprefix("emulated-"))
+        with pytest.MonkeyPatch.context() as patch:
+            compile_ = cuda_module.compile_function
+            patch.setattr(
+                cuda_module, "compile_function", lambda file, name: _emulated(file, warp_size).get_function(name)
+            )
+            cuda_module.cuda_function.cache_clear()
+            try:
+                yield
+            except EmulatorUnavailableError as error:
+                pytest.skip(str(error))
+            finally:
+                cuda_module.cuda_function.cache_clear()
+        assert cuda_module.compile_function is compile_
+
+
+TARGETS = [
+    pytest.param(Target("cpu"), id="cpu"),
+    pytest.param(Target("emulated-32"), id="emulated-warp32"),
+    pytest.param(Target("emulated-64"), id="emulated-warp64"),
+    pytest.param(
+        Target("gpu"), id="gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")]
+    ),
+]

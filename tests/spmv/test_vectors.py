@@ -1,0 +1,65 @@
+"""Arithmetic on whole vectors."""
+
+import math
+
+import numpy as np
+import pytest
+from kernel_targets import TARGETS
+
+from penstock.spmv import CPU, VectorSpace
+from penstock.spmv.kernel_table import find_kernel
+
+SIZES = (1, 31, 33, 255, 257, 8192, 8193, 20_011)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_dot_agrees_with_the_exact_sum_within_the_rounding_bound(dtype, target):
+    generator = np.random.default_rng(0)
+    for size in SIZES:
+        x, y = generator.uniform(-1, 1, (2, size)).astype(dtype)
+        partial = target.put(np.full(512 if target.device_kind == "cuda" else -(-size // 8192), np.nan))
+
+        with target.running():
+            find_kernel("vector", "dot", target.device_kind)(target.put(x), target.put(y), partial)
+
+        exact = math.fsum(float(a) * float(b) for a, b in zip(x, y, strict=True))
+        bound = size * np.finfo(np.float64).eps * float(np.abs(x.astype(float)) @ np.abs(y.astype(float)))
+        assert abs(float(np.sum(target.get(partial))) - exact) <= bound
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_combine_agrees_with_numpy_to_two_roundings(dtype, target):
+    generator = np.random.default_rng(0)
+    for size in SIZES:
+        x, y = generator.uniform(-1, 1, (2, size)).astype(dtype)
+        result = target.put(y.copy())
+
+        with target.running():
+            find_kernel("vector", "combine", target.device_kind)(0.3, target.put(x), -1.7, result)
+
+        expected = 0.3 * x.astype(float) - 1.7 * y.astype(float)
+        np.testing.assert_allclose(target.get(result), expected, rtol=0, atol=4 * np.finfo(dtype).eps)
+
+
+def test_dot_has_the_same_bits_for_any_number_of_threads():
+    import numba
+
+    x = np.random.default_rng(1).uniform(-1, 1, 100_003)
+    space, before = VectorSpace(CPU), numba.get_num_threads()
+
+    results = set()
+    for threads in range(1, before + 1):
+        numba.set_num_threads(threads)
+        results.add(space.dot(x, x))
+    numba.set_num_threads(before)
+
+    assert len(results) == 1
+
+
+def test_the_norm_of_nan_is_nan_and_of_nothing_is_zero():
+    space = VectorSpace(CPU)
+
+    assert math.isnan(space.norm(np.array([1.0, np.nan])))
+    assert space.norm(np.empty(0)) == 0.0
