@@ -14,10 +14,10 @@ b = beam.load("shear")
 
 with tempfile.TemporaryDirectory() as folder:
     # Assembled and written one subdivision at a time: the whole matrix is never in memory.
-    with FileStore.create(Path(folder) / "beam", beam.subdivisions(32), shape=beam.shape) as store:
-        with StreamedMatrix(store, budget=store.index.nbytes // 3) as A:
-            print(A.plan.explain(), end="\n\n")
-            result = cg(A, b, M=block_jacobi(A, beam.dof), rtol=1e-8)
+    store = FileStore.create(Path(folder) / "beam", beam.subdivisions(32), shape=beam.shape)
+    with store, StreamedMatrix(store, budget=store.index.nbytes // 3) as A:
+        print(A.plan.explain(), end="\n\n")
+        result = cg(A, b, M=block_jacobi(A, beam.dof), rtol=1e-8)
 
 resident = cg(beam.matrix(), b, M=block_jacobi(beam.matrix(), beam.dof), rtol=1e-8)
 print(f"{'iterations':<34}{result.iterations:>12}")

@@ -34,4 +34,6 @@ def test_every_kernel_of_a_file_is_instantiated(file_name):
 
 def test_a_compile_error_names_the_kernel_file_and_line():
     with pytest.raises(RuntimeError, match=r"csr\.cu\(\d+\)"):
-        nvrtc.compile_for("sm_90", cuda_source("csr.cu").replace("const int lane ", "const integer lane "), [])
+        nvrtc.compile_for(
+            "sm_90", cuda_source("csr.cu").replace("const int lane ", "const integer lane "), INSTANCES["csr.cu"][:1]
+        )

@@ -1,0 +1,80 @@
+"""Benchmark records: one JSON file a benchmark and machine, with the machine's description and its measured limits."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.experiments.environment import describe_environment
+from penstock.spmv import Device
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def current_commit() -> str:
+    """Return the commit that is measured, marked if the tree differs from it."""
+    folder = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+        status = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit.strip() + ("+changes" if status.stdout.strip() else "")
+
+
+def interleaved(
+    actions: dict[str, Callable[[], Any]], device: Device, *, repeats: int, warmups: int = 2
+) -> dict[str, list[float]]:
+    """Time actions in turn, so that drifts of the machine hit all alike; return the seconds of every repeat."""
+    samples: dict[str, list[float]] = {name: [] for name in actions}
+    for repeat in range(repeats + warmups):
+        for name, action in actions.items():
+            device.synchronize()
+            began = time.perf_counter()
+            action()
+            device.synchronize()
+            if repeat >= warmups:
+                samples[name].append(time.perf_counter() - began)
+    return samples
+
+
+def record(
+    name: str, samples: list[float], *, floor: float, nbytes: int, peers: dict[str, float], **more: Any
+) -> dict[str, Any]:
+    """Return one record: the median, the spread, the floor that the limits set, and what a user would compare with."""
+    return {
+        "name": name,
+        "seconds": statistics.median(samples),
+        "spread": [min(samples), max(samples)],
+        "floor_seconds": floor,
+        "bytes": nbytes,
+        "peers": peers,
+        **more,
+    }
+
+
+def write(
+    benchmark: str, machine: str, limits: dict[str, float], records: list[dict[str, Any]], folder: Path = RESULTS
+) -> Path:
+    """Write ``<benchmark>-<machine>.json`` and print it as a table."""
+    data = {
+        **describe_environment(),
+        "commit": current_commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "limits": limits,
+        "records": records,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{benchmark}-{machine}.json"
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return path
