@@ -54,8 +54,10 @@ def draw_timeline(path: Path, timeline: Timeline, title: str = "") -> None:
     for span in spans:
         row, color = rows[span.kind]
         start, width = (span.start - begin) * 1e3, (span.stop - span.start) * 1e3
-        axes.broken_barh([(start, width)], (row - 0.38, 0.76), facecolor=color, edgecolor="white", linewidth=0.4)
-        if width > 0.02 * length * 1e3:
+        wide = width > 0.02 * length * 1e3
+        edge = "white" if wide else color  # a thin bar keeps its colour, and stays visible
+        axes.broken_barh([(start, width)], (row - 0.38, 0.76), facecolor=color, edgecolor=edge, linewidth=0.4)
+        if wide:
             axes.text(
                 start + width / 2, row, str(span.subdivision), ha="center", va="center", color="white", fontsize=7
             )

@@ -113,15 +113,13 @@ def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: R
         raise InputError(f"{folder.path} is not empty; choose another --output, or go on there with --resume")
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make {folder.path}: {error.strerror or error}") from error
+    try:
         folder.write_text(folder.configuration, yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False))
         return _Run(experiment, folder, reporter or Reporter()).run(resume=False)
-    except OSError as error:
-        _remove_unless_checkpointed(folder)
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"cannot write to {folder.path}: {error.strerror or error}") from error
-    except BaseException:
-        _remove_unless_checkpointed(folder)
+    except BaseException as error:
+        _remove_unless_checkpointed(folder, error)
         raise
 
 
@@ -141,8 +139,10 @@ def resume_experiment(directory: str | Path, *, reporter: Reporter | None = None
     return _Run(read_experiment(folder.configuration), folder, reporter or Reporter()).run(resume=True)
 
 
-def _remove_unless_checkpointed(folder: ResultsFolder) -> None:
-    if not folder.checkpoint.exists():
+def _remove_unless_checkpointed(folder: ResultsFolder, error: BaseException) -> None:
+    if folder.checkpoint.exists():
+        error.add_note(f"A checkpoint was kept; go on with: penstock run --resume {folder.path}")
+    else:
         shutil.rmtree(folder.path, ignore_errors=True)
 
 
@@ -168,6 +168,7 @@ class _Run:
         if resume:
             checkpoint = read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
         with contextlib.ExitStack() as resources:
+            resources.enter_context(self.device.current())
             A: Operator
             if self.experiment.memory.budget is None:
                 with self._timed("assembly"), self.reporter.stage("assemble"):
@@ -180,9 +181,9 @@ class _Run:
                 A = resources.enter_context(StreamedMatrix(store, budget, device=self.device, plan=plan))
             with self._timed("solve"):
                 result, spent = self._solve(A, checkpoint)
+            # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
+            write_checkpoint(self.folder.checkpoint, spent, self.device)
             if result.reason is StopReason.STOPPED:
-                assert result.state is not None
-                write_checkpoint(self.folder.checkpoint, spent, self.device)
                 return RunOutcome(self.folder, result.reason)
             self._report(A, plan, result, spent)
         self.folder.checkpoint.unlink(missing_ok=True)

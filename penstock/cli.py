@@ -30,13 +30,17 @@ def main() -> None:
     """Run the command; errors that penstock explains end in one message instead of a traceback."""
     try:
         app()
-    except PenstockError as error:
-        Console(stderr=True).print("[bold red]error:[/bold red]", end=" ")
-        print(error, file=sys.stderr)
+    except (PenstockError, OSError) as error:
+        _say("error:", error)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        _say("interrupted", error)
         sys.exit(_INTERRUPTED)
+
+
+def _say(title: str, error: BaseException) -> None:
+    Console(stderr=True).print(f"[bold red]{title}[/bold red]", end=" ")
+    print(error, *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:

@@ -143,6 +143,9 @@ def cg(
     reason, residual = None, math.nan
     if state is None:
         state, reason, residual = run.start(x0)
+    elif run.space.norm(state.r) <= run.tolerance:  # the state of a solve that had converged
+        residual = run.true_residual(state, replace=False)
+        reason = StopReason.CONVERGED if residual <= run.tolerance else None
     while reason is None:
         if state.iteration >= maxiter:
             reason, residual = StopReason.MAXITER, run.true_residual(state)

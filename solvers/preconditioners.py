@@ -4,65 +4,66 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import scipy.sparse
+
 from penstock.spmv import (
     Array,
-    Device,
+    BsrMatrix,
     FunctionOperator,
     HasDiagonalBlocks,
     InputError,
     Operator,
     ValidatedOperator,
     as_operator,
+    device_of,
 )
 
-__all__ = ["BlockDiagonal", "as_preconditioner", "block_jacobi", "jacobi"]
+__all__ = ["Diagonal", "as_preconditioner", "block_jacobi", "jacobi"]
 
 
-class BlockDiagonal(ValidatedOperator):
-    """Multiplication by dense blocks on the diagonal.
+class Diagonal(ValidatedOperator):
+    """Multiplication of each row by a number.
 
     Parameters
     ----------
-    blocks : array, (n / size, size, size)
-        On the device of the vectors.
-    device : Device
+    factors : array, (n,)
+        On the device of the vectors, of their type.
     """
 
-    def __init__(self, blocks: Array, device: Device) -> None:
-        count, size, _ = blocks.shape
-        self.blocks = blocks
-        self.device = device
-        self.dtype = blocks.dtype
-        self.shape = (count * size, count * size)
+    def __init__(self, factors: Array) -> None:
+        self.factors = factors
+        self.device = device_of(factors)
+        self.dtype = factors.dtype
+        self.shape = (factors.size, factors.size)
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        count, size, _ = self.blocks.shape
-        if size == 1:
-            scale = self.blocks.reshape(-1, *[1] * (x.ndim - 1))
-            product = scale * x
-        else:
-            product = (self.blocks @ x.reshape(count, size, -1)).reshape(x.shape)
-        if alpha != 1.0:
-            product *= alpha
+        factors = self.factors if x.ndim == 1 else self.factors[:, None]
         if beta == 0.0:
-            out[...] = product
+            self.device.xp.multiply(factors, x, out=out)
+            if alpha != 1.0:
+                out *= alpha
         else:
             out *= beta
-            out += product
+            out += alpha * (factors * x)
 
 
-def jacobi(A: Any) -> BlockDiagonal:
+def jacobi(A: Any) -> Diagonal:
     """Return the inverse of the diagonal of A.
 
     Raises
     ------
     InputError
-        If A does not know its diagonal, or an entry of it is not positive.
+        If A does not know its diagonal, or an entry of it is not positive; the first such row is named.
     """
-    return block_jacobi(A, 1)
+    operator, diagonal = _diagonal_blocks(A, 1)
+    positive = diagonal.reshape(-1) > 0
+    if not positive.all():
+        raise InputError(_not_positive(int(np.argmin(positive))))
+    return Diagonal(operator.device.asarray(1 / diagonal.reshape(-1)))
 
 
-def block_jacobi(A: Any, size: int) -> BlockDiagonal:
+def block_jacobi(A: Any, size: int) -> ValidatedOperator:
     """Return the inverses of the dense diagonal blocks of A, such as those of the unknowns of a node.
 
     Parameters
@@ -70,30 +71,44 @@ def block_jacobi(A: Any, size: int) -> BlockDiagonal:
     A : operator or matrix
         Anything that knows its diagonal blocks: a penstock format, a streamed matrix, or what becomes one of these.
     size : int
-        Rows of a block; must divide the number of rows.
+        Rows of a block, 1 to 8; must divide the number of rows.
+
+    Returns
+    -------
+    operator
+        A block diagonal matrix in BSR, or :func:`jacobi` for size 1. Built on the host.
 
     Raises
     ------
     InputError
         If A does not know its diagonal, or a block is not positive definite; the first such row is named.
     """
+    if size == 1:
+        return jacobi(A)
+    operator, blocks = _diagonal_blocks(A, size)
+    finite = np.isfinite(blocks).all(axis=(1, 2))
+    positive = finite & (np.linalg.eigvalsh(np.where(finite[:, None, None], blocks, 0.0))[:, 0] > 0)
+    if not positive.all():
+        raise InputError(_not_positive(int(np.argmin(positive)) * size))
+    inverse = np.linalg.inv(blocks)
+    inverse = (inverse + inverse.swapaxes(1, 2)) / 2  # symmetric to the last bit, as CG assumes of a preconditioner
+    count = len(blocks)
+    M = scipy.sparse.bsr_array((inverse, np.arange(count), np.arange(count + 1)), shape=operator.shape)
+    return BsrMatrix.from_bsr(M).to_device(operator.device)
+
+
+def _diagonal_blocks(A: Any, size: int) -> tuple[Operator, np.ndarray[Any, Any]]:
     operator = as_operator(A)
     if not isinstance(operator, HasDiagonalBlocks):
         raise InputError(
             f"{type(A).__name__} does not know its diagonal; build the preconditioner from the matrix, or pass your own "
             "operator as M"
         )
-    xp = operator.device.xp
-    blocks = operator.diagonal_blocks(size)
-    positive = blocks.reshape(-1) > 0 if size == 1 else xp.linalg.eigvalsh(blocks)[:, 0] > 0
-    if not bool(positive.all()):
-        row = int(xp.argmin(positive)) * size
-        raise InputError(
-            f"the diagonal block at row {row} is not positive definite, so the matrix is not; check that row"
-        )
-    inverse = 1 / blocks if size == 1 else xp.linalg.inv(blocks)
-    # Symmetric to the last bit, as CG assumes of a preconditioner.
-    return BlockDiagonal((inverse + inverse.swapaxes(1, 2)) / 2, operator.device)
+    return operator, operator.device.to_host(operator.diagonal_blocks(size))
+
+
+def _not_positive(row: int) -> str:
+    return f"the diagonal block at row {row} is not positive definite, so the matrix is not; check that row"
 
 
 def as_preconditioner(M: Any, A: Operator) -> Operator:

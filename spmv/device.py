@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,12 +68,16 @@ class Device:
         """Return ``array`` on this device, copied only if it is elsewhere or of another type."""
         if self.kind == "cpu":
             return np.asarray(array.get() if hasattr(array, "get") else array, dtype=dtype)
-        with self.xp.cuda.Device(self.index):
+        with self.current():
             return self.xp.asarray(array, dtype=dtype)
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         """Return ``array`` as a NumPy array."""
         return CPU.asarray(array)  # type: ignore[no-any-return]
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Return a context in which this device is the one that CuPy allocates and launches on."""
+        return nullcontext() if self.kind == "cpu" else self.xp.cuda.Device(self.index)
 
     def synchronize(self) -> None:
         """Wait until all work given to this device has ended."""

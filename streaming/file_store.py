@@ -134,6 +134,8 @@ class FileStore:
         subdivision = self.index.subdivisions[number]
         target = buffer[: subdivision.nbytes]
         where = f"subdivision {number} ({subdivision}) of {self.path}"
+        if self._descriptor < 0:
+            raise StoreError(f"cannot read {where}: the store is closed; open it again with FileStore(path)")
         done = 0
         while done < subdivision.nbytes:
             try:

@@ -20,6 +20,10 @@ __all__ = ["HostExecutor"]
 Visit = Callable[[int, SparseFormat], None]
 
 
+class _Marker:
+    """Comes back when everything requested before it has."""
+
+
 class HostExecutor:
     """Transfers from a store (a disk, say) into host memory, and calls a function on each subdivision that has arrived.
 
@@ -43,9 +47,9 @@ class HostExecutor:
         self.timeline: Timeline | None = None
         self.origin = time.perf_counter()
         self._views: dict[tuple[int, int], SparseFormat] = {}
-        self._requests: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
-        self._arrivals: queue.SimpleQueue[Copy | BaseException] = queue.SimpleQueue()
-        self._in_flight = 0
+        self._requests: queue.SimpleQueue[Copy | _Marker | None] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[Copy | _Marker | BaseException] = queue.SimpleQueue()
+        self._clean = True
         self._reader = (
             threading.Thread(target=self._read_requests, name="penstock-reader", daemon=True) if overlap else None
         )
@@ -62,10 +66,14 @@ class HostExecutor:
 
         An error of the store, of ``visit`` or a keyboard interrupt leaves the executor idle, with all slots free.
         """
+        if not self._clean:
+            self.drain()
         try:
             for step in steps:
                 if isinstance(step, Copy):
-                    self._issue(step)
+                    self._requests.put(step)
+                    if self._reader is None:
+                        self._read_next()
                 elif isinstance(step, Compute):
                     slab = (
                         residents[step.subdivision] if step.slot is None else self._arrived(step.subdivision, step.slot)
@@ -74,14 +82,23 @@ class HostExecutor:
                     visit(step.subdivision, slab)
                     self._record("compute", step.subdivision, step.slot, start)
         except BaseException:
+            self._clean = False
             self.drain()
             raise
 
     def drain(self) -> None:
-        """Wait for all copies in flight and forget them."""
-        while self._in_flight:
-            self._arrivals.get()
-            self._in_flight -= 1
+        """Wait for all copies in flight and forget them.
+
+        A marker follows them through both queues, so nothing needs to be counted, which an interrupt could disturb.
+        """
+        marker = _Marker()
+        self._requests.put(marker)
+        if self._reader is None:
+            while self._read_next() is not marker:
+                pass
+        while self._arrivals.get() is not marker:
+            pass
+        self._clean = True
 
     def close(self) -> None:
         """Stop the reader thread and wait for its end."""
@@ -92,16 +109,8 @@ class HostExecutor:
             self._reader = None
         self._views.clear()
 
-    def _issue(self, copy: Copy) -> None:
-        self._in_flight += 1
-        if self._reader is not None:
-            self._requests.put(copy)
-        else:
-            self._read(copy)
-
     def _arrived(self, subdivision: int, slot: int) -> SparseFormat:
         arrival = self._arrivals.get()
-        self._in_flight -= 1
         if isinstance(arrival, BaseException):
             raise arrival
         assert arrival == Copy(subdivision, slot), "copies arrive in the order they were issued"
@@ -110,8 +119,17 @@ class HostExecutor:
         return self._views[subdivision, slot]
 
     def _read_requests(self) -> None:
-        while (copy := self._requests.get()) is not None:
-            self._read(copy)
+        while self._read_next() is not None:
+            pass
+
+    def _read_next(self) -> Copy | _Marker | None:
+        """Serve one request; None asks the reader to stop."""
+        request = self._requests.get()
+        if isinstance(request, Copy):
+            self._read(request)
+        elif request is not None:
+            self._arrivals.put(request)
+        return request
 
     def _read(self, copy: Copy) -> None:
         start = time.perf_counter()

@@ -104,7 +104,7 @@ def test_transfers_overlap_kernels_in_the_recorded_timeline(stores):
 def test_a_gpu_does_not_stream_from_a_file_and_says_what_to_do(tmp_path):
     store = FileStore.create(tmp_path / "store", BEAM.subdivisions(8), shape=BEAM.shape)
 
-    with store, pytest.raises(InputError, match="HostStore.from_store"):
+    with store, pytest.raises(InputError, match=r"HostStore\.from_store"):
         StreamedMatrix(store, store.index.nbytes // 2, device="cuda")
 
 

@@ -1,0 +1,126 @@
+"""The penstock command, as a user meets it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+PENSTOCK = [sys.executable, "-m", "penstock"]
+EXPERIMENT = "model: {nodes: [21, 5, 5]}\nmaterial: {kind: lognormal}\nmemory: {budget: 200 KiB}\n"
+
+
+def penstock(*arguments, cwd):
+    return subprocess.run([*PENSTOCK, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "beam.yaml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+def test_run_prints_plan_progress_and_result_and_show_prints_it_again(folder):
+    ran = penstock("run", "beam.yaml", cwd=folder)
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.index("Plan") < ran.stdout.index("solve") < ran.stdout.index("Result")
+    assert "Results are in results/beam" in ran.stdout
+
+    result = folder / "results" / "beam"
+    (result / "deformed.png").unlink()
+    shown = penstock("show", "results/beam", cwd=folder)
+
+    assert shown.returncode == 0, shown.stderr
+    assert "tip deflection" in shown.stdout
+    assert (result / "plan.txt").read_text().strip() in shown.stdout
+    assert (result / "deformed.png").exists()
+
+
+def test_a_second_run_gets_a_folder_of_its_own(folder):
+    for expected in ("results/beam\n", "results/beam-2\n"):
+        assert f"Results are in {expected}" in penstock("run", "beam.yaml", cwd=folder).stdout
+
+
+def test_dry_run_prints_the_plan_and_makes_nothing(folder):
+    result = penstock("run", "beam.yaml", "--dry-run", cwd=folder)
+
+    assert "slots" in result.stdout
+    assert [path.name for path in folder.iterdir()] == ["beam.yaml"]
+
+
+def test_init_writes_a_file_that_runs_and_does_not_overwrite_it(tmp_path):
+    assert penstock("init", "new.yaml", cwd=tmp_path).returncode == 0
+    assert penstock("run", "new.yaml", "--dry-run", cwd=tmp_path).returncode == 0
+    again = penstock("init", "new.yaml", cwd=tmp_path)
+    assert (again.returncode, "exists; name another file" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["run", "nothing.yaml"], "cannot read nothing.yaml"),
+        (["run", "bad.yaml"], "did you mean 'budget'"),
+        (["run", "small.yaml"], "the smallest that does is"),
+        (["run", "--resume", "nothing"], "there is nothing to resume"),
+        (["run"], "name an experiment FILE"),
+        (["run", "beam.yaml", "--resume", "x"], "give neither FILE nor --output"),
+        (["show", "nothing"], "not a finished run"),
+    ],
+)
+def test_a_mistake_ends_in_one_message_without_a_traceback(arguments, advice, folder):
+    (folder / "bad.yaml").write_text("model: {nodes: 9}\nmemory: {budgte: 1 GiB}")
+    (folder / "small.yaml").write_text("model: {nodes: 33}\nmemory: {budget: 9000}")
+
+    result = penstock(*arguments, cwd=folder)
+
+    assert result.returncode == 2
+    assert advice in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr + result.stdout
+    assert not (folder / "results").exists() or not any((folder / "results").iterdir())
+
+
+def test_a_solve_that_fails_has_an_exit_status_of_its_own(folder):
+    (folder / "beam.yaml").write_text(EXPERIMENT + "solver: {maxiter: 3}\n")
+
+    result = penstock("run", "beam.yaml", cwd=folder)
+
+    assert result.returncode == 1
+    assert "raise maxiter" in result.stdout
+
+
+def test_control_c_leaves_a_checkpoint_and_resume_finishes(folder):
+    # A tolerance that takes long enough to be interrupted, in steps short enough to stop at once.
+    (folder / "beam.yaml").write_text(
+        "model: {nodes: [81, 7, 7]}\nmemory: {budget: 1 MiB}\noutput: {checkpoint_seconds: 0.02}\n"
+    )
+    process = subprocess.Popen([*PENSTOCK, "run", "beam.yaml"], cwd=folder, stdout=subprocess.PIPE, text=True)
+    checkpoint = folder / "results" / "beam" / "checkpoint.npz"
+    deadline = time.monotonic() + 100
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+
+    assert process.returncode == 130
+    assert "Go on with: penstock run --resume results/beam" in output
+    resumed = penstock("run", "--resume", "results/beam", cwd=folder)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads((folder / "results" / "beam" / "result.json").read_text())["converged"]
+
+
+def test_info_lists_the_machine_and_the_kernels(tmp_path):
+    result = penstock("info", "--no-measure", cwd=tmp_path)
+
+    assert result.returncode == 0, result.stderr
+    for word in ("numba", "bsr", "csr", "processor"):
+        assert word in result.stdout
+
+
+def test_info_measures_bandwidths(tmp_path):
+    result = penstock("info", cwd=tmp_path)
+
+    assert result.stdout.count("GB/s") >= 2
+    assert list(tmp_path.iterdir()) == []
