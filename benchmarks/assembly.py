@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
-from record import interleaved, record, write
+from record import argument_parser, interleaved, record, write
 
 from penstock.experiments.bandwidth import measure_memory
 from penstock.fem import Cantilever, LognormalMaterial, Material, UniformMaterial
@@ -17,8 +16,7 @@ SUBDIVISIONS = 32
 
 def main() -> None:
     """Measure, print and write the JSON. The floor is one write of the matrix to memory at the measured read rate."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("machine", help="name of the machine in the JSON's file name")
+    parser = argument_parser(__doc__)
     parser.add_argument("--nodes", type=int, default=80)
     arguments = parser.parse_args()
     read = measure_memory(CPU)
@@ -49,7 +47,7 @@ def main() -> None:
         entry["scalars_per_second"] = beam.nnz / entry["seconds"]
         records.append(entry)
         print(f"{entry['name']}: {entry['scalars_per_second'] / 1e6:.0f} million stored scalars a second")
-    print(f"wrote {write('assembly', arguments.machine, {'read_GBps': read / 1e9}, records)}")
+    write("assembly", arguments, {"read_GBps": read / 1e9}, records)
 
 
 if __name__ == "__main__":

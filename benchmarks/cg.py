@@ -10,7 +10,6 @@ Jacobi preconditioner to the same tolerance on the recursive residual.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import RESULTS, record, write
+from record import argument_parser, record, write
 
 from penstock.experiments import Experiment, read_experiment, run_experiment
 from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
@@ -74,10 +73,8 @@ def vendor_solve(experiment: Experiment, device: Device, b: Any) -> tuple[float,
 
 def main() -> None:
     """Measure, print and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("machine", help="name of the machine in the JSON's file name")
+    parser = argument_parser(__doc__)
     parser.add_argument("experiment", type=Path)
-    parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     experiment = read_experiment(arguments.experiment)
     device, beam = Device.parse(experiment.memory.device), experiment.cantilever()
@@ -111,7 +108,7 @@ def main() -> None:
         f"iterations, true residual {result['true_residual']:.2e}), {memory_seconds:.2f} s in memory, "
         f"{vendor} {vendor_seconds:.2f} s ({vendor_iterations} iterations)"
     )
-    print(f"wrote {write('cg', arguments.machine, limits, [entry], arguments.output)}")
+    write("cg", arguments, limits, [entry])
 
 
 if __name__ == "__main__":

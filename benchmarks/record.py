@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import statistics
@@ -63,18 +64,27 @@ def record(
     }
 
 
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the arguments that all benchmarks share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("machine", help="name of the machine in the JSON's file name, such as h200 or cpu2")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--commit", default=None, help="commit that is measured, where git cannot tell")
+    return parser
+
+
 def write(
-    benchmark: str, machine: str, limits: dict[str, float], records: list[dict[str, Any]], folder: Path = RESULTS
-) -> Path:
-    """Write ``<benchmark>-<machine>.json`` and print it as a table."""
+    benchmark: str, arguments: argparse.Namespace, limits: dict[str, float], records: list[dict[str, Any]]
+) -> None:
+    """Write ``<benchmark>-<machine>.json``."""
     data = {
         **describe_environment(),
-        "commit": current_commit(),
+        "commit": arguments.commit or current_commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "limits": limits,
         "records": records,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{benchmark}-{machine}.json"
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    path = arguments.output / f"{benchmark}-{arguments.machine}.json"
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    return path
+    print(f"wrote {path}")

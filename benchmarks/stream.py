@@ -8,14 +8,13 @@ Nothing is resident: the budget holds the ring of slots only. ``floor_seconds`` 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import RESULTS, interleaved, record, write
+from record import argument_parser, interleaved, record, write
 
 from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
 from penstock.fem import Cantilever, LognormalMaterial
@@ -67,14 +66,12 @@ def measure(store: FileStore | HostStore, device: Device, columns: int, repeats:
 
 def main() -> None:
     """Measure, print and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("machine", help="name of the machine in the JSON's file name")
+    parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--nodes", type=int, default=None, help="nodes a side of the cube; default 64, or 128 on a GPU")
     parser.add_argument(
         "--folder", type=Path, default=None, help="where the store is written; default: a temporary place"
     )
-    parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--repeats", type=int, default=15)
     arguments = parser.parse_args()
     device = Device.parse(arguments.device)
@@ -119,7 +116,7 @@ def main() -> None:
                     f"{100 * entry['link_fraction']:.1f} % of the link",
                     flush=True,
                 )
-    print(f"wrote {write('stream', arguments.machine, limits, records, arguments.output)}")
+    write("stream", arguments, limits, records)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from penstock.solvers import (
     jacobi,
 )
 from penstock.spmv import Device, InputError, Operator, StoreError, format_nbytes
+from penstock.spmv.formats.base import INT32_MAX
 from penstock.streaming import (
     FileStore,
     HostStore,
@@ -76,8 +77,8 @@ def plan_experiment(experiment: Experiment) -> StreamPlan:
 
     workspace = cg_workspace_nbytes(cantilever.unknowns)
     if memory.budget is None:
-        count = memory.subdivisions or 1
-        return plan_stream(index_for(count), index_for(count).nbytes, workspace_nbytes=workspace)
+        index = index_for(memory.subdivisions or 1 + cantilever.nnz // INT32_MAX)
+        return plan_stream(index, index.nbytes, workspace_nbytes=workspace)
     if memory.subdivisions is not None or memory.slots is not None:
         count = memory.subdivisions or min(64, cantilever.mesh.node_count)
         return plan_stream(

@@ -10,6 +10,7 @@ from numba import njit, prange
 from penstock.fem.material import Material
 from penstock.fem.mesh import BoxMesh
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseFormat, format_named
+from penstock.spmv.formats.base import INT32_MAX
 
 __all__ = ["assemble_rows", "outline_rows"]
 
@@ -90,6 +91,14 @@ def outline_rows(
 ) -> SparseFormat:
     """Return a slab of the right shapes and types whose arrays take no memory: what a plan needs to know."""
     connections = mesh.connections_before(stop) - mesh.connections_before(start)
+    columns, entries = mesh.node_count, connections
+    if format_name == "csr":
+        columns, entries = columns * dof, entries * dof * dof
+    if columns > INT32_MAX:
+        raise InputError(f"{columns} columns do not fit 32-bit column indices")
+    most = int(np.iinfo(offsets_dtype).max)
+    if entries > most:
+        raise InputError(f"nodes {start} to {stop} hold {entries} entries, more than a slab's {most}: cut finer")
     shape = ((stop - start) * dof, mesh.node_count * dof)
 
     def blank(dtype: Any, *lengths: int) -> Array:

@@ -27,8 +27,8 @@ class HeatConduction:
     conductivity: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.conductivity > 0:
-            raise InputError(f"conductivity must be positive, not {self.conductivity}")
+        if not 0 < self.conductivity < np.inf:
+            raise InputError(f"conductivity must be positive and finite, not {self.conductivity}")
 
     def stiffness(self, spacing: tuple[float, float, float]) -> np.ndarray[Any, Any]:
         """Return the element matrix, ``(8, 8)``."""

@@ -15,7 +15,7 @@ __all__ = ["LinearElasticity", "lame_parameters"]
 
 def lame_parameters(young: float, poisson: float) -> tuple[float, float]:
     """Return Lame's lambda and mu for Young's modulus and Poisson's ratio."""
-    if not (young > 0 and -1 < poisson < 0.5):
+    if not (0 < young < np.inf and -1 < poisson < 0.5):
         raise InputError(f"need young > 0 and -1 < poisson < 0.5, not {young} and {poisson}")
     return young * poisson / ((1 + poisson) * (1 - 2 * poisson)), young / (2 * (1 + poisson))
 

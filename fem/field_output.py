@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 from penstock.fem.mesh import BoxMesh
+from penstock.spmv import InputError
 
 __all__ = ["write_vtkhdf"]
 
@@ -27,6 +28,12 @@ def write_vtkhdf(path: str | Path, mesh: BoxMesh, fields: Mapping[str, np.ndarra
         on a displacement of three components shows the deformed body.
     """
     nx, ny, nz = mesh.node_counts
+    for name, values in fields.items():
+        if np.ndim(values) not in (1, 2) or len(values) != mesh.node_count:
+            raise InputError(
+                f"field {name!r} has shape {np.shape(values)}, not ({mesh.node_count},) or ({mesh.node_count}, k); "
+                "reshape a solution with .reshape(-1, dof)"
+            )
     with h5py.File(path, "w") as file:
         root = file.create_group("VTKHDF")
         root.attrs["Version"] = (2, 0)

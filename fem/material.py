@@ -12,6 +12,11 @@ from penstock.spmv import InputError
 __all__ = ["LognormalMaterial", "Material", "TwoPhaseMaterial", "UniformMaterial"]
 
 
+def _check_seed(seed: Any) -> None:
+    if not (isinstance(seed, int | np.integer) and seed >= 0):
+        raise InputError(f"seed must be a whole number from 0, not {seed!r}")
+
+
 class Material(Protocol):
     """A positive factor for the stiffness of every element."""
 
@@ -44,8 +49,9 @@ class LognormalMaterial:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not self.sigma >= 0:
-            raise InputError(f"sigma must not be negative, but is {self.sigma}")
+        if not 0 <= self.sigma < np.inf:
+            raise InputError(f"sigma must be a number from 0, not {self.sigma}")
+        _check_seed(self.seed)
 
     def layer(self, index: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
         """Return the factors of one layer."""
@@ -71,8 +77,9 @@ class TwoPhaseMaterial:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not (self.contrast > 0 and 0 <= self.fraction <= 1):
+        if not (0 < self.contrast < np.inf and 0 <= self.fraction <= 1):
             raise InputError(f"need contrast > 0 and 0 <= fraction <= 1, not {self.contrast} and {self.fraction}")
+        _check_seed(self.seed)
 
     def layer(self, index: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
         """Return the factors of one layer."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bisect
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +14,18 @@ import numpy as np
 from penstock.spmv import InputError
 
 __all__ = ["BoxMesh"]
+
+
+def _numbers(given: Any, convert: Callable[[Any], Any]) -> Any:
+    """Convert one number, or a sequence of them to a tuple; return an empty tuple if any is not such a number."""
+    try:
+        numbers = tuple(given) if np.iterable(given) else (given,)
+        if any(isinstance(number, bool | str) for number in numbers):
+            return ()
+        converted = tuple(convert(number) for number in numbers)
+    except (TypeError, ValueError):
+        return ()
+    return converted if np.iterable(given) else converted[0]
 
 
 @dataclass(frozen=True)
@@ -35,14 +49,14 @@ class BoxMesh:
     lengths: float | tuple[float, float, float] = 1.0
 
     def __post_init__(self) -> None:
-        nodes = (self.nodes,) * 3 if isinstance(self.nodes, int) else tuple(self.nodes)
-        if len(nodes) != 3 or not all(int(count) == count and count >= 2 for count in nodes):
+        nodes = _numbers(self.nodes, operator.index)
+        nodes = nodes if isinstance(nodes, tuple) else (nodes,) * 3
+        if len(nodes) != 3 or min(nodes) < 2:
             raise InputError(f"nodes must be one or three whole numbers of at least 2, not {self.nodes!r}")
-        if isinstance(self.lengths, int | float):
-            edge = float(self.lengths) / (nodes[0] - 1)
+        lengths = _numbers(self.lengths, float)
+        if not isinstance(lengths, tuple):
+            edge = lengths / (nodes[0] - 1)
             lengths = tuple(edge * (count - 1) for count in nodes)
-        else:
-            lengths = tuple(float(length) for length in self.lengths)
         if len(lengths) != 3 or not all(np.isfinite(lengths)) or min(lengths) <= 0:
             raise InputError(f"lengths must be one or three positive numbers, not {self.lengths!r}")
         object.__setattr__(self, "nodes", nodes)
@@ -111,7 +125,8 @@ class BoxMesh:
         Returns
         -------
         list of int
-            ``parts + 1`` ascending node numbers from 0 to ``node_count``.
+            ``parts + 1`` node numbers from 0 to ``node_count`` that never descend; nearly as many parts as nodes leave
+            some parts empty.
         """
         if not 1 <= parts <= self.node_count:
             raise InputError(f"cannot cut {self.node_count} nodes into {parts} parts")

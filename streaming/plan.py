@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.spmv import BudgetError, format_nbytes, parse_nbytes
+from penstock.spmv import BudgetError, InputError, format_nbytes, parse_nbytes
 from penstock.streaming.layout import MatrixIndex
 from penstock.streaming.schedule import Schedule
 
@@ -217,7 +217,7 @@ def plan_subdivisions(
         If no cut fits; the message gives the smallest budget for the finest cut tried.
     """
     best: StreamPlan | None = None
-    refused: BudgetError | None = None
+    refused: BudgetError | InputError | None = None
     for count in sorted({min(candidate, limit) for candidate in _CANDIDATES}):
         try:
             plan = plan_stream(
@@ -228,7 +228,7 @@ def plan_subdivisions(
                 overlap=overlap,
                 rates=rates,
             )
-        except BudgetError as error:
+        except (BudgetError, InputError) as error:  # slots too large, or too many entries for one slab
             refused = error
             continue
         if best is None or _cost(plan) < _cost(best):
