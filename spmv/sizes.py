@@ -34,7 +34,7 @@ def parse_nbytes(size: int | float | str) -> int:
                 f"cannot read {size!r} as a size; write a number of bytes or for example '512 MiB' or '2 GiB'"
             )
         nbytes = float(match[1]) * _UNITS[match[2]]
-    if not 0 < nbytes < 2**63:
+    if not 1 <= nbytes < 2**63:
         raise InputError(f"a size must be positive, not {size!r}")
     return int(nbytes)
 

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -102,23 +102,18 @@ class FileStore:
             raise InputError(f"{path} exists; choose another name" + ("" if overwrite else " or pass overwrite=True"))
         partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
         try:
-            partial.mkdir(parents=True)
-            index = _write_slabs(partial / _DATA, row_slabs, shape, progress)
-            with open(partial / _INDEX, "w", encoding="utf-8") as file:
-                json.dump({"penstock_store": _VERSION, "label": label, **index.to_json()}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            if path.exists():
-                shutil.rmtree(path)
-            partial.rename(path)
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
-            advice = f"; {format_nbytes(free)} are free there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-            raise StoreError(
-                f"cannot write the store {path}: {error.strerror or error}{advice}; nothing was left"
-            ) from error
+            with _writing(path):
+                partial.mkdir(parents=True)
+            index = _write_slabs(path, partial / _DATA, row_slabs, shape, progress)
+            content = {"label": label, **index.to_json()}
+            with _writing(path):
+                with open(partial / _INDEX, "w", encoding="utf-8") as file:
+                    json.dump({"penstock_store": _VERSION, "checksum": _json_checksum(content), **content}, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if path.exists():
+                    shutil.rmtree(path)
+                partial.rename(path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return cls(path)
@@ -167,30 +162,54 @@ class FileStore:
             self.close()
 
 
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what the system says of a failed write into an error that names the store and the space left."""
+    try:
+        yield
+    except OSError as error:
+        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
+        advice = f"; {format_nbytes(free)} are free there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StoreError(
+            f"cannot write the store {path}: {error.strerror or error}{advice}; nothing was left"
+        ) from error
+
+
+def _json_checksum(content: Any) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
 def _write_slabs(
-    data: Path, row_slabs: Iterable[Any], shape: tuple[int, int] | None, progress: Callable[[int], None] | None
+    path: Path,
+    data: Path,
+    row_slabs: Iterable[Any],
+    shape: tuple[int, int] | None,
+    progress: Callable[[int], None] | None,
 ) -> MatrixIndex:
     builder, written, buffer = IndexBuilder(shape), 0, aligned_buffer(0)
-    with open(data, "wb", buffering=0) as file:
-        for given in row_slabs:
+    with contextlib.ExitStack() as files:
+        with _writing(path):
+            file = files.enter_context(open(data, "wb", buffering=0))
+        for given in row_slabs:  # outside of _writing: an error of the caller's own stays what it is
             slab = as_slab(given)
             subdivision = builder.add(slab)
             if buffer.nbytes < subdivision.nbytes:
                 buffer = aligned_buffer(subdivision.nbytes)
             piece = buffer[: subdivision.nbytes]
             pack(slab, subdivision, piece)
+            del given, slab  # before the next one is made
             builder.set_checksum(zlib.crc32(piece.data))
             remaining = piece.data
-            while remaining:
-                remaining = remaining[file.write(remaining) :]
+            with _writing(path):
+                while remaining:
+                    remaining = remaining[file.write(remaining) :]
             written += subdivision.nbytes
             if progress is not None:
                 progress(written)
-        os.fsync(file.fileno())
-        if hasattr(
-            os, "posix_fadvise"
-        ):  # what was written need not stay in the page cache: it will not be read from there
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with _writing(path):
+            os.fsync(file.fileno())
+            if hasattr(os, "posix_fadvise"):  # written to be read around the page cache: it need not stay there
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return builder.finish()
 
 
@@ -204,7 +223,10 @@ def _read_index(path: Path) -> tuple[MatrixIndex, str]:
         raise StoreError(f"cannot read {path / _INDEX}: {error}; build the store again") from error
     if not isinstance(data, dict) or data.pop("penstock_store", None) != _VERSION:
         raise StoreError(f"{path / _INDEX} is not an index of version {_VERSION}; build the store again")
-    return MatrixIndex.from_json(data), str(data.get("label", ""))
+    if data.pop("checksum", None) != _json_checksum(data):
+        raise StoreError(f"{path / _INDEX}: the index is damaged (its checksum does not match); build the store again")
+    label = str(data.pop("label", ""))
+    return MatrixIndex.from_json(data), label
 
 
 def _open_for_reading(data: Path, direct: bool | None) -> tuple[int, bool]:

@@ -6,14 +6,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.spmv import SparseFormat
 from penstock.streaming.schedule import Compute, Copy, Step
 from penstock.streaming.store import Store
-from penstock.streaming.timeline import Span, Timeline
+from penstock.streaming.timeline import Timeline
 
 __all__ = ["HostExecutor"]
 
@@ -45,7 +45,6 @@ class HostExecutor:
         self.store = store
         self.slots = slots
         self.timeline: Timeline | None = None
-        self.origin = time.perf_counter()
         self._views: dict[tuple[int, int], SparseFormat] = {}
         self._requests: queue.SimpleQueue[Copy | _Marker | None] = queue.SimpleQueue()
         self._arrivals: queue.SimpleQueue[Copy | _Marker | BaseException] = queue.SimpleQueue()
@@ -141,7 +140,7 @@ class HostExecutor:
             self._record("transfer", copy.subdivision, copy.slot, start)
             self._arrivals.put(copy)
 
-    def _record(self, kind: Any, subdivision: int, slot: int | None, start: float) -> None:
-        if self.timeline is not None:
-            stop = time.perf_counter()
-            self.timeline.spans.append(Span(kind, subdivision, slot, start - self.origin, stop - self.origin))
+    def _record(self, kind: Literal["transfer", "compute"], subdivision: int, slot: int | None, start: float) -> None:
+        timeline = self.timeline  # the reader may be here while the recording ends
+        if timeline is not None:
+            timeline.add(kind, subdivision, slot, start, time.perf_counter())

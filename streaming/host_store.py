@@ -42,6 +42,7 @@ class HostStore:
             subdivision = builder.add(slab)
             pieces.append(aligned_buffer(subdivision.nbytes))
             pack(slab, subdivision, pieces[-1])
+            del given, slab  # before the next one is made
         return cls(builder.finish(), pieces)
 
     @classmethod

@@ -9,8 +9,18 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+from pydantic import ConfigDict, TypeAdapter
 
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, SparseFormat, StoreError, format_named
+from penstock.spmv import (
+    Array,
+    BsrMatrix,
+    CsrMatrix,
+    InputError,
+    PenstockError,
+    SparseFormat,
+    StoreError,
+    format_named,
+)
 from penstock.streaming.budget import PAGE_NBYTES
 
 __all__ = ["ArrayField", "IndexBuilder", "MatrixIndex", "Subdivision", "as_slab", "index_of", "pack"]
@@ -25,6 +35,8 @@ def _round_up(nbytes: int, multiple: int) -> int:
 @dataclass(frozen=True)
 class ArrayField:
     """One array inside a slab: ``nbytes`` bytes from ``offset`` on."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     dtype: str
@@ -54,6 +66,8 @@ class Subdivision:
     checksum : int or None
         CRC-32 of the piece; None while it exists in a plan only.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     row_start: int
     row_stop: int
@@ -99,6 +113,12 @@ class MatrixIndex:
         """Stored scalars."""
         return sum(subdivision.nnz for subdivision in self.subdivisions)
 
+    def same_layout(self, other: MatrixIndex) -> bool:
+        """Tell whether another index cuts a matrix of the same kind in the same way; checksums may differ."""
+        return replace(self, subdivisions=_without_checksums(self)) == replace(
+            other, subdivisions=_without_checksums(other)
+        )
+
     def view(self, number: int, buffer: Array) -> SparseFormat:
         """Return subdivision ``number`` as a matrix whose arrays are views of a byte buffer that holds it."""
         subdivision = self.subdivisions[number]
@@ -120,36 +140,51 @@ class MatrixIndex:
         Raises
         ------
         StoreError
-            If a part is missing or of the wrong kind.
+            If a part is missing, of the wrong kind, or does not fit the others.
         """
         try:
-            subdivisions = tuple(
-                Subdivision(
-                    **{
-                        **entry,
-                        "fields": tuple(ArrayField(**{**f, "shape": tuple(f["shape"])}) for f in entry["fields"]),
-                    }
-                )
-                for entry in data["subdivisions"]
-            )
-            rows, columns = data["shape"]
-            index = cls(
-                shape=(int(rows), int(columns)),
-                dtype=str(np.dtype(data["dtype"])),
-                format_name=format_named(data["format_name"]).name,
-                parameters=dict(data["parameters"]),
-                subdivisions=subdivisions,
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"the store's index is damaged ({error!r}); build the store again") from error
-        stops = [0, *(subdivision.row_stop for subdivision in subdivisions)]
-        if [s.row_start for s in subdivisions] != stops[:-1] or stops[-1] != index.shape[0]:
-            raise StoreError(
-                "the store's index is damaged (its subdivisions do not cover the rows); build the store again"
-            )
-        if any(f.offset < 0 or f.offset + f.nbytes > s.nbytes for s in subdivisions for f in s.fields):
-            raise StoreError("the store's index is damaged (an array leaves its subdivision); build the store again")
+            index = TypeAdapter(cls).validate_python(data)
+            index._check()
+        except (PenstockError, ValueError, TypeError, IndexError) as error:
+            raise StoreError(f"the store's index is damaged ({error}); build the store again") from error
         return index
+
+    def _check(self) -> None:
+        """Lay out every slab again from the shapes of its arrays, and compare."""
+        if self.dtype not in ("float64", "float32") or self.shape[1] < 0:
+            raise InputError(f"a matrix of {self.shape[1]} columns and type {self.dtype} cannot be")
+        row = 0
+        for number, subdivision in enumerate(self.subdivisions):
+            arrays = {f.name: np.broadcast_to(np.zeros((), f.dtype), f.shape) for f in subdivision.fields}
+            shape = (subdivision.row_stop - row, self.shape[1])
+            slab = format_named(self.format_name).from_arrays(shape, self.dtype, arrays, self.parameters)
+            slab.check_shapes()
+            if replace(subdivision, checksum=None) != lay_out(slab, row):
+                raise InputError(f"subdivision {number} is not laid out as its rows and arrays say")
+            row = subdivision.row_stop
+        if row != self.shape[0]:
+            raise InputError(f"the subdivisions hold {row} of {self.shape[0]} rows")
+
+
+def _without_checksums(index: MatrixIndex) -> tuple[Subdivision, ...]:
+    return tuple(replace(subdivision, checksum=None) for subdivision in index.subdivisions)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What all slabs of a matrix share."""
+
+    format: type[SparseFormat]
+    columns: int
+    dtype: str
+    values_dtype: str
+    row_granularity: int
+    parameters: dict[str, int]
+
+    @classmethod
+    def of(cls, slab: SparseFormat) -> _Kind:
+        types = str(slab.dtype), str(slab.values_dtype)
+        return cls(type(slab), slab.shape[1], *types, slab.row_granularity, slab.parameters())
 
 
 class IndexBuilder:
@@ -164,7 +199,7 @@ class IndexBuilder:
     def __init__(self, shape: tuple[int, int] | None = None) -> None:
         self.shape = shape
         self._subdivisions: list[Subdivision] = []
-        self._first: SparseFormat | None = None
+        self._kind: _Kind | None = None  # of the first slab, which is not kept itself
 
     @property
     def _rows(self) -> int:
@@ -178,22 +213,17 @@ class IndexBuilder:
         InputError
             If it differs from the first in columns, format or types.
         """
-        first = self._first = self._first if self._first is not None else slab
-        expected = self.shape[1] if self.shape else first.shape[1]
-        if slab.shape[1] != expected:
-            raise InputError(f"slab {len(self._subdivisions)} has {slab.shape[1]} columns instead of {expected}")
-        same = (slab.name, slab.dtype, slab.values_dtype) == (first.name, first.dtype, first.values_dtype)
-        if not same or slab.row_granularity != first.row_granularity:
+        kind = _Kind.of(slab)
+        first = self._kind = self._kind or kind
+        expected = self.shape[1] if self.shape else first.columns
+        if kind.columns != expected:
+            raise InputError(f"slab {len(self._subdivisions)} has {kind.columns} columns instead of {expected}")
+        if replace(kind, parameters=first.parameters) != first:
             raise InputError(
-                f"slab {len(self._subdivisions)} is {slab.name} of {slab.values_dtype}, the first one is {first.name} of "
-                f"{first.values_dtype}; all slabs must have one format, block size and type"
+                f"slab {len(self._subdivisions)} is {slab.name} of {slab.values_dtype}, the first one is "
+                f"{first.format.name} of {first.values_dtype}; all slabs must have one format, block size and type"
             )
-        offset, fields = 0, []
-        for name, array in slab.arrays().items():
-            fields.append(ArrayField(name, str(np.dtype(array.dtype)), tuple(array.shape), offset))
-            offset = _round_up(offset + array.nbytes, _ARRAY_ALIGNMENT)
-        nbytes = max(_round_up(offset, PAGE_NBYTES), PAGE_NBYTES)
-        subdivision = Subdivision(self._rows, self._rows + slab.shape[0], slab.nnz, tuple(fields), nbytes)
+        subdivision = lay_out(slab, self._rows)
         self._subdivisions.append(subdivision)
         return subdivision
 
@@ -209,14 +239,24 @@ class IndexBuilder:
         InputError
             If there was no slab, or their rows do not add up to the expected shape.
         """
-        if self._first is None:
+        if self._kind is None:
             raise InputError("no row slab was given; a matrix needs at least one row")
-        shape = self.shape or (self._rows, self._first.shape[1])
+        shape = self.shape or (self._rows, self._kind.columns)
         if self._rows != shape[0]:
             raise InputError(f"the slabs hold {self._rows} rows together, but the shape says {shape[0]}")
         nnz = sum(subdivision.nnz for subdivision in self._subdivisions)
-        parameters = {**self._first.parameters(), **type(self._first).tuned(nnz, shape[0])}
-        return MatrixIndex(shape, str(self._first.dtype), self._first.name, parameters, tuple(self._subdivisions))
+        parameters = {**self._kind.parameters, **self._kind.format.tuned(nnz, shape[0])}
+        return MatrixIndex(shape, self._kind.dtype, self._kind.format.name, parameters, tuple(self._subdivisions))
+
+
+def lay_out(slab: SparseFormat, row_start: int) -> Subdivision:
+    """Return where the arrays of a slab, real or an outline, lie in one contiguous piece."""
+    offset, fields = 0, []
+    for name, array in slab.arrays().items():
+        fields.append(ArrayField(name, str(np.dtype(array.dtype)), tuple(array.shape), offset))
+        offset = _round_up(offset + array.nbytes, _ARRAY_ALIGNMENT)
+    nbytes = max(_round_up(offset, PAGE_NBYTES), PAGE_NBYTES)
+    return Subdivision(row_start, row_start + slab.shape[0], slab.nnz, tuple(fields), nbytes)
 
 
 def index_of(slabs: Iterable[SparseFormat], shape: tuple[int, int] | None = None) -> MatrixIndex:

@@ -160,12 +160,15 @@ def plan_stream(
     if sum(sizes) <= budget_nbytes:
         return StreamPlan(index, budget_nbytes, 0, 0, frozenset(range(len(sizes))), **common)  # type: ignore[arg-type]
     slot_nbytes = max(sizes)
+    if slots is not None and slots < 2:
+        raise InputError(f"double buffering takes at least 2 slots, not {slots}")
     ring = slots if slots is not None else (3 if 6 * slot_nbytes <= budget_nbytes else 2)
-    if ring < 2 or ring * slot_nbytes > budget_nbytes:
+    if ring * slot_nbytes > budget_nbytes:
+        smallest = min(ring * slot_nbytes, sum(sizes))
         raise BudgetError(
-            f"a budget of {format_nbytes(budget_nbytes)} does not hold {max(ring, 2)} slots of {format_nbytes(slot_nbytes)}; "
-            f"the smallest that does is {max(ring, 2) * slot_nbytes} bytes "
-            f"({format_nbytes(max(ring, 2) * slot_nbytes)}), or cut the matrix into more than {len(sizes)} subdivisions"
+            f"a budget of {format_nbytes(budget_nbytes)} holds neither the matrix nor {ring} slots of "
+            f"{format_nbytes(slot_nbytes)}; the smallest that does is {smallest} bytes ({format_nbytes(smallest)}); raise "
+            "the budget or cut the matrix into smaller subdivisions"
         )
     resident = _spread_evenly(sizes, budget_nbytes - ring * slot_nbytes)
     return StreamPlan(index, budget_nbytes, ring, slot_nbytes, resident, **common)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -72,7 +73,7 @@ class StreamedMatrix(ValidatedOperator):
         self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget)
         index = store.index
         self.plan = plan or plan_stream(index, self.budget.limit_nbytes, slots=slots, overlap=overlap)
-        if [s.nbytes for s in self.plan.index.subdivisions] != [s.nbytes for s in index.subdivisions]:
+        if not self.plan.index.same_layout(index):
             raise InputError("the plan was made for another cut of the matrix; plan again from store.index")
         self.shape = index.shape
         self.dtype = np.dtype(index.dtype)
@@ -164,7 +165,7 @@ class StreamedMatrix(ValidatedOperator):
         """Record the times of all transfers and computations inside a ``with`` block; it ends with a synchronisation."""
         if self._executor is None:
             raise InputError("this streamed matrix is closed; open a new one on its store")
-        timeline = Timeline()
+        timeline = Timeline(origin=time.perf_counter())
         self._executor.timeline = timeline
         try:
             yield timeline
@@ -186,3 +187,7 @@ class StreamedMatrix(ValidatedOperator):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_executor", None) is not None:  # forgotten to close: the reader thread must not outlive it
+            self.close()

@@ -85,6 +85,23 @@ class SparseFormat(ValidatedOperator):
     def nnz(self) -> int:
         """Number of stored scalars, padding left out."""
 
+    @abstractmethod
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that the arrays must have for the matrix's shape and number of stored entries."""
+
+    def check_shapes(self) -> None:
+        """Refuse arrays that do not fit each other, such as those described by a damaged index.
+
+        Raises
+        ------
+        InputError
+            Naming the array and both shapes.
+        """
+        for name, shape in self.array_shapes().items():
+            found = tuple(self.arrays()[name].shape)
+            if found != shape:
+                raise InputError(f"{self.name} array {name} has shape {found} instead of {shape}")
+
     def parameters(self) -> dict[str, int]:
         """Return the scalar parameters by name."""
         return {}

@@ -124,6 +124,12 @@ class BsrMatrix(SparseFormat, name="bsr"):
         """Return row_offsets, column_indices and values."""
         return {"row_offsets": self.row_offsets, "column_indices": self.column_indices, "values": self.values}
 
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that fit ``shape``, the number of column indices and the block size."""
+        blocks, size = self.column_indices.size, self.row_granularity
+        offsets = check_block_size(size, self.shape[0]) + 1
+        return {"row_offsets": (offsets,), "column_indices": (blocks,), "values": (blocks, size, size)}
+
     @property
     def nnz(self) -> int:
         """Number of stored scalars."""

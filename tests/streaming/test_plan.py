@@ -1,0 +1,283 @@
+"""A plan keeps its budget, uses it, and says what it decided. Nothing here moves a byte of a matrix."""
+
+import contextlib
+import itertools
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.fem import Cantilever
+from penstock.spmv import BudgetError, InputError, PenstockError, format_nbytes
+from penstock.streaming import (
+    Compute,
+    Copy,
+    LinkRates,
+    MatrixIndex,
+    Release,
+    Subdivision,
+    index_of,
+    plan_stream,
+    plan_subdivisions,
+)
+from penstock.streaming.budget import PAGE_NBYTES
+
+pure = settings(deadline=None, max_examples=300, database=None)
+
+# The documented cost of starting a transfer, in bytes, by which the number of subdivisions is chosen.
+TRANSFER_START_NBYTES = 600_000
+
+
+def index_with(sizes):
+    """An index of one row and one entry a subdivision; a plan looks at nothing but sizes."""
+    subdivisions = tuple(Subdivision(n, n + 1, 1, (), nbytes) for n, nbytes in enumerate(sizes))
+    return MatrixIndex((len(sizes), len(sizes)), "float64", "csr", {}, subdivisions)
+
+
+def smallest_budget(error):
+    return int(re.search(r"the smallest that does is (\d+) bytes", str(error))[1])
+
+
+page_sizes = st.lists(st.integers(1, 40).map(lambda pages: pages * PAGE_NBYTES), min_size=1, max_size=40)
+budgets = st.integers(1, 2000 * PAGE_NBYTES)
+rings = st.none() | st.integers(2, 6)
+
+
+@pure
+@given(page_sizes, budgets, rings)
+def test_a_plan_never_exceeds_its_budget_and_leaves_nothing_out(sizes, budget, slots):
+    if budget < min(sum(sizes), (slots or 2) * max(sizes)):
+        with pytest.raises(BudgetError, match="cut the matrix into smaller"):
+            plan_stream(index_with(sizes), budget, slots=slots)
+        return
+    plan = plan_stream(index_with(sizes), budget, slots=slots)
+
+    streamed = set(plan.schedule.streamed)
+    assert plan.storage_nbytes <= budget
+    assert plan.storage_nbytes == plan.slots * plan.slot_nbytes + sum(sizes[n] for n in plan.resident)
+    assert streamed | plan.resident == set(range(len(sizes)))
+    assert not streamed & plan.resident
+    assert plan.streamed_nbytes == sum(sizes[n] for n in streamed)
+    assert plan.streamed_nbytes + plan.resident_nbytes == sum(sizes)
+    assert all(sizes[n] <= plan.slot_nbytes for n in streamed)
+
+
+@pure
+@given(page_sizes, st.integers(-1, 1))
+def test_everything_is_resident_exactly_when_it_fits(sizes, spare):
+    sizes = 3 * sizes  # so that two slots of the largest always fit
+
+    plan = plan_stream(index_with(sizes), sum(sizes) + spare)
+
+    assert (plan.slots == 0) == (plan.streamed_nbytes == 0) == (spare >= 0)
+
+
+@pure
+@given(st.integers(1, 100), st.integers(3, 100))
+def test_residents_are_spread_evenly(residents, streamed):
+    """The longest run of streamed subdivisions, around the end of the sweep too, is as short as counts allow."""
+    count = residents + streamed
+    plan = plan_stream(index_with([PAGE_NBYTES] * count), (2 + residents) * PAGE_NBYTES, slots=2)
+
+    positions = sorted(plan.resident)
+    gaps = [b - a - 1 for a, b in itertools.pairwise([*positions, positions[0] + count])]
+
+    assert len(positions) == residents
+    assert max(gaps) <= math.ceil(streamed / residents)
+
+
+@pure
+@given(st.integers(2, 40), st.integers(1, 60))
+def test_equal_subdivisions_leave_no_room_for_one_more_resident(pages, too_many):
+    plan = plan_stream(index_with([PAGE_NBYTES] * (pages + too_many)), pages * PAGE_NBYTES + 7)
+
+    assert plan.budget_nbytes - plan.storage_nbytes < PAGE_NBYTES
+
+
+@pure
+@given(page_sizes, st.integers(2, 5), st.integers(1, PAGE_NBYTES))
+def test_a_refusal_names_the_smallest_budget_that_would_do(sizes, slots, below):
+    sizes = sizes + [max(sizes)] * (slots + 1)  # so that a ring is smaller than the matrix
+    needed = slots * max(sizes)
+    with pytest.raises(BudgetError, match="or cut the matrix into smaller") as caught:
+        plan_stream(index_with(sizes), needed - below, slots=slots)
+
+    assert smallest_budget(caught.value) == needed
+    assert plan_stream(index_with(sizes), needed, slots=slots).slots == slots
+    with pytest.raises(BudgetError):
+        plan_stream(index_with(sizes), needed - 1, slots=slots)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+def test_a_matrix_in_few_pieces_is_not_told_to_take_more_than_its_own_size(pieces):
+    """Two or three slots may hold more than the whole matrix; resident it needs less."""
+    index = index_with([10 * PAGE_NBYTES] * pieces)
+    with pytest.raises(BudgetError, match="the smallest that does is") as caught:
+        plan_stream(index, PAGE_NBYTES, slots=3)
+
+    assert smallest_budget(caught.value) == index.nbytes
+    assert plan_stream(index, index.nbytes).streamed_nbytes == 0
+
+
+@pytest.mark.parametrize(("pages", "slots"), [(5, 2), (6, 3), (9, 3)])
+def test_by_default_three_slots_are_taken_if_they_use_at_most_half_the_budget(pages, slots):
+    assert plan_stream(index_with([PAGE_NBYTES] * 20), pages * PAGE_NBYTES).slots == slots
+
+
+@pytest.mark.parametrize("slots", [2, 3, 4, 7])
+def test_the_number_of_slots_asked_for_is_kept(slots):
+    plan = plan_stream(index_with([PAGE_NBYTES] * 20), 9 * PAGE_NBYTES, slots=slots)
+
+    assert plan.slots == plan.schedule.slots == slots
+    assert len(plan.resident) == 9 - slots
+
+
+@pytest.mark.parametrize("slots", [1, 0, -2])
+def test_fewer_than_two_slots_are_refused_for_what_they_are(slots):
+    """The budget here is ample, so the message must not blame it."""
+    with pytest.raises(InputError, match="at least 2"):
+        plan_stream(index_with([PAGE_NBYTES] * 20), 9 * PAGE_NBYTES, slots=slots)
+
+
+def test_overlap_changes_the_order_of_steps_and_not_the_memory():
+    index = index_with([PAGE_NBYTES] * 20)
+    hidden, plain = (plan_stream(index, "40 KiB", overlap=overlap) for overlap in (True, False))
+
+    assert hidden.storage_nbytes == plain.storage_nbytes
+    assert hidden.resident == plain.resident
+    assert hidden.schedule.prologue()
+    assert not plain.schedule.prologue()
+
+
+def test_two_slots_are_double_buffering():
+    """The classic order: while one buffer is computed with, the other one fills."""
+    plan = plan_stream(index_with([PAGE_NBYTES] * 4), 2 * PAGE_NBYTES, slots=2)
+
+    steps = plan.schedule.prologue() + plan.schedule.sweep(0)
+
+    expected = [Copy(0, 0), Copy(1, 1)]
+    for piece, following in enumerate([2, 3, 0, 1]):
+        buffer = piece % 2
+        expected += [Compute(piece, buffer), Release(buffer), Copy(following, buffer)]
+    assert steps == expected
+
+
+class TestExplain:
+    index = index_with([100 * PAGE_NBYTES] * 20)
+
+    def test_names_budget_cut_slots_resident_part_streamed_bytes_and_vectors(self):
+        plan = plan_stream(self.index, "2 MiB", slots=3, workspace_nbytes=12_345_678)
+        lines = dict(line.split(maxsplit=1) for line in plan.explain().splitlines())
+
+        assert "2 MiB" in lines["budget"]
+        assert f"{format_nbytes(plan.storage_nbytes)} used" in lines["budget"]
+        assert f"{self.index.nbytes / 2**21:.2f} times" in lines["budget"]
+        assert "20 subdivisions" in lines["cut"]
+        assert lines["ring"] == "3 slots of 400 KiB"
+        assert lines["resident"] == f"2 subdivisions, {format_nbytes(plan.resident_nbytes)}"
+        assert lines["streamed"] == f"18 subdivisions, {format_nbytes(plan.streamed_nbytes)} a sweep, overlap on"
+        assert format_nbytes(12_345_678) in lines["vectors"]
+
+    def test_says_that_nothing_is_streamed_when_everything_is_resident(self):
+        text = plan_stream(self.index, "1 GiB").explain()
+
+        assert "everything: nothing is streamed" in text
+        assert "slots" not in text
+
+    def test_promises_no_time_without_rates(self):
+        plan = plan_stream(self.index, "2 MiB")
+
+        assert plan.predicted_seconds() is None
+        assert "a sweep  " not in plan.explain()
+
+    @pytest.mark.parametrize(("link", "memory", "binding"), [(1e6, 1e9, "the link"), (1e9, 1e6, "memory")])
+    @pytest.mark.parametrize("overlap", [True, False])
+    def test_predicts_the_sweep_from_rates_and_names_the_side_that_binds(self, link, memory, binding, overlap):
+        columns = 3
+        plan = plan_stream(
+            self.index, "2 MiB", slots=3, columns=columns, overlap=overlap, rates=LinkRates(link=link, memory=memory)
+        )
+
+        transfer, compute = plan.predicted_seconds()
+
+        vectors = columns * sum(self.index.shape) * 8  # x is read and y written once, in float64
+        assert transfer == pytest.approx(18 * 100 * PAGE_NBYTES / link)
+        assert compute == pytest.approx((20 * 100 * PAGE_NBYTES + vectors) / memory)
+        text = plan.explain()
+        assert f"{binding} binds" in text
+        expected = max(transfer, compute) if overlap else transfer + compute
+        assert f"about {expected * 1e3:.3g} ms" in text
+
+
+class TestPlanSubdivisions:
+    """A cantilever of 36,000 nodes whose 0.6 GB matrix is never assembled."""
+
+    beam = Cantilever(nodes=33, dof=3)
+    limit = 512
+
+    def index_for(self, count):
+        self.asked.append(count)
+        return index_of(self.beam.outlines(count), self.beam.shape)
+
+    @pytest.fixture(autouse=True)
+    def _record(self):
+        self.asked = []
+
+    def plan(self, budget, limit=limit, **options):
+        return plan_subdivisions(self.index_for, budget, limit=limit, **options)
+
+    @pytest.mark.parametrize("budget", ["1 MiB", "10 MiB", "50 MiB"])
+    def test_a_plan_fits_and_is_the_cheapest_of_the_cuts_tried(self, budget):
+        def cost(plan):
+            return plan.streamed_nbytes + TRANSFER_START_NBYTES * len(plan.schedule.streamed)
+
+        plan = self.plan(budget)
+
+        assert plan.storage_nbytes <= plan.budget_nbytes
+        assert plan.slots >= 2
+        others = []
+        for count in set(self.asked):
+            with contextlib.suppress(BudgetError):
+                others.append(plan_stream(index_of(self.beam.outlines(count)), budget))
+        assert len(others) > 3
+        assert cost(plan) == min(map(cost, others))
+
+    def test_a_matrix_that_fits_is_not_cut(self):
+        plan = self.plan("10 GiB")
+
+        assert len(plan.index.subdivisions) == 1
+        assert plan.streamed_nbytes == 0
+
+    def test_no_cut_is_finer_than_the_limit(self):
+        plan = self.plan("40 MiB", limit=10)
+
+        assert max(self.asked) == 10
+        assert len(plan.index.subdivisions) <= 10
+
+    def test_a_budget_too_small_for_the_finest_cut_is_refused_with_one_that_does(self):
+        with pytest.raises(BudgetError, match="the smallest that does is") as caught:
+            self.plan("1 KiB")
+
+        needed = smallest_budget(caught.value)
+        assert self.plan(needed).storage_nbytes <= needed
+
+    def test_a_refusal_does_not_advise_a_finer_cut_than_the_limit(self):
+        with pytest.raises(BudgetError, match="the smallest that does is") as caught:
+            self.plan("1 KiB", limit=8)
+
+        assert "more than 8 subdivisions" not in str(caught.value)
+
+    def test_options_reach_the_plan(self):
+        rates = LinkRates(1e9, 1e10)
+
+        plan = self.plan("20 MiB", columns=4, workspace_nbytes=5, overlap=False, rates=rates)
+
+        assert (plan.columns, plan.workspace_nbytes, plan.overlap, plan.rates) == (4, 5, False, rates)
+
+
+@pytest.mark.parametrize("budget", ["-1 GiB", "0", "abc", None])
+def test_a_budget_that_is_no_size_is_refused(budget):
+    with pytest.raises(PenstockError, match=r"must be positive|for example '512 MiB'"):
+        plan_stream(index_with([PAGE_NBYTES] * 3), budget)
