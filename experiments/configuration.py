@@ -111,6 +111,15 @@ class MemorySection(Section):
         default=None, description="directory for the matrix on disk, kept and used again; default: made and removed"
     )
 
+    @model_validator(mode="after")
+    def _streaming_needs_a_budget(self) -> MemorySection:
+        given = self.model_fields_set & {"subdivisions", "slots", "overlap", "store"}
+        if self.budget is None and given:
+            raise ValueError(
+                f"{', '.join(sorted(given))} say how to stream; that takes a budget, such as budget: 2 GiB"
+            )
+        return self
+
 
 class OutputSection(Section):
     """What is left behind."""
@@ -130,6 +139,12 @@ class Experiment(Section):
     solver: SolverSection = SolverSection()
     memory: MemorySection = MemorySection()
     output: OutputSection = OutputSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections_are_defaults(cls, data: Any) -> Any:
+        """Read ``load:`` with nothing below it as an empty section."""
+        return {key: {} if value is None else value for key, value in data.items()} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _load_fits_model(self) -> Experiment:

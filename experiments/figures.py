@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import matplotlib.colors
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
 from penstock.fem import BoxMesh
@@ -23,14 +21,14 @@ _BLUE, _ORANGE, _GREY = "#1f6fb2", "#e07b28", "#8a8f98"
 _FACE_POINTS = 33  # drawn points along a side of the box at most
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=150, bbox_inches="tight")
-    plt.close(figure)
 
 
 def draw_convergence(path: Path, residual_norms: list[float], true_residual: float, rtol: float) -> None:
     """Draw the recursive residual of every iteration, the true one at the end and the tolerance."""
-    figure, axes = plt.subplots(figsize=(6.4, 3.8))
+    figure = Figure(figsize=(6.4, 3.8))
+    axes = figure.subplots()
     axes.semilogy(residual_norms, color=_BLUE, linewidth=1.2, label="recursive residual")
     if true_residual > 0:
         axes.semilogy(
@@ -46,7 +44,8 @@ def draw_convergence(path: Path, residual_norms: list[float], true_residual: flo
 
 def draw_timeline(path: Path, timeline: Timeline, title: str = "") -> None:
     """Draw when transfers and kernels ran, one row each, with the subdivision's number where it fits."""
-    figure, axes = plt.subplots(figsize=(9, 2.2))
+    figure = Figure(figsize=(9, 2.2))
+    axes = figure.subplots()
     rows = {"transfer": (1, _ORANGE), "compute": (0, _BLUE)}
     spans = timeline.spans
     begin = min((span.start for span in spans), default=0.0)
@@ -95,10 +94,12 @@ def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any]) -> 
             polygons.append(quads.reshape(-1, 4, 3))
             colors.append(((shade[:-1, :-1] + shade[1:, :-1] + shade[1:, 1:] + shade[:-1, 1:]) / 4).ravel())
     color = np.concatenate(colors)
-    norm = matplotlib.colors.Normalize(float(color.min()), float(color.max()) or 1.0)
-    figure = plt.figure(figsize=(7, 4.5))
+    norm = Normalize(float(color.min()), float(color.max()) or 1.0)
+    figure = Figure(figsize=(7, 4.5))
     axes: Any = figure.add_subplot(projection="3d")
-    faces = Poly3DCollection(np.concatenate(polygons), facecolors=plt.colormaps["viridis"](norm(color)), linewidths=0)
+    faces = Poly3DCollection(
+        np.concatenate(polygons), facecolors=matplotlib.colormaps["viridis"](norm(color)), linewidths=0
+    )
     axes.add_collection3d(faces)
     corners = np.concatenate(polygons).reshape(-1, 3)
     low, high = corners.min(axis=0), corners.max(axis=0)
@@ -107,5 +108,5 @@ def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any]) -> 
     axes.view_init(elev=18, azim=-62)
     axes.locator_params(nbins=4)
     label = f"displacement (drawn {scale:.2g} times)" if moves else "temperature"
-    figure.colorbar(plt.cm.ScalarMappable(norm=norm, cmap="viridis"), ax=axes, shrink=0.6, pad=0.12, label=label)
+    figure.colorbar(ScalarMappable(norm=norm, cmap="viridis"), ax=axes, shrink=0.6, pad=0.12, label=label)
     _save(figure, path)

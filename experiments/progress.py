@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,6 +35,14 @@ class Reporter:
         yield Stage()
 
 
+class _LogStage(Stage):
+    def __init__(self) -> None:
+        self.detail = ""
+
+    def advance(self, done: float, detail: str = "") -> None:
+        self.detail = detail
+
+
 class _RichStage(Stage):
     def __init__(self, progress: Progress, title: str) -> None:
         self._progress, self._task = progress, progress.add_task(title, total=1.0, detail="")
@@ -56,7 +65,14 @@ class RichReporter(Reporter):
 
     @contextmanager
     def stage(self, title: str) -> Iterator[Stage]:
-        """Show a bar with times until the part is over."""
+        """Show a bar with times until the part is over; a log gets one line instead."""
+        if not self.console.is_terminal:
+            log = _LogStage()
+            began = time.perf_counter()
+            yield log
+            seconds = time.perf_counter() - began
+            self.console.print(f"{title:<10} {seconds:8.2f} s  {log.detail}", highlight=False, soft_wrap=True)
+            return
         columns = (
             TextColumn("{task.description:<10}"),
             BarColumn(bar_width=30),
@@ -68,7 +84,6 @@ class RichReporter(Reporter):
         with Progress(*columns, console=self.console, refresh_per_second=4) as progress:
             stage = _RichStage(progress, title)
             yield stage
-            stage.advance(1.0, progress.tasks[0].fields["detail"])
 
 
 def solve_progress(record: IterationRecord, first_residual: float, rtol: float) -> tuple[float, str]:

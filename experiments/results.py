@@ -106,7 +106,10 @@ class ResultsFolder:
             drawn.append(self.path / "deformed.png")
             with h5py.File(self.field) as file:
                 values = np.asarray(file["VTKHDF/PointData"][_FIELD[cantilever.dof]]).swapaxes(0, 2)
-            figures.draw_deformed(drawn[-1], cantilever.mesh, values)
+            if np.isfinite(values).all():
+                figures.draw_deformed(drawn[-1], cantilever.mesh, values)
+            else:
+                drawn.pop()
         return drawn
 
     def summary(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import signal
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
 from penstock.experiments.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from penstock.experiments.configuration import Experiment, read_experiment
 from penstock.experiments.environment import describe_environment
@@ -28,13 +30,13 @@ from penstock.solvers import (
     block_jacobi,
     cg,
     cg_workspace_nbytes,
-    jacobi,
 )
 from penstock.spmv import Device, InputError, Operator, StoreError, format_nbytes
 from penstock.spmv.formats.base import INT32_MAX
 from penstock.streaming import (
     FileStore,
     HostStore,
+    LinkRates,
     MatrixIndex,
     MemoryBudget,
     Store,
@@ -44,6 +46,9 @@ from penstock.streaming import (
     plan_stream,
     plan_subdivisions,
 )
+
+# Below this size a measurement would take longer than what it tells about.
+_MEASURED_FROM_NBYTES = 64 << 20
 
 __all__ = ["RunOutcome", "plan_experiment", "resume_experiment", "run_experiment"]
 
@@ -75,17 +80,35 @@ def plan_experiment(experiment: Experiment) -> StreamPlan:
     def index_for(count: int) -> MatrixIndex:
         return index_of(cantilever.outlines(count, memory.format, values_dtype=dtype), cantilever.shape)
 
-    workspace = cg_workspace_nbytes(cantilever.unknowns)
+    options: dict[str, Any] = {"workspace_nbytes": cg_workspace_nbytes(cantilever.unknowns)}
     if memory.budget is None:
-        index = index_for(memory.subdivisions or 1 + cantilever.nnz // INT32_MAX)
-        return plan_stream(index, index.nbytes, workspace_nbytes=workspace)
-    if memory.subdivisions is not None or memory.slots is not None:
-        count = memory.subdivisions or min(64, cantilever.mesh.node_count)
-        return plan_stream(
-            index_for(count), memory.budget, workspace_nbytes=workspace, slots=memory.slots, overlap=memory.overlap
+        index = index_for(1 + cantilever.nnz // INT32_MAX)
+        return plan_stream(index, index.nbytes, **options)
+    options |= {"slots": memory.slots, "overlap": memory.overlap}
+    if memory.store is not None and memory.store.exists():
+        with FileStore(memory.store) as store:
+            _check_store(store, experiment)
+            return plan_stream(store.index, memory.budget, **options)
+    if memory.subdivisions is not None:
+        return plan_stream(index_for(memory.subdivisions), memory.budget, **options)
+    return plan_subdivisions(index_for, memory.budget, limit=cantilever.mesh.node_count, **options)
+
+
+def _store_label(experiment: Experiment) -> str:
+    """Return what determines every entry of the stored matrix."""
+    memory = experiment.memory
+    return f"{experiment.model!r} {experiment.material!r} {memory.format} {memory.values}"
+
+
+def _check_store(store: FileStore, experiment: Experiment) -> None:
+    """Refuse a store that holds another matrix, or another cut than the experiment asks for."""
+    if store.label != _store_label(experiment):
+        raise InputError(f"the store {store.path} holds another matrix ({store.label}); name another memory.store")
+    count, wanted = len(store.index.subdivisions), experiment.memory.subdivisions
+    if wanted is not None and wanted != count:
+        raise InputError(
+            f"the store {store.path} has {count} subdivisions instead of {wanted}; name another memory.store"
         )
-    limit = cantilever.mesh.node_count
-    return plan_subdivisions(index_for, memory.budget, limit=limit, workspace_nbytes=workspace, overlap=memory.overlap)
 
 
 def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: Reporter | None = None) -> RunOutcome:
@@ -117,15 +140,26 @@ def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: R
     except OSError as error:
         raise StoreError(f"cannot make {folder.path}: {error.strerror or error}") from error
     try:
-        folder.write_text(folder.configuration, yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False))
+        folder.write_text(folder.configuration, yaml.safe_dump(_resolved(experiment), sort_keys=False))
         return _Run(experiment, folder, reporter or Reporter()).run(resume=False)
     except BaseException as error:
         _remove_unless_checkpointed(folder, error)
         raise
 
 
-def resume_experiment(directory: str | Path, *, reporter: Reporter | None = None) -> RunOutcome:
-    """Go on with a run that was interrupted; the iterates are bit-equal to those of an uninterrupted run.
+def resume_experiment(
+    directory: str | Path, *, maxiter: int | None = None, reporter: Reporter | None = None
+) -> RunOutcome:
+    """Go on with a run that did not converge; the iterates are bit-equal to those of an uninterrupted run.
+
+    Parameters
+    ----------
+    directory : path
+        Its results folder.
+    maxiter : int, optional
+        Instead of the experiment's, for a run that ended there.
+    reporter : Reporter, optional
+        Told how it goes.
 
     Raises
     ------
@@ -133,11 +167,23 @@ def resume_experiment(directory: str | Path, *, reporter: Reporter | None = None
         If the folder holds no checkpoint.
     """
     folder = ResultsFolder(Path(directory))
-    if folder.result.exists():
-        raise InputError(f"the run in {folder.path} is finished; look at it with penstock show {folder.path}")
     if not folder.checkpoint.exists():
+        if folder.result.exists():
+            raise InputError(f"the run in {folder.path} is finished; look at it with penstock show {folder.path}")
         raise InputError(f"{folder.path} holds no {folder.checkpoint.name}; there is nothing to resume")
-    return _Run(read_experiment(folder.configuration), folder, reporter or Reporter()).run(resume=True)
+    experiment = read_experiment(folder.configuration)
+    if maxiter is not None:
+        solver = experiment.solver.model_copy(update={"maxiter": maxiter})
+        experiment = experiment.model_copy(update={"solver": solver})
+    return _Run(experiment, folder, reporter or Reporter()).run(resume=True)
+
+
+def _resolved(experiment: Experiment) -> dict[str, Any]:
+    """Return every setting in force, as it can be read again."""
+    data: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
+    if experiment.memory.budget is None:  # without a budget nothing is streamed, and how may not be said
+        data["memory"] = {key: data["memory"][key] for key in ("device", "format", "values")}
+    return data
 
 
 def _remove_unless_checkpointed(folder: ResultsFolder, error: BaseException) -> None:
@@ -162,7 +208,7 @@ class _Run:
     def run(self, *, resume: bool) -> RunOutcome:
         """Plan, build, solve and report."""
         with self._timed("plan"):
-            plan = plan_experiment(self.experiment)
+            plan = dataclasses.replace(plan_experiment(self.experiment), rates=self._rates())
         self.folder.write_text(self.folder.plan, plan.explain() + "\n")
         self.reporter.text("Plan", plan.explain())
         checkpoint = Checkpoint(None)
@@ -183,13 +229,24 @@ class _Run:
             with self._timed("solve"):
                 result, spent = self._solve(A, checkpoint)
             # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
-            write_checkpoint(self.folder.checkpoint, spent, self.device)
+            self._save(spent)
             if result.reason is StopReason.STOPPED:
                 return RunOutcome(self.folder, result.reason)
-            self._report(A, plan, result, spent)
-        self.folder.checkpoint.unlink(missing_ok=True)
+            self._report(A, plan, result, spent, checkpoint.seconds)
+        if result.converged:  # otherwise --resume with a larger maxiter may go on
+            self.folder.checkpoint.unlink(missing_ok=True)
         shutil.rmtree(self.folder.matrix, ignore_errors=True)
         return RunOutcome(self.folder, result.reason)
+
+    def _rates(self) -> LinkRates | None:
+        """Measure link and memory, so that the plan can tell the time of a sweep; not for what takes no time."""
+        nbytes = self.cantilever.nnz * np.dtype(self.experiment.memory.values).itemsize
+        if self.experiment.memory.budget is None or nbytes < _MEASURED_FROM_NBYTES:
+            return None
+        with self.device.current():
+            on_disk = self.device.kind == "cpu"
+            link = measure_disk(self.folder.path)[0] if on_disk else measure_link(self.device)
+            return LinkRates(link, measure_memory(self.device))
 
     @contextlib.contextmanager
     def _timed(self, part: str) -> Iterator[None]:
@@ -209,7 +266,6 @@ class _Run:
                 yield host_store
             return
         path = memory.store or self.folder.matrix
-        label = self._label(count)
         if not path.exists():
             existing = next(folder for folder in path.absolute().parents if folder.exists())
             free = shutil.disk_usage(existing).free
@@ -224,19 +280,23 @@ class _Run:
                     path,
                     self._slabs(count),
                     shape=self.cantilever.shape,
-                    label=label,
+                    label=_store_label(self.experiment),
                     progress=lambda written: stage.advance(written / total, f"{format_nbytes(written)} written"),
                 ).close()
         with FileStore(path) as file_store:
-            if file_store.label != label:
-                raise InputError(
-                    f"the store {path} holds another matrix ({file_store.label}); name another memory.store"
-                )
+            _check_store(file_store, self.experiment)
             if self.device.kind == "cpu":
                 yield file_store
                 return
             with HostStore.from_store(file_store) as host_store:
                 yield host_store
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint; a disk that is full must not end a solve that can go on."""
+        try:
+            write_checkpoint(self.folder.checkpoint, checkpoint, self.device)
+        except StoreError as error:
+            self.reporter.text("Warning", str(error))
 
     def _slabs(self, count: int, progress: Any = None) -> Iterator[Any]:
         dtype = np.dtype(self.experiment.memory.values)
@@ -247,20 +307,14 @@ class _Run:
             if progress is not None:
                 progress(number + 1)
 
-    def _label(self, count: int) -> str:
-        """Return what determines every byte of the stored matrix."""
-        e = self.experiment
-        return f"{e.model!r} {e.material!r} {e.memory.format} {e.memory.values} {count} subdivisions"
-
     def _solve(self, A: Operator, checkpoint: Checkpoint) -> tuple[SolveResult, Checkpoint]:
         """Solve, with checkpoints, and return the result and all that was spent, earlier runs included."""
         solver = self.experiment.solver
         b = self.device.asarray(
             self.cantilever.load(*self.experiment.load_kinds(), magnitude=self.experiment.load.magnitude)
         )
-        sizes = {"jacobi": 1, "block_jacobi": self.cantilever.dof}
-        kind = solver.preconditioner
-        M = None if kind == "none" else jacobi(A) if sizes[kind] == 1 else block_jacobi(A, sizes[kind])
+        size = {"none": None, "jacobi": 1, "block_jacobi": self.cantilever.dof}[solver.preconditioner]
+        M = None if size is None else block_jacobi(A, size)
         began = time.perf_counter()
 
         def spent(state: CgState) -> Checkpoint:
@@ -270,21 +324,21 @@ class _Run:
             return Checkpoint(state, checkpoint.sweeps + sweeps, checkpoint.bytes_streamed + streamed, seconds)
 
         last_write = time.perf_counter()
-        with _stop_requests() as stop, self.reporter.stage("solve") as stage:
+        with _stop_requests(self.reporter) as stop, self.reporter.stage("solve") as stage:
 
             def monitor(record: IterationRecord) -> bool:
                 nonlocal last_write
                 stage.advance(*solve_progress(record, record.state.residual_norms[0], solver.rtol))
                 if time.perf_counter() - last_write > self.experiment.output.checkpoint_seconds:
-                    write_checkpoint(self.folder.checkpoint, spent(record.state), self.device)
+                    self._save(spent(record.state))
                     last_write = time.perf_counter()
                 return stop.is_set()
 
             result = cg(A, b, rtol=solver.rtol, maxiter=solver.maxiter, M=M, monitor=monitor, state=checkpoint.state)
         return result, spent(result.state)
 
-    def _report(self, A: Operator, plan: StreamPlan, result: SolveResult, spent: Checkpoint) -> None:
-        """Write everything a finished run leaves."""
+    def _report(self, A: Operator, plan: StreamPlan, result: SolveResult, spent: Checkpoint, before: float) -> None:
+        """Write everything a finished run leaves; ``before`` are the seconds of earlier runs that it went on from."""
         folder, streamed = self.folder, isinstance(A, StreamedMatrix) and bool(plan.slots)
         x = self.device.to_host(result.x)
         if streamed:
@@ -293,7 +347,7 @@ class _Run:
                 A.apply(result.x)
             folder.write_json(folder.timeline, timeline.to_json())
         self.seconds["solve"] = spent.seconds
-        self.seconds["total"] = time.perf_counter() - self.began
+        self.seconds["total"] = time.perf_counter() - self.began + before
         nbytes = plan.index.nbytes
         summary = {
             "converged": result.converged,
@@ -326,13 +380,14 @@ class _Run:
             folder.write_field(self.cantilever, x)
         folder.write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
         if self.experiment.output.figures:
-            with self.reporter.stage("draw"):
+            with self.reporter.stage("draw") as stage:
                 folder.draw(self.cantilever)
+                stage.advance(1.0)
         self.reporter.text("Result", folder.summary())
 
 
 @contextlib.contextmanager
-def _stop_requests() -> Iterator[threading.Event]:
+def _stop_requests(reporter: Reporter) -> Iterator[threading.Event]:
     """Turn SIGINT and SIGTERM into an event; a second one acts at once, as if there were no handler."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -345,6 +400,7 @@ def _stop_requests() -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
+        reporter.text("Stopping after this iteration", "Interrupt again to stop at once.")
 
     for number in signals:
         signal.signal(number, handle)

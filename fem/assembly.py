@@ -11,6 +11,7 @@ from penstock.fem.material import Material
 from penstock.fem.mesh import BoxMesh
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseFormat, format_named
 from penstock.spmv.formats.base import INT32_MAX
+from penstock.spmv.jit import parallel_kernel
 
 __all__ = ["assemble_rows", "outline_rows"]
 
@@ -127,9 +128,6 @@ def _dof(element_matrix: Array) -> int:
     return len(element_matrix) // 8
 
 
-_jit = njit(parallel=True, nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
-
-
 @njit(nogil=True, cache=True)
 def _connections_before(start: int, stop: int, nx: int, ny: int, nz: int) -> Array:
     before = np.zeros(stop - start + 1, np.int64)
@@ -167,7 +165,7 @@ def _clamp(total: Array, dof: int, same_node: bool) -> None:
             total[entry] = 0.0
 
 
-@_jit
+@parallel_kernel
 def _fill(
     by_scalar_rows: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, before: Array, offsets: Array,
     columns: Array, values: Array, blocks: Array, factors: Array, first_layer: int, clamped: bool,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +15,9 @@ from rich.table import Table
 
 from penstock import __version__
 from penstock.spmv import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.experiments import RunOutcome
 
 __all__ = ["app", "main"]
 
@@ -33,9 +37,9 @@ def main() -> None:
     except (PenstockError, OSError) as error:
         _say("error:", error)
         sys.exit(2)
-    except KeyboardInterrupt as error:
-        _say("interrupted", error)
-        sys.exit(_INTERRUPTED)
+    except MemoryError as error:
+        _say("error: not enough memory:", error)
+        sys.exit(2)
 
 
 def _say(title: str, error: BaseException) -> None:
@@ -62,7 +66,12 @@ def _options(
 def run(
     file: Annotated[Path | None, typer.Argument(help="Experiment in YAML; 'penstock init' writes one.")] = None,
     output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the interrupted run in this folder.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder that did not converge.")
+    ] = None,
+    maxiter: Annotated[
+        int | None, typer.Option(min=1, help="With --resume: iterations at most, from the start.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
 ) -> None:
     """Solve a cantilever described in YAML and leave a results folder."""
@@ -71,9 +80,11 @@ def run(
     console = Console()
     reporter = RichReporter(console)
     if resume is not None:
-        if file is not None or output is not None:
-            raise typer.BadParameter("--resume takes everything from the folder; give neither FILE nor --output")
-        outcome = resume_experiment(resume, reporter=reporter)
+        if file is not None or output is not None or dry_run:
+            raise typer.BadParameter(
+                "--resume takes everything from the folder; give neither FILE, --output nor --dry-run"
+            )
+        outcome = _noting_interrupts(lambda: resume_experiment(resume, maxiter=maxiter, reporter=reporter))
     elif file is None:
         raise typer.BadParameter("name an experiment FILE, or a folder to --resume")
     else:
@@ -81,16 +92,26 @@ def run(
         if dry_run:
             print(plan_experiment(experiment).explain())
             return
-        outcome = run_experiment(
-            experiment, output or _free_name(experiment.output.directory / file.stem), reporter=reporter
-        )
+        directory = output or _free_name(experiment.output.directory / file.stem)
+        outcome = _noting_interrupts(lambda: run_experiment(experiment, directory, reporter=reporter))
     path = outcome.folder.path
     if outcome.interrupted:
         console.print(f"Stopped on request. Go on with: penstock run --resume {path}", highlight=False, soft_wrap=True)
         raise typer.Exit(_INTERRUPTED)
     console.print(f"Results are in {path}", highlight=False, soft_wrap=True)
+    if outcome.folder.checkpoint.exists():
+        console.print(f"Go on with: penstock run --resume {path} --maxiter N", highlight=False, soft_wrap=True)
     if outcome.reason.name != "CONVERGED":
         raise typer.Exit(1)
+
+
+def _noting_interrupts(action: Callable[[], RunOutcome]) -> RunOutcome:
+    """Do something and, if it is interrupted, say what was kept; typer would end without a word."""
+    try:
+        return action()
+    except KeyboardInterrupt as error:
+        _say("interrupted", error)
+        raise typer.Exit(_INTERRUPTED) from error
 
 
 def _free_name(path: Path) -> Path:
@@ -168,8 +189,9 @@ def _measurements(gpus: list[Any]) -> list[tuple[str, str]]:
     from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
     from penstock.spmv import CPU, Device
 
-    def rate(measurement: Callable[[], float]) -> str:
-        return f"{measurement() / 1e9:.3g} GB/s"
+    def rate(measurement: Callable[[], float], device: Device = CPU) -> str:
+        with device.current():
+            return f"{measurement() / 1e9:.3g} GB/s"
 
     rows = [("host memory, read", rate(lambda: measure_memory(CPU)))]
     try:
@@ -184,6 +206,6 @@ def _measurements(gpus: list[Any]) -> list[tuple[str, str]]:
         rows.append(("disk here, read", f"not measured: {error}"))
     for number in range(len(gpus)):
         device = Device("cuda", number)
-        rows.append((f"{device} memory, read", rate(lambda device=device: measure_memory(device, 4 << 30))))  # type: ignore[misc]
-        rows.append((f"{device} link", rate(lambda device=device: measure_link(device))))  # type: ignore[misc]
+        rows.append((f"{device} memory, read", rate(partial(measure_memory, device, 1 << 30), device)))
+        rows.append((f"{device} link", rate(partial(measure_link, device), device)))
     return rows

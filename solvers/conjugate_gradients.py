@@ -38,6 +38,8 @@ __all__ = ["CgState", "cg", "cg_workspace_nbytes"]
 _FLOOR_FACTOR = 100
 # A restart from the true residual that does not halve it is useless; more will be as well.
 _USELESS_RESTART = 0.5
+# Squares of vectors must stay within the range of float64, with room for those of the matrix and of small residuals.
+_SMALLEST_NORM, _LARGEST_NORM = 1e-100, 1e140
 
 
 def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
@@ -136,27 +138,23 @@ def cg(
     maxiter = 10 * n if maxiter is None else int(maxiter)
     if maxiter < 0:
         raise InputError(f"maxiter must not be negative, but is {maxiter}")
-    run = _Run(operator, None if M is None else as_preconditioner(M, operator), b, rtol, atol)
-    if run.b_norm == 0 and state is None:
-        zero = operator.device.xp.zeros(n, dtype=operator.dtype)
-        return run.result(CgState(zero, zero, zero, 0.0, residual_norms=[0.0]), StopReason.CONVERGED, 0.0, shape)
-    reason, residual = None, math.nan
-    if state is None:
-        state, reason, residual = run.start(x0)
-    elif run.space.norm(state.r) <= run.tolerance:  # the state of a solve that had converged
-        residual = run.true_residual(state, replace=False)
-        reason = StopReason.CONVERGED if residual <= run.tolerance else None
-    while reason is None:
-        if state.iteration >= maxiter:
-            reason, residual = StopReason.MAXITER, run.true_residual(state)
-            reason = StopReason.CONVERGED if residual <= run.tolerance else reason
-            break
-        reason, residual = run.iterate(state)
-        if callback is not None:
-            callback(state.x)
-        if monitor is not None and monitor(run.record(state)) and reason is None:
-            reason, residual = StopReason.STOPPED, run.true_residual(state, replace=False)
-    return run.result(state, reason, residual, shape)
+    with operator.device.current():
+        run = _Run(operator, None if M is None else as_preconditioner(M, operator), b, rtol, atol)
+        state, reason, residual = run.start(x0) if state is None else run.go_on(state)
+        while reason is None:
+            if state.iteration >= maxiter:
+                residual = run.true_residual(state, replace=False)
+                reason = StopReason.CONVERGED if residual <= run.tolerance else StopReason.MAXITER
+                break
+            before = state.iteration
+            reason, residual = run.iterate(state)
+            if state.iteration == before:  # a breakdown is no iteration
+                continue
+            if callback is not None:
+                callback(state.x)
+            if monitor is not None and monitor(run.record(state)) and reason is None:
+                reason, residual = StopReason.STOPPED, run.true_residual(state, replace=False)
+        return run.result(state, reason, residual, shape)
 
 
 def _checked_vectors(operator: Operator, b: Array, x0: Array | None) -> tuple[Array, Array | None]:
@@ -170,7 +168,10 @@ def _checked_vectors(operator: Operator, b: Array, x0: Array | None) -> tuple[Ar
             raise InputError(f"cg solves for one right-hand side, b has {b.shape[1]} columns; solve them one by one")
         b = b.reshape(-1)
     if x0 is not None:
-        x0 = as_vectors(x0, rows, operator, "x0").reshape(-1)
+        x0 = as_vectors(x0, rows, operator, "x0")
+        if x0.size != rows:
+            raise InputError(f"x0 must have shape ({rows},) or ({rows}, 1), not {x0.shape}")
+        x0 = x0.reshape(-1)
     for name, vector in (("b", b), ("x0", x0)):
         if vector is not None and not bool(xp.isfinite(vector).all()):
             row = int(xp.argmin(xp.isfinite(vector)))
@@ -186,6 +187,7 @@ class _Run:
         self.space = VectorSpace(A.device)
         self.b_norm = self.space.norm(b)
         self.tolerance = max(rtol * self.b_norm, atol)
+        self.unit = float(np.finfo(str(A.dtype)).eps) / 2
         self.q = A.device.xp.empty_like(b)
         self.z = A.device.xp.empty_like(b) if M is not None else None
         self.timings = {"matrix": 0.0, "preconditioner": 0.0}
@@ -197,6 +199,11 @@ class _Run:
     def start(self, x0: Array | None) -> tuple[CgState, StopReason | None, float]:
         """Form the first residual and search direction."""
         xp = self.A.device.xp
+        if not _SMALLEST_NORM <= self.b_norm <= _LARGEST_NORM:
+            zero = xp.zeros_like(self.b)
+            state = CgState(zero, self.b.copy(), zero.copy(), 1.0, residual_norms=[self.b_norm])
+            # x = 0 solves A x = 0 exactly; of other right-hand sides the squares would leave the range of numbers.
+            return state, StopReason.NOT_FINITE if bool(self.b.any()) else StopReason.CONVERGED, self.b_norm
         x = xp.zeros_like(self.b) if x0 is None else x0.copy()
         r = self.b.copy()
         if x0 is not None:
@@ -205,9 +212,17 @@ class _Run:
         state = CgState(x, r, xp.zeros_like(r), 1.0, residual_norms=[self._relative(norm)])
         if not math.isfinite(norm):
             return state, StopReason.NOT_FINITE, norm
+        reason = self._new_direction(state, restart=True)
         if norm <= self.tolerance:  # r was formed from A, b and x: it is the true residual
-            return state, StopReason.CONVERGED, norm
-        return state, self._new_direction(state, restart=True), norm
+            reason = StopReason.CONVERGED
+        return state, reason, norm
+
+    def go_on(self, state: CgState) -> tuple[CgState, StopReason | None, float]:
+        """Take up a state; that of a solve which had converged may need no iteration."""
+        if self.space.norm(state.r) > self.tolerance:
+            return state, None, math.nan
+        residual = self.true_residual(state, replace=False)
+        return state, StopReason.CONVERGED if residual <= self.tolerance else None, residual
 
     def iterate(self, state: CgState) -> tuple[StopReason | None, float]:
         """Do one iteration; return a reason to stop, and the true residual norm if it is known."""
@@ -224,17 +239,19 @@ class _Run:
         state.residual_norms.append(self._relative(norm))
         if not math.isfinite(norm):
             return StopReason.NOT_FINITE, norm
-        replaced = norm <= self.tolerance
-        if replaced:
-            previous, residual = state.last_true_residual, self.true_residual(state)
-            if residual <= self.tolerance:
-                return StopReason.CONVERGED, residual
-            state.last_true_residual = residual
-            if not residual < _USELESS_RESTART * previous:
-                return self._stagnation(state, residual), residual
-        return self._new_direction(state, restart=replaced), math.nan
+        # Below one rounding of b the recursive residual says nothing of the true one, whatever the tolerance.
+        if norm > max(self.tolerance, self.unit * self.b_norm):
+            return self._new_direction(state), math.nan
+        previous, residual = state.last_true_residual, self.true_residual(state)
+        state.last_true_residual = residual
+        reason = self._new_direction(state, restart=True)  # also at the end, so that the state can go on from there
+        if residual <= self.tolerance:
+            reason = StopReason.CONVERGED
+        elif reason is None and not residual < _USELESS_RESTART * previous:
+            reason = self._stagnation(state, residual)
+        return reason, residual
 
-    def _new_direction(self, state: CgState, *, restart: bool) -> StopReason | None:
+    def _new_direction(self, state: CgState, *, restart: bool = False) -> StopReason | None:
         """Set ``z = M r``, ``p = z + (rho / rho_old) p``; a restart drops the old direction."""
         z = state.r
         if self.M is not None:
@@ -270,10 +287,9 @@ class _Run:
     def _stagnation(self, state: CgState, residual: float) -> StopReason:
         """Tell the rounding floor of the system from other causes."""
         if isinstance(self.A, HasAbsoluteProduct):
-            xp, unit = self.A.device.xp, float(np.finfo(str(self.A.dtype)).eps) / 2
-            bound = self.A.apply_absolute(xp.abs(state.x))
+            bound = self.A.apply_absolute(self.A.device.xp.abs(state.x))
             self.products += 1
-            self.floor = unit * self.space.norm(bound)
+            self.floor = self.unit * self.space.norm(bound)
             if residual <= _FLOOR_FACTOR * self.floor:
                 return StopReason.ROUNDING_FLOOR
         return StopReason.STAGNATED

@@ -121,9 +121,15 @@ def as_preconditioner(M: Any, A: Operator) -> Operator:
     """
     if callable(M) and not hasattr(M, "shape"):
         M = FunctionOperator(M, A.shape, A.dtype, A.device)
+    elif hasattr(M, "matvec") and not isinstance(M, Operator):  # a LinearOperator takes vectors of any type
+        M = FunctionOperator(M.matvec, tuple(M.shape), A.dtype, A.device)
     operator = as_operator(M)
     if tuple(operator.shape) != tuple(A.shape):
         raise InputError(f"the preconditioner has shape {operator.shape}, the matrix {A.shape}")
+    if operator.dtype != A.dtype:
+        raise InputError(
+            f"the preconditioner works in {operator.dtype}, the matrix in {A.dtype}; build it in that type"
+        )
     if operator.device != A.device:
         raise InputError(f"the preconditioner lives on {operator.device}, the matrix on {A.device}")
     return operator

@@ -27,8 +27,8 @@ class StopReason(enum.Enum):
         "out"
     )
     NOT_FINITE = (
-        "stopped because NaN or Inf appeared in the iteration: the operator or the preconditioner returned it, or numbers "
-        "overflowed; check the matrix for NaN and scale the system"
+        "stopped because numbers left the range of their type (NaN, Inf, or squares too large or too small): the operator "
+        "or the preconditioner returned them, or the units are extreme; check the matrix for NaN and scale the system"
     )
     INCONSISTENT = (
         "stopped because A maps a search direction to zero while the residual is not zero: the matrix is singular and b is "
@@ -92,7 +92,8 @@ class SolveResult:
     bytes_streamed : int
         Bytes those sweeps moved; 0 for a resident matrix.
     timings : dict
-        Seconds: ``total``, ``matrix``, ``preconditioner``.
+        Seconds: ``total``, ``matrix``, ``preconditioner``. On CUDA the last two count the issuing of work only, since
+        nothing waits for its end.
     state : Any
         Hand it back as ``state=`` to go on.
     """

@@ -92,17 +92,18 @@ def as_operator(A: Any) -> Operator:
         return CsrMatrix.from_csr(A.tocsr())
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
         return _csr_from_cupy(A.tocsr())
-    if hasattr(A, "ndim") and hasattr(A, "dtype") and A.ndim == 2:
-        if A.dtype.kind not in "fiub":
-            raise InputError(f"a dense matrix of type {A.dtype} is not real; only real matrices are supported")
-        dtype = A.dtype if A.dtype == np.float32 else np.dtype(np.float64)
-        return FunctionOperator(lambda x: A @ x, A.shape, dtype, device_of(A), blocks=True)
     if hasattr(A, "matvec") and hasattr(A, "shape"):
         dtype = np.dtype(getattr(A, "dtype", None) or np.float64)
         if dtype.kind not in "fiub":
             raise InputError(f"a linear operator of type {dtype} is not real; only real operators are supported")
         dtype = dtype if dtype == np.float32 else np.dtype(np.float64)
-        return FunctionOperator(lambda x: A @ x, tuple(A.shape), dtype, blocks=True)
+        device = Device("cuda") if type(A).__module__.startswith("cupyx.") else CPU
+        return FunctionOperator(lambda x: A @ x, tuple(A.shape), dtype, device, blocks=True)
+    if hasattr(A, "ndim") and hasattr(A, "dtype") and A.ndim == 2:
+        if A.dtype.kind not in "fiub":
+            raise InputError(f"a dense matrix of type {A.dtype} is not real; only real matrices are supported")
+        dtype = A.dtype if A.dtype == np.float32 else np.dtype(np.float64)
+        return FunctionOperator(lambda x: A @ x, A.shape, dtype, device_of(A), blocks=True)
     raise InputError(
         f"cannot use {type(A).__name__} as an operator; give a penstock format, a scipy.sparse or cupyx.scipy.sparse "
         "matrix, a dense array or a LinearOperator"

@@ -80,8 +80,8 @@ class ValidatedOperator(ABC):
         Parameters
         ----------
         x : array, (columns,) or (columns, k)
-            A vector, or k vectors with the k values of a row adjacent (C order). Real; cast to ``dtype`` if that
-            loses nothing.
+            A vector, or k vectors with the k values of a row adjacent (C order). Real; whole numbers and narrower floats
+            are cast to ``dtype``, wider floats are refused.
         out : array, (rows,) or (rows, k), optional
             Where to write; of type ``dtype``, C-contiguous, not overlapping ``x``. Allocated if not given.
         alpha, beta : float
@@ -112,7 +112,8 @@ class ValidatedOperator(ABC):
             raise InputError(f"out lives on {device_of(out)}, the operator on {self.device}")
         elif self.device.xp.may_share_memory(x, out):
             raise InputError("x and out overlap; give out its own memory")
-        self._apply(x, out, float(alpha), float(beta))
+        with self.device.current():
+            self._apply(x, out, float(alpha), float(beta))
         return out
 
     def __matmul__(self, x: Array) -> Array:
@@ -130,6 +131,8 @@ def as_vectors(x: Array, length: int, operator: Operator, name: str) -> Array:
     """
     if not hasattr(x, "dtype"):
         x = operator.device.asarray(x)
+        if x.dtype == np.float64:  # Python numbers take the type they are used in
+            x = x.astype(operator.dtype)
     if x.ndim not in (1, 2) or x.shape[0] != length:
         raise InputError(f"{name} must have shape ({length},) or ({length}, k), not {x.shape}")
     if x.dtype.kind not in "fiub" or not np.can_cast(x.dtype, operator.dtype, casting="same_kind"):

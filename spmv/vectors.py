@@ -10,10 +10,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from penstock.spmv.cuda_module import cuda_function, type_names
 from penstock.spmv.device import Array, Device
+from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import find_kernel, register_kernel
 
 __all__ = ["VectorSpace"]
@@ -48,10 +49,7 @@ class VectorSpace:
         find_kernel("vector", "combine", self.device.kind)(float(alpha), x, float(beta), y)
 
 
-_jit = njit(parallel=True, nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
-
-
-@_jit
+@parallel_kernel
 def _dot(x: Array, y: Array, partial: Array) -> None:
     for chunk in prange(partial.shape[0]):
         start, stop = chunk * _CHUNK, min((chunk + 1) * _CHUNK, x.shape[0])
@@ -72,7 +70,7 @@ def _dot(x: Array, y: Array, partial: Array) -> None:
         partial[chunk] = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
 
 
-@_jit
+@parallel_kernel
 def _combine(alpha: float, x: Array, beta: float, y: Array) -> None:
     for i in prange(x.shape[0]):
         y[i] = alpha * x[i] + beta * y[i]

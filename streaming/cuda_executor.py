@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.spmv import Array, Device, InputError, SparseFormat
+from penstock.streaming.layout import Visit
 from penstock.streaming.schedule import Compute, Copy, Release, Step
 from penstock.streaming.store import PageLockable, Store
 from penstock.streaming.timeline import Span, Timeline
 
 __all__ = ["CudaExecutor"]
-
-Visit = Callable[[int, SparseFormat], None]
 
 
 class CudaExecutor:
@@ -40,6 +39,7 @@ class CudaExecutor:
         import cupy
 
         self._cupy = cupy
+        self._device = device
         self.store = store
         self.slots = slots
         self.timeline: Timeline | None = None
@@ -83,10 +83,8 @@ class CudaExecutor:
             raise
 
     def drain(self) -> None:
-        """Wait for all work issued and turn recorded events into spans."""
-        self._cupy.cuda.get_current_stream().synchronize()
-        if self._copy_stream is not None:
-            self._copy_stream.synchronize()
+        """Wait for all work issued, on whatever streams, and turn recorded events into spans."""
+        self._device.synchronize()
         if self.timeline is not None and self._pending:
             origin = self._pending[0][3]
             for kind, subdivision, slot, start, stop in self._pending:
@@ -95,9 +93,12 @@ class CudaExecutor:
         self._pending.clear()
 
     def close(self) -> None:
-        """Wait for all work issued; the store stays open."""
-        self.drain()
-        self._views.clear()
+        """Wait for all work issued and drop the slots; the store stays open."""
+        try:
+            self.drain()
+        finally:
+            self._views.clear()
+            self.slots.clear()
 
     def _slab(self, step: Compute, residents: dict[int, SparseFormat]) -> SparseFormat:
         if step.slot is None:

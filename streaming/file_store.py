@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -100,10 +101,10 @@ class FileStore:
         path = Path(path)
         if path.exists() and not (overwrite and (path / _INDEX).exists()):
             raise InputError(f"{path} exists; choose another name" + ("" if overwrite else " or pass overwrite=True"))
-        partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
         try:
-            with _writing(path):
-                partial.mkdir(parents=True)
             index = _write_slabs(path, partial / _DATA, row_slabs, shape, progress)
             content = {"label": label, **index.to_json()}
             with _writing(path):
@@ -111,9 +112,12 @@ class FileStore:
                     json.dump({"penstock_store": _VERSION, "checksum": _json_checksum(content), **content}, file)
                     file.flush()
                     os.fsync(file.fileno())
-                if path.exists():
-                    shutil.rmtree(path)
+                replaced = partial.with_name(f"{partial.name}-replaced")
+                if path.exists():  # moved aside, not deleted, until the new one is in its place
+                    path.rename(replaced)
+                partial.chmod(0o755)
                 partial.rename(path)
+                shutil.rmtree(replaced, ignore_errors=True)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return cls(path)

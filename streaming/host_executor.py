@@ -5,19 +5,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
 
 from penstock.spmv import SparseFormat
+from penstock.streaming.layout import Visit
 from penstock.streaming.schedule import Compute, Copy, Step
 from penstock.streaming.store import Store
 from penstock.streaming.timeline import Timeline
 
 __all__ = ["HostExecutor"]
-
-Visit = Callable[[int, SparseFormat], None]
 
 
 class _Marker:

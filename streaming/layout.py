@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,7 +23,10 @@ from penstock.spmv import (
 )
 from penstock.streaming.budget import PAGE_NBYTES
 
-__all__ = ["ArrayField", "IndexBuilder", "MatrixIndex", "Subdivision", "as_slab", "index_of", "pack"]
+__all__ = ["ArrayField", "IndexBuilder", "MatrixIndex", "Subdivision", "Visit", "as_slab", "index_of", "pack"]
+
+#: ``visit(number, slab)``, called with each subdivision during a sweep.
+Visit = Callable[[int, SparseFormat], None]
 
 _ARRAY_ALIGNMENT = 256
 
@@ -197,7 +200,7 @@ class IndexBuilder:
     """
 
     def __init__(self, shape: tuple[int, int] | None = None) -> None:
-        self.shape = shape
+        self.shape = None if shape is None else (int(shape[0]), int(shape[1]))
         self._subdivisions: list[Subdivision] = []
         self._kind: _Kind | None = None  # of the first slab, which is not kept itself
 
@@ -283,8 +286,7 @@ def as_slab(slab: Any) -> SparseFormat:
         raise InputError(
             f"a row slab must be a SciPy CSR or BSR matrix or a penstock format, not {type(slab).__name__}"
         )
-    arrays = slab.arrays()
-    return slab if arrays["row_offsets"].dtype == np.int32 else slab.rows(0, slab.shape[0])
+    return slab.rows(0, slab.shape[0])  # a view, with offsets as a subdivision holds them
 
 
 def pack(slab: SparseFormat, subdivision: Subdivision, buffer: np.ndarray[Any, Any]) -> None:

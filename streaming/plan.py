@@ -103,7 +103,7 @@ class StreamPlan:
                 f"overlap {'on' if self.overlap else 'off'}",
             ]
         else:
-            lines.append("resident    everything: nothing is streamed")
+            lines.append("resident    everything: nothing is streamed, and no larger budget would help")
         lines.append(f"vectors     {format_nbytes(self.workspace_nbytes)} beside the budget")
         if (seconds := self.predicted_seconds()) is not None:
             link, memory = seconds
@@ -191,6 +191,7 @@ def plan_subdivisions(
     limit: int,
     columns: int = 1,
     workspace_nbytes: int = 0,
+    slots: int | None = None,
     overlap: bool = True,
     rates: LinkRates | None = None,
 ) -> StreamPlan:
@@ -200,7 +201,7 @@ def plan_subdivisions(
     ----------
     index_for : callable
         Returns the index of the matrix cut into a given number of subdivisions.
-    budget, columns, workspace_nbytes, overlap, rates
+    budget, columns, workspace_nbytes, slots, overlap, rates
         As in :func:`plan_stream`.
     limit : int
         Largest number of subdivisions possible.
@@ -228,6 +229,7 @@ def plan_subdivisions(
                 budget,
                 columns=columns,
                 workspace_nbytes=workspace_nbytes,
+                slots=slots,
                 overlap=overlap,
                 rates=rates,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from penstock.spmv import InputError
 
@@ -67,7 +68,7 @@ class Schedule:
     slots: int
     overlap: bool = True
 
-    @property
+    @cached_property
     def streamed(self) -> tuple[int, ...]:
         """The subdivisions that move, in the order of a sweep."""
         return tuple(number for number in range(self.subdivisions) if number not in self.resident)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from typing import Self
 import numpy as np
 
 from penstock.spmv import CPU, Array, Device, InputError, SparseFormat, ValidatedOperator, as_vectors
+from penstock.spmv.formats.base import check_block_size
 from penstock.streaming.budget import MemoryBudget
 from penstock.streaming.cuda_executor import CudaExecutor
 from penstock.streaming.host_executor import HostExecutor
@@ -18,6 +21,9 @@ from penstock.streaming.store import Store
 from penstock.streaming.timeline import Timeline
 
 __all__ = ["StreamedMatrix"]
+
+
+_COUNTER = itertools.count(1)
 
 
 class StreamedMatrix(ValidatedOperator):
@@ -72,14 +78,17 @@ class StreamedMatrix(ValidatedOperator):
         self.store = store
         self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget)
         index = store.index
-        self.plan = plan or plan_stream(index, self.budget.limit_nbytes, slots=slots, overlap=overlap)
+        if plan is not None and slots is not None:
+            raise InputError("slots are decided by the plan; give one of plan and slots")
+        left = self.budget.limit_nbytes - self.budget.used_nbytes
+        self.plan = plan or plan_stream(index, left, slots=slots, overlap=overlap)
         if not self.plan.index.same_layout(index):
             raise InputError("the plan was made for another cut of the matrix; plan again from store.index")
         self.shape = index.shape
         self.dtype = np.dtype(index.dtype)
         self.sweeps = 0
         self.bytes_streamed = 0
-        self._purpose = f"matrix storage {id(self):x}"
+        self._purpose = f"matrix storage {next(_COUNTER)}"
         self._schedule = self.plan.schedule
         self._sweeps_since_start: int | None = None
         self._residents: dict[int, SparseFormat] = {}
@@ -87,7 +96,8 @@ class StreamedMatrix(ValidatedOperator):
         # One allocation for the ring and the resident part: nothing is allocated again until close.
         storage = self.budget.allocate(self._purpose, self.plan.storage_nbytes, self.device)
         try:
-            self._open(storage)
+            with self.device.current():
+                self._open(storage)
         except BaseException:
             del storage
             self.close()
@@ -106,6 +116,7 @@ class StreamedMatrix(ValidatedOperator):
             self._executor = CudaExecutor(self.store, self.device, slots, overlap=overlap)
         for number, buffer in zip(numbers, buffers[self.plan.slots :], strict=True):
             self._residents[number] = self._executor.load_resident(number, buffer)
+        self._executor.drain()
 
     def sweep(self, visit: Callable[[int, SparseFormat], None]) -> None:
         """Pass once over all subdivisions in row order.
@@ -121,16 +132,15 @@ class StreamedMatrix(ValidatedOperator):
         """
         if self._executor is None:
             raise InputError("this streamed matrix is closed; open a new one on its store")
-        steps = []
-        if self._sweeps_since_start is None:
-            steps, self._sweeps_since_start = self._schedule.prologue(), 0
-        steps += self._schedule.sweep(self._sweeps_since_start)
-        try:
+        # Unless this sweep ends, wherever it is interrupted, the next one starts from an empty ring.
+        number, self._sweeps_since_start = self._sweeps_since_start, None
+        steps = self._schedule.sweep(number or 0)
+        if number is None:
+            self._executor.drain()
+            steps = self._schedule.prologue() + steps
+        with self.device.current():
             self._executor.play(steps, self._residents, visit)
-        except BaseException:
-            self._sweeps_since_start = None
-            raise
-        self._sweeps_since_start += 1
+        self._sweeps_since_start = (number or 0) + 1
         self.sweeps += 1
         self.bytes_streamed += self.plan.streamed_nbytes
 
@@ -150,9 +160,8 @@ class StreamedMatrix(ValidatedOperator):
 
     def diagonal_blocks(self, size: int) -> Array:
         """Return the dense blocks on the diagonal, ``(rows / size, size, size)``, in one sweep."""
-        if size < 1 or self.shape[0] % size:
-            raise InputError(f"a block size must divide the {self.shape[0]} rows of the matrix; {size} does not")
-        blocks = self.device.xp.zeros((self.shape[0] // size, size, size), dtype=self.dtype)
+        count = check_block_size(size, self.shape[0])
+        blocks = self.device.xp.zeros((count, size, size), dtype=self.dtype)
         self.sweep(lambda number, slab: slab.add_diagonal_blocks(self._rows(number).start, blocks))
         return blocks
 
@@ -176,11 +185,14 @@ class StreamedMatrix(ValidatedOperator):
 
     def close(self) -> None:
         """Stop transfers and give the budget back; the store stays open."""
-        if self._executor is not None:
-            self._executor.close()
-            self._executor = None
+        executor, self._executor = self._executor, None
         self._residents.clear()
-        self.budget.release(self._purpose)
+        try:
+            if executor is not None:
+                with self.device.current():
+                    executor.close()
+        finally:
+            self.budget.release(self._purpose)
 
     def __enter__(self) -> Self:
         return self
@@ -189,5 +201,6 @@ class StreamedMatrix(ValidatedOperator):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_executor", None) is not None:  # forgotten to close: the reader thread must not outlive it
+        # Forgotten to close: the reader thread must not outlive the matrix. At the end of the interpreter it is gone already.
+        if getattr(self, "_executor", None) is not None and not sys.is_finalizing():
             self.close()

@@ -7,13 +7,14 @@ from typing import Any, Self
 
 import numpy as np
 import scipy.sparse
-from numba import njit, prange
+from numba import prange
 
 from penstock.spmv.cuda_module import cuda_function, type_names
-from penstock.spmv.device import Array
+from penstock.spmv.device import CPU, Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseFormat, check_block_size, narrow_offsets
 from penstock.spmv.formats.validation import check_compressed_rows, check_values
+from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import register_kernel
 
 __all__ = ["BsrMatrix"]
@@ -86,17 +87,20 @@ class BsrMatrix(SparseFormat, name="bsr"):
         if check:
             block_shape = (A.shape[0] // height, A.shape[1] // height)
             check_compressed_rows(A.indptr, A.indices, block_shape, "BSR matrix (in blocks)")
-        return cls(
+        blocks = int(A.indptr[-1])  # SciPy's arrays may be longer than that
+        matrix = cls(
             shape=(int(A.shape[0]), int(A.shape[1])),
             dtype=values.dtype,
             row_offsets=A.indptr.astype(np.int64, copy=False),
-            column_indices=A.indices.astype(np.int32, copy=False),
-            values=np.ascontiguousarray(values, dtype=values_dtype or values.dtype),
+            column_indices=A.indices[:blocks].astype(np.int32, copy=False),
+            values=np.ascontiguousarray(values[:blocks], dtype=values_dtype or values.dtype),
         )
+        matrix.check_shapes()
+        return matrix
 
     def to_bsr(self) -> scipy.sparse.bsr_array:
         """Return a SciPy BSR array on the host that shares host arrays."""
-        host = {name: array.get() if hasattr(array, "get") else array for name, array in self.arrays().items()}
+        host = {name: CPU.asarray(array) for name, array in self.arrays().items()}
         A = scipy.sparse.bsr_array(self.shape, blocksize=self.values.shape[1:], dtype=self.values_dtype)
         A.indptr, A.indices, A.data = host["row_offsets"], host["column_indices"], host["values"]
         return A
@@ -141,10 +145,7 @@ class BsrMatrix(SparseFormat, name="bsr"):
         return int(self.values.shape[1])
 
 
-_jit = njit(parallel=True, nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
-
-
-@_jit
+@parallel_kernel
 def _spmv_3(offsets: Array, columns: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
     for block_row in prange(offsets.shape[0] - 1):
         t0 = t1 = t2 = 0.0
@@ -164,7 +165,7 @@ def _spmv_3(offsets: Array, columns: Array, values: Array, x: Array, out: Array,
             out[i + 2] = alpha * t2 + beta * out[i + 2]
 
 
-@_jit
+@parallel_kernel
 def _spmv_any(offsets: Array, columns: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
     size = values.shape[1]
     for block_row in prange(offsets.shape[0] - 1):
@@ -189,7 +190,7 @@ def _spmv_any(offsets: Array, columns: Array, values: Array, x: Array, out: Arra
                     out[k] = alpha * t1 + beta * out[k]
 
 
-@_jit
+@parallel_kernel
 def _spmm(offsets: Array, columns: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
     size = values.shape[1]
     for block_row in prange(offsets.shape[0] - 1):
@@ -214,7 +215,7 @@ def _spmm(offsets: Array, columns: Array, values: Array, x: Array, out: Array, a
                         out[i, m] = alpha * t1 + beta * out[i, m]
 
 
-@_jit
+@parallel_kernel
 def _diagonal_blocks(offsets: Array, columns: Array, values: Array, first_row: int, blocks: Array) -> None:
     size, wanted = values.shape[1], blocks.shape[1]
     for block_row in prange(offsets.shape[0] - 1):

@@ -7,13 +7,14 @@ from typing import Any, Self
 
 import numpy as np
 import scipy.sparse
-from numba import njit, prange
+from numba import prange
 
 from penstock.spmv.cuda_module import cuda_function, type_names
-from penstock.spmv.device import Array
+from penstock.spmv.device import CPU, Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import INT32_MAX, SparseFormat, narrow_offsets
 from penstock.spmv.formats.validation import check_compressed_rows, check_values
+from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import register_kernel
 
 __all__ = ["CsrMatrix"]
@@ -73,14 +74,17 @@ class CsrMatrix(SparseFormat, name="csr"):
             check_compressed_rows(A.indptr, A.indices, A.shape, "CSR matrix")
         elif A.shape[1] > INT32_MAX:
             raise InputError(f"{A.shape[1]} columns do not fit 32-bit column indices")
-        return cls(
+        entries = int(A.indptr[-1])  # SciPy's arrays may be longer than that
+        matrix = cls(
             shape=(int(A.shape[0]), int(A.shape[1])),
             dtype=values.dtype,
             row_offsets=A.indptr.astype(np.int64, copy=False),
-            column_indices=A.indices.astype(np.int32, copy=False),
-            values=values.astype(values_dtype or values.dtype, copy=False),
-            **cls.tuned(values.size, A.shape[0]),
+            column_indices=A.indices[:entries].astype(np.int32, copy=False),
+            values=values[:entries].astype(values_dtype or values.dtype, copy=False),
+            **cls.tuned(entries, A.shape[0]),
         )
+        matrix.check_shapes()
+        return matrix
 
     @classmethod
     def tuned(cls, nnz: int, rows: int) -> dict[str, int]:
@@ -90,7 +94,7 @@ class CsrMatrix(SparseFormat, name="csr"):
 
     def to_csr(self) -> scipy.sparse.csr_array:
         """Return a SciPy CSR array with the same stored entries, on the host."""
-        arrays = {name: array.get() if hasattr(array, "get") else array for name, array in self.arrays().items()}
+        arrays = {name: CPU.asarray(array) for name, array in self.arrays().items()}
         A = scipy.sparse.csr_array((len(arrays["row_offsets"]) - 1, self.shape[1]), dtype=self.values_dtype)
         A.indptr, A.indices, A.data = arrays["row_offsets"], arrays["column_indices"], arrays["values"]
         return A
@@ -126,12 +130,10 @@ class CsrMatrix(SparseFormat, name="csr"):
         return int(self.values.size)
 
 
-# Contraction into fused multiply-adds is wanted; further fast-math would let LLVM emit slow gathers. Unsigned indices
-# spare the wrap-around test for negative ones.
-_jit = njit(parallel=True, nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
+# Column indices are made unsigned: that spares the wrap-around test for negative ones.
 
 
-@_jit
+@parallel_kernel
 def _spmv(
     row_offsets: Array, column_indices: Array, values: Array, x: Array, out: Array, alpha: float, beta: float
 ) -> None:
@@ -145,7 +147,7 @@ def _spmv(
             out[row] = alpha * total + beta * out[row]
 
 
-@_jit
+@parallel_kernel
 def _spmm(
     row_offsets: Array, column_indices: Array, values: Array, x: Array, out: Array, alpha: float, beta: float
 ) -> None:
@@ -171,7 +173,7 @@ def _spmm(
                     out[row, first + c] = alpha * total + beta * out[row, first + c]
 
 
-@_jit
+@parallel_kernel
 def _diagonal_blocks(row_offsets: Array, column_indices: Array, values: Array, first_row: int, blocks: Array) -> None:
     size = blocks.shape[1]
     for row in prange(row_offsets.shape[0] - 1):

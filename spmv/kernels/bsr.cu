@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(256) bsr_spmv(
     const int lane = threadIdx.x % lanes, group = lane / size, r = lane % size;
     double part = 0.0;
     if (block_row < block_rows && group < groups) {  // no early return: every lane must reach the shuffles
-        const Offset stop = row_offsets[block_row + 1];
-        for (Offset block = row_offsets[block_row] + group; block < stop; block += groups) {
+        const long long stop = row_offsets[block_row + 1];
+        for (long long block = row_offsets[block_row] + group; block < stop; block += groups) {
             const Value* row = values + ((long long)block * size + r) * size;
             const Vector* part_of_x = x + (long long)PENSTOCK_STREAM_LOAD(column_indices + block) * size;
 #pragma unroll
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(256) bsr_spmm(
     if (row >= rows) return;
     const int r = row % size;
     double total = 0.0;
-    for (Offset block = row_offsets[row / size]; block < row_offsets[row / size + 1]; ++block) {
+    for (long long block = row_offsets[row / size]; block < row_offsets[row / size + 1]; ++block) {
         const Value* a = values + ((long long)block * size + r) * size;
         const Vector* part_of_x = x + (long long)column_indices[block] * size * columns + column;
 #pragma unroll
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(256) bsr_diagonal_blocks(
     const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows) return;
     const long long target = (first_row + row) / wanted, i = (first_row + row) % wanted;
-    for (Offset block = row_offsets[row / size]; block < row_offsets[row / size + 1]; ++block)
+    for (long long block = row_offsets[row / size]; block < row_offsets[row / size + 1]; ++block)
         for (int c = 0; c < size; ++c) {
             const long long j = (long long)column_indices[block] * size + c - target * wanted;
             if (j >= 0 && j < wanted)

@@ -1,23 +1,17 @@
 // The small vocabulary in which all kernels are written, so that one source compiles for NVIDIA through NVRTC, for AMD
 // through hiprtc, and for a CPU under the emulator of the tests.
 //
-//   PENSTOCK_WARP                            threads that run in lock step: 32, or 64 on some AMD chips
 //   PENSTOCK_SHUFFLE(value, lane, width)     the value held by lane `lane` of the caller's group of `width` lanes
 //   PENSTOCK_SHUFFLE_DOWN(value, by, width)  the value held `by` lanes further on in that group
 //   PENSTOCK_STREAM_LOAD(pointer)            a load of data that is used once, which need not stay in cache
 //
-// All lanes of a warp must reach a shuffle together, so kernels never return early before one.
+// Groups have 32 lanes at most, so the kernels do not depend on the size of a warp (32, or 64 on some AMD chips). All
+// lanes of a warp must reach a shuffle together, so kernels never return early before one.
 #if defined(__HIP_PLATFORM_AMD__)
-  #define PENSTOCK_WARP warpSize
   #define PENSTOCK_SHUFFLE(value, lane, width) __shfl((value), (lane), (width))
   #define PENSTOCK_SHUFFLE_DOWN(value, by, width) __shfl_down((value), (by), (width))
   #define PENSTOCK_STREAM_LOAD(pointer) __builtin_nontemporal_load(pointer)
 #else
-  #if defined(PENSTOCK_CUDA_EMULATOR)
-    #define PENSTOCK_WARP PENSTOCK_EMULATED_WARP
-  #else
-    #define PENSTOCK_WARP 32
-  #endif
   #define PENSTOCK_SHUFFLE(value, lane, width) __shfl_sync(0xffffffffu, (value), (lane), (width))
   #define PENSTOCK_SHUFFLE_DOWN(value, by, width) __shfl_down_sync(0xffffffffu, (value), (by), (width))
   #define PENSTOCK_STREAM_LOAD(pointer) __ldcs(pointer)

@@ -15,8 +15,8 @@ __global__ void __launch_bounds__(256) csr_spmv(
     const int lane = threadIdx.x % lanes;
     double total = 0.0;
     if (row < rows) {  // no early return: every lane must reach the shuffles
-        const Offset stop = row_offsets[row + 1];
-        for (Offset entry = row_offsets[row] + lane; entry < stop; entry += lanes)
+        const long long stop = row_offsets[row + 1];
+        for (long long entry = row_offsets[row] + lane; entry < stop; entry += lanes)
             total += double(PENSTOCK_STREAM_LOAD(values + entry)) * double(x[PENSTOCK_STREAM_LOAD(column_indices + entry)]);
     }
     total = sum_over_lanes<lanes>(total);
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(256) csr_spmm(
     const long long row = thread / columns, column = thread % columns;
     if (row >= rows) return;
     double total = 0.0;
-    for (Offset entry = row_offsets[row]; entry < row_offsets[row + 1]; ++entry)
+    for (long long entry = row_offsets[row]; entry < row_offsets[row + 1]; ++entry)
         total += double(values[entry]) * double(x[column_indices[entry] * columns + column]);
     store_product(out + thread, total, alpha, beta);
 }
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(256) csr_diagonal_blocks(
     const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows) return;
     const long long block = (first_row + row) / size, r = (first_row + row) % size;
-    for (Offset entry = row_offsets[row]; entry < row_offsets[row + 1]; ++entry) {
+    for (long long entry = row_offsets[row]; entry < row_offsets[row + 1]; ++entry) {
         const long long c = column_indices[entry] - block * size;
         if (c >= 0 && c < size) blocks[(block * size + r) * size + c] = Vector(values[entry]);
     }

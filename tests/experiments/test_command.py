@@ -66,7 +66,7 @@ def test_init_writes_a_file_that_runs_and_does_not_overwrite_it(tmp_path):
         (["run", "small.yaml"], "the smallest that does is"),
         (["run", "--resume", "nothing"], "there is nothing to resume"),
         (["run"], "name an experiment FILE"),
-        (["run", "beam.yaml", "--resume", "x"], "give neither FILE nor --output"),
+        (["run", "beam.yaml", "--resume", "x"], "neither FILE, --output nor --dry-run"),
         (["show", "nothing"], "not a finished run"),
     ],
 )

@@ -37,7 +37,7 @@ class TestAgainstScipy:
         x0 = np.random.default_rng(0).standard_normal(b.size) if guess else None
         theirs, ours = [], []
 
-        x_theirs, info_theirs = scipy.sparse.linalg.cg(
+        _x_theirs, info_theirs = scipy.sparse.linalg.cg(
             matrix, b, x0, rtol=rtol, M=M, callback=lambda x: theirs.append(x.copy())
         )
         x_ours, info_ours = cg(A, b, x0, rtol=rtol, M=M, callback=lambda x: ours.append(x.copy()))

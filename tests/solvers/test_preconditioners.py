@@ -1,5 +1,7 @@
 """Jacobi and block Jacobi are the inverses they claim to be."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -91,7 +93,7 @@ class TestEqualsTheDenseReference:
         """Blocks that two subdivisions share are put together."""
         A = matrix()
         bounds = [0, 5, 10, 11, 19, 24]
-        slabs = (A[start:stop] for start, stop in zip(bounds[:-1], bounds[1:], strict=True))
+        slabs = (A[start:stop] for start, stop in itertools.pairwise(bounds))
         with StreamedMatrix(HostStore.create(slabs), budget, overlap=overlap) as streamed:
             M = make(streamed, size)
 
