@@ -1,9 +1,22 @@
 """Systems shared by the tests of solvers."""
 
+import numba
 import numpy as np
 import pytest
 
 from penstock.fem import Cantilever, LognormalMaterial
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Compute in one thread: on busy machines the kernels' threads wait for each other longer than these small systems take.
+
+    Results do not depend on the number of threads, which a test of its own verifies.
+    """
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

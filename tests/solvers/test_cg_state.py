@@ -3,9 +3,11 @@
 import copy
 import math
 
+import numba
 import numpy as np
 import pytest
 
+from penstock.fem import Cantilever
 from penstock.solvers import CgState, StopReason, block_jacobi, cg, jacobi
 from penstock.spmv import StoreError
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
@@ -200,6 +202,20 @@ class TestStreamedSolve:
             assert (result.bytes_streamed > 0) == (share < 1.0)
         same_solve(result, expected)
         assert result.sweeps == expected.sweeps
+
+    @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS == 1, reason="this machine computes in one thread")
+    def test_the_number_of_threads_changes_no_bit(self, format_name):
+        """Of vectors long enough for several partial sums."""
+        beam = Cantilever(nodes=(25, 11, 11), dof=3)
+        load, results = beam.load(), []
+        with StreamedMatrix(HostStore.create(beam.subdivisions(6, format_name)), "4 MiB") as A:
+            assert A.plan.slots
+            for threads in (1, numba.config.NUMBA_NUM_THREADS):
+                numba.set_num_threads(threads)
+                results.append(cg(A, load, M=jacobi(A), maxiter=5))
+            numba.set_num_threads(1)
+
+        same_solve(*results)
 
     def test_records_tell_the_bytes_streamed_since_the_call(self, stores, b):
         with StreamedMatrix(stores["bsr"], ring_nbytes(stores["bsr"])) as A:
