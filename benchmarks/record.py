@@ -19,14 +19,18 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def current_commit() -> str:
-    """Return the commit that is measured, marked if the tree differs from it."""
+    """Return the commit that is measured, marked if the tree, results apart, differs from it."""
     folder = Path(__file__).parent
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
         ).stdout
         status = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True, check=True
+            ["git", "status", "--porcelain", "--", ":/", ":!/benchmarks/results"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
