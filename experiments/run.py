@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +14,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
 from penstock.experiments.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from penstock.experiments.configuration import Experiment, read_experiment
 from penstock.experiments.environment import describe_environment
+from penstock.experiments.interrupts import stop_requests
+from penstock.experiments.matrix_storage import measure_rates, open_store, plan_experiment
 from penstock.experiments.progress import Reporter, solve_progress
 from penstock.experiments.results import ResultsFolder
 from penstock.solvers import (
@@ -29,28 +28,15 @@ from penstock.solvers import (
     StopReason,
     block_jacobi,
     cg,
-    cg_workspace_nbytes,
 )
-from penstock.spmv import Device, InputError, Operator, StoreError, format_nbytes
-from penstock.spmv.formats.base import INT32_MAX
+from penstock.spmv import Device, InputError, Operator, StoreError
 from penstock.streaming import (
-    FileStore,
-    HostStore,
-    LinkRates,
-    MatrixIndex,
     MemoryBudget,
-    Store,
     StreamedMatrix,
     StreamPlan,
-    index_of,
-    plan_stream,
-    plan_subdivisions,
 )
 
-# Below this size a measurement would take longer than what it tells about.
-_MEASURED_FROM_NBYTES = 64 << 20
-
-__all__ = ["RunOutcome", "plan_experiment", "resume_experiment", "run_experiment"]
+__all__ = ["RunOutcome", "resume_experiment", "run_experiment"]
 
 
 @dataclass(frozen=True)
@@ -64,51 +50,6 @@ class RunOutcome:
     def interrupted(self) -> bool:
         """Whether it stopped on request, leaving a checkpoint."""
         return self.reason is StopReason.STOPPED
-
-
-def plan_experiment(experiment: Experiment) -> StreamPlan:
-    """Plan an experiment without allocating anything of its size.
-
-    Raises
-    ------
-    BudgetError
-        If the budget is too small; the message gives the smallest that would do.
-    """
-    cantilever, memory = experiment.cantilever(), experiment.memory
-    dtype = np.dtype(memory.values)
-
-    def index_for(count: int) -> MatrixIndex:
-        return index_of(cantilever.outlines(count, memory.format, values_dtype=dtype), cantilever.shape)
-
-    options: dict[str, Any] = {"workspace_nbytes": cg_workspace_nbytes(cantilever.unknowns)}
-    if memory.budget is None:
-        index = index_for(1 + cantilever.nnz // INT32_MAX)
-        return plan_stream(index, index.nbytes, **options)
-    options |= {"slots": memory.slots, "overlap": memory.overlap}
-    if memory.store is not None and memory.store.exists():
-        with FileStore(memory.store) as store:
-            _check_store(store, experiment)
-            return plan_stream(store.index, memory.budget, **options)
-    if memory.subdivisions is not None:
-        return plan_stream(index_for(memory.subdivisions), memory.budget, **options)
-    return plan_subdivisions(index_for, memory.budget, limit=cantilever.mesh.node_count, **options)
-
-
-def _store_label(experiment: Experiment) -> str:
-    """Return what determines every entry of the stored matrix."""
-    memory = experiment.memory
-    return f"{experiment.model!r} {experiment.material!r} {memory.format} {memory.values}"
-
-
-def _check_store(store: FileStore, experiment: Experiment) -> None:
-    """Refuse a store that holds another matrix, or another cut than the experiment asks for."""
-    if store.label != _store_label(experiment):
-        raise InputError(f"the store {store.path} holds another matrix ({store.label}); name another memory.store")
-    count, wanted = len(store.index.subdivisions), experiment.memory.subdivisions
-    if wanted is not None and wanted != count:
-        raise InputError(
-            f"the store {store.path} has {count} subdivisions instead of {wanted}; name another memory.store"
-        )
 
 
 def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: Reporter | None = None) -> RunOutcome:
@@ -208,7 +149,8 @@ class _Run:
     def run(self, *, resume: bool) -> RunOutcome:
         """Plan, build, solve and report."""
         with self._timed("plan"):
-            plan = dataclasses.replace(plan_experiment(self.experiment), rates=self._rates())
+            rates = measure_rates(self.experiment, self.device, self.folder.path)
+            plan = dataclasses.replace(plan_experiment(self.experiment), rates=rates)
         self.folder.write_text(self.folder.plan, plan.explain() + "\n")
         self.reporter.text("Plan", plan.explain())
         checkpoint = Checkpoint(None)
@@ -223,7 +165,8 @@ class _Run:
                     A = self.cantilever.matrix(self.experiment.memory.format, values_dtype=dtype).to_device(self.device)
             else:
                 with self._timed("assembly"):
-                    store = resources.enter_context(self._store(plan))
+                    opened = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter)
+                    store = resources.enter_context(opened)
                 budget = MemoryBudget(self.experiment.memory.budget)
                 A = resources.enter_context(StreamedMatrix(store, budget, device=self.device, plan=plan))
             with self._timed("solve"):
@@ -238,58 +181,11 @@ class _Run:
         shutil.rmtree(self.folder.matrix, ignore_errors=True)
         return RunOutcome(self.folder, result.reason)
 
-    def _rates(self) -> LinkRates | None:
-        """Measure link and memory, so that the plan can tell the time of a sweep; not for what takes no time."""
-        nbytes = self.cantilever.nnz * np.dtype(self.experiment.memory.values).itemsize
-        if self.experiment.memory.budget is None or nbytes < _MEASURED_FROM_NBYTES:
-            return None
-        with self.device.current():
-            on_disk = self.device.kind == "cpu"
-            link = measure_disk(self.folder.path)[0] if on_disk else measure_link(self.device)
-            return LinkRates(link, measure_memory(self.device))
-
     @contextlib.contextmanager
     def _timed(self, part: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
         self.seconds[part] = time.perf_counter() - began
-
-    @contextlib.contextmanager
-    def _store(self, plan: StreamPlan) -> Iterator[Store]:
-        """Build the matrix where it is streamed from: on disk for the CPU, in host memory for a GPU."""
-        memory, count = self.experiment.memory, len(plan.index.subdivisions)
-        if self.device.kind == "cuda" and memory.store is None:
-            with self.reporter.stage("assemble") as stage:
-                slabs = self._slabs(count, lambda done: stage.advance(done / count))
-                host_store = HostStore.create(slabs, self.cantilever.shape)
-            with host_store:
-                yield host_store
-            return
-        path = memory.store or self.folder.matrix
-        if not path.exists():
-            existing = next(folder for folder in path.absolute().parents if folder.exists())
-            free = shutil.disk_usage(existing).free
-            if free < plan.index.nbytes:
-                raise StoreError(
-                    f"the matrix needs {format_nbytes(plan.index.nbytes)} of disk, {existing} has {format_nbytes(free)} free; "
-                    "name another place as memory.store"
-                )
-            with self.reporter.stage("assemble") as stage:
-                total = plan.index.nbytes
-                FileStore.create(
-                    path,
-                    self._slabs(count),
-                    shape=self.cantilever.shape,
-                    label=_store_label(self.experiment),
-                    progress=lambda written: stage.advance(written / total, f"{format_nbytes(written)} written"),
-                ).close()
-        with FileStore(path) as file_store:
-            _check_store(file_store, self.experiment)
-            if self.device.kind == "cpu":
-                yield file_store
-                return
-            with HostStore.from_store(file_store) as host_store:
-                yield host_store
 
     def _save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint; a disk that is full must not end a solve that can go on."""
@@ -297,15 +193,6 @@ class _Run:
             write_checkpoint(self.folder.checkpoint, checkpoint, self.device)
         except StoreError as error:
             self.reporter.text("Warning", str(error))
-
-    def _slabs(self, count: int, progress: Any = None) -> Iterator[Any]:
-        dtype = np.dtype(self.experiment.memory.values)
-        for number, slab in enumerate(
-            self.cantilever.subdivisions(count, self.experiment.memory.format, values_dtype=dtype)
-        ):
-            yield slab
-            if progress is not None:
-                progress(number + 1)
 
     def _solve(self, A: Operator, checkpoint: Checkpoint) -> tuple[SolveResult, Checkpoint]:
         """Solve, with checkpoints, and return the result and all that was spent, earlier runs included."""
@@ -324,7 +211,7 @@ class _Run:
             return Checkpoint(state, checkpoint.sweeps + sweeps, checkpoint.bytes_streamed + streamed, seconds)
 
         last_write = time.perf_counter()
-        with _stop_requests(self.reporter) as stop, self.reporter.stage("solve") as stage:
+        with stop_requests(self.reporter) as stop, self.reporter.stage("solve") as stage:
 
             def monitor(record: IterationRecord) -> bool:
                 nonlocal last_write
@@ -384,28 +271,3 @@ class _Run:
                 folder.draw(self.cantilever)
                 stage.advance(1.0)
         self.reporter.text("Result", folder.summary())
-
-
-@contextlib.contextmanager
-def _stop_requests(reporter: Reporter) -> Iterator[threading.Event]:
-    """Turn SIGINT and SIGTERM into an event; a second one acts at once, as if there were no handler."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in signals}
-
-    def handle(number: int, frame: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        reporter.text("Stopping after this iteration", "Interrupt again to stop at once.")
-
-    for number in signals:
-        signal.signal(number, handle)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,8 +107,8 @@ def test_an_error_leaves_no_folder(tmp_path, monkeypatch):
 
 
 def test_a_disk_too_small_is_found_before_anything_is_written(tmp_path, monkeypatch):
-    usage = run_module.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(run_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
 
     with pytest.raises(StoreError, match=r"the matrix needs .* of disk, .* name another place as memory\.store"):
         run_experiment(experiment(), tmp_path / "run")

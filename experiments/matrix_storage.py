@@ -1,0 +1,158 @@
+"""Where the matrix of an experiment lives, and how it is planned to go through its memory budget."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
+from penstock.experiments.configuration import Experiment
+from penstock.experiments.progress import Reporter
+from penstock.solvers import cg_workspace_nbytes
+from penstock.spmv import Device, InputError, StoreError, format_nbytes
+from penstock.spmv.formats.base import INT32_MAX
+from penstock.streaming import (
+    FileStore,
+    HostStore,
+    LinkRates,
+    MatrixIndex,
+    Store,
+    StreamPlan,
+    index_of,
+    plan_stream,
+    plan_subdivisions,
+)
+
+__all__ = ["measure_rates", "open_store", "plan_experiment"]
+
+# Below this size a measurement would take longer than what it tells about.
+_MEASURED_FROM_NBYTES = 64 << 20
+
+
+def plan_experiment(experiment: Experiment) -> StreamPlan:
+    """Plan an experiment without allocating anything of its size.
+
+    Raises
+    ------
+    BudgetError
+        If the budget is too small; the message gives the smallest that would do.
+    """
+    cantilever, memory = experiment.cantilever(), experiment.memory
+    dtype = np.dtype(memory.values)
+
+    def index_for(count: int) -> MatrixIndex:
+        return index_of(cantilever.outlines(count, memory.format, values_dtype=dtype), cantilever.shape)
+
+    options: dict[str, Any] = {"workspace_nbytes": cg_workspace_nbytes(cantilever.unknowns)}
+    if memory.budget is None:
+        index = index_for(1 + cantilever.nnz // INT32_MAX)
+        return plan_stream(index, index.nbytes, **options)
+    options |= {"slots": memory.slots, "overlap": memory.overlap}
+    if memory.store is not None and memory.store.exists():
+        with FileStore(memory.store) as store:
+            _check_store(store, experiment)
+            return plan_stream(store.index, memory.budget, **options)
+    if memory.subdivisions is not None:
+        return plan_stream(index_for(memory.subdivisions), memory.budget, **options)
+    return plan_subdivisions(index_for, memory.budget, limit=cantilever.mesh.node_count, **options)
+
+
+def _store_label(experiment: Experiment) -> str:
+    """Return what determines every entry of the stored matrix."""
+    memory = experiment.memory
+    return f"{experiment.model!r} {experiment.material!r} {memory.format} {memory.values}"
+
+
+def _check_store(store: FileStore, experiment: Experiment) -> None:
+    """Refuse a store that holds another matrix, or another cut than the experiment asks for."""
+    if store.label != _store_label(experiment):
+        raise InputError(f"the store {store.path} holds another matrix ({store.label}); name another memory.store")
+    count, wanted = len(store.index.subdivisions), experiment.memory.subdivisions
+    if wanted is not None and wanted != count:
+        raise InputError(
+            f"the store {store.path} has {count} subdivisions instead of {wanted}; name another memory.store"
+        )
+
+
+def measure_rates(experiment: Experiment, device: Device, directory: Path) -> LinkRates | None:
+    """Measure link and memory, so that a plan can tell the time of a sweep; None for what takes no time.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    device : Device
+    directory : path
+        Where a store on disk would be.
+    """
+    nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
+    if experiment.memory.budget is None or nbytes < _MEASURED_FROM_NBYTES:
+        return None
+    with device.current():
+        link = measure_disk(directory)[0] if device.kind == "cpu" else measure_link(device)
+        return LinkRates(link, measure_memory(device))
+
+
+@contextlib.contextmanager
+def open_store(
+    experiment: Experiment, plan: StreamPlan, device: Device, path: Path, reporter: Reporter
+) -> Iterator[Store]:
+    """Build the matrix where it is streamed from, or open it: on disk for the CPU, in host memory for a GPU.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    plan : StreamPlan
+        Says how it is cut.
+    device : Device
+        What will compute.
+    path : path
+        Place on disk, if ``memory.store`` names none.
+    reporter : Reporter
+    """
+    memory, cantilever = experiment.memory, experiment.cantilever()
+    count, total = len(plan.index.subdivisions), plan.index.nbytes
+    slabs = cantilever.subdivisions(count, memory.format, values_dtype=np.dtype(memory.values))
+    with contextlib.ExitStack() as resources:
+        if device.kind == "cuda" and memory.store is None:
+            with reporter.stage("assemble") as stage:
+
+                def counted() -> Iterator[Any]:
+                    for number, slab in enumerate(slabs):
+                        stage.advance(number / count)
+                        yield slab
+
+                host_store = HostStore.create(counted(), cantilever.shape)
+            yield resources.enter_context(host_store)
+            return
+        path = memory.store or path
+        if not path.exists():
+            _check_free_space(path, total)
+            with reporter.stage("assemble") as stage:
+                FileStore.create(
+                    path,
+                    slabs,
+                    shape=cantilever.shape,
+                    label=_store_label(experiment),
+                    progress=lambda written: stage.advance(written / total, f"{format_nbytes(written)} written"),
+                ).close()
+        file_store = resources.enter_context(FileStore(path))
+        _check_store(file_store, experiment)
+        if device.kind == "cpu":
+            yield file_store
+        else:
+            yield resources.enter_context(HostStore.from_store(file_store))
+
+
+def _check_free_space(path: Path, nbytes: int) -> None:
+    existing = next(folder for folder in path.absolute().parents if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if free < nbytes:
+        raise StoreError(
+            f"the matrix needs {format_nbytes(nbytes)} of disk, {existing} has {format_nbytes(free)} free; "
+            "name another place as memory.store"
+        )
