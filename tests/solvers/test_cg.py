@@ -37,7 +37,7 @@ class TestAgainstScipy:
         x0 = np.random.default_rng(0).standard_normal(b.size) if guess else None
         theirs, ours = [], []
 
-        _x_theirs, info_theirs = scipy.sparse.linalg.cg(
+        __, info_theirs = scipy.sparse.linalg.cg(
             matrix, b, x0, rtol=rtol, M=M, callback=lambda x: theirs.append(x.copy())
         )
         x_ours, info_ours = cg(A, b, x0, rtol=rtol, M=M, callback=lambda x: ours.append(x.copy()))
@@ -105,7 +105,14 @@ class TestTolerance:
         assert loose.converged
         assert 1e-12 * np.linalg.norm(b) < residual(A, b, loose.x) <= atol * NORM_SLACK
         assert loose.iterations < tight.iterations
-        assert cg(A, b, rtol=0.1, atol=1e-30).iterations == cg(A, b, rtol=0.1).iterations
+
+    @pytest.mark.parametrize("rtol", [1e-2, 1e-4, 1e-6])
+    def test_two_equal_tolerances_are_no_looser_than_one(self, A, b, rtol):
+        atol = rtol * np.linalg.norm(b)
+
+        both, one = cg(A, b, rtol=rtol, atol=atol), cg(A, b, rtol=rtol)
+
+        assert one.iterations == both.iterations < cg(A, b, rtol=rtol / 2).iterations
 
     def test_the_default_is_a_relative_1e_5(self, A, b):
         np.testing.assert_array_equal(cg(A, b).x, cg(A, b, rtol=1e-5, atol=0.0).x)

@@ -171,16 +171,17 @@ class TestResume:
         assert state.iteration == result.iterations > 5
 
 
-class TestStreamedSolve:
-    @pytest.fixture(scope="class")
-    def resident_results(self, beam, b):
-        results = {}
-        for name in ("csr", "bsr"):
-            A = beam.matrix(name)
-            for kind, make in PRECONDITIONERS.items():
-                results[name, kind] = cg(A, b, M=make(A), rtol=1e-9)
-        return results
+@pytest.fixture(scope="module")
+def resident_results(beam, b):
+    results = {}
+    for name in ("csr", "bsr"):
+        A = beam.matrix(name)
+        for kind, make in PRECONDITIONERS.items():
+            results[name, kind] = cg(A, b, M=make(A), rtol=1e-9)
+    return results
 
+
+class TestStreamedSolve:
     @pytest.mark.parametrize("overlap", [True, False])
     @pytest.mark.parametrize("share", [0.0, 0.5, 1.0], ids=["smallest", "half resident", "all resident"])
     @pytest.mark.parametrize("kind", PRECONDITIONERS)

@@ -206,13 +206,14 @@ class TestAsPreconditioner:
         np.testing.assert_array_equal(M @ np.ones(24, dtype=np.float32), np.full(24, 2, dtype=np.float32))
 
 
-class TestWorth:
-    @pytest.fixture(scope="class")
-    def rough(self):
-        """Stiffness that varies by a factor of a thousand from element to element."""
-        beam = Cantilever(nodes=(13, 4, 4), dof=3, material=LognormalMaterial(sigma=2.0, seed=5))
-        return beam.matrix(), beam.load()
+@pytest.fixture(scope="module")
+def rough():
+    """Stiffness that varies by a factor of a thousand from element to element."""
+    beam = Cantilever(nodes=(13, 4, 4), dof=3, material=LognormalMaterial(sigma=2.0, seed=5))
+    return beam.matrix(), beam.load()
 
+
+class TestWorth:
     def test_fewer_iterations_than_plain_cg_on_a_rough_cantilever(self, rough):
         A, b = rough
         plain, point, block = (cg(A, b, M=M, rtol=1e-8) for M in (None, jacobi(A), block_jacobi(A, 3)))

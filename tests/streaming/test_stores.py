@@ -377,6 +377,21 @@ def test_short_writes_are_continued(path, make_slabs, monkeypatch):
             np.testing.assert_array_equal(read(store, number), read(expected, number))
 
 
+def test_data_and_index_are_on_the_disk_before_the_store_has_its_name(path, make_slabs, monkeypatch):
+    """A power failure leaves a whole store or none."""
+    synced = set()
+
+    def fsync(descriptor):
+        assert not path.exists()
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    FileStore.create(path, make_slabs("SciPy CSR")).close()
+
+    assert {(path / name).stat().st_ino for name in ("slabs.bin", "index.json")} <= synced
+
+
 class TestNames:
     def test_an_existing_store_is_not_replaced_without_being_asked(self, built, make_slabs):
         with pytest.raises(InputError, match="choose another name or pass overwrite=True"):

@@ -245,6 +245,23 @@ class TestSweep:
 
         assert seen == 3 * list(range(9))
 
+    def test_inside_a_sweep_is_refused_and_the_matrix_stays_usable(self, store, smallest, resident, overlap):
+        """Its slots are in use: a product from within a visit would overwrite them."""
+        x = random_vectors(resident)
+        with StreamedMatrix(store, smallest, overlap=overlap) as A:
+            with pytest.raises(InputError, match="sweep"):
+                A.sweep(lambda number, slab: A @ x)
+
+            np.testing.assert_array_equal(A @ x, resident @ x)
+
+
+def test_the_absolute_product_takes_one_vector_and_says_so(store, smallest):
+    with (
+        StreamedMatrix(store, smallest) as A,
+        pytest.raises(InputError, match=r"x must have shape \(312,\)"),
+    ):
+        A.apply_absolute(np.ones((312, 2)))
+
 
 class CountingBudget(MemoryBudget):
     """Remembers what it handed out."""
@@ -369,11 +386,12 @@ class TestFailures:
                 raise StoreError("the disk is gone")
 
         budget = MemoryBudget(budget_nbytes("half resident", store.index))
-        with pytest.raises(StoreError, match="the disk is gone"):
+        with pytest.raises(StoreError, match="the disk is gone") as caught:
             StreamedMatrix(StoreWrapper(store, fail), budget, overlap=overlap)
 
         assert budget.used_nbytes == 0
         assert reader_threads() == []
+        del caught  # until here its traceback kept the half-open matrix, so nothing was left to the garbage collector
 
     def test_a_disk_that_stays_away_fails_every_sweep_and_close_works(self, store, smallest, overlap):
         def fail(reads):
@@ -403,6 +421,17 @@ class TestFailures:
                 np.testing.assert_array_equal(A @ x, resident @ x)
             assert A.sweeps == 2
 
+    @pytest.fixture
+    def ctrl_c_interrupts(self):
+        """As in a terminal; a process started in the background may ignore the signal."""
+        if threading.current_thread() is not threading.main_thread():
+            pytest.skip("signals reach the main thread only")
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+        signal.signal(signal.SIGINT, before)
+
+    @pytest.mark.usefixtures("ctrl_c_interrupts")
+    @pytest.mark.timeout(60, method="thread")
     def test_ctrl_c_while_waiting_for_data_leaves_it_usable(self, store, smallest, resident, overlap):
         """A real signal, sent when the main thread waits for the fourth read or performs it."""
 
@@ -411,8 +440,6 @@ class TestFailures:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
                 time.sleep(0.05)
 
-        if threading.current_thread() is not threading.main_thread():
-            pytest.skip("signals reach the main thread only")
         x = random_vectors(resident)
         wrapped = StoreWrapper(store, interrupt)
         with StreamedMatrix(wrapped, smallest, overlap=overlap) as A:
