@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -16,6 +17,7 @@ from penstock.spmv.formats.base import check_block_size
 from penstock.streaming.budget import MemoryBudget
 from penstock.streaming.cuda_executor import CudaExecutor
 from penstock.streaming.host_executor import HostExecutor
+from penstock.streaming.layout import Visit
 from penstock.streaming.plan import StreamPlan, plan_stream
 from penstock.streaming.store import Store
 from penstock.streaming.timeline import Timeline
@@ -91,6 +93,7 @@ class StreamedMatrix(ValidatedOperator):
         self._purpose = f"matrix storage {next(_COUNTER)}"
         self._schedule = self.plan.schedule
         self._sweeps_since_start: int | None = None
+        self._sweeping = threading.Lock()  # the ring serves one sweep at a time
         self._residents: dict[int, SparseFormat] = {}
         self._executor: HostExecutor | CudaExecutor | None = None
         # One allocation for the ring and the resident part: nothing is allocated again until close.
@@ -118,7 +121,7 @@ class StreamedMatrix(ValidatedOperator):
             self._residents[number] = self._executor.load_resident(number, buffer)
         self._executor.drain()
 
-    def sweep(self, visit: Callable[[int, SparseFormat], None]) -> None:
+    def sweep(self, visit: Visit) -> None:
         """Pass once over all subdivisions in row order.
 
         Parameters
@@ -132,14 +135,22 @@ class StreamedMatrix(ValidatedOperator):
         """
         if self._executor is None:
             raise InputError("this streamed matrix is closed; open a new one on its store")
+        if not self._sweeping.acquire(blocking=False):
+            raise InputError("another sweep of this matrix is under way; finish it first, or open a second matrix")
+        try:
+            self._sweep(self._executor, visit)
+        finally:
+            self._sweeping.release()
+
+    def _sweep(self, executor: HostExecutor | CudaExecutor, visit: Visit) -> None:
         # Unless this sweep ends, wherever it is interrupted, the next one starts from an empty ring.
         number, self._sweeps_since_start = self._sweeps_since_start, None
         steps = self._schedule.sweep(number or 0)
         if number is None:
-            self._executor.drain()
+            executor.drain()
             steps = self._schedule.prologue() + steps
         with self.device.current():
-            self._executor.play(steps, self._residents, visit)
+            executor.play(steps, self._residents, visit)
         self._sweeps_since_start = (number or 0) + 1
         self.sweeps += 1
         self.bytes_streamed += self.plan.streamed_nbytes
@@ -150,6 +161,8 @@ class StreamedMatrix(ValidatedOperator):
     def apply_absolute(self, x: Array) -> Array:
         """Return ``|A| @ x`` in one sweep; needs one further slab of memory."""
         x = as_vectors(x, self.shape[1], self, "x")
+        if x.ndim != 1:
+            raise InputError(f"x must have shape ({self.shape[1]},), not {x.shape}: this product takes one vector")
         out = self.device.xp.empty(self.shape[0], dtype=self.dtype)
 
         def visit(number: int, slab: SparseFormat) -> None:

@@ -157,6 +157,8 @@ class SparseFormat(ValidatedOperator):
     def apply_absolute(self, x: Array) -> Array:
         """Return ``|A| @ x``, formed slab by slab in at most 32 MiB of further memory."""
         x = as_vectors(x, self.shape[1], self, "x")
+        if x.ndim != 1:
+            raise InputError(f"x must have shape ({self.shape[1]},), not {x.shape}: this product takes one vector")
         out = self.device.xp.empty(self.shape[0], dtype=self.dtype)
         slabs = max(1, -(-self.values.nbytes // _ABSOLUTE_SLAB_NBYTES))
         step = max(1, self.shape[0] // slabs // self.row_granularity) * self.row_granularity
