@@ -3,7 +3,20 @@
 from penstock.spmv.conversion import FunctionOperator, as_operator
 from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import BudgetError, DeviceError, InputError, PenstockError, StoreError
-from penstock.spmv.formats import BsrMatrix, CsrMatrix, SparseFormat, format_named, format_names
+from penstock.spmv.formats import (
+    BsrMatrix,
+    CooMatrix,
+    CsrMatrix,
+    EllMatrix,
+    HybMatrix,
+    SellMatrix,
+    SlicedBsrMatrix,
+    SlicedEllMatrix,
+    SparseFormat,
+    SymmetricBsrMatrix,
+    format_named,
+    format_names,
+)
 from penstock.spmv.kernel_table import register_kernel, registered_kernels
 from penstock.spmv.operator import (
     CountsTraffic,
@@ -21,18 +34,25 @@ __all__ = [
     "Array",
     "BsrMatrix",
     "BudgetError",
+    "CooMatrix",
     "CountsTraffic",
     "CsrMatrix",
     "Device",
     "DeviceError",
+    "EllMatrix",
     "FunctionOperator",
     "HasAbsoluteProduct",
     "HasDiagonalBlocks",
+    "HybMatrix",
     "InputError",
     "Operator",
     "PenstockError",
+    "SellMatrix",
+    "SlicedBsrMatrix",
+    "SlicedEllMatrix",
     "SparseFormat",
     "StoreError",
+    "SymmetricBsrMatrix",
     "ValidatedOperator",
     "VectorSpace",
     "as_operator",

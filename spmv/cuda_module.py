@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from penstock.spmv.device import Array
 
-__all__ = ["compile_function", "cuda_function", "cuda_source", "type_names"]
+__all__ = ["compile_function", "cuda_function", "cuda_source", "launch", "type_names"]
 
 #: What ``cupy.RawModule.get_function`` returns: a call with grid, block and arguments.
 KernelFunction = Callable[..., None]
@@ -26,10 +28,15 @@ def type_names(*arrays: Array) -> str:
 
 @functools.cache
 def cuda_source(file_name: str) -> str:
-    """Return a kernel file behind the shared vocabulary; ``#line`` directives keep compiler messages exact."""
+    """Return a kernel file behind the shared vocabulary; ``#line`` directives keep compiler messages exact.
+
+    ``file_name`` is a file of ``penstock.spmv.kernels``, or the absolute path of another one.
+    """
     folder = resources.files("penstock.spmv.kernels")
-    parts = (f'#line 1 "{name}"\n{(folder / name).read_text()}' for name in ("common.cuh", file_name))
-    return "\n".join(parts)
+    files = {"common.cuh": folder / "common.cuh", file_name: folder / file_name}
+    if Path(file_name).is_absolute():
+        files[file_name] = Path(file_name)
+    return "\n".join(f'#line 1 "{name}"\n{file.read_text()}' for name, file in files.items())
 
 
 def compile_function(file_name: str, expression: str) -> KernelFunction:
@@ -48,3 +55,9 @@ def cuda_function(file_name: str, expression: str) -> KernelFunction:
     CuPy's functions load themselves on whichever device is current when they are called.
     """
     return compile_function(file_name, expression)
+
+
+def launch(function: KernelFunction, threads: int, block: int, arguments: tuple[Any, ...]) -> None:
+    """Run a kernel with at least ``threads`` threads in blocks of ``block``; with none there is nothing to run."""
+    if threads:
+        function((-(-threads // block),), (block,), arguments)

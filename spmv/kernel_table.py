@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.spmv.errors import InputError
 
-__all__ = ["find_kernel", "register_kernel", "registered_kernels"]
+__all__ = ["find_kernel", "has_kernel", "register_kernel", "registered_kernels"]
 
 Kernel = Callable[..., None]
 _KERNELS: dict[tuple[str, str, str], Kernel] = {}
@@ -20,8 +20,9 @@ def register_kernel(format_name: str, operation: str, device_kind: str) -> Calla
     format_name : str
         Name of the format, such as ``"csr"``.
     operation : str
-        ``"spmv"`` and ``"spmm"`` take ``(matrix, x, out, alpha, beta)``; ``"diagonal_blocks"`` takes
-        ``(matrix, first_row, blocks)`` and fills the zeroed ``blocks``, of shape ``(rows / size, size, size)``.
+        ``"spmv"`` and ``"spmm"`` take ``(matrix, x, out, alpha, beta)``. A format may do without ``"spmm"`` and without
+        ``"diagonal_blocks"``, which takes ``(matrix, first_row, blocks)`` and fills the zeroed ``blocks``, of shape
+        ``(rows / size, size, size)``: general ways then take their place.
     device_kind : {"cpu", "cuda"}
         Where it runs.
     """
@@ -48,6 +49,11 @@ def find_kernel(format_name: str, operation: str, device_kind: str) -> Kernel:
         raise InputError(
             f"no kernel for {format_name}/{operation}/{device_kind}; registered for this format: {', '.join(known) or 'none'}"
         ) from None
+
+
+def has_kernel(format_name: str, operation: str, device_kind: str) -> bool:
+    """Tell whether a kernel is registered."""
+    return (format_name, operation, device_kind) in _KERNELS
 
 
 def registered_kernels() -> list[tuple[str, str, str]]:

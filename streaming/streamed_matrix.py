@@ -12,8 +12,17 @@ from typing import Self
 
 import numpy as np
 
-from penstock.spmv import CPU, Array, Device, InputError, SparseFormat, ValidatedOperator, as_vectors
-from penstock.spmv.formats.base import check_block_size
+from penstock.spmv import (
+    CPU,
+    Array,
+    Device,
+    InputError,
+    SparseFormat,
+    ValidatedOperator,
+    as_vectors,
+    format_named,
+)
+from penstock.spmv.formats.base import check_block_size, scale
 from penstock.streaming.budget import MemoryBudget
 from penstock.streaming.cuda_executor import CudaExecutor
 from penstock.streaming.host_executor import HostExecutor
@@ -156,19 +165,17 @@ class StreamedMatrix(ValidatedOperator):
         self.bytes_streamed += self.plan.streamed_nbytes
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        self.sweep(lambda number, slab: slab._apply(x, out[self._rows(number)], alpha, beta))
+        if format_named(self.plan.index.format_name).scatters:
+            scale(out, beta)
+        self.sweep(lambda number, slab: slab.apply_slab(self._rows(number).start, x, out, alpha, beta))
 
     def apply_absolute(self, x: Array) -> Array:
         """Return ``|A| @ x`` in one sweep; needs one further slab of memory."""
         x = as_vectors(x, self.shape[1], self, "x")
         if x.ndim != 1:
             raise InputError(f"x must have shape ({self.shape[1]},), not {x.shape}: this product takes one vector")
-        out = self.device.xp.empty(self.shape[0], dtype=self.dtype)
-
-        def visit(number: int, slab: SparseFormat) -> None:
-            out[self._rows(number)] = slab.apply_absolute(x)
-
-        self.sweep(visit)
+        out = self.device.xp.zeros(self.shape[0], dtype=self.dtype)
+        self.sweep(lambda number, slab: slab.add_absolute(self._rows(number).start, x, out))
         return out
 
     def diagonal_blocks(self, size: int) -> Array:

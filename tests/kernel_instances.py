@@ -1,29 +1,116 @@
-"""The kernel instantiations that the library can ask for, by file: what is compiled for every architecture and emulated."""
+"""The kernel instantiations that the library can ask for, by file: all are compiled, and enough of them are emulated.
+
+``INSTANCES`` holds every one. ``EMULATED`` holds those that tests launch under the emulator: every kernel with every pair of
+template arguments that some test needs, but not the whole product of block sizes, columns and types.
+"""
 
 from itertools import product
+
+from penstock.spmv.formats.sell import spmm_tile
 
 TYPES = ("double, double", "float, double", "float, float")  # stored values, vectors
 OFFSETS = ("int", "long long")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
+LANES = (1, 2, 4, 8, 16, 32)
+SIZES = range(1, 9)
+COLUMNS = (2, 4, 8, 16, 32)
+ITEMSIZE = {"double": 8, "float": 4}
 
 
 def _csr() -> list[str]:
     names = [", ".join(pair) for pair in product(TYPES, OFFSETS)]
-    lanes = (1, 2, 4, 8, 16, 32)
     return [
-        *(f"csr_spmv<{types}, {count}>" for types, count in product(names, lanes)),
-        *(f"{kernel}<{types}>" for kernel, types in product(("csr_spmm", "csr_diagonal_blocks"), names)),
+        *(
+            f"{kernel}<{types}, {count}>"
+            for kernel in ("csr_spmv", "csr_spmv_shared")
+            for types in names
+            for count in LANES
+        ),
+        *(
+            f"{kernel}<{types}>"
+            for kernel in ("csr_spmv_balanced", "csr_spmm", "csr_diagonal_blocks")
+            for types in names
+        ),
+        *(f"csr_join_tiles<{vector}, {offset}>" for vector in ITEMSIZE for offset in OFFSETS),
     ]
 
 
 def _bsr() -> list[str]:
     names = [", ".join(pair) for pair in product(TYPES, OFFSETS)]
     kernels = ("bsr_spmv", "bsr_spmm", "bsr_diagonal_blocks")
-    return [f"{kernel}<{types}, {size}>" for kernel, types, size in product(kernels, names, range(1, 9))]
+    return [f"{kernel}<{types}, {size}>" for kernel, types, size in product(kernels, names, SIZES)]
+
+
+def _sell_spmm(types: str, size: int, columns: int) -> str:
+    value, vector = types.split(", ")
+    return spmm_tile(size, columns, ITEMSIZE[value], ITEMSIZE[vector]).expression(types, size, columns)
+
+
+def _sell(sizes, columns) -> list[str]:
+    batches = {1: 9, 2: 3}
+    return [
+        *(f"sell_spmv<{types}, {size}, {batches.get(size, 1)}>" for types in TYPES for size in sizes),
+        *(f"sell_spmv_lanes<{types}>" for types in TYPES),
+        *(f"sell_spmm_any<{types}, {size}>" for types in TYPES for size in sizes),
+        *(_sell_spmm(types, size, count) for types in TYPES for size in sizes for count in columns),
+    ]
+
+
+def _coo() -> list[str]:
+    return [f"{kernel}<{types}>" for kernel in ("coo_spmv", "coo_spmm") for types in TYPES]
+
+
+def _ell() -> list[str]:
+    return [
+        *(f"ell_spmv<{types}, {adds}>" for types in TYPES for adds in ("false", "true")),
+        *(f"ell_spmv_lanes<{types}, {lanes}>" for types in TYPES for lanes in LANES),
+        *(f"ell_spmm<{types}>" for types in TYPES),
+    ]
+
+
+def _symmetric(sizes) -> list[str]:
+    kernels = ("symmetric_bsr_spmv", "symmetric_bsr_spmm")
+    return [f"{kernel}<{types}, {size}>" for kernel in kernels for types in TYPES for size in sizes]
+
+
+def _conversion(sizes) -> list[str]:
+    values = ("double, double", "float, double", "float, float")  # stored, source
+    sources = [", ".join(pair) for pair in product(values, OFFSETS)]
+    return [
+        *(f"fill_slots<{names}>" for names in sources),
+        *(f"count_blocks<{offset}, {size}>" for offset in OFFSETS for size in sizes),
+        *(f"fill_blocks<{names}, {size}>" for names in sources for size in sizes),
+        *(f"count_asymmetric<{value}, {offset}>" for value in ITEMSIZE for offset in OFFSETS),
+    ]
 
 
 def _vectors() -> list[str]:
     return [f"{kernel}<{type_}>" for kernel, type_ in product(("dot_partial", "combine"), ("double", "float"))]
 
 
-INSTANCES = {"csr.cu": _csr(), "bsr.cu": _bsr(), "vectors.cu": _vectors()}
+INSTANCES = {
+    "bsr.cu": _bsr(),
+    "conversion.cu": _conversion(SIZES),
+    "coo.cu": _coo(),
+    "csr.cu": _csr(),
+    "ell.cu": _ell(),
+    "sell.cu": _sell(SIZES, COLUMNS),
+    "symmetric_bsr.cu": _symmetric(SIZES),
+    "vectors.cu": _vectors(),
+}
+
+_EMULATED_SIZES = (1, 2, 3, 6)
+EMULATED = {
+    **INSTANCES,
+    "conversion.cu": _conversion(_EMULATED_SIZES),
+    "symmetric_bsr.cu": _symmetric(_EMULATED_SIZES),
+    "sell.cu": list(
+        dict.fromkeys(
+            [
+                *_sell(_EMULATED_SIZES, ()),
+                *(_sell_spmm(types, size, 8) for types in TYPES for size in _EMULATED_SIZES),
+                *(_sell_spmm(types, size, count) for types in TYPES for size in (1, 3) for count in COLUMNS),
+            ]
+        )
+    ),
+}

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from cuda_emulator import EmulatedModule, EmulatorUnavailableError
-from kernel_instances import INSTANCES
+from kernel_instances import EMULATED
 
 from penstock.spmv import Device, DeviceError, cuda_module
 from penstock.spmv.device import cuda_device_count
@@ -21,8 +21,8 @@ def gpu_count() -> int:
 
 @functools.cache
 def _emulated(file_name: str, warp_size: int) -> EmulatedModule:
-    """One module a file, with every instantiation, so that the compiler runs once."""
-    return EmulatedModule(cuda_module.cuda_source(file_name), INSTANCES[file_name], warp_size=warp_size)
+    """One module a file, with every instantiation that tests need, so that the compiler runs once."""
+    return EmulatedModule(cuda_module.cuda_source(file_name), EMULATED[file_name], warp_size=warp_size)
 
 
 class Target:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+import scipy.sparse
 
-from penstock.spmv.device import Array, Device, device_of
+from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import InputError
-from penstock.spmv.kernel_table import find_kernel
+from penstock.spmv.kernel_table import find_kernel, has_kernel
 from penstock.spmv.operator import ValidatedOperator, as_vectors
+
+if TYPE_CHECKING:
+    from penstock.spmv.structure import MatrixStructure
 
 __all__ = ["INT32_MAX", "SparseFormat", "format_named", "format_names"]
 
 INT32_MAX = 2**31 - 1
-_ABSOLUTE_SLAB_NBYTES = 32 << 20
+_SLAB_NBYTES = 32 << 20
 
 _FORMATS: dict[str, type[SparseFormat]] = {}
 
@@ -46,6 +50,9 @@ class SparseFormat(ValidatedOperator):
     A subclass is declared as ``class CsrMatrix(SparseFormat, name="csr")``, which registers it, and its constructor
     takes ``shape``, ``dtype`` and what ``arrays()`` and ``parameters()`` return, by name.
 
+    A new format needs ``from_csr``, ``triplets``, ``rows``, ``arrays`` and one kernel, ``"spmv"``; blocks of vectors then
+    go through it column by column until it has a kernel ``"spmm"`` of its own.
+
     Notes
     -----
     ``dtype`` is the type of the vectors and of the result; ``values_dtype`` is the type the values are stored in, which
@@ -53,6 +60,9 @@ class SparseFormat(ValidatedOperator):
     """
 
     name: ClassVar[str]
+    #: Whether a row slab also adds to rows outside itself, as half of a symmetric matrix does: ``out`` is then scaled by
+    #: beta once, before the first slab.
+    scatters: ClassVar[bool] = False
     values: Array
 
     def __init_subclass__(cls, *, name: str, **keywords: Any) -> None:
@@ -63,17 +73,20 @@ class SparseFormat(ValidatedOperator):
     @classmethod
     @abstractmethod
     def from_csr(cls, A: Any) -> Self:
-        """Convert a SciPy CSR matrix; stored zeros stay stored. Formats add keyword arguments of their own."""
+        """Convert a SciPy CSR matrix, or a :class:`CsrMatrix` on its device; stored zeros stay stored.
+
+        Formats add keyword arguments of their own.
+        """
 
     @abstractmethod
-    def to_csr(self) -> Any:
-        """Return a SciPy CSR matrix with the same stored entries."""
+    def triplets(self) -> tuple[Array, Array, Array]:
+        """Return row indices, column indices and values of all stored scalars, padding left out, in any order."""
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Self:
-        """Return rows ``start`` to ``stop`` in the same format, with int32 offsets that start at 0.
+        """Return rows ``start`` to ``stop`` in the same format, with offsets that start at 0.
 
-        Indices and values are views; only the offsets are new.
+        Indices and values are views where the layout allows it.
         """
 
     @abstractmethod
@@ -81,13 +94,36 @@ class SparseFormat(ValidatedOperator):
         """Return the arrays by name, in the order a store writes them."""
 
     @property
-    @abstractmethod
     def nnz(self) -> int:
         """Number of stored scalars, padding left out."""
+        return int(self.triplets()[0].size)
 
-    @abstractmethod
+    @classmethod
+    def predicted_nbytes(cls, structure: MatrixStructure, **parameters: Any) -> int:
+        """Return the bytes this format would take for a matrix, without building it; parameters as for ``from_csr``.
+
+        What is not foreseen is taken to be as large as CSR.
+        """
+        return structure.nnz * (structure.values_itemsize + 4) + 8 * (structure.shape[0] + 1)
+
+    def product_nbytes(self, columns: int = 1, *, beta: float = 0.0) -> int:
+        """Return the bytes a product with ``columns`` vectors moves at least: the matrix, x and out, each once.
+
+        With ``beta != 0`` out is read as well.
+        """
+        vectors = self.shape[1] + self.shape[0] * (2 if beta else 1)
+        return self.nbytes + columns * vectors * self.dtype.itemsize
+
+    def to_csr(self) -> Any:
+        """Return a SciPy CSR array on the host with the same stored entries."""
+        rows, columns, values = (CPU.asarray(array) for array in self.triplets())
+        A = scipy.sparse.coo_array((values, (rows, columns)), shape=self.shape).tocsr()
+        A.sort_indices()
+        return A
+
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that the arrays must have for the matrix's shape and number of stored entries."""
+        return {name: tuple(array.shape) for name, array in self.arrays().items()}
 
     def check_shapes(self) -> None:
         """Refuse arrays that do not fit each other, such as those described by a damaged index.
@@ -146,7 +182,33 @@ class SparseFormat(ValidatedOperator):
         return self.from_arrays(self.shape, self.dtype, arrays, self.parameters())
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        find_kernel(self.name, "spmv" if x.ndim == 1 else "spmm", self.device.kind)(self, x, out, alpha, beta)
+        kind = self.device.kind
+        if x.ndim == 2 and x.shape[1] == 1:
+            x, out = x.reshape(-1), out.reshape(-1)
+        if x.ndim == 1:
+            find_kernel(self.name, "spmv", kind)(self, x, out, alpha, beta)
+        elif has_kernel(self.name, "spmm", kind):
+            find_kernel(self.name, "spmm", kind)(self, x, out, alpha, beta)
+        else:
+            spmv, xp = find_kernel(self.name, "spmv", kind), self.device.xp
+            for k in range(x.shape[1]):
+                column = xp.ascontiguousarray(out[:, k])
+                spmv(self, xp.ascontiguousarray(x[:, k]), column, alpha, beta)
+                out[:, k] = column
+
+    def apply_slab(self, first_row: int, x: Array, out: Array, alpha: float, beta: float) -> None:
+        """Add this slab's share of a product into ``out``, that of the whole matrix; its row 0 is ``first_row``.
+
+        A format that ``scatters`` ignores ``beta``: ``out`` was scaled before.
+        """
+        self._apply(x, out[first_row : first_row + self.shape[0]], alpha, beta)
+
+    def slabs(self, nbytes: int = _SLAB_NBYTES) -> Iterator[tuple[int, Self]]:
+        """Cut the matrix into slabs of about ``nbytes`` of values each; yields the first row and the slab."""
+        count = max(1, -(-self.values.nbytes // nbytes))
+        step = max(1, self.shape[0] // count // self.row_granularity) * self.row_granularity
+        for start in range(0, self.shape[0], step):
+            yield start, self.rows(start, min(start + step, self.shape[0]))
 
     def absolute(self) -> Self:
         """Return ``|A|``: the same structure, with a new array of absolute values."""
@@ -159,13 +221,15 @@ class SparseFormat(ValidatedOperator):
         x = as_vectors(x, self.shape[1], self, "x")
         if x.ndim != 1:
             raise InputError(f"x must have shape ({self.shape[1]},), not {x.shape}: this product takes one vector")
-        out = self.device.xp.empty(self.shape[0], dtype=self.dtype)
-        slabs = max(1, -(-self.values.nbytes // _ABSOLUTE_SLAB_NBYTES))
-        step = max(1, self.shape[0] // slabs // self.row_granularity) * self.row_granularity
-        for start in range(0, self.shape[0], step):
-            slab = self.rows(start, min(start + step, self.shape[0]))
-            slab.absolute()._apply(x, out[start : start + slab.shape[0]], 1.0, 0.0)
+        with self.device.current():
+            out = self.device.xp.zeros(self.shape[0], dtype=self.dtype)
+            self.add_absolute(0, x, out)
         return out
+
+    def add_absolute(self, first_row: int, x: Array, out: Array) -> None:
+        """Put this slab's share of ``|A| @ x`` into ``out``, that of the whole matrix, zeroed before."""
+        for start, slab in self.slabs():
+            slab.absolute().apply_slab(first_row + start, x, out, 1.0, 0.0)
 
     def diagonal_blocks(self, size: int) -> Array:
         """Return the dense blocks on the diagonal.
@@ -185,7 +249,28 @@ class SparseFormat(ValidatedOperator):
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
         """Fill ``blocks``, those of the whole matrix, with what this slab holds of them; its row 0 is ``first_row``."""
-        find_kernel(self.name, "diagonal_blocks", self.device.kind)(self, first_row, blocks)
+        kind = self.device.kind
+        if has_kernel(self.name, "diagonal_blocks", kind):
+            find_kernel(self.name, "diagonal_blocks", kind)(self, first_row, blocks)
+            return
+        for start, slab in self.slabs():
+            rows, columns, values = slab.triplets()
+            copy_diagonal_blocks(rows.astype(np.int64) + (first_row + start), columns, values, blocks)
+
+
+def copy_diagonal_blocks(rows: Array, columns: Array, values: Array, blocks: Array) -> None:
+    """Copy those of some entries that lie in dense blocks on the diagonal."""
+    size = blocks.shape[1]
+    inside = rows // size == columns // size
+    blocks[rows[inside] // size, rows[inside] % size, columns[inside] % size] = values[inside]
+
+
+def scale(out: Array, beta: float) -> None:
+    """Multiply ``out`` by ``beta``; with 0 its old content, NaN or not, has no effect."""
+    if beta == 0.0:
+        out.fill(0)
+    elif beta != 1.0:
+        out *= out.dtype.type(beta)
 
 
 def check_block_size(size: int, rows: int) -> int:

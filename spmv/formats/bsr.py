@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import scipy.sparse
 from numba import prange
 
-from penstock.spmv.cuda_module import cuda_function, type_names
+from penstock.spmv.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.device import CPU, Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseFormat, check_block_size, narrow_offsets
+from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.from_csr import LARGEST_BLOCK, chunk_offsets, chunks_of_blocks, count_blocks, scalar_triplets
 from penstock.spmv.formats.validation import check_compressed_rows, check_values
 from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import register_kernel
 
-__all__ = ["BsrMatrix"]
+if TYPE_CHECKING:
+    from penstock.spmv.structure import MatrixStructure
 
-_LARGEST_BLOCK = 8
+__all__ = ["BsrMatrix"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,21 +55,32 @@ class BsrMatrix(SparseFormat, name="bsr"):
 
     @classmethod
     def from_csr(cls, A: Any, *, block_size: int = 3, values_dtype: Any = None, check: bool = True) -> Self:
-        """Convert a SciPy CSR matrix; blocks that hold any stored entry are stored whole.
+        """Convert a CSR matrix on its device; blocks that hold any stored entry are stored whole.
+
+        Parameters
+        ----------
+        A : scipy.sparse.csr_array or CsrMatrix
+        block_size : int
+            1 to 8; must divide rows and columns.
+        values_dtype : dtype, optional
+        check : bool
 
         Raises
         ------
         InputError
             If the block size does not divide the shape, or the entries are not those of a valid CSR matrix.
         """
-        if check:
-            check_compressed_rows(A.indptr, A.indices, A.shape, "CSR matrix")
-        check_block_size(block_size, A.shape[0])
-        check_block_size(block_size, A.shape[1])
-        blocks = A.tobsr((block_size, block_size))
-        blocks.has_sorted_indices = False  # SciPy's conversion leaves block columns in the order it met them
-        blocks.sort_indices()
-        return cls.from_bsr(blocks, values_dtype=values_dtype, check=check)
+        A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
+        offsets = chunk_offsets(count_blocks(A, block_size), 1)
+        none = A.device.xp.empty(0, dtype=np.int32)
+        indices, values = chunks_of_blocks(A, block_size, none, offsets, 1, A.values_dtype)
+        return cls(A.shape, A.dtype, offsets, indices, values.reshape(-1, block_size, block_size))
+
+    @classmethod
+    def predicted_nbytes(cls, structure: MatrixStructure, *, block_size: int = 3, **parameters: Any) -> int:
+        """Return the bytes this format would take."""
+        blocks = int(structure.blocks(block_size).sum())
+        return blocks * (block_size**2 * structure.values_itemsize + 4) + 8 * (structure.shape[0] // block_size + 1)
 
     @classmethod
     def from_bsr(cls, A: Any, *, values_dtype: Any = None, check: bool = True) -> Self:
@@ -79,9 +93,9 @@ class BsrMatrix(SparseFormat, name="bsr"):
             or a value is not finite.
         """
         height, width = A.blocksize
-        if height != width or height > _LARGEST_BLOCK:
+        if height != width or height > LARGEST_BLOCK:
             raise InputError(
-                f"BSR blocks must be square, up to {_LARGEST_BLOCK} x {_LARGEST_BLOCK}; these are {height} x {width}"
+                f"BSR blocks must be square, up to {LARGEST_BLOCK} x {LARGEST_BLOCK}; these are {height} x {width}"
             )
         values = check_values(A.data, "the matrix", finite=check)
         if check:
@@ -108,6 +122,13 @@ class BsrMatrix(SparseFormat, name="bsr"):
     def to_csr(self) -> scipy.sparse.csr_array:
         """Return a SciPy CSR array on the host with every scalar of every block, zeros among them."""
         return self.to_bsr().tocsr()
+
+    def triplets(self) -> tuple[Array, Array, Array]:
+        """Return row indices, column indices and values of every scalar of every block."""
+        block_rows = self.device.xp.searchsorted(
+            self.row_offsets, self.device.xp.arange(self.column_indices.size), side="right"
+        )
+        return scalar_triplets(block_rows - 1, self.column_indices.astype(np.int64), self.values)
 
     def rows(self, start: int, stop: int) -> Self:
         """Return rows ``start`` to ``stop``, multiples of the block size; indices and values are views."""
@@ -248,21 +269,25 @@ _THREADS = 256
 
 
 def _launch(
-    A: BsrMatrix, kernel: str, threads: int, scalars: tuple[int, ...], arrays: tuple[Array, ...], *rest: float
+    A: BsrMatrix,
+    kernel: str,
+    threads: int,
+    scalars: tuple[int, ...],
+    arrays: tuple[Array, ...],
+    *rest: float,
+    block: int = _THREADS,
 ) -> None:
-    if threads == 0:
-        return
     names = type_names(A.values, arrays[0], A.row_offsets)
     function = cuda_function("bsr.cu", f"{kernel}<{names}, {A.row_granularity}>")
     structure = (A.row_offsets, A.column_indices, A.values)
     integers, floats = [np.int64(number) for number in scalars], [np.float64(number) for number in rest]
-    function((-(-threads // _THREADS),), (_THREADS,), (*integers, *structure, *arrays, *floats))
+    launch(function, threads, block, (*integers, *structure, *arrays, *floats))
 
 
 @register_kernel("bsr", "spmv", "cuda")
 def _spmv_cuda(A: BsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
     block_rows = A.shape[0] // A.row_granularity
-    _launch(A, "bsr_spmv", 32 * block_rows, (block_rows,), (x, out), alpha, beta)
+    _launch(A, "bsr_spmv", 32 * block_rows, (block_rows,), (x, out), alpha, beta, block=64)
 
 
 @register_kernel("bsr", "spmm", "cuda")

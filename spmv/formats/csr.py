@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse
 from numba import prange
 
-from penstock.spmv.cuda_module import cuda_function, type_names
+from penstock.spmv.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.device import CPU, Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import INT32_MAX, SparseFormat, narrow_offsets
@@ -17,7 +18,76 @@ from penstock.spmv.formats.validation import check_compressed_rows, check_values
 from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import register_kernel
 
-__all__ = ["CsrMatrix"]
+if TYPE_CHECKING:
+    from penstock.spmv.structure import MatrixStructure
+
+__all__ = ["THRESHOLDS", "CsrMatrix", "CsrStrategy", "choose_lanes", "choose_strategy"]
+
+Lanes = Literal["auto", "mean", "longest"]
+
+
+class CsrStrategy(IntEnum):
+    """How a CUDA kernel divides the work."""
+
+    VECTOR = 0  #: lanes of a warp on each row, combined by shuffles; one lane is the scalar kernel
+    SHARED = 1  #: the same, combined through shared memory
+    BALANCED = 2  #: equal shares of rows and entries for every block of threads
+
+
+class Thresholds(NamedTuple):
+    """A matrix with more entries than ``entries``, or a longer row than ``longest_row``, is balanced."""
+
+    entries: float
+    longest_row: float
+
+
+#: Tsai, Cojean and Anzt (2020), Algorithm 3, with their values for a V100 and a Radeon VII, and our own. On an H200 the
+#: vector kernel is the faster one at any size as long as no row keeps one group of lanes much longer than the others.
+THRESHOLDS = {
+    "ginkgo_nvidia": Thresholds(1e6, 1024),
+    "ginkgo_amd": Thresholds(1e8, 768),
+    "h200": Thresholds(float("inf"), 512),
+}
+
+
+def choose_strategy(entries: int, longest_row: int, thresholds: str = "h200") -> CsrStrategy:
+    """Choose between one row for a group of lanes and balanced shares (Tsai, Cojean and Anzt 2020, Algorithm 3).
+
+    Raises
+    ------
+    InputError
+        If there are no thresholds of that name.
+    """
+    if thresholds not in THRESHOLDS:
+        raise InputError(f"unknown thresholds {thresholds!r}; known: {', '.join(THRESHOLDS)}")
+    limits = THRESHOLDS[thresholds]
+    uneven = entries > limits.entries or longest_row > limits.longest_row
+    return CsrStrategy.BALANCED if uneven else CsrStrategy.VECTOR
+
+
+def choose_lanes(mean_row: float, longest_row: int, rule: Lanes = "auto") -> int:
+    """Choose the lanes that share a row: a power of two up to 32.
+
+    Parameters
+    ----------
+    mean_row : float
+        Entries of the mean row.
+    longest_row : int
+        Entries of the longest.
+    rule : {"auto", "mean", "longest"}
+        The largest power of two not above the mean row (AMD lab notes 2022; Zhang, Li and Jiang 2019), not above the
+        longest (Tsai, Cojean and Anzt 2020), or, by default, not above a third of the mean: each lane then has three
+        entries or more to load at once, which on an H200 was the fastest for rows of 27, 81 and 162 entries.
+
+    Examples
+    --------
+    >>> [choose_lanes(27, 27, rule) for rule in ("auto", "mean", "longest")]
+    [8, 16, 16]
+    """
+    if rule not in ("auto", "mean", "longest"):
+        raise InputError(f"lanes must be a number, 'auto', 'mean' or 'longest', not {rule!r}")
+    entries = {"auto": mean_row / 3, "mean": mean_row, "longest": longest_row}[rule]
+    return min(32, 1 << (max(int(entries), 1).bit_length() - 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +108,8 @@ class CsrMatrix(SparseFormat, name="csr"):
     lanes : int
         CUDA lanes that share a row, a power of two up to 32. They fix the order of summation, so a slab keeps those of
         the whole matrix.
+    strategy : int
+        A :class:`CsrStrategy`.
 
     Notes
     -----
@@ -51,14 +123,33 @@ class CsrMatrix(SparseFormat, name="csr"):
     column_indices: Array
     values: Array
     lanes: int = 32
+    strategy: int = CsrStrategy.VECTOR
 
     @classmethod
-    def from_csr(cls, A: Any, *, values_dtype: Any = None, check: bool = True) -> Self:
+    def from_csr(
+        cls,
+        A: Any,
+        *,
+        strategy: Literal["auto", "scalar", "vector", "shared", "balanced"] | None = None,
+        lanes: int | Lanes = "auto",
+        thresholds: str = "h200",
+        values_dtype: Any = None,
+        check: bool = True,
+    ) -> Self:
         """Wrap or convert a SciPy CSR matrix; index and value arrays are shared where their types allow.
 
         Parameters
         ----------
-        A : scipy.sparse.csr_array or csr_matrix
+        A : scipy.sparse.csr_array or csr_matrix, or CsrMatrix
+            Of the latter a copy on the same device is made if anything differs.
+        strategy : {"auto", "scalar", "vector", "shared", "balanced"}, optional
+            How CUDA kernels divide the work: one thread a row, lanes a row combined by shuffles or through shared memory,
+            or equal shares of entries. ``"auto"``, the default for a SciPy matrix, chooses vector or balanced by
+            :func:`choose_strategy`; a CsrMatrix keeps its own by default.
+        lanes : int or {"auto", "mean", "longest"}
+            See :func:`choose_lanes`.
+        thresholds : str
+            A key of :data:`THRESHOLDS`.
         values_dtype : dtype, optional
             Type to store the values in; the vectors keep the type of ``A``.
         check : bool
@@ -69,6 +160,18 @@ class CsrMatrix(SparseFormat, name="csr"):
         InputError
             If rows are unsorted or hold duplicates, an index is out of range, or a value is not finite.
         """
+        if isinstance(A, CsrMatrix):
+            kept = replace(A, values=A.values.astype(values_dtype or A.values_dtype, copy=False))
+            if strategy is None:
+                return cls(**{name: getattr(kept, name) for name in cls.__dataclass_fields__})
+            matrix = kept
+        else:
+            matrix = cls._from_scipy(A, values_dtype, check)
+        chosen, strategy_number = cls._choose(matrix, strategy or "auto", lanes, thresholds)
+        return replace(matrix, lanes=chosen, strategy=strategy_number)  # type: ignore[return-value]
+
+    @classmethod
+    def _from_scipy(cls, A: Any, values_dtype: Any, check: bool) -> Self:
         values = check_values(A.data, "the matrix", finite=check)
         if check:
             check_compressed_rows(A.indptr, A.indices, A.shape, "CSR matrix")
@@ -81,16 +184,48 @@ class CsrMatrix(SparseFormat, name="csr"):
             row_offsets=A.indptr.astype(np.int64, copy=False),
             column_indices=A.indices[:entries].astype(np.int32, copy=False),
             values=values[:entries].astype(values_dtype or values.dtype, copy=False),
-            **cls.tuned(entries, A.shape[0]),
         )
         matrix.check_shapes()
         return matrix
 
+    @staticmethod
+    def _choose(A: CsrMatrix, strategy: str, lanes: int | Lanes, thresholds: str) -> tuple[int, int]:
+        """Return lanes and strategy that a user's words mean for a matrix."""
+        rows = A.shape[0]
+        longest = int((A.row_offsets[1:] - A.row_offsets[:-1]).max()) if rows else 0
+        if isinstance(lanes, str):
+            lanes = choose_lanes(A.nnz / max(rows, 1), longest, lanes)
+        if lanes not in (1, 2, 4, 8, 16, 32):
+            raise InputError(f"lanes must be a power of two up to 32, not {lanes}")
+        named = {"vector": CsrStrategy.VECTOR, "shared": CsrStrategy.SHARED, "balanced": CsrStrategy.BALANCED}
+        if strategy == "auto":
+            named["auto"] = choose_strategy(A.nnz, longest, thresholds)
+        elif strategy == "scalar":
+            lanes, named["scalar"] = 1, CsrStrategy.VECTOR
+        if strategy not in named:
+            raise InputError(f"strategy must be auto, scalar, vector, shared or balanced, not {strategy!r}")
+        return lanes, int(named[strategy])
+
     @classmethod
     def tuned(cls, nnz: int, rows: int) -> dict[str, int]:
-        """Choose the largest power of two of lanes, up to 32, that is not above the mean row length."""
-        mean = nnz // max(rows, 1)
-        return {"lanes": min(32, 1 << (max(mean, 1).bit_length() - 1))}
+        """Choose the lanes by the mean row; balanced shares would not be those of the whole matrix, so there are none."""
+        return {"lanes": choose_lanes(nnz / max(rows, 1), 0), "strategy": int(CsrStrategy.VECTOR)}
+
+    @classmethod
+    def predicted_nbytes(cls, structure: MatrixStructure, **parameters: Any) -> int:
+        """Return the bytes this format would take."""
+        return structure.nnz * (structure.values_itemsize + 4) + 8 * (structure.shape[0] + 1)
+
+    def triplets(self) -> tuple[Array, Array, Array]:
+        """Return row indices, column indices and values; the latter two are the arrays themselves."""
+        xp = self.device.xp
+        if self.device.kind == "cpu":
+            rows = np.repeat(np.arange(self.shape[0], dtype=np.int32), np.diff(self.row_offsets))
+        else:  # marks where each row begins, then counts the marks
+            begins = xp.zeros(self.nnz + 1, dtype=np.int32)
+            xp.add.at(begins, self.row_offsets[1:-1].astype(np.int64), 1)
+            rows = xp.cumsum(begins[:-1], dtype=np.int32)
+        return rows, self.column_indices, self.values
 
     def to_csr(self) -> scipy.sparse.csr_array:
         """Return a SciPy CSR array with the same stored entries, on the host."""
@@ -121,8 +256,8 @@ class CsrMatrix(SparseFormat, name="csr"):
         return {"row_offsets": (self.shape[0] + 1,), "column_indices": (entries,), "values": (entries,)}
 
     def parameters(self) -> dict[str, int]:
-        """Return the number of lanes."""
-        return {"lanes": self.lanes}
+        """Return lanes and strategy."""
+        return {"lanes": self.lanes, "strategy": int(self.strategy)}
 
     @property
     def nnz(self) -> int:
@@ -204,13 +339,31 @@ _THREADS = 256
 
 @register_kernel("csr", "spmv", "cuda")
 def _spmv_cuda(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
-    rows = A.shape[0]
-    if rows == 0:
+    if A.strategy == CsrStrategy.BALANCED:
+        _spmv_balanced(A, x, out, alpha, beta)
         return
-    function = cuda_function("csr.cu", f"csr_spmv<{type_names(A.values, x, A.row_offsets)}, {A.lanes}>")
-    grid = (-(-rows * A.lanes // _THREADS),)
+    kernel = "csr_spmv_shared" if A.strategy == CsrStrategy.SHARED else "csr_spmv"
+    function = cuda_function("csr.cu", f"{kernel}<{type_names(A.values, x, A.row_offsets)}, {A.lanes}>")
     arrays = (A.row_offsets, A.column_indices, A.values, x, out)
-    function(grid, (_THREADS,), (np.int64(rows), *arrays, np.float64(alpha), np.float64(beta)))
+    arguments = (np.int64(A.shape[0]), *arrays, np.float64(alpha), np.float64(beta))
+    launch(function, A.shape[0] * A.lanes, _THREADS, arguments)
+
+
+#: Steps of the merge of row ends with entries that a block of threads takes, as in csr.cu.
+_TILE = 2048
+
+
+def _spmv_balanced(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    rows, entries = np.int64(A.shape[0]), np.int64(A.nnz)
+    tiles = -(-(A.shape[0] + A.nnz) // _TILE)
+    xp = A.device.xp
+    tail_row, tail, head = xp.empty(tiles, dtype=np.int64), xp.empty(tiles), xp.empty(tiles)
+    types, factors = type_names(A.values, x, A.row_offsets), (np.float64(alpha), np.float64(beta))
+    arrays = (A.row_offsets, A.column_indices, A.values, x, out, tail_row, tail, head)
+    function = cuda_function("csr.cu", f"csr_spmv_balanced<{types}>")
+    launch(function, tiles * _THREADS, _THREADS, (rows, entries, *arrays, *factors))
+    function = cuda_function("csr.cu", f"csr_join_tiles<{type_names(x, A.row_offsets)}>")
+    launch(function, 32 * tiles, _THREADS, (np.int64(tiles), rows, A.row_offsets, tail_row, tail, head, out, *factors))
 
 
 @register_kernel("csr", "spmm", "cuda")

@@ -3,7 +3,8 @@
 
 // out = alpha A x + beta out, 32 neighbouring lanes a block row. Lane = group * size + r: the group walks over every
 // (32 / size)-th block, the lane over row r of it, so that neighbouring lanes read neighbouring memory; lanes left over
-// (2 of 32 for size 3 and 6) idle. Launch: 32 threads a block row rounded up to whole blocks.
+// (2 of 32 for size 3 and 6) idle. `batch` blocks are loaded before the first is used. Launch: 32 threads a block row
+// rounded up to whole blocks; small ones keep the lines of x in the first-level cache.
 // Reads sizeof(Value) * size * size + 4 bytes a block, gathers x, writes out.
 template <typename Value, typename Vector, typename Offset, int size>
 __global__ void __launch_bounds__(256) bsr_spmv(
@@ -11,17 +12,30 @@ __global__ void __launch_bounds__(256) bsr_spmv(
     const Value* __restrict__ values, const Vector* __restrict__ x, Vector* __restrict__ out, const double alpha,
     const double beta)
 {
-    constexpr int lanes = 32, groups = lanes / size;
+    constexpr int lanes = 32, groups = lanes / size, batch = size <= 3 ? 3 : 2;
     const long long block_row = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / lanes;
     const int lane = threadIdx.x % lanes, group = lane / size, r = lane % size;
     double part = 0.0;
     if (block_row < block_rows && group < groups) {  // no early return: every lane must reach the shuffles
-        const long long stop = row_offsets[block_row + 1];
-        for (long long block = row_offsets[block_row] + group; block < stop; block += groups) {
-            const Value* row = values + ((long long)block * size + r) * size;
-            const Vector* part_of_x = x + (long long)PENSTOCK_STREAM_LOAD(column_indices + block) * size;
+        const long long start = row_offsets[block_row];
+        const int blocks = int((long long)row_offsets[block_row + 1] - start);
+        for (int block = group; block < blocks; block += groups * batch) {
+            int column[batch];
+            Value value[batch][size];
 #pragma unroll
-            for (int c = 0; c < size; ++c) part += double(PENSTOCK_STREAM_LOAD(row + c)) * double(part_of_x[c]);
+            for (int b = 0; b < batch; ++b)
+                column[b] = block + b * groups < blocks ? PENSTOCK_STREAM_LOAD(column_indices + start + block + b * groups) : -1;
+#pragma unroll
+            for (int b = 0; b < batch; ++b)
+#pragma unroll
+                for (int c = 0; c < size; ++c)
+                    value[b][c] = column[b] < 0 ? Value(0) : values[((start + block + b * groups) * size + r) * size + c];
+#pragma unroll
+            for (int b = 0; b < batch; ++b) {
+                if (column[b] < 0) continue;
+#pragma unroll
+                for (int c = 0; c < size; ++c) part += double(value[b][c]) * double(x[(long long)column[b] * size + c]);
+            }
         }
     }
     double total = 0.0;

@@ -4,18 +4,60 @@
 //   PENSTOCK_SHUFFLE(value, lane, width)     the value held by lane `lane` of the caller's group of `width` lanes
 //   PENSTOCK_SHUFFLE_DOWN(value, by, width)  the value held `by` lanes further on in that group
 //   PENSTOCK_STREAM_LOAD(pointer)            a load of data that is used once, which need not stay in cache
+//   PENSTOCK_SYNC_GROUP()                    waits for the caller's 32 lanes; what they wrote to shared memory is seen then
+//   PENSTOCK_COPY_ASYNC(bytes, target, source)  copies 4, 8 or 16 aligned bytes to shared memory, past the registers
+//   PENSTOCK_COPY_COMMIT()                   closes a batch of such copies
+//   PENSTOCK_COPY_WAIT(count)                waits until all but the newest `count` batches of this lane have arrived
 //
-// Groups have 32 lanes at most, so the kernels do not depend on the size of a warp (32, or 64 on some AMD chips). All
-// lanes of a warp must reach a shuffle together, so kernels never return early before one.
-#if defined(__HIP_PLATFORM_AMD__)
+// Groups have 32 lanes at most, so the kernels do not depend on the size of a warp (32, or 64 on some AMD chips). All 32
+// lanes of a group must reach a shuffle together; whole groups may leave early.
+#if defined(__HIP__)
   #define PENSTOCK_SHUFFLE(value, lane, width) __shfl((value), (lane), (width))
   #define PENSTOCK_SHUFFLE_DOWN(value, by, width) __shfl_down((value), (by), (width))
+  #define PENSTOCK_SHUFFLE_UP(value, by, width) __shfl_up((value), (by), (width))
   #define PENSTOCK_STREAM_LOAD(pointer) __builtin_nontemporal_load(pointer)
+  #define PENSTOCK_SYNC_GROUP() (__threadfence_block(), __builtin_amdgcn_wave_barrier())
 #else
-  #define PENSTOCK_SHUFFLE(value, lane, width) __shfl_sync(0xffffffffu, (value), (lane), (width))
-  #define PENSTOCK_SHUFFLE_DOWN(value, by, width) __shfl_down_sync(0xffffffffu, (value), (by), (width))
+  #if defined(PENSTOCK_CUDA_EMULATOR)  // names the caller's half of an emulated warp of 64
+    #define PENSTOCK_GROUP (0xffffffffull << (threadIdx.x % warpSize / 32 * 32))
+  #else
+    #define PENSTOCK_GROUP 0xffffffffu
+  #endif
+  #define PENSTOCK_SHUFFLE(value, lane, width) __shfl_sync(PENSTOCK_GROUP, (value), (lane), (width))
+  #define PENSTOCK_SHUFFLE_DOWN(value, by, width) __shfl_down_sync(PENSTOCK_GROUP, (value), (by), (width))
+  #define PENSTOCK_SHUFFLE_UP(value, by, width) __shfl_up_sync(PENSTOCK_GROUP, (value), (by), (width))
   #define PENSTOCK_STREAM_LOAD(pointer) __ldcs(pointer)
+  #define PENSTOCK_SYNC_GROUP() __syncwarp(PENSTOCK_GROUP)
 #endif
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <int bytes>
+__device__ __forceinline__ void copy_async(void* target, const void* source)
+{
+    const unsigned address = unsigned(__cvta_generic_to_shared(target));
+    if constexpr (bytes == 16)  // past the first-level cache, which is left to x
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source));
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(bytes));
+}
+  #define PENSTOCK_COPY_COMMIT() asm volatile("cp.async.commit_group;")
+  #define PENSTOCK_COPY_WAIT(count) asm volatile("cp.async.wait_group %0;" ::"n"(count))
+#else
+template <int bytes>
+__device__ __forceinline__ void copy_async(void* target, const void* source)
+{
+    for (int word = 0; word < bytes / 4; ++word) static_cast<int*>(target)[word] = static_cast<const int*>(source)[word];
+}
+  #define PENSTOCK_COPY_COMMIT()
+  #define PENSTOCK_COPY_WAIT(count)
+#endif
+#define PENSTOCK_COPY_ASYNC(bytes, target, source) copy_async<bytes>((target), (source))
+
+// A power of two of neighbouring numbers that are loaded and stored by one instruction, up to 16 bytes at a time.
+template <typename Number, int count>
+struct alignas(count * sizeof(Number) < 16 ? count * sizeof(Number) : 16) Pack {
+    Number number[count];
+};
 
 // out = alpha * total + beta * out, never reading out when beta is zero: it may hold NaN.
 template <typename Vector>

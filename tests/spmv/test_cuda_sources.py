@@ -4,7 +4,7 @@ import re
 
 import nvrtc
 import pytest
-from kernel_instances import ARCHITECTURES, INSTANCES
+from kernel_instances import ARCHITECTURES, EMULATED, INSTANCES
 
 from penstock.spmv.cuda_module import cuda_source
 
@@ -19,15 +19,17 @@ def _needs_nvrtc():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("file_name", sorted(INSTANCES))
-def test_all_instantiations_compile(file_name, architecture):
-    size = nvrtc.compile_for(architecture, cuda_source(file_name), INSTANCES[file_name])
+def test_instantiations_compile(file_name, architecture):
+    instances = (INSTANCES if architecture == "sm_90" else EMULATED)[file_name]
 
-    assert size > 1000 * len(INSTANCES[file_name])  # machine code of about a kilobyte a kernel at least
+    size = nvrtc.compile_for(architecture, cuda_source(file_name), instances)
+
+    assert size > 1000 * len(instances)  # machine code of about a kilobyte a kernel at least
 
 
 @pytest.mark.parametrize("file_name", sorted(INSTANCES))
 def test_every_kernel_of_a_file_is_instantiated(file_name):
-    kernels = set(re.findall(r"__launch_bounds__\(\d+\)\s*(\w+)\(", cuda_source(file_name)))
+    kernels = set(re.findall(r"__launch_bounds__\(\w+\)\s*(\w+)\(", cuda_source(file_name)))
 
     assert kernels == {expression.partition("<")[0] for expression in INSTANCES[file_name]}
 

@@ -1,0 +1,185 @@
+"""Coordinate storage (COO): a row index, a column index and a value an entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numba import get_num_threads, njit, prange
+
+from penstock.spmv.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.device import Array
+from penstock.spmv.errors import InputError
+from penstock.spmv.formats.base import INT32_MAX, SparseFormat, scale
+from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.kernel_table import register_kernel
+
+if TYPE_CHECKING:
+    from penstock.spmv.structure import MatrixStructure
+
+__all__ = ["CooMatrix", "oversubscription"]
+
+#: Groups of 32 lanes for each group that the hardware runs at once, by number of entries (Tsai, Cojean and Anzt 2020,
+#: section 3.1, after Flegar et al.): below 2e5, below 2e6, from there on; and for AMD with limits 1e5 and 1e7.
+_OVERSUBSCRIPTION = {
+    "nvidia": ((200_000, 8), (2_000_000, 32), (None, 128)),
+    "amd": ((100_000, 2), (10_000_000, 8), (None, 32)),
+}
+_GROUPS_AT_ONCE = 8448  # of an H200; a share of entries must not depend on the machine that computes
+
+
+def oversubscription(entries: int, vendor: str = "nvidia") -> int:
+    """Return how many groups of lanes share the work of one that the hardware runs at a time.
+
+    Examples
+    --------
+    >>> [oversubscription(entries) for entries in (1000, 1_000_000, 10_000_000)]
+    [8, 32, 128]
+    """
+    return next(factor for limit, factor in _OVERSUBSCRIPTION[vendor] if limit is None or entries < limit)
+
+
+@dataclass(frozen=True, eq=False)
+class CooMatrix(SparseFormat, name="coo"):
+    """A sparse matrix as a list of entries in row order.
+
+    Parameters
+    ----------
+    shape : (int, int)
+    dtype : dtype
+        Type of the vectors.
+    row_indices, column_indices : array, (nnz,) int32
+        Rows ascend; columns ascend within a row.
+    values : array, (nnz,) float64 or float32
+
+    Notes
+    -----
+    A product reads ``values + 8`` bytes an entry. On a GPU the work is balanced over entries (Flegar and Anzt 2017) and
+    rows are completed by atomic additions, so last digits may differ between runs.
+    """
+
+    shape: tuple[int, int]
+    dtype: np.dtype[np.generic]
+    row_indices: Array
+    column_indices: Array
+    values: Array
+
+    @classmethod
+    def from_csr(cls, A: Any, *, values_dtype: Any = None, check: bool = True) -> Self:
+        """Convert a CSR matrix; column indices and values are shared.
+
+        Raises
+        ------
+        InputError
+            If rows do not fit 32-bit indices.
+        """
+        A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
+        if A.shape[0] > INT32_MAX:
+            raise InputError(f"{A.shape[0]} rows do not fit 32-bit row indices")
+        rows, _, _ = A.triplets()
+        return cls(A.shape, A.dtype, rows, A.column_indices, A.values)
+
+    @classmethod
+    def predicted_nbytes(cls, structure: MatrixStructure, **parameters: Any) -> int:
+        """Return the bytes this format would take."""
+        return structure.nnz * (structure.values_itemsize + 8)
+
+    def triplets(self) -> tuple[Array, Array, Array]:
+        """Return the arrays themselves."""
+        return self.row_indices, self.column_indices, self.values
+
+    def rows(self, start: int, stop: int) -> Self:
+        """Return rows ``start`` to ``stop``; column indices and values are views."""
+        xp = self.device.xp
+        first, last = xp.searchsorted(self.row_indices, xp.asarray([start, stop], dtype=np.int32)).tolist()
+        arrays = {name: array[first:last] for name, array in self.arrays().items()}
+        arrays["row_indices"] = arrays["row_indices"] - np.int32(start)
+        return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, {})
+
+    def arrays(self) -> dict[str, Array]:
+        """Return row_indices, column_indices and values."""
+        return {"row_indices": self.row_indices, "column_indices": self.column_indices, "values": self.values}
+
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that fit the number of column indices."""
+        return dict.fromkeys(self.arrays(), (self.column_indices.size,))
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored scalars."""
+        return int(self.values.size)
+
+
+@njit(nogil=True, cache=True)
+def _share(part: int, parts: int, rows: Array) -> tuple[int, int]:
+    """Entries of one part, about equally many, moved up to where a row begins: no two parts write to one row."""
+    first, stop = rows.size * part // parts, rows.size * (part + 1) // parts
+    while 0 < first < rows.size and rows[first] == rows[first - 1]:
+        first += 1
+    while 0 < stop < rows.size and rows[stop] == rows[stop - 1]:
+        stop += 1
+    return first, stop
+
+
+@parallel_kernel
+def _spmv(parts: int, rows: Array, columns: Array, values: Array, x: Array, out: Array, alpha: float) -> None:
+    for part in prange(parts):
+        first, stop = _share(part, parts, rows)
+        entry = first
+        while entry < stop:
+            row, total = rows[entry], 0.0
+            while entry < stop and rows[entry] == row:
+                total += np.float64(values[entry]) * np.float64(x[np.uint64(np.uint32(columns[entry]))])
+                entry += 1
+            out[row] += alpha * total
+
+
+@parallel_kernel
+def _spmm(parts: int, rows: Array, columns: Array, values: Array, x: Array, out: Array, alpha: float) -> None:
+    for part in prange(parts):
+        first, stop = _share(part, parts, rows)
+        totals = np.zeros(out.shape[1])
+        for entry in range(first, stop):
+            for k in range(out.shape[1]):
+                totals[k] += np.float64(values[entry]) * np.float64(x[columns[entry], k])
+            if entry + 1 == stop or rows[entry + 1] != rows[entry]:
+                for k in range(out.shape[1]):
+                    out[rows[entry], k] += alpha * totals[k]
+                    totals[k] = 0.0
+
+
+@register_kernel("coo", "spmv", "cpu")
+def _spmv_cpu(A: CooMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    scale(out, beta)
+    _spmv(4 * get_num_threads(), A.row_indices, A.column_indices, A.values, x, out, alpha)
+
+
+@register_kernel("coo", "spmm", "cpu")
+def _spmm_cpu(A: CooMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    scale(out, beta)
+    _spmm(4 * get_num_threads(), A.row_indices, A.column_indices, A.values, x, out, alpha)
+
+
+@register_kernel("coo", "spmv", "cuda")
+def _spmv_cuda(A: CooMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    scale(out, beta)
+    groups = oversubscription(A.nnz) * _GROUPS_AT_ONCE
+    share = -(-A.nnz // groups // 32) * 32 or 32
+    function = cuda_function("coo.cu", f"coo_spmv<{type_names(A.values, x)}>")
+    arrays = (A.row_indices, A.column_indices, A.values, x, out)
+    threads = 32 * -(-A.nnz // share)
+    launch(function, threads, 256, (np.int64(A.nnz), np.int64(share), *arrays, np.float64(alpha)))
+
+
+@register_kernel("coo", "spmm", "cuda")
+def _spmm_cuda(A: CooMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    scale(out, beta)
+    columns, share = out.shape[1], 128
+    lanes = min(32, 1 << (columns - 1).bit_length()) if columns else 1
+    groups = -(-A.nnz // share) * -(-columns // lanes)
+    function = cuda_function("coo.cu", f"coo_spmm<{type_names(A.values, x)}>")
+    sizes = (np.int64(A.nnz), np.int64(share), np.int64(columns), np.int32(lanes))
+    arrays = (A.row_indices, A.column_indices, A.values, x, out)
+    launch(function, groups * lanes, 256, (*sizes, *arrays, np.float64(alpha)))

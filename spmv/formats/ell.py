@@ -1,0 +1,263 @@
+"""ELLPACK: all rows padded to the same width and stored by columns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numba import prange
+
+from penstock.spmv.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.device import Array, Device
+from penstock.spmv.errors import InputError
+from penstock.spmv.formats.base import SparseFormat, scale
+from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.from_csr import chunks_of_slots
+from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.kernel_table import register_kernel
+from penstock.spmv.sizes import format_nbytes
+
+if TYPE_CHECKING:
+    from penstock.spmv.structure import MatrixStructure
+
+__all__ = ["EllMatrix"]
+
+_BLOCK = 512
+_SMALLEST_GROUP = 32
+#: Padding may multiply the storage by this before the conversion is refused, unless the result is small anyway.
+_LARGEST_GROWTH = 10
+_SMALL_NBYTES = 16 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class EllMatrix(SparseFormat, name="ell"):
+    """A sparse matrix of equally wide rows, in the order of its columns of entries.
+
+    Parameters
+    ----------
+    shape : (int, int)
+    dtype : dtype
+        Type of the vectors.
+    column_indices : array, (width, rows) int32
+        -1 where a row has ended.
+    values : array, (width, rows) float64 or float32
+        0 where a row has ended.
+    groups : int
+        CUDA: groups of threads that share the entries of a row, a power of two up to 16.
+    blocks_per_row : int
+        CUDA: thread blocks that share the entries of a row; more than one needs an atomic addition each.
+    lanes : int
+        CUDA: 0, or the lanes of one warp on each row in the older kernel, a power of two up to 32.
+
+    Notes
+    -----
+    A product reads ``(values + 4) * width * rows`` bytes. Groups and blocks a row follow Tsai, Cojean and Anzt (2020),
+    Algorithms 4 and 5.
+    """
+
+    shape: tuple[int, int]
+    dtype: np.dtype[np.generic]
+    column_indices: Array
+    values: Array
+    groups: int = 1
+    blocks_per_row: int = 1
+    lanes: int = 0
+
+    @classmethod
+    def from_csr(
+        cls,
+        A: Any,
+        *,
+        values_dtype: Any = None,
+        check: bool = True,
+        lanes: int = 0,
+        warps: int | None = None,
+        growth: float = _LARGEST_GROWTH,
+    ) -> Self:
+        """Convert a CSR matrix.
+
+        Parameters
+        ----------
+        A : scipy.sparse.csr_array or CsrMatrix
+        values_dtype : dtype, optional
+        check : bool
+        lanes : int
+            Use the older CUDA kernel with so many lanes a row, to compare.
+        warps : int, optional
+            Warps that the GPU runs at once, for Algorithm 5; by default those of ``A``'s device, 8448 if that is the CPU.
+        growth : float
+            Refuse a matrix whose padded storage is more than this times that of CSR, and more than 16 MiB.
+
+        Raises
+        ------
+        InputError
+            If the padding would explode; the message gives both sizes.
+        """
+        A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
+        if lanes not in (0, 1, 2, 4, 8, 16, 32):
+            raise InputError(f"lanes must be 0 or a power of two up to 32, not {lanes}")
+        rows, xp = A.shape[0], A.device.xp
+        width = int(xp.diff(A.row_offsets).max()) if rows else 0
+        nbytes = rows * width * (A.values_dtype.itemsize + 4)
+        if nbytes > max(growth * A.nbytes, _SMALL_NBYTES):
+            raise InputError(
+                f"ELL would pad every row to the longest, {width} entries: {format_nbytes(nbytes)} instead of "
+                f"{format_nbytes(A.nbytes)} as CSR; use sell, hyb or csr, or raise growth"
+            )
+        # ELL is one chunk as high as the matrix.
+        offsets = xp.asarray([0, rows * width], dtype=np.int64)
+        none = xp.empty(0, dtype=np.int32)
+        indices, values = chunks_of_slots(A, none, offsets, max(rows, 1), A.values_dtype)
+        shape = (width, rows)
+        return cls(
+            shape=A.shape,
+            dtype=A.dtype,
+            column_indices=indices.reshape(shape),
+            values=values.reshape(shape),
+            **cls.configuration(width, rows, warps or _warps(A.device)),
+            lanes=lanes,
+        )
+
+    @classmethod
+    def configuration(cls, width: int, rows: int, warps: int) -> dict[str, int]:
+        """Choose groups and blocks a row (Tsai, Cojean and Anzt 2020, Algorithm 5).
+
+        Examples
+        --------
+        >>> EllMatrix.configuration(width=27, rows=1_000_000, warps=8448)
+        {'groups': 1, 'blocks_per_row': 1}
+        >>> EllMatrix.configuration(width=2000, rows=2000, warps=8448)
+        {'groups': 16, 'blocks_per_row': 4}
+        """
+        groups = blocks_per_row = 1
+        if rows and width / rows > 1e-2:
+            groups = min(_BLOCK // _SMALLEST_GROUP, 2 ** math.ceil(math.log2(width)))
+            if groups == _BLOCK // _SMALLEST_GROUP:
+                blocks_per_row = max(min(width // groups, warps // rows), 1)
+        return {"groups": groups, "blocks_per_row": blocks_per_row}
+
+    @classmethod
+    def predicted_nbytes(cls, structure: MatrixStructure, **parameters: Any) -> int:
+        """Return the bytes this format would take."""
+        return structure.shape[0] * structure.longest * (structure.values_itemsize + 4)
+
+    def triplets(self) -> tuple[Array, Array, Array]:
+        """Return row indices, column indices and values of the stored entries, row by row."""
+        xp = self.device.xp
+        rows, slots = xp.nonzero(self.column_indices.T >= 0)
+        return rows, self.column_indices[slots, rows].astype(np.int64), self.values[slots, rows]
+
+    def rows(self, start: int, stop: int) -> Self:
+        """Return rows ``start`` to ``stop``, as wide as the whole; a copy, since they do not lie together."""
+        xp = self.device.xp
+        arrays = {name: xp.ascontiguousarray(array[:, start:stop]) for name, array in self.arrays().items()}
+        return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
+
+    def arrays(self) -> dict[str, Array]:
+        """Return column_indices and values."""
+        return {"column_indices": self.column_indices, "values": self.values}
+
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that fit the number of rows and the width."""
+        shape = (self.column_indices.shape[0], self.shape[0])
+        return {"column_indices": shape, "values": shape}
+
+    def parameters(self) -> dict[str, int]:
+        """Return groups, blocks_per_row and lanes."""
+        return {"groups": self.groups, "blocks_per_row": self.blocks_per_row, "lanes": self.lanes}
+
+    @property
+    def width(self) -> int:
+        """Entries of the longest row."""
+        return int(self.column_indices.shape[0])
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored scalars, padding left out."""
+        return int((self.column_indices >= 0).sum())
+
+
+def _warps(device: Device) -> int:
+    if device.kind == "cpu":
+        return 8448  # of an H200: the layout does not depend on it
+    attributes = device.xp.cuda.Device(device.index).attributes
+    per_multiprocessor = attributes["MaxThreadsPerMultiProcessor"] // attributes["WarpSize"]
+    return int(attributes["MultiProcessorCount"] * per_multiprocessor)
+
+
+# Sixty-four neighbouring rows at a time keep their sums and their part of a column in the first-level cache.
+
+
+@parallel_kernel
+def _spmv(column_indices: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
+    width, rows = column_indices.shape
+    for strip in prange((rows + 63) // 64):
+        first, stop = 64 * strip, min(64 * strip + 64, rows)
+        totals = np.zeros(64)
+        for slot in range(width):
+            for row in range(first, stop):
+                column = column_indices[slot, row]
+                if column >= 0:
+                    totals[row - first] += np.float64(values[slot, row]) * np.float64(x[np.uint64(np.uint32(column))])
+        for row in range(first, stop):
+            if beta == 0.0:
+                out[row] = alpha * totals[row - first]
+            else:
+                out[row] = alpha * totals[row - first] + beta * out[row]
+
+
+@parallel_kernel
+def _spmm(column_indices: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
+    width, columns = column_indices.shape[0], out.shape[1]
+    for row in prange(out.shape[0]):
+        totals = np.zeros(columns)
+        for slot in range(width):
+            column = column_indices[slot, row]
+            if column < 0:
+                break
+            value = np.float64(values[slot, row])
+            for k in range(columns):
+                totals[k] += value * np.float64(x[column, k])
+        for k in range(columns):
+            if beta == 0.0:
+                out[row, k] = alpha * totals[k]
+            else:
+                out[row, k] = alpha * totals[k] + beta * out[row, k]
+
+
+@register_kernel("ell", "spmv", "cpu")
+def _spmv_cpu(A: EllMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    _spmv(A.column_indices, A.values, x, out, alpha, beta)
+
+
+@register_kernel("ell", "spmm", "cpu")
+def _spmm_cpu(A: EllMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    _spmm(A.column_indices, A.values, x, out, alpha, beta)
+
+
+@register_kernel("ell", "spmv", "cuda")
+def _spmv_cuda(A: EllMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    types, rows = type_names(A.values, x), A.shape[0]
+    factors = (np.float64(alpha), np.float64(beta))
+    arrays = (A.column_indices, A.values, x, out)
+    if A.lanes:
+        function = cuda_function("ell.cu", f"ell_spmv_lanes<{types}, {A.lanes}>")
+        launch(function, rows * A.lanes, 256, (np.int64(rows), np.int32(A.width), *arrays, *factors))
+        return
+    adds = A.blocks_per_row > 1
+    if adds:
+        scale(out, beta)
+    function = cuda_function("ell.cu", f"ell_spmv<{types}, {str(adds).lower()}>")
+    blocks = -(-rows // (_BLOCK // A.groups)) * A.blocks_per_row
+    sizes = (np.int32(A.width), np.int32(A.groups), np.int32(A.blocks_per_row))
+    launch(function, blocks * _BLOCK, _BLOCK, (np.int64(rows), *sizes, *arrays, *factors))
+
+
+@register_kernel("ell", "spmm", "cuda")
+def _spmm_cuda(A: EllMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    function = cuda_function("ell.cu", f"ell_spmm<{type_names(A.values, x)}>")
+    sizes = (np.int64(A.shape[0]), np.int32(A.width), np.int64(out.shape[1]))
+    arrays = (A.column_indices, A.values, x, out)
+    launch(function, out.size, 256, (*sizes, *arrays, np.float64(alpha), np.float64(beta)))

@@ -1,0 +1,263 @@
+"""Sliced BSR: SELL-C-sigma whose entries are small dense blocks, 32 block rows interleaved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numba import prange
+
+from penstock.spmv.device import Array
+from penstock.spmv.errors import InputError
+from penstock.spmv.formats.base import SparseFormat
+from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.from_csr import (
+    chunk_offsets,
+    chunks_of_blocks,
+    count_blocks,
+    length_permutation,
+    scalar_triplets,
+    stored_blocks,
+)
+from penstock.spmv.formats.sell import choose_sorting_scope, launch_spmm, launch_spmv, rows_of_chunks
+from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.kernel_table import register_kernel
+
+if TYPE_CHECKING:
+    from penstock.spmv.structure import MatrixStructure
+
+__all__ = ["HEIGHT", "SlicedBsrMatrix"]
+
+#: Block rows of a chunk: the lanes of a warp, so that every load of one is contiguous.
+HEIGHT = 32
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
+    """A sparse matrix of small dense blocks in chunks of 32 block rows, stored slot by slot and scalar by scalar.
+
+    Parameters
+    ----------
+    shape : (int, int)
+        Rows and columns in scalars, multiples of the block size.
+    dtype : dtype
+        Type of the vectors.
+    chunk_offsets : array, (chunks + 1,) int64
+        Where each chunk begins, in blocks.
+    column_indices : array, (stored blocks,) int32
+        Block columns: that of slot s and position p of a chunk stands s * 32 + p behind its begin; -1 is padding.
+    values : array, (stored blocks * block size ** 2,) float64 or float32
+        Scalar (r, c) of that block stands at ``((s * b + r) * b + c) * 32 + p`` behind the chunk's begin times b * b.
+    permutation : array, (block rows,) or (0,) int32
+        Block row at each position; empty for the natural order.
+    block_size : int
+        b, 1 to 8.
+    sorting_scope : int
+        sigma, in block rows: 1 or a multiple of 32.
+
+    Notes
+    -----
+    Each of 32 neighbouring threads owns a block row, so every load of the matrix is contiguous: the fastest format here
+    for matrices of finite elements with several degrees of freedom a node. A product reads ``values * b * b + 4`` bytes a
+    stored block.
+    """
+
+    shape: tuple[int, int]
+    dtype: np.dtype[np.generic]
+    chunk_offsets: Array
+    column_indices: Array
+    values: Array
+    permutation: Array
+    block_size: int = 3
+    sorting_scope: int = 1
+
+    @classmethod
+    def from_csr(
+        cls,
+        A: Any,
+        *,
+        block_size: int = 3,
+        sorting_scope: int | Literal["auto"] = "auto",
+        values_dtype: Any = None,
+        check: bool = True,
+    ) -> Self:
+        """Convert a CSR matrix on its device; blocks that hold any stored entry are stored whole.
+
+        Parameters
+        ----------
+        A : scipy.sparse.csr_array or CsrMatrix
+        block_size : int
+            1 to 8; must divide rows and columns.
+        sorting_scope : int or "auto"
+            sigma, in block rows: 1 or a power of two that 32 divides.
+        values_dtype : dtype, optional
+        check : bool
+
+        Raises
+        ------
+        InputError
+            If the block size or the scope is not as said.
+        """
+        A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
+        counts = count_blocks(A, block_size)
+        if sorting_scope == "auto":
+            sorting_scope = choose_sorting_scope(counts, HEIGHT)
+        if sorting_scope != 1 and (sorting_scope % HEIGHT or sorting_scope & (sorting_scope - 1)):
+            raise InputError(f"sorting_scope must be 1 or a power of two from {HEIGHT} on, not {sorting_scope}")
+        permutation = A.device.xp.empty(0, dtype=np.int32)
+        if sorting_scope > 1:
+            permutation = length_permutation(counts, sorting_scope)
+            counts = counts[permutation]
+        offsets = chunk_offsets(counts, HEIGHT)
+        indices, values = chunks_of_blocks(A, block_size, permutation, offsets, HEIGHT, A.values_dtype)
+        return cls(A.shape, A.dtype, offsets, indices, values, permutation, block_size, sorting_scope)
+
+    @classmethod
+    def predicted_nbytes(
+        cls,
+        structure: MatrixStructure,
+        *,
+        block_size: int = 3,
+        sorting_scope: int | Literal["auto"] = "auto",
+        **parameters: Any,
+    ) -> int:
+        """Return the bytes this format would take."""
+        scope, counts = sorting_scope, structure.blocks(block_size)
+        if scope == "auto":
+            scope = choose_sorting_scope(counts, HEIGHT)
+        ordered = counts if scope == 1 else counts[length_permutation(counts, scope)]
+        offsets = chunk_offsets(ordered, HEIGHT)
+        stored = int(offsets[-1]) * (block_size**2 * structure.values_itemsize + 4)
+        return stored + int(offsets.nbytes) + (4 * counts.size if scope > 1 else 0)
+
+    def triplets(self) -> tuple[Array, Array, Array]:
+        """Return row indices, column indices and values of every scalar of every block."""
+        arrays = (self.chunk_offsets, self.column_indices, self.values, self.permutation)
+        return scalar_triplets(*stored_blocks(*arrays, self.shape[0] // self.block_size, HEIGHT, self.block_size))
+
+    def rows(self, start: int, stop: int) -> Self:
+        """Return rows ``start`` to ``stop``, multiples of the granularity unless the last; indices and values are views."""
+        arrays = rows_of_chunks(self, start, stop, HEIGHT, self.block_size)
+        return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
+
+    def arrays(self) -> dict[str, Array]:
+        """Return chunk_offsets, column_indices, values and permutation."""
+        return {
+            "chunk_offsets": self.chunk_offsets,
+            "column_indices": self.column_indices,
+            "values": self.values,
+            "permutation": self.permutation,
+        }
+
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that fit the number of rows and of column indices."""
+        stored, block_rows = self.column_indices.size, self.shape[0] // self.block_size
+        return {
+            "chunk_offsets": (-(-block_rows // HEIGHT) + 1,),
+            "column_indices": (stored,),
+            "values": (stored * self.block_size**2,),
+            "permutation": (block_rows if self.sorting_scope > 1 else 0,),
+        }
+
+    def parameters(self) -> dict[str, int]:
+        """Return block_size and sorting_scope."""
+        return {"block_size": self.block_size, "sorting_scope": self.sorting_scope}
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored scalars, padding left out."""
+        return int((self.column_indices >= 0).sum()) * self.block_size**2
+
+    @property
+    def row_granularity(self) -> int:
+        """Scalar rows of a chunk or of a sorting scope, whichever is larger."""
+        return max(HEIGHT, self.sorting_scope) * self.block_size
+
+
+@parallel_kernel
+def _spmv(
+    size: int,
+    offsets: Array,
+    columns: Array,
+    values: Array,
+    permutation: Array,
+    x: Array,
+    out: Array,
+    alpha: float,
+    beta: float,
+) -> None:
+    for chunk in prange(offsets.shape[0] - 1):
+        first, width = offsets[chunk], (offsets[chunk + 1] - offsets[chunk]) // HEIGHT
+        rows = min(HEIGHT, out.shape[0] // size - chunk * HEIGHT)
+        totals = np.zeros((size, HEIGHT))
+        for slot in range(width):
+            column = columns[first + slot * HEIGHT : first + (slot + 1) * HEIGHT]
+            scalars = values[(first + slot * HEIGHT) * size * size : (first + (slot + 1) * HEIGHT) * size * size]
+            for r in range(size):
+                for c in range(size):
+                    for p in range(rows):
+                        if column[p] >= 0:
+                            totals[r, p] += np.float64(scalars[(r * size + c) * HEIGHT + p]) * np.float64(
+                                x[np.int64(column[p]) * size + c]
+                            )
+        for p in range(rows):
+            row = np.int64(permutation[chunk * HEIGHT + p]) if permutation.size else np.int64(chunk * HEIGHT + p)
+            for r in range(size):
+                i = row * size + r
+                out[i] = alpha * totals[r, p] if beta == 0.0 else alpha * totals[r, p] + beta * out[i]
+
+
+@parallel_kernel
+def _spmm(
+    size: int,
+    offsets: Array,
+    columns: Array,
+    values: Array,
+    permutation: Array,
+    x: Array,
+    out: Array,
+    alpha: float,
+    beta: float,
+) -> None:
+    for position in prange(out.shape[0] // size):
+        chunk, place = position // HEIGHT, position % HEIGHT
+        totals = np.zeros((size, out.shape[1]))
+        for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
+            column = np.int64(columns[block + place])
+            if column < 0:
+                continue
+            for r in range(size):
+                for c in range(size):
+                    value = np.float64(values[block * size * size + (r * size + c) * HEIGHT + place])
+                    for k in range(out.shape[1]):
+                        totals[r, k] += value * np.float64(x[column * size + c, k])
+        row = np.int64(permutation[position]) if permutation.size else np.int64(position)
+        for r in range(size):
+            for k in range(out.shape[1]):
+                i = row * size + r
+                out[i, k] = alpha * totals[r, k] if beta == 0.0 else alpha * totals[r, k] + beta * out[i, k]
+
+
+def _stored(A: SlicedBsrMatrix) -> tuple[Any, ...]:
+    return A.block_size, A.chunk_offsets, A.column_indices, A.values, A.permutation
+
+
+@register_kernel("sliced_bsr", "spmv", "cpu")
+def _spmv_cpu(A: SlicedBsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    _spmv(*_stored(A), x, out, alpha, beta)
+
+
+@register_kernel("sliced_bsr", "spmm", "cpu")
+def _spmm_cpu(A: SlicedBsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    _spmm(*_stored(A), x, out, alpha, beta)
+
+
+@register_kernel("sliced_bsr", "spmv", "cuda")
+def _spmv_cuda(A: SlicedBsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    launch_spmv(A, A.shape[0] // A.block_size, HEIGHT, A.block_size, x, out, alpha, beta)
+
+
+@register_kernel("sliced_bsr", "spmm", "cuda")
+def _spmm_cuda(A: SlicedBsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+    launch_spmm(A, A.shape[0] // A.block_size, HEIGHT, A.block_size, x, out, alpha, beta)

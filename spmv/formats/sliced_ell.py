@@ -1,0 +1,47 @@
+"""Sliced ELL: slices of rows, each padded to its longest; the blocked ELLPACK of the AMD lab notes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.spmv.formats.sell import SellMatrix, register_sell
+
+if TYPE_CHECKING:
+    from penstock.spmv.structure import MatrixStructure
+
+__all__ = ["SlicedEllMatrix"]
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedEllMatrix(SellMatrix, name="sliced_ell"):
+    """SELL-C-1: rows in their natural order, in slices as high as a warp.
+
+    Notes
+    -----
+    Sources: Monakov, Lokhmotov and Avetisyan (2010); AMD lab notes on SpMV, part 1 (2022).
+    """
+
+    @classmethod
+    def from_csr(cls, A: Any, *, slice_height: int = 32, values_dtype: Any = None, check: bool = True) -> Self:  # type: ignore[override]
+        """Convert a CSR matrix on its device.
+
+        Parameters
+        ----------
+        A : scipy.sparse.csr_array or CsrMatrix
+        slice_height : int
+            Rows of a slice, a power of two: 32 on NVIDIA's GPUs, 64 on many of AMD's.
+        values_dtype : dtype, optional
+        check : bool
+        """
+        return super().from_csr(
+            A, chunk_height=slice_height, sorting_scope=1, lanes=1, values_dtype=values_dtype, check=check
+        )
+
+    @classmethod
+    def predicted_nbytes(cls, structure: MatrixStructure, *, slice_height: int = 32, **parameters: Any) -> int:
+        """Return the bytes this format would take."""
+        return super().predicted_nbytes(structure, chunk_height=slice_height, sorting_scope=1)
+
+
+register_sell("sliced_ell")

@@ -1,0 +1,256 @@
+"""Symmetric BSR: only the diagonal and what is right of it, in small dense blocks; half the bytes of the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numba import get_num_threads, prange
+
+from penstock.spmv.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.device import Array
+from penstock.spmv.errors import InputError
+from penstock.spmv.formats.base import SparseFormat, copy_diagonal_blocks, scale
+from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.from_csr import (
+    check_symmetric,
+    chunk_offsets,
+    chunks_of_blocks,
+    count_blocks,
+    scalar_triplets,
+    stored_blocks,
+)
+from penstock.spmv.formats.sell import rows_of_chunks
+from penstock.spmv.formats.sliced_bsr import HEIGHT
+from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.kernel_table import find_kernel, register_kernel
+
+if TYPE_CHECKING:
+    from penstock.spmv.structure import MatrixStructure
+
+__all__ = ["SymmetricBsrMatrix"]
+
+
+@dataclass(frozen=True, eq=False)
+class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
+    """An exactly symmetric matrix by its upper half, in chunks of 32 block rows as in :class:`SlicedBsrMatrix`.
+
+    Parameters
+    ----------
+    shape : (int, int)
+        Rows and columns in scalars, multiples of the block size; those of a slab are not equal.
+    dtype : dtype
+        Type of the vectors.
+    chunk_offsets : array, (chunks + 1,) int64
+        Where each chunk begins, in blocks.
+    column_indices : array, (stored blocks,) int32
+        Block columns, none left of the diagonal; -1 is padding.
+    values : array, (stored blocks * block size ** 2,) float64 or float32
+    permutation : array, (0,) int32
+        Always the natural order.
+    block_size : int
+        1 to 8.
+
+    Notes
+    -----
+    A product reads about half the bytes of :class:`SlicedBsrMatrix` and forms both contributions of a block in one pass.
+    On a GPU they are added to ``out`` by atomic operations, so last digits may differ between runs. On the CPU every
+    thread collects what falls outside its rows in memory of its own, as long as the bandwidth of the matrix.
+
+    A row slab knows the blocks of its rows only, so it adds to rows below it as well, through :meth:`apply_slab`, and
+    cannot be applied alone.
+    """
+
+    scatters: ClassVar[bool] = True
+
+    shape: tuple[int, int]
+    dtype: np.dtype[np.generic]
+    chunk_offsets: Array
+    column_indices: Array
+    values: Array
+    permutation: Array
+    block_size: int = 3
+
+    @classmethod
+    def from_csr(cls, A: Any, *, block_size: int = 3, values_dtype: Any = None, check: bool = True) -> Self:
+        """Convert a symmetric CSR matrix on its device; blocks that hold any stored entry are stored whole.
+
+        Parameters
+        ----------
+        A : scipy.sparse.csr_array or CsrMatrix
+        block_size : int
+            1 to 8; must divide the rows.
+        values_dtype : dtype, optional
+        check : bool
+            Verify order and range of the entries, and that every one equals its mirror image.
+
+        Raises
+        ------
+        InputError
+            If the matrix is not exactly symmetric.
+        """
+        A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
+        if check:
+            check_symmetric(A)
+        counts = count_blocks(A, block_size, upper=True)
+        offsets, none = chunk_offsets(counts, HEIGHT), A.device.xp.empty(0, dtype=np.int32)
+        indices, values = chunks_of_blocks(A, block_size, none, offsets, HEIGHT, A.values_dtype, upper=True)
+        return cls(A.shape, A.dtype, offsets, indices, values, none, block_size)
+
+    @classmethod
+    def predicted_nbytes(cls, structure: MatrixStructure, *, block_size: int = 3, **parameters: Any) -> int:
+        """Return the bytes this format would take."""
+        offsets = chunk_offsets(structure.blocks(block_size, upper=True), HEIGHT)
+        return int(offsets[-1]) * (block_size**2 * structure.values_itemsize + 4) + int(offsets.nbytes)
+
+    def triplets(self) -> tuple[Array, Array, Array]:
+        """Return row indices, column indices and values of every scalar; of a whole matrix, of both halves."""
+        rows, columns, values = self._upper_triplets()
+        if self.shape[0] == self.shape[1]:
+            xp, right = self.device.xp, columns // self.block_size > rows // self.block_size
+            rows, columns = xp.concatenate((rows, columns[right])), xp.concatenate((columns, rows[right]))
+            values = xp.concatenate((values, values[right]))
+        return rows, columns, values
+
+    def _upper_triplets(self) -> tuple[Array, Array, Array]:
+        arrays = (self.chunk_offsets, self.column_indices, self.values, self.permutation)
+        return scalar_triplets(*stored_blocks(*arrays, self.shape[0] // self.block_size, HEIGHT, self.block_size))
+
+    def rows(self, start: int, stop: int) -> Self:
+        """Return the blocks of rows ``start`` to ``stop``, multiples of the granularity unless the last, as views."""
+        arrays = rows_of_chunks(self, start, stop, HEIGHT, self.block_size)
+        return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
+
+    def arrays(self) -> dict[str, Array]:
+        """Return chunk_offsets, column_indices, values and permutation."""
+        return {
+            "chunk_offsets": self.chunk_offsets,
+            "column_indices": self.column_indices,
+            "values": self.values,
+            "permutation": self.permutation,
+        }
+
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that fit the number of rows and of column indices."""
+        stored, block_rows = self.column_indices.size, self.shape[0] // self.block_size
+        return {
+            "chunk_offsets": (-(-block_rows // HEIGHT) + 1,),
+            "column_indices": (stored,),
+            "values": (stored * self.block_size**2,),
+            "permutation": (0,),
+        }
+
+    def parameters(self) -> dict[str, int]:
+        """Return block_size."""
+        return {"block_size": self.block_size}
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored scalars, padding left out: about half of those of the matrix."""
+        return int((self.column_indices >= 0).sum()) * self.block_size**2
+
+    @property
+    def row_granularity(self) -> int:
+        """Scalar rows of a chunk."""
+        return HEIGHT * self.block_size
+
+    def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
+        """Fill ``blocks`` with what this slab holds of them, and with its mirror image."""
+        for start, slab in self.slabs():
+            rows, columns, values = slab._upper_triplets()
+            rows = rows + (first_row + start)
+            copy_diagonal_blocks(rows, columns, values, blocks)
+            copy_diagonal_blocks(columns, rows, values, blocks)
+
+    def apply_slab(self, first_row: int, x: Array, out: Array, alpha: float, beta: float) -> None:
+        """Add both contributions of this slab's blocks to ``out``, that of the whole matrix and already scaled."""
+        find_kernel("symmetric_bsr", "add_slab", self.device.kind)(self, first_row, x, out, alpha)
+
+
+@parallel_kernel
+def _product(
+    parts: int,
+    size: int,
+    first_row: int,
+    block_rows: int,
+    offsets: Array,
+    columns: Array,
+    values: Array,
+    x: Array,
+    out: Array,
+    alpha: float,
+) -> None:
+    """Each part owns a run of chunks and writes to its own rows; what falls below them waits in an overflow of its own."""
+    chunks, vectors = offsets.shape[0] - 1, x.shape[1]
+    parts = max(1, min(parts, chunks))
+    ends = np.zeros(parts, dtype=np.int64)  # first block row below each part
+    reach = np.zeros(parts, dtype=np.int64)  # how many block rows below it the part adds to
+    for part in prange(parts):
+        last = chunks * (part + 1) // parts
+        ends[part] = first_row + min(last * HEIGHT, block_rows)
+        for block in range(offsets[chunks * part // parts], offsets[last]):
+            reach[part] = max(reach[part], np.int64(columns[block]) + 1 - ends[part])
+    overflow = np.zeros((parts, max(0, reach.max()) * size, vectors))
+    for part in prange(parts):
+        end = ends[part] * size
+        for chunk in range(chunks * part // parts, chunks * (part + 1) // parts):
+            for place in range(min(HEIGHT, block_rows - chunk * HEIGHT)):
+                row = first_row + chunk * HEIGHT + place
+                for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
+                    column = np.int64(columns[block + place])
+                    if column < 0:
+                        break
+                    for r in range(size):
+                        for c in range(size):
+                            i, j = row * size + r, column * size + c
+                            value = alpha * np.float64(values[block * size * size + (r * size + c) * HEIGHT + place])
+                            for k in range(vectors):
+                                out[i, k] += value * np.float64(x[j, k])
+                                if column > row:
+                                    if j < end:
+                                        out[j, k] += value * np.float64(x[i, k])
+                                    else:
+                                        overflow[part, j - end, k] += value * np.float64(x[i, k])
+    for part in range(parts):
+        end = ends[part] * size
+        for i in range(max(0, reach[part]) * size):
+            for k in range(vectors):
+                out[end + i, k] += overflow[part, i, k]
+
+
+@register_kernel("symmetric_bsr", "add_slab", "cpu")
+def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float) -> None:
+    size, columns = A.block_size, x.shape[1] if x.ndim == 2 else 1
+    arrays = (A.chunk_offsets, A.column_indices, A.values, x.reshape(-1, columns), out.reshape(-1, columns))
+    _product(get_num_threads(), size, first_row // size, A.shape[0] // size, *arrays, alpha)
+
+
+@register_kernel("symmetric_bsr", "add_slab", "cuda")
+def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float) -> None:
+    block_rows = A.shape[0] // A.block_size
+    names = f"{type_names(A.values, x)}, {A.block_size}"
+    sizes = (np.int64(block_rows), np.int64(first_row // A.block_size))
+    arrays = (A.chunk_offsets, A.column_indices, A.values, x, out, np.float64(alpha))
+    if x.ndim == 1:
+        function = cuda_function("symmetric_bsr.cu", f"symmetric_bsr_spmv<{names}>")
+        launch(function, -(-block_rows // HEIGHT) * HEIGHT, 256, (*sizes, *arrays))
+    else:
+        function = cuda_function("symmetric_bsr.cu", f"symmetric_bsr_spmm<{names}>")
+        launch(function, block_rows * x.shape[1], 256, (*sizes, np.int64(x.shape[1]), *arrays))
+
+
+def _register(operation: str, kind: str) -> None:
+    @register_kernel("symmetric_bsr", operation, kind)
+    def product(A: SymmetricBsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
+        if A.shape[0] != A.shape[1]:
+            raise InputError(
+                "a row slab of half a symmetric matrix cannot be applied alone; use apply_slab or the whole matrix"
+            )
+        scale(out, beta)
+        find_kernel("symmetric_bsr", "add_slab", kind)(A, 0, x, out, alpha)
+
+
+for _operation in ("spmv", "spmm"):
+    for _kind in ("cpu", "cuda"):
+        _register(_operation, _kind)

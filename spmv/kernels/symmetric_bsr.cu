@@ -1,0 +1,114 @@
+// The upper half of a symmetric matrix of small blocks, in chunks of 32 block rows laid out as in sell.cu. Template
+// parameters: Value, the stored type; Vector, that of x and out; size, scalars on a side of a block. Products are formed in
+// double and added to out by atomic operations in the type of out, so the last digits depend on the order of arrival.
+
+// out += alpha A x, one thread a block row: A[i, j] x[j] is summed for row i, and A[i, j]^T x[i], if j > i, goes to row j.
+// In the matrices of meshes the contribution of row i + 1 to column j and the next one of row i to the same j come one slot
+// apart, so each lane offers what it has to add to its left neighbour before it adds it itself: two thirds of the atomics
+// of a 27-point stencil are saved. Launch: 32 threads a chunk, rounded up to whole blocks. out was scaled by beta before.
+// Reads sizeof(Value) * size * size + 4 bytes a stored block, about half of those of the full matrix.
+template <typename Value, typename Vector, int size>
+__global__ void __launch_bounds__(256) symmetric_bsr_spmv(
+    const long long block_rows, const long long first_row, const long long* __restrict__ chunk_offsets,
+    const int* __restrict__ column_indices, const Value* __restrict__ values, const Vector* __restrict__ x,
+    Vector* __restrict__ out, const double alpha)
+{
+    constexpr int height = 32;
+    const long long position = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const int lane = threadIdx.x % height;
+    if (position - lane >= block_rows) return;  // all 32 lanes together
+    const bool stored_row = position < block_rows;
+    const long long row = first_row + position, first = chunk_offsets[position / height];
+    const int width = int((chunk_offsets[position / height + 1] - first) / height);
+    const int* columns = column_indices + first + lane;
+    const Value* blocks = values + first * (size * size) + lane;
+    double own_x[size], total[size] = {}, pending[size] = {};
+    int pending_column = -1;
+#pragma unroll
+    for (int r = 0; r < size; ++r) own_x[r] = stored_row ? double(x[row * size + r]) : 0.0;
+#pragma unroll 2
+    for (int slot = 0; slot < width; ++slot) {
+        const int column = PENSTOCK_STREAM_LOAD(columns + (long long)slot * height);
+        Value a[size * size];
+#pragma unroll
+        for (int e = 0; e < size * size; ++e)
+            a[e] = PENSTOCK_STREAM_LOAD(blocks + (long long)(slot * size * size + e) * height);
+        double below[size] = {};  // what row `column` gets from the transposed block
+        if (column >= 0) {
+#pragma unroll
+            for (int c = 0; c < size; ++c) {
+                const double xc = double(x[(long long)column * size + c]);
+#pragma unroll
+                for (int r = 0; r < size; ++r) {
+                    total[r] += double(a[r * size + c]) * xc;
+                    below[c] += double(a[r * size + c]) * own_x[r];
+                }
+            }
+        }
+        const int target = column > row ? column : -1;
+        const int offered = PENSTOCK_SHUFFLE_DOWN(pending_column, 1, height);
+        const bool take = lane < height - 1 && target >= 0 && offered == target;
+#pragma unroll
+        for (int r = 0; r < size; ++r) {
+            const double more = PENSTOCK_SHUFFLE_DOWN(pending[r], 1, height);
+            if (take) below[r] += more;
+        }
+        const int taken = PENSTOCK_SHUFFLE_UP(int(take), 1, height);
+        if (pending_column >= 0 && (lane == 0 || !taken)) {
+#pragma unroll
+            for (int r = 0; r < size; ++r) atomicAdd(out + (long long)pending_column * size + r, Vector(alpha * pending[r]));
+        }
+        pending_column = target;
+#pragma unroll
+        for (int r = 0; r < size; ++r) pending[r] = below[r];
+    }
+    if (pending_column >= 0) {
+#pragma unroll
+        for (int r = 0; r < size; ++r) atomicAdd(out + (long long)pending_column * size + r, Vector(alpha * pending[r]));
+    }
+    if (stored_row) {
+#pragma unroll
+        for (int r = 0; r < size; ++r) atomicAdd(out + row * size + r, Vector(alpha * total[r]));
+    }
+}
+
+// The same for a C-ordered block of vectors: one thread per column of a block row. Launch: block_rows * columns threads
+// rounded up to whole blocks.
+template <typename Value, typename Vector, int size>
+__global__ void __launch_bounds__(256) symmetric_bsr_spmm(
+    const long long block_rows, const long long first_row, const long long columns,
+    const long long* __restrict__ chunk_offsets, const int* __restrict__ column_indices, const Value* __restrict__ values,
+    const Vector* __restrict__ x, Vector* __restrict__ out, const double alpha)
+{
+    constexpr int height = 32;
+    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const long long position = thread / columns, k = thread % columns, row = first_row + position;
+    if (position >= block_rows) return;
+    const int lane = int(position % height);
+    double own_x[size], total[size] = {};
+#pragma unroll
+    for (int r = 0; r < size; ++r) own_x[r] = double(x[(row * size + r) * columns + k]);
+    const long long stop = chunk_offsets[position / height + 1];
+    for (long long entry = chunk_offsets[position / height]; entry < stop; entry += height) {
+        const long long column = column_indices[entry + lane];
+        if (column < 0) continue;
+        const Value* a = values + entry * (size * size) + lane;
+        double below[size] = {};
+#pragma unroll
+        for (int c = 0; c < size; ++c) {
+            const double xc = double(x[(column * size + c) * columns + k]);
+#pragma unroll
+            for (int r = 0; r < size; ++r) {
+                const double value = double(a[(long long)(r * size + c) * height]);
+                total[r] += value * xc;
+                below[c] += value * own_x[r];
+            }
+        }
+        if (column > row) {
+#pragma unroll
+            for (int c = 0; c < size; ++c) atomicAdd(out + (column * size + c) * columns + k, Vector(alpha * below[c]));
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < size; ++r) atomicAdd(out + (row * size + r) * columns + k, Vector(alpha * total[r]));
+}
