@@ -20,9 +20,16 @@ def gpu_count() -> int:
 
 
 @functools.cache
-def _emulated(file_name: str, warp_size: int) -> EmulatedModule:
+def _emulated(file_name: str, warp_size: int, expression: str | None = None) -> EmulatedModule:
     """One module a file, with every instantiation that tests need, so that the compiler runs once."""
-    return EmulatedModule(cuda_module.cuda_source(file_name), EMULATED[file_name], warp_size=warp_size)
+    expressions = [expression] if expression else EMULATED[file_name]
+    return EmulatedModule(cuda_module.cuda_source(file_name), expressions, warp_size=warp_size)
+
+
+def emulated_function(file_name: str, warp_size: int, expression: str):
+    """Return an emulated kernel; that of a file outside the library is compiled on its own."""
+    module = _emulated(file_name, warp_size, *([] if file_name in EMULATED else [expression]))
+    return module.get_function(expression)
 
 
 class Target:
@@ -53,9 +60,7 @@ class Target:
         warp_size = int(self.name.removeprefix("emulated-"))
         with pytest.MonkeyPatch.context() as patch:
             compile_ = cuda_module.compile_function
-            patch.setattr(
-                cuda_module, "compile_function", lambda file, name: _emulated(file, warp_size).get_function(name)
-            )
+            patch.setattr(cuda_module, "compile_function", lambda file, name: emulated_function(file, warp_size, name))
             cuda_module.cuda_function.cache_clear()
             try:
                 yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -50,7 +51,7 @@ class SparseFormat(ValidatedOperator):
     A subclass is declared as ``class CsrMatrix(SparseFormat, name="csr")``, which registers it, and its constructor
     takes ``shape``, ``dtype`` and what ``arrays()`` and ``parameters()`` return, by name.
 
-    A new format needs ``from_csr``, ``triplets``, ``rows``, ``arrays`` and one kernel, ``"spmv"``; blocks of vectors then
+    A new format needs ``from_csr``, ``triplets``, ``rows`` and one kernel, ``"spmv"``; blocks of vectors then
     go through it column by column until it has a kernel ``"spmm"`` of its own.
 
     Notes
@@ -89,9 +90,13 @@ class SparseFormat(ValidatedOperator):
         Indices and values are views where the layout allows it.
         """
 
-    @abstractmethod
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays by name, in the order a store writes them."""
+        """Return the arrays by name, in the order of the fields, which is the order a store writes them in."""
+        return {name: value for name, value in self._contents().items() if hasattr(value, "ndim")}
+
+    def _contents(self) -> dict[str, Any]:
+        names = (entry.name for entry in fields(self))  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names if name not in ("shape", "dtype")}
 
     @property
     def nnz(self) -> int:
@@ -139,8 +144,8 @@ class SparseFormat(ValidatedOperator):
                 raise InputError(f"{self.name} array {name} has shape {found} instead of {shape}")
 
     def parameters(self) -> dict[str, int]:
-        """Return the scalar parameters by name."""
-        return {}
+        """Return the scalar parameters by name: the fields that are neither arrays nor the matrix's shape and type."""
+        return {name: int(value) for name, value in self._contents().items() if not hasattr(value, "ndim")}
 
     @classmethod
     def tuned(cls, nnz: int, rows: int) -> dict[str, int]:

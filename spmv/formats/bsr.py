@@ -145,10 +145,6 @@ class BsrMatrix(SparseFormat, name="bsr"):
         }
         return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
 
-    def arrays(self) -> dict[str, Array]:
-        """Return row_offsets, column_indices and values."""
-        return {"row_offsets": self.row_offsets, "column_indices": self.column_indices, "values": self.values}
-
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that fit ``shape``, the number of column indices and the block size."""
         blocks, size = self.column_indices.size, self.row_granularity

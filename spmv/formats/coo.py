@@ -98,10 +98,6 @@ class CooMatrix(SparseFormat, name="coo"):
         arrays["row_indices"] = arrays["row_indices"] - np.int32(start)
         return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, {})
 
-    def arrays(self) -> dict[str, Array]:
-        """Return row_indices, column_indices and values."""
-        return {"row_indices": self.row_indices, "column_indices": self.column_indices, "values": self.values}
-
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that fit the number of column indices."""
         return dict.fromkeys(self.arrays(), (self.column_indices.size,))

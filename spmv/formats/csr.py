@@ -246,18 +246,10 @@ class CsrMatrix(SparseFormat, name="csr"):
         }
         return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
 
-    def arrays(self) -> dict[str, Array]:
-        """Return row_offsets, column_indices and values."""
-        return {"row_offsets": self.row_offsets, "column_indices": self.column_indices, "values": self.values}
-
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that fit ``shape`` and the number of column indices."""
         entries = self.column_indices.size
         return {"row_offsets": (self.shape[0] + 1,), "column_indices": (entries,), "values": (entries,)}
-
-    def parameters(self) -> dict[str, int]:
-        """Return lanes and strategy."""
-        return {"lanes": self.lanes, "strategy": int(self.strategy)}
 
     @property
     def nnz(self) -> int:

@@ -155,18 +155,10 @@ class EllMatrix(SparseFormat, name="ell"):
         arrays = {name: xp.ascontiguousarray(array[:, start:stop]) for name, array in self.arrays().items()}
         return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
 
-    def arrays(self) -> dict[str, Array]:
-        """Return column_indices and values."""
-        return {"column_indices": self.column_indices, "values": self.values}
-
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that fit the number of rows and the width."""
         shape = (self.column_indices.shape[0], self.shape[0])
         return {"column_indices": shape, "values": shape}
-
-    def parameters(self) -> dict[str, int]:
-        """Return groups, blocks_per_row and lanes."""
-        return {"groups": self.groups, "blocks_per_row": self.blocks_per_row, "lanes": self.lanes}
 
     @property
     def width(self) -> int:

@@ -163,20 +163,11 @@ class HybMatrix(SparseFormat, name="hyb"):
         arrays = {"ell_column_indices": ell.column_indices, "ell_values": ell.values, **coo.arrays()}
         return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
 
-    def arrays(self) -> dict[str, Array]:
-        """Return the arrays of the ELL part, then those of the COO part."""
-        ell = {"ell_column_indices": self.ell_column_indices, "ell_values": self.ell_values}
-        return {**ell, **self.coo.arrays()}
-
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that fit the number of rows, the width and the number of entries left."""
         shapes = self.ell.array_shapes()
         ell = {"ell_column_indices": shapes["column_indices"], "ell_values": shapes["values"]}
         return {**ell, **self.coo.array_shapes()}
-
-    def parameters(self) -> dict[str, int]:
-        """Return groups and blocks_per_row."""
-        return {"groups": self.groups, "blocks_per_row": self.blocks_per_row}
 
     @property
     def nnz(self) -> int:

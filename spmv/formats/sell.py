@@ -188,15 +188,6 @@ class SellMatrix(SparseFormat, name="sell"):
         arrays = rows_of_chunks(self, start, stop, self.chunk_height)
         return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
 
-    def arrays(self) -> dict[str, Array]:
-        """Return chunk_offsets, column_indices, values and permutation."""
-        return {
-            "chunk_offsets": self.chunk_offsets,
-            "column_indices": self.column_indices,
-            "values": self.values,
-            "permutation": self.permutation,
-        }
-
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that fit the number of rows and of column indices."""
         stored = self.column_indices.size
@@ -206,10 +197,6 @@ class SellMatrix(SparseFormat, name="sell"):
             "values": (stored,),
             "permutation": (self.shape[0] if self.sorting_scope > 1 else 0,),
         }
-
-    def parameters(self) -> dict[str, int]:
-        """Return chunk_height, sorting_scope and lanes."""
-        return {"chunk_height": self.chunk_height, "sorting_scope": self.sorting_scope, "lanes": self.lanes}
 
     @property
     def nnz(self) -> int:

@@ -122,15 +122,6 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
         arrays = rows_of_chunks(self, start, stop, HEIGHT, self.block_size)
         return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
 
-    def arrays(self) -> dict[str, Array]:
-        """Return chunk_offsets, column_indices, values and permutation."""
-        return {
-            "chunk_offsets": self.chunk_offsets,
-            "column_indices": self.column_indices,
-            "values": self.values,
-            "permutation": self.permutation,
-        }
-
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that fit the number of rows and of column indices."""
         stored, block_rows = self.column_indices.size, self.shape[0] // self.block_size
@@ -140,10 +131,6 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
             "values": (stored * self.block_size**2,),
             "permutation": (0,),
         }
-
-    def parameters(self) -> dict[str, int]:
-        """Return block_size."""
-        return {"block_size": self.block_size}
 
     @property
     def nnz(self) -> int:
