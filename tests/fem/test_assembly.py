@@ -219,7 +219,7 @@ def test_a_matrix_of_more_columns_than_their_indices_can_tell_apart_is_refused(f
         Cantilever(nodes, dof=3).outlines(64, format_name)
 
 
-@pytest.mark.parametrize("make", [lambda problem: problem.matrix("dia"), lambda problem: problem.outlines(2, "ell")])
+@pytest.mark.parametrize("make", [lambda problem: problem.matrix("dia"), lambda problem: problem.outlines(2, "dia")])
 def test_an_unknown_format_is_refused_and_the_known_ones_are_named(make):
     with pytest.raises(InputError, match=r"'dia'; known: .*bsr.*csr"):
         make(box(3))
