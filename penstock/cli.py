@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -16,10 +16,9 @@ from rich.table import Table
 from penstock import __version__
 from penstock.spmv import PenstockError
 
-if TYPE_CHECKING:
-    from penstock.experiments import RunOutcome
-
 __all__ = ["app", "main"]
+
+Outcome = TypeVar("Outcome")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -105,7 +104,7 @@ def run(
         raise typer.Exit(1)
 
 
-def _noting_interrupts(action: Callable[[], RunOutcome]) -> RunOutcome:
+def _noting_interrupts(action: Callable[[], Outcome]) -> Outcome:
     """Do something and, if it is interrupted, say what was kept; typer would end without a word."""
     try:
         return action()
@@ -121,6 +120,42 @@ def _free_name(path: Path) -> Path:
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
+
+
+@app.command()
+def bench(
+    matrices: Annotated[
+        list[str], typer.Argument(help="Matrix Market or .npz files, or generated ones such as cube32-dof3.")
+    ],
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    columns: Annotated[str, typer.Option(help="Numbers of vectors, such as 1,8,32.")] = "1",
+    study: Annotated[
+        bool, typer.Option("--study", help="Also kernels, partitions, chunks and sorting scopes.")
+    ] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Samples of each.")] = 11,
+    output: Annotated[Path | None, typer.Option(help="Folder for the JSON and the figures.")] = None,
+) -> None:
+    """Multiply by matrices in every format, and by what others offer, and say which is the fastest."""
+    from penstock.experiments import RichReporter
+    from penstock.experiments.matrix_files import read_matrix
+    from penstock.experiments.product_report import bench_products, records_table, write_bench
+    from penstock.spmv import Device
+
+    numbers = columns.split(",")
+    if not all(number.strip().isdigit() and int(number) > 0 for number in numbers):
+        raise typer.BadParameter(f"--columns takes whole numbers such as 1,8,32, not {columns!r}")
+    Device.parse(device)  # before matrices are read, which may take long
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    reporter = RichReporter(console)
+    named = [read_matrix(matrix) for matrix in matrices]
+    counts = [int(number) for number in numbers]
+    result = _noting_interrupts(
+        lambda: bench_products(named, device=device, columns=counts, study=study, repeats=repeats, reporter=reporter)
+    )
+    console.print(records_table(result["records"]))
+    console.print(f"memory bandwidth {result['limits']['read_GBps']:.4g} GB/s", highlight=False)
+    paths = write_bench(result, output or _free_name(Path("bench-results")))
+    console.print(f"Records and {len(paths) - 1} figures are in {paths[0].parent}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -6,7 +6,7 @@ template arguments that some test needs, but not the whole product of block size
 
 from itertools import product
 
-from penstock.spmv.formats.sell import spmm_tile
+from penstock.spmv.formats.chunk_products import spmm_tile
 
 TYPES = ("double, double", "float, double", "float, float")  # stored values, vectors
 OFFSETS = ("int", "long long")

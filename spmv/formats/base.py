@@ -73,8 +73,16 @@ class SparseFormat(ValidatedOperator):
 
     @classmethod
     @abstractmethod
-    def from_csr(cls, A: Any) -> Self:
+    def from_csr(cls, A: Any, *, values_dtype: Any = None, check: bool = True) -> Self:
         """Convert a SciPy CSR matrix, or a :class:`CsrMatrix` on its device; stored zeros stay stored.
+
+        Parameters
+        ----------
+        A : scipy.sparse.csr_array or CsrMatrix
+        values_dtype : dtype, optional
+            Type to store the values in; the vectors keep the type of ``A``.
+        check : bool
+            Verify order, range and finiteness of the entries of a SciPy matrix.
 
         Formats add keyword arguments of their own.
         """

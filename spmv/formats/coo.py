@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numba import get_num_threads, njit, prange
+from numba import get_num_threads, prange
 
 from penstock.spmv.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import INT32_MAX, SparseFormat, scale
 from penstock.spmv.formats.csr import CsrMatrix
-from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.jit import parallel_kernel, serial_kernel
 from penstock.spmv.kernel_table import register_kernel
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class CooMatrix(SparseFormat, name="coo"):
         return int(self.values.size)
 
 
-@njit(nogil=True, cache=True)
+@serial_kernel
 def _share(part: int, parts: int, rows: Array) -> tuple[int, int]:
     """Entries of one part, about equally many, moved up to where a row begins: no two parts write to one row."""
     first, stop = rows.size * part // parts, rows.size * (part + 1) // parts

@@ -13,6 +13,7 @@ from penstock.spmv.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseFormat, scale
+from penstock.spmv.formats.chunk_products import spmv_rows, spmv_strips_of_16
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.from_csr import chunks_of_slots
 from penstock.spmv.jit import parallel_kernel
@@ -179,27 +180,6 @@ def _warps(device: Device) -> int:
     return int(attributes["MultiProcessorCount"] * per_multiprocessor)
 
 
-# Sixty-four neighbouring rows at a time keep their sums and their part of a column in the first-level cache.
-
-
-@parallel_kernel
-def _spmv(column_indices: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
-    width, rows = column_indices.shape
-    for strip in prange((rows + 63) // 64):
-        first, stop = 64 * strip, min(64 * strip + 64, rows)
-        totals = np.zeros(64)
-        for slot in range(width):
-            for row in range(first, stop):
-                column = column_indices[slot, row]
-                if column >= 0:
-                    totals[row - first] += np.float64(values[slot, row]) * np.float64(x[np.uint64(np.uint32(column))])
-        for row in range(first, stop):
-            if beta == 0.0:
-                out[row] = alpha * totals[row - first]
-            else:
-                out[row] = alpha * totals[row - first] + beta * out[row]
-
-
 @parallel_kernel
 def _spmm(column_indices: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
     width, columns = column_indices.shape[0], out.shape[1]
@@ -221,7 +201,14 @@ def _spmm(column_indices: Array, values: Array, x: Array, out: Array, alpha: flo
 
 @register_kernel("ell", "spmv", "cpu")
 def _spmv_cpu(A: EllMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
-    _spmv(A.column_indices, A.values, x, out, alpha, beta)
+    # One chunk as high as the matrix; the rows behind the last full strip of sixteen make a chunk that begins later.
+    rows, none = A.shape[0], np.empty(0, dtype=np.int32)
+    columns, values = A.column_indices.reshape(-1), A.values.reshape(-1)
+    full = rows // 16 * 16
+    for product, first, stop in ((spmv_strips_of_16, 0, full), (spmv_rows, full, rows)):
+        if stop > first:
+            offsets = np.array([0, columns.size - first], dtype=np.int64)
+            product(rows, offsets, columns[first:], values[first:], none, x, out[first:stop], alpha, beta)
 
 
 @register_kernel("ell", "spmm", "cpu")

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-from numba import prange
 
 from penstock.spmv.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseFormat
+from penstock.spmv.formats.chunk_products import launch_spmm, launch_spmv, multiply_block, multiply_chunks, stored
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.from_csr import chunk_offsets, chunks_of_slots, length_permutation, stored_blocks
-from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import register_kernel
+from penstock.spmv.scheduling import rows_at_once, scheduled
 
 if TYPE_CHECKING:
     from penstock.spmv.structure import MatrixStructure
 
-__all__ = ["SellMatrix", "choose_sorting_scope", "launch_spmm", "launch_spmv", "rows_of_chunks"]
+__all__ = ["SellMatrix", "choose_sorting_scope", "register_sell", "rows_of_chunks"]
 
 _GOOD_ENOUGH = 0.02
 
@@ -203,6 +203,11 @@ class SellMatrix(SparseFormat, name="sell"):
         """Number of stored scalars, padding left out."""
         return int((self.column_indices >= 0).sum())
 
+    @functools.cached_property
+    def rows_at_once(self) -> int:
+        """Rows that a CPU thread takes at a time; 0 for equal shares."""
+        return self.chunk_height * rows_at_once(self.chunk_offsets, self.nbytes)
+
     @property
     def row_granularity(self) -> int:
         """The larger of chunk height and sorting scope."""
@@ -245,120 +250,17 @@ def rows_of_chunks(A: Any, start: int, stop: int, height: int, size: int = 1) ->
     }
 
 
-@parallel_kernel
-def _spmv_strips(
-    height: int,
-    offsets: Array,
-    columns: Array,
-    values: Array,
-    permutation: Array,
-    x: Array,
-    out: Array,
-    alpha: float,
-    beta: float,
-) -> None:
-    # Eight rows at a time, with their sums in scalars: an array of sums would be loaded and stored at every entry.
-    rows = out.shape[0]
-    for strip in prange((rows + 7) // 8):
-        chunk, place = 8 * strip // height, 8 * strip % height
-        first, stop = offsets[chunk] + place, offsets[chunk + 1]
-        t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = 0.0
-        for entry in range(first, stop, height):
-            c = columns[entry : entry + 8]
-            v = values[entry : entry + 8]
-            # A row ends where its padding begins, so when all eight are there no test is needed.
-            if (c[0] | c[1] | c[2] | c[3] | c[4] | c[5] | c[6] | c[7]) >= 0:
-                t0 += np.float64(v[0]) * np.float64(x[np.uint64(np.uint32(c[0]))])
-                t1 += np.float64(v[1]) * np.float64(x[np.uint64(np.uint32(c[1]))])
-                t2 += np.float64(v[2]) * np.float64(x[np.uint64(np.uint32(c[2]))])
-                t3 += np.float64(v[3]) * np.float64(x[np.uint64(np.uint32(c[3]))])
-                t4 += np.float64(v[4]) * np.float64(x[np.uint64(np.uint32(c[4]))])
-                t5 += np.float64(v[5]) * np.float64(x[np.uint64(np.uint32(c[5]))])
-                t6 += np.float64(v[6]) * np.float64(x[np.uint64(np.uint32(c[6]))])
-                t7 += np.float64(v[7]) * np.float64(x[np.uint64(np.uint32(c[7]))])
-            else:
-                if c[0] >= 0:
-                    t0 += np.float64(v[0]) * np.float64(x[c[0]])
-                if c[1] >= 0:
-                    t1 += np.float64(v[1]) * np.float64(x[c[1]])
-                if c[2] >= 0:
-                    t2 += np.float64(v[2]) * np.float64(x[c[2]])
-                if c[3] >= 0:
-                    t3 += np.float64(v[3]) * np.float64(x[c[3]])
-                if c[4] >= 0:
-                    t4 += np.float64(v[4]) * np.float64(x[c[4]])
-                if c[5] >= 0:
-                    t5 += np.float64(v[5]) * np.float64(x[c[5]])
-                if c[6] >= 0:
-                    t6 += np.float64(v[6]) * np.float64(x[c[6]])
-                if c[7] >= 0:
-                    t7 += np.float64(v[7]) * np.float64(x[c[7]])
-        totals = (t0, t1, t2, t3, t4, t5, t6, t7)
-        for i in range(min(8, rows - 8 * strip)):
-            row = np.int64(permutation[8 * strip + i]) if permutation.size else np.int64(8 * strip + i)
-            out[row] = alpha * totals[i] if beta == 0.0 else alpha * totals[i] + beta * out[row]
-
-
-@parallel_kernel
-def _spmv_rows(
-    height: int,
-    offsets: Array,
-    columns: Array,
-    values: Array,
-    permutation: Array,
-    x: Array,
-    out: Array,
-    alpha: float,
-    beta: float,
-) -> None:
-    for position in prange(out.shape[0]):
-        chunk, place = position // height, position % height
-        total = 0.0
-        for entry in range(offsets[chunk] + place, offsets[chunk + 1], height):
-            column = columns[entry]
-            if column >= 0:
-                total += np.float64(values[entry]) * np.float64(x[np.uint64(np.uint32(column))])
-        row = np.int64(permutation[position]) if permutation.size else np.int64(position)
-        out[row] = alpha * total if beta == 0.0 else alpha * total + beta * out[row]
-
-
-@parallel_kernel
-def _spmm(
-    height: int,
-    offsets: Array,
-    columns: Array,
-    values: Array,
-    permutation: Array,
-    x: Array,
-    out: Array,
-    alpha: float,
-    beta: float,
-) -> None:
-    for position in prange(out.shape[0]):
-        chunk, place = position // height, position % height
-        totals = np.zeros(out.shape[1])
-        for entry in range(offsets[chunk] + place, offsets[chunk + 1], height):
-            column = columns[entry]
-            if column >= 0:
-                value = np.float64(values[entry])
-                for k in range(out.shape[1]):
-                    totals[k] += value * np.float64(x[column, k])
-        row = np.int64(permutation[position]) if permutation.size else np.int64(position)
-        for k in range(out.shape[1]):
-            out[row, k] = alpha * totals[k] if beta == 0.0 else alpha * totals[k] + beta * out[row, k]
-
-
-def _chunks(A: SellMatrix) -> tuple[Any, ...]:
+def _chunks(A: SellMatrix) -> tuple[int, Array, Array, Array, Array]:
     return A.chunk_height, A.chunk_offsets, A.column_indices, A.values, A.permutation
 
 
 def _spmv_cpu(A: SellMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
-    product = _spmv_rows if A.chunk_height % 8 else _spmv_strips
-    product(*_chunks(A), x, out, alpha, beta)
+    multiply_chunks(*_chunks(A), x, out, alpha, beta, at_once=A.rows_at_once)
 
 
 def _spmm_cpu(A: SellMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
-    _spmm(*_chunks(A), x, out, alpha, beta)
+    with scheduled(A.rows_at_once):
+        multiply_block(*_chunks(A), x, out, alpha, beta)
 
 
 def _spmv_cuda(A: SellMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
@@ -369,7 +271,7 @@ def _spmv_cuda(A: SellMatrix, x: Array, out: Array, alpha: float, beta: float) -
     block = A.chunk_height * A.lanes
     sizes = (np.int64(A.shape[0]), np.int32(A.chunk_height), np.int32(A.lanes))
     chunks = A.chunk_offsets.size - 1
-    launch(function, chunks * block, block, (*sizes, *_stored(A), x, out, np.float64(alpha), np.float64(beta)))
+    launch(function, chunks * block, block, (*sizes, *stored(A), x, out, np.float64(alpha), np.float64(beta)))
 
 
 def _spmm_cuda(A: SellMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
@@ -385,91 +287,3 @@ def register_sell(name: str) -> None:
 
 
 register_sell("sell")
-
-
-def _stored(A: Any) -> tuple[Any, ...]:
-    return A.chunk_offsets, A.column_indices, A.values, np.int32(A.permutation.size > 0), A.permutation
-
-
-#: Slots loaded before the first is used, by block size; measured on an H200, where 6 to 14 scalars do equally well.
-_BATCHES = {1: 9, 2: 3}
-
-
-def launch_spmv(A: Any, rows: int, height: int, size: int, x: Array, out: Array, alpha: float, beta: float) -> None:
-    """Run ``sell_spmv`` for ``rows`` (block) rows in chunks of ``height`` rows of ``size`` x ``size`` blocks."""
-    function = cuda_function("sell.cu", f"sell_spmv<{type_names(A.values, x)}, {size}, {_BATCHES.get(size, 1)}>")
-    sizes = (np.int64(rows), np.int32(height))
-    launch(function, rows, 128, (*sizes, *_stored(A), x, out, np.float64(alpha), np.float64(beta)))
-
-
-def launch_spmm(A: Any, rows: int, height: int, size: int, x: Array, out: Array, alpha: float, beta: float) -> None:
-    """Multiply a block of vectors, composed of kernels for 32, 16, 8, 4 and 2 columns and one for what is left."""
-    types, columns = type_names(A.values, x), out.shape[1]
-    factors = (np.float64(alpha), np.float64(beta))
-    first = 0
-    if _in_packs(x) and _in_packs(out):
-        for width in (32, 16, 8, 4, 2):
-            tile = spmm_tile(size, width, A.values.dtype.itemsize, x.dtype.itemsize)
-            if columns - first < width or height % tile.group_rows(width):
-                continue
-            function = cuda_function("sell.cu", tile.expression(types, size, width))
-            groups = -(-rows // tile.group_rows(width))
-            while columns - first >= width:
-                sizes = (np.int64(rows), np.int32(height), np.int64(first), np.int64(columns))
-                launch(function, 32 * groups, tile.threads, (*sizes, *_stored(A), x, out, *factors))
-                first += width
-    left = columns - first
-    if left == 0:
-        return
-    function = cuda_function("sell.cu", f"sell_spmm_any<{types}, {size}>")
-    rest = (np.int64(rows), np.int32(height), np.int64(left), np.int64(first), np.int64(columns))
-    launch(function, rows * left, 256, (*rest, *_stored(A), x, out, *factors))
-
-
-def _in_packs(vectors: Array) -> bool:
-    """Whether every row begins at a multiple of 16 bytes."""
-    address = vectors.data.ptr if hasattr(vectors, "get") else vectors.ctypes.data
-    return bool(address % 16 == 0 and vectors.strides[0] % 16 == 0)
-
-
-@dataclass(frozen=True)
-class SpmmTile:
-    """How ``sell_spmm`` divides its work; see there."""
-
-    vectors: int
-    rows_per_lane: int
-    slots: int
-    stages: int
-    threads: int
-
-    def group_rows(self, columns: int) -> int:
-        """Rows that 32 lanes serve."""
-        return 32 // (columns // self.vectors) * self.rows_per_lane
-
-    def expression(self, types: str, size: int, columns: int) -> str:
-        """Return the instantiation."""
-        numbers = (size, columns, self.vectors, self.rows_per_lane, self.slots, self.stages, self.threads)
-        return f"sell_spmm<{types}, {', '.join(map(str, numbers))}>"
-
-
-_SHARED_NBYTES = 48 << 10
-
-
-@functools.cache
-def spmm_tile(size: int, columns: int, value_itemsize: int, vector_itemsize: int) -> SpmmTile:
-    """Choose the tile for a block size and a number of columns; measured on an H200 for sizes 1 and 3, 16 and 32 columns.
-
-    Scalars: whole lines of x go to several rows at once. Blocks: four columns a lane share each value that is read from
-    shared memory. The block of threads is the largest whose stages fit 48 KiB.
-    """
-    pack = 16 // vector_itemsize
-    vectors = min(columns, pack if size == 1 or size > 4 else max(pack, 4))
-    groups = 32 // (columns // vectors)
-    rows_per_lane = max(1, min(4, 32 // groups)) if size == 1 else 1
-    slots, stages = (3 if size == 1 else 2 if size <= 3 else 1), 3
-    stage_nbytes = slots * groups * rows_per_lane * (size * size * value_itemsize + 4)
-    largest = 128 if size == 1 else 256
-    fitting = [threads for threads in (largest, 128, 64, 32) if threads // 32 * stages * stage_nbytes <= _SHARED_NBYTES]
-    if not fitting:
-        stages, fitting = 2, [32]
-    return SpmmTile(vectors, rows_per_lane, slots, stages, fitting[0])

@@ -11,6 +11,7 @@ from numba import prange
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseFormat
+from penstock.spmv.formats.chunk_products import launch_spmm, launch_spmv
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.from_csr import (
     chunk_offsets,
@@ -20,7 +21,7 @@ from penstock.spmv.formats.from_csr import (
     scalar_triplets,
     stored_blocks,
 )
-from penstock.spmv.formats.sell import choose_sorting_scope, launch_spmm, launch_spmv, rows_of_chunks
+from penstock.spmv.formats.sell import choose_sorting_scope, rows_of_chunks
 from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import register_kernel
 

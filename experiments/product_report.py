@@ -1,0 +1,131 @@
+"""What ``penstock bench`` leaves: a table on the terminal, a JSON file of all records, and figures."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from penstock.experiments.bandwidth import measure_memory
+from penstock.experiments.environment import describe_environment
+from penstock.experiments.matrix_files import NamedMatrix
+from penstock.experiments.product_benchmark import compare_products, default_cases, study_cases
+from penstock.experiments.product_figures import write_product_figures
+from penstock.experiments.progress import Reporter
+from penstock.spmv import CPU, CsrMatrix, Device, InputError
+from penstock.spmv.formats.from_csr import check_symmetric
+from penstock.spmv.structure import MatrixStructure
+
+__all__ = ["bench_products", "detect_block_size", "records_table", "write_bench"]
+
+_BANDWIDTH_NBYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+
+
+def bench_products(
+    matrices: Sequence[NamedMatrix],
+    *,
+    device: Device | str = CPU,
+    columns: Sequence[int] = (1,),
+    study: bool = False,
+    repeats: int = 11,
+    reporter: Reporter | None = None,
+) -> dict[str, Any]:
+    """Compare all formats and peers on matrices; return limits, machine and records as the JSON file holds them.
+
+    Parameters
+    ----------
+    matrices : sequence of NamedMatrix
+    device : Device or str
+    columns : sequence of int
+        Numbers of vectors.
+    study : bool
+        Also the variants that the sources of the formats compare.
+    repeats : int
+        Samples of each.
+    reporter : Reporter, optional
+    """
+    device, reporter = Device.parse(device), reporter or Reporter()
+    bandwidth = measure_memory(device, _BANDWIDTH_NBYTES[device.kind])
+    records: list[dict[str, Any]] = []
+    with reporter.stage("products") as stage:
+        for number, named in enumerate(matrices):
+            stage.advance(number / len(matrices), named.name)
+            A = CsrMatrix.from_csr(named.matrix)
+            cases = default_cases(named.block_size or detect_block_size(A), _symmetric(A))
+            if study:
+                cases += study_cases(A.shape[0])
+            records += compare_products(
+                named.name, A, cases, device=device, columns=columns, bandwidth=bandwidth, repeats=repeats
+            )
+        stage.advance(1.0)
+    return {
+        **describe_environment(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": str(device),
+        "limits": {"read_GBps": bandwidth / 1e9},
+        "records": records,
+    }
+
+
+def detect_block_size(A: CsrMatrix) -> int | None:
+    """Return the largest block size, 2 to 8, whose blocks are nearly full of stored entries, or None."""
+    structure = MatrixStructure.of(A)
+    for size in range(8, 1, -1):
+        if A.shape[0] % size or A.shape[1] % size:
+            continue
+        stored = int(structure.blocks(size).sum()) * size * size
+        if stored and structure.nnz >= 0.95 * stored:
+            return size
+    return None
+
+
+def _symmetric(A: CsrMatrix) -> bool:
+    try:
+        check_symmetric(A)
+    except InputError:
+        return False
+    return True
+
+
+def records_table(records: Sequence[dict[str, Any]]) -> Table:
+    """Return a table of records, the fastest of each matrix and number of vectors first."""
+    table = Table()
+    for column in ("matrix", "vectors", "format"):
+        table.add_column(column)
+    for column in ("ms", "GFLOP/s", "MiB", "measured / model", "set-up in products", "against the best peer", "error"):
+        table.add_column(column, justify="right")
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["matrix"]["name"], record["columns"]), []).append(record)
+    for (name, count), group in groups.items():
+        for record in sorted(group, key=lambda entry: entry["seconds"]):
+            best = min(record["peers"].values(), default=None)
+            table.add_row(
+                name,
+                str(count),
+                record["format"] + (f" {record['variant']}" if record["variant"] else ""),
+                f"{record['seconds'] * 1e3:.4g}",
+                f"{record['gflops']:.4g}",
+                f"{record['matrix_bytes'] / 2**20:.4g}",
+                f"{record['measured_over_predicted']:.2f}",
+                f"{record['setup_products']:.3g}",
+                f"{best / record['seconds']:.2f} x" if best else "",
+                f"{record['error']:.1e}",
+            )
+        for peer, seconds in group[0]["peers"].items():
+            gflops = 2e-9 * group[0]["matrix"]["nonzeros"] * count / seconds
+            table.add_row(name, str(count), f"[dim]{peer}[/dim]", f"{seconds * 1e3:.4g}", f"{gflops:.4g}")
+        table.add_section()
+    return table
+
+
+def write_bench(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Write ``bench.json`` and the figures that its records allow; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "bench.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return [path, *write_product_figures(result["records"], result["limits"], folder)]

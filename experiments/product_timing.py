@@ -1,0 +1,103 @@
+"""Times of short actions on a CPU or a GPU, fair to all that are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.spmv import Device
+from penstock.spmv.scheduling import last_level_cache_nbytes
+
+__all__ = ["cache_nbytes", "copies_wanted", "time_in_turn"]
+
+Action = Callable[[], Any]
+
+_SPIN = r"""
+extern "C" __global__ void spin(const long long cycles)
+{
+    const long long began = clock64();
+    while (clock64() - began < cycles) {}
+}
+"""
+_WARM_UPS = 2
+_LONGEST_SPIN = 200_000_000
+
+
+def cache_nbytes(device: Device) -> int:
+    """Return the bytes of the last cache before memory."""
+    if device.kind == "cpu":
+        return last_level_cache_nbytes()
+    return int(device.xp.cuda.Device(device.index).attributes["L2CacheSize"])
+
+
+def copies_wanted(nbytes: int, device: Device) -> int:
+    """Return how many copies of what a product reads make it larger than four caches, so that none is found there."""
+    return max(1, min(256, -(-4 * cache_nbytes(device) // max(nbytes, 1))))
+
+
+def time_in_turn(
+    actions: Mapping[str, Sequence[Action]], device: Device, *, repeats: int, least: float = 2e-3
+) -> dict[str, list[float]]:
+    """Time actions in turn, so that drifts of the machine hit all alike.
+
+    Parameters
+    ----------
+    actions : mapping of str to sequence of callables
+        Each does the same on other data; a sample runs through all of them, over and over.
+    device : Device
+    repeats : int
+        Samples of each.
+    least : float
+        Seconds that a sample lasts at least on a CPU, where the clock is coarse.
+
+    Returns
+    -------
+    dict of str to list of float
+        Seconds of one call, a sample each.
+
+    Notes
+    -----
+    On a GPU the time is that between two events on the stream. A kernel that waits keeps the GPU busy until the host has
+    issued a whole sample, so launches are never waited for and all are timed by their kernels alone.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in actions}
+    calls = {name: max(len(variants), 1) for name, variants in actions.items()}
+    measure = _cpu_sample if device.kind == "cpu" else _GpuClock(device)
+    for repeat in range(_WARM_UPS + repeats):
+        for name, variants in actions.items():
+            seconds = measure(variants, calls[name])
+            if repeat < _WARM_UPS:
+                rounds = max(1, round(least / max(seconds * len(variants), 1e-9)))
+                calls[name] = len(variants) * min(rounds, 1 if device.kind == "cuda" and len(variants) > 3 else 200)
+            else:
+                samples[name].append(seconds)
+    return samples
+
+
+def _cpu_sample(variants: Sequence[Action], calls: int) -> float:
+    began = time.perf_counter()
+    for call in range(calls):
+        variants[call % len(variants)]()
+    return (time.perf_counter() - began) / calls
+
+
+class _GpuClock:
+    def __init__(self, device: Device) -> None:
+        self._cupy = device.xp
+        self._spin = device.xp.RawKernel(_SPIN, "spin")
+        self._host_seconds = 1e-3
+        self._cycles_per_second = device.xp.cuda.Device(device.index).attributes["ClockRate"] * 1e3
+
+    def __call__(self, variants: Sequence[Action], calls: int) -> float:
+        start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        cycles = min(int(1.5 * self._host_seconds * self._cycles_per_second), _LONGEST_SPIN)
+        self._spin((1,), (1,), (cycles,))
+        began = time.perf_counter()
+        start.record()
+        for call in range(calls):
+            variants[call % len(variants)]()
+        stop.record()
+        self._host_seconds = time.perf_counter() - began
+        stop.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / calls
