@@ -153,7 +153,9 @@ def main() -> None:
         for name in (*IRREGULAR, *REGULAR):
             matrix = generated(name)
             A = on_device(matrix, device)
-            found = compare_products(name, A, default_cases(detect_block_size(A), symmetric=False), **common)
+            kernels = [Case("csr", {"strategy": label}, label) for label in ("vector", "balanced")]
+            cases = default_cases(detect_block_size(A), symmetric=False) + kernels
+            found = compare_products(name, A, cases, **common)
             show(found)
             records += found
     if "study" in parts:

@@ -37,10 +37,11 @@ class CsrStrategy(IntEnum):
 
 
 class Thresholds(NamedTuple):
-    """A matrix with more entries than ``entries``, or a longer row than ``longest_row``, is balanced."""
+    """A matrix with more entries than ``entries``, or a longer row than ``longest_row`` and ``over_mean`` means, is balanced."""
 
     entries: float
     longest_row: float
+    over_mean: float = 0.0
 
 
 #: Tsai, Cojean and Anzt (2020), Algorithm 3, with their values for a V100 and a Radeon VII, and our own. On an H200 the
@@ -48,11 +49,11 @@ class Thresholds(NamedTuple):
 THRESHOLDS = {
     "ginkgo_nvidia": Thresholds(1e6, 1024),
     "ginkgo_amd": Thresholds(1e8, 768),
-    "h200": Thresholds(float("inf"), 512),
+    "h200": Thresholds(float("inf"), 64, 8.0),
 }
 
 
-def choose_strategy(entries: int, longest_row: int, thresholds: str = "h200") -> CsrStrategy:
+def choose_strategy(entries: int, rows: int, longest_row: int, thresholds: str = "h200") -> CsrStrategy:
     """Choose between one row for a group of lanes and balanced shares (Tsai, Cojean and Anzt 2020, Algorithm 3).
 
     Raises
@@ -63,7 +64,8 @@ def choose_strategy(entries: int, longest_row: int, thresholds: str = "h200") ->
     if thresholds not in THRESHOLDS:
         raise InputError(f"unknown thresholds {thresholds!r}; known: {', '.join(THRESHOLDS)}")
     limits = THRESHOLDS[thresholds]
-    uneven = entries > limits.entries or longest_row > limits.longest_row
+    longest = max(limits.longest_row, limits.over_mean * entries / max(rows, 1))
+    uneven = entries > limits.entries or longest_row > longest
     return CsrStrategy.BALANCED if uneven else CsrStrategy.VECTOR
 
 
@@ -201,7 +203,7 @@ class CsrMatrix(SparseFormat, name="csr"):
             raise InputError(f"lanes must be a power of two up to 32, not {lanes}")
         named = {"vector": CsrStrategy.VECTOR, "shared": CsrStrategy.SHARED, "balanced": CsrStrategy.BALANCED}
         if strategy == "auto":
-            named["auto"] = choose_strategy(A.nnz, longest, thresholds)
+            named["auto"] = choose_strategy(A.nnz, rows, longest, thresholds)
         elif strategy == "scalar":
             lanes, named["scalar"] = 1, CsrStrategy.VECTOR
         if strategy not in named:
@@ -257,6 +259,27 @@ class CsrMatrix(SparseFormat, name="csr"):
     def nnz(self) -> int:
         """Number of stored scalars."""
         return int(self.values.size)
+
+    @functools.cached_property
+    def tiles(self) -> tuple[Array, Array]:
+        """How the balanced kernel cuts the merge of row ends with entries: found at the first product, then kept.
+
+        Returns
+        -------
+        int64 array, (tiles + 1,)
+            Rows that have ended before each tile of 2048 steps.
+        int64 array
+            Tiles in which a row begins that goes on in the next.
+        """
+        xp, rows = self.device.xp, self.shape[0]
+        steps = rows + self.nnz
+        bounds = xp.minimum(xp.arange(-(-steps // _TILE) + 1, dtype=np.int64) * _TILE, steps)
+        # Row r ends at step row_offsets[r + 1] + r.
+        tile_rows = xp.searchsorted(self.row_offsets[1:] + xp.arange(rows), bounds).astype(np.int64)
+        row = xp.minimum(tile_rows[1:], max(rows - 1, 0))
+        begins = self.row_offsets[row]
+        cut = (tile_rows[1:] < rows) & (begins >= (bounds - tile_rows)[:-1]) & (begins < (bounds - tile_rows)[1:])
+        return tile_rows, xp.flatnonzero(cut).astype(np.int64)
 
     @functools.cached_property
     def rows_at_once(self) -> int:
@@ -371,16 +394,17 @@ _TILE = 2048
 
 
 def _spmv_balanced(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
-    rows, entries = np.int64(A.shape[0]), np.int64(A.nnz)
-    tiles = -(-(A.shape[0] + A.nnz) // _TILE)
-    xp = A.device.xp
-    tail_row, tail, head = xp.empty(tiles, dtype=np.int64), xp.empty(tiles), xp.empty(tiles)
+    rows, entries, (tile_rows, first_tiles) = np.int64(A.shape[0]), np.int64(A.nnz), A.tiles
+    tiles = tile_rows.size - 1
+    tail, head = A.device.xp.empty(tiles), A.device.xp.empty(tiles)
     types, factors = type_names(A.values, x, A.row_offsets), (np.float64(alpha), np.float64(beta))
-    arrays = (A.row_offsets, A.column_indices, A.values, x, out, tail_row, tail, head)
+    arrays = (A.row_offsets, A.column_indices, A.values, x, out, tile_rows, tail, head)
     function = cuda_function("csr.cu", f"csr_spmv_balanced<{types}>")
     launch(function, tiles * _THREADS, _THREADS, (rows, entries, *arrays, *factors))
-    function = cuda_function("csr.cu", f"csr_join_tiles<{type_names(x, A.row_offsets)}>")
-    launch(function, 32 * tiles, _THREADS, (np.int64(tiles), rows, A.row_offsets, tail_row, tail, head, out, *factors))
+    if first_tiles.size:
+        cut = (np.int64(first_tiles.size), A.row_offsets, tile_rows, first_tiles, tail, head, out, *factors)
+        function = cuda_function("csr.cu", f"csr_join_tiles<{type_names(x, A.row_offsets)}>")
+        launch(function, 32 * first_tiles.size, _THREADS, cut)
 
 
 @register_kernel("csr", "spmm", "cuda")

@@ -65,24 +65,10 @@ __global__ void __launch_bounds__(256) csr_spmv_shared(
     if (row < rows && lane == 0) store_product(out + row, part[threadIdx.x], alpha, beta);
 }
 
-// Where the merge of row ends with entries stands after `diagonal` steps: the number of rows that have ended. The rest of
-// the steps were entries (Merrill and Garland 2016, merge-path search).
-template <typename Offset>
-__device__ long long rows_ended(
-    const long long diagonal, const long long rows, const long long entries, const Offset* __restrict__ row_offsets)
-{
-    long long low = diagonal > entries ? diagonal - entries : 0, high = diagonal < rows ? diagonal : rows;
-    while (low < high) {
-        const long long middle = (low + high) / 2;
-        if ((long long)row_offsets[middle + 1] <= diagonal - middle - 1) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
 // out = alpha A x + beta out, load-balanced: a block of 256 threads takes `csr_tile` steps of the merge of row ends with
-// entries, so neither one very long row nor many empty ones hold it up. Products go through shared memory; a thread sums a
-// short row, a warp a long one. A row that began in an earlier block, or goes on in the next, leaves its part in head[] or
+// entries (Merrill and Garland 2016), so neither one very long row nor many empty ones hold it up. tile_rows[] says how many
+// rows have ended before each tile; the other steps before it were entries. Products go through shared memory; a thread sums
+// a short row, a warp a long one. A row that began in an earlier block, or goes on in the next, leaves its part in head[] or
 // tail[] for csr_join_tiles. Launch: ceil((rows + entries) / csr_tile) blocks.
 constexpr int csr_tile = 2048, csr_short_row = 48;
 
@@ -90,18 +76,16 @@ template <typename Value, typename Vector, typename Offset>
 __global__ void __launch_bounds__(256) csr_spmv_balanced(
     const long long rows, const long long entries, const Offset* __restrict__ row_offsets,
     const int* __restrict__ column_indices, const Value* __restrict__ values, const Vector* __restrict__ x,
-    Vector* __restrict__ out, long long* __restrict__ tail_row, double* __restrict__ tail, double* __restrict__ head,
-    const double alpha, const double beta)
+    Vector* __restrict__ out, const long long* __restrict__ tile_rows, double* __restrict__ tail,
+    double* __restrict__ head, const double alpha, const double beta)
 {
     __shared__ double product[csr_tile];
-    __shared__ long long bounds[2];
     __shared__ int long_rows[csr_tile / csr_short_row + 2], long_count;
     const long long steps = rows + entries, begin = (long long)blockIdx.x * csr_tile;
     const long long end = begin + csr_tile < steps ? begin + csr_tile : steps;
-    if (threadIdx.x < 2) bounds[threadIdx.x] = rows_ended(threadIdx.x ? end : begin, rows, entries, row_offsets);
-    if (threadIdx.x == 2) long_count = 0;
-    __syncthreads();
-    const long long first_row = bounds[0], last_row = bounds[1], first = begin - first_row, last = end - last_row;
+    if (threadIdx.x == 0) long_count = 0;
+    const long long first_row = tile_rows[blockIdx.x], last_row = tile_rows[blockIdx.x + 1];
+    const long long first = begin - first_row, last = end - last_row;
 
     constexpr int batch = csr_tile / 256;
     int column[batch];
@@ -133,7 +117,6 @@ __global__ void __launch_bounds__(256) csr_spmv_balanced(
         else if (row_start < first) head[blockIdx.x] = total;
         else store_product(out + row, total, alpha, beta);
     }
-    if (threadIdx.x == 0) tail_row[blockIdx.x] = last_row;
     __syncthreads();
     for (int k = threadIdx.x / 32; k < long_count; k += 8) {
         const long long row = first_row + long_rows[k], row_start = row_offsets[row], row_stop = row_offsets[row + 1];
@@ -150,30 +133,23 @@ __global__ void __launch_bounds__(256) csr_spmv_balanced(
     }
 }
 
-// Completes the rows that csr_spmv_balanced cut: the warp of the block where such a row begins sums its parts, in an order
-// that depends on the matrix alone. Launch: a warp of 32 threads a block of that kernel, rounded up to whole blocks.
+// Completes the rows that csr_spmv_balanced cut, given as numbers of the tiles in which they begin: a warp sums the parts
+// of each, in an order that depends on the matrix alone. Launch: 32 threads a row, rounded up to whole blocks.
 template <typename Vector, typename Offset>
 __global__ void __launch_bounds__(256) csr_join_tiles(
-    const long long tiles, const long long rows, const Offset* __restrict__ row_offsets,
-    const long long* __restrict__ tail_row, const double* __restrict__ tail, const double* __restrict__ head,
+    const long long cut_rows, const Offset* __restrict__ row_offsets, const long long* __restrict__ tile_rows,
+    const long long* __restrict__ first_tiles, const double* __restrict__ tail, const double* __restrict__ head,
     Vector* __restrict__ out, const double alpha, const double beta)
 {
-    const long long tile = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    const long long number = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (number >= cut_rows) return;  // all 32 lanes together
     const int lane = threadIdx.x % 32;
-    const long long row = tile < tiles ? tail_row[tile] : rows;
-    // The row begins here if it has entries before this tile's end and none before its beginning.
-    const long long first = tile ? tile * csr_tile - (tile < tiles ? tail_row[tile - 1] : 0) : 0;
-    const long long last = (tile + 1) * csr_tile - row, row_start = row < rows ? (long long)row_offsets[row] : 0;
-    const bool begins = row < rows && row_start >= first && row_start < last;
+    const long long tile = first_tiles[number], row = tile_rows[tile + 1];
+    const long long last_tile = ((long long)row_offsets[row + 1] + row) / csr_tile;  // in which the row ends
     double total = 0.0;
-    long long stop = tile;
-    if (begins) {
-        const long long row_end = row_offsets[row + 1];
-        stop = (row_end + row) / csr_tile;  // the tile in which the row ends
-        for (long long t = tile + lane; t < stop; t += 32) total += tail[t];
-    }
+    for (long long t = tile + lane; t < last_tile; t += 32) total += tail[t];
     total = sum_over_lanes<32>(total);
-    if (begins && lane == 0) store_product(out + row, total + head[stop], alpha, beta);
+    if (lane == 0) store_product(out + row, total + head[last_tile], alpha, beta);
 }
 
 // out = alpha A x + beta out for a C-ordered block of vectors: one thread per entry of out, so that neighbouring threads read neighbouring

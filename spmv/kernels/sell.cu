@@ -147,6 +147,7 @@ __global__ void __launch_bounds__(threads) sell_spmm(
 
     double total[rows_per_lane][size][vectors] = {};
     const Vector* lane_x = x + first_column + place * pack;
+    const unsigned block_stride = unsigned(size * stride);  // one multiplication of 32 bits an address instead of 64
     for (int round = 0; round < rounds; ++round) {
         PENSTOCK_COPY_WAIT(stages - 2);
         PENSTOCK_SYNC_GROUP();
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(threads) sell_spmm(
             for (int q = 0; q < rows_per_lane; ++q) {
                 if (round * slots + slot >= width) column[slot].number[q] = -1;
                 if (column[slot].number[q] < 0) continue;
-                const Vector* row_of_x = lane_x + (long long)column[slot].number[q] * size * stride;
+                const Vector* row_of_x = lane_x + (unsigned long long)unsigned(column[slot].number[q]) * block_stride;
 #pragma unroll
                 for (int c = 0; c < size; ++c)
 #pragma unroll
