@@ -57,18 +57,24 @@ def default_cases(block_size: int | None, symmetric: bool) -> list[Case]:
     return cases
 
 
-def study_cases(rows: int) -> list[Case]:
-    """Return the variants that the sources compare: CSR kernels, HYB partitions, chunk heights and sorting scopes of SELL."""
-    cases = [Case("csr", {"strategy": name}, name) for name in ("scalar", "vector", "shared", "balanced")]
-    cases += [Case("csr", {"strategy": "vector", "lanes": rule}, f"lanes-{rule}") for rule in ("mean", "longest")]
-    cases += [Case("csr", {"thresholds": name}, name) for name in ("ginkgo_nvidia", "ginkgo_amd")]
+def study_cases(rows: int, device_kind: str) -> list[Case]:
+    """Return the variants that the sources compare: HYB partitions, chunk heights and sorting scopes of SELL, CUDA kernels."""
+    cases = _cuda_kernels() if device_kind == "cuda" else []
     cases += [Case("hyb", {"partition": name}, name) for name in ("hybrid25", "hybrid33", "hybrid67", "minstorage")]
-    cases.append(Case("ell", {"lanes": 4}, "older"))
     for height in (4, 8, 16, 32, 64):
         scopes = [1, *(height * 4**power for power in range(1, 9) if height * 4**power < 4 * rows)]
         for scope in scopes if height == 32 else scopes[::2]:
             parameters = {"chunk_height": height, "sorting_scope": scope, "lanes": 1}
             cases.append(Case("sell", parameters, f"C{height}-sigma{scope}"))
+    return cases
+
+
+def _cuda_kernels() -> list[Case]:
+    cases = [Case("csr", {"strategy": name}, name) for name in ("scalar", "vector", "shared", "balanced")]
+    cases += [Case("csr", {"strategy": "vector", "lanes": rule}, f"lanes-{rule}") for rule in ("mean", "longest")]
+    cases += [Case("csr", {"thresholds": name}, name) for name in ("ginkgo_nvidia", "ginkgo_amd")]
+    cases += [Case("csr", {"strategy": "vector", "threads": count}, f"threads{count}") for count in (128, 256, 512)]
+    cases.append(Case("ell", {"lanes": 4}, "older"))
     return cases
 
 
@@ -247,6 +253,7 @@ class _Comparison:
                 "variation": structure.variation,
             },
             "parameters": matrix.parameters(),
+            **({"threads": matrix.parameters()["threads"]} if item.case.variant.startswith("threads") else {}),
             "columns": count,
             "seconds": seconds,
             "spread": [min(samples), max(samples)],

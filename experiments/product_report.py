@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from penstock.spmv import CPU, CsrMatrix, Device, InputError
 from penstock.spmv.formats.from_csr import check_symmetric
 from penstock.spmv.structure import MatrixStructure
 
-__all__ = ["bench_products", "detect_block_size", "records_table", "write_bench"]
+__all__ = ["bench_products", "detect_block_size", "records_table", "write_bench", "write_records"]
 
 _BANDWIDTH_NBYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 
@@ -33,6 +33,7 @@ def bench_products(
     study: bool = False,
     repeats: int = 11,
     reporter: Reporter | None = None,
+    keep: Callable[[dict[str, Any]], object] = lambda result: None,
 ) -> dict[str, Any]:
     """Compare all formats and peers on matrices; return limits, machine and records as the JSON file holds them.
 
@@ -47,28 +48,32 @@ def bench_products(
     repeats : int
         Samples of each.
     reporter : Reporter, optional
+    keep : callable
+        Called with the result so far after each matrix, so that an interrupt loses one matrix at most.
     """
     device, reporter = Device.parse(device), reporter or Reporter()
     bandwidth = measure_memory(device, _BANDWIDTH_NBYTES[device.kind])
     records: list[dict[str, Any]] = []
-    with reporter.stage("products") as stage:
-        for number, named in enumerate(matrices):
-            stage.advance(number / len(matrices), named.name)
-            A = CsrMatrix.from_csr(named.matrix)
-            cases = default_cases(named.block_size or detect_block_size(A), _symmetric(A))
-            if study:
-                cases += study_cases(A.shape[0])
-            records += compare_products(
-                named.name, A, cases, device=device, columns=columns, bandwidth=bandwidth, repeats=repeats
-            )
-        stage.advance(1.0)
-    return {
+    result = {
         **describe_environment(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": str(device),
         "limits": {"read_GBps": bandwidth / 1e9},
         "records": records,
     }
+    with reporter.stage("products") as stage:
+        for number, named in enumerate(matrices):
+            stage.advance(number / len(matrices), named.name)
+            A = CsrMatrix.from_csr(named.matrix)
+            cases = default_cases(named.block_size or detect_block_size(A), _symmetric(A))
+            if study:
+                cases += study_cases(A.shape[0], device.kind)
+            records += compare_products(
+                named.name, A, cases, device=device, columns=columns, bandwidth=bandwidth, repeats=repeats
+            )
+            keep(result)
+        stage.advance(1.0)
+    return result
 
 
 def detect_block_size(A: CsrMatrix) -> int | None:
@@ -123,9 +128,14 @@ def records_table(records: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def write_bench(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Write ``bench.json`` and the figures that its records allow; return their paths."""
+def write_records(result: dict[str, Any], folder: Path) -> Path:
+    """Write ``bench.json`` into a folder, made if it is not there; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "bench.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return [path, *write_product_figures(result["records"], result["limits"], folder)]
+    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return path
+
+
+def write_bench(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Write ``bench.json`` and the figures that its records allow; return their paths."""
+    return [write_records(result, folder), *write_product_figures(result["records"], result["limits"], folder)]

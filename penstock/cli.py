@@ -138,7 +138,7 @@ def bench(
     """Multiply by matrices in every format, and by what others offer, and say which is the fastest."""
     from penstock.experiments import RichReporter
     from penstock.experiments.matrix_files import read_matrix
-    from penstock.experiments.product_report import bench_products, records_table, write_bench
+    from penstock.experiments.product_report import bench_products, records_table, write_bench, write_records
     from penstock.spmv import Device
 
     numbers = columns.split(",")
@@ -148,13 +148,23 @@ def bench(
     console = Console(width=None if sys.stdout.isatty() else 160)
     reporter = RichReporter(console)
     named = [read_matrix(matrix) for matrix in matrices]
+    folder = output or _free_name(Path("bench-results"))
+    folder.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is better known now than at the end
     counts = [int(number) for number in numbers]
     result = _noting_interrupts(
-        lambda: bench_products(named, device=device, columns=counts, study=study, repeats=repeats, reporter=reporter)
+        lambda: bench_products(
+            named,
+            device=device,
+            columns=counts,
+            study=study,
+            repeats=repeats,
+            reporter=reporter,
+            keep=lambda so_far: write_records(so_far, folder),
+        )
     )
     console.print(records_table(result["records"]))
     console.print(f"memory bandwidth {result['limits']['read_GBps']:.4g} GB/s", highlight=False)
-    paths = write_bench(result, output or _free_name(Path("bench-results")))
+    paths = write_bench(result, folder)
     console.print(f"Records and {len(paths) - 1} figures are in {paths[0].parent}", highlight=False, soft_wrap=True)
 
 

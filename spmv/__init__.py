@@ -17,6 +17,7 @@ from penstock.spmv.formats import (
     format_named,
     format_names,
 )
+from penstock.spmv.formats.from_csr import length_permutation
 from penstock.spmv.kernel_table import register_kernel, registered_kernels
 from penstock.spmv.operator import (
     CountsTraffic,
@@ -27,6 +28,7 @@ from penstock.spmv.operator import (
     as_vectors,
 )
 from penstock.spmv.sizes import format_nbytes, parse_nbytes
+from penstock.spmv.suggestion import Suggestion, suggest_format
 from penstock.spmv.vectors import VectorSpace
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "SlicedEllMatrix",
     "SparseFormat",
     "StoreError",
+    "Suggestion",
     "SymmetricBsrMatrix",
     "ValidatedOperator",
     "VectorSpace",
@@ -61,7 +64,9 @@ __all__ = [
     "format_named",
     "format_names",
     "format_nbytes",
+    "length_permutation",
     "parse_nbytes",
     "register_kernel",
     "registered_kernels",
+    "suggest_format",
 ]

@@ -41,9 +41,10 @@ def _bsr() -> list[str]:
     return [f"{kernel}<{types}, {size}>" for kernel, types, size in product(kernels, names, SIZES)]
 
 
-def _sell_spmm(types: str, size: int, columns: int) -> str:
+def _sell_spmm(types: str, size: int, columns: int) -> list[str]:
     value, vector = types.split(", ")
-    return spmm_tile(size, columns, ITEMSIZE[value], ITEMSIZE[vector]).expression(types, size, columns)
+    tile = spmm_tile(size, columns, ITEMSIZE[value], ITEMSIZE[vector])
+    return [tile.expression(types, size, columns, plain) for plain in (True, False)]
 
 
 def _sell(sizes, columns) -> list[str]:
@@ -52,7 +53,7 @@ def _sell(sizes, columns) -> list[str]:
         *(f"sell_spmv<{types}, {size}, {batches.get(size, 1)}>" for types in TYPES for size in sizes),
         *(f"sell_spmv_lanes<{types}>" for types in TYPES),
         *(f"sell_spmm_any<{types}, {size}>" for types in TYPES for size in sizes),
-        *(_sell_spmm(types, size, count) for types in TYPES for size in sizes for count in columns),
+        *(name for types in TYPES for size in sizes for count in columns for name in _sell_spmm(types, size, count)),
     ]
 
 
@@ -108,8 +109,8 @@ EMULATED = {
         dict.fromkeys(
             [
                 *_sell(_EMULATED_SIZES, ()),
-                *(_sell_spmm(types, size, 8) for types in TYPES for size in _EMULATED_SIZES),
-                *(_sell_spmm(types, size, count) for types in TYPES for size in (1, 3) for count in COLUMNS),
+                *(name for types in TYPES for size in _EMULATED_SIZES for name in _sell_spmm(types, size, 8)),
+                *(name for types in TYPES for size in (1, 3) for k in COLUMNS for name in _sell_spmm(types, size, k)),
             ]
         )
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +19,7 @@ from penstock.spmv.formats.from_csr import LARGEST_BLOCK, chunk_offsets, chunks_
 from penstock.spmv.formats.validation import check_compressed_rows, check_values
 from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import register_kernel
+from penstock.spmv.scheduling import rows_at_once, scheduled
 
 if TYPE_CHECKING:
     from penstock.spmv.structure import MatrixStructure
@@ -156,6 +158,11 @@ class BsrMatrix(SparseFormat, name="bsr"):
         """Number of stored scalars."""
         return int(self.values.size)
 
+    @functools.cached_property
+    def rows_at_once(self) -> int:
+        """Block rows that a CPU thread takes at a time; 0 for equal shares."""
+        return rows_at_once(self.row_offsets, self.nbytes)
+
     @property
     def row_granularity(self) -> int:
         """The block size."""
@@ -248,7 +255,8 @@ def _diagonal_blocks(offsets: Array, columns: Array, values: Array, first_row: i
 @register_kernel("bsr", "spmv", "cpu")
 def _spmv_cpu(A: BsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
     product = _spmv_3 if A.row_granularity == 3 else _spmv_any
-    product(A.row_offsets, A.column_indices, A.values, x, out, alpha, beta)
+    with scheduled(A.rows_at_once):
+        product(A.row_offsets, A.column_indices, A.values, x, out, alpha, beta)
 
 
 @register_kernel("bsr", "spmm", "cpu")

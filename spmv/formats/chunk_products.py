@@ -214,7 +214,8 @@ def launch_spmm(A: Any, rows: int, height: int, size: int, x: Array, out: Array,
             tile = spmm_tile(size, width, A.values.dtype.itemsize, x.dtype.itemsize)
             if columns - first < width or height % tile.group_rows(width):
                 continue
-            function = cuda_function("sell.cu", tile.expression(types, size, width))
+            plain = height == 32 and width == columns
+            function = cuda_function("sell.cu", tile.expression(types, size, width, plain))
             groups = -(-rows // tile.group_rows(width))
             while columns - first >= width:
                 sizes = (np.int64(rows), np.int32(height), np.int64(first), np.int64(columns))
@@ -248,10 +249,10 @@ class SpmmTile:
         """Rows that 32 lanes serve."""
         return 32 // (columns // self.vectors) * self.rows_per_lane
 
-    def expression(self, types: str, size: int, columns: int) -> str:
-        """Return the instantiation."""
+    def expression(self, types: str, size: int, columns: int, plain: bool) -> str:
+        """Return the instantiation; ``plain`` for chunks of 32 rows and exactly ``columns`` columns."""
         numbers = (size, columns, self.vectors, self.rows_per_lane, self.slots, self.stages, self.threads)
-        return f"sell_spmm<{types}, {', '.join(map(str, numbers))}>"
+        return f"sell_spmm<{types}, {', '.join(map(str, numbers))}, {str(plain).lower()}>"
 
 
 _SHARED_NBYTES = 48 << 10

@@ -114,6 +114,8 @@ class CsrMatrix(SparseFormat, name="csr"):
         the whole matrix.
     strategy : int
         A :class:`CsrStrategy`.
+    threads : int
+        CUDA threads a block of the vector kernel: 128, 256 or 512.
 
     Notes
     -----
@@ -128,6 +130,7 @@ class CsrMatrix(SparseFormat, name="csr"):
     values: Array
     lanes: int = 32
     strategy: int = CsrStrategy.VECTOR
+    threads: int = 256
 
     @classmethod
     def from_csr(
@@ -137,6 +140,7 @@ class CsrMatrix(SparseFormat, name="csr"):
         strategy: Literal["auto", "scalar", "vector", "shared", "balanced"] | None = None,
         lanes: int | Lanes = "auto",
         thresholds: str = "h200",
+        threads: int = 256,
         values_dtype: Any = None,
         check: bool = True,
     ) -> Self:
@@ -154,6 +158,8 @@ class CsrMatrix(SparseFormat, name="csr"):
             See :func:`choose_lanes`.
         thresholds : str
             A key of :data:`THRESHOLDS`.
+        threads : int
+            CUDA threads a block of the vector kernel: 128, 256 or 512.
         values_dtype : dtype, optional
             Type to store the values in; the vectors keep the type of ``A``.
         check : bool
@@ -171,8 +177,10 @@ class CsrMatrix(SparseFormat, name="csr"):
             matrix = kept
         else:
             matrix = cls._from_scipy(A, values_dtype, check)
-        chosen, strategy_number = cls._choose(matrix, strategy or "auto", lanes, thresholds)
-        return replace(matrix, lanes=chosen, strategy=strategy_number)  # type: ignore[return-value]
+        chosen, number = cls._choose(matrix, strategy or "auto", lanes, thresholds)
+        if threads not in (128, 256, 512):
+            raise InputError(f"threads must be 128, 256 or 512, not {threads}")
+        return replace(matrix, lanes=chosen, strategy=number, threads=threads)  # type: ignore[return-value]
 
     @classmethod
     def _from_scipy(cls, A: Any, values_dtype: Any, check: bool) -> Self:
@@ -382,11 +390,12 @@ def _spmv_cuda(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float) ->
     if A.strategy == CsrStrategy.BALANCED:
         _spmv_balanced(A, x, out, alpha, beta)
         return
-    kernel = "csr_spmv_shared" if A.strategy == CsrStrategy.SHARED else "csr_spmv"
+    shared = A.strategy == CsrStrategy.SHARED
+    kernel, threads = ("csr_spmv_shared", _THREADS) if shared else ("csr_spmv", A.threads)
     function = cuda_function("csr.cu", f"{kernel}<{type_names(A.values, x, A.row_offsets)}, {A.lanes}>")
     arrays = (A.row_offsets, A.column_indices, A.values, x, out)
     arguments = (np.int64(A.shape[0]), *arrays, np.float64(alpha), np.float64(beta))
-    launch(function, A.shape[0] * A.lanes, _THREADS, arguments)
+    launch(function, A.shape[0] * A.lanes, threads, arguments)
 
 
 #: Steps of the merge of row ends with entries that a block of threads takes, as in csr.cu.

@@ -42,6 +42,11 @@ def length_permutation(lengths: Array, scope: int) -> Array:
     -------
     int32 array, (rows,)
         The row that stands at each position, on the same device.
+
+    Notes
+    -----
+    A solver may work in the sorted order throughout: with ``p`` this permutation, it solves ``A[p][:, p]`` for ``b[p]``, and
+    its result holds ``x[p]``. SELL then needs no permutation of its own, and columns stay as close as rows are.
     """
     xp = _module(lengths)
     rows = xp.arange(lengths.size, dtype=np.int64)

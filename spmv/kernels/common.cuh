@@ -53,9 +53,9 @@ __device__ __forceinline__ void copy_async(void* target, const void* source)
 #endif
 #define PENSTOCK_COPY_ASYNC(bytes, target, source) copy_async<bytes>((target), (source))
 
-// A power of two of neighbouring numbers that are loaded and stored by one instruction, up to 16 bytes at a time.
+// A power of two of neighbouring numbers, 16 bytes at most, that are loaded and stored by one instruction.
 template <typename Number, int count>
-struct alignas(count * sizeof(Number) < 16 ? count * sizeof(Number) : 16) Pack {
+struct alignas(count * sizeof(Number)) Pack {
     Number number[count];
 };
 
