@@ -98,7 +98,7 @@ def show(records: list[dict[str, Any]]) -> None:
         peers = ", ".join(f"{peer} {seconds / record['seconds']:.2f} x" for peer, seconds in record["peers"].items())
         print(
             f"{record['name']:48s} {record['seconds'] * 1e3:9.4f} ms  {record['floor_seconds'] / record['seconds']:.3f} of the "
-            f"limit  error {record['error']:.1e}  {peers}",
+            f"limit  error {record['error']}  {peers}",
             flush=True,
         )
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from penstock.experiments.product_peers import cusparse_products, mkl_product, scipy_product
-from penstock.experiments.product_timing import copies_wanted, time_in_turn
-from penstock.experiments.progress import Stage
+from penstock.experiments.product_timing import cache_nbytes, copies_wanted, memory_for_copies, time_in_turn
 from penstock.spmv import (
     CPU,
     Array,
@@ -89,7 +89,8 @@ def compare_products(
     repeats: int = 11,
     values_dtype: Any = None,
     seed: int = 0,
-    stage: Stage | None = None,
+    progress: Callable[[float], object] = lambda share: None,
+    refused: Callable[[Case, Exception], object] = lambda case, error: None,
 ) -> list[dict[str, Any]]:
     """Time products of one matrix in every case and by the peers.
 
@@ -111,37 +112,51 @@ def compare_products(
         Type to store the values in; peers keep that of ``A``.
     seed : int
         Of the vectors.
-    stage : Stage, optional
-        Told how much is done.
+    progress : callable
+        Told which share is done.
+    refused : callable
+        Told which case's conversion was refused, and why.
 
     Returns
     -------
     list of dict
-        One record a case and number of vectors. A case whose conversion is refused gives none.
+        One record a case and number of vectors, none of those whose conversion is refused.
+
+    Raises
+    ------
+    InputError
+        If the matrix has no entries, a format does not exist, or two cases have the same name and variant.
 
     Notes
     -----
-    Every case is measured on fresh copies of matrix and vectors that together exceed the cache four times. GFLOP/s count
-    two operations a stored entry of ``A``, whatever a format pads. The error is the largest difference from the peer's
-    product in units of what ``|A| |x|`` rounds to.
+    Every case is measured on fresh copies of matrix and vectors that together exceed the cache four times (256 copies at
+    most; ``"caches"`` in a record says how many times). Cases that would not fit in memory together are timed in groups,
+    each beside the peers. GFLOP/s count two operations a stored entry of ``A``, whatever a format pads. The error is the
+    largest difference from the peer's product in units of ``|A| |x|``; None if it is not a number.
     """
     device = Device.parse(device)
+    labels = [case.label for case in cases if format_named(case.format_name)]
+    if len(set(labels)) < len(labels):
+        raise InputError("two cases have the same format and variant; give them different variants")
     with device.current():
         A = CsrMatrix.from_csr(A, strategy="auto").to_device(device)
+        if A.nnz == 0:
+            raise InputError(f"{name} has no entries, so there is nothing to multiply by")
         comparison = _Comparison(name, A, device, bandwidth, repeats, seed, values_dtype)
         records = []
         for number, count in enumerate(columns):
-            built = list(comparison.build(cases))
-            records += comparison.records(built, count)
-            if stage is not None:
-                stage.advance((number + 1) / len(columns), f"{name}, {count} vectors")
+            done = 0
+            for group in comparison.groups(cases, count, refused if number == 0 else lambda case, error: None):
+                records += comparison.records(group, count)
+                done += len(group)
+                progress((number + done / len(cases)) / len(columns))
         return records
 
 
 @dataclass
 class _Built:
     case: Case
-    matrix: SparseFormat
+    copies: list[SparseFormat]
     setup_seconds: float
 
 
@@ -152,17 +167,28 @@ class _Comparison:
         self.name, self.A, self.device, self.bandwidth = name, A, device, bandwidth
         self.repeats, self.seed, self.values_dtype = repeats, seed, values_dtype
         self.structure = MatrixStructure.of(A)
-        # A device array would be counted twice here; what is read in one product decides how many copies are needed.
-        self.copies = copies_wanted(A.nbytes, device)
 
-    def build(self, cases: Sequence[Case]) -> Iterator[_Built]:
-        """Convert, timing the second of two conversions: the first one may compile."""
+    def groups(
+        self, cases: Sequence[Case], count: int, refused: Callable[[Case, Exception], object]
+    ) -> Iterator[list[_Built]]:
+        """Convert, and yield as many cases at a time as fit in memory together."""
+        limit, group, nbytes = memory_for_copies(self.device), list[_Built](), 0
         for case in cases:
             try:
-                seconds = min(self._convert(case)[1] for _ in range(2))
-                yield _Built(case, self._convert(case)[0], seconds)
-            except (InputError, BudgetError, MemoryError):
+                # The first conversion may compile, so the faster of two is what one costs.
+                (matrix, first), (_, second) = self._convert(case), self._convert(case)
+            except (InputError, BudgetError, MemoryError) as error:
+                refused(case, error)
                 continue
+            copies = copies_wanted(matrix.nbytes, self.device)
+            needed = copies * matrix.product_nbytes(count)
+            if group and nbytes + needed > limit:
+                yield group
+                group, nbytes = [], 0
+            nbytes += needed
+            group.append(_Built(case, [matrix, *(_copy(matrix) for _ in range(copies - 1))], min(first, second)))
+        if group:
+            yield group
 
     def _convert(self, case: Case) -> tuple[SparseFormat, float]:
         self.device.synchronize()
@@ -173,36 +199,34 @@ class _Comparison:
         self.device.synchronize()
         return matrix, time.perf_counter() - began
 
-    def vectors(self, count: int) -> tuple[list[Array], Array]:
-        """Return random x, a fresh one a copy, and an out."""
+    def records(self, group: Sequence[_Built], count: int) -> list[dict[str, Any]]:
+        """Time a group of cases and the peers in turn."""
         xp, generator = self.device.xp, np.random.default_rng(self.seed)
         shape = (self.A.shape[1],) if count == 1 else (self.A.shape[1], count)
-        first = self.device.asarray(generator.uniform(-1, 1, shape).astype(self.A.dtype))
+        x = self.device.asarray(generator.uniform(-1, 1, shape).astype(self.A.dtype))
+        copies = max(copies_wanted(self.A.nbytes, self.device), *(len(item.copies) for item in group))
+        xs = [x, *(x.copy() for _ in range(copies - 1))]
         out = xp.empty((self.A.shape[0], *shape[1:]), dtype=self.A.dtype)
-        return [first, *(first.copy() for _ in range(self.copies - 1))], out
-
-    def records(self, built: Sequence[_Built], count: int) -> list[dict[str, Any]]:
-        xs, out = self.vectors(count)
         peers = self._peers(xs, out)
         actions: dict[str, list[Any]] = {f"peer {name}": products for name, products in peers.items()}
-        kept = []  # the copies must live until the timing is over
-        for item in built:
-            copies = [item.matrix, *(_copy(item.matrix) for _ in range(self.copies - 1))]
-            kept.append(copies)
-            actions[item.case.label] = [_product(matrix, x, out) for matrix, x in zip(copies, xs, strict=True)]
+        for item in group:
+            products = [_product(matrix, other, out) for matrix, other in zip(item.copies, xs, strict=False)]
+            actions[item.case.label] = products
         samples = time_in_turn(actions, self.device, repeats=self.repeats)
-        medians = {label: statistics.median(values) for label, values in samples.items()}
-        peer_seconds = {name: medians[f"peer {name}"] for name in peers}
-        reference = self._reference(xs[0])
-        scale = self.A.apply_absolute(abs(xs[0])) if count == 1 else None
-        return [
-            self._record(item, count, samples[item.case.label], peer_seconds, reference, scale, xs[0]) for item in built
-        ]
+        peer_seconds = {name: statistics.median(samples[f"peer {name}"]) for name in peers}
+        reference, scale = self._reference(x), self._scale(x)
+        found = []
+        for item in group:
+            difference = abs(item.copies[0].apply(x) - reference) / xp.maximum(scale, np.finfo(np.float32).tiny)
+            error = float(difference.max())
+            found.append(self._record(item, count, samples[item.case.label], peer_seconds, error))
+        return found
 
     def _peers(self, xs: list[Array], out: Array) -> dict[str, list[Any]]:
-        matrices: list[Any] = [self.A, *(_copy(self.A) for _ in range(self.copies - 1))]
+        copies = copies_wanted(self.A.nbytes, self.device)
+        matrices: list[Any] = [self.A, *(_copy(self.A) for _ in range(copies - 1))]
         found: dict[str, list[Any]] = {}
-        for matrix, x in zip(matrices, xs, strict=True):
+        for matrix, x in zip(matrices, xs, strict=False):
             if self.device.kind == "cuda":
                 products: dict[str, Any] = dict(cusparse_products(matrix, x, out))
             else:
@@ -220,29 +244,24 @@ class _Comparison:
             return cupyx.scipy.sparse.csr_matrix(arrays, shape=self.A.shape) @ x
         return self.device.asarray(self.A.to_csr() @ CPU.asarray(x))
 
+    def _scale(self, x: Array) -> Array:
+        if x.ndim == 1:
+            return self.A.apply_absolute(abs(x))
+        columns = [self.A.apply_absolute(self.device.xp.ascontiguousarray(abs(x[:, k]))) for k in range(x.shape[1])]
+        return self.device.xp.stack(columns, axis=1)
+
     def _record(
-        self,
-        item: _Built,
-        count: int,
-        samples: list[float],
-        peers: dict[str, float],
-        reference: Array,
-        scale: Array | None,
-        x: Array,
+        self, item: _Built, count: int, samples: list[float], peers: dict[str, float], error: float
     ) -> dict[str, Any]:
-        structure, matrix, seconds = self.structure, item.matrix, statistics.median(samples)
-        difference = abs(matrix.apply(x) - reference)
-        error = (
-            float((difference / (scale + np.finfo(np.float32).tiny)).max())
-            if scale is not None
-            else float(difference.max() / abs(reference).max())
-        )
-        product = "spmv" if count == 1 else "spmm"
-        variant = f"-{item.case.variant}" if item.case.variant else ""
+        structure, case, matrix = self.structure, item.case, item.copies[0]
+        seconds, nbytes = statistics.median(samples), matrix.product_nbytes(count)
+        parameters = {**case.parameters, **matrix.parameters()}
+        predicted = predicted_seconds(matrix, self.bandwidth, count)
+        label = case.format_name + (f"-{case.variant}" if case.variant else "")
         record = {
-            "name": f"{product}/{item.case.format_name}{variant}/{self.name}" + (f"/k{count}" if count > 1 else ""),
-            "format": item.case.format_name,
-            "variant": item.case.variant,
+            "name": f"{'spmv' if count == 1 else 'spmm'}/{label}/{self.name}" + (f"/k{count}" if count > 1 else ""),
+            "format": case.format_name,
+            "variant": case.variant,
             "matrix": {
                 "name": self.name,
                 "rows": structure.shape[0],
@@ -252,29 +271,28 @@ class _Comparison:
                 "longest_row": structure.longest,
                 "variation": structure.variation,
             },
-            "parameters": matrix.parameters(),
-            **({"threads": matrix.parameters()["threads"]} if item.case.variant.startswith("threads") else {}),
+            "parameters": parameters,
+            **({"threads": parameters["threads"]} if case.variant.startswith("threads") else {}),
             "columns": count,
             "seconds": seconds,
             "spread": [min(samples), max(samples)],
             "samples": samples,
-            "bytes": matrix.product_nbytes(count),
+            "bytes": nbytes,
             "matrix_bytes": matrix.nbytes,
-            "floor_seconds": matrix.product_nbytes(count) / self.bandwidth,
-            "predicted_seconds": predicted_seconds(matrix, self.bandwidth, count),
-            "measured_over_predicted": seconds / predicted_seconds(matrix, self.bandwidth, count),
+            "floor_seconds": nbytes / self.bandwidth,
+            "predicted_seconds": predicted,
+            "measured_over_predicted": seconds / predicted,
             "gflops": 2e-9 * structure.nnz * count / seconds,
-            "error": error,
+            "error": error if math.isfinite(error) else None,
             "seed": self.seed,
-            "copies": self.copies,
+            "copies": len(item.copies),
+            "caches": len(item.copies) * matrix.nbytes / cache_nbytes(self.device),
             "setup_seconds": item.setup_seconds,
             "setup_products": item.setup_seconds / seconds,
             "peers": peers,
         }
-        if item.case.format_name in ("sell", "sliced_ell") and count == 1:
-            scope = matrix.parameters()["sorting_scope"]
-            height = matrix.parameters()["chunk_height"]
-            occupancy = chunk_occupancy(structure.lengths, height, scope)
+        if case.format_name in ("sell", "sliced_ell") and count == 1:
+            occupancy = chunk_occupancy(structure.lengths, parameters["chunk_height"], parameters["sorting_scope"])
             volume = seconds * self.bandwidth
             record["occupancy"] = occupancy
             record["alpha"] = inferred_alpha(volume, structure.nnz, structure.mean, occupancy=occupancy)

@@ -552,14 +552,15 @@ def write_product_figures(records: Records, limits: Limits, folder: Path) -> lis
     Parameters
     ----------
     records : sequence of mappings
-        Benchmark records of products ``Y = A X``; what a record lacks is left out of the pictures. Where a matrix has
-        several times of a peer, the least is compared with.
+        Benchmark records of products ``Y = A X``, others are passed over; what a record lacks is left out of the
+        pictures. Where a matrix has several times of a peer, the least is compared with.
     limits : mapping
         ``read_GBps``, the measured bandwidth; pictures of the model need it.
     folder : path
         Made if it does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    records = [record for record in records if "columns" in record]
     written = []
     for name, draw in _FIGURES.items():
         figure = draw(records, limits)

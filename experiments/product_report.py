@@ -61,19 +61,47 @@ def bench_products(
         "limits": {"read_GBps": bandwidth / 1e9},
         "records": records,
     }
+    refused: list[dict[str, str]] = []
+    result["refused"] = refused
+    structures = [CsrMatrix.from_csr(named.matrix) for named in matrices]
+    for named, A in zip(matrices, structures, strict=True):
+        if A.nnz == 0:
+            raise InputError(f"{named.source} has no entries, so there is nothing to multiply by")
     with reporter.stage("products") as stage:
-        for number, named in enumerate(matrices):
-            stage.advance(number / len(matrices), named.name)
-            A = CsrMatrix.from_csr(named.matrix)
+        for number, (name, named, A) in enumerate(zip(_distinct(matrices), matrices, structures, strict=True)):
             cases = default_cases(named.block_size or detect_block_size(A), _symmetric(A))
             if study:
                 cases += study_cases(A.shape[0], device.kind)
             records += compare_products(
-                named.name, A, cases, device=device, columns=columns, bandwidth=bandwidth, repeats=repeats
+                name,
+                A,
+                cases,
+                device=device,
+                columns=sorted(set(columns)),
+                bandwidth=bandwidth,
+                repeats=repeats,
+                progress=lambda share, name=name, number=number: stage.advance(  # type: ignore[misc]
+                    (number + share) / len(matrices), name
+                ),
+                refused=lambda case, error, name=name: refused.append(  # type: ignore[misc]
+                    {"matrix": name, "case": case.label, "reason": str(error)}
+                ),
             )
             keep(result)
         stage.advance(1.0)
     return result
+
+
+def _distinct(matrices: Sequence[NamedMatrix]) -> list[str]:
+    """Return the names, a number behind those that came before."""
+    names: list[str] = []
+    for named in matrices:
+        name, number = named.name, 1
+        while name in names:
+            number += 1
+            name = f"{named.name}-{number}"
+        names.append(name)
+    return names
 
 
 def detect_block_size(A: CsrMatrix) -> int | None:
@@ -98,11 +126,14 @@ def _symmetric(A: CsrMatrix) -> bool:
 
 def records_table(records: Sequence[dict[str, Any]]) -> Table:
     """Return a table of records, the fastest of each matrix and number of vectors first."""
-    table = Table()
-    for column in ("matrix", "vectors", "format"):
-        table.add_column(column)
-    for column in ("ms", "GFLOP/s", "MiB", "measured / model", "set-up in products", "against the best peer", "error"):
-        table.add_column(column, justify="right")
+    table = Table(pad_edge=False)
+    table.add_column("matrix", overflow="fold")
+    table.add_column("k", justify="right")
+    table.add_column("format", no_wrap=True)
+    for column in ("ms", "GFLOP/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("MiB", "measured / model", "set-up, products", "over best peer", "error"):
+        table.add_column(column, justify="right", overflow="fold")
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault((record["matrix"]["name"], record["columns"]), []).append(record)
@@ -119,7 +150,7 @@ def records_table(records: Sequence[dict[str, Any]]) -> Table:
                 f"{record['measured_over_predicted']:.2f}",
                 f"{record['setup_products']:.3g}",
                 f"{best / record['seconds']:.2f} x" if best else "",
-                f"{record['error']:.1e}",
+                "not a number" if record["error"] is None else f"{record['error']:.1e}",
             )
         for peer, seconds in group[0]["peers"].items():
             gflops = 2e-9 * group[0]["matrix"]["nonzeros"] * count / seconds
@@ -132,7 +163,9 @@ def write_records(result: dict[str, Any], folder: Path) -> Path:
     """Write ``bench.json`` into a folder, made if it is not there; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "bench.json"
-    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    partial.replace(path)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from penstock.spmv import Device
 from penstock.spmv.scheduling import last_level_cache_nbytes
 
-__all__ = ["cache_nbytes", "copies_wanted", "time_in_turn"]
+__all__ = ["cache_nbytes", "copies_wanted", "memory_for_copies", "time_in_turn"]
 
 Action = Callable[[], Any]
 
@@ -34,6 +35,14 @@ def cache_nbytes(device: Device) -> int:
 def copies_wanted(nbytes: int, device: Device) -> int:
     """Return how many copies of what a product reads make it larger than four caches, so that none is found there."""
     return max(1, min(256, -(-4 * cache_nbytes(device) // max(nbytes, 1))))
+
+
+def memory_for_copies(device: Device) -> int:
+    """Return the bytes that what is timed together may take: a quarter of the host's free memory, half of a GPU's."""
+    if device.kind == "cuda":
+        free, _ = device.xp.cuda.Device(device.index).mem_info
+        return int(free) // 2
+    return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE")) // 4
 
 
 def time_in_turn(

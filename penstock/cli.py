@@ -142,27 +142,37 @@ def bench(
     from penstock.spmv import Device
 
     numbers = columns.split(",")
-    if not all(number.strip().isdigit() and int(number) > 0 for number in numbers):
+    if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
         raise typer.BadParameter(f"--columns takes whole numbers such as 1,8,32, not {columns!r}")
     Device.parse(device)  # before matrices are read, which may take long
     console = Console(width=None if sys.stdout.isatty() else 160)
     reporter = RichReporter(console)
     named = [read_matrix(matrix) for matrix in matrices]
     folder = output or _free_name(Path("bench-results"))
+    if (folder / "bench.json").exists():
+        raise typer.BadParameter(f"{folder} holds the records of another run; name another folder")
     folder.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is better known now than at the end
     counts = [int(number) for number in numbers]
-    result = _noting_interrupts(
-        lambda: bench_products(
-            named,
-            device=device,
-            columns=counts,
-            study=study,
-            repeats=repeats,
-            reporter=reporter,
-            keep=lambda so_far: write_records(so_far, folder),
-        )
-    )
+
+    def compare() -> dict[str, Any]:
+        try:
+            return bench_products(
+                named,
+                device=device,
+                columns=counts,
+                study=study,
+                repeats=repeats,
+                reporter=reporter,
+                keep=lambda so_far: write_records(so_far, folder),
+            )
+        except KeyboardInterrupt as error:
+            error.add_note(f"the records of matrices that were done are in {folder}")
+            raise
+
+    result = _noting_interrupts(compare)
     console.print(records_table(result["records"]))
+    for case in result["refused"]:
+        console.print(f"{case['matrix']}: no {case['case']}: {case['reason']}", highlight=False, markup=False)
     console.print(f"memory bandwidth {result['limits']['read_GBps']:.4g} GB/s", highlight=False)
     paths = write_bench(result, folder)
     console.print(f"Records and {len(paths) - 1} figures are in {paths[0].parent}", highlight=False, soft_wrap=True)

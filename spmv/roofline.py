@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv.device import Array
+from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseFormat
 from penstock.spmv.formats.from_csr import chunk_offsets, length_permutation
 from penstock.spmv.structure import MatrixStructure
@@ -105,22 +106,35 @@ def predicted_flops(bandwidth: float, balance: float) -> float:
     return bandwidth / balance
 
 
-def predicted_seconds(A: SparseFormat | type[SparseFormat], bandwidth: float, columns: int = 1, **more: Any) -> float:
+def predicted_seconds(
+    A: SparseFormat | type[SparseFormat],
+    bandwidth: float,
+    columns: int = 1,
+    *,
+    structure: MatrixStructure | None = None,
+    **parameters: Any,
+) -> float:
     """Return the seconds of a product at a bandwidth, each stored byte and each element of the vectors moved once.
 
     Parameters
     ----------
     A : SparseFormat or its class
-        A matrix; or a class, with ``structure`` among the further arguments, before any conversion.
+        A matrix; or a class, before any conversion.
     bandwidth : float
         Measured, in bytes a second.
     columns : int
         Vectors.
-    structure : MatrixStructure
+    structure : MatrixStructure, optional
         Of the matrix, if ``A`` is a class; further arguments are those of its ``from_csr``.
+
+    Raises
+    ------
+    InputError
+        If ``A`` is a class and there is no structure.
     """
     if isinstance(A, SparseFormat):
         return A.product_nbytes(columns) / bandwidth
-    structure: MatrixStructure = more.pop("structure")
+    if structure is None:
+        raise InputError("a prediction before conversion needs the matrix's structure; see MatrixStructure.of")
     vectors = columns * sum(structure.shape) * structure.source.dtype.itemsize
-    return (A.predicted_nbytes(structure, **more) + vectors) / bandwidth
+    return (A.predicted_nbytes(structure, **parameters) + vectors) / bandwidth

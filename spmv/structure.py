@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +14,7 @@ from penstock.spmv.formats.from_csr import count_blocks
 __all__ = ["MatrixStructure"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MatrixStructure:
     """Statistics of a sparse matrix.
 
@@ -34,6 +33,7 @@ class MatrixStructure:
     lengths: np.ndarray[Any, Any]
     values_itemsize: int
     source: CsrMatrix
+    _counts: dict[tuple[int, bool], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, A: Any, *, values_dtype: Any = None, check: bool = True) -> Self:
@@ -64,12 +64,6 @@ class MatrixStructure:
 
     def blocks(self, size: int, *, upper: bool = False) -> np.ndarray[Any, Any]:
         """Return the number of ``size`` x ``size`` blocks of each block row, those left of the diagonal left out if upper."""
-        return self._blocks(size, upper)
-
-    @functools.cache  # noqa: B019 - as long as the structure, which keeps the matrix alive anyway
-    def _blocks(self, size: int, upper: bool) -> np.ndarray[Any, Any]:
-        counts: np.ndarray[Any, Any] = CPU.asarray(count_blocks(self.source, size, upper=upper))
-        return counts
-
-    def __hash__(self) -> int:
-        return id(self)
+        if (size, upper) not in self._counts:
+            self._counts[size, upper] = CPU.asarray(count_blocks(self.source, size, upper=upper))
+        return self._counts[size, upper]

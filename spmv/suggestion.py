@@ -26,26 +26,26 @@ _NOMINAL_BANDWIDTH = {"cpu": 30e9, "cuda": 4.4e12}
 #: adding of partial rows costs where it is needed. They decide between formats that move about the same bytes.
 _EFFICIENCY = {
     "cuda": {
-        "csr": 0.85,
-        "coo": 0.5,
-        "ell": 0.85,
-        "hyb": 0.6,
-        "bsr": 0.88,
-        "sell": 0.9,
-        "sliced_ell": 0.9,
-        "sliced_bsr": 0.95,
-        "symmetric_bsr": 0.7,
+        "csr": 0.87,
+        "coo": 0.6,
+        "ell": 0.75,
+        "hyb": 0.75,
+        "bsr": 0.93,
+        "sell": 0.96,
+        "sliced_ell": 0.96,
+        "sliced_bsr": 0.97,
+        "symmetric_bsr": 0.75,
     },
     "cpu": {
-        "csr": 0.8,
-        "coo": 0.4,
-        "ell": 0.7,
+        "csr": 0.95,
+        "coo": 0.6,
+        "ell": 0.55,
         "hyb": 0.5,
         "bsr": 0.95,
-        "sell": 0.95,
-        "sliced_ell": 0.95,
+        "sell": 0.7,
+        "sliced_ell": 0.7,
         "sliced_bsr": 0.6,
-        "symmetric_bsr": 0.4,
+        "symmetric_bsr": 0.15,
     },
 }
 #: Rows whose lengths vary more than this keep some lanes of a warp waiting for others.
@@ -123,9 +123,14 @@ def suggest_format(
     >>> suggest_format(Cantilever(nodes=8, dof=3).matrix().to_csr(), device="cpu")[0].format_name
     'bsr'
     """
-    A = CsrMatrix.from_csr(A, strategy="auto") if not isinstance(A, CsrMatrix) else A
-    if min(A.shape) == 0 or columns < 1:
+    if not isinstance(A, CsrMatrix):
+        A = CsrMatrix.from_csr(A.tocsr() if hasattr(A, "tocsr") else A, strategy="auto")
+    if min(A.shape) == 0 or columns != int(columns) or columns < 1:
         raise InputError(f"a matrix of shape {A.shape} and {columns} vectors leave nothing to multiply")
+    if bandwidth is not None and not bandwidth > 0:
+        raise InputError(f"bandwidth is in bytes a second and positive, not {bandwidth}")
+    if measure != int(measure) or measure < 0:
+        raise InputError(f"measure is the number of formats to time, 0 or more, not {measure!r}")
     chosen = A.device if device is None else Device.parse(device)
     structure = MatrixStructure.of(A)
     rate = bandwidth or _NOMINAL_BANDWIDTH[chosen.kind]
@@ -138,11 +143,12 @@ def suggest_format(
         seconds /= _efficiency(name, parameters, structure, chosen.kind)
         ranking.append(Suggestion(name, parameters, cls.predicted_nbytes(structure, **parameters), seconds))
     ranking.sort(key=lambda suggestion: suggestion.predicted_seconds)
-    if measure:
-        best = [_timed(suggestion, A, chosen, columns) for suggestion in ranking[:measure]]
-        best.sort(key=lambda suggestion: suggestion.measured_seconds or 0.0)
-        ranking[:measure] = best
-    return ranking
+    measured: list[Suggestion] = []
+    left: list[Suggestion] = []
+    for suggestion in ranking:
+        timed = _timed(suggestion, A, chosen, columns) if len(measured) < measure else None
+        (left if timed is None else measured).append(timed or suggestion)
+    return sorted(measured, key=lambda suggestion: suggestion.measured_seconds or 0.0) + left
 
 
 def _candidates(structure: MatrixStructure, symmetric: bool) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -186,8 +192,12 @@ def _is_symmetric(A: CsrMatrix) -> bool:
     return True
 
 
-def _timed(suggestion: Suggestion, A: CsrMatrix, device: Device, columns: int) -> Suggestion:
-    matrix = suggestion.build(A.to_device(device))
+def _timed(suggestion: Suggestion, A: CsrMatrix, device: Device, columns: int) -> Suggestion | None:
+    """Return the suggestion with its time; None if the conversion is refused."""
+    try:
+        matrix = suggestion.build(A.to_device(device))
+    except (InputError, MemoryError):
+        return None
     shape = (A.shape[1],) if columns == 1 else (A.shape[1], columns)
     x = device.asarray(np.random.default_rng(0).uniform(-1, 1, shape).astype(A.dtype))
     out = matrix.apply(x)

@@ -162,7 +162,10 @@ class MatrixIndex:
             shape = (subdivision.row_stop - row, self.shape[1])
             slab = format_named(self.format_name).from_arrays(shape, self.dtype, arrays, self.parameters)
             slab.check_shapes()
-            if replace(subdivision, checksum=None) != lay_out(slab, row):
+            # How many of the stored scalars are padding cannot be told from shapes.
+            scalars = sum(math.prod(f.shape) for f in subdivision.fields if f.dtype.startswith("float"))
+            laid_out = lay_out(slab, row, min(max(subdivision.nnz, 0), scalars))
+            if replace(subdivision, checksum=None) != laid_out:
                 raise InputError(f"subdivision {number} is not laid out as its rows and arrays say")
             row = subdivision.row_stop
         if row != self.shape[0]:
@@ -252,14 +255,15 @@ class IndexBuilder:
         return MatrixIndex(shape, self._kind.dtype, self._kind.format.name, parameters, tuple(self._subdivisions))
 
 
-def lay_out(slab: SparseFormat, row_start: int) -> Subdivision:
-    """Return where the arrays of a slab, real or an outline, lie in one contiguous piece."""
+def lay_out(slab: SparseFormat, row_start: int, nnz: int | None = None) -> Subdivision:
+    """Return where the arrays of a slab, real or an outline, lie in one contiguous piece; its nnz, if known, is not counted."""
     offset, fields = 0, []
     for name, array in slab.arrays().items():
         fields.append(ArrayField(name, str(np.dtype(array.dtype)), tuple(array.shape), offset))
         offset = _round_up(offset + array.nbytes, _ARRAY_ALIGNMENT)
     nbytes = max(_round_up(offset, PAGE_NBYTES), PAGE_NBYTES)
-    return Subdivision(row_start, row_start + slab.shape[0], slab.nnz, tuple(fields), nbytes)
+    nnz = slab.nnz if nnz is None else nnz
+    return Subdivision(row_start, row_start + slab.shape[0], nnz, tuple(fields), nbytes)
 
 
 def index_of(slabs: Iterable[SparseFormat], shape: tuple[int, int] | None = None) -> MatrixIndex:

@@ -115,6 +115,8 @@ class SparseFormat(ValidatedOperator):
     def predicted_nbytes(cls, structure: MatrixStructure, **parameters: Any) -> int:
         """Return the bytes this format would take for a matrix, without building it; parameters as for ``from_csr``.
 
+        The type of the values is that of the structure.
+
         What is not foreseen is taken to be as large as CSR.
         """
         return structure.nnz * (structure.values_itemsize + 4) + 8 * (structure.shape[0] + 1)

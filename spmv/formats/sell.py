@@ -21,13 +21,13 @@ from penstock.spmv.scheduling import rows_at_once, scheduled
 if TYPE_CHECKING:
     from penstock.spmv.structure import MatrixStructure
 
-__all__ = ["SellMatrix", "choose_sorting_scope", "register_sell", "rows_of_chunks"]
+__all__ = ["SellMatrix", "check_power_of_two", "choose_sorting_scope", "register_sell", "rows_of_chunks"]
 
 _GOOD_ENOUGH = 0.02
 
 
 def choose_sorting_scope(lengths: Array, height: int) -> int:
-    """Return the smallest sorting scope whose storage is within 2 % of that of a full sort.
+    """Return the smallest sorting scope tried whose storage is within 2 % of that of a full sort.
 
     A small scope keeps neighbouring rows together, and with them what they read of x (Kreutzer et al. 2014, section 3.4).
 
@@ -40,7 +40,7 @@ def choose_sorting_scope(lengths: Array, height: int) -> int:
     Returns
     -------
     int
-        1, or C times a power of two.
+        1, or C times a power of two; of many, every second one is tried.
     """
     rows = max(int(lengths.size), 1)
 
@@ -127,18 +127,18 @@ class SellMatrix(SparseFormat, name="sell"):
             If C or sigma is not as said.
         """
         A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
-        _check_power_of_two(chunk_height, "chunk_height")
+        check_power_of_two(chunk_height, "chunk_height")
         xp, lengths = A.device.xp, A.device.xp.diff(A.row_offsets).astype(np.int64)
         if sorting_scope == "auto":
             sorting_scope = choose_sorting_scope(lengths, chunk_height)
-        _check_power_of_two(sorting_scope, "sorting_scope")
+        check_power_of_two(sorting_scope, "sorting_scope")
         if sorting_scope != 1 and sorting_scope % chunk_height:
             raise InputError(
                 f"sorting_scope must be 1 or a multiple of chunk_height {chunk_height}, not {sorting_scope}"
             )
         if lanes == "auto":
             lanes = _lanes(A.shape[0], A.nnz, chunk_height)
-        _check_power_of_two(lanes, "lanes")
+        check_power_of_two(lanes, "lanes")
         if lanes > 1 and lanes * chunk_height > 1024:
             raise InputError(f"lanes times chunk_height is at most 1024, not {lanes} x {chunk_height}")
         permutation = xp.empty(0, dtype=np.int32)
@@ -214,9 +214,10 @@ class SellMatrix(SparseFormat, name="sell"):
         return max(self.chunk_height, self.sorting_scope)
 
 
-def _check_power_of_two(number: Any, name: str) -> None:
-    if not isinstance(number, int | np.integer) or number < 1 or number & (number - 1):
-        raise InputError(f"{name} must be a power of two, not {number!r}")
+def check_power_of_two(number: Any, name: str) -> None:
+    """Refuse what is not a power of two that fits."""
+    if not isinstance(number, int | np.integer) or number < 1 or number & (number - 1) or number > 2**40:
+        raise InputError(f"{name} must be a power of two up to 2**40, not {number!r}")
 
 
 def _lanes(rows: int, nnz: int, height: int) -> int:

@@ -21,7 +21,7 @@ from penstock.spmv.formats.from_csr import (
     scalar_triplets,
     stored_blocks,
 )
-from penstock.spmv.formats.sell import choose_sorting_scope, rows_of_chunks
+from penstock.spmv.formats.sell import check_power_of_two, choose_sorting_scope, rows_of_chunks
 from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import register_kernel
 
@@ -104,7 +104,8 @@ class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
         counts = count_blocks(A, block_size)
         if sorting_scope == "auto":
             sorting_scope = choose_sorting_scope(counts, HEIGHT)
-        if sorting_scope != 1 and (sorting_scope % HEIGHT or sorting_scope & (sorting_scope - 1)):
+        check_power_of_two(sorting_scope, "sorting_scope")
+        if sorting_scope != 1 and sorting_scope < HEIGHT:
             raise InputError(f"sorting_scope must be 1 or a power of two from {HEIGHT} on, not {sorting_scope}")
         permutation = A.device.xp.empty(0, dtype=np.int32)
         if sorting_scope > 1:

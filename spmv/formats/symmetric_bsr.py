@@ -90,9 +90,10 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
         InputError
             If the matrix is not exactly symmetric.
         """
-        A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
+        A = CsrMatrix.from_csr(A, check=check)
         if check:
-            check_symmetric(A)
+            check_symmetric(A)  # before rounding makes unequal values equal
+        A = CsrMatrix.from_csr(A, values_dtype=values_dtype)
         counts = count_blocks(A, block_size, upper=True)
         offsets, none = chunk_offsets(counts, HEIGHT), A.device.xp.empty(0, dtype=np.int32)
         indices, values = chunks_of_blocks(A, block_size, none, offsets, HEIGHT, A.values_dtype, upper=True)
