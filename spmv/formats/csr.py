@@ -221,7 +221,7 @@ class CsrMatrix(SparseFormat, name="csr"):
     @classmethod
     def tuned(cls, nnz: int, rows: int) -> dict[str, int]:
         """Choose the lanes by the mean row; balanced shares would not be those of the whole matrix, so there are none."""
-        return {"lanes": choose_lanes(nnz / max(rows, 1), 0), "strategy": int(CsrStrategy.VECTOR)}
+        return {"lanes": choose_lanes(nnz / max(rows, 1), 0), "strategy": int(CsrStrategy.VECTOR), "threads": 256}
 
     @classmethod
     def predicted_nbytes(cls, structure: MatrixStructure, **parameters: Any) -> int:
