@@ -45,7 +45,7 @@ _EFFICIENCY = {
         "sell": 0.7,
         "sliced_ell": 0.7,
         "sliced_bsr": 0.6,
-        "symmetric_bsr": 0.15,
+        "symmetric_bsr": 0.25,
     },
 }
 #: Rows whose lengths vary more than this keep some lanes of a warp waiting for others.

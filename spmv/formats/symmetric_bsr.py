@@ -156,12 +156,31 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
         find_kernel("symmetric_bsr", "add_slab", self.device.kind)(self, first_row, x, out, alpha)
 
 
+# Every part of the work owns a run of chunks and writes to its own rows; what falls below them waits in an overflow of its
+# own, as long as the bandwidth of the matrix, and is added in the end, part after part: so the bits depend on nothing but
+# the number of parts.
+
+
 @parallel_kernel
-def _product(
-    parts: int,
+def _reach(parts: int, first_row: int, block_rows: int, offsets: Array, columns: Array) -> tuple[Array, Array]:
+    """Return the first block row below each part, and how many block rows below it the part adds to."""
+    chunks = offsets.shape[0] - 1
+    ends, reach = np.zeros(parts, dtype=np.int64), np.zeros(parts, dtype=np.int64)
+    for part in prange(parts):
+        last = chunks * (part + 1) // parts
+        ends[part] = first_row + min(last * HEIGHT, block_rows)
+        for block in range(offsets[chunks * part // parts], offsets[last]):
+            reach[part] = max(reach[part], np.int64(columns[block]) + 1 - ends[part])
+    return ends, reach
+
+
+@parallel_kernel
+def _multiply_vector(
     size: int,
     first_row: int,
     block_rows: int,
+    ends: Array,
+    overflow: Array,
     offsets: Array,
     columns: Array,
     values: Array,
@@ -169,17 +188,52 @@ def _product(
     out: Array,
     alpha: float,
 ) -> None:
-    """Each part owns a run of chunks and writes to its own rows; what falls below them waits in an overflow of its own."""
-    chunks, vectors = offsets.shape[0] - 1, x.shape[1]
-    parts = max(1, min(parts, chunks))
-    ends = np.zeros(parts, dtype=np.int64)  # first block row below each part
-    reach = np.zeros(parts, dtype=np.int64)  # how many block rows below it the part adds to
+    chunks, parts = offsets.shape[0] - 1, ends.shape[0]
     for part in prange(parts):
-        last = chunks * (part + 1) // parts
-        ends[part] = first_row + min(last * HEIGHT, block_rows)
-        for block in range(offsets[chunks * part // parts], offsets[last]):
-            reach[part] = max(reach[part], np.int64(columns[block]) + 1 - ends[part])
-    overflow = np.zeros((parts, max(0, reach.max()) * size, vectors))
+        end = ends[part] * size
+        total, below = np.empty((size, HEIGHT)), np.empty((size, HEIGHT))
+        for chunk in range(chunks * part // parts, chunks * (part + 1) // parts):
+            rows, row = min(HEIGHT, block_rows - chunk * HEIGHT), first_row + chunk * HEIGHT
+            total[:] = 0.0
+            for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
+                column = columns[block : block + HEIGHT]
+                scalars = values[block * size * size : (block + HEIGHT) * size * size]
+                below[:] = 0.0
+                for r in range(size):
+                    for c in range(size):
+                        for p in range(rows):
+                            if column[p] >= 0:
+                                value = np.float64(scalars[(r * size + c) * HEIGHT + p])
+                                total[r, p] += value * np.float64(x[np.int64(column[p]) * size + c])
+                                below[c, p] += value * np.float64(x[(row + p) * size + r])
+                for p in range(rows):
+                    if column[p] > row + p:
+                        for c in range(size):
+                            j = np.int64(column[p]) * size + c
+                            if j < end:
+                                out[j] += alpha * below[c, p]
+                            else:
+                                overflow[part, j - end, 0] += alpha * below[c, p]
+            for p in range(rows):
+                for r in range(size):
+                    out[(row + p) * size + r] += alpha * total[r, p]
+
+
+@parallel_kernel
+def _multiply_block(
+    size: int,
+    first_row: int,
+    block_rows: int,
+    ends: Array,
+    overflow: Array,
+    offsets: Array,
+    columns: Array,
+    values: Array,
+    x: Array,
+    out: Array,
+    alpha: float,
+) -> None:
+    chunks, parts = offsets.shape[0] - 1, ends.shape[0]
     for part in prange(parts):
         end = ends[part] * size
         for chunk in range(chunks * part // parts, chunks * (part + 1) // parts):
@@ -193,25 +247,28 @@ def _product(
                         for c in range(size):
                             i, j = row * size + r, column * size + c
                             value = alpha * np.float64(values[block * size * size + (r * size + c) * HEIGHT + place])
-                            for k in range(vectors):
+                            for k in range(x.shape[1]):
                                 out[i, k] += value * np.float64(x[j, k])
-                                if column > row:
-                                    if j < end:
-                                        out[j, k] += value * np.float64(x[i, k])
-                                    else:
-                                        overflow[part, j - end, k] += value * np.float64(x[i, k])
-    for part in range(parts):
-        end = ends[part] * size
-        for i in range(max(0, reach[part]) * size):
-            for k in range(vectors):
-                out[end + i, k] += overflow[part, i, k]
+                            if column > row and j < end:
+                                for k in range(x.shape[1]):
+                                    out[j, k] += value * np.float64(x[i, k])
+                            elif column > row:
+                                for k in range(x.shape[1]):
+                                    overflow[part, j - end, k] += value * np.float64(x[i, k])
 
 
 @register_kernel("symmetric_bsr", "add_slab", "cpu")
 def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float) -> None:
-    size, columns = A.block_size, x.shape[1] if x.ndim == 2 else 1
-    arrays = (A.chunk_offsets, A.column_indices, A.values, x.reshape(-1, columns), out.reshape(-1, columns))
-    _product(get_num_threads(), size, first_row // size, A.shape[0] // size, *arrays, alpha)
+    size, vectors = A.block_size, x.shape[1] if x.ndim == 2 else 1
+    rows = (first_row // size, A.shape[0] // size)
+    parts = max(1, min(get_num_threads(), A.chunk_offsets.size - 1))
+    ends, reach = _reach(parts, *rows, A.chunk_offsets, A.column_indices)
+    overflow = np.zeros((parts, max(0, int(reach.max())) * size, vectors))
+    product = _multiply_vector if x.ndim == 1 else _multiply_block
+    product(size, *rows, ends, overflow, A.chunk_offsets, A.column_indices, A.values, x, out, alpha)
+    for part, length in enumerate(np.maximum(reach, 0) * size):
+        end = ends[part] * size
+        out[end : end + length] += overflow[part, :length].reshape(-1, *x.shape[1:])
 
 
 @register_kernel("symmetric_bsr", "add_slab", "cuda")
