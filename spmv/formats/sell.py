@@ -21,7 +21,7 @@ from penstock.spmv.scheduling import rows_at_once, scheduled
 if TYPE_CHECKING:
     from penstock.spmv.structure import MatrixStructure
 
-__all__ = ["SellMatrix", "check_power_of_two", "choose_sorting_scope", "register_sell", "rows_of_chunks"]
+__all__ = ["SellMatrix", "arrange_chunks", "choose_sorting_scope", "register_sell", "rows_of_chunks"]
 
 _GOOD_ENOUGH = 0.02
 
@@ -55,6 +55,41 @@ def choose_sorting_scope(lengths: Array, height: int) -> int:
         if storage(scope) <= (1 + _GOOD_ENOUGH) * best:
             return scope
     return full
+
+
+def arrange_chunks(lengths: Array, height: int, sorting_scope: int | Literal["auto"]) -> tuple[int, Array, Array]:
+    """Sort (block) rows inside scopes and cut them into chunks.
+
+    Parameters
+    ----------
+    lengths : int64 array, (rows,)
+    height : int
+        The chunk height C.
+    sorting_scope : int or "auto"
+        sigma; see :func:`choose_sorting_scope`.
+
+    Returns
+    -------
+    int
+        The scope.
+    int32 array, (rows,) or (0,)
+        The row at each position; empty for a scope of 1.
+    int64 array, (chunks + 1,)
+        Where chunks begin.
+
+    Raises
+    ------
+    InputError
+        If the scope is neither 1 nor a power of two that the height divides.
+    """
+    scope = choose_sorting_scope(lengths, height) if sorting_scope == "auto" else sorting_scope
+    check_power_of_two(scope, "sorting_scope")
+    if scope != 1 and scope % height:
+        raise InputError(f"sorting_scope must be 1 or a power of two from the chunk height {height} on, not {scope}")
+    if scope == 1:
+        return scope, lengths[:0].astype(np.int32), chunk_offsets(lengths, height)
+    permutation = length_permutation(lengths, scope)
+    return scope, permutation, chunk_offsets(lengths[permutation], height)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,24 +163,13 @@ class SellMatrix(SparseFormat, name="sell"):
         """
         A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
         check_power_of_two(chunk_height, "chunk_height")
-        xp, lengths = A.device.xp, A.device.xp.diff(A.row_offsets).astype(np.int64)
-        if sorting_scope == "auto":
-            sorting_scope = choose_sorting_scope(lengths, chunk_height)
-        check_power_of_two(sorting_scope, "sorting_scope")
-        if sorting_scope != 1 and sorting_scope % chunk_height:
-            raise InputError(
-                f"sorting_scope must be 1 or a multiple of chunk_height {chunk_height}, not {sorting_scope}"
-            )
+        lengths = A.device.xp.diff(A.row_offsets).astype(np.int64)
+        scope, permutation, offsets = arrange_chunks(lengths, chunk_height, sorting_scope)
         if lanes == "auto":
             lanes = _lanes(A.shape[0], A.nnz, chunk_height)
         check_power_of_two(lanes, "lanes")
         if lanes > 1 and lanes * chunk_height > 1024:
             raise InputError(f"lanes times chunk_height is at most 1024, not {lanes} x {chunk_height}")
-        permutation = xp.empty(0, dtype=np.int32)
-        if sorting_scope > 1:
-            permutation = length_permutation(lengths, sorting_scope)
-            lengths = lengths[permutation]
-        offsets = chunk_offsets(lengths, chunk_height)
         indices, values = chunks_of_slots(A, permutation, offsets, chunk_height, A.values_dtype)
         return cls(
             A.shape,
@@ -155,7 +179,7 @@ class SellMatrix(SparseFormat, name="sell"):
             values,
             permutation,
             chunk_height,
-            sorting_scope=sorting_scope,
+            sorting_scope=scope,
             lanes=lanes,
         )
 
@@ -169,13 +193,8 @@ class SellMatrix(SparseFormat, name="sell"):
         **parameters: Any,
     ) -> int:
         """Return the bytes this format would take."""
-        height, scope, lengths = chunk_height, sorting_scope, structure.lengths
-        if scope == "auto":
-            scope = choose_sorting_scope(lengths, height)
-        ordered = lengths if scope == 1 else lengths[length_permutation(lengths, scope)]
-        offsets = chunk_offsets(ordered, height)
-        stored = int(offsets[-1]) * (structure.values_itemsize + 4)
-        return stored + int(offsets.nbytes) + (4 * lengths.size if scope > 1 else 0)
+        _, permutation, offsets = arrange_chunks(structure.lengths, chunk_height, sorting_scope)
+        return int(offsets[-1]) * (structure.values_itemsize + 4) + int(offsets.nbytes + permutation.nbytes)
 
     def triplets(self) -> tuple[Array, Array, Array]:
         """Return row indices, column indices and values of the stored entries, chunk by chunk."""

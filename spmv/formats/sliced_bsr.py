@@ -9,19 +9,16 @@ import numpy as np
 from numba import prange
 
 from penstock.spmv.device import Array
-from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseFormat
 from penstock.spmv.formats.chunk_products import launch_spmm, launch_spmv
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.from_csr import (
-    chunk_offsets,
     chunks_of_blocks,
     count_blocks,
-    length_permutation,
     scalar_triplets,
     stored_blocks,
 )
-from penstock.spmv.formats.sell import check_power_of_two, choose_sorting_scope, rows_of_chunks
+from penstock.spmv.formats.sell import arrange_chunks, rows_of_chunks
 from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import register_kernel
 
@@ -102,18 +99,9 @@ class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
         """
         A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
         counts = count_blocks(A, block_size)
-        if sorting_scope == "auto":
-            sorting_scope = choose_sorting_scope(counts, HEIGHT)
-        check_power_of_two(sorting_scope, "sorting_scope")
-        if sorting_scope != 1 and sorting_scope < HEIGHT:
-            raise InputError(f"sorting_scope must be 1 or a power of two from {HEIGHT} on, not {sorting_scope}")
-        permutation = A.device.xp.empty(0, dtype=np.int32)
-        if sorting_scope > 1:
-            permutation = length_permutation(counts, sorting_scope)
-            counts = counts[permutation]
-        offsets = chunk_offsets(counts, HEIGHT)
+        scope, permutation, offsets = arrange_chunks(counts, HEIGHT, sorting_scope)
         indices, values = chunks_of_blocks(A, block_size, permutation, offsets, HEIGHT, A.values_dtype)
-        return cls(A.shape, A.dtype, offsets, indices, values, permutation, block_size, sorting_scope)
+        return cls(A.shape, A.dtype, offsets, indices, values, permutation, block_size, scope)
 
     @classmethod
     def predicted_nbytes(
@@ -125,13 +113,9 @@ class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
         **parameters: Any,
     ) -> int:
         """Return the bytes this format would take."""
-        scope, counts = sorting_scope, structure.blocks(block_size)
-        if scope == "auto":
-            scope = choose_sorting_scope(counts, HEIGHT)
-        ordered = counts if scope == 1 else counts[length_permutation(counts, scope)]
-        offsets = chunk_offsets(ordered, HEIGHT)
+        _, permutation, offsets = arrange_chunks(structure.blocks(block_size), HEIGHT, sorting_scope)
         stored = int(offsets[-1]) * (block_size**2 * structure.values_itemsize + 4)
-        return stored + int(offsets.nbytes) + (4 * counts.size if scope > 1 else 0)
+        return stored + int(offsets.nbytes + permutation.nbytes)
 
     def triplets(self) -> tuple[Array, Array, Array]:
         """Return row indices, column indices and values of every scalar of every block."""
