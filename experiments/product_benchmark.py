@@ -45,12 +45,12 @@ class Case:
 
 
 def default_cases(block_size: int | None, symmetric: bool) -> list[Case]:
-    """Return every registered format once, blocked ones only if there is a block size, half of it only if symmetric."""
+    """Return every registered format once, those of blocks only if blocks are larger than 1, half of it only if symmetric."""
     cases = []
     for name in format_names():
         if name == "symmetric_bsr" and symmetric:
             cases.append(Case(name, {"block_size": block_size or 1}))
-        elif name in ("bsr", "sliced_bsr") and block_size:
+        elif name in ("bsr", "sliced_bsr") and (block_size or 1) > 1:
             cases.append(Case(name, {"block_size": block_size}))
         elif name not in ("symmetric_bsr", "bsr", "sliced_bsr"):
             cases.append(Case(name))

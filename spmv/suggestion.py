@@ -48,6 +48,9 @@ _EFFICIENCY = {
         "symmetric_bsr": 0.25,
     },
 }
+#: With how many vectors the efficiency of a CUDA kernel has halved: those that were made for blocks, and the others.
+_HALVING_COLUMNS = {"sell": 25, "sliced_ell": 25, "sliced_bsr": 28}
+_HALVING_COLUMNS_OF_OTHERS = 5
 #: Rows whose lengths vary more than this keep some lanes of a warp waiting for others.
 _EVEN = 0.5
 
@@ -140,7 +143,7 @@ def suggest_format(
     for name, parameters in _candidates(structure, symmetric):
         cls = format_named(name)
         seconds = predicted_seconds(cls, rate, columns, structure=structure, **parameters)
-        seconds /= _efficiency(name, parameters, structure, chosen.kind)
+        seconds /= _efficiency(name, structure, chosen.kind, columns)
         ranking.append(Suggestion(name, parameters, cls.predicted_nbytes(structure, **parameters), seconds))
     ranking.sort(key=lambda suggestion: suggestion.predicted_seconds)
     measured: list[Suggestion] = []
@@ -175,8 +178,10 @@ def _fill(structure: MatrixStructure, size: int) -> float:
     return structure.nnz / max(1, int(structure.blocks(size).sum()) * size * size)
 
 
-def _efficiency(name: str, parameters: dict[str, Any], structure: MatrixStructure, kind: str) -> float:
+def _efficiency(name: str, structure: MatrixStructure, kind: str, columns: int) -> float:
     efficiency = _EFFICIENCY[kind].get(name, 0.5)
+    if kind == "cuda" and columns > 1:
+        efficiency /= 1 + columns / _HALVING_COLUMNS.get(name, _HALVING_COLUMNS_OF_OTHERS)
     waits = structure.variation > _EVEN and kind == "cuda"
     if waits and name == "csr":
         balanced = structure.source.strategy == CsrStrategy.BALANCED
