@@ -135,22 +135,23 @@ def compare_products(
     largest difference from the peer's product in units of ``|A| |x|``; None if it is not a number.
     """
     device = Device.parse(device)
-    labels = [case.label for case in cases if format_named(case.format_name)]
-    if len(set(labels)) < len(labels):
+    for case in cases:
+        format_named(case.format_name)  # a name that does not exist is an error, not a refused conversion
+    if len({case.label for case in cases}) < len(cases):
         raise InputError("two cases have the same format and variant; give them different variants")
     with device.current():
         A = CsrMatrix.from_csr(A, strategy="auto").to_device(device)
         if A.nnz == 0:
             raise InputError(f"{name} has no entries, so there is nothing to multiply by")
         comparison = _Comparison(name, A, device, bandwidth, repeats, seed, values_dtype)
-        records = []
-        for number, count in enumerate(columns):
-            done = 0
-            for group in comparison.groups(cases, count, refused if number == 0 else lambda case, error: None):
-                records += comparison.records(group, count)
+        records: list[list[dict[str, Any]]] = [[] for _ in columns]
+        done = 0
+        for group in comparison.groups(cases, max(columns), refused):
+            for found, count in zip(records, columns, strict=True):
+                found += comparison.records(group, count)
                 done += len(group)
-                progress((number + done / len(cases)) / len(columns))
-        return records
+                progress(done / (len(cases) * len(columns)))
+        return [record for found in records for record in found]
 
 
 @dataclass
@@ -171,7 +172,7 @@ class _Comparison:
     def groups(
         self, cases: Sequence[Case], count: int, refused: Callable[[Case, Exception], object]
     ) -> Iterator[list[_Built]]:
-        """Convert, and yield as many cases at a time as fit in memory together."""
+        """Convert, and yield as many cases at a time as fit in memory together beside blocks of ``count`` vectors."""
         limit, group, nbytes = memory_for_copies(self.device), list[_Built](), 0
         for case in cases:
             try:

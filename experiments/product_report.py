@@ -17,7 +17,7 @@ from penstock.experiments.product_benchmark import compare_products, default_cas
 from penstock.experiments.product_figures import write_product_figures
 from penstock.experiments.progress import Reporter
 from penstock.spmv import CPU, CsrMatrix, Device, InputError
-from penstock.spmv.formats.from_csr import check_symmetric
+from penstock.spmv.formats.from_csr import LARGEST_BLOCK, is_symmetric
 from penstock.spmv.structure import MatrixStructure
 
 __all__ = ["bench_products", "detect_block_size", "records_table", "write_bench", "write_records"]
@@ -63,13 +63,13 @@ def bench_products(
     }
     refused: list[dict[str, str]] = []
     result["refused"] = refused
-    structures = [CsrMatrix.from_csr(named.matrix) for named in matrices]
-    for named, A in zip(matrices, structures, strict=True):
+    converted = [CsrMatrix.from_csr(named.matrix) for named in matrices]
+    for named, A in zip(matrices, converted, strict=True):
         if A.nnz == 0:
             raise InputError(f"{named.source} has no entries, so there is nothing to multiply by")
     with reporter.stage("products") as stage:
-        for number, (name, named, A) in enumerate(zip(_distinct(matrices), matrices, structures, strict=True)):
-            cases = default_cases(named.block_size or detect_block_size(A), _symmetric(A))
+        for number, (name, named, A) in enumerate(zip(_distinct(matrices), matrices, converted, strict=True)):
+            cases = default_cases(named.block_size or detect_block_size(A), is_symmetric(A))
             if study:
                 cases += study_cases(A.shape[0], device.kind)
             records += compare_products(
@@ -107,21 +107,7 @@ def _distinct(matrices: Sequence[NamedMatrix]) -> list[str]:
 def detect_block_size(A: CsrMatrix) -> int | None:
     """Return the largest block size, 2 to 8, whose blocks are nearly full of stored entries, or None."""
     structure = MatrixStructure.of(A)
-    for size in range(8, 1, -1):
-        if A.shape[0] % size or A.shape[1] % size:
-            continue
-        stored = int(structure.blocks(size).sum()) * size * size
-        if stored and structure.nnz >= 0.95 * stored:
-            return size
-    return None
-
-
-def _symmetric(A: CsrMatrix) -> bool:
-    try:
-        check_symmetric(A)
-    except InputError:
-        return False
-    return True
+    return next((size for size in range(LARGEST_BLOCK, 1, -1) if structure.fill(size) >= 0.95), None)
 
 
 def records_table(records: Sequence[dict[str, Any]]) -> Table:

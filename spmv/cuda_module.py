@@ -12,7 +12,10 @@ import numpy as np
 
 from penstock.spmv.device import Array
 
-__all__ = ["compile_function", "cuda_function", "cuda_source", "launch", "type_names"]
+__all__ = ["NOMINAL_WARPS", "compile_function", "cuda_function", "cuda_source", "launch", "type_names"]
+
+#: Warps that an H200 runs at once, where a choice must not depend on the machine that makes it.
+NOMINAL_WARPS = 8448
 
 #: What ``cupy.RawModule.get_function`` returns: a call with grid, block and arguments.
 KernelFunction = Callable[..., None]

@@ -62,6 +62,12 @@ class MatrixStructure:
         """Coefficient of variation of the row lengths: standard deviation over mean."""
         return float(self.lengths.std() / self.mean) if self.nnz else 0.0
 
+    def fill(self, size: int) -> float:
+        """Return the share of the scalars in blocks of a size that are stored entries; 0 where it does not divide the shape."""
+        if self.shape[0] % size or self.shape[1] % size:
+            return 0.0
+        return self.nnz / max(1, int(self.blocks(size).sum()) * size * size)
+
     def blocks(self, size: int, *, upper: bool = False) -> np.ndarray[Any, Any]:
         """Return the number of ``size`` x ``size`` blocks of each block row, those left of the diagonal left out if upper."""
         if (size, upper) not in self._counts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy as np
 from penstock.spmv.device import Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats import SparseFormat, format_named
-from penstock.spmv.formats.csr import CsrMatrix, CsrStrategy
-from penstock.spmv.formats.from_csr import LARGEST_BLOCK, check_symmetric
+from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.csr_strategy import CsrStrategy
+from penstock.spmv.formats.from_csr import LARGEST_BLOCK, is_symmetric
 from penstock.spmv.roofline import predicted_seconds
 from penstock.spmv.sizes import format_nbytes
 from penstock.spmv.structure import MatrixStructure
@@ -138,7 +139,7 @@ def suggest_format(
     structure = MatrixStructure.of(A)
     rate = bandwidth or _NOMINAL_BANDWIDTH[chosen.kind]
     if symmetric is None:
-        symmetric = _is_symmetric(A)
+        symmetric = is_symmetric(A)
     ranking = []
     for name, parameters in _candidates(structure, symmetric):
         cls = format_named(name)
@@ -148,8 +149,9 @@ def suggest_format(
     ranking.sort(key=lambda suggestion: suggestion.predicted_seconds)
     measured: list[Suggestion] = []
     left: list[Suggestion] = []
+    source = A.to_device(chosen) if measure else A
     for suggestion in ranking:
-        timed = _timed(suggestion, A, chosen, columns) if len(measured) < measure else None
+        timed = _timed(suggestion, source, columns) if len(measured) < measure else None
         (left if timed is None else measured).append(timed or suggestion)
     return sorted(measured, key=lambda suggestion: suggestion.measured_seconds or 0.0) + left
 
@@ -161,7 +163,7 @@ def _candidates(structure: MatrixStructure, symmetric: bool) -> Iterator[tuple[s
     yield "sell", {}
     yield "sliced_ell", {}
     yield "ell", {}
-    fills = {size: fill for size in range(2, LARGEST_BLOCK + 1) if (fill := _fill(structure, size)) > 0.5}
+    fills = {size: fill for size in range(2, LARGEST_BLOCK + 1) if (fill := structure.fill(size)) > 0.5}
     for size in sorted(fills, key=lambda size: (fills[size], size), reverse=True)[:2]:
         yield "bsr", {"block_size": size}
         yield "sliced_bsr", {"block_size": size}
@@ -169,13 +171,6 @@ def _candidates(structure: MatrixStructure, symmetric: bool) -> Iterator[tuple[s
             yield "symmetric_bsr", {"block_size": size}
     if symmetric and not fills:
         yield "symmetric_bsr", {"block_size": 1}
-
-
-def _fill(structure: MatrixStructure, size: int) -> float:
-    """Share of the scalars in blocks of a size that are stored entries; 0 where the size does not divide the shape."""
-    if structure.shape[0] % size or structure.shape[1] % size:
-        return 0.0
-    return structure.nnz / max(1, int(structure.blocks(size).sum()) * size * size)
 
 
 def _efficiency(name: str, structure: MatrixStructure, kind: str, columns: int) -> float:
@@ -189,18 +184,11 @@ def _efficiency(name: str, structure: MatrixStructure, kind: str, columns: int) 
     return efficiency / (1 + structure.variation) if waits and name not in ("coo", "hyb") else efficiency
 
 
-def _is_symmetric(A: CsrMatrix) -> bool:
+def _timed(suggestion: Suggestion, A: CsrMatrix, columns: int) -> Suggestion | None:
+    """Return the suggestion with its time on the matrix's device; None if the conversion is refused."""
+    device = A.device
     try:
-        check_symmetric(A)
-    except InputError:
-        return False
-    return True
-
-
-def _timed(suggestion: Suggestion, A: CsrMatrix, device: Device, columns: int) -> Suggestion | None:
-    """Return the suggestion with its time; None if the conversion is refused."""
-    try:
-        matrix = suggestion.build(A.to_device(device))
+        matrix = suggestion.build(A)
     except (InputError, MemoryError):
         return None
     shape = (A.shape[1],) if columns == 1 else (A.shape[1], columns)
@@ -213,10 +201,4 @@ def _timed(suggestion: Suggestion, A: CsrMatrix, device: Device, columns: int) -
         matrix.apply(x, out)
         device.synchronize()
         samples.append(time.perf_counter() - began)
-    return Suggestion(
-        suggestion.format_name,
-        suggestion.parameters,
-        suggestion.nbytes,
-        suggestion.predicted_seconds,
-        statistics.median(samples),
-    )
+    return replace(suggestion, measured_seconds=statistics.median(samples))

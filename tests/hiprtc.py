@@ -2,6 +2,8 @@
 
 import ctypes
 
+from runtime_compiler import compile_with
+
 
 class HiprtcUnavailableError(RuntimeError):
     """No hiprtc library is installed."""
@@ -17,21 +19,4 @@ def load_hiprtc() -> ctypes.CDLL:
 
 def compile_for(architecture: str, source: str, expressions: list[str]) -> int:
     """Compile all instantiations and return the size of the binary; raise RuntimeError with the log on an error."""
-    hiprtc = load_hiprtc()
-    program = ctypes.c_void_p()
-    assert hiprtc.hiprtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0
-    try:
-        for expression in expressions:
-            assert hiprtc.hiprtcAddNameExpression(program, expression.encode()) == 0
-        options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17")
-        if hiprtc.hiprtcCompileProgram(program, len(options), options) != 0:
-            size = ctypes.c_size_t()
-            hiprtc.hiprtcGetProgramLogSize(program, ctypes.byref(size))
-            log = ctypes.create_string_buffer(size.value)
-            hiprtc.hiprtcGetProgramLog(program, log)
-            raise RuntimeError(log.value.decode())
-        size = ctypes.c_size_t()
-        assert hiprtc.hiprtcGetCodeSize(program, ctypes.byref(size)) == 0
-        return size.value
-    finally:
-        hiprtc.hiprtcDestroyProgram(ctypes.byref(program))
+    return compile_with(load_hiprtc(), "hiprtc", "GetCodeSize", architecture, source, expressions)

@@ -6,7 +6,7 @@ template arguments that some test needs, but not the whole product of block size
 
 from itertools import product
 
-from penstock.spmv.formats.chunk_products import spmm_tile
+from penstock.spmv.formats.chunk_products import spmm_tile, spmv_expression
 
 TYPES = ("double, double", "float, double", "float, float")  # stored values, vectors
 OFFSETS = ("int", "long long")
@@ -48,9 +48,8 @@ def _sell_spmm(types: str, size: int, columns: int) -> list[str]:
 
 
 def _sell(sizes, columns) -> list[str]:
-    batches = {1: 9, 2: 3}
     return [
-        *(f"sell_spmv<{types}, {size}, {batches.get(size, 1)}>" for types in TYPES for size in sizes),
+        *(spmv_expression(types, size) for types in TYPES for size in sizes),
         *(f"sell_spmv_lanes<{types}>" for types in TYPES),
         *(f"sell_spmm_any<{types}, {size}>" for types in TYPES for size in sizes),
         *(name for types in TYPES for size in sizes for count in columns for name in _sell_spmm(types, size, count)),

@@ -4,6 +4,8 @@ import ctypes
 import importlib.util
 from pathlib import Path
 
+from runtime_compiler import compile_with
+
 
 class NvrtcUnavailableError(RuntimeError):
     """No NVRTC library is installed."""
@@ -20,21 +22,4 @@ def load_nvrtc() -> ctypes.CDLL:
 
 def compile_for(architecture: str, source: str, expressions: list[str]) -> int:
     """Compile all instantiations and return the size of the binary; raise RuntimeError with the log on an error."""
-    nvrtc = load_nvrtc()
-    program = ctypes.c_void_p()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0
-    try:
-        for expression in expressions:
-            assert nvrtc.nvrtcAddNameExpression(program, expression.encode()) == 0
-        options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17")
-        if nvrtc.nvrtcCompileProgram(program, len(options), options) != 0:
-            size = ctypes.c_size_t()
-            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-            log = ctypes.create_string_buffer(size.value)
-            nvrtc.nvrtcGetProgramLog(program, log)
-            raise RuntimeError(log.value.decode())
-        size = ctypes.c_size_t()
-        assert nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)) == 0
-        return size.value
-    finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return compile_with(load_nvrtc(), "nvrtc", "GetCUBINSize", architecture, source, expressions)

@@ -21,6 +21,7 @@ __all__ = [
     "multiply_block",
     "multiply_chunks",
     "spmm_tile",
+    "spmv_expression",
     "spmv_rows",
     "spmv_strips_of_16",
     "stored",
@@ -197,9 +198,14 @@ def stored(A: Any) -> tuple[Any, ...]:
 _BATCHES = {1: 9, 2: 3}
 
 
+def spmv_expression(types: str, size: int) -> str:
+    """Return the instantiation of ``sell_spmv`` for blocks of a size."""
+    return f"sell_spmv<{types}, {size}, {_BATCHES.get(size, 1)}>"
+
+
 def launch_spmv(A: Any, rows: int, height: int, size: int, x: Array, out: Array, alpha: float, beta: float) -> None:
     """Run ``sell_spmv`` for ``rows`` (block) rows in chunks of ``height`` rows of ``size`` x ``size`` blocks."""
-    function = cuda_function("sell.cu", f"sell_spmv<{type_names(A.values, x)}, {size}, {_BATCHES.get(size, 1)}>")
+    function = cuda_function("sell.cu", spmv_expression(type_names(A.values, x), size))
     sizes = (np.int64(rows), np.int32(height))
     launch(function, rows, 128, (*sizes, *stored(A), x, out, np.float64(alpha), np.float64(beta)))
 

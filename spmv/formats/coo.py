@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numba import get_num_threads, prange
 
-from penstock.spmv.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import INT32_MAX, SparseFormat, scale
@@ -27,7 +27,6 @@ _OVERSUBSCRIPTION = {
     "nvidia": ((200_000, 8), (2_000_000, 32), (None, 128)),
     "amd": ((100_000, 2), (10_000_000, 8), (None, 32)),
 }
-_GROUPS_AT_ONCE = 8448  # of an H200; a share of entries must not depend on the machine that computes
 
 
 def oversubscription(entries: int, vendor: str = "nvidia") -> int:
@@ -161,7 +160,7 @@ def _spmm_cpu(A: CooMatrix, x: Array, out: Array, alpha: float, beta: float) -> 
 @register_kernel("coo", "spmv", "cuda")
 def _spmv_cuda(A: CooMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
     scale(out, beta)
-    groups = oversubscription(A.nnz) * _GROUPS_AT_ONCE
+    groups = oversubscription(A.nnz) * NOMINAL_WARPS
     share = -(-A.nnz // groups // 32) * 32 or 32
     function = cuda_function("coo.cu", f"coo_spmv<{type_names(A.values, x)}>")
     arrays = (A.row_indices, A.column_indices, A.values, x, out)

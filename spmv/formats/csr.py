@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import scipy.sparse
@@ -15,6 +14,7 @@ from penstock.spmv.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.device import CPU, Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import INT32_MAX, SparseFormat, narrow_offsets
+from penstock.spmv.formats.csr_strategy import CsrStrategy, Lanes, choose_lanes, choose_strategy
 from penstock.spmv.formats.validation import check_compressed_rows, check_values
 from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import register_kernel
@@ -23,75 +23,7 @@ from penstock.spmv.scheduling import rows_at_once, scheduled
 if TYPE_CHECKING:
     from penstock.spmv.structure import MatrixStructure
 
-__all__ = ["THRESHOLDS", "CsrMatrix", "CsrStrategy", "choose_lanes", "choose_strategy"]
-
-Lanes = Literal["auto", "mean", "longest"]
-
-
-class CsrStrategy(IntEnum):
-    """How a CUDA kernel divides the work."""
-
-    VECTOR = 0  #: lanes of a warp on each row, combined by shuffles; one lane is the scalar kernel
-    SHARED = 1  #: the same, combined through shared memory
-    BALANCED = 2  #: equal shares of rows and entries for every block of threads
-
-
-class Thresholds(NamedTuple):
-    """A matrix with more entries than ``entries``, or a longer row than ``longest_row`` and ``over_mean`` means, is balanced."""
-
-    entries: float
-    longest_row: float
-    over_mean: float = 0.0
-
-
-#: Tsai, Cojean and Anzt (2020), Algorithm 3, with their values for a V100 and a Radeon VII, and our own. On an H200 the
-#: vector kernel is the faster one at any size as long as no row keeps one group of lanes much longer than the others.
-THRESHOLDS = {
-    "ginkgo_nvidia": Thresholds(1e6, 1024),
-    "ginkgo_amd": Thresholds(1e8, 768),
-    "h200": Thresholds(float("inf"), 64, 8.0),
-}
-
-
-def choose_strategy(entries: int, rows: int, longest_row: int, thresholds: str = "h200") -> CsrStrategy:
-    """Choose between one row for a group of lanes and balanced shares (Tsai, Cojean and Anzt 2020, Algorithm 3).
-
-    Raises
-    ------
-    InputError
-        If there are no thresholds of that name.
-    """
-    if thresholds not in THRESHOLDS:
-        raise InputError(f"unknown thresholds {thresholds!r}; known: {', '.join(THRESHOLDS)}")
-    limits = THRESHOLDS[thresholds]
-    longest = max(limits.longest_row, limits.over_mean * entries / max(rows, 1))
-    uneven = entries > limits.entries or longest_row > longest
-    return CsrStrategy.BALANCED if uneven else CsrStrategy.VECTOR
-
-
-def choose_lanes(mean_row: float, longest_row: int, rule: Lanes = "auto") -> int:
-    """Choose the lanes that share a row: a power of two up to 32.
-
-    Parameters
-    ----------
-    mean_row : float
-        Entries of the mean row.
-    longest_row : int
-        Entries of the longest.
-    rule : {"auto", "mean", "longest"}
-        The largest power of two not above the mean row (AMD lab notes 2022; Zhang, Li and Jiang 2019), not above the
-        longest (Tsai, Cojean and Anzt 2020), or, by default, not above a third of the mean: each lane then has three
-        entries or more to load at once, which on an H200 was the fastest for rows of 27, 81 and 162 entries.
-
-    Examples
-    --------
-    >>> [choose_lanes(27, 27, rule) for rule in ("auto", "mean", "longest")]
-    [8, 16, 16]
-    """
-    if rule not in ("auto", "mean", "longest"):
-        raise InputError(f"lanes must be a number, 'auto', 'mean' or 'longest', not {rule!r}")
-    entries = {"auto": mean_row / 3, "mean": mean_row, "longest": longest_row}[rule]
-    return min(32, 1 << (max(int(entries), 1).bit_length() - 1))
+__all__ = ["CsrMatrix"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +89,7 @@ class CsrMatrix(SparseFormat, name="csr"):
         lanes : int or {"auto", "mean", "longest"}
             See :func:`choose_lanes`.
         thresholds : str
-            A key of :data:`THRESHOLDS`.
+            A key of :data:`penstock.spmv.formats.csr_strategy.THRESHOLDS`.
         threads : int
             CUDA threads a block of the vector kernel: 128, 256 or 512.
         values_dtype : dtype, optional

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numba import prange
 
-from penstock.spmv.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
 from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseFormat, scale
@@ -174,7 +174,7 @@ class EllMatrix(SparseFormat, name="ell"):
 
 def _warps(device: Device) -> int:
     if device.kind == "cpu":
-        return 8448  # of an H200: the layout does not depend on it
+        return NOMINAL_WARPS
     attributes = device.xp.cuda.Device(device.index).attributes
     per_multiprocessor = attributes["MaxThreadsPerMultiProcessor"] // attributes["WarpSize"]
     return int(attributes["MultiProcessorCount"] * per_multiprocessor)

@@ -12,7 +12,7 @@ from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import INT32_MAX, check_block_size
 from penstock.spmv.formats.csr import CsrMatrix
-from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.jit import parallel_kernel, serial_kernel
 
 __all__ = [
     "LARGEST_BLOCK",
@@ -21,6 +21,7 @@ __all__ = [
     "chunks_of_blocks",
     "chunks_of_slots",
     "count_blocks",
+    "is_symmetric",
     "length_permutation",
     "scalar_triplets",
     "stored_blocks",
@@ -190,18 +191,26 @@ def check_symmetric(A: CsrMatrix) -> None:
     """
     if A.shape[0] != A.shape[1]:
         raise InputError(f"a symmetric matrix must be square, not {A.shape[0]} x {A.shape[1]}")
-    if A.device.kind == "cpu":
-        at_fault = int(_count_asymmetric(A.row_offsets, A.column_indices, A.values))
-    else:
-        count = A.device.xp.zeros(1, dtype=np.int32)
-        function = cuda_function("conversion.cu", f"count_asymmetric<{type_names(A.values, A.row_offsets)}>")
-        launch(function, A.shape[0], 256, (np.int64(A.shape[0]), A.row_offsets, A.column_indices, A.values, count))
-        at_fault = int(count[0])
-    if at_fault:
+    if at_fault := _asymmetric_entries(A):
         raise InputError(
             f"{at_fault} of {A.nnz} entries differ from their mirror image, so half of the matrix does not stand for "
             "the whole; symmetrise it first, (A + A.T) / 2, or use another format"
         )
+
+
+def is_symmetric(A: CsrMatrix) -> bool:
+    """Tell whether a matrix is exactly symmetric."""
+    return A.shape[0] == A.shape[1] and not _asymmetric_entries(A)
+
+
+def _asymmetric_entries(A: CsrMatrix) -> int:
+    """Count the entries of a square matrix that differ from their mirror image."""
+    if A.device.kind == "cpu":
+        return int(_count_asymmetric(A.row_offsets, A.column_indices, A.values))
+    count = A.device.xp.zeros(1, dtype=np.int32)
+    function = cuda_function("conversion.cu", f"count_asymmetric<{type_names(A.values, A.row_offsets)}>")
+    launch(function, A.shape[0], 256, (np.int64(A.shape[0]), A.row_offsets, A.column_indices, A.values, count))
+    return int(count[0])
 
 
 def _module(array: Array) -> Any:
@@ -234,6 +243,16 @@ def _fill_slots(
                 values[target] = source_values[entry]
 
 
+@serial_kernel
+def _next_block(block_row: int, entries: Array, row_offsets: Array, source_columns: Array) -> int:
+    """Return the least block column that the scalar rows of a block row have yet to come to; past INT32_MAX, none."""
+    size, column = entries.size, np.int64(INT32_MAX) + 1
+    for r in range(size):
+        if entries[r] < row_offsets[block_row * size + r + 1]:
+            column = min(column, np.int64(source_columns[entries[r]]) // size)
+    return column  # type: ignore[return-value]
+
+
 @parallel_kernel
 def _count_blocks(size: int, upper: bool, row_offsets: Array, source_columns: Array, counts: Array) -> None:
     for block_row in prange(counts.shape[0]):
@@ -241,10 +260,7 @@ def _count_blocks(size: int, upper: bool, row_offsets: Array, source_columns: Ar
         for r in range(size):
             entries[r] = row_offsets[block_row * size + r]
         while True:
-            column = np.int64(INT32_MAX) + 1
-            for r in range(size):
-                if entries[r] < row_offsets[block_row * size + r + 1]:
-                    column = min(column, np.int64(source_columns[entries[r]]) // size)
+            column = _next_block(block_row, entries, row_offsets, source_columns)
             if column > INT32_MAX:
                 break
             for r in range(size):
@@ -277,10 +293,7 @@ def _fill_blocks(
             entries[r] = row_offsets[block_row * size + r]
         slot = 0
         while True:
-            column = np.int64(INT32_MAX) + 1
-            for r in range(size):
-                if entries[r] < row_offsets[block_row * size + r + 1]:
-                    column = min(column, np.int64(source_columns[entries[r]]) // size)
+            column = _next_block(block_row, entries, row_offsets, source_columns)
             if column > INT32_MAX:
                 break
             kept = not upper or column >= block_row

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from penstock.spmv.cuda_module import NOMINAL_WARPS
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseFormat
@@ -127,7 +128,7 @@ class HybMatrix(SparseFormat, name="hyb"):
             row_indices[left],
             A.column_indices[left],
             A.values[left],
-            **EllMatrix.configuration(width, rows, warps=8448),
+            **EllMatrix.configuration(width, rows, warps=NOMINAL_WARPS),
         )
 
     @classmethod

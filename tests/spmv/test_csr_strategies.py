@@ -12,8 +12,8 @@ from kernel_targets import TARGETS
 from tolerances import product_bound
 
 from penstock.spmv import CsrMatrix, InputError, cuda_module
-from penstock.spmv.formats import csr
-from penstock.spmv.formats.csr import CsrStrategy, choose_lanes, choose_strategy
+from penstock.spmv.formats import csr, csr_strategy
+from penstock.spmv.formats.csr_strategy import CsrStrategy, choose_lanes, choose_strategy
 from penstock.spmv.kernel_table import find_kernel
 
 DEVICE_TARGETS = [target for target in TARGETS if target.id != "cpu"]
@@ -104,7 +104,7 @@ def test_an_empty_matrix_is_not_balanced_and_unknown_thresholds_are_refused():
 def test_a_matrix_takes_the_strategy_of_its_thresholds():
     A = with_lengths([800, *([400] * 3)])
 
-    strategies = {name: CsrMatrix.from_csr(A, thresholds=name).strategy for name in csr.THRESHOLDS}
+    strategies = {name: CsrMatrix.from_csr(A, thresholds=name).strategy for name in csr_strategy.THRESHOLDS}
 
     assert strategies == {"ginkgo_nvidia": 0, "ginkgo_amd": 2, "h200": 0}
     assert CsrMatrix.from_csr(with_lengths([900, *([2] * 50)])).strategy == CsrStrategy.BALANCED

@@ -1,0 +1,30 @@
+"""The interface that NVRTC and hiprtc share, under names that differ in their prefix."""
+
+import ctypes
+from typing import Any
+
+
+def compile_with(
+    library: ctypes.CDLL, prefix: str, get_size: str, architecture: str, source: str, expressions: list[str]
+) -> int:
+    """Compile all instantiations and return the size of the binary; raise RuntimeError with the log on an error."""
+
+    def call(name: str, *arguments: Any) -> int:
+        return getattr(library, prefix + name)(*arguments)
+
+    program = ctypes.c_void_p()
+    assert call("CreateProgram", ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0
+    try:
+        for expression in expressions:
+            assert call("AddNameExpression", program, expression.encode()) == 0
+        options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17")
+        size = ctypes.c_size_t()
+        if call("CompileProgram", program, len(options), options) != 0:
+            call("GetProgramLogSize", program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            call("GetProgramLog", program, log)
+            raise RuntimeError(log.value.decode())
+        assert call(get_size, program, ctypes.byref(size)) == 0
+        return size.value
+    finally:
+        call("DestroyProgram", ctypes.byref(program))
