@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from record import argument_parser, interleaved, record, write
+from record import argument_parser, record, write
 
 from penstock.experiments.bandwidth import measure_memory
+from penstock.experiments.product_timing import time_by_host_clock
 from penstock.fem import Cantilever, LognormalMaterial, Material, UniformMaterial
 from penstock.spmv import CPU
 
@@ -33,7 +34,7 @@ def main() -> None:
 
         return action
 
-    samples = interleaved({str(key): assemble(beam) for key, beam in beams.items()}, CPU, repeats=5)
+    samples = time_by_host_clock({str(key): assemble(beam) for key, beam in beams.items()}, CPU, repeats=5)
     records = []
     for (dof, name), beam in beams.items():
         nbytes = sum(outline.nbytes for outline in beam.outlines(SUBDIVISIONS))

@@ -7,13 +7,10 @@ import datetime
 import json
 import statistics
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from penstock.experiments.environment import describe_environment
-from penstock.spmv import Device
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -35,22 +32,6 @@ def current_commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit.strip() + ("+changes" if status.stdout.strip() else "")
-
-
-def interleaved(
-    actions: dict[str, Callable[[], Any]], device: Device, *, repeats: int, warmups: int = 2
-) -> dict[str, list[float]]:
-    """Time actions in turn, so that drifts of the machine hit all alike; return the seconds of every repeat."""
-    samples: dict[str, list[float]] = {name: [] for name in actions}
-    for repeat in range(repeats + warmups):
-        for name, action in actions.items():
-            device.synchronize()
-            began = time.perf_counter()
-            action()
-            device.synchronize()
-            if repeat >= warmups:
-                samples[name].append(time.perf_counter() - began)
-    return samples
 
 
 def record(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
-from penstock.spmv import CPU, Device, VectorSpace
-from penstock.streaming import FileStore, HostStore
+from penstock.experiments.product_timing import time_in_turn
+from penstock.spmv import CPU, BsrMatrix, Device, VectorSpace
+from penstock.streaming import FileStore, HostStore, StreamedMatrix
 from penstock.streaming.budget import aligned_buffer
 
-__all__ = ["measure_disk", "measure_link", "measure_memory"]
+__all__ = ["measure_disk", "measure_link", "measure_memory", "measure_starts"]
 
 _REPEATS = 5
+_STARTS, _SMALL_NBYTES = 64, 64 << 10
 
 
 def _seconds(action: Any, device: Device) -> float:
@@ -54,19 +58,60 @@ def measure_link(device: Device, nbytes: int = 512 << 20) -> float:
     """Return the bytes a second from page-locked host memory to a CUDA device."""
     with HostStore.create(_random_slabs(nbytes, 1)) as store:
         store.page_lock()
-        piece = store.piece(0)
+        [(_, piece)] = store.segments(0)
         with device.xp.cuda.Device(device.index):
             target = device.xp.empty(piece.nbytes, dtype=np.uint8)
             stream = device.xp.cuda.get_current_stream()
             copy = target.data.copy_from_host_async
-            return piece.nbytes / _seconds(lambda: copy(piece.ctypes.data, piece.nbytes, stream), device)
+            return int(piece.nbytes) / _seconds(lambda: copy(piece.ctypes.data, piece.nbytes, stream), device)
+
+
+def measure_starts(device: Device, directory: Path) -> tuple[float, float, float]:
+    """Return what starting a transfer and a product cost the host, and a product the GPU, in seconds, from many small ones.
+
+    Parameters
+    ----------
+    device : Device
+    directory : path
+        On the disk that a CPU streams from.
+    """
+    A = BsrMatrix.from_csr(scipy.sparse.eye_array(96, format="csr"), block_size=3).to_device(device)
+    x = device.xp.ones(96)
+    out = device.xp.empty_like(x)
+
+    def products() -> None:
+        for _ in range(_STARTS):
+            A.apply_slab(0, x, out, 1.0, 0.0)
+
+    product = _seconds(products, device) / _STARTS
+    gap = 0.0
+    if device.kind == "cuda":  # timed by events, behind a kernel that lets the host run ahead
+        gap = statistics.median(time_in_turn({"products": [products]}, device, repeats=_REPEATS)["products"]) / _STARTS
+    with contextlib.ExitStack() as opened:
+        slabs = _random_slabs(_STARTS * _SMALL_NBYTES, _STARTS)
+        store: FileStore | HostStore
+        if device.kind == "cuda":
+            store = opened.enter_context(HostStore.create(slabs))
+        else:
+            folder = opened.enter_context(_folder_in(directory))
+            store = opened.enter_context(FileStore.create(folder / "probe", slabs))
+        matrix = opened.enter_context(StreamedMatrix(store, store.index.nbytes // 2, device=device, at_end="continue"))
+        seconds = _seconds(lambda: matrix.sweep(lambda number, slab: None), device)
+        # What the bytes themselves take is small, but known only roughly: it stays in.
+        return seconds / len(matrix.plan.schedule.streamed), product, gap
+
+
+@contextlib.contextmanager
+def _folder_in(directory: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=directory, prefix=f".penstock-{os.getpid()}-") as folder:
+        yield Path(folder)
 
 
 def measure_disk(directory: Path, nbytes: int = 128 << 20) -> tuple[float, bool]:
     """Return the bytes a second read from a store in ``directory``, and whether it went around the page cache."""
     with (
-        tempfile.TemporaryDirectory(dir=directory, prefix=f".penstock-{os.getpid()}-") as folder,
-        FileStore.create(Path(folder) / "probe", _random_slabs(nbytes, 16)) as store,
+        _folder_in(directory) as folder,
+        FileStore.create(folder / "probe", _random_slabs(nbytes, 16)) as store,
     ):
         buffer = aligned_buffer(max(subdivision.nbytes for subdivision in store.index.subdivisions))
 

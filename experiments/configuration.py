@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -22,7 +23,9 @@ from penstock.fem import (
 )
 from penstock.spmv import InputError, parse_nbytes
 
-__all__ = ["Experiment", "read_experiment"]
+__all__ = ["Experiment", "read_configuration", "read_experiment"]
+
+Configuration = TypeVar("Configuration", bound=BaseModel)
 
 Size = Annotated[int, BeforeValidator(parse_nbytes)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -69,6 +72,24 @@ class MaterialSection(Section):
     fraction: Annotated[float, Field(ge=0, le=1)] = Field(default=0.3, description="share of inclusions (two_phase)")
     seed: Annotated[int, Field(ge=0)] = Field(default=1, description="of random factors")
 
+    def cantilever(self, model: Model) -> Cantilever:
+        """Return a body of this material."""
+        materials: dict[str, Material] = {
+            "uniform": UniformMaterial(),
+            "lognormal": LognormalMaterial(self.sigma, self.seed),
+            "two_phase": TwoPhaseMaterial(self.contrast, self.fraction, self.seed),
+        }
+        element: Element
+        if model.dof == 1:
+            element = HeatConduction(self.conductivity)
+        elif model.dof == 3:
+            element = LinearElasticity(self.young, self.poisson)
+        else:
+            element = MicropolarElasticity.from_engineering(
+                self.young, self.poisson, coupling=self.coupling, characteristic_length=self.characteristic_length
+            )
+        return Cantilever(model.nodes, model.dof, model.lengths, materials[self.kind], element)
+
 
 class LoadSection(Section):
     """What acts on the body."""
@@ -100,7 +121,10 @@ class MemorySection(Section):
     budget: Size | None = Field(
         default=None, description="memory for matrix storage, such as 2 GiB; default: the whole matrix stays resident"
     )
-    format: Literal["bsr", "csr"] = Field(default="bsr", description="storage format")
+    format: Literal["auto", "bsr", "csr", "sliced_bsr", "symmetric_bsr"] = Field(
+        default="auto",
+        description="storage format; auto: bsr in memory; streamed, the one whose sweeps are predicted to be shortest",
+    )
     values: Literal["float64", "float32"] = Field(default="float64", description="type the matrix is stored in")
     subdivisions: Annotated[int, Field(ge=1)] | None = Field(default=None, description="default: the plan chooses")
     slots: Annotated[int, Field(ge=2)] | None = Field(
@@ -154,22 +178,7 @@ class Experiment(Section):
 
     def cantilever(self) -> Cantilever:
         """Return the model problem this file describes."""
-        m, model = self.material, self.model
-        materials: dict[str, Material] = {
-            "uniform": UniformMaterial(),
-            "lognormal": LognormalMaterial(m.sigma, m.seed),
-            "two_phase": TwoPhaseMaterial(m.contrast, m.fraction, m.seed),
-        }
-        element: Element
-        if model.dof == 1:
-            element = HeatConduction(m.conductivity)
-        elif model.dof == 3:
-            element = LinearElasticity(m.young, m.poisson)
-        else:
-            element = MicropolarElasticity.from_engineering(
-                m.young, m.poisson, coupling=m.coupling, characteristic_length=m.characteristic_length
-            )
-        return Cantilever(model.nodes, model.dof, model.lengths, materials[m.kind], element)
+        return self.material.cantilever(self.model)
 
     def load_kinds(self) -> tuple[str, ...]:
         """Return the arguments of :meth:`Cantilever.load`."""
@@ -185,6 +194,11 @@ def read_experiment(path: str | Path) -> Experiment:
         If the file cannot be read, is not YAML, or says something that is not allowed; each problem is one line that
         names the key, and for an unknown key the nearest valid one.
     """
+    return read_configuration(path, Experiment)
+
+
+def read_configuration(path: str | Path, kind: type[Configuration]) -> Configuration:
+    """Read a YAML file of a given kind; errors as for :func:`read_experiment`."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -194,22 +208,22 @@ def read_experiment(path: str | Path) -> Experiment:
     except yaml.YAMLError as error:
         raise InputError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
-        raise InputError(f"{path} must hold sections such as 'model:'; 'penstock init' writes an example")
+        raise InputError(
+            f"{path} must hold sections such as '{next(iter(kind.model_fields))}:'; 'penstock init' writes an example"
+        )
     try:
-        return Experiment.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
-        problems = [f"  {_describe(dict(problem))}" for problem in error.errors()]
+        problems = [f"  {_describe(dict(problem), kind)}" for problem in error.errors()]
         raise InputError("\n".join([f"{path} cannot be used:", *dict.fromkeys(problems)])) from error
 
 
-def _describe(problem: dict[str, Any]) -> str:
+def _describe(problem: dict[str, Any], kind: type[BaseModel]) -> str:
     """Turn one of pydantic's problems into a line for people."""
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        section: Any = Experiment
-        for part in path[:-1]:
-            section = section.model_fields[part].annotation
+        section = _section_at(kind, path[:-1])
         valid = list(section.model_fields)
         near = difflib.get_close_matches(path[-1], valid, n=1, cutoff=0.5)
         advice = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(valid)}"
@@ -224,3 +238,13 @@ def _describe(problem: dict[str, Any]) -> str:
         if "[" not in part and part not in ("int", "constrained-int", "float", "constrained-float")
     )
     return f"{key}: {message}" + ("" if problem["type"] == "value_error" else f" (got {problem['input']!r})")
+
+
+def _section_at(kind: type[BaseModel], path: list[str]) -> type[BaseModel]:
+    """Return the model that describes a place in a file; numbers in the path are places in a list."""
+    section: Any = kind
+    for part in path:
+        if not part.isdecimal():
+            section = section.model_fields[part].annotation
+        section = next((inner for inner in typing.get_args(section) if hasattr(inner, "model_fields")), section)
+    return section  # type: ignore[no-any-return]

@@ -14,10 +14,16 @@ from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
 from penstock.fem import BoxMesh
 from penstock.streaming import Timeline
+from penstock.streaming.timeline import SpanKind
 
-__all__ = ["draw_convergence", "draw_deformed", "draw_timeline"]
+__all__ = ["draw_convergence", "draw_deformed", "draw_spans", "draw_timeline"]
 
 _BLUE, _ORANGE, _GREY = "#1f6fb2", "#e07b28", "#8a8f98"
+_ROWS: dict[SpanKind, tuple[str, str]] = {
+    "compute": ("kernels", _BLUE),
+    "transfer": ("transfers", _ORANGE),
+    "read": ("disk", _GREY),
+}
 _FACE_POINTS = 33  # drawn points along a side of the box at most
 
 
@@ -46,12 +52,19 @@ def draw_timeline(path: Path, timeline: Timeline, title: str = "") -> None:
     """Draw when transfers and kernels ran, one row each, with the subdivision's number where it fits."""
     figure = Figure(figsize=(9, 2.2))
     axes = figure.subplots()
-    rows = {"transfer": (1, _ORANGE), "compute": (0, _BLUE)}
+    draw_spans(axes, timeline)
+    axes.set(xlabel="milliseconds", title=title)
+    _save(figure, path)
+
+
+def draw_spans(axes: Any, timeline: Timeline) -> None:
+    """Draw the spans of a timeline, one row a kind."""
     spans = timeline.spans
+    kinds = [kind for kind in _ROWS if kind != "read" or any(span.kind == kind for span in spans)]
     begin = min((span.start for span in spans), default=0.0)
     length = max((span.stop for span in spans), default=1.0) - begin
     for span in spans:
-        row, color = rows[span.kind]
+        row, color = kinds.index(span.kind), _ROWS[span.kind][1]
         start, width = (span.start - begin) * 1e3, (span.stop - span.start) * 1e3
         wide = width > 0.02 * length * 1e3
         edge = "white" if wide else color  # a thin bar keeps its colour, and stays visible
@@ -60,10 +73,9 @@ def draw_timeline(path: Path, timeline: Timeline, title: str = "") -> None:
             axes.text(
                 start + width / 2, row, str(span.subdivision), ha="center", va="center", color="white", fontsize=7
             )
-    axes.set_yticks([0, 1], ["kernels", "transfers"])
-    axes.set(xlabel="milliseconds", title=title, ylim=(-0.6, 1.6))
+    axes.set_yticks(range(len(kinds)), [_ROWS[kind][0] for kind in kinds])
+    axes.set_ylim(-0.6, len(kinds) - 0.4)
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
 
 
 def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any]) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
 from penstock.experiments.configuration import Experiment
 from penstock.experiments.progress import Reporter
+from penstock.experiments.rates import machine_rates
 from penstock.solvers import cg_workspace_nbytes
-from penstock.spmv import Device, InputError, StoreError, format_nbytes
+from penstock.spmv import BudgetError, Device, InputError, StoreError, format_nbytes
 from penstock.spmv.formats.base import INT32_MAX
 from penstock.streaming import (
     FileStore,
@@ -28,14 +30,22 @@ from penstock.streaming import (
     plan_subdivisions,
 )
 
-__all__ = ["measure_rates", "open_store", "plan_experiment"]
+__all__ = ["measure_rates", "open_store", "plan_experiment", "resident_format"]
 
 # Below this size a measurement would take longer than what it tells about.
 _MEASURED_FROM_NBYTES = 64 << 20
+# In the order in which they are preferred when their sweeps take equally long.
+_STREAMED_FORMATS = ("bsr", "sliced_bsr", "symmetric_bsr")
 
 
-def plan_experiment(experiment: Experiment) -> StreamPlan:
+def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> StreamPlan:
     """Plan an experiment without allocating anything of its size.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    rates : LinkRates, optional
+        Of this machine; without them plans are compared at typical ones, and tell no times.
 
     Raises
     ------
@@ -43,35 +53,56 @@ def plan_experiment(experiment: Experiment) -> StreamPlan:
         If the budget is too small; the message gives the smallest that would do.
     """
     cantilever, memory = experiment.cantilever(), experiment.memory
-    dtype = np.dtype(memory.values)
 
-    def index_for(count: int) -> MatrixIndex:
-        return index_of(cantilever.outlines(count, memory.format, values_dtype=dtype), cantilever.shape)
+    def index_for(format_name: str, count: int) -> MatrixIndex:
+        slabs = cantilever.outlines(count, format_name, values_dtype=np.dtype(memory.values))
+        return index_of(slabs, cantilever.shape)
 
-    options: dict[str, Any] = {"workspace_nbytes": cg_workspace_nbytes(cantilever.unknowns)}
+    options: dict[str, Any] = {"workspace_nbytes": cg_workspace_nbytes(cantilever.unknowns), "rates": rates}
     if memory.budget is None:
-        index = index_for(1 + cantilever.nnz // INT32_MAX)
+        index = index_for(resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)
         return plan_stream(index, index.nbytes, **options)
     options |= {"slots": memory.slots, "overlap": memory.overlap}
     if memory.store is not None and memory.store.exists():
         with FileStore(memory.store) as store:
             _check_store(store, experiment)
             return plan_stream(store.index, memory.budget, **options)
-    if memory.subdivisions is not None:
-        return plan_stream(index_for(memory.subdivisions), memory.budget, **options)
-    return plan_subdivisions(index_for, memory.budget, limit=cantilever.mesh.node_count, **options)
+    plans, refused = [], None
+    for format_name in _STREAMED_FORMATS if memory.format == "auto" else (memory.format,):
+        if memory.subdivisions is not None:
+            options["counts"] = (memory.subdivisions,)
+        try:
+            plans.append(
+                plan_subdivisions(
+                    partial(index_for, format_name), memory.budget, limit=cantilever.mesh.node_count, **options
+                )
+            )
+        except (BudgetError, InputError) as error:  # another format may need less
+            refused = error
+    if not plans:
+        assert refused is not None
+        raise refused
+    return min(plans, key=StreamPlan.compared_seconds)
+
+
+def resident_format(experiment: Experiment) -> str:
+    """Return the format of a matrix that stays in the memory that computes."""
+    return "bsr" if experiment.memory.format == "auto" else experiment.memory.format
 
 
 def _store_label(experiment: Experiment) -> str:
     """Return what determines every entry of the stored matrix."""
     memory = experiment.memory
-    return f"{experiment.model!r} {experiment.material!r} {memory.format} {memory.values}"
+    return f"{experiment.model!r} {experiment.material!r} {memory.values}"
 
 
 def _check_store(store: FileStore, experiment: Experiment) -> None:
     """Refuse a store that holds another matrix, or another cut than the experiment asks for."""
     if store.label != _store_label(experiment):
         raise InputError(f"the store {store.path} holds another matrix ({store.label}); name another memory.store")
+    found, asked = store.index.format_name, experiment.memory.format
+    if asked not in ("auto", found):
+        raise InputError(f"the store {store.path} holds a {found} matrix instead of {asked}; name another memory.store")
     count, wanted = len(store.index.subdivisions), experiment.memory.subdivisions
     if wanted is not None and wanted != count:
         raise InputError(
@@ -80,7 +111,7 @@ def _check_store(store: FileStore, experiment: Experiment) -> None:
 
 
 def measure_rates(experiment: Experiment, device: Device, directory: Path) -> LinkRates | None:
-    """Measure link and memory, so that a plan can tell the time of a sweep; None for what takes no time.
+    """Return the rates of link and memory, so that a plan can tell the time of a sweep; None for what takes no time.
 
     Parameters
     ----------
@@ -92,9 +123,7 @@ def measure_rates(experiment: Experiment, device: Device, directory: Path) -> Li
     nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
     if experiment.memory.budget is None or nbytes < _MEASURED_FROM_NBYTES:
         return None
-    with device.current():
-        link = measure_disk(directory)[0] if device.kind == "cpu" else measure_link(device)
-        return LinkRates(link, measure_memory(device))
+    return machine_rates(device, directory)
 
 
 @contextlib.contextmanager
@@ -116,7 +145,7 @@ def open_store(
     """
     memory, cantilever = experiment.memory, experiment.cantilever()
     count, total = len(plan.index.subdivisions), plan.index.nbytes
-    slabs = cantilever.subdivisions(count, memory.format, values_dtype=np.dtype(memory.values))
+    slabs = cantilever.subdivisions(count, plan.index.format_name, values_dtype=np.dtype(memory.values))
     with contextlib.ExitStack() as resources:
         if device.kind == "cuda" and memory.store is None:
             with reporter.stage("assemble") as stage:
@@ -142,10 +171,15 @@ def open_store(
                 ).close()
         file_store = resources.enter_context(FileStore(path))
         _check_store(file_store, experiment)
-        if device.kind == "cpu":
-            yield file_store
-        else:
+        # A GPU streams fastest from memory; a matrix that would fill most of it comes from the disk in every sweep.
+        if device.kind == "cuda" and total < _free_host_nbytes() // 2:
             yield resources.enter_context(HostStore.from_store(file_store))
+        else:
+            yield file_store
+
+
+def _free_host_nbytes() -> int:
+    return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
 
 
 def _check_free_space(path: Path, nbytes: int) -> None:

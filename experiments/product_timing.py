@@ -10,7 +10,7 @@ from typing import Any
 from penstock.spmv import Device
 from penstock.spmv.scheduling import last_level_cache_nbytes
 
-__all__ = ["cache_nbytes", "copies_wanted", "memory_for_copies", "time_in_turn"]
+__all__ = ["cache_nbytes", "copies_wanted", "memory_for_copies", "time_by_host_clock", "time_in_turn"]
 
 Action = Callable[[], Any]
 
@@ -81,6 +81,28 @@ def time_in_turn(
                 calls[name] = len(variants) * min(rounds, 1 if device.kind == "cuda" and len(variants) > 3 else 200)
             else:
                 samples[name].append(seconds)
+    return samples
+
+
+def time_by_host_clock(
+    actions: Mapping[str, Action], device: Device, *, repeats: int, warmups: int = 2
+) -> dict[str, list[float]]:
+    """Time long actions in turn, each from its call to the end of all work it gave to the device.
+
+    Returns
+    -------
+    dict of str to list of float
+        Seconds, a sample each; what the host takes to issue the work is part of it.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in actions}
+    for repeat in range(repeats + warmups):
+        for name, action in actions.items():
+            device.synchronize()
+            began = time.perf_counter()
+            action()
+            device.synchronize()
+            if repeat >= warmups:
+                samples[name].append(time.perf_counter() - began)
     return samples
 
 

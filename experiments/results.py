@@ -15,7 +15,7 @@ from penstock.fem import Cantilever, write_vtkhdf
 from penstock.spmv import InputError, StoreError, format_nbytes
 from penstock.streaming import Timeline
 
-__all__ = ["ResultsFolder"]
+__all__ = ["ResultsFolder", "write_json", "write_text"]
 
 _FIELD = {1: "temperature", 3: "displacement", 6: "displacement"}
 
@@ -36,28 +36,15 @@ class ResultsFolder:
         self.residuals = path / "residuals.csv"
         self.environment = path / "environment.json"
         self.timeline = path / "timeline.json"
+        self.trace = path / "timeline.trace.json"
         self.field = path / "solution.vtkhdf"
         self.checkpoint = path / "checkpoint.npz"
         self.matrix = path / "matrix"
 
-    def write_text(self, file: Path, text: str) -> None:
-        """Write a text whole or not at all."""
-        temporary = file.with_name(file.name + ".partial")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(file)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise StoreError(f"cannot write {file}: {error.strerror or error}") from error
-
-    def write_json(self, file: Path, data: Any) -> None:
-        """Write plain values as JSON; numbers that are not finite become null, as JSON has none."""
-        self.write_text(file, json.dumps(_without_nan(data), indent=2) + "\n")
-
     def write_residuals(self, residual_norms: list[float]) -> None:
         """Write the residual history, one line an iteration."""
         lines = ["iteration,relative_residual", *(f"{k},{norm!r}" for k, norm in enumerate(residual_norms))]
-        self.write_text(self.residuals, "\n".join(lines) + "\n")
+        write_text(self.residuals, "\n".join(lines) + "\n")
 
     def read_json(self, file: Path) -> Any:
         """Read a JSON file of this folder.
@@ -134,8 +121,31 @@ class ResultsFolder:
                 f"{result['bytes_streamed'] / max(seconds['solve'], 1e-9) / 1e9:.3g} GB/s over the whole solve"
                 + (", read around the page cache" if result["direct_reads"] else "")
             )
+        if result["link_fraction"] is not None:
+            predicted, measured = result["predicted_sweep_seconds"], result["sweep_seconds"]
+            lines.append(
+                f"a sweep          {measured * 1e3:.3g} ms with all vector work, {predicted * 1e3:.3g} ms predicted; "
+                f"{100 * result['link_fraction']:.3g} % of the link's rate, {100 * result['memory_fraction']:.3g} % of "
+                "the memory's" + (", through staging buffers" if result["staged"] else "")
+            )
         lines.append("seconds          " + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items()))
         return "\n".join(lines)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text whole or not at all."""
+    temporary = file.with_name(file.name + ".partial")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {file}: {error.strerror or error}") from error
+
+
+def write_json(file: Path, data: Any) -> None:
+    """Write plain values as JSON; numbers that are not finite become null, as JSON has none."""
+    write_text(file, json.dumps(_without_nan(data), indent=2) + "\n")
 
 
 def _number(value: float | None) -> str:

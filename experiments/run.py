@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
 import time
 from collections.abc import Iterator
@@ -18,9 +17,9 @@ from penstock.experiments.checkpoint import Checkpoint, read_checkpoint, write_c
 from penstock.experiments.configuration import Experiment, read_experiment
 from penstock.experiments.environment import describe_environment
 from penstock.experiments.interrupts import stop_requests
-from penstock.experiments.matrix_storage import measure_rates, open_store, plan_experiment
+from penstock.experiments.matrix_storage import measure_rates, open_store, plan_experiment, resident_format
 from penstock.experiments.progress import Reporter, solve_progress
-from penstock.experiments.results import ResultsFolder
+from penstock.experiments.results import ResultsFolder, write_json, write_text
 from penstock.solvers import (
     CgState,
     IterationRecord,
@@ -81,7 +80,7 @@ def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: R
     except OSError as error:
         raise StoreError(f"cannot make {folder.path}: {error.strerror or error}") from error
     try:
-        folder.write_text(folder.configuration, yaml.safe_dump(_resolved(experiment), sort_keys=False))
+        write_text(folder.configuration, yaml.safe_dump(_resolved(experiment), sort_keys=False))
         return _Run(experiment, folder, reporter or Reporter()).run(resume=False)
     except BaseException as error:
         _remove_unless_checkpointed(folder, error)
@@ -148,21 +147,23 @@ class _Run:
 
     def run(self, *, resume: bool) -> RunOutcome:
         """Plan, build, solve and report."""
-        with self._timed("plan"):
-            rates = measure_rates(self.experiment, self.device, self.folder.path)
-            plan = dataclasses.replace(plan_experiment(self.experiment), rates=rates)
-        self.folder.write_text(self.folder.plan, plan.explain() + "\n")
-        self.reporter.text("Plan", plan.explain())
         checkpoint = Checkpoint(None)
         if resume:
             checkpoint = read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
+        with self._timed("plan"):
+            rates = measure_rates(self.experiment, self.device, self.folder.path)
+            plan = plan_experiment(self.experiment, rates)
+            self._settle(plan)
+        write_text(self.folder.plan, plan.explain() + "\n")
+        self.reporter.text("Plan", plan.explain())
         with contextlib.ExitStack() as resources:
             resources.enter_context(self.device.current())
             A: Operator
             if self.experiment.memory.budget is None:
                 with self._timed("assembly"), self.reporter.stage("assemble"):
                     dtype = np.dtype(self.experiment.memory.values)
-                    A = self.cantilever.matrix(self.experiment.memory.format, values_dtype=dtype).to_device(self.device)
+                    name = resident_format(self.experiment)
+                    A = self.cantilever.matrix(name, values_dtype=dtype).to_device(self.device)
             else:
                 with self._timed("assembly"):
                     opened = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter)
@@ -180,6 +181,18 @@ class _Run:
             self.folder.checkpoint.unlink(missing_ok=True)
         shutil.rmtree(self.folder.matrix, ignore_errors=True)
         return RunOutcome(self.folder, result.reason)
+
+    def _settle(self, plan: StreamPlan) -> None:
+        """Write down what the plan decided, so that going on or running again does not depend on what is measured then."""
+        if plan.slots:
+            decided = {
+                "format": plan.index.format_name,
+                "subdivisions": len(plan.index.subdivisions),
+                "slots": plan.slots,
+            }
+            memory = self.experiment.memory.model_copy(update=decided)
+            self.experiment = self.experiment.model_copy(update={"memory": memory})
+            write_text(self.folder.configuration, yaml.safe_dump(_resolved(self.experiment), sort_keys=False))
 
     @contextlib.contextmanager
     def _timed(self, part: str) -> Iterator[None]:
@@ -204,17 +217,26 @@ class _Run:
         M = None if size is None else block_jacobi(A, size)
         began = time.perf_counter()
 
+        # Formats that scatter add in the order of the sweep: the direction is part of the state. It is noted between two
+        # iterations, because a solve that stops sweeps once more, for the true residual.
+        direction = checkpoint.direction
+        if checkpoint.state is not None and isinstance(A, StreamedMatrix):
+            A.turn_to(direction)
+
         def spent(state: CgState) -> Checkpoint:
             sweeps = A.sweeps if isinstance(A, StreamedMatrix) else 0
             streamed = A.bytes_streamed if isinstance(A, StreamedMatrix) else 0
             seconds = checkpoint.seconds + time.perf_counter() - began
-            return Checkpoint(state, checkpoint.sweeps + sweeps, checkpoint.bytes_streamed + streamed, seconds)
+            return Checkpoint(
+                state, checkpoint.sweeps + sweeps, checkpoint.bytes_streamed + streamed, seconds, direction
+            )
 
         last_write = time.perf_counter()
         with stop_requests(self.reporter) as stop, self.reporter.stage("solve") as stage:
 
             def monitor(record: IterationRecord) -> bool:
-                nonlocal last_write
+                nonlocal last_write, direction
+                direction = A.direction if isinstance(A, StreamedMatrix) else 1
                 stage.advance(*solve_progress(record, record.state.residual_norms[0], solver.rtol))
                 if time.perf_counter() - last_write > self.experiment.output.checkpoint_seconds:
                     self._save(spent(record.state))
@@ -224,6 +246,11 @@ class _Run:
             result = cg(A, b, rtol=solver.rtol, maxiter=solver.maxiter, M=M, monitor=monitor, state=checkpoint.state)
         return result, spent(result.state)
 
+    @staticmethod
+    def _fraction(spent: Checkpoint, nbytes: int, rate: float | None) -> float | None:
+        """Return which part of a measured rate the solve made use of; None where nothing was measured."""
+        return nbytes / spent.seconds / rate if rate and spent.seconds else None
+
     def _report(self, A: Operator, plan: StreamPlan, result: SolveResult, spent: Checkpoint, before: float) -> None:
         """Write everything a finished run leaves; ``before`` are the seconds of earlier runs that it went on from."""
         folder, streamed = self.folder, isinstance(A, StreamedMatrix) and bool(plan.slots)
@@ -232,7 +259,8 @@ class _Run:
             assert isinstance(A, StreamedMatrix)
             with A.recording() as timeline:  # a sweep of its own, so that recording costs the solve nothing
                 A.apply(result.x)
-            folder.write_json(folder.timeline, timeline.to_json())
+            write_json(folder.timeline, timeline.to_json())
+            write_text(folder.trace, timeline.to_chrome_trace())
         self.seconds["solve"] = spent.seconds
         self.seconds["total"] = time.perf_counter() - self.began + before
         nbytes = plan.index.nbytes
@@ -254,6 +282,12 @@ class _Run:
             "subdivisions": len(plan.index.subdivisions),
             "slots": plan.slots,
             "overlap": plan.overlap,
+            "format": plan.index.format_name,
+            "predicted_sweep_seconds": plan.predicted_seconds(),
+            "sweep_seconds": spent.seconds / spent.sweeps if spent.sweeps else None,
+            "link_fraction": self._fraction(spent, spent.bytes_streamed, plan.rates.link if plan.rates else None),
+            "memory_fraction": self._fraction(spent, spent.sweeps * nbytes, plan.rates.memory if plan.rates else None),
+            "staged": isinstance(A, StreamedMatrix) and A.staged,
             "direct_reads": isinstance(A, StreamedMatrix) and getattr(A.store, "direct", False),
             "unknowns": self.cantilever.unknowns,
             "nonzeros": self.cantilever.nnz,
@@ -261,11 +295,11 @@ class _Run:
             "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "solve", "total")},
             "device": str(self.device),
         }
-        folder.write_json(folder.environment, describe_environment())
+        write_json(folder.environment, describe_environment())
         folder.write_residuals(result.residual_norms)
         if self.experiment.output.field:
             folder.write_field(self.cantilever, x)
-        folder.write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
+        write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
         if self.experiment.output.figures:
             with self.reporter.stage("draw") as stage:
                 folder.draw(self.cantilever)

@@ -11,11 +11,18 @@ from penstock.fem.material import Material
 from penstock.fem.mesh import BoxMesh
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseFormat, format_named
 from penstock.spmv.formats.base import INT32_MAX
+from penstock.spmv.formats.from_csr import chunk_offsets
+from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.jit import parallel_kernel
 
-__all__ = ["assemble_rows", "outline_rows"]
+__all__ = ["ASSEMBLED_FORMATS", "CHUNKED_FORMATS", "assemble_rows", "outline_rows"]
 
 Array = np.ndarray[Any, Any]
+
+#: Formats whose slabs hold whole chunks of :data:`HEIGHT` nodes.
+CHUNKED_FORMATS = ("sliced_bsr", "symmetric_bsr")
+#: Formats in which slabs can be assembled.
+ASSEMBLED_FORMATS = ("csr", "bsr", *CHUNKED_FORMATS)
 
 
 def assemble_rows(
@@ -41,8 +48,8 @@ def assemble_rows(
         Factors of the elements.
     start, stop : int
         Node numbers.
-    format_name : {"bsr", "csr"}
-        ``bsr`` has blocks of dof x dof.
+    format_name : str
+        One of :data:`ASSEMBLED_FORMATS`; all but ``csr`` have blocks of dof x dof.
     clamped : bool
         Eliminate the unknowns of the face x = 0 symmetrically: their diagonal stays, everything else in their rows and
         columns becomes a stored zero, so that the pattern does not change.
@@ -51,7 +58,7 @@ def assemble_rows(
 
     Returns
     -------
-    BsrMatrix or CsrMatrix, ((stop - start) * dof, node_count * dof)
+    SparseFormat, ((stop - start) * dof, node_count * dof)
         Every connection of two nodes is stored. An entry and its mirror image are equal to the last bit, because both
         sum the same products in the order of the element numbers.
 
@@ -59,6 +66,22 @@ def assemble_rows(
     -----
     Needs the slab and the material of its element layers, nothing else.
     """
+    if format_name in CHUNKED_FORMATS:
+        rows = assemble_rows(
+            mesh,
+            element_matrix,
+            material,
+            start,
+            stop,
+            format_name="csr",
+            clamped=clamped,
+            values_dtype=values_dtype,
+            offsets_dtype=np.int64,
+        )
+        options = {"block_size": _dof(element_matrix), "check": False}
+        if format_name == "sliced_bsr":
+            options["sorting_scope"] = 1  # rows of a mesh are even, and slabs of any cut hold the same bits
+        return format_named(format_name).slab_from_csr(rows, start * _dof(element_matrix), **options)
     slab = outline_rows(
         mesh,
         _dof(element_matrix),
@@ -120,12 +143,41 @@ def outline_rows(
         }
         whole = CsrMatrix.tuned(mesh.connections * dof * dof, mesh.node_count * dof)
         return CsrMatrix.from_arrays(shape, np.float64, arrays, whole)
+    if format_name in CHUNKED_FORMATS:
+        counts = _count_connections(start, stop, *mesh.node_counts, format_name == "symmetric_bsr")
+        offsets = chunk_offsets(counts, HEIGHT)
+        arrays = {
+            "chunk_offsets": offsets,
+            "column_indices": blank(np.int32, int(offsets[-1])),
+            "values": blank(values_dtype, int(offsets[-1]) * dof * dof),
+            "permutation": blank(np.int32, 0),
+        }
+        parameters = {"block_size": dof} | ({"sorting_scope": 1} if format_name == "sliced_bsr" else {})
+        return format_named(format_name).from_arrays(shape, np.float64, arrays, parameters)
     format_named(format_name)
-    raise InputError(f"the generator assembles bsr and csr; convert these to {format_name} with from_csr")
+    raise InputError(
+        f"the generator assembles {', '.join(ASSEMBLED_FORMATS)}; convert one of these to {format_name} with from_csr"
+    )
 
 
 def _dof(element_matrix: Array) -> int:
     return len(element_matrix) // 8
+
+
+@njit(nogil=True, cache=True)
+def _count_connections(start: int, stop: int, nx: int, ny: int, nz: int, upper: bool) -> Array:
+    """Count the connections of each node, or those with itself and with nodes of larger number."""
+    counts = np.empty(stop - start, np.int64)
+    for node in range(start, stop):
+        ix, iy, iz = node // (ny * nz), node // nz % ny, node % nz
+        x = 3 - (ix == 0) - (ix == nx - 1)
+        y = 3 - (iy == 0) - (iy == ny - 1)
+        z = 3 - (iz == 0) - (iz == nz - 1)
+        count = x * y * z
+        if upper:  # those of the plane before, of the line before, and the node before
+            count -= (ix > 0) * y * z + (iy > 0) * z + (iz > 0)
+        counts[node - start] = count
+    return counts
 
 
 @njit(nogil=True, cache=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.fem.assembly import assemble_rows, outline_rows
+from penstock.fem.assembly import CHUNKED_FORMATS, assemble_rows, outline_rows
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
 from penstock.fem.load import body_load, end_load
@@ -18,6 +18,7 @@ from penstock.fem.material import Material, UniformMaterial
 from penstock.fem.mesh import BoxMesh
 from penstock.fem.micropolar import MicropolarElasticity
 from penstock.spmv import InputError, SparseFormat
+from penstock.spmv.formats.sliced_bsr import HEIGHT
 
 __all__ = ["LOAD_KINDS", "Cantilever", "Element"]
 
@@ -116,7 +117,7 @@ class Cantilever:
         return self.mesh.connections * self.dof**2
 
     def matrix(self, format_name: str = "bsr", *, values_dtype: Any = np.float64) -> SparseFormat:
-        """Assemble the whole matrix in memory, in ``bsr`` (blocks of dof x dof) or ``csr``."""
+        """Assemble the whole matrix in memory, in ``csr``, or in ``bsr`` or another format with blocks of dof x dof."""
         return self._assemble(0, self.mesh.node_count, format_name, values_dtype, np.int64)
 
     def subdivisions(
@@ -124,19 +125,25 @@ class Cantilever:
     ) -> Iterator[SparseFormat]:
         """Assemble the matrix in ``count`` row slabs of nearly equal size, one at a time.
 
-        Memory is one slab. Put them together they hold the arrays of :meth:`matrix`, bit for bit.
+        Memory is one slab. Put together they hold the arrays of :meth:`matrix`, bit for bit; those of ``sliced_bsr`` and
+        ``symmetric_bsr`` hold whole chunks of 32 nodes, but for the last.
         """
-        bounds = self.mesh.cut(count)
-        for start, stop in itertools.pairwise(bounds):
+        for start, stop in itertools.pairwise(self._cut(count, format_name)):
             yield self._assemble(start, stop, format_name, values_dtype, np.int32)
 
     def outlines(self, count: int, format_name: str = "bsr", *, values_dtype: Any = np.float64) -> list[SparseFormat]:
         """Return what :meth:`subdivisions` will yield, with shapes and types but no memory: the input of a plan."""
-        bounds = self.mesh.cut(count)
         return [
             outline_rows(self.mesh, self.dof, start, stop, format_name=format_name, values_dtype=values_dtype)
-            for start, stop in itertools.pairwise(bounds)
+            for start, stop in itertools.pairwise(self._cut(count, format_name))
         ]
+
+    def _cut(self, count: int, format_name: str) -> list[int]:
+        """Cut the nodes into slabs; those of chunked formats hold whole chunks."""
+        bounds = self.mesh.cut(count)
+        if format_name in CHUNKED_FORMATS:
+            bounds = [round(bound / HEIGHT) * HEIGHT for bound in bounds[:-1]] + bounds[-1:]
+        return bounds
 
     def _assemble(self, start: int, stop: int, format_name: str, values_dtype: Any, offsets_dtype: Any) -> SparseFormat:
         return assemble_rows(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
 from penstock import __version__
@@ -75,6 +76,8 @@ def run(
 ) -> None:
     """Solve a cantilever described in YAML and leave a results folder."""
     from penstock.experiments import RichReporter, plan_experiment, read_experiment, resume_experiment, run_experiment
+    from penstock.experiments.matrix_storage import measure_rates
+    from penstock.spmv import Device
 
     console = Console()
     reporter = RichReporter(console)
@@ -89,7 +92,8 @@ def run(
     else:
         experiment = read_experiment(file)
         if dry_run:
-            print(plan_experiment(experiment).explain())
+            rates = measure_rates(experiment, Device.parse(experiment.memory.device), Path.cwd())
+            print(plan_experiment(experiment, rates).explain())
             return
         directory = output or _free_name(experiment.output.directory / file.stem)
         outcome = _noting_interrupts(lambda: run_experiment(experiment, directory, reporter=reporter))
@@ -176,6 +180,35 @@ def bench(
     console.print(f"memory bandwidth {result['limits']['read_GBps']:.4g} GB/s", highlight=False)
     paths = write_bench(result, folder)
     console.print(f"Records and {len(paths) - 1} figures are in {paths[0].parent}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def overlap(
+    file: Annotated[Path | None, typer.Argument(help="Study in YAML; examples/overlap has some.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the study in this folder.")] = None,
+) -> None:
+    """Measure how much of the transfers hides behind computation, and leave a table, a JSON file and figures."""
+    from penstock.experiments import RichReporter
+    from penstock.experiments.overlap_configuration import read_overlap_study
+    from penstock.experiments.overlap_report import run_overlap_study
+
+    if (file is None) == (resume is None) or (resume is not None and output is not None):
+        raise typer.BadParameter("name a study FILE, with --output or not, or a folder to --resume")
+    study = None if file is None else read_overlap_study(file)
+    directory = resume or output or _free_name(Path("results") / f"overlap-{file.stem if file else ''}")
+    console = Console(width=None if sys.stdout.isatty() else 160)
+
+    def measure() -> Any:
+        try:
+            return run_overlap_study(study, directory, reporter=RichReporter(console))
+        except KeyboardInterrupt as error:
+            error.add_note(f"what was measured is kept; go on with: penstock overlap --resume {directory}")
+            raise
+
+    folder = _noting_interrupts(measure)
+    console.print(Markdown(folder.gains.read_text(encoding="utf-8")))
+    console.print(f"Records, figures and timelines are in {folder.path}", highlight=False, soft_wrap=True)
 
 
 @app.command()

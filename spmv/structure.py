@@ -71,5 +71,5 @@ class MatrixStructure:
     def blocks(self, size: int, *, upper: bool = False) -> np.ndarray[Any, Any]:
         """Return the number of ``size`` x ``size`` blocks of each block row, those left of the diagonal left out if upper."""
         if (size, upper) not in self._counts:
-            self._counts[size, upper] = CPU.asarray(count_blocks(self.source, size, upper=upper))
+            self._counts[size, upper] = CPU.asarray(count_blocks(self.source, size, upper=0 if upper else None))
         return self._counts[size, upper]

@@ -4,16 +4,20 @@ from penstock.streaming.budget import MemoryBudget
 from penstock.streaming.file_store import FileStore
 from penstock.streaming.host_store import HostStore
 from penstock.streaming.layout import MatrixIndex, Subdivision, index_of
-from penstock.streaming.plan import LinkRates, StreamPlan, plan_stream, plan_subdivisions
+from penstock.streaming.plan import Forecast, LinkRates, StreamPlan, plan_stream, plan_subdivisions
 from penstock.streaming.schedule import Compute, Copy, HazardError, Release, Schedule, check_hazards
 from penstock.streaming.store import PageLockable, Store
+from penstock.streaming.store_wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper
 from penstock.streaming.streamed_matrix import StreamedMatrix
-from penstock.streaming.timeline import Span, Timeline
+from penstock.streaming.timeline import Span, Timeline, foretell
 
 __all__ = [
     "Compute",
     "Copy",
+    "CountingStore",
+    "FaultyStore",
     "FileStore",
+    "Forecast",
     "HazardError",
     "HostStore",
     "LinkRates",
@@ -22,13 +26,16 @@ __all__ = [
     "PageLockable",
     "Release",
     "Schedule",
+    "SlowStore",
     "Span",
     "Store",
+    "StoreWrapper",
     "StreamPlan",
     "StreamedMatrix",
     "Subdivision",
     "Timeline",
     "check_hazards",
+    "foretell",
     "index_of",
     "plan_stream",
     "plan_subdivisions",

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.spmv import Array, BudgetError, Device, format_nbytes, parse_nbytes
 
-__all__ = ["PAGE_NBYTES", "MemoryBudget", "aligned_buffer"]
+__all__ = ["PAGE_NBYTES", "MemoryBudget", "aligned_buffer", "check_room_for_vectors"]
 
 #: Slabs start at multiples of this and are padded to it, so that unbuffered disk reads and page-locking apply.
 PAGE_NBYTES = 4096
@@ -102,3 +102,22 @@ class MemoryBudget:
         self.used_nbytes -= self._ledger.pop(purpose, 0)
         if self._pool is not None:
             self._pool.free_all_blocks()
+
+
+def check_room_for_vectors(device: Device, nbytes: int) -> None:
+    """Refuse to start what would run out of the GPU's memory in the middle.
+
+    Raises
+    ------
+    BudgetError
+        If less than ``nbytes`` are free beside the matrix storage.
+    """
+    if device.kind == "cpu" or not nbytes:
+        return
+    free, total = device.xp.cuda.runtime.memGetInfo()
+    free += device.xp.get_default_memory_pool().free_bytes()
+    if nbytes > free:
+        raise BudgetError(
+            f"the vectors need {format_nbytes(nbytes)} beside the matrix storage, but {format_nbytes(free)} of the "
+            f"{format_nbytes(total)} of {device} are free; lower the budget"
+        )

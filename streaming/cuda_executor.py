@@ -2,40 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from penstock.spmv import Array, Device, InputError, SparseFormat
-from penstock.streaming.layout import Visit
+import numpy as np
+
+from penstock.spmv import Array, Device, DeviceError, SparseFormat, StoreError
+from penstock.streaming.budget import aligned_buffer
+from penstock.streaming.layout import Part, Visit
+from penstock.streaming.reader import Reader
 from penstock.streaming.schedule import Compute, Copy, Release, Step
 from penstock.streaming.store import PageLockable, Store
-from penstock.streaming.timeline import Span, Timeline
+from penstock.streaming.timeline import Span, SpanKind, Timeline
 
 __all__ = ["CudaExecutor"]
 
 
 class CudaExecutor:
-    """Transfers page-locked pieces of host memory to slots on a GPU, ordered against kernels by events alone.
+    """Transfers pieces of a matrix to slots on a GPU, ordered against kernels by events alone.
 
     Parameters
     ----------
     store : Store
-        Must be a :class:`HostStore` or another store whose pieces lie in host memory.
+        One whose pieces lie in host memory (a :class:`HostStore`) is page-locked, and the GPU copies from it. Any other,
+        and one that the system refuses to lock, is read into page-locked buffers, as long as the ring, by a thread of its
+        own: disk -> page-locked memory -> GPU.
     device : Device
     slots : list of CuPy uint8 arrays
+    part : Part
+        What moves of each subdivision.
+    structures : list of CuPy uint8 arrays
+        The structure of every subdivision, if only values move.
     overlap : bool
-        True copies on a stream of its own. False copies on the stream that computes, so nothing runs at once.
+        True copies on a stream of its own. False copies on the stream that computes and waits for the end of each copy.
+    stall_seconds : float
+        A read that takes longer is an error.
 
     Notes
     -----
-    The host only issues work: it waits for nothing inside a sweep. Computations run on the caller's current stream.
+    From page-locked memory the host only issues work: it waits for nothing inside a sweep. From a disk it waits for what is
+    read, and issues each transfer when its data are there. Computations run on the caller's current stream.
     """
 
-    def __init__(self, store: Store, device: Device, slots: list[Array], *, overlap: bool) -> None:
-        if not isinstance(store, PageLockable):
-            raise InputError(
-                f"a GPU streams from host memory, not from a {type(store).__name__}; use HostStore.from_store(store)"
-            )
+    def __init__(
+        self,
+        store: Store,
+        device: Device,
+        slots: list[Array],
+        *,
+        part: Part = "whole",
+        structures: list[Array] | None = None,
+        overlap: bool,
+        stall_seconds: float,
+    ) -> None:
         import cupy
 
         self._cupy = cupy
@@ -44,20 +65,40 @@ class CudaExecutor:
         self.slots = slots
         self.timeline: Timeline | None = None
         self._index = store.index
+        self._part = part
+        self._structures = structures
         self._views: dict[tuple[int, int], SparseFormat] = {}
+        self._pending: list[tuple[SpanKind, int, int | None, Any, Any]] = []
+        self._direct: PageLockable | None = None
+        self._staging: _Staging | None = None
         with cupy.cuda.Device(device.index):
-            store.page_lock()
+            if isinstance(store, PageLockable):
+                with contextlib.suppress(DeviceError):
+                    store.page_lock()
+                    self._direct = store
+            if self._direct is None:
+                nbytes = [int(slot.nbytes) for slot in slots]
+                self._staging = _Staging(
+                    store, part, nbytes, threaded=overlap, stall_seconds=stall_seconds, executor=self
+                )
             self._copy_stream = cupy.cuda.Stream(non_blocking=True) if overlap else None
             self._arrived = [cupy.cuda.Event(disable_timing=True) for _ in slots]
             self._released = [cupy.cuda.Event(disable_timing=True) for _ in slots]
-        self._pending: list[tuple[Any, int, int | None, Any, Any]] = []
 
-    def load_resident(self, number: int, buffer: Array) -> SparseFormat:
-        """Fill a resident buffer and return the subdivision in it."""
-        piece = self.store.piece(number)
-        buffer[: piece.nbytes].set(piece)
-        view: SparseFormat = self._index.view(number, buffer)
-        return view
+    @property
+    def staged(self) -> bool:
+        """Whether data pass through page-locked buffers of the executor's own on their way."""
+        return self._staging is not None
+
+    def load(self, number: int, buffer: Array, part: Part) -> None:
+        """Fill a buffer that stays."""
+        if self._direct is not None:
+            for offset, piece in self._direct.segments(number, part):
+                buffer[offset : offset + piece.nbytes].set(piece)
+        else:
+            host = aligned_buffer(self._index.subdivisions[number].part_nbytes(part))
+            self.store.read_into(number, host, part)
+            buffer[: host.nbytes].set(host)
 
     def play(self, steps: Iterable[Step], residents: dict[int, SparseFormat], visit: Visit) -> None:
         """Issue steps in order; ``visit(number, slab)`` issues the computation on a slab."""
@@ -66,63 +107,157 @@ class CudaExecutor:
         try:
             for step in steps:
                 if isinstance(step, Copy):
-                    copy_stream.wait_event(self._released[step.slot])
-                    with self._recorded("transfer", step.subdivision, step.slot, copy_stream):
-                        piece = self.store.piece(step.subdivision)
-                        self.slots[step.slot].data.copy_from_host_async(piece.ctypes.data, piece.nbytes, copy_stream)
-                    self._arrived[step.slot].record(copy_stream)
+                    if self._staging is not None:
+                        self._staging.request(step)
+                    else:
+                        self._transfer(step, copy_stream)
                 elif isinstance(step, Compute):
                     if step.slot is not None:
+                        if self._staging is not None and (copy := self._staging.arrival(step)):
+                            self._transfer(copy, copy_stream)
                         compute_stream.wait_event(self._arrived[step.slot])
                     with self._recorded("compute", step.subdivision, step.slot, compute_stream):
                         visit(step.subdivision, self._slab(step, residents))
                 elif isinstance(step, Release):
                     self._released[step.slot].record(compute_stream)
         except BaseException:
-            self.drain()
+            with contextlib.suppress(StoreError):  # a stalled read: the next sweep waits for it
+                self.drain(patient=False)
             raise
 
-    def drain(self) -> None:
-        """Wait for all work issued, on whatever streams, and turn recorded events into spans."""
+    def _transfer(self, step: Copy, stream: Any) -> None:
+        """Issue the copy of a subdivision to its slot, after the last computation on what the slot held."""
+        stream.wait_event(self._released[step.slot])
+        target = self.slots[step.slot].data
+        with self._recorded("transfer", step.subdivision, step.slot, stream):
+            if self._staging is None:
+                assert self._direct is not None
+                for offset, piece in self._direct.segments(step.subdivision, self._part):
+                    (target + offset).copy_from_host_async(piece.ctypes.data, piece.nbytes, stream)
+            else:
+                nbytes = self._index.subdivisions[step.subdivision].part_nbytes(self._part)
+                target.copy_from_host_async(self._staging.buffers[step.slot].ctypes.data, nbytes, stream)
+                self._staging.copied[step.slot].record(stream)
+        self._arrived[step.slot].record(stream)
+        if self._copy_stream is None:
+            stream.synchronize()
+
+    def drain(self, *, patient: bool = True) -> None:
+        """Wait for all work issued, on whatever streams, and forget what is on its way from a disk.
+
+        Unless ``patient``, a read that was waited for in vain is not waited for again.
+        """
         self._device.synchronize()
-        if self.timeline is not None and self._pending:
-            origin = self._pending[0][3]
-            for kind, subdivision, slot, start, stop in self._pending:
-                times = (self._cupy.cuda.get_elapsed_time(origin, event) / 1e3 for event in (start, stop))
-                self.timeline.spans.append(Span(kind, subdivision, slot, *times))
-        self._pending.clear()
+        if self._staging is not None:
+            self._staging.drain(patient=patient)
 
     def close(self) -> None:
         """Wait for all work issued and drop the slots; the store stays open."""
         try:
-            self.drain()
+            with contextlib.suppress(StoreError):  # of a stalled read, whose thread ends when the read does
+                self.drain(patient=False)
         finally:
+            if self._staging is not None:
+                self._staging.close()
             self._views.clear()
             self.slots.clear()
+            self._structures = None
 
     def _slab(self, step: Compute, residents: dict[int, SparseFormat]) -> SparseFormat:
         if step.slot is None:
             return residents[step.subdivision]
         key = (step.subdivision, step.slot)
         if key not in self._views:
-            self._views[key] = self._index.view(step.subdivision, self.slots[step.slot])
+            structure = None if self._structures is None else self._structures[step.subdivision]
+            self._views[key] = self._index.view(step.subdivision, self.slots[step.slot], structure)
         return self._views[key]
 
-    def _recorded(self, kind: str, subdivision: int, slot: int | None, stream: Any) -> _Recording:
-        return _Recording(self, (kind, subdivision, slot), stream)
+    def start_recording(self, timeline: Timeline) -> None:
+        """Record from now on; the clocks of host and GPU are brought together by waiting for all work."""
+        self._device.synchronize()
+        self._zero = self._cupy.cuda.get_current_stream().record()
+        self._zero.synchronize()
+        timeline.origin = time.perf_counter()
+        self.timeline = timeline
+
+    def stop_recording(self) -> None:
+        """Wait for all work issued and turn recorded events into spans."""
+        timeline, self.timeline = self.timeline, None
+        pending, self._pending = self._pending, []
+        self._device.synchronize()
+        assert timeline is not None, "a recording was started"
+        for kind, subdivision, slot, start, stop in pending:
+            times = (self._cupy.cuda.get_elapsed_time(self._zero, event) / 1e3 for event in (start, stop))
+            timeline.spans.append(Span(kind, subdivision, slot, *times))
+
+    @contextlib.contextmanager
+    def _recorded(self, kind: SpanKind, subdivision: int, slot: int | None, stream: Any) -> Iterator[None]:
+        """Put timing events and a range for Nsight around what is issued, if a timeline is wanted."""
+        if self.timeline is None:
+            yield
+            return
+        self._cupy.cuda.nvtx.RangePush(f"{kind} {subdivision}")
+        start = stream.record()
+        try:
+            yield
+        finally:
+            self._pending.append((kind, subdivision, slot, start, stream.record()))
+            self._cupy.cuda.nvtx.RangePop()
 
 
-class _Recording:
-    """Puts timing events around what is issued inside a ``with`` block, if a timeline is wanted."""
+class _Staging:
+    """Page-locked buffers, one a slot, that a thread fills from a store."""
 
-    def __init__(self, executor: CudaExecutor, what: tuple[str, int, int | None], stream: Any) -> None:
-        self._executor, self._what, self._stream = executor, what, stream
-        self._start: Any = None
+    def __init__(
+        self,
+        store: Store,
+        part: Part,
+        nbytes: list[int],
+        *,
+        threaded: bool,
+        stall_seconds: float,
+        executor: CudaExecutor,
+    ) -> None:
+        cupy = executor._cupy
+        self._executor = executor
+        self.buffers = [aligned_buffer(length) for length in nbytes]
+        self.copied = [cupy.cuda.Event(disable_timing=True) for _ in nbytes]
+        self._locked: list[int] = []
+        self._unlock = cupy.cuda.runtime.hostUnregister
+        for buffer in self.buffers:
+            # Refused too: the driver then copies through buffers of its own, slowly, but right.
+            with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
+                cupy.cuda.runtime.hostRegister(buffer.ctypes.data, buffer.nbytes, 1)
+                self._locked.append(buffer.ctypes.data)
+        self._on_the_way: dict[int, Copy] = {}  # by slot
+        self._reader = Reader(store, part, threaded=threaded, stall_seconds=stall_seconds, note=self._note_read)
 
-    def __enter__(self) -> None:
-        if self._executor.timeline is not None:
-            self._start = self._stream.record()
+    def request(self, step: Copy) -> None:
+        """Ask for a subdivision; it is read when the last transfer from its buffer has ended."""
+        self._on_the_way[step.slot] = step
+        buffer: np.ndarray[Any, Any] = self.buffers[step.slot]
+        self._reader.request(step.subdivision, step.slot, buffer, ready=self.copied[step.slot].synchronize)
 
-    def __exit__(self, *exception: object) -> None:
-        if self._start is not None:
-            self._executor._pending.append((*self._what, self._start, self._stream.record()))
+    def arrival(self, step: Compute) -> Copy | None:
+        """Wait until the data of a computation have been read; None if they are in the slot since the last sweep."""
+        assert step.slot is not None
+        copy = self._on_the_way.pop(step.slot, None)
+        if copy is not None:
+            self._reader.wait_for(step.subdivision)
+        return copy
+
+    def drain(self, *, patient: bool) -> None:
+        """Wait for what is being read and forget it."""
+        self._on_the_way.clear()
+        self._reader.drain(patient=patient)
+
+    def close(self) -> None:
+        """Stop the thread and unlock the buffers."""
+        self._reader.close()
+        while self._locked:
+            self._unlock(self._locked.pop())
+
+    def _note_read(self, number: int, slot: int, start: float, stop: float) -> None:
+        timeline = self._executor.timeline
+        if timeline is not None:
+            timeline.add("read", number, slot, start, stop)

@@ -17,11 +17,11 @@ import numpy as np
 
 from penstock.spmv import InputError, StoreError, format_nbytes
 from penstock.streaming.budget import PAGE_NBYTES, aligned_buffer
-from penstock.streaming.layout import IndexBuilder, MatrixIndex, as_slab, pack
+from penstock.streaming.layout import IndexBuilder, MatrixIndex, Part, as_slab, pack
 
 __all__ = ["FileStore"]
 
-_VERSION = 1
+_VERSION = 2
 _INDEX, _DATA = "index.json", "slabs.bin"
 
 
@@ -51,7 +51,7 @@ class FileStore:
         self.index, self.label = _read_index(self.path)
         lengths = [subdivision.nbytes for subdivision in self.index.subdivisions]
         self._offsets = np.cumsum([0, *lengths]).tolist()
-        self._verified: set[int] = set()
+        self._verified: set[tuple[int, int, int]] = set()
         data = self.path / _DATA
         found = data.stat().st_size if data.exists() else 0
         if found != self._offsets[-1]:
@@ -122,32 +122,38 @@ class FileStore:
             shutil.rmtree(partial, ignore_errors=True)
         return cls(path)
 
-    def read_into(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
-        """Read subdivision ``number`` into a page-aligned buffer.
+    def read_into(self, number: int, buffer: np.ndarray[Any, Any], part: Part = "whole") -> None:
+        """Read a part of subdivision ``number`` into a page-aligned buffer.
 
         Raises
         ------
         StoreError
-            If the disk fails, the file ends early, or the checksum does not match; naming file, subdivision and rows.
+            If the disk fails, the file ends early, or a checksum does not match; naming file, subdivision and rows.
         """
         subdivision = self.index.subdivisions[number]
-        target = buffer[: subdivision.nbytes]
         where = f"subdivision {number} ({subdivision}) of {self.path}"
         if self._descriptor < 0:
             raise StoreError(f"cannot read {where}: the store is closed; open it again with FileStore(path)")
-        done = 0
-        while done < subdivision.nbytes:
+        start, nbytes = subdivision.bytes_of(part).start, subdivision.part_nbytes(part)
+        target, done = buffer[:nbytes], 0
+        while done < nbytes:
             try:
-                count = os.preadv(self._descriptor, [target.data[done:]], self._offsets[number] + done)
+                count = os.preadv(self._descriptor, [target.data[done:]], self._offsets[number] + start + done)
             except OSError as error:
                 raise StoreError(f"cannot read {where}: {error.strerror or error}; check the disk") from error
             if count == 0:
-                raise StoreError(f"{where} ends after {done} of {subdivision.nbytes} bytes; build the store again")
+                raise StoreError(
+                    f"{where} ends after {start + done} of {subdivision.nbytes} bytes; build the store again"
+                )
             done += count
-        if number not in self._verified:
-            if zlib.crc32(target.data) != subdivision.checksum:
-                raise StoreError(f"{where} does not match its checksum: the file was altered; build the store again")
-            self._verified.add(number)
+        for piece, checksum in subdivision.checksums_of(part):
+            key = (number, piece.start, piece.stop)
+            if key not in self._verified:
+                if zlib.crc32(target[piece.start - start : piece.stop - start].data) != checksum:
+                    raise StoreError(
+                        f"{where} does not match its checksum: the file was altered; build the store again"
+                    )
+                self._verified.add(key)
 
     def close(self) -> None:
         """Close the file; the store stays on disk."""
@@ -202,7 +208,7 @@ def _write_slabs(
             piece = buffer[: subdivision.nbytes]
             pack(slab, subdivision, piece)
             del given, slab  # before the next one is made
-            builder.set_checksum(zlib.crc32(piece.data))
+            builder.set_checksums(piece)
             remaining = piece.data
             with _writing(path):
                 while remaining:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+import contextlib
 import time
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from penstock.spmv import SparseFormat
-from penstock.streaming.layout import Visit
-from penstock.streaming.schedule import Compute, Copy, Step
+from penstock.spmv import SparseFormat, StoreError
+from penstock.streaming.layout import Part, Visit
+from penstock.streaming.reader import Reader
+from penstock.streaming.schedule import Compute, Copy, Release, Step
 from penstock.streaming.store import Store
 from penstock.streaming.timeline import Timeline
 
 __all__ = ["HostExecutor"]
-
-
-class _Marker:
-    """Comes back when everything requested before it has."""
 
 
 class HostExecutor:
@@ -30,34 +26,44 @@ class HostExecutor:
     ----------
     store : Store
     slots : list of uint8 arrays
-        Page-aligned; each holds the largest streamed subdivision.
+        Page-aligned; each holds the largest streamed part of a subdivision.
+    part : Part
+        What moves of each subdivision.
+    structures : list of uint8 arrays
+        The structure of every subdivision, if only values move.
     overlap : bool
         True reads in a thread of its own. False reads in the calling thread, when a copy is issued.
+    stall_seconds : float
+        A read that takes longer is an error.
 
     Notes
     -----
-    The schedule orders a copy after the release of its slot, and copies arrive in the order they are issued, so one queue
-    to the reader and one back is all the synchronisation there is. The reader never runs Numba code.
+    The schedule orders a copy after the release of its slot, so a copy may be requested when its step is reached.
     """
 
-    def __init__(self, store: Store, slots: list[np.ndarray[Any, Any]], *, overlap: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        slots: list[np.ndarray[Any, Any]],
+        *,
+        part: Part = "whole",
+        structures: list[np.ndarray[Any, Any]] | None = None,
+        overlap: bool,
+        stall_seconds: float,
+    ) -> None:
         self.store = store
         self.slots = slots
         self.timeline: Timeline | None = None
+        self._part = part
+        self._structures = structures
         self._views: dict[tuple[int, int], SparseFormat] = {}
-        self._requests: queue.SimpleQueue[Copy | _Marker | None] = queue.SimpleQueue()
-        self._arrivals: queue.SimpleQueue[Copy | _Marker | BaseException] = queue.SimpleQueue()
+        self._arrived: set[int] = set()  # slots whose data are there
         self._clean = True
-        self._reader = (
-            threading.Thread(target=self._read_requests, name="penstock-reader", daemon=True) if overlap else None
-        )
-        if self._reader is not None:
-            self._reader.start()
+        self._reader = Reader(store, part, threaded=overlap, stall_seconds=stall_seconds, note=self._note_transfer)
 
-    def load_resident(self, number: int, buffer: np.ndarray[Any, Any]) -> SparseFormat:
-        """Fill a resident buffer and return the subdivision in it."""
-        self.store.read_into(number, buffer)
-        return self.store.index.view(number, buffer)
+    def load(self, number: int, buffer: np.ndarray[Any, Any], part: Part) -> None:
+        """Fill a buffer that stays."""
+        self.store.read_into(number, buffer, part)
 
     def play(self, steps: Iterable[Step], residents: dict[int, SparseFormat], visit: Visit) -> None:
         """Play steps in order; ``visit(number, slab)`` is called on each computation.
@@ -69,77 +75,56 @@ class HostExecutor:
         try:
             for step in steps:
                 if isinstance(step, Copy):
-                    self._requests.put(step)
-                    if self._reader is None:
-                        self._read_next()
+                    self._reader.request(step.subdivision, step.slot, self.slots[step.slot])
                 elif isinstance(step, Compute):
-                    slab = (
-                        residents[step.subdivision] if step.slot is None else self._arrived(step.subdivision, step.slot)
-                    )
+                    slab = self._slab(step, residents)
                     start = time.perf_counter()
                     visit(step.subdivision, slab)
-                    self._record("compute", step.subdivision, step.slot, start)
+                    if self.timeline is not None:
+                        self.timeline.add("compute", step.subdivision, step.slot, start, time.perf_counter())
+                elif isinstance(step, Release):
+                    self._arrived.discard(step.slot)
         except BaseException:
             self._clean = False
-            self.drain()
+            with contextlib.suppress(StoreError):  # a stalled read: the next sweep waits for it
+                self.drain(patient=False)
             raise
 
-    def drain(self) -> None:
-        """Wait for all copies in flight and forget them.
+    def start_recording(self, timeline: Timeline) -> None:
+        """Record from now on."""
+        timeline.origin = time.perf_counter()
+        self.timeline = timeline
 
-        A marker follows them through both queues, so nothing needs to be counted, which an interrupt could disturb.
-        """
-        marker = _Marker()
-        self._requests.put(marker)
-        if self._reader is None:
-            while self._read_next() is not marker:
-                pass
-        while self._arrivals.get() is not marker:
-            pass
+    def stop_recording(self) -> None:
+        """Record no longer."""
+        self.timeline = None
+
+    def drain(self, *, patient: bool = True) -> None:
+        """Wait for all copies in flight and forget them; not again, unless ``patient``, for one that stalls."""
+        self._arrived.clear()
+        self._reader.drain(patient=patient)
         self._clean = True
 
     def close(self) -> None:
         """Stop the reader thread and wait for its end."""
-        self.drain()
-        if self._reader is not None:
-            self._requests.put(None)
-            self._reader.join()
-            self._reader = None
+        with contextlib.suppress(StoreError):  # of a stalled read, whose thread ends when the read does
+            self.drain(patient=False)
+        self._reader.close()
         self._views.clear()
 
-    def _arrived(self, subdivision: int, slot: int) -> SparseFormat:
-        arrival = self._arrivals.get()
-        if isinstance(arrival, BaseException):
-            raise arrival
-        assert arrival == Copy(subdivision, slot), "copies arrive in the order they were issued"
-        if (subdivision, slot) not in self._views:
-            self._views[subdivision, slot] = self.store.index.view(subdivision, self.slots[slot])
-        return self._views[subdivision, slot]
+    def _slab(self, step: Compute, residents: dict[int, SparseFormat]) -> SparseFormat:
+        if step.slot is None:
+            return residents[step.subdivision]
+        if step.slot not in self._arrived:  # else it was left there at the turn
+            self._reader.wait_for(step.subdivision)
+            self._arrived.add(step.slot)
+        key = (step.subdivision, step.slot)
+        if key not in self._views:
+            structure = None if self._structures is None else self._structures[step.subdivision]
+            self._views[key] = self.store.index.view(step.subdivision, self.slots[step.slot], structure)
+        return self._views[key]
 
-    def _read_requests(self) -> None:
-        while self._read_next() is not None:
-            pass
-
-    def _read_next(self) -> Copy | _Marker | None:
-        """Serve one request; None asks the reader to stop."""
-        request = self._requests.get()
-        if isinstance(request, Copy):
-            self._read(request)
-        elif request is not None:
-            self._arrivals.put(request)
-        return request
-
-    def _read(self, copy: Copy) -> None:
-        start = time.perf_counter()
-        try:
-            self.store.read_into(copy.subdivision, self.slots[copy.slot])
-        except BaseException as error:  # handed to the thread that waits for the data
-            self._arrivals.put(error)
-        else:
-            self._record("transfer", copy.subdivision, copy.slot, start)
-            self._arrivals.put(copy)
-
-    def _record(self, kind: Literal["transfer", "compute"], subdivision: int, slot: int | None, start: float) -> None:
+    def _note_transfer(self, number: int, slot: int, start: float, stop: float) -> None:
         timeline = self.timeline  # the reader may be here while the recording ends
         if timeline is not None:
-            timeline.add(kind, subdivision, slot, start, time.perf_counter())
+            timeline.add("transfer", number, slot, start, stop)

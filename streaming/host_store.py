@@ -1,31 +1,44 @@
-"""A matrix kept in host memory, for a GPU to stream from."""
+"""A matrix kept in host memory, for a GPU to stream from: copied there slab by slab, or left where the caller has it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
 
-from penstock.spmv import DeviceError
-from penstock.streaming.budget import aligned_buffer
-from penstock.streaming.layout import IndexBuilder, MatrixIndex, as_slab, pack
+from penstock.spmv import DeviceError, InputError, SparseFormat, format_nbytes
+from penstock.streaming.budget import PAGE_NBYTES, aligned_buffer
+from penstock.streaming.layout import IndexBuilder, MatrixIndex, Part, Subdivision, as_matrix, as_slab, pack
 from penstock.streaming.store import Store
 
 __all__ = ["HostStore"]
 
+Bytes = np.ndarray[Any, Any]
+
+_LOCKED_AT_ONCE_NBYTES = 16 << 30
+# Arrays shorter than this are copied: they share pages with other things, and a transfer of their own would cost more.
+_LEAST_LENT_NBYTES = 1 << 20
+_COPIED_AT_ONCE_NBYTES = 8 << 20
+_COPYING_THREADS = 4
+
 
 class HostStore:
-    """Subdivisions in host memory, each in one piece of whole pages.
+    """Subdivisions in host memory.
 
-    Built by :meth:`create` or :meth:`from_store`. A streamed matrix on a CUDA device page-locks the pieces when it opens
-    the store; ``close`` (or leaving a ``with`` block) unlocks them.
+    Built by :meth:`create`, :meth:`from_matrix` or :meth:`from_store`. A streamed matrix on a CUDA device page-locks the
+    memory when it opens the store; ``close`` (or leaving a ``with`` block) unlocks it.
     """
 
-    def __init__(self, index: MatrixIndex, pieces: list[np.ndarray[Any, Any]]) -> None:
+    def __init__(
+        self, index: MatrixIndex, segments: list[list[tuple[int, Bytes]]], regions: list[tuple[int, int]]
+    ) -> None:
         self.index = index
-        self._pieces = pieces
-        self._locked = 0
+        self._segments = segments  # of each subdivision: place in the piece, and the bytes that go there
+        self._regions = regions  # address and length of what is to be page-locked
+        self._locked: list[int] | None = None
 
     @classmethod
     def create(cls, row_slabs: Iterable[Any], shape: tuple[int, int] | None = None) -> Self:
@@ -43,7 +56,7 @@ class HostStore:
             pieces.append(aligned_buffer(subdivision.nbytes))
             pack(slab, subdivision, pieces[-1])
             del given, slab  # before the next one is made
-        return cls(builder.finish(), pieces)
+        return cls._of_pieces(builder.finish(), pieces)
 
     @classmethod
     def from_store(cls, store: Store) -> Self:
@@ -51,16 +64,71 @@ class HostStore:
         pieces = [aligned_buffer(subdivision.nbytes) for subdivision in store.index.subdivisions]
         for number, piece in enumerate(pieces):
             store.read_into(number, piece)
-        return cls(store.index, pieces)
+        return cls._of_pieces(store.index, pieces)
 
-    def piece(self, number: int) -> np.ndarray[Any, Any]:
-        """Return the bytes of subdivision ``number``, without copying."""
-        return self._pieces[number]
+    @classmethod
+    def _of_pieces(cls, index: MatrixIndex, pieces: list[Bytes]) -> Self:
+        return cls(index, [[(0, piece)] for piece in pieces], [(piece.ctypes.data, piece.nbytes) for piece in pieces])
 
-    def read_into(self, number: int, buffer: np.ndarray[Any, Any]) -> None:
-        """Copy subdivision ``number`` into a buffer."""
-        piece = self._pieces[number]
-        buffer[: piece.nbytes] = piece
+    @classmethod
+    def from_matrix(cls, A: Any, subdivisions: int) -> Self:
+        """Stream a matrix from the arrays in which the caller has it: nothing but row offsets is copied.
+
+        Parameters
+        ----------
+        A : SciPy CSR or BSR matrix, or penstock format on the CPU
+            With int32 column indices, or they are copied. Its arrays must not change, nor be freed, while the store is in
+            use; they are page-locked in place when a GPU streams from them.
+        subdivisions : int
+            Row slabs of about equal size to cut it into.
+
+        Raises
+        ------
+        InputError
+            If it is neither, not valid, or cannot be cut into that many slabs.
+        """
+        whole = as_matrix(A)
+        if whole.device.kind != "cpu":
+            raise InputError(
+                f"a HostStore holds matrices of the host, not of {whole.device}; use matrix.to_device('cpu')"
+            )
+        arrays = [array for array in whole.arrays().values() if array.nbytes >= _LEAST_LENT_NBYTES]
+        regions = _page_regions([(array.ctypes.data, array.nbytes) for array in arrays])
+        builder, segments = IndexBuilder(whole.shape), []
+        for start, stop in itertools.pairwise(whole.cut(subdivisions)):
+            slab = whole.rows(start, stop)
+            subdivision = builder.add(slab)
+            segments.append(_lend(slab, subdivision, arrays, regions))
+        owned = [piece for pieces in segments for _, piece in pieces if not _region_of(piece, regions)]
+        return cls(builder.finish(), segments, regions + [(piece.ctypes.data, piece.nbytes) for piece in owned])
+
+    def segments(self, number: int, part: Part = "whole") -> list[tuple[int, Bytes]]:
+        """Return the bytes of a part of subdivision ``number`` without copying: where in the part, and what goes there."""
+        where = self.index.subdivisions[number].bytes_of(part)
+        found = []
+        for offset, piece in self._segments[number]:
+            start, stop = max(offset, where.start), min(offset + piece.nbytes, where.stop)
+            if start < stop:
+                found.append((start - where.start, piece[start - offset : stop - offset]))
+        return found
+
+    def read_into(self, number: int, buffer: Bytes, part: Part = "whole") -> None:
+        """Copy a part of subdivision ``number`` into a buffer, by several threads."""
+        copies = []
+        for offset, piece in self.segments(number, part):
+            for start in range(0, piece.nbytes, _COPIED_AT_ONCE_NBYTES):
+                source = piece[start : start + _COPIED_AT_ONCE_NBYTES]
+                copies.append((buffer[offset + start : offset + start + source.nbytes], source))
+        if len(copies) == 1:
+            np.copyto(*copies[0])
+        else:
+            with ThreadPoolExecutor(_COPYING_THREADS) as threads:
+                list(threads.map(np.copyto, *zip(*copies, strict=True)))
+
+    @property
+    def page_locked(self) -> bool:
+        """Whether the memory is page-locked."""
+        return self._locked is not None
 
     def page_lock(self) -> None:
         """Lock the pages in memory (0.05 s a GiB measured), so that a GPU copies from them at the speed of the link.
@@ -70,27 +138,31 @@ class HostStore:
         DeviceError
             If the system refuses, usually because of a limit on locked memory.
         """
+        if self._locked is not None:
+            return
         import cupy
 
-        while self._locked < len(self._pieces):
-            piece = self._pieces[self._locked]
+        self._locked = []
+        for address, nbytes in self._regions:
             try:
-                cupy.cuda.runtime.hostRegister(piece.ctypes.data, piece.nbytes, 0)
+                cupy.cuda.runtime.hostRegister(address, nbytes, 1)  # 1: for all devices
             except cupy.cuda.runtime.CUDARuntimeError as error:
+                if error.status == _ALREADY_REGISTERED:  # by the caller, who unlocks it too
+                    continue
                 self.close()
                 raise DeviceError(
-                    f"the system refused to page-lock {self.index.nbytes} bytes of host memory ({error}); raise the limit "
-                    "on locked memory (ulimit -l) or use a smaller matrix"
+                    f"the system refused to page-lock {format_nbytes(self.index.nbytes)} of host memory ({error}); raise the "
+                    "limit on locked memory (ulimit -l) or use a smaller matrix"
                 ) from error
-            self._locked += 1
+            self._locked.append(address)
 
     def close(self) -> None:
         """Unlock the pages; the store can still be read."""
-        while self._locked:
+        locked, self._locked = self._locked, None
+        for address in locked or ():
             import cupy
 
-            self._locked -= 1
-            cupy.cuda.runtime.hostUnregister(self._pieces[self._locked].ctypes.data)
+            cupy.cuda.runtime.hostUnregister(address)
 
     def __enter__(self) -> Self:
         return self
@@ -99,4 +171,55 @@ class HostStore:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if getattr(self, "_locked", None):
+            self.close()
+
+
+_ALREADY_REGISTERED = 712  # cudaErrorHostMemoryAlreadyRegistered
+
+
+def _page_regions(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return disjoint runs of whole pages, of bounded length, that cover ranges given by address and length."""
+    merged: list[list[int]] = []
+    for address, nbytes in sorted(ranges):
+        start, stop = address // PAGE_NBYTES * PAGE_NBYTES, -(-(address + nbytes) // PAGE_NBYTES) * PAGE_NBYTES
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], stop)
+        else:
+            merged.append([start, stop])
+    return [
+        (address, min(_LOCKED_AT_ONCE_NBYTES, stop - address))
+        for start, stop in merged
+        for address in range(start, stop, _LOCKED_AT_ONCE_NBYTES)
+    ]
+
+
+def _region_of(piece: Bytes, regions: list[tuple[int, int]]) -> tuple[int, int] | None:
+    """Return the region in which a piece begins."""
+    address = piece.ctypes.data
+    return next(((start, nbytes) for start, nbytes in regions if start <= address < start + nbytes), None)
+
+
+def _lend(
+    slab: SparseFormat, subdivision: Subdivision, arrays: list[Bytes], regions: list[tuple[int, int]]
+) -> list[tuple[int, Bytes]]:
+    """Return the segments of a slab: views of the caller's arrays, cut where a locked region ends, and copies of the rest."""
+    segments: list[tuple[int, Bytes]] = []
+    for field in subdivision.fields:
+        content = slab.arrays()[field.name]
+        piece = content.reshape(-1).view(np.uint8)
+        if not piece.nbytes:
+            continue
+        if not any(np.may_share_memory(content, array) for array in arrays):
+            own = aligned_buffer(piece.nbytes)
+            own[:] = piece
+            segments.append((field.offset, own))
+            continue
+        offset = field.offset
+        while piece.nbytes:
+            region = _region_of(piece, regions)
+            assert region is not None, "a lent array lies in what will be locked"
+            length = min(piece.nbytes, sum(region) - piece.ctypes.data)
+            segments.append((offset, piece[:length]))
+            offset, piece = offset + length, piece[length:]
+    return segments

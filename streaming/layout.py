@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse
@@ -23,10 +25,24 @@ from penstock.spmv import (
 )
 from penstock.streaming.budget import PAGE_NBYTES
 
-__all__ = ["ArrayField", "IndexBuilder", "MatrixIndex", "Subdivision", "Visit", "as_slab", "index_of", "pack"]
+__all__ = [
+    "ArrayField",
+    "IndexBuilder",
+    "MatrixIndex",
+    "Part",
+    "Subdivision",
+    "Visit",
+    "as_matrix",
+    "as_slab",
+    "index_of",
+    "pack",
+]
 
 #: ``visit(number, slab)``, called with each subdivision during a sweep.
 Visit = Callable[[int, SparseFormat], None]
+
+#: What to read of a subdivision: everything, offsets and indices, or values.
+Part = Literal["whole", "structure", "values"]
 
 _ARRAY_ALIGNMENT = 256
 
@@ -51,6 +67,11 @@ class ArrayField:
         """Bytes of the array."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
+    @property
+    def part(self) -> Part:
+        """The part of the subdivision in which the array lies."""
+        return "values" if np.dtype(self.dtype).kind == "f" else "structure"
+
 
 @dataclass(frozen=True)
 class Subdivision:
@@ -63,11 +84,11 @@ class Subdivision:
     nnz : int
         Stored scalars.
     fields : tuple of ArrayField
-        Where its arrays lie.
+        Where its arrays lie: first the structure, offsets and indices; then, from the next page on, the values.
     nbytes : int
         Length of the piece, padding to whole pages included.
-    checksum : int or None
-        CRC-32 of the piece; None while it exists in a plan only.
+    checksums : (int, int) or None
+        CRC-32 of structure and values; None while it exists in a plan only.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -77,10 +98,32 @@ class Subdivision:
     nnz: int
     fields: tuple[ArrayField, ...]
     nbytes: int
-    checksum: int | None = None
+    checksums: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         return f"rows {self.row_start} to {self.row_stop - 1}"
+
+    @cached_property
+    def values_start(self) -> int:
+        """Where the values begin: a whole number of pages."""
+        return next((field.offset for field in self.fields if field.part == "values"), self.nbytes)
+
+    def bytes_of(self, part: Part) -> slice:
+        """Return where a part lies in the piece, padding to whole pages included."""
+        return slice(
+            self.values_start if part == "values" else 0, self.values_start if part == "structure" else self.nbytes
+        )
+
+    def part_nbytes(self, part: Part) -> int:
+        """Return the length of a part."""
+        where = self.bytes_of(part)
+        return where.stop - where.start  # type: ignore[no-any-return]
+
+    def checksums_of(self, part: Part) -> list[tuple[slice, int]]:
+        """Return the ranges of the piece that have a checksum of their own and lie in a part, with their checksums."""
+        assert self.checksums is not None, "a stored subdivision has checksums"
+        parts: tuple[tuple[Part, int], ...] = (("structure", self.checksums[0]), ("values", self.checksums[1]))
+        return [(self.bytes_of(name), checksum) for name, checksum in parts if part in ("whole", name)]
 
 
 @dataclass(frozen=True)
@@ -118,17 +161,26 @@ class MatrixIndex:
 
     def same_layout(self, other: MatrixIndex) -> bool:
         """Tell whether another index cuts a matrix of the same kind in the same way; checksums may differ."""
-        return replace(self, subdivisions=_without_checksums(self)) == replace(
-            other, subdivisions=_without_checksums(other)
-        )
+        return replace(self, subdivisions=_outlined(self)) == replace(other, subdivisions=_outlined(other))
 
-    def view(self, number: int, buffer: Array) -> SparseFormat:
-        """Return subdivision ``number`` as a matrix whose arrays are views of a byte buffer that holds it."""
+    def part_nbytes(self, part: Part) -> int:
+        """Return the bytes of a part of all pieces together."""
+        return sum(subdivision.part_nbytes(part) for subdivision in self.subdivisions)
+
+    def view(self, number: int, buffer: Array, structure: Array | None = None) -> SparseFormat:
+        """Return subdivision ``number`` as a matrix whose arrays are views of byte buffers that hold it.
+
+        ``buffer`` holds the whole piece, or only its values if ``structure`` holds the rest.
+        """
         subdivision = self.subdivisions[number]
-        arrays = {
-            field.name: buffer[field.offset : field.offset + field.nbytes].view(field.dtype).reshape(field.shape)
-            for field in subdivision.fields
-        }
+        arrays = {}
+        for field in subdivision.fields:
+            source, start = buffer, field.offset
+            if structure is not None and field.part == "structure":
+                source = structure
+            elif structure is not None:
+                start -= subdivision.values_start
+            arrays[field.name] = source[start : start + field.nbytes].view(field.dtype).reshape(field.shape)
         shape = (subdivision.row_stop - subdivision.row_start, self.shape[1])
         return format_named(self.format_name).from_arrays(shape, self.dtype, arrays, self.parameters)
 
@@ -165,15 +217,16 @@ class MatrixIndex:
             # How many of the stored scalars are padding cannot be told from shapes.
             scalars = sum(math.prod(f.shape) for f in subdivision.fields if f.dtype.startswith("float"))
             laid_out = lay_out(slab, row, min(max(subdivision.nnz, 0), scalars))
-            if replace(subdivision, checksum=None) != laid_out:
+            if replace(subdivision, checksums=None) != laid_out:
                 raise InputError(f"subdivision {number} is not laid out as its rows and arrays say")
             row = subdivision.row_stop
         if row != self.shape[0]:
             raise InputError(f"the subdivisions hold {row} of {self.shape[0]} rows")
 
 
-def _without_checksums(index: MatrixIndex) -> tuple[Subdivision, ...]:
-    return tuple(replace(subdivision, checksum=None) for subdivision in index.subdivisions)
+def _outlined(index: MatrixIndex) -> tuple[Subdivision, ...]:
+    """Return the subdivisions as outlines know them: without checksums, and with padding counted as entries."""
+    return tuple(replace(subdivision, nnz=0, checksums=None) for subdivision in index.subdivisions)
 
 
 @dataclass(frozen=True)
@@ -233,9 +286,11 @@ class IndexBuilder:
         self._subdivisions.append(subdivision)
         return subdivision
 
-    def set_checksum(self, checksum: int) -> None:
-        """Attach a checksum to the subdivision added last."""
-        self._subdivisions[-1] = replace(self._subdivisions[-1], checksum=checksum)
+    def set_checksums(self, piece: np.ndarray[Any, Any]) -> None:
+        """Attach the checksums of its piece to the subdivision added last."""
+        last = self._subdivisions[-1]
+        structure, values = (zlib.crc32(piece[last.bytes_of(part)].data) for part in ("structure", "values"))
+        self._subdivisions[-1] = replace(last, checksums=(structure, values))
 
     def finish(self) -> MatrixIndex:
         """Return the index.
@@ -258,10 +313,14 @@ class IndexBuilder:
 def lay_out(slab: SparseFormat, row_start: int, nnz: int | None = None) -> Subdivision:
     """Return where the arrays of a slab, real or an outline, lie in one contiguous piece; its nnz, if known, is not counted."""
     offset, fields = 0, []
-    for name, array in slab.arrays().items():
-        fields.append(ArrayField(name, str(np.dtype(array.dtype)), tuple(array.shape), offset))
-        offset = _round_up(offset + array.nbytes, _ARRAY_ALIGNMENT)
-    nbytes = max(_round_up(offset, PAGE_NBYTES), PAGE_NBYTES)
+    for part in ("structure", "values"):
+        for name, array in slab.arrays().items():
+            field = ArrayField(name, str(np.dtype(array.dtype)), tuple(array.shape), offset)
+            if field.part == part:
+                fields.append(field)
+                offset = _round_up(offset + field.nbytes, _ARRAY_ALIGNMENT)
+        offset = _round_up(offset, PAGE_NBYTES)
+    nbytes = max(offset, PAGE_NBYTES)
     nnz = slab.nnz if nnz is None else nnz
     return Subdivision(row_start, row_start + slab.shape[0], nnz, tuple(fields), nbytes)
 
@@ -274,23 +333,27 @@ def index_of(slabs: Iterable[SparseFormat], shape: tuple[int, int] | None = None
     return builder.finish()
 
 
-def as_slab(slab: Any) -> SparseFormat:
-    """Return a row slab in a penstock format with int32 offsets; SciPy CSR and BSR are validated first.
+def as_matrix(A: Any) -> SparseFormat:
+    """Return a matrix in a penstock format; SciPy CSR and BSR are validated first, and share their arrays where types allow.
 
     Raises
     ------
     InputError
         If it is neither, or not valid.
     """
-    if scipy.sparse.issparse(slab):
-        if slab.format not in ("csr", "bsr"):
-            raise InputError(f"a row slab must be CSR or BSR, not {slab.format.upper()}; call .tocsr()")
-        slab = BsrMatrix.from_bsr(slab) if slab.format == "bsr" else CsrMatrix.from_csr(slab)
-    if not isinstance(slab, SparseFormat):
-        raise InputError(
-            f"a row slab must be a SciPy CSR or BSR matrix or a penstock format, not {type(slab).__name__}"
-        )
-    return slab.rows(0, slab.shape[0])  # a view, with offsets as a subdivision holds them
+    if scipy.sparse.issparse(A):
+        if A.format not in ("csr", "bsr"):
+            raise InputError(f"a row slab must be CSR or BSR, not {A.format.upper()}; call .tocsr()")
+        A = BsrMatrix.from_bsr(A) if A.format == "bsr" else CsrMatrix.from_csr(A)
+    if not isinstance(A, SparseFormat):
+        raise InputError(f"a row slab must be a SciPy CSR or BSR matrix or a penstock format, not {type(A).__name__}")
+    return A
+
+
+def as_slab(slab: Any) -> SparseFormat:
+    """Return a row slab as :func:`as_matrix` does, with int32 offsets."""
+    matrix = as_matrix(slab)
+    return matrix.rows(0, matrix.shape[0])  # a view, with offsets as a subdivision holds them
 
 
 def pack(slab: SparseFormat, subdivision: Subdivision, buffer: np.ndarray[Any, Any]) -> None:

@@ -1,28 +1,72 @@
-"""Deciding, before any byte moves: how many subdivisions and slots, and what stays resident."""
+"""Deciding, before any byte moves: how many subdivisions and slots, what stays resident, and what a sweep will take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from penstock.spmv import BudgetError, InputError, format_nbytes, parse_nbytes
-from penstock.streaming.layout import MatrixIndex
-from penstock.streaming.schedule import Schedule
+from penstock.streaming.layout import MatrixIndex, Part
+from penstock.streaming.schedule import Schedule, SweepEnd
+from penstock.streaming.timeline import foretell
 
-__all__ = ["LinkRates", "StreamPlan", "plan_stream", "plan_subdivisions"]
+__all__ = ["Forecast", "LinkRates", "StreamPlan", "plan_stream", "plan_subdivisions"]
 
 _CANDIDATES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-# What starting one transfer costs, in bytes the link could have moved meanwhile: 11 us at 55 GB/s is 0.6 MB (PCIe 5,
-# from the measured rates of 1 MiB and 256 MiB pieces), and unbuffered disk reads behave alike.
-_PIECE_OVERHEAD_NBYTES = 600_000
+_RINGS = (3, 4, 2)  # the first of equals is taken; the last needs least, and says what would do
 
 
 @dataclass(frozen=True)
 class LinkRates:
-    """Measured rates, in bytes a second, from which a plan tells the time of a sweep."""
+    """Measured rates, from which a plan tells the time of a sweep.
+
+    Parameters
+    ----------
+    link, memory : float
+        Bytes a second over the link (or from the disk), and read by kernels from memory.
+    transfer_start, product_start : float
+        Seconds that the host takes to start a transfer and a product. The defaults are those of a PCIe 5 link, from the
+        measured rates of pieces of 1 and 256 MiB, and of a kernel launched from Python.
+    product_gap : float
+        Seconds that a product takes beyond those of its bytes: until all of the GPU works, and until the last part has
+        ended.
+    """
 
     link: float
     memory: float
+    transfer_start: float = 11e-6
+    product_start: float = 10e-6
+    product_gap: float = 4e-6
+
+
+# Of the read bandwidth, what products of the formats here reach (0.80 to 0.98 on an H200).
+_EFFICIENCY = 0.85
+# Where nothing was measured, plans are compared on a GPU of 2025; predictions are made from measured rates only.
+_TYPICAL = LinkRates(55e9, 4.4e12)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What rates say of a sweep, in seconds.
+
+    Parameters
+    ----------
+    transfer, compute : float
+        Each alone.
+    overlapped, sequential : float
+        A sweep with overlap on and off, played through the plan's schedule.
+    """
+
+    transfer: float
+    compute: float
+    overlapped: float
+    sequential: float
+
+    @property
+    def binding(self) -> str:
+        """The side that a sweep with overlap waits for."""
+        return "the link" if self.transfer > self.compute else "memory"
 
 
 @dataclass(frozen=True)
@@ -33,17 +77,21 @@ class StreamPlan:
     ----------
     index : MatrixIndex
     budget_nbytes : int
-        Allowed for slots and the resident part.
+        Allowed for slots, the resident part and a resident structure.
     slots, slot_nbytes : int
         The ring; no slots if everything is resident.
     resident : frozenset of int
         Subdivisions that stay, spread evenly among the streamed ones so that the link never idles for long.
-    columns : int
-        Vectors a product is applied to.
+    columns, repeats : int
+        Vectors a product is applied to at once, and products made with each subdivision before it leaves.
     workspace_nbytes : int
         Vectors of the solver, outside the budget.
     overlap : bool
         Whether transfers run during computations.
+    at_end : {"turn", "continue", "stop"}
+        What happens at the end of a sweep; see :class:`Schedule`.
+    resident_structure : bool
+        Whether offsets and column indices of all subdivisions stay, and only values move.
     rates : LinkRates or None
         For predicted times.
     """
@@ -54,36 +102,90 @@ class StreamPlan:
     slot_nbytes: int
     resident: frozenset[int]
     columns: int = 1
+    repeats: int = 1
     workspace_nbytes: int = 0
     overlap: bool = True
+    at_end: SweepEnd = "turn"
+    resident_structure: bool = False
     rates: LinkRates | None = None
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         """The order of transfers and computations."""
-        return Schedule(len(self.index.subdivisions), self.resident, self.slots, self.overlap)
+        return Schedule(len(self.index.subdivisions), self.resident, self.slots, self.overlap, self.at_end)
+
+    @property
+    def part(self) -> Part:
+        """What moves of a subdivision."""
+        return "values" if self.resident_structure else "whole"
+
+    def nbytes_of(self, number: int) -> int:
+        """Return the bytes that move of a subdivision."""
+        return self.index.subdivisions[number].part_nbytes(self.part)
 
     @property
     def resident_nbytes(self) -> int:
         """Bytes of the resident part."""
-        return sum(self.index.subdivisions[number].nbytes for number in self.resident)
+        return sum(self.nbytes_of(number) for number in self.resident)
+
+    @property
+    def structure_nbytes(self) -> int:
+        """Bytes of offsets and column indices, where they stay apart from the values."""
+        return self.index.part_nbytes("structure") if self.resident_structure else 0
 
     @property
     def streamed_nbytes(self) -> int:
-        """Bytes over the link in one sweep."""
-        return self.index.nbytes - self.resident_nbytes
+        """Bytes over the link in the first sweep; each later one saves what is still in the slots at the turn."""
+        return self.sweep_nbytes(0)
+
+    def sweep_nbytes(self, number: int) -> int:
+        """Return the bytes over the link that sweep ``number`` needs."""
+        return sum(self.nbytes_of(subdivision) for subdivision in self.schedule.transfers(number))
 
     @property
     def storage_nbytes(self) -> int:
-        """Bytes of the budget in use: slots and resident part."""
-        return self.slots * self.slot_nbytes + self.resident_nbytes
+        """Bytes of the budget in use: slots, resident part and resident structure."""
+        return self.slots * self.slot_nbytes + self.resident_nbytes + self.structure_nbytes
 
-    def predicted_seconds(self) -> tuple[float, float] | None:
-        """Return the time of a sweep that the link allows and the one that the memory allows, if rates are known."""
-        if self.rates is None:
-            return None
-        vectors = self.columns * sum(self.index.shape) * 8
-        return self.streamed_nbytes / self.rates.link, (self.index.nbytes + vectors) / self.rates.memory
+    def forecast(self) -> Forecast | None:
+        """Return what the rates say of a sweep in the middle of many, if they are known."""
+        return None if self.rates is None else self._forecast(self.rates)
+
+    def _forecast(self, rates: LinkRates) -> Forecast:
+        def transfer(number: int) -> float:
+            return self.nbytes_of(number) / rates.link + rates.transfer_start
+
+        def compute(number: int) -> float:
+            subdivision = self.index.subdivisions[number]
+            # Its entries of the result are written, and about as many of the vector read.
+            vectors = 16 * self.columns * (subdivision.row_stop - subdivision.row_start)
+            seconds = (subdivision.nbytes + vectors) / (_EFFICIENCY * rates.memory) + rates.product_gap
+            return self.repeats * max(seconds, rates.product_start)
+
+        def sweep(overlap: bool) -> float:
+            """Return the mean of sweeps 1 and 2, one in each direction if they turn."""
+            schedule = replace(self.schedule, overlap=overlap)
+            if schedule.at_end == "stop":
+                return foretell(schedule.sweep(0), transfer, compute, overlap=overlap).spans[-1].stop
+            steps = schedule.prologue() + schedule.sweep(0)
+            before = foretell(steps, transfer, compute, overlap=overlap).last("compute")
+            steps += schedule.sweep(1) + schedule.sweep(2)
+            return (foretell(steps, transfer, compute, overlap=overlap).last("compute") - before) / 2
+
+        later = [schedule for schedule in (1, 2) if self.at_end != "stop"] or [0]
+        transfers = [sum(map(transfer, self.schedule.transfers(number))) for number in later]
+        computes = sum(map(compute, range(len(self.index.subdivisions))))
+        return Forecast(sum(transfers) / len(transfers), computes, sweep(True), sweep(False))
+
+    def compared_seconds(self) -> float:
+        """Return the time by which plans are compared: the predicted one, at typical rates if none are known."""
+        forecast = self._forecast(self.rates or _TYPICAL)
+        return forecast.overlapped if self.overlap else forecast.sequential
+
+    def predicted_seconds(self) -> float | None:
+        """Return the time of a sweep in the middle of many, if rates are known."""
+        forecast = self.forecast()
+        return None if forecast is None else forecast.overlapped if self.overlap else forecast.sequential
 
     def explain(self) -> str:
         """Return the plan in words, one line a fact."""
@@ -96,34 +198,47 @@ class StreamPlan:
             f"cut         {count} subdivisions of up to {format_nbytes(max(s.nbytes for s in index.subdivisions))}",
         ]
         if self.slots:
+            if self.resident_structure:
+                lines.append(f"structure   {format_nbytes(self.structure_nbytes)} resident: only values move")
             lines += [
                 f"ring        {self.slots} slots of {format_nbytes(self.slot_nbytes)}",
                 f"resident    {len(self.resident)} subdivisions, {format_nbytes(self.resident_nbytes)}",
                 f"streamed    {count - len(self.resident)} subdivisions, {format_nbytes(self.streamed_nbytes)} a sweep, "
                 f"overlap {'on' if self.overlap else 'off'}",
             ]
+            if self.at_end == "turn":
+                saved = format_nbytes(self.streamed_nbytes - self.sweep_nbytes(1))
+                lines.append(
+                    f"direction   every other sweep runs backwards: {saved} are still in the slots at each turn"
+                )
         else:
             lines.append("resident    everything: nothing is streamed, and no larger budget would help")
         lines.append(f"vectors     {format_nbytes(self.workspace_nbytes)} beside the budget")
-        if (seconds := self.predicted_seconds()) is not None:
-            link, memory = seconds
-            expected = max(link, memory) if self.overlap else link + memory
-            binding = "the link" if link > memory else "memory"
+        if (forecast := self.forecast()) is not None:
+            expected = forecast.overlapped if self.overlap else forecast.sequential
+            gain = (
+                f"; overlap makes it {forecast.sequential / forecast.overlapped:.2f} times as fast"
+                if self.slots
+                else ""
+            )
             lines.append(
-                f"a sweep     about {expected * 1e3:.3g} ms: link {link * 1e3:.3g} ms, kernels at least {memory * 1e3:.3g} ms; "
-                f"{binding} binds"
+                f"a sweep     about {expected * 1e3:.3g} ms: link {forecast.transfer * 1e3:.3g} ms, kernels "
+                f"{forecast.compute * 1e3:.3g} ms; {forecast.binding} binds{gain}"
             )
         return "\n".join(lines)
 
 
 def plan_stream(
     index: MatrixIndex,
-    budget: int | str,
+    budget: int | str | None,
     *,
     columns: int = 1,
+    repeats: int = 1,
     workspace_nbytes: int = 0,
     slots: int | None = None,
     overlap: bool = True,
+    at_end: SweepEnd = "turn",
+    resident_structure: bool = False,
     rates: LinkRates | None = None,
 ) -> StreamPlan:
     """Plan a matrix whose subdivisions are given.
@@ -132,16 +247,21 @@ def plan_stream(
     ----------
     index : MatrixIndex
         Of a store, or of outlines of a matrix that does not exist yet.
-    budget : int or str
-        Memory for slots and the resident part, such as ``"6 GiB"``.
-    columns : int
-        Vectors a product is applied to.
+    budget : int or str or None
+        Memory for slots and the resident part, such as ``"6 GiB"``. None: a ring and nothing resident, even if the matrix
+        is small, as comparisons need it.
+    columns, repeats : int
+        Vectors a product is applied to at once, and products with each subdivision, for predicted times.
     workspace_nbytes : int
         Vectors of the solver, printed beside the budget.
     slots : int, optional
         Length of the ring, at least 2; by default 3 if they take at most half the budget, else 2.
     overlap : bool
         False plans for comparison runs without communication hiding; the memory is the same.
+    at_end : {"turn", "continue", "stop"}
+        What happens at the end of a sweep; see :class:`Schedule`.
+    resident_structure : bool
+        Keep offsets and column indices of all subdivisions and stream values only.
     rates : LinkRates, optional
         For predicted times.
 
@@ -154,30 +274,38 @@ def plan_stream(
     BudgetError
         If the budget holds neither the matrix nor two slots; the message gives the smallest that would do.
     """
-    budget_nbytes = parse_nbytes(budget)
-    sizes = [subdivision.nbytes for subdivision in index.subdivisions]
-    common = {"columns": columns, "workspace_nbytes": workspace_nbytes, "overlap": overlap, "rates": rates}
-    if sum(sizes) <= budget_nbytes:
-        return StreamPlan(index, budget_nbytes, 0, 0, frozenset(range(len(sizes))), **common)  # type: ignore[arg-type]
-    slot_nbytes = max(sizes)
+    budget_nbytes = 0 if budget is None else parse_nbytes(budget)
+    plan = StreamPlan(
+        index, budget_nbytes, 0, 0, frozenset(), columns, repeats, workspace_nbytes, overlap, at_end,
+        rates=rates,
+    )  # fmt: skip
+    if budget is not None and index.nbytes <= budget_nbytes:
+        return replace(plan, resident=frozenset(range(len(index.subdivisions))))
+    plan = replace(plan, resident_structure=resident_structure)
+    sizes = [plan.nbytes_of(number) for number in range(len(index.subdivisions))]
+    slot_nbytes, left = max(sizes), budget_nbytes - plan.structure_nbytes
     if slots is not None and slots < 2:
         raise InputError(f"double buffering takes at least 2 slots, not {slots}")
-    ring = slots if slots is not None else (3 if 6 * slot_nbytes <= budget_nbytes else 2)
-    if ring * slot_nbytes > budget_nbytes:
-        smallest = min(ring * slot_nbytes, sum(sizes))
+    ring = slots if slots is not None else (3 if 6 * slot_nbytes <= left else 2)
+    if budget is None:
+        plan = replace(plan, slots=slots or 3, slot_nbytes=slot_nbytes)
+        return replace(plan, budget_nbytes=plan.storage_nbytes)
+    if ring * slot_nbytes > left:
+        smallest = min(ring * slot_nbytes + plan.structure_nbytes, index.nbytes)
+        beside = f" beside {format_nbytes(plan.structure_nbytes)} of structure" if resident_structure else ""
         raise BudgetError(
             f"a budget of {format_nbytes(budget_nbytes)} holds neither the matrix nor {ring} slots of "
-            f"{format_nbytes(slot_nbytes)}; the smallest that does is {smallest} bytes ({format_nbytes(smallest)}); raise "
-            "the budget or cut the matrix into smaller subdivisions"
+            f"{format_nbytes(slot_nbytes)}{beside}; the smallest that does is {smallest} bytes ({format_nbytes(smallest)}); "
+            "raise the budget or cut the matrix into smaller subdivisions"
         )
-    resident = _spread_evenly(sizes, budget_nbytes - ring * slot_nbytes)
-    return StreamPlan(index, budget_nbytes, ring, slot_nbytes, resident, **common)  # type: ignore[arg-type]
+    resident = _spread_evenly(sizes, left - ring * slot_nbytes)
+    return replace(plan, slots=ring, slot_nbytes=slot_nbytes, resident=resident)
 
 
 def _spread_evenly(sizes: list[int], nbytes: int) -> frozenset[int]:
     """Choose as many pieces as fit, spread evenly over the sweep."""
     count = len(sizes)
-    for wanted in range(min(count, nbytes // min(sizes)), 0, -1):
+    for wanted in range(min(count, nbytes // max(min(sizes), 1)), 0, -1):
         chosen = frozenset((2 * position + 1) * count // (2 * wanted) for position in range(wanted))
         if sum(sizes[number] for number in chosen) <= nbytes:
             return chosen
@@ -190,21 +318,29 @@ def plan_subdivisions(
     *,
     limit: int,
     columns: int = 1,
+    repeats: int = 1,
     workspace_nbytes: int = 0,
     slots: int | None = None,
     overlap: bool = True,
+    at_end: SweepEnd = "turn",
+    resident_structure: bool = False,
     rates: LinkRates | None = None,
+    counts: tuple[int, ...] = _CANDIDATES,
 ) -> StreamPlan:
-    """Plan a matrix that can still be cut at will: choose the number of subdivisions that makes a sweep shortest.
+    """Plan a matrix that can still be cut at will: choose the cut, the ring and the resident part with the shortest sweep.
 
     Parameters
     ----------
     index_for : callable
         Returns the index of the matrix cut into a given number of subdivisions.
-    budget, columns, workspace_nbytes, slots, overlap, rates
+    budget, columns, repeats, workspace_nbytes, slots, overlap, at_end, resident_structure
         As in :func:`plan_stream`.
     limit : int
         Largest number of subdivisions possible.
+    rates : LinkRates, optional
+        Without them, plans are compared at the rates of a PCIe 5 link and an H200's memory.
+    counts : tuple of int
+        Numbers of subdivisions to try.
 
     Returns
     -------
@@ -212,39 +348,44 @@ def plan_subdivisions(
 
     Notes
     -----
-    Fewer subdivisions cost fewer starts of a transfer; more make the slots smaller and leave more room for the resident
-    part. The smallest sum of bytes streamed and starts, each counted as 0.6 MB, wins.
+    Fewer subdivisions cost fewer starts; more make the slots smaller, leave more room for the resident part, and leave less
+    of the first transfer and the last computation uncovered. Every candidate's schedule is played in time
+    (:func:`foretell`), and the shortest sweep wins.
 
     Raises
     ------
     BudgetError
         If no cut fits; the message gives the smallest budget for the finest cut tried.
     """
-    best: StreamPlan | None = None
+    plans: list[StreamPlan] = []
     refused: BudgetError | InputError | None = None
-    for count in sorted({min(candidate, limit) for candidate in _CANDIDATES}):
+    for count in sorted({min(candidate, limit) for candidate in counts}):
         try:
-            plan = plan_stream(
-                index_for(count),
-                budget,
-                columns=columns,
-                workspace_nbytes=workspace_nbytes,
-                slots=slots,
-                overlap=overlap,
-                rates=rates,
-            )
-        except (BudgetError, InputError) as error:  # slots too large, or too many entries for one slab
+            index = index_for(count)
+        except InputError as error:  # too many entries for one slab
             refused = error
             continue
-        if best is None or _cost(plan) < _cost(best):
-            best = plan
-        if not plan.slots:
-            break
-    if best is None:
+        for ring in _RINGS if slots is None else (slots,):
+            try:
+                plan = plan_stream(
+                    index,
+                    budget,
+                    columns=columns,
+                    repeats=repeats,
+                    workspace_nbytes=workspace_nbytes,
+                    slots=ring,
+                    overlap=overlap,
+                    at_end=at_end,
+                    resident_structure=resident_structure,
+                    rates=rates,
+                )
+            except BudgetError as error:
+                refused = error
+                continue
+            if not plan.slots:
+                return plan
+            plans.append(plan)
+    if not plans:
         assert refused is not None
         raise refused
-    return best
-
-
-def _cost(plan: StreamPlan) -> int:
-    return plan.streamed_nbytes + _PIECE_OVERHEAD_NBYTES * (len(plan.index.subdivisions) - len(plan.resident))
+    return min(plans, key=StreamPlan.compared_seconds)

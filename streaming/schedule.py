@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from penstock.spmv import InputError
 
-__all__ = ["Compute", "Copy", "HazardError", "Release", "Schedule", "Step", "check_hazards"]
+__all__ = ["Compute", "Copy", "HazardError", "Release", "Schedule", "Step", "SweepEnd", "check_hazards"]
+
+#: What happens at the end of a sweep: see :class:`Schedule`.
+SweepEnd = Literal["turn", "continue", "stop"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class HazardError(InputError):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Sweeps over all subdivisions in row order, through a ring of slots.
+    """Sweeps over all subdivisions through a ring of slots.
 
     Parameters
     ----------
@@ -54,51 +58,102 @@ class Schedule:
     slots : int
         Length of the ring.
     overlap : bool
-        True: ``slots`` transfers are issued ahead, across the ends of sweeps too, since every sweep reads the same bytes:
-        the link never waits for a scalar. False: each transfer is issued when its data are needed, and waited for.
+        True: transfers are issued as soon as there is a slot for them. False: each transfer is issued when its data are
+        needed, and waited for.
+    at_end : {"continue", "turn", "stop"}
+        What happens at the end of a sweep. ``continue``: the ring goes on to the first subdivisions of the next sweep, so
+        that the link never waits. ``turn``: every other sweep runs backwards, so that what is still in the slots at the
+        turn is used twice. ``stop``: the ring runs empty, and the next sweep starts from nothing.
 
     Notes
     -----
-    The n-th transfer since the start goes to slot ``n % slots`` (slot 0 without overlap). A run is ``prologue()``, any
-    number of ``sweep(0), sweep(1), ...`` and ``epilogue(sweeps)``.
+    A run is ``prologue()``, any number of ``sweep(0), sweep(1), ...`` and ``epilogue(sweeps)``, ``sweeps`` being the next.
+    The streamed subdivision at position n, counted over all sweeps, takes slot ``n % slots``; at a turn the slots keep what
+    they hold, so positions run back with the sweep.
     """
 
     subdivisions: int
     resident: frozenset[int]
     slots: int
     overlap: bool = True
+    at_end: SweepEnd = "continue"
 
     @cached_property
     def streamed(self) -> tuple[int, ...]:
-        """The subdivisions that move, in the order of a sweep."""
+        """The subdivisions that move, in row order."""
         return tuple(number for number in range(self.subdivisions) if number not in self.resident)
 
-    def _copy(self, transfer: int) -> Copy:
-        return Copy(self.streamed[transfer % len(self.streamed)], transfer % self.slots)
+    @property
+    def _kept(self) -> int:
+        """How many streamed subdivisions stay in the slots from one sweep to the next."""
+        return min(self.slots, len(self.streamed)) if self.at_end == "turn" else 0
 
-    def prologue(self) -> list[Step]:
-        """Fill the ring."""
-        return [self._copy(transfer) for transfer in range(self.slots)] if self.overlap and self.streamed else []
+    def direction(self, number: int) -> int:
+        """Return 1 if sweep ``number`` takes the rows in ascending order, else -1."""
+        return -1 if self.at_end == "turn" and number % 2 else 1
+
+    def order(self, number: int) -> range:
+        """Return the order in which sweep ``number`` takes the subdivisions."""
+        everything = range(self.subdivisions)
+        return everything if self.direction(number) == 1 else everything[::-1]
+
+    def transfers(self, number: int) -> tuple[int, ...]:
+        """Return the streamed subdivisions that sweep ``number`` does not find in the slots, in the order of their use."""
+        return self.streamed[:: self.direction(number)][self._kept if number else 0 :]
+
+    def _copy(self, sweep: int, position: int) -> Copy:
+        """Return the transfer of the streamed subdivision at a position of a sweep, which may lie in the sweep after it."""
+        count = len(self.streamed)
+        if position >= count:
+            sweep, position = sweep + position // count, position % count
+        if self.direction(sweep) == -1:
+            position = count - 1 - position
+            # On the way back a subdivision comes to the slot of the one that leaves: its place counted from the turn.
+            return Copy(self.streamed[position], (count - 1 - (count - 1 - position) % self.slots) % self.slots)
+        passed = sweep * count if self.at_end == "continue" else 0
+        return Copy(self.streamed[position], (passed + position) % self.slots)
+
+    def prologue(self, first: int = 0) -> list[Step]:
+        """Fill the ring for a run that begins with sweep ``first``: 0, or, to begin backwards, 1."""
+        if self.at_end == "turn" and (self.overlap or first):
+            return [self._copy(first, position) for position in range(self._kept)]
+        if self.at_end == "continue" and self.overlap and self.streamed:
+            return [self._copy(0, position) for position in range(self.slots)]
+        return []
 
     def sweep(self, number: int) -> list[Step]:
-        """Compute once with every subdivision; each slot given free is filled with what is needed next."""
+        """Compute once with every subdivision."""
         steps: list[Step] = []
-        transfer = number * len(self.streamed)
-        for subdivision in range(self.subdivisions):
+        count, position = len(self.streamed), 0
+        last = {"continue": count + self.slots, "turn": count, "stop": count}[
+            self.at_end
+        ]  # first position not issued here
+        if self.overlap and self.at_end == "stop":
+            steps += [self._copy(number, ahead) for ahead in range(min(self.slots, count))]
+        for subdivision in self.order(number):
             if subdivision in self.resident:
                 steps.append(Compute(subdivision, None))
-            elif self.overlap:
-                slot = transfer % self.slots
-                steps += [Compute(subdivision, slot), Release(slot), self._copy(transfer + self.slots)]
-                transfer += 1
-            else:
-                steps += [Copy(subdivision, 0), Compute(subdivision, 0), Release(0)]
+                continue
+            copy = self._copy(number, position)
+            if not self.overlap and (position >= self._kept or not number):
+                steps.append(copy)
+            steps.append(Compute(subdivision, copy.slot))
+            if position < count - self._kept:
+                steps.append(Release(copy.slot))
+                if self.overlap and position + self.slots < last:
+                    steps.append(self._copy(number, position + self.slots))
+            position += 1
         return steps
 
     def epilogue(self, sweeps: int) -> list[Step]:
-        """Give up what was fetched ahead of a sweep that does not come."""
-        ahead = range(sweeps * len(self.streamed), sweeps * len(self.streamed) + self.slots)
-        return [Release(transfer % self.slots) for transfer in ahead] if self.overlap and self.streamed else []
+        """Give up what is in the slots, or on its way there, for a sweep that does not come."""
+        if not self.streamed or self.at_end == "stop":
+            return []
+        if self.at_end == "continue":
+            held = [self._copy(sweeps, position) for position in range(self.slots)] if self.overlap else []
+        else:
+            held = [self._copy(sweeps, position) for position in range(self._kept)] if self.overlap or sweeps else []
+        return [Release(copy.slot) for copy in held]
 
 
 def check_hazards(steps: Iterable[Step], *, subdivisions: int, slots: int, resident: Iterable[int] = ()) -> None:

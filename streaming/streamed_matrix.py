@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,14 +19,16 @@ from penstock.spmv import (
     SparseFormat,
     ValidatedOperator,
     as_vectors,
+    device_of,
     format_named,
 )
 from penstock.spmv.formats.base import check_block_size, scale
-from penstock.streaming.budget import MemoryBudget
+from penstock.streaming.budget import MemoryBudget, check_room_for_vectors
 from penstock.streaming.cuda_executor import CudaExecutor
 from penstock.streaming.host_executor import HostExecutor
 from penstock.streaming.layout import Visit
 from penstock.streaming.plan import StreamPlan, plan_stream
+from penstock.streaming.reader import describe_subdivision
 from penstock.streaming.store import Store
 from penstock.streaming.timeline import Timeline
 
@@ -43,27 +44,30 @@ class StreamedMatrix(ValidatedOperator):
     Parameters
     ----------
     store : Store
-        A :class:`FileStore` for the CPU, a :class:`HostStore` for a CUDA device (or the CPU). It stays open.
+        A :class:`FileStore` or a :class:`HostStore`, which is what a GPU streams from fastest: from a file, the matrix goes
+        through page-locked buffers. It stays open.
     budget : MemoryBudget or int or str
         Memory for slots and the resident part.
     device : Device or str
         Where products are computed.
-    overlap : bool
-        Transfer the next subdivisions while computing (communication hiding).
-    slots : int, optional
-        Length of the ring; the plan chooses by default.
     plan : StreamPlan, optional
-        A plan made before, for this store.
+        A plan made before, for this store, instead of the options.
+    stall_seconds : float
+        A read that takes longer is an error.
+    **options
+        Of :func:`plan_stream`: ``overlap``, ``slots``, ``at_end``, ``resident_structure`` ...
 
     Raises
     ------
     BudgetError
-        If the budget holds neither the matrix nor two slots.
+        If the budget holds neither the matrix nor two slots, or the device has no room for them and the vectors planned.
 
     Notes
     -----
     A product is bit-equal to that of the resident matrix of the same format, whatever the budget, with or without overlap:
-    every row is summed by the same kernel in the same order. A sweep moves ``plan.streamed_nbytes`` bytes.
+    every row is summed by the same kernel in the same order. (Formats that ``scatter`` add to rows in the order of the
+    sweep, so there the direction matters to the last digits.) The first sweep moves ``plan.streamed_nbytes`` bytes; later
+    ones find in the slots what the one before left there, if they turn.
 
     Examples
     --------
@@ -81,18 +85,18 @@ class StreamedMatrix(ValidatedOperator):
         budget: MemoryBudget | int | str,
         *,
         device: Device | str = CPU,
-        overlap: bool = True,
-        slots: int | None = None,
         plan: StreamPlan | None = None,
+        stall_seconds: float = 60.0,
+        **options: Any,
     ) -> None:
         self.device = Device.parse(device)
         self.store = store
         self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget)
         index = store.index
-        if plan is not None and slots is not None:
-            raise InputError("slots are decided by the plan; give one of plan and slots")
+        if plan is not None and options:
+            raise InputError(f"{', '.join(sorted(options))} are decided by the plan; give one or the other")
         left = self.budget.limit_nbytes - self.budget.used_nbytes
-        self.plan = plan or plan_stream(index, left, slots=slots, overlap=overlap)
+        self.plan = plan or plan_stream(index, left, **options)
         if not self.plan.index.same_layout(index):
             raise InputError("the plan was made for another cut of the matrix; plan again from store.index")
         self.shape = index.shape
@@ -101,34 +105,74 @@ class StreamedMatrix(ValidatedOperator):
         self.bytes_streamed = 0
         self._purpose = f"matrix storage {next(_COUNTER)}"
         self._schedule = self.plan.schedule
-        self._sweeps_since_start: int | None = None
+        self._number = 0  # of the next sweep in the schedule
+        self._empty = True  # whether the ring must be filled first
         self._sweeping = threading.Lock()  # the ring serves one sweep at a time
         self._residents: dict[int, SparseFormat] = {}
         self._executor: HostExecutor | CudaExecutor | None = None
-        # One allocation for the ring and the resident part: nothing is allocated again until close.
+        # One allocation for the ring and what is resident: nothing is allocated again until close.
         storage = self.budget.allocate(self._purpose, self.plan.storage_nbytes, self.device)
         try:
             with self.device.current():
-                self._open(storage)
+                self._open(storage, stall_seconds)
         except BaseException:
             del storage
             self.close()
             raise
 
-    def _open(self, storage: Array) -> None:
-        pieces = [self.plan.slot_nbytes] * self.plan.slots
-        numbers = sorted(self.plan.resident)
-        pieces += [self.plan.index.subdivisions[number].nbytes for number in numbers]
+    def _open(self, storage: Array, stall_seconds: float) -> None:
+        plan = self.plan
+        check_room_for_vectors(self.device, plan.workspace_nbytes)
+        numbers, everything = sorted(plan.resident), range(len(plan.index.subdivisions))
+        pieces = [plan.slot_nbytes] * plan.slots + [plan.nbytes_of(number) for number in numbers]
+        if plan.resident_structure:
+            pieces += [plan.index.subdivisions[number].part_nbytes("structure") for number in everything]
         stops = np.cumsum(pieces).tolist()
         buffers = [storage[stop - nbytes : stop] for stop, nbytes in zip(stops, pieces, strict=True)]
-        slots, overlap = buffers[: self.plan.slots], self.plan.overlap and bool(self.plan.slots)
+        slots, resident = buffers[: plan.slots], buffers[plan.slots : plan.slots + len(numbers)]
+        structures = buffers[plan.slots + len(numbers) :] if plan.resident_structure else None
+        options: dict[str, Any] = {"part": plan.part, "structures": structures, "stall_seconds": stall_seconds}
+        options["overlap"] = plan.overlap and bool(plan.slots)
         if self.device.kind == "cpu":
-            self._executor = HostExecutor(self.store, slots, overlap=overlap)
+            self._executor = HostExecutor(self.store, slots, **options)
         else:
-            self._executor = CudaExecutor(self.store, self.device, slots, overlap=overlap)
-        for number, buffer in zip(numbers, buffers[self.plan.slots :], strict=True):
-            self._residents[number] = self._executor.load_resident(number, buffer)
+            self._executor = CudaExecutor(self.store, self.device, slots, **options)
+        for number, buffer in zip(everything, structures or (), strict=False):
+            self._executor.load(number, buffer, "structure")
+        for number, buffer in zip(numbers, resident, strict=True):
+            self._executor.load(number, buffer, plan.part)
+            self._residents[number] = plan.index.view(
+                number, buffer, None if structures is None else structures[number]
+            )
         self._executor.drain()
+
+    @property
+    def staged(self) -> bool:
+        """Whether data pass through page-locked buffers between the store and a GPU: it is on disk, or cannot be locked."""
+        return isinstance(self._executor, CudaExecutor) and self._executor.staged
+
+    @property
+    def direction(self) -> int:
+        """Direction of the next sweep: 1 takes the rows in ascending order, -1 in descending order."""
+        return self._schedule.direction(self._number)
+
+    def turn_to(self, direction: int) -> None:
+        """Choose the direction of the next sweep; the ring is filled anew if that is not its own.
+
+        Raises
+        ------
+        InputError
+            If this plan's sweeps do not turn and another direction is asked for.
+        """
+        if direction not in (1, -1):
+            raise InputError(f"a direction is 1 or -1, not {direction}")
+        if direction == self.direction:
+            return
+        if self.plan.at_end != "turn":
+            raise InputError("sweeps of this plan do not turn: they run in direction 1 only")
+        if self._sweeping.locked():
+            raise InputError("a sweep of this matrix is under way; turn it when it has ended")
+        self._number, self._empty = self._number + 1, True
 
     def sweep(self, visit: Visit) -> None:
         """Pass once over all subdivisions in row order.
@@ -152,22 +196,73 @@ class StreamedMatrix(ValidatedOperator):
             self._sweeping.release()
 
     def _sweep(self, executor: HostExecutor | CudaExecutor, visit: Visit) -> None:
-        # Unless this sweep ends, wherever it is interrupted, the next one starts from an empty ring.
-        number, self._sweeps_since_start = self._sweeps_since_start, None
-        steps = self._schedule.sweep(number or 0)
-        if number is None:
+        number, empty = self._number, self._empty
+        self._empty = True  # unless this sweep ends, wherever it is interrupted, the next one starts from an empty ring
+        if empty:
             executor.drain()
-            steps = self._schedule.prologue() + steps
+            number = number % 2 if self.plan.at_end == "turn" else 0
+        steps = (self._schedule.prologue(number) if empty else []) + self._schedule.sweep(number)
+
+        def located(subdivision: int, slab: SparseFormat) -> None:
+            try:
+                visit(subdivision, slab)
+            except Exception as error:
+                error.add_note(f"while computing with {describe_subdivision(self.store, subdivision)}")
+                raise
+
         with self.device.current():
-            executor.play(steps, self._residents, visit)
-        self._sweeps_since_start = (number or 0) + 1
+            executor.play(steps, self._residents, located)
+        self._number, self._empty = number + 1, False
         self.sweeps += 1
-        self.bytes_streamed += self.plan.streamed_nbytes
+        self.bytes_streamed += self.plan.streamed_nbytes if empty else self.plan.sweep_nbytes(number)
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         if format_named(self.plan.index.format_name).scatters:
             scale(out, beta)
         self.sweep(lambda number, slab: slab.apply_slab(self._rows(number).start, x, out, alpha, beta))
+
+    def apply_each(self, X: Array, out: Array | None = None) -> Array:
+        """Return the products with several vectors, or blocks of vectors, made one after the other in a single sweep.
+
+        Parameters
+        ----------
+        X : array, (repeats, columns) or (repeats, columns, k), C-ordered
+            Each ``X[r]`` is contiguous, unlike the columns of a block of vectors, which a kernel reads together.
+        out : array, (repeats, rows) or (repeats, rows, k), optional
+            Must not overlap ``X``.
+
+        Returns
+        -------
+        array
+            ``out[r] = A @ X[r]``, each bit-equal to a product of its own.
+        """
+        if X.ndim not in (2, 3) or X.shape[1] != self.shape[1] or not X.shape[0]:
+            raise InputError(
+                f"X must have shape (repeats, {self.shape[1]}) or (repeats, {self.shape[1]}, k), not {X.shape}"
+            )
+        vectors = [as_vectors(x, self.shape[1], self, "X[r]") for x in X]
+        shape = (X.shape[0], self.shape[0], *X.shape[2:])
+        if out is None:
+            out = self.device.xp.empty(shape, dtype=self.dtype)
+        elif (
+            out.shape != shape or out.dtype != self.dtype or not out.flags.c_contiguous or device_of(out) != self.device
+        ):
+            raise InputError(
+                f"out must be a C-contiguous array of shape {shape} and type {self.dtype} on {self.device}"
+            )
+        elif self.device.xp.may_share_memory(X, out):
+            raise InputError("X and out overlap; give out its own memory")
+        if format_named(self.plan.index.format_name).scatters:
+            scale(out, 0.0)
+        products = list(zip(vectors, out, strict=True))
+
+        def visit(number: int, slab: SparseFormat) -> None:
+            first_row = self._rows(number).start
+            for x, product in products:
+                slab.apply_slab(first_row, x, product, 1.0, 0.0)
+
+        self.sweep(visit)
+        return out
 
     def apply_absolute(self, x: Array) -> Array:
         """Return ``|A| @ x`` in one sweep; needs one further slab of memory."""
@@ -194,14 +289,13 @@ class StreamedMatrix(ValidatedOperator):
         """Record the times of all transfers and computations inside a ``with`` block; it ends with a synchronisation."""
         if self._executor is None:
             raise InputError("this streamed matrix is closed; open a new one on its store")
-        timeline = Timeline(origin=time.perf_counter())
-        self._executor.timeline = timeline
-        try:
-            yield timeline
-        finally:
-            if isinstance(self._executor, CudaExecutor):
-                self._executor.drain()
-            self._executor.timeline = None
+        executor, timeline = self._executor, Timeline()
+        with self.device.current():
+            executor.start_recording(timeline)
+            try:
+                yield timeline
+            finally:
+                executor.stop_recording()
 
     def close(self) -> None:
         """Stop transfers and give the budget back; the store stays open."""

@@ -60,7 +60,9 @@ def test_an_experiment_converges_within_its_budget(path, tmp_path):
     assert result["true_residual"] <= experiment.solver.rtol
     if experiment.memory.budget is not None:
         assert result["peak_budget_nbytes"] <= experiment.memory.budget < result["matrix_nbytes"]
-        assert result["bytes_streamed"] == result["sweeps"] * (result["matrix_nbytes"] - result["resident_nbytes"])
+        plan = plan_experiment(read_experiment(outcome.folder.configuration))
+        assert plan.streamed_nbytes == result["matrix_nbytes"] - result["resident_nbytes"]
+        assert result["bytes_streamed"] == sum(map(plan.sweep_nbytes, range(result["sweeps"])))
 
 
 def test_the_demo_is_as_large_as_promised():

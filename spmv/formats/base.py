@@ -87,6 +87,11 @@ class SparseFormat(ValidatedOperator):
         Formats add keyword arguments of their own.
         """
 
+    @classmethod
+    def slab_from_csr(cls, A: Any, first_row: int, **parameters: Any) -> Self:
+        """Convert a row slab of a larger matrix, whose row 0 is ``first_row``; parameters as for ``from_csr``."""
+        return cls.from_csr(A, **parameters)
+
     @abstractmethod
     def triplets(self) -> tuple[Array, Array, Array]:
         """Return row indices, column indices and values of all stored scalars, padding left out, in any order."""
@@ -190,6 +195,11 @@ class SparseFormat(ValidatedOperator):
         """Row slabs start and stop at multiples of this."""
         return 1
 
+    @property
+    def chunk_rows(self) -> int:
+        """Rows between two of the offsets that are stored; the granularity may be a multiple of it."""
+        return self.row_granularity
+
     def to_device(self, device: Device | str) -> Self:
         """Return this matrix on another device."""
         device = Device.parse(device)
@@ -224,6 +234,31 @@ class SparseFormat(ValidatedOperator):
         step = max(1, self.shape[0] // count // self.row_granularity) * self.row_granularity
         for start in range(0, self.shape[0], step):
             yield start, self.rows(start, min(start + step, self.shape[0]))
+
+    def cut(self, parts: int) -> list[int]:
+        """Return ``parts + 1`` row numbers that cut a matrix on the CPU into slabs with nearly equal numbers of stored entries.
+
+        No slab is empty, and all but the last end at a multiple of the granularity. Formats that keep no offsets of rows or
+        chunks are cut into equal numbers of rows.
+
+        Raises
+        ------
+        InputError
+            If there are not that many slabs in it.
+        """
+        granules = -(-self.shape[0] // self.row_granularity)
+        if not 1 <= parts <= granules:
+            raise InputError(f"cannot cut {granules} pieces of {self.row_granularity} rows into {parts} slabs")
+        offsets = (self.arrays().get(name) for name in ("row_offsets", "chunk_offsets"))
+        stored: Array = next((found for found in offsets if found is not None), np.arange(granules + 1))
+        if stored.size > granules + 1:  # several chunks a sorting scope
+            stored = np.append(stored[: -1 : self.row_granularity // self.chunk_rows], stored[-1])
+        targets = [int(stored[-1]) * part // parts for part in range(parts)]
+        bounds = np.searchsorted(stored, targets, side="left")
+        # At least one granule a slab, and one left for each slab to come.
+        each = np.arange(parts)
+        bounds = np.minimum(np.maximum.accumulate(np.maximum(bounds, each) - each) + each, granules - parts + each)
+        return [*(int(bound) * self.row_granularity for bound in bounds), self.shape[0]]
 
     def absolute(self) -> Self:
         """Return ``|A|``: the same structure, with a new array of absolute values."""

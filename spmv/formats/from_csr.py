@@ -101,8 +101,16 @@ def chunks_of_slots(
     return column_indices, values
 
 
-def count_blocks(A: CsrMatrix, size: int, *, upper: bool = False) -> Array:
-    """Count the blocks of ``size`` x ``size`` that each block row needs, those left of the diagonal left out if ``upper``.
+def count_blocks(A: CsrMatrix, size: int, *, upper: int | None = None) -> Array:
+    """Count the blocks of ``size`` x ``size`` that each block row needs.
+
+    Parameters
+    ----------
+    A : CsrMatrix
+    size : int
+    upper : int, optional
+        Leave out the blocks left of the diagonal. The number of the first block row in the matrix that ``A`` is a slab of,
+        0 if it is the whole one; slabs are converted on the CPU.
 
     Returns
     -------
@@ -119,31 +127,41 @@ def count_blocks(A: CsrMatrix, size: int, *, upper: bool = False) -> Array:
     block_rows = check_block_size(size, A.shape[0])
     counts = A.device.xp.zeros(block_rows, dtype=np.int64)
     if A.device.kind == "cpu":
-        _count_blocks(size, upper, A.row_offsets, A.column_indices, counts)
+        _count_blocks(size, _first_kept(upper), A.row_offsets, A.column_indices, counts)
     else:
+        _check_whole(upper)
         function = cuda_function("conversion.cu", f"count_blocks<{type_names(A.row_offsets)}, {size}>")
-        arguments = (np.int64(block_rows), np.int32(upper), A.row_offsets, A.column_indices, counts)
+        arguments = (np.int64(block_rows), np.int32(upper is not None), A.row_offsets, A.column_indices, counts)
         launch(function, 8 * block_rows, 256, arguments)
     return counts
 
 
 def chunks_of_blocks(
-    A: CsrMatrix, size: int, permutation: Array, offsets: Array, height: int, values_dtype: Any, *, upper: bool = False
+    A: CsrMatrix,
+    size: int,
+    permutation: Array,
+    offsets: Array,
+    height: int,
+    values_dtype: Any,
+    *,
+    upper: int | None = None,
 ) -> tuple[Array, Array]:
     """Return column indices and values of ``A`` in chunks of ``height`` interleaved block rows; a height of 1 is BSR.
 
-    Blocks that hold any stored entry are stored whole, with zeros where nothing was stored.
+    Blocks that hold any stored entry are stored whole, with zeros where nothing was stored; ``upper`` as for
+    :func:`count_blocks`.
     """
     xp, block_rows, blocks = A.device.xp, A.shape[0] // size, int(offsets[-1])
     column_indices = xp.full(blocks, -1, dtype=np.int32)
     values = xp.zeros(blocks * size * size, dtype=values_dtype)
     source, target = (A.row_offsets, A.column_indices, A.values), (permutation, offsets, column_indices, values)
     if A.device.kind == "cpu":
-        _fill_blocks(block_rows, size, upper, height, *source, *target)
+        _fill_blocks(block_rows, size, _first_kept(upper), height, *source, *target)
     else:
+        _check_whole(upper)
         names = type_names(values, A.values, A.row_offsets)
         function = cuda_function("conversion.cu", f"fill_blocks<{names}, {size}>")
-        scalars = (np.int64(block_rows), np.int32(upper), np.int64(height))
+        scalars = (np.int64(block_rows), np.int32(upper is not None), np.int64(height))
         launch(function, 8 * block_rows, 256, (*scalars, *source, np.int32(permutation.size > 0), *target))
     return column_indices, values
 
@@ -253,8 +271,18 @@ def _next_block(block_row: int, entries: Array, row_offsets: Array, source_colum
     return column  # type: ignore[return-value]
 
 
+def _first_kept(upper: int | None) -> int:
+    """Return what the kernels add to a block row for the first block column that they keep."""
+    return -INT32_MAX if upper is None else upper
+
+
+def _check_whole(upper: int | None) -> None:
+    if upper:
+        raise InputError("row slabs of a symmetric matrix are converted on the CPU; use slab.to_device('cpu')")
+
+
 @parallel_kernel
-def _count_blocks(size: int, upper: bool, row_offsets: Array, source_columns: Array, counts: Array) -> None:
+def _count_blocks(size: int, upper: int, row_offsets: Array, source_columns: Array, counts: Array) -> None:
     for block_row in prange(counts.shape[0]):
         entries = np.empty(size, dtype=np.int64)  # how far each scalar row has come
         for r in range(size):
@@ -267,7 +295,7 @@ def _count_blocks(size: int, upper: bool, row_offsets: Array, source_columns: Ar
                 stop = row_offsets[block_row * size + r + 1]
                 while entries[r] < stop and source_columns[entries[r]] // size == column:
                     entries[r] += 1
-            if not upper or column >= block_row:
+            if column >= block_row + upper:
                 counts[block_row] += 1
 
 
@@ -275,7 +303,7 @@ def _count_blocks(size: int, upper: bool, row_offsets: Array, source_columns: Ar
 def _fill_blocks(
     block_rows: int,
     size: int,
-    upper: bool,
+    upper: int,
     height: int,
     row_offsets: Array,
     source_columns: Array,
@@ -296,7 +324,7 @@ def _fill_blocks(
             column = _next_block(block_row, entries, row_offsets, source_columns)
             if column > INT32_MAX:
                 break
-            kept = not upper or column >= block_row
+            kept = column >= block_row + upper
             for r in range(size):
                 stop = row_offsets[block_row * size + r + 1]
                 while entries[r] < stop and source_columns[entries[r]] // size == column:

@@ -232,6 +232,11 @@ class SellMatrix(SparseFormat, name="sell"):
         """The larger of chunk height and sorting scope."""
         return max(self.chunk_height, self.sorting_scope)
 
+    @property
+    def chunk_rows(self) -> int:
+        """The chunk height."""
+        return self.chunk_height
+
 
 def check_power_of_two(number: Any, name: str) -> None:
     """Refuse what is not a power of two that fits."""

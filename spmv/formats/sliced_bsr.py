@@ -147,6 +147,11 @@ class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
         """Scalar rows of a chunk or of a sorting scope, whichever is larger."""
         return max(HEIGHT, self.sorting_scope) * self.block_size
 
+    @property
+    def chunk_rows(self) -> int:
+        """Scalar rows of a chunk."""
+        return HEIGHT * self.block_size
+
 
 @parallel_kernel
 def _spmv(

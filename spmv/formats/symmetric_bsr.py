@@ -93,10 +93,29 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
         A = CsrMatrix.from_csr(A, check=check)
         if check:
             check_symmetric(A)  # before rounding makes unequal values equal
-        A = CsrMatrix.from_csr(A, values_dtype=values_dtype)
-        counts = count_blocks(A, block_size, upper=True)
+        return cls.slab_from_csr(A, 0, block_size=block_size, values_dtype=values_dtype, check=False)
+
+    @classmethod
+    def slab_from_csr(  # type: ignore[override]
+        cls,
+        A: Any,
+        first_row: int,
+        *,
+        block_size: int = 3,
+        values_dtype: Any = None,
+        check: bool = True,
+    ) -> Self:
+        """Convert a row slab of a larger symmetric matrix; its row 0 is ``first_row``, a multiple of the granularity.
+
+        Whether the larger one is symmetric cannot be seen from a slab; the lower half is not looked at.
+        """
+        A = CsrMatrix.from_csr(CsrMatrix.from_csr(A, check=check), values_dtype=values_dtype)
+        first = first_row // max(block_size, 1)
+        counts = count_blocks(A, block_size, upper=first)
+        if first_row % block_size:
+            raise InputError(f"a slab must begin at a multiple of the block size {block_size}, not at row {first_row}")
         offsets, none = chunk_offsets(counts, HEIGHT), A.device.xp.empty(0, dtype=np.int32)
-        indices, values = chunks_of_blocks(A, block_size, none, offsets, HEIGHT, A.values_dtype, upper=True)
+        indices, values = chunks_of_blocks(A, block_size, none, offsets, HEIGHT, A.values_dtype, upper=first)
         return cls(A.shape, A.dtype, offsets, indices, values, none, block_size)
 
     @classmethod

@@ -109,7 +109,7 @@ def test_a_budget_too_small_is_refused_with_one_that_would_do(tmp_path):
 def test_a_plan_needs_no_memory_of_the_size_of_the_matrix():
     import tracemalloc
 
-    experiment = Experiment.model_validate({"model": {"nodes": 256}, "memory": {"budget": "2 GiB"}})
+    experiment = Experiment.model_validate({"model": {"nodes": 256}, "memory": {"budget": "2 GiB", "format": "bsr"}})
 
     tracemalloc.start()
     plan = plan_experiment(experiment)

@@ -127,7 +127,7 @@ def test_blocks_are_counted_as_scipy_counts_them(size, upper, target):
     kept = columns >= rows if upper else np.ones(columns.size, dtype=bool)
 
     with converting(target):
-        counts = count_blocks(target.put_matrix(csr(A)), size, upper=upper)
+        counts = count_blocks(target.put_matrix(csr(A)), size, upper=0 if upper else None)
 
     np.testing.assert_array_equal(target.get(counts), np.bincount(rows[kept], minlength=210 // size))
 

@@ -1,6 +1,7 @@
 """A slab becomes bytes and comes back; what cannot be a slab or an index of slabs is refused."""
 
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ import scipy.sparse
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, StoreError
 from penstock.streaming import FileStore, HostStore, MatrixIndex, index_of
 from penstock.streaming.budget import aligned_buffer
-from penstock.streaming.layout import as_slab, pack
+from penstock.streaming.layout import IndexBuilder, as_slab, pack
 
 # Alignments that the kernels, page-locking and unbuffered reads rely on.
 ARRAY_ALIGNMENT = 256
 PAGE = 4096
+PARTS = ("structure", "values")
 
 BOUNDS = [0, 6, 30, 96]
 GARBAGE = 0xA5
@@ -102,6 +104,45 @@ def test_arrays_start_at_multiples_of_256_without_overlap_and_slabs_fill_whole_p
         assert free <= subdivision.nbytes
         assert subdivision.nbytes % PAGE == 0
         assert subdivision.nbytes - free < PAGE
+
+
+def test_the_structure_comes_first_and_the_values_start_at_a_page(index):
+    for subdivision in index.subdivisions:
+        parts = [field.part for field in subdivision.fields]
+        assert parts == sorted(parts) == ["structure", "structure", "values"]
+        values = subdivision.fields[-1]
+        assert np.dtype(values.dtype).kind == "f"
+        assert values.offset == subdivision.values_start == subdivision.bytes_of("values").start
+        assert values.offset % PAGE == 0
+        assert subdivision.bytes_of("structure") == slice(0, values.offset)
+        assert subdivision.bytes_of("whole") == slice(0, subdivision.nbytes)
+        assert subdivision.part_nbytes("structure") + subdivision.part_nbytes("values") == subdivision.nbytes
+    assert index.part_nbytes("structure") + index.part_nbytes("values") == index.nbytes == index.part_nbytes("whole")
+
+
+def test_a_view_of_two_buffers_equals_that_of_one(slabs, index):
+    for number, (slab, subdivision) in enumerate(zip(slabs, index.subdivisions, strict=True)):
+        whole = packed(slab, subdivision)
+        structure, values = (whole[subdivision.bytes_of(part)].copy() for part in ("structure", "values"))
+
+        view = index.view(number, values, structure)
+
+        for name, array in slab.arrays().items():
+            np.testing.assert_array_equal(view.arrays()[name], array)
+            assert np.shares_memory(view.arrays()[name], values if name == "values" else structure)
+
+
+def test_each_part_has_a_checksum_of_its_own(slabs):
+    builder = IndexBuilder()
+    for slab in slabs:
+        subdivision = builder.add(slab)
+        builder.set_checksums(packed(slab, subdivision))
+
+    for slab, subdivision in zip(slabs, builder.finish().subdivisions, strict=True):
+        piece = packed(slab, subdivision)
+        expected = [(subdivision.bytes_of(part), zlib.crc32(piece[subdivision.bytes_of(part)])) for part in PARTS]
+        assert subdivision.checksums_of("whole") == expected
+        assert [subdivision.checksums_of(part) for part in PARTS] == [expected[:1], expected[1:]]
 
 
 def test_the_index_tells_rows_entries_and_bytes_of_the_matrix(whole, index):

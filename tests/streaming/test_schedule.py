@@ -11,36 +11,49 @@ from penstock.streaming import Compute, Copy, HazardError, Release, Schedule, ch
 pure = settings(deadline=None, max_examples=200, database=None)
 
 
+ENDS = ("continue", "turn", "stop")
+
+
 @st.composite
-def schedules(draw):
+def schedules(draw, ends=ENDS):
     subdivisions = draw(st.integers(1, 9))
     resident = draw(st.frozensets(st.integers(0, subdivisions - 1)))
-    return Schedule(subdivisions, resident, slots=draw(st.integers(1, 4)), overlap=draw(st.booleans()))
+    slots, overlap, at_end = draw(st.integers(1, 4)), draw(st.booleans()), draw(st.sampled_from(ends))
+    return Schedule(subdivisions, resident, slots, overlap, at_end)
 
 
-def run_of(schedule, sweeps):
-    steps = schedule.prologue()
-    for number in range(sweeps):
+def run_of(schedule, sweeps, first=0):
+    """A run of ``sweeps`` sweeps; where sweeps turn it may begin backwards."""
+    first = first if schedule.at_end == "turn" else 0
+    steps = schedule.prologue(first)
+    for number in range(first, first + sweeps):
         steps += schedule.sweep(number)
-    return steps + schedule.epilogue(sweeps)
+    return steps + schedule.epilogue(first + sweeps)
 
 
 def check(steps, schedule):
     check_hazards(steps, subdivisions=schedule.subdivisions, slots=schedule.slots, resident=schedule.resident)
 
 
-@pure
-@given(schedules(), st.integers(0, 5))
-def test_any_run_is_free_of_hazards(schedule, sweeps):
-    check(run_of(schedule, sweeps), schedule)
+def copies_of(steps):
+    return [step.subdivision for step in steps if isinstance(step, Copy)]
+
+
+firsts = st.integers(0, 1)
 
 
 @pure
-@given(schedules(), st.integers(1, 5))
-def test_every_computation_finds_its_subdivision_in_its_slot(schedule, sweeps):
+@given(schedules(), st.integers(0, 5), firsts)
+def test_any_run_is_free_of_hazards(schedule, sweeps, first):
+    check(run_of(schedule, sweeps, first if sweeps else 0), schedule)
+
+
+@pure
+@given(schedules(), st.integers(1, 5), firsts)
+def test_every_computation_finds_its_subdivision_in_its_slot(schedule, sweeps, first):
     """The same claim as the checker's, by playing the steps."""
     slots = {}
-    for step in run_of(schedule, sweeps):
+    for step in run_of(schedule, sweeps, first):
         match step:
             case Copy(subdivision, slot):
                 assert 0 <= slot < schedule.slots
@@ -57,17 +70,57 @@ def test_every_computation_finds_its_subdivision_in_its_slot(schedule, sweeps):
 
 @pure
 @given(schedules(), st.integers(0, 5))
-def test_a_sweep_computes_each_subdivision_once_in_order_and_copies_each_streamed_one_once(schedule, number):
-    steps = schedule.sweep(number)
+def test_a_sweep_computes_each_subdivision_once_in_its_order(schedule, number):
+    computed = [step.subdivision for step in schedule.sweep(number) if isinstance(step, Compute)]
 
-    assert [step.subdivision for step in steps if isinstance(step, Compute)] == list(range(schedule.subdivisions))
-    copied = Counter(step.subdivision for step in steps if isinstance(step, Copy))
-    assert copied == Counter(schedule.streamed)
-    assert set(schedule.streamed) == set(range(schedule.subdivisions)) - schedule.resident
+    there = list(range(schedule.subdivisions))
+    backwards = schedule.at_end == "turn" and number % 2 == 1
+    assert schedule.direction(number) == (-1 if backwards else 1)
+    assert computed == list(schedule.order(number)) == (there[::-1] if backwards else there)
+    assert set(schedule.streamed) == set(there) - schedule.resident
 
 
 @pure
-@given(schedules(), st.integers(1, 4))
+@given(schedules(ends=["continue"]), st.integers(0, 5))
+def test_a_sweep_of_a_ring_that_goes_on_copies_each_streamed_subdivision_once(schedule, number):
+    assert Counter(copies_of(schedule.sweep(number))) == Counter(schedule.streamed)
+
+
+@pure
+@given(schedules(), st.integers(1, 5))
+def test_the_copies_of_a_run_are_the_transfers_its_sweeps_need(schedule, sweeps):
+    """In the order of their use; a ring that goes on has the next ones on their way at the end."""
+    needed = [number for sweep in range(sweeps) for number in schedule.transfers(sweep)]
+    copies = copies_of(run_of(schedule, sweeps))
+
+    ahead = schedule.slots if schedule.at_end == "continue" and schedule.overlap and schedule.streamed else 0
+    assert copies[: len(needed)] == needed
+    assert len(copies) == len(needed) + ahead
+
+
+@pure
+@given(schedules(), st.integers(1, 5))
+def test_a_turn_saves_the_copies_of_what_the_slots_hold(schedule, number):
+    """Even if nothing overlaps; what is saved is what the sweep before used last, so first on the way back."""
+    kept = min(schedule.slots, len(schedule.streamed)) if schedule.at_end == "turn" else 0
+
+    assert schedule.transfers(0) == schedule.streamed
+    assert schedule.transfers(number) == schedule.streamed[:: schedule.direction(number)][kept:]
+    if schedule.at_end == "turn":
+        assert copies_of(schedule.sweep(number)) == list(schedule.transfers(number))
+
+
+@pure
+@given(schedules(ends=["turn"]), st.integers(1, 5))
+def test_a_run_that_begins_backwards_is_a_run_of_its_own_from_an_empty_ring(schedule, sweeps):
+    run = run_of(schedule, sweeps, first=1)
+
+    needed = [*schedule.streamed[::-1], *(n for sweep in range(2, 1 + sweeps) for n in schedule.transfers(sweep))]
+    assert copies_of(run) == needed
+
+
+@pure
+@given(schedules(ends=["continue"]), st.integers(1, 4))
 def test_with_overlap_every_slot_is_filled_or_filling_when_a_streamed_subdivision_is_computed(schedule, sweeps):
     """The link never waits: as many transfers as there are slots have been issued, across the ends of sweeps too."""
     held = 0
@@ -78,16 +131,27 @@ def test_with_overlap_every_slot_is_filled_or_filling_when_a_streamed_subdivisio
 
 
 @pure
-@given(schedules())
-def test_without_overlap_each_transfer_directly_precedes_its_computation(schedule):
-    schedule = Schedule(schedule.subdivisions, schedule.resident, schedule.slots, overlap=False)
-    steps = schedule.sweep(0)
+@given(schedules(ends=["turn"]), st.integers(1, 4), firsts)
+def test_with_overlap_and_turns_too(schedule, sweeps, first):
+    """Once filled, no slot is ever free while something is computed: there is nothing else to fetch ahead."""
+    held = 0
+    for step in run_of(schedule, sweeps, first):
+        if schedule.overlap and isinstance(step, Compute) and step.slot is not None:
+            assert held == min(schedule.slots, len(schedule.streamed))
+        held += isinstance(step, Copy) - isinstance(step, Release)
 
-    assert schedule.prologue() == schedule.epilogue(1) == []
+
+@pure
+@given(schedules(), st.integers(1, 3))
+def test_without_overlap_each_transfer_directly_precedes_its_computation(schedule, sweeps):
+    schedule = Schedule(schedule.subdivisions, schedule.resident, schedule.slots, False, schedule.at_end)
+    steps = run_of(schedule, sweeps)
+
+    assert schedule.prologue() == []
     for position, step in enumerate(steps):
         if isinstance(step, Copy):
             assert steps[position + 1] == Compute(step.subdivision, step.slot)
-            assert steps[position + 2] == Release(step.slot)
+            assert schedule.at_end == "turn" or steps[position + 2] == Release(step.slot)
 
 
 def test_all_resident_moves_nothing():

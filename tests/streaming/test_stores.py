@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse
 
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, StoreError
-from penstock.streaming import FileStore, HostStore, Store, index_of
+from penstock.streaming import FileStore, HostStore, Store, file_store, index_of
 from penstock.streaming.budget import aligned_buffer
 from penstock.streaming.layout import as_slab, pack
 
@@ -102,6 +102,18 @@ class StoreContract:
             for name, array in slab.arrays().items():
                 np.testing.assert_array_equal(view.arrays()[name], array)
 
+    def test_a_read_of_a_part_gives_those_bytes_of_the_whole(self, store):
+        for number, subdivision in enumerate(store.index.subdivisions):
+            whole = read(store, number)
+            assert 0 < subdivision.values_start < subdivision.nbytes
+            for part in ("structure", "values"):
+                buffer = aligned_buffer(subdivision.part_nbytes(part) + 4096)
+                buffer[:] = 0xA5
+                store.read_into(number, buffer, part)
+
+                np.testing.assert_array_equal(buffer[:-4096], whole[subdivision.bytes_of(part)])
+                assert (buffer[-4096:] == 0xA5).all()
+
     def test_reads_come_in_any_order_and_repeat(self, store):
         first = [read(store, number).tobytes() for number in range(4)]
 
@@ -169,11 +181,13 @@ class TestHostStore(StoreContract):
     def create(self):
         return HostStore.create
 
-    def test_a_piece_is_not_copied_and_starts_at_a_page(self, store):
+    def test_a_created_store_gives_one_segment_without_copying_that_starts_at_a_page(self, store):
         for number in range(4):
-            assert store.piece(number) is store.piece(number)
-            assert store.piece(number).ctypes.data % 4096 == 0
-            np.testing.assert_array_equal(store.piece(number), read(store, number))
+            [(offset, piece)] = store.segments(number)
+            assert offset == 0
+            assert np.shares_memory(piece, store.segments(number)[0][1])
+            assert piece.ctypes.data % 4096 == 0
+            np.testing.assert_array_equal(piece, read(store, number))
 
     def test_it_can_be_read_after_close(self, store):
         """Closing unlocks pages; the matrix stays in memory."""
@@ -188,7 +202,7 @@ class TestHostStore(StoreContract):
 
             assert copied.index == source.index
             for number in range(4):
-                np.testing.assert_array_equal(copied.piece(number), read(source, number))
+                np.testing.assert_array_equal(read(copied, number), read(source, number))
 
 
 class TestFileStore(StoreContract):
@@ -230,6 +244,47 @@ class TestFileStore(StoreContract):
         with pytest.raises(StoreError, match=r"subdivision 2 \(rows 24 to 59\) .* build the store again"):
             read(store, 2)
         read(store, 3)
+
+    @pytest.mark.parametrize("damaged", ["structure", "values"])
+    @pytest.mark.parametrize("kind", ["SciPy CSR", "SciPy BSR"])
+    def test_a_damaged_part_does_not_keep_the_other_from_being_read(self, store, tmp_path, damaged):
+        subdivision = store.index.subdivisions[1]
+        other = "values" if damaged == "structure" else "structure"
+        before = read(store, 1)[subdivision.bytes_of(other)]
+        store.close()
+        start = store.index.subdivisions[0].nbytes + subdivision.bytes_of(damaged).start
+        _flip_bit(tmp_path / "store", start + 9)
+
+        with FileStore(tmp_path / "store", direct=store.direct) as store:
+            buffer = aligned_buffer(subdivision.nbytes)
+            for part in (damaged, "whole", damaged):
+                with pytest.raises(StoreError, match=r"subdivision 1 \(rows 12 to 23\) .* does not match its checksum"):
+                    store.read_into(1, buffer, part)
+            store.read_into(1, buffer, other)
+            np.testing.assert_array_equal(buffer[: before.size], before)
+
+    @pytest.mark.parametrize("parts", [["structure", "values"], ["whole"]])
+    @pytest.mark.parametrize("kind", ["SciPy CSR"])
+    def test_a_part_once_verified_is_not_verified_again(self, store, monkeypatch, parts):
+        checked = []
+        crc32 = file_store.zlib.crc32
+        buffer = aligned_buffer(store.index.subdivisions[2].nbytes)
+        monkeypatch.setattr(file_store.zlib, "crc32", lambda data: checked.append(len(data)) or crc32(data))
+
+        for part in [*parts, "whole", "values", "structure", "whole"]:
+            store.read_into(2, buffer, part)
+
+        assert checked == [store.index.subdivisions[2].part_nbytes(part) for part in ("structure", "values")]
+
+    @pytest.mark.parametrize("part", ["structure", "values"])
+    @pytest.mark.parametrize("kind", ["SciPy CSR"])
+    def test_a_part_cut_short_says_where_in_the_subdivision_the_file_ends(self, store, tmp_path, part):
+        last = store.index.subdivisions[3]
+        left = 0 if part == "structure" else last.values_start
+        os.truncate(tmp_path / "store" / "slabs.bin", store.index.nbytes - last.nbytes + left)
+
+        with pytest.raises(StoreError, match=f"ends after {left} of {last.nbytes} bytes"):
+            store.read_into(3, aligned_buffer(last.nbytes), part)
 
     @pytest.mark.parametrize("kind", ["SciPy CSR"])
     def test_a_file_cut_short_while_it_is_open_is_noticed(self, store, tmp_path):
@@ -445,7 +500,7 @@ def test_the_label_and_the_index_are_kept(built, make_slabs):
     with FileStore(built) as store, HostStore.create(make_slabs("SciPy CSR")) as same:
         assert store.label == "irregular"
         assert store.index.parameters == same.index.parameters
-        assert all(subdivision.checksum is not None for subdivision in store.index.subdivisions)
+        assert all(subdivision.checksums is not None for subdivision in store.index.subdivisions)
 
 
 def test_progress_tells_the_bytes_written_so_far(path, make_slabs):
@@ -510,11 +565,11 @@ class TestADamagedStoreIsRefused:
 
         self.refuses(built, "build the store again")
 
-    @pytest.mark.parametrize("data", [None, [], 3, {}, {"penstock_store": 0}, {"penstock_store": 2}])
+    @pytest.mark.parametrize("data", [None, [], 3, {}, {"penstock_store": 0}, {"penstock_store": 1}])
     def test_an_index_of_another_version(self, built, data):
         (built / "index.json").write_text(json.dumps(data))
 
-        self.refuses(built, "not an index of version 1; build the store again")
+        self.refuses(built, "not an index of version 2; build the store again")
 
     def test_an_index_with_a_part_missing(self, built):
         self.alter(built, lambda data: data.pop("shape"))
@@ -546,9 +601,9 @@ class TestADamagedStoreIsRefused:
         with pytest.raises(StoreError, match="build the store again"):
             read_all(built)
 
-    @pytest.mark.parametrize("checksum", [None, 0, "0"])
-    def test_a_checksum_that_is_not_that_of_the_bytes(self, built, checksum):
-        self.alter(built, lambda data: data["subdivisions"][2].__setitem__("checksum", checksum))
+    @pytest.mark.parametrize("checksums", [None, 0, "0", [0], [0, 0], [0, 0, 0]])
+    def test_a_checksum_that_is_not_that_of_the_bytes(self, built, checksums):
+        self.alter(built, lambda data: data["subdivisions"][2].__setitem__("checksums", checksums))
 
         with pytest.raises(StoreError, match="build the store again"):
             read_all(built)

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from penstock.spmv import BudgetError, CountsTraffic, CsrMatrix, HasAbsoluteProduct, InputError, StoreError
-from penstock.streaming import FileStore, HostStore, MemoryBudget, StreamedMatrix, Timeline, plan_stream
+from penstock.streaming import (
+    CountingStore,
+    FaultyStore,
+    FileStore,
+    HostStore,
+    MemoryBudget,
+    SlowStore,
+    StreamedMatrix,
+    Timeline,
+    plan_stream,
+)
 
 NAMES = (
     "beam csr float64 storage",
@@ -102,23 +112,6 @@ def random_vectors(matrix, columns=None, seed=1):
     return np.random.default_rng(seed).standard_normal(shape).astype(matrix.dtype)
 
 
-class StoreWrapper:
-    """A store whose reads do something first."""
-
-    def __init__(self, store, before_read):
-        self._store, self._before_read = store, before_read
-        self.reads = 0
-
-    @property
-    def index(self):
-        return self._store.index
-
-    def read_into(self, number, buffer):
-        self.reads += 1
-        self._before_read(self.reads)
-        self._store.read_into(number, buffer)
-
-
 @pytest.mark.parametrize("name", NAMES)
 class TestEqualsTheResidentMatrix:
     @pytest.fixture
@@ -198,27 +191,40 @@ def test_it_is_an_operator_with_counters_and_an_absolute_product(store, smallest
 
 
 class TestTraffic:
-    def test_every_sweep_moves_the_streamed_bytes(self, store, budget_kind, overlap):
-        with StreamedMatrix(store, budget_nbytes(budget_kind, store.index), overlap=overlap) as A:
+    @pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
+    def test_the_bytes_counted_are_those_the_plan_says_and_the_store_gave(self, store, budget_kind, overlap, at_end):
+        counting = CountingStore(store)
+        budget = budget_nbytes(budget_kind, store.index)
+        with StreamedMatrix(counting, budget, overlap=overlap, at_end=at_end) as A:
+            assert counting.nbytes == A.plan.resident_nbytes
             A @ random_vectors(A)
             A.apply_absolute(random_vectors(A))
             A.diagonal_blocks(2)
             A.sweep(lambda number, slab: None)
             A @ random_vectors(A, columns=2)
+            plan, told, sweeps = A.plan, A.bytes_streamed, A.sweeps
 
-            assert A.sweeps == 5
-            assert A.bytes_streamed == 5 * A.plan.streamed_nbytes
-            assert (A.bytes_streamed == 0) == (budget_kind == "all resident")
+        ahead = plan.schedule.streamed[: plan.slots] if overlap and at_end == "continue" else ()
+        assert sweeps == 5
+        assert told == sum(plan.sweep_nbytes(number) for number in range(5))
+        assert (told == 0) == (budget_kind == "all resident")
+        assert counting.nbytes == plan.resident_nbytes + told + sum(map(plan.nbytes_of, ahead))
+        needed = [number for sweep in range(5) for number in plan.schedule.transfers(sweep)]
+        assert counting.numbers == [*sorted(plan.resident), *needed, *ahead]
 
-    def test_the_store_is_asked_for_no_more_than_residents_sweeps_and_what_is_fetched_ahead(self, store, overlap):
-        counted = StoreWrapper(store, lambda reads: None)
-        with StreamedMatrix(counted, budget_nbytes("half resident", store.index), overlap=overlap) as A:
+    @pytest.mark.parametrize("kind", ["smallest", "half resident"])
+    def test_a_turn_saves_what_the_slots_hold(self, store, kind):
+        budget = budget_nbytes(kind, store.index)
+        with StreamedMatrix(store, budget, at_end="continue") as A, StreamedMatrix(store, budget) as turning:
             for _ in range(4):
-                A @ random_vectors(A)
-            plan = A.plan
+                A.sweep(lambda number, slab: None)
+                turning.sweep(lambda number, slab: None)
+            plan = turning.plan
+            first, last = plan.schedule.streamed[: plan.slots], plan.schedule.streamed[-plan.slots :]
 
-        ahead = plan.slots if overlap else 0
-        assert counted.reads == len(plan.resident) + 4 * len(plan.schedule.streamed) + ahead
+            assert A.bytes_streamed == 4 * A.plan.streamed_nbytes
+            saved = 2 * sum(map(plan.nbytes_of, last)) + sum(map(plan.nbytes_of, first))
+            assert A.bytes_streamed - turning.bytes_streamed == saved > 0
 
     def test_a_refused_product_moves_nothing(self, store, smallest):
         with StreamedMatrix(store, smallest) as A:
@@ -229,7 +235,8 @@ class TestTraffic:
 
 
 class TestSweep:
-    def test_visits_every_subdivision_once_in_order_with_its_rows(self, store, resident, budget_kind, overlap):
+    @pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
+    def test_visits_every_subdivision_once_in_order_with_its_rows(self, store, resident, budget_kind, overlap, at_end):
         seen = []
 
         def visit(number, slab):
@@ -239,11 +246,12 @@ class TestSweep:
             np.testing.assert_array_equal(slab.column_indices, rows.column_indices)
             seen.append(number)
 
-        with StreamedMatrix(store, budget_nbytes(budget_kind, store.index), overlap=overlap) as A:
+        with StreamedMatrix(store, budget_nbytes(budget_kind, store.index), overlap=overlap, at_end=at_end) as A:
             for _ in range(3):
                 A.sweep(visit)
 
-        assert seen == 3 * list(range(9))
+        there, back = list(range(9)), list(range(9))[::-1]
+        assert seen == [*there, *(back if at_end == "turn" else there), *there]
 
     def test_inside_a_sweep_is_refused_and_the_matrix_stays_usable(self, store, smallest, resident, overlap):
         """Its slots are in use: a product from within a visit would overwrite them."""
@@ -335,14 +343,14 @@ class TestAPlanMadeForAnotherCut:
             StreamedMatrix(store, "1 MiB", plan=plan_stream(other.index, "1 MiB"))
 
     def test_of_other_rows_in_pieces_of_the_same_length_is_refused(self, irregular, cut):
-        """Small slabs fill one page each wherever they are cut, so lengths alone tell nothing."""
+        """Small slabs fill two pages each wherever they are cut, so lengths alone tell nothing."""
         matrix = irregular(60, 20)
         store, other = (HostStore.create(cut(matrix, bounds)) for bounds in ([0, 24, 48, 60], [0, 12, 36, 60]))
         lengths = [[subdivision.nbytes for subdivision in each.index.subdivisions] for each in (store, other)]
         assert lengths[0] == lengths[1]
 
         with pytest.raises(InputError, match=r"plan again from store\.index"):
-            StreamedMatrix(store, "8 KiB", plan=plan_stream(other.index, "8 KiB"))
+            StreamedMatrix(store, "16 KiB", plan=plan_stream(other.index, "16 KiB"))
 
     def test_from_outlines_of_the_same_cut_is_accepted(self, beam, open_store, matrices):
         from penstock.streaming import index_of
@@ -358,46 +366,68 @@ class TestAPlanMadeForAnotherCut:
 class TestFailures:
     """One error for one fault; afterwards the matrix works as before."""
 
-    @pytest.mark.parametrize("fault", range(1, 31))
+    @pytest.mark.parametrize("fault", range(30))
     def test_a_read_that_fails_gives_one_error_and_the_next_sweep_works(
         self, store, smallest, resident, overlap, fault
     ):
-        def fail(reads):
-            if reads == fault:
+        def fail(read, number):
+            if read == fault:
                 raise StoreError("the disk is gone")
 
-        x = random_vectors(resident)
-        with StreamedMatrix(StoreWrapper(store, fail), smallest, overlap=overlap) as A:
+        x, expected, full = random_vectors(resident), 0, True
+        with StreamedMatrix(FaultyStore(store, fail), smallest, overlap=overlap) as A:
             errors, good = 0, 0
             for _ in range(6):
+                later = A.plan.sweep_nbytes(2 if A.direction == 1 else 1)
                 try:
                     np.testing.assert_array_equal(A @ x, resident @ x)
-                    good += 1
                 except StoreError:
-                    errors += 1
+                    errors, full = errors + 1, True
+                else:
+                    good += 1
+                    expected += A.plan.streamed_nbytes if full else later
+                    full = False
 
             assert (errors, good) == (1, 5)
             assert A.sweeps == 5
-            assert A.bytes_streamed == 5 * A.plan.streamed_nbytes
+            assert A.bytes_streamed == expected
+
+    @pytest.mark.parametrize("at_end", ["continue", "stop"])
+    @pytest.mark.parametrize("fault", [0, 1, 5, 8, 9, 10, 20])
+    def test_so_it_does_if_sweeps_do_not_turn(self, store, smallest, resident, overlap, at_end, fault):
+        def fail(read, number):
+            if read == fault:
+                raise StoreError("the disk is gone")
+
+        x, errors = random_vectors(resident), 0
+        with StreamedMatrix(FaultyStore(store, fail), smallest, overlap=overlap, at_end=at_end) as A:
+            for _ in range(5):
+                try:
+                    np.testing.assert_array_equal(A @ x, resident @ x)
+                except StoreError:
+                    errors += 1
+
+            assert (errors, A.sweeps) == (1, 4)
+            assert A.bytes_streamed == 4 * A.plan.streamed_nbytes
 
     def test_a_resident_that_cannot_be_read_leaves_neither_thread_nor_memory(self, store, overlap):
-        def fail(reads):
-            if reads == 2:
+        def fail(read, number):
+            if read == 1:
                 raise StoreError("the disk is gone")
 
         budget = MemoryBudget(budget_nbytes("half resident", store.index))
         with pytest.raises(StoreError, match="the disk is gone") as caught:
-            StreamedMatrix(StoreWrapper(store, fail), budget, overlap=overlap)
+            StreamedMatrix(FaultyStore(store, fail), budget, overlap=overlap)
 
         assert budget.used_nbytes == 0
         assert reader_threads() == []
         del caught  # until here its traceback kept the half-open matrix, so nothing was left to the garbage collector
 
     def test_a_disk_that_stays_away_fails_every_sweep_and_close_works(self, store, smallest, overlap):
-        def fail(reads):
+        def fail(read, number):
             raise StoreError("the disk is gone")
 
-        with StreamedMatrix(StoreWrapper(store, fail), smallest, overlap=overlap) as A:
+        with StreamedMatrix(FaultyStore(store, fail), smallest, overlap=overlap) as A:
             for _ in range(3):
                 with pytest.raises(StoreError, match="the disk is gone"):
                     A @ random_vectors(A)
@@ -435,13 +465,13 @@ class TestFailures:
     def test_ctrl_c_while_waiting_for_data_leaves_it_usable(self, store, smallest, resident, overlap):
         """A real signal, sent when the main thread waits for the fourth read or performs it."""
 
-        def interrupt(reads):
-            if reads == 4:
+        def interrupt(read, number):
+            if read == 3:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
                 time.sleep(0.05)
 
         x = random_vectors(resident)
-        wrapped = StoreWrapper(store, interrupt)
+        wrapped = FaultyStore(store, interrupt)
         with StreamedMatrix(wrapped, smallest, overlap=overlap) as A:
             with pytest.raises(KeyboardInterrupt):
                 A @ x
@@ -531,7 +561,7 @@ class TestRecording:
     @pytest.fixture
     def recorded(self, store, overlap):
         """Spans of three sweeps with reads of 4 ms and computations of 4 ms."""
-        slow = StoreWrapper(store, lambda reads: time.sleep(0.004))
+        slow = SlowStore(store, latency=0.004)
         with StreamedMatrix(slow, budget_nbytes("smallest", store.index) + 8192, slots=2, overlap=overlap) as A:
             with A.recording() as timeline:
                 for _ in range(self.SWEEPS):
@@ -547,26 +577,23 @@ class TestRecording:
         assert plan.resident
         transfers, computations = self.split(timeline)
 
-        assert [span.subdivision for span in computations] == self.SWEEPS * list(range(9))
+        sweeps = range(self.SWEEPS)
+        order = [number for sweep in sweeps for number in plan.schedule.order(sweep)]
+        assert [span.subdivision for span in computations] == order
         assert {span.subdivision for span in computations if span.slot is None} == plan.resident
-        needed = self.SWEEPS * list(plan.schedule.streamed)
-        assert [span.subdivision for span in transfers[: len(needed)]] == needed
-        assert len(transfers) <= len(needed) + plan.slots
+        needed = [number for sweep in sweeps for number in plan.schedule.transfers(sweep)]
+        assert [span.subdivision for span in transfers] == needed
         assert all(span.stop - span.start >= 0.004 for span in timeline.spans)
 
-    def test_a_transfer_ends_before_its_computation_and_starts_after_the_last_use_of_its_slot(self, recorded):
-        plan, timeline = recorded
+    def test_a_transfer_ends_before_its_computations_and_starts_after_the_last_use_of_its_slot(self, recorded):
+        _, timeline = recorded
         transfers, computations = self.split(timeline)
-        streamed = [span for span in computations if span.slot is not None]
 
-        for transfer, compute in zip(transfers, streamed, strict=False):
-            assert (transfer.subdivision, transfer.slot) == (compute.subdivision, compute.slot)
-            assert transfer.stop <= compute.start
-        for slot in range(plan.slots):
-            fills = [span for span in transfers if span.slot == slot]
-            uses = [span for span in streamed if span.slot == slot]
-            for refill, use in zip(fills[1:], uses, strict=False):
-                assert use.stop <= refill.start
+        for compute in computations:
+            if compute.slot is not None:
+                fills = [span for span in transfers if span.slot == compute.slot]
+                assert all(fill.stop <= compute.start or compute.stop <= fill.start for fill in fills)
+                assert [fill for fill in fills if fill.stop <= compute.start][-1].subdivision == compute.subdivision
 
     def test_transfers_run_during_computations_if_and_only_if_asked_to(self, recorded, overlap):
         _, timeline = recorded
@@ -619,9 +646,9 @@ class TestRecording:
                 ended.wait(PATIENCE_SECONDS)
             return clock()
 
-        slow = StoreWrapper(store, lambda reads: time.sleep(0.02))
+        slow = SlowStore(store, latency=0.02)
         x = random_vectors(resident)
-        A = StreamedMatrix(slow, budget_nbytes("smallest", store.index), overlap=True)
+        A = StreamedMatrix(slow, budget_nbytes("smallest", store.index), overlap=True, at_end="continue")
         (reader,) = reader_threads()
         monkeypatch.setattr(time, "perf_counter", slow_clock)
         with A.recording():
@@ -647,34 +674,37 @@ class TestOverlap:
     READ_SECONDS, COMPUTE_SECONDS, SWEEPS = 0.02, 0.02, 2
 
     def sweep_seconds(self, store, overlap):
-        slow = StoreWrapper(store, lambda reads: time.sleep(self.READ_SECONDS))
+        """Return the time of some sweeps, and that of their reads and computations one after the other."""
+        slow = SlowStore(store, latency=self.READ_SECONDS)
         with StreamedMatrix(slow, budget_nbytes("smallest", store.index), overlap=overlap) as A:
             assert len(A.plan.schedule.streamed) == 9
             began = time.perf_counter()
             for _ in range(self.SWEEPS):
                 A.sweep(lambda number, slab: time.sleep(self.COMPUTE_SECONDS))
-            return time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            reads = sum(len(A.plan.schedule.transfers(number)) for number in range(self.SWEEPS))
+        return seconds, reads * self.READ_SECONDS + self.SWEEPS * 9 * self.COMPUTE_SECONDS
 
     def test_hides_reading_behind_computing(self, store):
-        in_sequence = self.SWEEPS * 9 * (self.READ_SECONDS + self.COMPUTE_SECONDS)
+        seconds, in_sequence = self.sweep_seconds(store, overlap=True)
 
         # Ideal is a little over one half; 0.8 leaves room for a busy machine and still excludes running in turn.
-        assert self.sweep_seconds(store, overlap=True) < 0.8 * in_sequence
+        assert seconds < 0.8 * in_sequence
 
     def test_when_off_nothing_is_hidden(self, store):
-        in_sequence = self.SWEEPS * 9 * (self.READ_SECONDS + self.COMPUTE_SECONDS)
+        seconds, in_sequence = self.sweep_seconds(store, overlap=False)
 
-        assert self.sweep_seconds(store, overlap=False) >= 0.99 * in_sequence
+        assert seconds >= 0.99 * in_sequence
 
-    def test_the_first_read_of_the_next_sweep_is_done_when_it_starts(self, store, smallest):
-        """Transfers go on between sweeps, while the solver works on its vectors."""
-        slow = StoreWrapper(store, lambda reads: time.sleep(self.READ_SECONDS))
-        with StreamedMatrix(slow, smallest, overlap=True) as A:
+    @pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
+    def test_between_sweeps_the_ring_goes_on_only_if_it_is_to_continue(self, store, smallest, at_end):
+        """Transfers go on while the solver works on its vectors; at a turn the slots are full of what comes next."""
+        counting = CountingStore(SlowStore(store, latency=self.READ_SECONDS))
+        with StreamedMatrix(counting, smallest, overlap=True, at_end=at_end) as A:
             A.sweep(lambda number, slab: None)
-            reads_ahead = 9 + A.plan.slots
-            time.sleep(10 * self.READ_SECONDS)
+            time.sleep(5 * self.READ_SECONDS)
 
-            assert slow.reads == reads_ahead
+            assert len(counting.numbers) == 9 + (A.plan.slots if at_end == "continue" else 0)
 
 
 def test_a_device_that_is_unknown_is_refused(store, smallest):
@@ -684,7 +714,7 @@ def test_a_device_that_is_unknown_is_refused(store, smallest):
 
 def test_a_rectangular_matrix_streams(irregular, cut):
     tall = irregular(90, 7)
-    with StreamedMatrix(HostStore.create(cut(tall, [0, 30, 60, 90])), "8 KiB") as A:
+    with StreamedMatrix(HostStore.create(cut(tall, [0, 30, 60, 90])), "16 KiB") as A:
         x = np.arange(7.0)
 
         assert A.shape == (90, 7)

@@ -1,0 +1,79 @@
+"""Rates of this machine, measured once and kept for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from penstock import __version__
+from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory, measure_starts
+from penstock.spmv import Device
+from penstock.streaming import LinkRates
+
+__all__ = ["machine_rates", "rates_file"]
+
+_EXPIRY_SECONDS = 7 * 24 * 3600.0
+
+
+def rates_file() -> Path:
+    """Return where rates are kept: ``penstock/rates.json`` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "rates.json"
+
+
+def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> LinkRates:
+    """Return the rates at which a matrix comes to a device and is read there.
+
+    Parameters
+    ----------
+    device : Device
+    directory : path
+        On the disk that a CPU streams from.
+    fresh : bool
+        Measure again, whatever was kept. Otherwise what is at most a week old is believed.
+    """
+    key = f"{__version__} {_name_of(device, directory)}"
+    kept = _read()
+    entry = kept.get(key, {})
+    if not fresh and 0 <= time.time() - entry.get("time", 0) < _EXPIRY_SECONDS:
+        with contextlib.suppress(TypeError):
+            return LinkRates(**entry["rates"])
+    with device.current():
+        link = measure_disk(directory)[0] if device.kind == "cpu" else measure_link(device)
+        rates = LinkRates(link, measure_memory(device, _probe_nbytes(device)), *measure_starts(device, directory))
+    kept[key] = {"time": time.time(), "rates": asdict(rates)}
+    with contextlib.suppress(OSError):  # a home that cannot be written to costs a measurement, no more
+        path = rates_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        temporary.replace(path)
+    return rates
+
+
+def _probe_nbytes(device: Device) -> int:
+    """Return how much to read for a rate of memory: on a GPU far more than its cache, and than what a start costs."""
+    if device.kind == "cpu":
+        return 256 << 20
+    free, _ = device.xp.cuda.runtime.memGetInfo()
+    return int(min(8 << 30, free // 4))
+
+
+def _name_of(device: Device, directory: Path) -> str:
+    """Return what the rates belong to: a model of GPU, or a number of cores and a file system."""
+    if device.kind == "cuda":
+        return str(device.xp.cuda.runtime.getDeviceProperties(device.index)["name"].decode())
+    existing = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.exists())
+    return f"cpu, {os.cpu_count()} cores, file system {existing.stat().st_dev}"
+
+
+def _read() -> dict[str, Any]:
+    try:
+        kept = json.loads(rates_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
