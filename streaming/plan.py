@@ -8,6 +8,7 @@ from functools import cached_property
 
 from penstock.spmv import BudgetError, InputError, format_nbytes, parse_nbytes
 from penstock.streaming.layout import MatrixIndex, Part
+from penstock.streaming.product_graphs import LEAST_RECORDED
 from penstock.streaming.schedule import Schedule, SweepEnd
 from penstock.streaming.timeline import foretell
 
@@ -160,7 +161,8 @@ class StreamPlan:
             # Its entries of the result are written, and about as many of the vector read.
             vectors = 16 * self.columns * (subdivision.row_stop - subdivision.row_start)
             seconds = (subdivision.nbytes + vectors) / (_EFFICIENCY * rates.memory) + rates.product_gap
-            return self.repeats * max(seconds, rates.product_start)
+            # Many products are started by one call.
+            return self.repeats * (seconds if self.repeats >= LEAST_RECORDED else max(seconds, rates.product_start))
 
         def sweep(overlap: bool) -> float:
             """Return the mean of sweeps 1 and 2, one in each direction if they turn."""

@@ -87,7 +87,7 @@ class TestEqualsTheDenseReference:
 
         np.testing.assert_array_equal(columns_of(make(convert(A), size)), columns_of(make(A, size)))
 
-    @pytest.mark.parametrize("budget", ["8 KiB", "12 KiB", "1 MiB"])
+    @pytest.mark.parametrize("budget", ["16 KiB", "24 KiB", "1 MiB"])
     @pytest.mark.parametrize("overlap", [True, False])
     def test_a_streamed_matrix_gives_the_same_bits_in_one_sweep(self, size, budget, overlap):
         """Blocks that two subdivisions share are put together."""
