@@ -19,20 +19,24 @@ from penstock.experiments.overlap_report import run_overlap_study
 
 
 def main() -> None:
-    """Measure, print the table of gains and write the JSON; figures go beside it."""
+    """Measure, print the tables of gains and write the JSON; figures go beside it."""
     parser = argument_parser(__doc__)
-    parser.add_argument("study", type=Path)
+    parser.add_argument("studies", type=Path, nargs="+")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=".") as place:
-        study = read_overlap_study(arguments.study)
-        folder = run_overlap_study(study, Path(place) / "study", reporter=RichReporter(Console()))
-        result = folder.records()
-        print(folder.gains.read_text(encoding="utf-8"))
-        figures = arguments.output / f"overlap-{arguments.machine}"
-        figures.mkdir(parents=True, exist_ok=True)
-        for picture in folder.path.glob("*.png"):
-            shutil.copy(picture, figures)
-    write("overlap", arguments, result["limits"], result["records"])
+    figures, limits, records = arguments.output / f"overlap-{arguments.machine}", {}, []
+    figures.mkdir(parents=True, exist_ok=True)
+    for file in arguments.studies:
+        with tempfile.TemporaryDirectory(dir=".") as place:
+            folder = run_overlap_study(
+                read_overlap_study(file), Path(place) / "study", reporter=RichReporter(Console())
+            )
+            result = folder.records()
+            print(folder.gains.read_text(encoding="utf-8"), flush=True)
+            for picture in folder.path.glob("*.png"):
+                shutil.copy(picture, figures)
+        limits = result["limits"]
+        records += [{**record, "limits": limits} for record in result["records"]]
+    write("overlap", arguments, limits, records)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ class CudaExecutor:
             self._copy_stream = cupy.cuda.Stream(non_blocking=True) if overlap else None
             self._arrived = [cupy.cuda.Event(disable_timing=True) for _ in slots]
             self._released = [cupy.cuda.Event(disable_timing=True) for _ in slots]
+            self._played = cupy.cuda.Event(disable_timing=True)
 
     @property
     def staged(self) -> bool:
@@ -104,6 +105,8 @@ class CudaExecutor:
         """Issue steps in order; ``visit(number, slab)`` issues the computation on a slab."""
         compute_stream = self._cupy.cuda.get_current_stream()
         copy_stream = self._copy_stream or compute_stream
+        # The last run may have been on another stream, and may still read what is left in the slots.
+        compute_stream.wait_event(self._played)
         try:
             for step in steps:
                 if isinstance(step, Copy):
@@ -120,6 +123,7 @@ class CudaExecutor:
                         visit(step.subdivision, self._slab(step, residents))
                 elif isinstance(step, Release):
                     self._released[step.slot].record(compute_stream)
+            self._played.record(compute_stream)
         except BaseException:
             with contextlib.suppress(StoreError):  # a stalled read: the next sweep waits for it
                 self.drain(patient=False)

@@ -343,10 +343,12 @@ def as_matrix(A: Any) -> SparseFormat:
     """
     if scipy.sparse.issparse(A):
         if A.format not in ("csr", "bsr"):
-            raise InputError(f"a row slab must be CSR or BSR, not {A.format.upper()}; call .tocsr()")
+            raise InputError(f"a matrix or row slab must be CSR or BSR, not {A.format.upper()}; call .tocsr()")
         A = BsrMatrix.from_bsr(A) if A.format == "bsr" else CsrMatrix.from_csr(A)
     if not isinstance(A, SparseFormat):
-        raise InputError(f"a row slab must be a SciPy CSR or BSR matrix or a penstock format, not {type(A).__name__}")
+        raise InputError(
+            f"a matrix or row slab must be a SciPy CSR or BSR matrix or a penstock format, not {type(A).__name__}"
+        )
     return A
 
 

@@ -125,9 +125,8 @@ class Schedule:
         """Compute once with every subdivision."""
         steps: list[Step] = []
         count, position = len(self.streamed), 0
-        last = {"continue": count + self.slots, "turn": count, "stop": count}[
-            self.at_end
-        ]  # first position not issued here
+        # Positions whose transfers are issued by the end of this sweep.
+        issued = count + self.slots if self.at_end == "continue" else count
         if self.overlap and self.at_end == "stop":
             steps += [self._copy(number, ahead) for ahead in range(min(self.slots, count))]
         for subdivision in self.order(number):
@@ -140,7 +139,7 @@ class Schedule:
             steps.append(Compute(subdivision, copy.slot))
             if position < count - self._kept:
                 steps.append(Release(copy.slot))
-                if self.overlap and position + self.slots < last:
+                if self.overlap and position + self.slots < issued:
                     steps.append(self._copy(number, position + self.slots))
             position += 1
         return steps

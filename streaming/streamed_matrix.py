@@ -110,7 +110,7 @@ class StreamedMatrix(ValidatedOperator):
         self._empty = True  # whether the ring must be filled first
         self._sweeping = threading.Lock()  # the ring serves one sweep at a time
         self._residents: dict[int, SparseFormat] = {}
-        self._places: tuple[int, ...] = ()  # of the vectors of the last call of apply_each
+        self._places: tuple[int, ...] = ()  # shape and addresses of the vectors of the last call of apply_each
         self._graphs: ProductGraphs | None = None
         self._executor: HostExecutor | CudaExecutor | None = None
         # One allocation for the ring and what is resident: nothing is allocated again until close.
@@ -178,7 +178,7 @@ class StreamedMatrix(ValidatedOperator):
         self._number, self._empty = self._number + 1, True
 
     def sweep(self, visit: Visit) -> None:
-        """Pass once over all subdivisions in row order.
+        """Pass once over all subdivisions, in the direction of the sweep.
 
         Parameters
         ----------
@@ -284,7 +284,7 @@ class StreamedMatrix(ValidatedOperator):
         """Return graphs of these products if they are made a second time, in the same memory."""
         if self.device.kind == "cpu" or len(vectors) < LEAST_RECORDED:
             return None
-        places = (*(int(x.data.ptr) for x in vectors), int(out.data.ptr))
+        places = (*vectors[0].shape, *(int(x.data.ptr) for x in vectors), int(out.data.ptr))
         if places != self._places:
             self._places, self._graphs = places, None
         elif self._graphs is None:
@@ -328,12 +328,12 @@ class StreamedMatrix(ValidatedOperator):
         """Stop transfers and give the budget back; the store stays open."""
         executor, self._executor = self._executor, None
         self._residents.clear()
-        self._graphs = None
         try:
             if executor is not None:
                 with self.device.current():
                     executor.close()
         finally:
+            self._graphs = None
             self.budget.release(self._purpose)
 
     def __enter__(self) -> Self:
