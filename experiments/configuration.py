@@ -214,14 +214,22 @@ def read_configuration(path: str | Path, kind: type[Configuration]) -> Configura
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        problems = [f"  {_describe(dict(problem), kind)}" for problem in error.errors()]
+        found = [dict(problem) for problem in error.errors()]
+        # A list that lost its only entry to another problem is not too short besides.
+        described = [problem for problem in found if problem["type"] != "too_short" or len(found) == 1]
+        problems = [f"  {_describe(problem, kind)}" for problem in described or found]
         raise InputError("\n".join([f"{path} cannot be used:", *dict.fromkeys(problems)])) from error
 
 
 def _describe(problem: dict[str, Any], kind: type[BaseModel]) -> str:
     """Turn one of pydantic's problems into a line for people."""
     path = [str(part) for part in problem["loc"]]
-    key = ".".join(path)
+    # For a union, pydantic names the alternative it tried; the key is what a reader knows.
+    key = ".".join(
+        part
+        for part in path
+        if "[" not in part and part not in ("int", "constrained-int", "float", "constrained-float")
+    )
     if problem["type"] == "extra_forbidden":
         section = _section_at(kind, path[:-1])
         valid = list(section.model_fields)
@@ -231,13 +239,9 @@ def _describe(problem: dict[str, Any], kind: type[BaseModel]) -> str:
     if problem["type"] == "missing":
         return f"{key}: is required"
     message = problem["msg"].removeprefix("Value error, ")
-    # For a union, pydantic names the alternative it tried; the key is what a reader knows.
-    key = ".".join(
-        part
-        for part in path
-        if "[" not in part and part not in ("int", "constrained-int", "float", "constrained-float")
-    )
-    return f"{key}: {message}" + ("" if problem["type"] == "value_error" else f" (got {problem['input']!r})")
+    if problem["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key}: {message} (got {problem['input']!r})"
 
 
 def _section_at(kind: type[BaseModel], path: list[str]) -> type[BaseModel]:

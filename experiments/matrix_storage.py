@@ -72,11 +72,8 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
         if memory.subdivisions is not None:
             options["counts"] = (memory.subdivisions,)
         try:
-            plans.append(
-                plan_subdivisions(
-                    partial(index_for, format_name), memory.budget, limit=cantilever.mesh.node_count, **options
-                )
-            )
+            limit = cantilever.largest_cut(format_name)
+            plans.append(plan_subdivisions(partial(index_for, format_name), memory.budget, limit=limit, **options))
         except (BudgetError, InputError) as error:  # another format may need less
             refused = error
     if not plans:

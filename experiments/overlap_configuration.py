@@ -46,7 +46,7 @@ class OverlapStudy(Section):
         description="matrices: dof and nodes of each"
     )
     material: MaterialSection = MaterialSection(kind="lognormal")
-    format: Literal["auto", "csr", "bsr", "sliced_bsr", "symmetric_bsr", "sell"] = Field(
+    format: Literal["auto", "csr", "bsr", "sliced_bsr", "symmetric_bsr"] = Field(
         default="auto", description="auto: csr for dof 1, else bsr with blocks of the unknowns of a node"
     )
     values: Literal["float64", "float32"] = Field(default="float64", description="type the matrix is stored in")
@@ -76,7 +76,20 @@ class OverlapStudy(Section):
         lists = ("subdivisions", "repeats", "columns")
         if not isinstance(data, dict):
             return data
-        return {key: [value] if key in lists and isinstance(value, int) else value for key, value in data.items()}
+        data = {key: [value] if key in lists and isinstance(value, int) else value for key, value in data.items()}
+        # One asked for twice is measured once.
+        for key in lists:
+            if isinstance(data.get(key), list | tuple):
+                data[key] = [value for n, value in enumerate(data[key]) if value not in data[key][:n]]
+        return data
+
+    @model_validator(mode="after")
+    def _matrices_have_names_of_their_own(self) -> OverlapStudy:
+        names = [case.name for case in self.cases]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"cases name {', '.join(sorted(twice))} more than once")
+        return self
 
     @model_validator(mode="after")
     def _the_paper_has_no_ring(self) -> OverlapStudy:

@@ -13,7 +13,7 @@ import yaml
 from penstock.experiments.environment import describe_environment
 from penstock.experiments.overlap_configuration import OverlapStudy, read_overlap_study
 from penstock.experiments.overlap_figures import draw_rates, draw_timelines
-from penstock.experiments.overlap_study import OverlapPoint, measure_case, study_points
+from penstock.experiments.overlap_study import OverlapPoint, check_study, measure_case, study_points
 from penstock.experiments.progress import Reporter
 from penstock.experiments.rates import machine_rates
 from penstock.experiments.results import write_json, write_text
@@ -51,11 +51,14 @@ class OverlapFolder:
     def records(self) -> dict[str, Any]:
         """Return what was measured so far."""
         try:
-            return json.loads(self.results.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+            result = json.loads(self.results.read_text(encoding="utf-8"))
+            if not isinstance(result["records"], list):
+                raise TypeError("its records are no list")
         except FileNotFoundError:
             return {"records": []}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(f"cannot read {self.results}: {error}; start the study anew") from error
+        return result  # type: ignore[no-any-return]
 
     def draw(self) -> list[Path]:
         """Draw every figure and return the paths."""
@@ -122,7 +125,7 @@ def run_overlap_study(
     elif folder.path.exists() and any(folder.path.iterdir()):
         raise InputError(f"{folder.path} is not empty; choose another --output, or go on there with --resume")
     else:
-        Device.parse(study.device)  # before a folder is made
+        check_study(study)  # before a folder is made
         folder.path.mkdir(parents=True, exist_ok=True)
         write_text(
             folder.configuration, yaml.safe_dump(study.model_dump(mode="json", exclude_unset=True), sort_keys=False)
@@ -171,8 +174,9 @@ def gains_table(records: list[dict[str, Any]]) -> str:
     for (matrix, repeats, columns), chosen in groups.items():
         best = min(chosen, key=lambda record: record["seconds"])
         planned = min(chosen, key=lambda record: record["predicted_seconds"])
-        gain, rate = _PAPER.get((best["dof"], best["nodes"]), ("not stated", "not stated"))
-        serial = f"{_PAPER_SERIAL[best['dof']]:.2f}" if best["nodes"] == 128 else "not stated"
+        cube = best["nodes"] if isinstance(best["nodes"], int) else 0
+        gain, rate = _PAPER.get((best["dof"], cube), ("not stated", "not stated"))
+        serial = f"{_PAPER_SERIAL[best['dof']]:.2f}" if cube == 128 else "not stated"
         products = str(repeats) + (f" of {columns} vectors" if columns > 1 else "")
         lines.append(
             f"| {matrix} | {products} | {best['subdivisions']} | {best['gflops']:.4g} | {100 * best['gain']:.1f} % | "

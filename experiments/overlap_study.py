@@ -20,19 +20,21 @@ import numpy as np
 from penstock.experiments.overlap_configuration import OverlapCase, OverlapStudy
 from penstock.experiments.product_timing import time_by_host_clock
 from penstock.experiments.progress import Reporter
-from penstock.spmv import CPU, Array, BudgetError, Device, SparseFormat, format_named, format_nbytes
+from penstock.spmv import CPU, Array, BudgetError, Device, InputError, PenstockError, SparseFormat, format_nbytes
 from penstock.streaming import (
     FileStore,
     HostStore,
     LinkRates,
+    MatrixIndex,
     StreamedMatrix,
     StreamPlan,
     Timeline,
+    index_of,
     plan_stream,
 )
 from penstock.streaming.budget import check_room_for_vectors
 
-__all__ = ["OverlapPoint", "host_matrix", "measure_case", "study_points"]
+__all__ = ["OverlapPoint", "check_study", "host_matrix", "measure_case", "study_points"]
 
 _BASES = 3  # vectors that all others are combinations of, so that every product can be checked against a few
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -62,21 +64,39 @@ def study_points(study: OverlapStudy) -> list[OverlapPoint]:
 def host_matrix(study: OverlapStudy, case: OverlapCase) -> SparseFormat:
     """Assemble the matrix of a case in host memory, in the study's format."""
     name, dtype, beam = study.format_of(case), np.dtype(study.values), study.cantilever(case)
-    if name in ("csr", "bsr"):
-        return beam.matrix(name, values_dtype=dtype)
-    sizes = {} if name == "sell" else {"block_size": case.dof}
-    return format_named(name).from_csr(beam.matrix("csr"), check=False, values_dtype=dtype, **sizes)
+    return beam.matrix(name, values_dtype=dtype)
 
 
-def plan_point(study: OverlapStudy, store: FileStore | HostStore, point: OverlapPoint, rates: LinkRates) -> StreamPlan:
+def check_study(study: OverlapStudy) -> None:
+    """Plan every point, so that what cannot be measured is known before anything is.
+
+    Raises
+    ------
+    PenstockError
+        If the device or the folder is not there, a cut is too fine, or the budget too small.
+    """
+    Device.parse(study.device)
+    if study.folder is not None and not study.folder.is_dir():
+        raise InputError(f"folder: {study.folder} is not there; make it, or name another place for the matrices")
+    for point in study_points(study):
+        beam, name = study.cantilever(point.case), study.format_of(point.case)
+        slabs = beam.outlines(point.subdivisions, name, values_dtype=np.dtype(study.values))
+        try:
+            plan_point(study, index_of(slabs, beam.shape), point, LinkRates(1.0, 1.0))
+        except BudgetError as error:
+            error.add_note(f"in {point.name('on')}")
+            raise
+
+
+def plan_point(study: OverlapStudy, index: MatrixIndex, point: OverlapPoint, rates: LinkRates) -> StreamPlan:
     """Plan a sweep with overlap.
 
     Sweeps of the study begin with an empty ring: what is fetched ahead of the next one would be hidden behind nothing.
     """
     options: dict[str, Any] = {"columns": point.columns, "repeats": point.repeats, "at_end": "stop", "rates": rates}
     if study.protocol == "paper":
-        return plan_stream(store.index, None, slots=2, resident_structure=True, **options)
-    return plan_stream(store.index, study.budget, slots=study.slots, **options)
+        return plan_stream(index, None, slots=2, resident_structure=True, **options)
+    return plan_stream(index, study.budget, slots=study.slots, **options)
 
 
 class _Vectors:
@@ -222,7 +242,7 @@ def _measure_point(
     rates: LinkRates,
     device: Device,
 ) -> tuple[list[dict[str, Any]], dict[str, Timeline]]:
-    plan = plan_point(study, store, point, rates)
+    plan = plan_point(study, store.index, point, rates)
     plans = {"on": plan, "off": replace(plan, overlap=False)}
     with contextlib.ExitStack() as opened:
         matrices = {
@@ -236,19 +256,33 @@ def _measure_point(
             matrices[kind].apply_each(vectors.x, vectors.products)
             vectors.bring_home()
 
-        errors = {}
+        errors: dict[str, float] = {}
+
+        def check(kind: str) -> None:
+            errors[kind] = max(errors.get(kind, 0.0), vectors.worst_error())
+            if not errors[kind] <= 1.0:
+                raise PenstockError(
+                    f"{point.name(kind)}: a product is wrong, by {errors[kind]:.3g} times what rounding explains; the study "
+                    "is worth nothing until this is understood"
+                )
+
         for kind in matrices:
             vectors.forget()
             run(kind)
-            errors[kind] = vectors.worst_error()
+            check(kind)
         actions: dict[str, Callable[[], None]] = {
             "transfer": lambda: matrices["on"].sweep(lambda number, slab: None),
             "home": vectors.bring_home,
             **{kind: (lambda kind=kind: run(kind)) for kind in matrices},  # type: ignore[misc]
         }
         samples = time_by_host_clock(actions, device, repeats=study.samples)
+        check(list(matrices)[-1])  # what the last sample left
         change = time_by_host_clock({"change": vectors.change}, device, repeats=3, warmups=1)["change"]
-        timelines = {kind: _recorded(matrices[kind], vectors) for kind in plans}
+        timelines = {}
+        for kind in plans:
+            vectors.forget()
+            timelines[kind] = _recorded(matrices[kind], vectors)
+            check(kind)
     seconds = {kind: statistics.median(times) for kind, times in samples.items()}
     alone = "resident"
     if "compute" not in seconds:

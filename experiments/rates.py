@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from dataclasses import asdict
@@ -38,10 +39,8 @@ def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> Li
     """
     key = f"{__version__} {_name_of(device, directory)}"
     kept = _read()
-    entry = kept.get(key, {})
-    if not fresh and 0 <= time.time() - entry.get("time", 0) < _EXPIRY_SECONDS:
-        with contextlib.suppress(TypeError):
-            return LinkRates(**entry["rates"])
+    if not fresh and (believed := _believed(kept.get(key))) is not None:
+        return believed
     with device.current():
         link = measure_disk(directory)[0] if device.kind == "cpu" else measure_link(device)
         rates = LinkRates(link, measure_memory(device, _probe_nbytes(device)), *measure_starts(device, directory))
@@ -69,6 +68,17 @@ def _name_of(device: Device, directory: Path) -> str:
         return str(device.xp.cuda.runtime.getDeviceProperties(device.index)["name"].decode())
     existing = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.exists())
     return f"cpu, {os.cpu_count()} cores, file system {existing.stat().st_dev}"
+
+
+def _believed(entry: Any) -> LinkRates | None:
+    """Return the rates of an entry that is whole and not too old."""
+    try:
+        rates = {name: float(value) for name, value in entry["rates"].items()}
+        if 0 <= time.time() - entry["time"] < _EXPIRY_SECONDS and all(0 <= rate < math.inf for rate in rates.values()):
+            return LinkRates(**rates)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        pass
+    return None
 
 
 def _read() -> dict[str, Any]:

@@ -118,6 +118,8 @@ def outline_rows(
     columns, entries = mesh.node_count, connections
     if format_name == "csr":
         columns, entries = columns * dof, entries * dof * dof
+    elif format_name in CHUNKED_FORMATS:  # assembled by scalar rows first
+        columns *= dof
     if columns > INT32_MAX:
         raise InputError(f"{columns} columns do not fit 32-bit column indices")
     most = int(np.iinfo(offsets_dtype).max)

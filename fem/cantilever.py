@@ -140,10 +140,21 @@ class Cantilever:
 
     def _cut(self, count: int, format_name: str) -> list[int]:
         """Cut the nodes into slabs; those of chunked formats hold whole chunks."""
-        bounds = self.mesh.cut(count)
-        if format_name in CHUNKED_FORMATS:
-            bounds = [round(bound / HEIGHT) * HEIGHT for bound in bounds[:-1]] + bounds[-1:]
-        return bounds
+        if format_name not in CHUNKED_FORMATS:
+            return self.mesh.cut(count)
+        chunks = self.largest_cut(format_name)
+        if not 1 <= count <= chunks:
+            raise InputError(f"cannot cut {chunks} chunks of {HEIGHT} nodes into {count} slabs")
+        bounds, last = [0], chunks - count + 1
+        for part, bound in enumerate(self.mesh.cut(count)[1:-1], start=1):
+            # At least one chunk a slab, and one left for each slab to come.
+            bounds.append(min(max(round(bound / HEIGHT), bounds[-1] + 1), last + part - 1))
+        return [*(bound * HEIGHT for bound in bounds), self.mesh.node_count]
+
+    def largest_cut(self, format_name: str = "bsr") -> int:
+        """Return the largest number of slabs that a matrix of this format can be cut into."""
+        nodes = self.mesh.node_count
+        return -(-nodes // HEIGHT) if format_name in CHUNKED_FORMATS else nodes
 
     def _assemble(self, start: int, stop: int, format_name: str, values_dtype: Any, offsets_dtype: Any) -> SparseFormat:
         return assemble_rows(

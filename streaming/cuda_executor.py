@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -73,9 +74,11 @@ class CudaExecutor:
         self._staging: _Staging | None = None
         with cupy.cuda.Device(device.index):
             if isinstance(store, PageLockable):
-                with contextlib.suppress(DeviceError):
+                try:
                     store.page_lock()
                     self._direct = store
+                except DeviceError as error:
+                    warnings.warn(f"{error}; until then transfers take the way through buffers", stacklevel=4)
             if self._direct is None:
                 nbytes = [int(slot.nbytes) for slot in slots]
                 self._staging = _Staging(

@@ -33,11 +33,16 @@ class HostStore:
     """
 
     def __init__(
-        self, index: MatrixIndex, segments: list[list[tuple[int, Bytes]]], regions: list[tuple[int, int]]
+        self,
+        index: MatrixIndex,
+        segments: list[list[tuple[int, Bytes]]],
+        regions: list[tuple[int, int]],
+        source: SparseFormat | None = None,
     ) -> None:
         self.index = index
         self._segments = segments  # of each subdivision: place in the piece, and the bytes that go there
         self._regions = regions  # address and length of what is to be page-locked
+        self._source = source  # keeps the memory of the regions
         self._locked: list[int] | None = None
 
     @classmethod
@@ -100,7 +105,8 @@ class HostStore:
             subdivision = builder.add(slab)
             segments.append(_lend(slab, subdivision, arrays, regions))
         owned = [piece for pieces in segments for _, piece in pieces if not _region_of(piece, regions)]
-        return cls(builder.finish(), segments, regions + [(piece.ctypes.data, piece.nbytes) for piece in owned])
+        regions += [(piece.ctypes.data, piece.nbytes) for piece in owned]
+        return cls(builder.finish(), segments, regions, whole)
 
     def segments(self, number: int, part: Part = "whole") -> list[tuple[int, Bytes]]:
         """Return the bytes of a part of subdivision ``number`` without copying: where in the part, and what goes there."""

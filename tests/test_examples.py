@@ -11,6 +11,9 @@ import yaml
 from kernel_targets import gpu_count
 
 from penstock.experiments import Experiment, plan_experiment, read_experiment, run_experiment
+from penstock.experiments.overlap_configuration import OverlapStudy, read_overlap_study
+from penstock.experiments.overlap_report import run_overlap_study
+from penstock.experiments.overlap_study import study_points
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if path.stem != "add_a_format")  # tested beside the contract
@@ -63,6 +66,35 @@ def test_an_experiment_converges_within_its_budget(path, tmp_path):
         plan = plan_experiment(read_experiment(outcome.folder.configuration))
         assert plan.streamed_nbytes == result["matrix_nbytes"] - result["resident_nbytes"]
         assert result["bytes_streamed"] == sum(map(plan.sweep_nbytes, range(result["sweeps"])))
+
+
+def test_the_overlap_study_for_any_machine_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = yaml.safe_load((EXAMPLES / "overlap" / "small_cpu.yaml").read_text())
+    data["cases"] = [{**case, "nodes": 8} for case in data["cases"]]
+    study = OverlapStudy.model_validate(data)
+
+    records = run_overlap_study(study, tmp_path / "study").records()["records"]
+
+    assert study.device == "cpu"
+    assert len(records) == 2 * len(study_points(study)) == 2 * 24
+    assert max(record["worst_error"] for record in records) < 1
+
+
+def test_the_papers_study_has_its_cases_by_its_protocol():
+    study = read_overlap_study(EXAMPLES / "overlap" / "paper.yaml")
+
+    cases = [(case.dof, case.nodes) for case in study.cases]
+    assert cases == [(1, 128), (1, 256), (3, 128), (3, 160), (6, 96), (6, 128)]
+    assert study.subdivisions == (2, 4, 8, 12, 13, 16, 24, 32, 41, 61, 64)
+    assert (study.protocol, study.device, study.repeats, study.columns) == ("paper", "cuda", (50,), (1,))
+
+
+def test_the_block_krylov_study_multiplies_blocks_once():
+    study = read_overlap_study(EXAMPLES / "overlap" / "block_krylov.yaml")
+
+    assert (study.protocol, study.repeats, study.columns) == ("engine", (1,), (8, 16, 32))
+    assert study.format == "sliced_bsr"
 
 
 def test_the_demo_is_as_large_as_promised():

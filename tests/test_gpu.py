@@ -223,11 +223,12 @@ def test_memory_that_the_system_refuses_to_lock_is_staged(product, overlap, monk
     monkeypatch.setattr(HostStore, "page_lock", refuse)
     x, expected = product
     store = HostStore.create(BEAM.subdivisions(SUBDIVISIONS))
-    with StreamedMatrix(store, store.index.nbytes // 3, device="cuda", overlap=overlap) as A:
+    with pytest.warns(UserWarning, match="refused to page-lock"):
+        A = StreamedMatrix(store, store.index.nbytes // 3, device="cuda", overlap=overlap)
+    with A:
         assert A.staged is True
-        np.testing.assert_array_equal((A @ x).get(), expected)
-
-    same_products(store, expected, x, overlap=overlap)
+        for _ in range(5):
+            np.testing.assert_array_equal((A @ x).get(), expected)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -26,12 +26,13 @@ from penstock.experiments import (
 )
 from penstock.experiments import run as run_module
 from penstock.spmv import InputError, StoreError
-from penstock.streaming import FileStore
+from penstock.streaming import FileStore, LinkRates
 
 SMALL = {"model": {"nodes": [21, 5, 5]}, "material": {"kind": "lognormal"}, "memory": {"budget": "200 KiB"}}
 RESULT_KEYS = {
     "converged", "reason", "iterations", "true_residual", "sweeps", "bytes_streamed", "matrix_nbytes", "budget_nbytes",
-    "peak_budget_nbytes", "unknowns", "nonzeros", "tip_deflection", "seconds", "device",
+    "peak_budget_nbytes", "unknowns", "nonzeros", "tip_deflection", "seconds", "device", "format", "staged",
+    "link_fraction", "memory_fraction", "predicted_sweep_seconds",
 }  # fmt: skip
 
 
@@ -57,6 +58,8 @@ def test_a_run_leaves_everything_that_is_promised(tmp_path):
     assert set(result["seconds"]) == {"assembly", "plan", "solve", "total"}
     assert result["converged"]
     assert result["true_residual"] <= 1e-8
+    # So small a matrix is solved sooner than rates are measured.
+    assert [result[key] for key in ("link_fraction", "memory_fraction", "predicted_sweep_seconds")] == [None] * 3
     decided = read_experiment(folder.configuration)
     plan = plan_experiment(decided)
     assert plan.streamed_nbytes == result["matrix_nbytes"] - result["resident_nbytes"]
@@ -155,6 +158,52 @@ def test_a_store_altered_between_runs_is_found(tmp_path):
         run_experiment(experiment(memory=memory), tmp_path / "b")
 
 
+@pytest.mark.parametrize(
+    ("asked", "rates", "found"),
+    [
+        ("auto", LinkRates(1e9, 1e12), "symmetric_bsr"),
+        ("bsr", LinkRates(1e9, 1e12), "bsr"),
+        ("auto", LinkRates(np.inf, np.inf, 0.0, 1e-3), "bsr"),
+    ],
+    ids=["link-bound", "named", "bound by starts"],
+)
+def test_a_plan_takes_the_format_of_the_shortest_sweep_unless_one_is_named(asked, rates, found):
+    described = experiment(memory={"budget": "400 KiB", "format": asked, "subdivisions": 5})
+
+    assert plan_experiment(described, rates).index.format_name == found
+
+
+@pytest.mark.parametrize("asked", ["auto", "symmetric_bsr"])
+def test_what_the_plan_decided_is_written_down_and_runs_again_without_rates(asked, tmp_path, monkeypatch):
+    described = experiment(memory={"budget": "200 KiB", "format": asked}, output={"figures": False})
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "measure_rates", lambda *arguments: LinkRates(1e9, 1e12))
+        first = run_experiment(described, tmp_path / "first").folder
+    result, decided = json.loads(first.result.read_text()), read_experiment(first.configuration)
+    written = (decided.memory.format, decided.memory.subdivisions, decided.memory.slots)
+
+    again = run_experiment(decided, tmp_path / "again").folder
+
+    assert written == (result["format"], result["subdivisions"], result["slots"])
+    assert result["format"] == "symmetric_bsr"
+    assert again.configuration.read_text() == first.configuration.read_text()
+    assert np.array_equal(field(again), field(first))
+
+
+def test_a_result_tells_how_near_the_solve_came_to_the_rates(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "measure_rates", lambda *arguments: LinkRates(1e9, 2e10))
+    folder = run_experiment(experiment(output={"figures": False}), tmp_path / "run").folder
+
+    result = json.loads(folder.result.read_text())
+    seconds = result["seconds"]["solve"]
+    assert result["link_fraction"] == pytest.approx(result["bytes_streamed"] / seconds / 1e9)
+    assert result["memory_fraction"] == pytest.approx(result["sweeps"] * result["matrix_nbytes"] / seconds / 2e10)
+    assert 0 < result["predicted_sweep_seconds"] < 1
+    assert result["staged"] is False
+    trace = json.loads((folder.path / "timeline.trace.json").read_text())
+    assert {event["name"].split()[0] for event in trace["traceEvents"] if event["ph"] == "X"} >= {"transfer", "compute"}
+
+
 class InterruptAt:
     """Sends this process SIGINT when a given iteration ends."""
 
@@ -170,12 +219,17 @@ class InterruptAt:
 
 
 @pytest.mark.parametrize("iteration", [1, 17])
-@pytest.mark.parametrize("memory", [{"budget": "200 KiB"}, {}], ids=["streamed", "resident"])
+@pytest.mark.parametrize(
+    "memory",
+    [{"budget": "200 KiB", "format": "bsr"}, {"budget": "200 KiB", "format": "symmetric_bsr"}, {}],
+    ids=["streamed bsr", "streamed symmetric_bsr", "resident"],
+)
 def test_an_interrupted_run_resumed_is_bit_equal_to_an_uninterrupted_one(iteration, memory, tmp_path, monkeypatch):
-    whole = run_experiment(experiment(memory=memory), tmp_path / "whole").folder
+    described = experiment(memory=memory, output={"figures": False})
+    whole = run_experiment(described, tmp_path / "whole").folder
     with monkeypatch.context() as patch:
         InterruptAt(patch, iteration)
-        outcome = run_experiment(experiment(memory=memory), tmp_path / "stopped")
+        outcome = run_experiment(described, tmp_path / "stopped")
     assert outcome.interrupted
     assert outcome.folder.checkpoint.exists()
     assert not outcome.folder.result.exists()

@@ -150,12 +150,14 @@ def test_the_store_keeps_the_arrays_alive_and_gives_them_free():
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
     alive = weakref.ref(owner)
+    offsets = weakref.ref(matrix.row_offsets)  # not lent, but in what will be page-locked
     del owner
     store = HostStore.from_matrix(matrix, 2)
     del matrix
     gc.collect()
 
     assert alive() is not None
+    assert offsets() is not None
     [(_, piece), *_] = store.segments(0, "values")
     np.testing.assert_array_equal(piece.view(np.float64), before.ravel()[: piece.nbytes // 8])
     del store, piece
