@@ -1,6 +1,7 @@
-"""The communication-hiding study of a YAML file as a benchmark record, with its figures.
+"""A communication-hiding study of a YAML file as benchmark records, with its figures.
 
 python benchmarks/overlap.py h200 examples/overlap/paper.yaml
+python benchmarks/overlap.py h200 examples/overlap/block_krylov.yaml --name overlap_block_krylov
 python benchmarks/overlap.py cpu2 examples/overlap/small_cpu.yaml
 """
 
@@ -19,24 +20,21 @@ from penstock.experiments.overlap_report import run_overlap_study
 
 
 def main() -> None:
-    """Measure, print the tables of gains and write the JSON; figures go beside it."""
+    """Measure, print the table of gains and write the JSON; figures go beside it."""
     parser = argument_parser(__doc__)
-    parser.add_argument("studies", type=Path, nargs="+")
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--name", default="overlap", help="of the JSON file, before the machine's")
     arguments = parser.parse_args()
-    figures, limits, records = arguments.output / f"overlap-{arguments.machine}", {}, []
+    figures = arguments.output / f"{arguments.name}-{arguments.machine}"
     figures.mkdir(parents=True, exist_ok=True)
-    for file in arguments.studies:
-        with tempfile.TemporaryDirectory(dir=".") as place:
-            folder = run_overlap_study(
-                read_overlap_study(file), Path(place) / "study", reporter=RichReporter(Console())
-            )
-            result = folder.records()
-            print(folder.gains.read_text(encoding="utf-8"), flush=True)
-            for picture in folder.path.glob("*.png"):
-                shutil.copy(picture, figures)
-        limits = result["limits"]
-        records += [{**record, "limits": limits} for record in result["records"]]
-    write("overlap", arguments, limits, records)
+    with tempfile.TemporaryDirectory(dir=".") as place:
+        study = read_overlap_study(arguments.study)
+        folder = run_overlap_study(study, Path(place) / "study", reporter=RichReporter(Console()))
+        result = folder.records()
+        print(folder.gains.read_text(encoding="utf-8"), flush=True)
+        for picture in folder.path.glob("*.png"):
+            shutil.copy(picture, figures)
+    write(arguments.name, arguments, result["limits"], result["records"])
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def draw_spans(axes: Any, timeline: Timeline) -> None:
     for span in spans:
         row, color = kinds.index(span.kind), _ROWS[span.kind][1]
         start, width = (span.start - begin) * 1e3, (span.stop - span.start) * 1e3
-        wide = width > 0.02 * length * 1e3
+        wide = width > 0.028 * length * 1e3
         edge = "white" if wide else color  # a thin bar keeps its colour, and stays visible
         axes.broken_barh([(start, width)], (row - 0.38, 0.76), facecolor=color, edgecolor=edge, linewidth=0.4)
         if wide:

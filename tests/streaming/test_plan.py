@@ -246,10 +246,17 @@ class TestExplain:
     def test_every_transfer_and_every_product_costs_a_start(self):
         rates = LinkRates(1e30, 1e30, transfer_start=0.5, product_start=0.25)
 
-        forecast = plan_stream(self.index, "2 MiB", slots=3, repeats=4, rates=rates).forecast()
+        forecast = plan_stream(self.index, "2 MiB", slots=3, repeats=2, rates=rates).forecast()
 
         assert forecast.transfer == pytest.approx(15 * 0.5)
-        assert forecast.compute == pytest.approx(20 * 4 * 0.25)
+        assert forecast.compute == pytest.approx(20 * 2 * 0.25)
+
+    def test_many_products_are_started_at_once_and_leave_gaps(self):
+        rates = LinkRates(1e30, 1e30, product_start=0.25, product_gap=0.125)
+
+        forecast = plan_stream(self.index, "2 MiB", slots=3, repeats=50, rates=rates).forecast()
+
+        assert forecast.compute == pytest.approx(20 * 50 * 0.125)
 
     def test_all_resident_takes_the_time_of_the_kernels(self):
         forecast = plan_stream(self.index, "1 GiB", rates=RATES).forecast()
