@@ -32,7 +32,7 @@ from penstock.streaming import (
     index_of,
     plan_stream,
 )
-from penstock.streaming.budget import check_room_for_vectors
+from penstock.streaming.budget import check_room
 
 __all__ = ["OverlapPoint", "check_study", "host_matrix", "measure_case", "study_points"]
 
@@ -113,7 +113,7 @@ class _Vectors:
         longest = max(1, A.nnz // max(A.shape[0], 1))
         with device.current():
             need = 8 * ((repeats * columns) * sum(A.shape) + 4 * _BASES * max(A.shape))
-            check_room_for_vectors(device, need)
+            check_room(device, need, f"{repeats * columns} vectors and their products")
             self._bases = [device.asarray(base) for base in bases]
             self._products = [device.asarray(A @ base) for base in bases]
             magnitude = A.apply_absolute(np.sum(np.abs(bases), axis=0))

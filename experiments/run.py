@@ -34,6 +34,7 @@ from penstock.streaming import (
     StreamedMatrix,
     StreamPlan,
 )
+from penstock.streaming.budget import check_room
 
 __all__ = ["RunOutcome", "resume_experiment", "run_experiment"]
 
@@ -156,6 +157,8 @@ class _Run:
             self._settle(plan)
         write_text(self.folder.plan, plan.explain() + "\n")
         self.reporter.text("Plan", plan.explain())
+        # Before the matrix is assembled, which may take long.
+        check_room(self.device, plan.storage_nbytes + plan.workspace_nbytes, "matrix storage and vectors")
         with contextlib.ExitStack() as resources:
             resources.enter_context(self.device.current())
             A: Operator

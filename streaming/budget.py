@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.spmv import Array, BudgetError, Device, format_nbytes, parse_nbytes
 
-__all__ = ["PAGE_NBYTES", "MemoryBudget", "aligned_buffer", "check_room_for_vectors"]
+__all__ = ["PAGE_NBYTES", "MemoryBudget", "aligned_buffer", "check_room"]
 
 #: Slabs start at multiples of this and are padded to it, so that unbuffered disk reads and page-locking apply.
 PAGE_NBYTES = 4096
@@ -104,20 +104,29 @@ class MemoryBudget:
             self._pool.free_all_blocks()
 
 
-def check_room_for_vectors(device: Device, nbytes: int) -> None:
-    """Refuse to start what would run out of the GPU's memory in the middle.
+def check_room(device: Device, nbytes: int, purpose: str) -> None:
+    """Refuse to start what would run out of a GPU's memory in the middle.
+
+    Parameters
+    ----------
+    device : Device
+        Host memory is not looked at: systems promise more of it than they have.
+    nbytes : int
+    purpose : str
+        What they are for, in the plural, as the message says it.
 
     Raises
     ------
     BudgetError
-        If less than ``nbytes`` are free beside the matrix storage.
+        If less than ``nbytes`` are free.
     """
     if device.kind == "cpu" or not nbytes:
         return
-    free, total = device.xp.cuda.runtime.memGetInfo()
-    free += device.xp.get_default_memory_pool().free_bytes()
+    with device.current():
+        free, total = device.xp.cuda.runtime.memGetInfo()
+        free += device.xp.get_default_memory_pool().free_bytes()
     if nbytes > free:
         raise BudgetError(
-            f"the vectors need {format_nbytes(nbytes)} beside the matrix storage, but {format_nbytes(free)} of the "
-            f"{format_nbytes(total)} of {device} are free; lower the budget"
+            f"{purpose} need {format_nbytes(nbytes)}, but {format_nbytes(free)} of the {format_nbytes(total)} of {device} are "
+            "free; lower the budget or free memory"
         )

@@ -23,7 +23,7 @@ from penstock.spmv import (
     format_named,
 )
 from penstock.spmv.formats.base import check_block_size, scale
-from penstock.streaming.budget import MemoryBudget, check_room_for_vectors
+from penstock.streaming.budget import MemoryBudget, check_room
 from penstock.streaming.cuda_executor import CudaExecutor
 from penstock.streaming.host_executor import HostExecutor
 from penstock.streaming.layout import Visit
@@ -125,7 +125,7 @@ class StreamedMatrix(ValidatedOperator):
 
     def _open(self, storage: Array, stall_seconds: float) -> None:
         plan = self.plan
-        check_room_for_vectors(self.device, plan.workspace_nbytes)
+        check_room(self.device, plan.workspace_nbytes, "the vectors beside the matrix storage")
         numbers, everything = sorted(plan.resident), range(len(plan.index.subdivisions))
         pieces = [plan.slot_nbytes] * plan.slots + [plan.nbytes_of(number) for number in numbers]
         if plan.resident_structure:
