@@ -27,7 +27,8 @@ def aligned_buffer(nbytes: int) -> np.ndarray[Any, Any]:
     """
     if nbytes < _HUGE_PAGE_NBYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=np.uint8)[:nbytes]
-    memory = mmap.mmap(-1, nbytes + _HUGE_PAGE_NBYTES)
+    # Private: most systems give no huge pages to shared memory, which is what mmap makes by default.
+    memory = mmap.mmap(-1, nbytes + _HUGE_PAGE_NBYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages still gives plain ones
         memory.madvise(mmap.MADV_HUGEPAGE)
     buffer = np.frombuffer(memory, dtype=np.uint8)
