@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.experiments.product_timing import time_in_turn
-from penstock.spmv import CPU, BsrMatrix, Device, VectorSpace
+from penstock.spmv import CPU, BsrMatrix, Device, DeviceError, VectorSpace
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
 from penstock.streaming.budget import aligned_buffer
 
@@ -55,9 +55,10 @@ def _random_slabs(nbytes: int, count: int) -> list[scipy.sparse.csr_array]:
 
 
 def measure_link(device: Device, nbytes: int = 512 << 20) -> float:
-    """Return the bytes a second from page-locked host memory to a CUDA device."""
+    """Return the bytes a second from host memory to a CUDA device; page-locked, if the system lets it be."""
     with HostStore.create(_random_slabs(nbytes, 1)) as store:
-        store.page_lock()
+        with contextlib.suppress(DeviceError):
+            store.page_lock()
         [(_, piece)] = store.segments(0)
         with device.xp.cuda.Device(device.index):
             target = device.xp.empty(piece.nbytes, dtype=np.uint8)

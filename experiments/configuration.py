@@ -208,9 +208,8 @@ def read_configuration(path: str | Path, kind: type[Configuration]) -> Configura
     except yaml.YAMLError as error:
         raise InputError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
-        raise InputError(
-            f"{path} must hold sections such as '{next(iter(kind.model_fields))}:'; 'penstock init' writes an example"
-        )
+        advice = "; 'penstock init' writes an example" if kind is Experiment else ""
+        raise InputError(f"{path} must hold sections such as '{next(iter(kind.model_fields))}:'{advice}")
     try:
         return kind.model_validate(data)
     except ValidationError as error:

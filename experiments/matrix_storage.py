@@ -73,6 +73,10 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
             options["counts"] = (memory.subdivisions,)
         try:
             limit = cantilever.largest_cut(format_name)
+            if memory.subdivisions is not None and memory.subdivisions > limit:
+                raise InputError(
+                    f"{format_name} can be cut into {limit} subdivisions at most, not {memory.subdivisions}"
+                )
             plans.append(plan_subdivisions(partial(index_for, format_name), memory.budget, limit=limit, **options))
         except (BudgetError, InputError) as error:  # another format may need less
             refused = error
@@ -120,7 +124,8 @@ def measure_rates(experiment: Experiment, device: Device, directory: Path) -> Li
     nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
     if experiment.memory.budget is None or nbytes < _MEASURED_FROM_NBYTES:
         return None
-    return machine_rates(device, directory)
+    store = experiment.memory.store
+    return machine_rates(device, directory if store is None else _existing(store.parent))
 
 
 @contextlib.contextmanager
@@ -180,10 +185,16 @@ def _free_host_nbytes() -> int:
 
 
 def _check_free_space(path: Path, nbytes: int) -> None:
-    existing = next(folder for folder in path.absolute().parents if folder.exists())
+    existing = _existing(path.parent)
     free = shutil.disk_usage(existing).free
     if free < nbytes:
         raise StoreError(
             f"the matrix needs {format_nbytes(nbytes)} of disk, {existing} has {format_nbytes(free)} free; "
             "name another place as memory.store"
         )
+
+
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the nearest one above that exists."""
+    folder = folder.absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())

@@ -122,16 +122,24 @@ def run_overlap_study(
     folder, reporter = OverlapFolder(Path(directory)), reporter or Reporter()
     if study is None:
         study = read_overlap_study(folder.configuration)
+        check_study(study)
     elif folder.path.exists() and any(folder.path.iterdir()):
         raise InputError(f"{folder.path} is not empty; choose another --output, or go on there with --resume")
     else:
         check_study(study)  # before a folder is made
+        if study.folder is not None:  # going on may start from elsewhere
+            study = study.model_copy(update={"folder": study.folder.resolve()})
         folder.path.mkdir(parents=True, exist_ok=True)
         write_text(
             folder.configuration, yaml.safe_dump(study.model_dump(mode="json", exclude_unset=True), sort_keys=False)
         )
     device, place = Device.parse(study.device), study.folder or folder.path
-    result = folder.records()
+    result, environment = folder.records(), describe_environment()
+    for part in ("processor", "cores", "gpus") if "machine" in result else ():
+        if result["machine"].get(part) != environment["machine"][part]:
+            raise InputError(
+                f"{folder.path} was begun on another machine ({part} differ); its records cannot be compared"
+            )
     done = {record["name"] for record in result["records"]}
     missing = [point for point in study_points(study) if point.name("on") not in done]
     if missing:
@@ -139,7 +147,7 @@ def run_overlap_study(
             rates = machine_rates(device, place, fresh=True)
             stage.advance(1.0, f"link {rates.link / 1e9:.3g} GB/s, memory {rates.memory / 1e9:.4g} GB/s")
         limits = {"read_GBps": rates.memory / 1e9, "link_GBps": rates.link / 1e9}
-        result = {**describe_environment(), "limits": limits, "records": result["records"]}
+        result = {**environment, "limits": limits, "records": result["records"]}
 
         def keep(records: list[dict[str, Any]], timelines: dict[str, Timeline]) -> None:
             result["records"] += records
@@ -174,7 +182,8 @@ def gains_table(records: list[dict[str, Any]]) -> str:
     for (matrix, repeats, columns), chosen in groups.items():
         best = min(chosen, key=lambda record: record["seconds"])
         planned = min(chosen, key=lambda record: record["predicted_seconds"])
-        cube = best["nodes"] if isinstance(best["nodes"], int) else 0
+        comparable = best["protocol"] == "paper" and (best["repeats"], best["columns"]) == (50, 1)
+        cube = best["nodes"] if comparable and isinstance(best["nodes"], int) else 0
         gain, rate = _PAPER.get((best["dof"], cube), ("not stated", "not stated"))
         serial = f"{_PAPER_SERIAL[best['dof']]:.2f}" if cube == 128 else "not stated"
         products = str(repeats) + (f" of {columns} vectors" if columns > 1 else "")

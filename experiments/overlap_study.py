@@ -100,17 +100,16 @@ def plan_point(study: OverlapStudy, index: MatrixIndex, point: OverlapPoint, rat
 
 
 class _Vectors:
-    """The vectors of a point, their products and what these must be.
+    """The vectors of a point, their products and what these must be; ``longest`` is the number of entries of a full row.
 
     Every vector is a combination of three, whose products are formed on the host by the CPU's kernels: so each of the many
     products is checked, entry by entry, against a rounding bound.
     """
 
-    def __init__(self, A: SparseFormat, device: Device, repeats: int, columns: int) -> None:
+    def __init__(self, A: SparseFormat, longest: int, device: Device, repeats: int, columns: int) -> None:
         self._device = device
         generator = np.random.default_rng(0)
         bases = [generator.standard_normal(A.shape[1]) for _ in range(_BASES)]
-        longest = max(1, A.nnz // max(A.shape[0], 1))
         with device.current():
             need = 8 * ((repeats * columns) * sum(A.shape) + 4 * _BASES * max(A.shape))
             check_room(device, need, f"{repeats * columns} vectors and their products")
@@ -200,7 +199,7 @@ def measure_case(
             key = (point.repeats, point.columns)
             if key not in vectors:
                 vectors.clear()
-                vectors[key] = _Vectors(A, device, *key)
+                vectors[key] = _Vectors(A, 27 * case.dof, device, *key)
             with _stored(A, point.subdivisions, device, folder) as store:
                 records, timelines = _measure_point(study, point, store, vectors[key], rates, device)
             for record in records:

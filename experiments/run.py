@@ -91,7 +91,9 @@ def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: R
 def resume_experiment(
     directory: str | Path, *, maxiter: int | None = None, reporter: Reporter | None = None
 ) -> RunOutcome:
-    """Go on with a run that did not converge; the iterates are bit-equal to those of an uninterrupted run.
+    """Go on with a run that did not converge.
+
+    The iterates are bit-equal to those of an uninterrupted run, but for ``symmetric_bsr`` on a GPU, which adds by atomics.
 
     Parameters
     ----------
@@ -187,12 +189,10 @@ class _Run:
 
     def _settle(self, plan: StreamPlan) -> None:
         """Write down what the plan decided, so that going on or running again does not depend on what is measured then."""
-        if plan.slots:
-            decided = {
-                "format": plan.index.format_name,
-                "subdivisions": len(plan.index.subdivisions),
-                "slots": plan.slots,
-            }
+        if self.experiment.memory.budget is not None:
+            decided: dict[str, Any] = {"format": plan.index.format_name, "subdivisions": len(plan.index.subdivisions)}
+            if plan.slots:
+                decided["slots"] = plan.slots
             memory = self.experiment.memory.model_copy(update=decided)
             self.experiment = self.experiment.model_copy(update={"memory": memory})
             write_text(self.folder.configuration, yaml.safe_dump(_resolved(self.experiment), sort_keys=False))

@@ -202,8 +202,9 @@ def overlap(
     def measure() -> Any:
         try:
             return run_overlap_study(study, directory, reporter=RichReporter(console))
-        except KeyboardInterrupt as error:
-            error.add_note(f"what was measured is kept; go on with: penstock overlap --resume {directory}")
+        except BaseException as error:
+            if (directory / "configuration.yaml").exists():
+                error.add_note(f"what was measured is kept; go on with: penstock overlap --resume {directory}")
             raise
 
     folder = _noting_interrupts(measure)

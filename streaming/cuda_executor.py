@@ -128,7 +128,8 @@ class CudaExecutor:
                     self._released[step.slot].record(compute_stream)
             self._played.record(compute_stream)
         except BaseException:
-            with contextlib.suppress(StoreError):  # a stalled read: the next sweep waits for it
+            # A stalled read: the next sweep waits for it. A fault of the device: the error under way says where.
+            with contextlib.suppress(Exception):
                 self.drain(patient=False)
             raise
 

@@ -58,7 +58,6 @@ class HostExecutor:
         self._structures = structures
         self._views: dict[tuple[int, int], SparseFormat] = {}
         self._arrived: set[int] = set()  # slots whose data are there
-        self._clean = True
         self._reader = Reader(store, part, threaded=overlap, stall_seconds=stall_seconds, note=self._note_transfer)
 
     def load(self, number: int, buffer: np.ndarray[Any, Any], part: Part) -> None:
@@ -70,8 +69,6 @@ class HostExecutor:
 
         An error of the store, of ``visit`` or a keyboard interrupt leaves the executor idle, with all slots free.
         """
-        if not self._clean:
-            self.drain()
         try:
             for step in steps:
                 if isinstance(step, Copy):
@@ -85,7 +82,6 @@ class HostExecutor:
                 elif isinstance(step, Release):
                     self._arrived.discard(step.slot)
         except BaseException:
-            self._clean = False
             with contextlib.suppress(StoreError):  # a stalled read: the next sweep waits for it
                 self.drain(patient=False)
             raise
@@ -103,7 +99,6 @@ class HostExecutor:
         """Wait for all copies in flight and forget them; not again, unless ``patient``, for one that stalls."""
         self._arrived.clear()
         self._reader.drain(patient=patient)
-        self._clean = True
 
     def close(self) -> None:
         """Stop the reader thread and wait for its end."""

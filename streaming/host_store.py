@@ -43,7 +43,7 @@ class HostStore:
         self._segments = segments  # of each subdivision: place in the piece, and the bytes that go there
         self._regions = regions  # address and length of what is to be page-locked
         self._source = source  # keeps the memory of the regions
-        self._locked: list[int] | None = None
+        self._locked: list[tuple[int, int]] | None = None
 
     @classmethod
     def create(cls, row_slabs: Iterable[Any], shape: tuple[int, int] | None = None) -> Self:
@@ -149,26 +149,31 @@ class HostStore:
         import cupy
 
         self._locked = []
-        for address, nbytes in self._regions:
+        for region in self._regions:
             try:
-                cupy.cuda.runtime.hostRegister(address, nbytes, 1)  # 1: for all devices
+                if region not in _LOCKS:  # else another store of the same matrix has locked it
+                    cupy.cuda.runtime.hostRegister(*region, 1)  # 1: for all devices
             except cupy.cuda.runtime.CUDARuntimeError as error:
-                if error.status == _ALREADY_REGISTERED:  # by the caller, who unlocks it too
+                if error.status == _ALREADY_REGISTERED and _is_locked(*region):  # by the caller, who unlocks it too
                     continue
                 self.close()
                 raise DeviceError(
                     f"the system refused to page-lock {format_nbytes(self.index.nbytes)} of host memory ({error}); raise the "
                     "limit on locked memory (ulimit -l) or use a smaller matrix"
                 ) from error
-            self._locked.append(address)
+            _LOCKS[region] = _LOCKS.get(region, 0) + 1
+            self._locked.append(region)
 
     def close(self) -> None:
         """Unlock the pages; the store can still be read."""
         locked, self._locked = self._locked, None
-        for address in locked or ():
+        for region in locked or ():
             import cupy
 
-            cupy.cuda.runtime.hostUnregister(address)
+            _LOCKS[region] -= 1
+            if not _LOCKS[region]:
+                del _LOCKS[region]
+                cupy.cuda.runtime.hostUnregister(region[0])
 
     def __enter__(self) -> Self:
         return self
@@ -182,6 +187,19 @@ class HostStore:
 
 
 _ALREADY_REGISTERED = 712  # cudaErrorHostMemoryAlreadyRegistered
+#: Regions that stores have page-locked, and how many of them: several cuts of one matrix share its memory.
+_LOCKS: dict[tuple[int, int], int] = {}
+
+
+def _is_locked(address: int, nbytes: int) -> bool:
+    """Tell whether memory is page-locked from one end to the other, as far as the pages next to the ends show.
+
+    Of the first and the last page only a part may belong to the array for which it was locked.
+    """
+    from cupy.cuda import runtime
+
+    ends = (address + PAGE_NBYTES, address + nbytes - PAGE_NBYTES - 1)
+    return all(runtime.pointerGetAttributes(end).type == runtime.memoryTypeHost for end in ends)
 
 
 def _page_regions(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

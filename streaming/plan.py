@@ -277,6 +277,8 @@ def plan_stream(
         If the budget holds neither the matrix nor two slots; the message gives the smallest that would do.
     """
     budget_nbytes = 0 if budget is None else parse_nbytes(budget)
+    if columns < 1 or repeats < 1:
+        raise InputError(f"a product takes at least 1 vector, and a sweep 1 product, not {columns} and {repeats}")
     plan = StreamPlan(
         index, budget_nbytes, 0, 0, frozenset(), columns, repeats, workspace_nbytes, overlap, at_end,
         rates=rates,
@@ -342,7 +344,7 @@ def plan_subdivisions(
     rates : LinkRates, optional
         Without them, plans are compared at the rates of a PCIe 5 link and an H200's memory.
     counts : tuple of int
-        Numbers of subdivisions to try.
+        Numbers of subdivisions to try; larger ones than the limit stand for the limit.
 
     Returns
     -------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock.spmv import InputError
 
@@ -77,6 +77,10 @@ class Schedule:
     slots: int
     overlap: bool = True
     at_end: SweepEnd = "continue"
+
+    def __post_init__(self) -> None:
+        if self.at_end not in get_args(SweepEnd):
+            raise InputError(f"at_end must be one of {', '.join(get_args(SweepEnd))}, not {self.at_end!r}")
 
     @cached_property
     def streamed(self) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ class StreamedMatrix(ValidatedOperator):
     plan : StreamPlan, optional
         A plan made before, for this store, instead of the options.
     stall_seconds : float
-        A read that takes longer is an error.
+        A read that takes longer is an error, with overlap; without it, and when the matrix is opened, reads are waited for.
     **options
         Of :func:`plan_stream`: ``overlap``, ``slots``, ``at_end``, ``resident_structure`` ...
 
@@ -67,8 +67,10 @@ class StreamedMatrix(ValidatedOperator):
     -----
     A product is bit-equal to that of the resident matrix of the same format, whatever the budget, with or without overlap:
     every row is summed by the same kernel in the same order. (Formats that ``scatter`` add to rows in the order of the
-    sweep, so there the direction matters to the last digits.) The first sweep moves ``plan.streamed_nbytes`` bytes; later
-    ones find in the slots what the one before left there, if they turn.
+    sweep, and on a GPU in the order of arrival, so their last digits vary.)
+
+    The first sweep moves ``plan.streamed_nbytes`` bytes; later ones find in the slots what the one before left there, if
+    they turn.
 
     Examples
     --------

@@ -118,3 +118,12 @@ def test_a_plan_needs_no_memory_of_the_size_of_the_matrix():
 
     assert plan.index.nnz == 449_455_096 * 9
     assert peak < 2**24
+
+
+@pytest.mark.parametrize("format_name", ["bsr", "symmetric_bsr"])
+def test_a_number_of_subdivisions_is_kept_or_refused(format_name, tmp_path):
+    memory = f"{{budget: 60 KiB, format: {format_name}, subdivisions: 400}}"
+    path = write(tmp_path, f"model: {{nodes: 7}}\nmemory: {memory}")
+
+    with pytest.raises(InputError, match=r"can be cut into (343|11) subdivisions at most, not 400"):
+        plan_experiment(read_experiment(path))

@@ -1,13 +1,15 @@
 """A host store made of a caller's matrix streams from the caller's own arrays."""
 
 import gc
+import sys
+import types
 import weakref
 
 import numpy as np
 import pytest
 import scipy.sparse
 
-from penstock.spmv import BsrMatrix, InputError, format_named
+from penstock.spmv import BsrMatrix, DeviceError, InputError, format_named
 from penstock.streaming import HostStore, StreamedMatrix, host_store, index_of
 from penstock.streaming.budget import PAGE_NBYTES, aligned_buffer
 
@@ -174,3 +176,71 @@ def test_what_cannot_be_cut_into_that_many_slabs_is_refused(beam):
 def test_what_is_no_matrix_of_rows_is_refused(beam, make):
     with pytest.raises(InputError, match="must be"):
         HostStore.from_matrix(make(beam.matrix("csr").to_csr()), 2)
+
+
+class FakeRuntime:
+    """Page-locking as CUDA does it: a range that touches a locked one is refused."""
+
+    class CUDARuntimeError(Exception):
+        status = 712
+
+    memoryTypeHost = 1
+
+    def __init__(self):
+        self.locked = {}
+
+    def hostRegister(self, address, nbytes, flags):
+        if any(address < start + length and start < address + nbytes for start, length in self.locked.items()):
+            raise self.CUDARuntimeError
+        self.locked[address] = nbytes
+
+    def hostUnregister(self, address):
+        del self.locked[address]
+
+    def pointerGetAttributes(self, address):
+        found = any(start <= address < start + length for start, length in self.locked.items())
+        return types.SimpleNamespace(type=int(found))
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    fake = FakeRuntime()
+    cuda = types.SimpleNamespace(runtime=fake)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    return fake
+
+
+class TestPageLocking:
+    matrix = BsrMatrix.from_csr(scipy.sparse.eye_array(200_000, format="csr"), block_size=2)
+
+    def test_two_cuts_of_one_matrix_share_its_locks_until_the_last_is_closed(self, runtime):
+        one, two = HostStore.from_matrix(self.matrix, 2), HostStore.from_matrix(self.matrix, 3)
+        one.page_lock()
+        two.page_lock()
+
+        one.close()
+        assert two.page_locked
+        assert any(length >= self.matrix.values.nbytes for length in runtime.locked.values())
+        two.close()
+        assert runtime.locked == {}
+
+    def test_memory_that_the_caller_has_locked_whole_is_taken_and_left_locked(self, runtime):
+        store = HostStore.from_matrix(self.matrix, 2)
+        theirs = dict(store._regions)
+        runtime.locked.update(theirs)
+
+        store.page_lock()
+        assert store.page_locked
+        store.close()
+        assert runtime.locked == theirs
+
+    def test_memory_that_is_locked_in_part_is_refused_and_nothing_stays_locked(self, runtime):
+        store = HostStore.from_matrix(self.matrix, 2)
+        address, _ = store._regions[0]
+        runtime.locked[address] = 4096
+
+        with pytest.raises(DeviceError, match="refused to page-lock"):
+            store.page_lock()
+        assert not store.page_locked
+        assert runtime.locked == {address: 4096}

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.spmv import InputError
 from penstock.streaming import Compute, Copy, HazardError, Release, Schedule, check_hazards
 
 pure = settings(deadline=None, max_examples=200, database=None)
@@ -266,3 +267,9 @@ class TestTheCheckerFinds:
 
     def test_a_run_that_ends_without_its_epilogue(self):
         self.refuses([*GOOD.prologue(), *GOOD.sweep(0)], r"slots \[0, 1, 2\] are never released")
+
+
+def test_an_end_of_sweeps_that_does_not_exist_is_refused():
+    """Taken for another one, it would compute with slots that nothing was copied to."""
+    with pytest.raises(InputError, match="turn, continue, stop, not 'continu'"):
+        Schedule(4, frozenset(), slots=2, at_end="continu")
