@@ -338,27 +338,3 @@ def test_int64_offsets_work_on_the_gpu():
 
     assert matrix.row_offsets.dtype == np.int64
     np.testing.assert_allclose((matrix @ gpu_array(x)).get(), A @ x, rtol=1e-12, atol=1e-12)
-
-
-def test_two_cuts_of_one_matrix_stream_until_each_is_closed(product):
-    x, expected = product
-    matrix = BEAM.matrix()
-    one, two = HostStore.from_matrix(matrix, 8), HostStore.from_matrix(matrix, 12)
-    same_products(one, expected, x)
-    with two, StreamedMatrix(two, two.index.nbytes // 3, device="cuda") as A:
-        one.close()
-        for _ in range(3):
-            np.testing.assert_array_equal((A @ x).get(), expected)
-        assert not A.staged
-
-
-def test_arrays_that_the_caller_has_page_locked_are_streamed_as_they_are(product):
-    import cupyx
-
-    x, expected = product
-    matrix = BEAM.matrix()
-    values = cupyx.empty_pinned(matrix.values.shape)
-    values[...] = matrix.values
-    pinned = matrix.from_arrays(matrix.shape, matrix.dtype, {**matrix.arrays(), "values": values}, matrix.parameters())
-    with HostStore.from_matrix(pinned, 8) as store:
-        assert not same_products(store, expected, x).staged
