@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.experiments.configuration import Experiment
+from penstock.experiments.environment import free_host_nbytes
 from penstock.experiments.progress import Reporter
 from penstock.experiments.rates import machine_rates
 from penstock.solvers import cg_workspace_nbytes
@@ -174,14 +174,10 @@ def open_store(
         file_store = resources.enter_context(FileStore(path))
         _check_store(file_store, experiment)
         # A GPU streams fastest from memory; a matrix that would fill most of it comes from the disk in every sweep.
-        if device.kind == "cuda" and total < _free_host_nbytes() // 2:
+        if device.kind == "cuda" and total < free_host_nbytes() // 2:
             yield resources.enter_context(HostStore.from_store(file_store))
         else:
             yield file_store
-
-
-def _free_host_nbytes() -> int:
-    return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
 
 
 def _check_free_space(path: Path, nbytes: int) -> None:

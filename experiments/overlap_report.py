@@ -63,10 +63,7 @@ class OverlapFolder:
     def draw(self) -> list[Path]:
         """Draw every figure and return the paths."""
         result, drawn = self.records(), []
-        groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for record in result["records"]:
-            groups.setdefault((record["matrix"], record["repeats"], record["columns"]), []).append(record)
-        for (matrix, repeats, columns), records in groups.items():
+        for (matrix, repeats, columns), records in _comparable(result["records"]).items():
             name = f"{matrix}-r{repeats}" + (f"-k{columns}" if columns > 1 else "")
             drawn.append(self.path / f"{name}.png")
             draw_rates(drawn[-1], records, result["limits"]["read_GBps"])
@@ -175,11 +172,8 @@ def gains_table(records: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     off = {record["name"].replace("/off/", "/on/"): record for record in records if record["overlap"] == "off"}
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for record in records:
-        if record["overlap"] == "on":
-            groups.setdefault((record["matrix"], record["repeats"], record["columns"]), []).append(record)
-    for (matrix, repeats, columns), chosen in groups.items():
+    on = [record for record in records if record["overlap"] == "on"]
+    for (matrix, repeats, columns), chosen in _comparable(on).items():
         best = min(chosen, key=lambda record: record["seconds"])
         planned = min(chosen, key=lambda record: record["predicted_seconds"])
         comparable = best["protocol"] == "paper" and (best["repeats"], best["columns"]) == (50, 1)
@@ -194,3 +188,11 @@ def gains_table(records: list[dict[str, Any]]) -> str:
             f"{best['serial_gflops']:.3g} | {gain} | {rate} | {serial} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _comparable(records: list[dict[str, Any]]) -> dict[tuple[str, int, int], list[dict[str, Any]]]:
+    """Sort records by what they have in common: matrix, repeats and columns."""
+    groups: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["matrix"], record["repeats"], record["columns"]), []).append(record)
+    return groups

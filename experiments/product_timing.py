@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock.experiments.environment import free_host_nbytes
 from penstock.spmv import Device
 from penstock.spmv.scheduling import last_level_cache_nbytes
 
@@ -42,7 +42,7 @@ def memory_for_copies(device: Device) -> int:
     if device.kind == "cuda":
         free, _ = device.xp.cuda.Device(device.index).mem_info
         return int(free) // 2
-    return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE")) // 4
+    return free_host_nbytes() // 4
 
 
 def time_in_turn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from penstock.fem.material import Material
 from penstock.fem.mesh import BoxMesh
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseFormat, format_named
 from penstock.spmv.formats.base import INT32_MAX
-from penstock.spmv.formats.from_csr import chunk_offsets
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.jit import parallel_kernel
 
@@ -146,8 +146,11 @@ def outline_rows(
         whole = CsrMatrix.tuned(mesh.connections * dof * dof, mesh.node_count * dof)
         return CsrMatrix.from_arrays(shape, np.float64, arrays, whole)
     if format_name in CHUNKED_FORMATS:
-        counts = _count_connections(start, stop, *mesh.node_counts, format_name == "symmetric_bsr")
-        offsets = chunk_offsets(counts, HEIGHT)
+        if start % HEIGHT or (stop % HEIGHT and stop != mesh.node_count):
+            raise InputError(f"slabs of {format_name} hold whole chunks of {HEIGHT} nodes, not nodes {start} to {stop}")
+        starts = _chunk_offsets(*mesh.node_counts, format_name == "symmetric_bsr")
+        first = start // HEIGHT
+        offsets = starts[first : -(-stop // HEIGHT) + 1] - starts[first]
         arrays = {
             "chunk_offsets": offsets,
             "column_indices": blank(np.int32, int(offsets[-1])),
@@ -166,11 +169,18 @@ def _dof(element_matrix: Array) -> int:
     return len(element_matrix) // 8
 
 
+@functools.lru_cache(maxsize=4)
+def _chunk_offsets(nx: int, ny: int, nz: int, upper: bool) -> Array:
+    """Return where each chunk of the whole matrix begins; every cut of it has the same chunks, so plans count them once."""
+    return np.concatenate([[0], np.cumsum(_chunk_widths(nx, ny, nz, upper) * HEIGHT)])
+
+
 @njit(nogil=True, cache=True)
-def _count_connections(start: int, stop: int, nx: int, ny: int, nz: int, upper: bool) -> Array:
-    """Count the connections of each node, or those with itself and with nodes of larger number."""
-    counts = np.empty(stop - start, np.int64)
-    for node in range(start, stop):
+def _chunk_widths(nx: int, ny: int, nz: int, upper: bool) -> Array:
+    """Return the most connections that a node of each chunk has: all, or those with itself and nodes of larger number."""
+    nodes = nx * ny * nz
+    widths = np.zeros(-(-nodes // HEIGHT), np.int64)
+    for node in range(nodes):
         ix, iy, iz = node // (ny * nz), node // nz % ny, node % nz
         x = 3 - (ix == 0) - (ix == nx - 1)
         y = 3 - (iy == 0) - (iy == ny - 1)
@@ -178,8 +188,8 @@ def _count_connections(start: int, stop: int, nx: int, ny: int, nz: int, upper: 
         count = x * y * z
         if upper:  # those of the plane before, of the line before, and the node before
             count -= (ix > 0) * y * z + (iy > 0) * z + (iz > 0)
-        counts[node - start] = count
-    return counts
+        widths[node // HEIGHT] = max(widths[node // HEIGHT], count)
+    return widths
 
 
 @njit(nogil=True, cache=True)

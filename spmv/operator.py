@@ -99,19 +99,9 @@ class ValidatedOperator(ABC):
         rows, columns = self.shape
         x = as_vectors(x, columns, self, "x")
         out_shape = (rows, *x.shape[1:])
-        if out is None:
-            if beta != 0:
-                raise InputError("beta is not zero, so out must be given: it is scaled and added to")
-            out = self.device.xp.empty(out_shape, dtype=self.dtype)
-        elif out.shape != out_shape or out.dtype != self.dtype or not out.flags.c_contiguous:
-            raise InputError(
-                f"out must be a C-contiguous array of shape {out_shape} and type {self.dtype}, "
-                f"not {out.shape} and {out.dtype}"
-            )
-        elif device_of(out) != self.device:
-            raise InputError(f"out lives on {device_of(out)}, the operator on {self.device}")
-        elif self.device.xp.may_share_memory(x, out):
-            raise InputError("x and out overlap; give out its own memory")
+        if out is None and beta != 0:
+            raise InputError("beta is not zero, so out must be given: it is scaled and added to")
+        out = as_output(out, out_shape, self, x, "x")
         with self.device.current():
             self._apply(x, out, float(alpha), float(beta))
         return out
@@ -119,6 +109,27 @@ class ValidatedOperator(ABC):
     def __matmul__(self, x: Array) -> Array:
         """``A @ x`` is ``A.apply(x)``."""
         return self.apply(x)
+
+
+def as_output(out: Array | None, shape: tuple[int, ...], operator: Operator, x: Array, name: str) -> Array:
+    """Return ``out``, or a new array in its place, for the products of an operator with ``x``.
+
+    Raises
+    ------
+    InputError
+        If ``out`` has another shape or type, is not C-contiguous, lives elsewhere or shares memory with ``x``.
+    """
+    if out is None:
+        return operator.device.xp.empty(shape, dtype=operator.dtype)
+    if out.shape != shape or out.dtype != operator.dtype or not out.flags.c_contiguous:
+        raise InputError(
+            f"out must be a C-contiguous array of shape {shape} and type {operator.dtype}, not {out.shape} and {out.dtype}"
+        )
+    if device_of(out) != operator.device:
+        raise InputError(f"out lives on {device_of(out)}, the operator on {operator.device}")
+    if operator.device.xp.may_share_memory(x, out):
+        raise InputError(f"{name} and out overlap; give out its own memory")
+    return out
 
 
 def as_vectors(x: Array, length: int, operator: Operator, name: str) -> Array:

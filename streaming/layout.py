@@ -321,7 +321,9 @@ def lay_out(slab: SparseFormat, row_start: int, nnz: int | None = None) -> Subdi
                 offset = _round_up(offset + field.nbytes, _ARRAY_ALIGNMENT)
         offset = _round_up(offset, PAGE_NBYTES)
     nbytes = max(offset, PAGE_NBYTES)
-    nnz = slab.nnz if nnz is None else nnz
+    if nnz is None:
+        outline = not any(slab.values.strides)  # one zero, broadcast: there is no padding in it to be counted
+        nnz = int(slab.values.size) if outline else slab.nnz
     return Subdivision(row_start, row_start + slab.shape[0], nnz, tuple(fields), nbytes)
 
 

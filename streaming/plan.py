@@ -64,6 +64,10 @@ class Forecast:
     overlapped: float
     sequential: float
 
+    def seconds(self, overlap: bool) -> float:
+        """Return the time of a sweep with overlap, or without."""
+        return self.overlapped if overlap else self.sequential
+
     @property
     def binding(self) -> str:
         """The side that a sweep with overlap waits for."""
@@ -181,13 +185,12 @@ class StreamPlan:
 
     def compared_seconds(self) -> float:
         """Return the time by which plans are compared: the predicted one, at typical rates if none are known."""
-        forecast = self._forecast(self.rates or _TYPICAL)
-        return forecast.overlapped if self.overlap else forecast.sequential
+        return self._forecast(self.rates or _TYPICAL).seconds(self.overlap)
 
     def predicted_seconds(self) -> float | None:
         """Return the time of a sweep in the middle of many, if rates are known."""
         forecast = self.forecast()
-        return None if forecast is None else forecast.overlapped if self.overlap else forecast.sequential
+        return None if forecast is None else forecast.seconds(self.overlap)
 
     def explain(self) -> str:
         """Return the plan in words, one line a fact."""
@@ -217,7 +220,7 @@ class StreamPlan:
             lines.append("resident    everything: nothing is streamed, and no larger budget would help")
         lines.append(f"vectors     {format_nbytes(self.workspace_nbytes)} beside the budget")
         if (forecast := self.forecast()) is not None:
-            expected = forecast.overlapped if self.overlap else forecast.sequential
+            expected = forecast.seconds(self.overlap)
             gain = (
                 f"; overlap makes it {forecast.sequential / forecast.overlapped:.2f} times as fast"
                 if self.slots

@@ -83,8 +83,8 @@ class Reader:
         if self._thread is None:
             self._serve_one()
 
-    def wait_for(self, number: int) -> np.ndarray[Any, Any]:
-        """Wait until the request served next has arrived, which must be that for ``number``; return its buffer.
+    def wait_for(self, number: int) -> None:
+        """Wait until the request served next has arrived, which must be that for ``number``.
 
         Raises
         ------
@@ -99,7 +99,6 @@ class Reader:
             raise arrival
         assert isinstance(arrival, _Request), "markers end in drain"
         assert arrival.number == number, "arrivals come in the order of requests"
-        return arrival.buffer
 
     def drain(self, *, patient: bool = True) -> None:
         """Wait for everything requested and forget it; not again, unless ``patient``, for a read that was waited for in vain.

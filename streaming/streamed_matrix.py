@@ -19,10 +19,10 @@ from penstock.spmv import (
     SparseFormat,
     ValidatedOperator,
     as_vectors,
-    device_of,
     format_named,
 )
 from penstock.spmv.formats.base import check_block_size, scale
+from penstock.spmv.operator import as_output
 from penstock.streaming.budget import MemoryBudget, check_room
 from penstock.streaming.cuda_executor import CudaExecutor
 from penstock.streaming.host_executor import HostExecutor
@@ -251,17 +251,7 @@ class StreamedMatrix(ValidatedOperator):
                 f"X must have shape (repeats, {self.shape[1]}) or (repeats, {self.shape[1]}, k), not {X.shape}"
             )
         vectors = [as_vectors(x, self.shape[1], self, "X[r]") for x in X]
-        shape = (X.shape[0], self.shape[0], *X.shape[2:])
-        if out is None:
-            out = self.device.xp.empty(shape, dtype=self.dtype)
-        elif (
-            out.shape != shape or out.dtype != self.dtype or not out.flags.c_contiguous or device_of(out) != self.device
-        ):
-            raise InputError(
-                f"out must be a C-contiguous array of shape {shape} and type {self.dtype} on {self.device}"
-            )
-        elif self.device.xp.may_share_memory(X, out):
-            raise InputError("X and out overlap; give out its own memory")
+        out = as_output(out, (X.shape[0], self.shape[0], *X.shape[2:]), self, X, "X")
         if format_named(self.plan.index.format_name).scatters:
             scale(out, 0.0)
         products = list(zip(vectors, out, strict=True))
