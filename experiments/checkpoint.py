@@ -15,6 +15,8 @@ from penstock.spmv import Device, InputError, StoreError
 __all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
 
 _VECTORS = ("x", "r", "p")
+_SCALARS = ("rho", "last_true_residual", "matrix_norm", "drift", "first_drift")
+_COUNTS = ("iteration", "replacements", "within")
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,10 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, device: Device) -> None
             np.savez(
                 file,
                 **vectors,
-                scalars=np.array([state.rho, state.last_true_residual, checkpoint.seconds]),
-                counts=np.array([state.iteration, checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction]),
+                scalars=np.array([getattr(state, name) for name in _SCALARS]),
+                counts=np.array([int(getattr(state, name)) for name in _COUNTS]),
+                spent_seconds=checkpoint.seconds,
+                spent=np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction]),
                 residual_norms=np.array(state.residual_norms),
             )
             file.flush()
@@ -88,8 +92,10 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
     try:
         with np.load(path) as data:
             vectors = {name: device.asarray(data[name]) for name in _VECTORS}
-            rho, last_true_residual, seconds = (float(number) for number in data["scalars"])
-            iteration, sweeps, bytes_streamed, direction = (int(number) for number in data["counts"])
+            scalars = dict(zip(_SCALARS, data["scalars"].tolist(), strict=True))
+            counts = dict(zip(_COUNTS, data["counts"].tolist(), strict=True))
+            seconds = float(data["spent_seconds"])
+            sweeps, bytes_streamed, direction = (int(number) for number in data["spent"])
             residual_norms = [float(norm) for norm in data["residual_norms"]]
     except FileNotFoundError:
         raise InputError(f"{path.parent} has no {path.name}; nothing to resume") from None
@@ -97,11 +103,6 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
         raise InputError(f"{path} is damaged ({error}); start the run anew") from error
     if any(vector.shape != (unknowns,) for vector in vectors.values()):
         raise InputError(f"{path} holds vectors of another length than the {unknowns} unknowns of this run")
-    state = CgState(
-        **vectors,
-        rho=rho,
-        iteration=iteration,
-        last_true_residual=last_true_residual,
-        residual_norms=residual_norms,
-    )
+    counts["within"] = bool(counts["within"])
+    state = CgState(**vectors, **scalars, **counts, residual_norms=residual_norms)
     return Checkpoint(state, sweeps, bytes_streamed, seconds, direction)

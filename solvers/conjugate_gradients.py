@@ -1,12 +1,12 @@
 """Preconditioned conjugate gradients (Hestenes and Stiefel 1952; Saad 2003, algorithm 9.1).
 
-Vectors held: b and x of the caller, r, z, p, q. Values read and written per iteration besides those of A and M, with n
-rows: q = A p; p.q reads 2 n; x += alpha p reads 2 n, writes n; r -= alpha q reads 2 n, writes n; r.r reads n; r.z reads
-2 n; p = z + beta p reads 2 n, writes n: 14 n values.
+Vectors held: b and x of the caller, r, z, p, q. What an iteration reads and writes is told in
+:mod:`penstock.solvers.cg_recurrence`: 11 n values besides those of A and M, 10 n without a preconditioner.
 
 Differs from SciPy's ``cg``: convergence is only ever declared on the true residual ``b - A x``, which costs one more
 product when the recursive residual meets the tolerance; where the two have drifted apart the true one replaces it and
-the search starts again from there.
+the search starts again from there. On the way, the true residual takes the place of the recursive one, and the search goes
+on, whenever rounding may have cost half of its digits (van der Vorst and Ye 2000).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.solvers.cg_passes import Halt, Number
+from penstock.solvers.cg_recurrence import KEPT_NORMS, CgRecurrence
 from penstock.solvers.preconditioners import as_preconditioner
 from penstock.solvers.result import IterationRecord, SolveResult, StopReason
 from penstock.spmv import (
@@ -38,6 +40,8 @@ __all__ = ["CgState", "cg", "cg_workspace_nbytes"]
 _FLOOR_FACTOR = 100
 # A restart from the true residual that does not halve it is useless; more will be as well.
 _USELESS_RESTART = 0.5
+# Looking at the residual makes a GPU wait for the host about so long; it may take this share of the time.
+_LOOK_SECONDS, _LOOK_SHARE = 25e-6, 0.02
 # Squares of vectors must stay within the range of float64, with room for those of the matrix and of small residuals.
 _SMALLEST_NORM, _LARGEST_NORM = 1e-100, 1e140
 
@@ -62,6 +66,15 @@ class CgState:
         ``||b - A x||`` when it was last computed to test convergence; infinite before.
     residual_norms : list of float
         Relative, as in the result.
+    matrix_norm : float
+        Largest ``||A p|| / ||p||`` seen.
+    drift, first_drift : float
+        Bound of what rounding may have put between the recursive and the true residual; the same when the residual was
+        last formed from ``b - A x``.
+    within : bool
+        Whether the drift has been harmless since then.
+    replacements : int
+        Times that the residual was formed from ``b - A x`` after the first one.
     """
 
     x: Array
@@ -71,6 +84,11 @@ class CgState:
     iteration: int = 0
     last_true_residual: float = math.inf
     residual_norms: list[float] = field(default_factory=list)
+    matrix_norm: float = 0.0
+    drift: float = 0.0
+    first_drift: float = 0.0
+    within: bool = True
+    replacements: int = 0
 
 
 def cg(
@@ -84,6 +102,7 @@ def cg(
     M: Any = None,
     callback: Callable[[Array], object] | None = None,
     monitor: Callable[[IterationRecord], object] | None = None,
+    check_every: int | None = None,
     state: CgState | None = None,
 ) -> SolveResult:
     """Solve ``A x = b`` for a symmetric positive definite A, resident or streamed.
@@ -91,7 +110,8 @@ def cg(
     Parameters
     ----------
     A : operator or matrix
-        Whatever :func:`penstock.spmv.as_operator` takes. Applied once an iteration, and once to test convergence.
+        Whatever :func:`penstock.spmv.as_operator` takes. Applied once an iteration, and once to test convergence or to
+        replace a residual.
     b : array, (n,) or (n, 1)
         Finite; on the device of A.
     x0 : array, (n,), optional
@@ -105,7 +125,11 @@ def cg(
     callback : callable, optional
         ``callback(xk)`` after each iteration; xk is the solver's own vector.
     monitor : callable, optional
-        ``monitor(record)`` after each iteration; stops the solve if it returns True.
+        ``monitor(record)`` whenever the host looks at the residual; stops the solve if it returns True.
+    check_every : int, optional
+        Iterations between two looks, up to 256. By default every one on the CPU, and on a GPU as few as cost less than
+        2 % of the time; a ``callback`` implies 1. Results do not depend on it: the device halts by itself where it should.
+        Iterations started after that are products for nothing.
     state : CgState, optional
         Go on from a state of an earlier call with the same A, b and M, instead of ``x0``. It is changed in place.
         The iterates are bit-equal to those of an uninterrupted call.
@@ -118,7 +142,8 @@ def cg(
     Raises
     ------
     InputError
-        If A is not square or empty, b or x0 have another length or hold NaN, or a tolerance is negative.
+        If A is not square or empty, b or x0 have another length or hold NaN, a tolerance is negative, or both x0 and a
+        state are given.
 
     Examples
     --------
@@ -138,16 +163,24 @@ def cg(
     maxiter = 10 * n if maxiter is None else int(maxiter)
     if maxiter < 0:
         raise InputError(f"maxiter must not be negative, but is {maxiter}")
+    if check_every is not None and not 1 <= check_every <= KEPT_NORMS:
+        raise InputError(f"check_every must be 1 to {KEPT_NORMS}, but is {check_every}")
+    if x0 is not None and state is not None:
+        raise InputError("a state holds the iterate to go on from; give x0 or state, not both")
     with operator.device.current():
         run = _Run(operator, None if M is None else as_preconditioner(M, operator), b, rtol, atol)
         state, reason, residual = run.start(x0) if state is None else run.go_on(state)
+        every = 1 if callback is not None else check_every
+        looks = _Looks(every or 1, automatic=every is None and operator.device.kind == "cuda")
         while reason is None:
             if state.iteration >= maxiter:
                 residual = run.true_residual(state, replace=False)
                 reason = StopReason.CONVERGED if residual <= run.tolerance else StopReason.MAXITER
                 break
-            before = state.iteration
-            reason, residual = run.iterate(state)
+            before, began = state.iteration, time.perf_counter()
+            count = min(looks.every, maxiter - before)
+            reason, residual = run.advance(state, count)
+            looks.tell(time.perf_counter() - began, count)
             if state.iteration == before:  # a breakdown is no iteration
                 continue
             if callback is not None:
@@ -155,6 +188,19 @@ def cg(
             if monitor is not None and monitor(run.record(state)) and reason is None:
                 reason, residual = StopReason.STOPPED, run.true_residual(state, replace=False)
         return run.result(state, reason, residual, shape)
+
+
+class _Looks:
+    """How many iterations are started before the host looks at the residual."""
+
+    def __init__(self, every: int, *, automatic: bool) -> None:
+        self.every, self._automatic = every, automatic
+
+    def tell(self, seconds: float, iterations: int) -> None:
+        """Take note of what so many iterations and a look took."""
+        if self._automatic:
+            wanted = math.ceil(_LOOK_SECONDS * iterations / (_LOOK_SHARE * seconds))
+            self.every = min(max(wanted, 1), KEPT_NORMS)
 
 
 def _checked_vectors(operator: Operator, b: Array, x0: Array | None) -> tuple[Array, Array | None]:
@@ -190,11 +236,11 @@ class _Run:
         self.unit = float(np.finfo(str(A.dtype)).eps) / 2
         self.q = A.device.xp.empty_like(b)
         self.z = A.device.xp.empty_like(b) if M is not None else None
-        self.timings = {"matrix": 0.0, "preconditioner": 0.0}
         self.products = 0
         self.floor: float | None = None
         self.began = time.perf_counter()
         self._bytes_before = A.bytes_streamed if isinstance(A, CountsTraffic) else 0
+        self._recurrence: CgRecurrence | None = None
 
     def start(self, x0: Array | None) -> tuple[CgState, StopReason | None, float]:
         """Form the first residual and search direction."""
@@ -212,7 +258,7 @@ class _Run:
         state = CgState(x, r, xp.zeros_like(r), 1.0, residual_norms=[self._relative(norm)])
         if not math.isfinite(norm):
             return state, StopReason.NOT_FINITE, norm
-        reason = self._new_direction(state, restart=True)
+        reason = self._restart(state)
         if norm <= self.tolerance:  # r was formed from A, b and x: it is the true residual
             reason = StopReason.CONVERGED
         return state, reason, norm
@@ -224,48 +270,98 @@ class _Run:
         residual = self.true_residual(state, replace=False)
         return state, StopReason.CONVERGED if residual <= self.tolerance else None, residual
 
-    def iterate(self, state: CgState) -> tuple[StopReason | None, float]:
-        """Do one iteration; return a reason to stop, and the true residual norm if it is known."""
-        x, r, p, q, space = state.x, state.r, state.p, self.q, self.space
-        self._product(p, q)  # q = A p
-        curvature = space.dot(p, q)
-        if not (math.isfinite(curvature) and curvature > 0):
-            return self._breakdown(curvature, state), self.true_residual(state, replace=False)
-        alpha = state.rho / curvature
-        space.combine(alpha, p, 1.0, x)  # x += alpha p
-        space.combine(-alpha, q, 1.0, r)  # r -= alpha q
-        norm = space.norm(r)
-        state.iteration += 1
-        state.residual_norms.append(self._relative(norm))
-        if not math.isfinite(norm):
-            return StopReason.NOT_FINITE, norm
+    def advance(self, state: CgState, iterations: int) -> tuple[StopReason | None, float]:
+        """Do some iterations; return a reason to stop, and the true residual norm if it is known."""
+        if self._recurrence is None:
+            self._recurrence = self._first_recurrence(state)
+        recurrence, before = self._recurrence, state.iteration
+        recurrence.advance(iterations)
+        self.products += iterations
+        numbers = recurrence.look()
+        state.iteration = int(numbers[Number.ITERATION])
+        state.rho, state.matrix_norm = float(numbers[Number.RHO]), float(numbers[Number.MATRIX_NORM])
+        state.drift, state.within = float(numbers[Number.DRIFT]), bool(numbers[Number.WITHIN])
+        state.residual_norms += map(self._relative, recurrence.norms(before))
+        halt = Halt(int(numbers[Number.HALT]))
+        if halt is Halt.NO:
+            return None, math.nan
+        if halt is Halt.SMALL:
+            return self._test(state, recurrence)
+        if halt is Halt.DRIFTED:
+            return self._replace(state, recurrence)
+        if halt is Halt.BAD_CURVATURE:
+            reason = self._breakdown(float(numbers[Number.CURVATURE]), state)
+            return reason, self.true_residual(state, replace=False)
+        if halt is Halt.BAD_PRECONDITIONER:
+            return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE, math.nan
+        return StopReason.NOT_FINITE, self.b_norm * state.residual_norms[-1]
+
+    def _first_recurrence(self, state: CgState) -> CgRecurrence:
+        recurrence = CgRecurrence(self.A, self.M, state.x, state.r, state.p, self.q, self.z)
         # Below one rounding of b the recursive residual says nothing of the true one, whatever the tolerance.
-        if norm > max(self.tolerance, self.unit * self.b_norm):
-            return self._new_direction(state), math.nan
+        threshold = max(self.tolerance, self.unit * self.b_norm)
+        recurrence.put(
+            threshold_squared=threshold**2, unit=self.unit, iteration=state.iteration, **self._numbers(state)
+        )
+        return recurrence
+
+    @staticmethod
+    def _numbers(state: CgState) -> dict[str, float]:
+        names = ("matrix_norm", "drift", "first_drift", "within")
+        return {"next_rho": state.rho, **{name: float(getattr(state, name)) for name in names}}
+
+    def _test(self, state: CgState, recurrence: CgRecurrence) -> tuple[StopReason | None, float]:
+        """Recompute a residual that claims to be small; where it is not, the search starts again from it."""
         previous, residual = state.last_true_residual, self.true_residual(state)
         state.last_true_residual = residual
-        reason = self._new_direction(state, restart=True)  # also at the end, so that the state can go on from there
+        state.replacements += 1
+        reason = self._restart(state)  # also at the end, so that the state can go on from there
         if residual <= self.tolerance:
             reason = StopReason.CONVERGED
         elif reason is None and not residual < _USELESS_RESTART * previous:
             reason = self._stagnation(state, residual)
+        recurrence.put(**self._numbers(state))
         return reason, residual
 
-    def _new_direction(self, state: CgState, *, restart: bool = False) -> StopReason | None:
-        """Set ``z = M r``, ``p = z + (rho / rho_old) p``; a restart drops the old direction."""
+    def _replace(self, state: CgState, recurrence: CgRecurrence) -> tuple[StopReason | None, float]:
+        """Put the true residual in the place of the recursive one and go on in the same direction."""
+        residual = self.true_residual(state)
+        state.replacements += 1
+        if not math.isfinite(residual):
+            return StopReason.NOT_FINITE, residual
+        if residual <= self.tolerance:
+            return StopReason.CONVERGED, residual
+        reason, _ = self._precondition(state)
+        self._forget_drift(state, residual)
+        recurrence.put(**self._numbers(state))
+        return reason, math.nan
+
+    def _restart(self, state: CgState) -> StopReason | None:
+        """Drop the direction for that of steepest descent from the residual, which was formed from ``b - A x``."""
+        reason, z = self._precondition(state)
+        if reason is None:
+            state.p[...] = z
+            self._forget_drift(state, self.space.norm(state.r))
+        return reason
+
+    def _precondition(self, state: CgState) -> tuple[StopReason | None, Array]:
+        """Set ``z = M r`` and ``rho = r.z``."""
         z = state.r
         if self.M is not None:
-            z, began = self.z, time.perf_counter()
+            z = self.z
             self.M.apply(state.r, z)
-            self.timings["preconditioner"] += time.perf_counter() - began
         rho = self.space.dot(state.r, z)
         if not math.isfinite(rho):
-            return StopReason.NOT_FINITE
+            return StopReason.NOT_FINITE, z
         if rho <= 0:
-            return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
-        self.space.combine(1.0, z, 0.0 if restart else rho / state.rho, state.p)
+            return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE, z
         state.rho = rho
-        return None
+        return None, z
+
+    def _forget_drift(self, state: CgState, residual: float) -> None:
+        state.drift = self.unit * (state.matrix_norm * self.space.norm(state.x) + residual)
+        state.first_drift = state.drift
+        state.within = state.drift <= math.sqrt(self.unit) * residual
 
     def true_residual(self, state: CgState, *, replace: bool = True) -> float:
         """Return ``||b - A x||`` at the cost of one product; ``replace`` puts the vector in the place of r."""
@@ -295,10 +391,8 @@ class _Run:
         return StopReason.STAGNATED
 
     def _product(self, x: Array, out: Array, alpha: float = 1.0, beta: float = 0.0) -> None:
-        began = time.perf_counter()
         self.A.apply(x, out, alpha=alpha, beta=beta)
         self.products += 1
-        self.timings["matrix"] += time.perf_counter() - began
 
     def _relative(self, norm: float) -> float:
         return norm / self.b_norm if self.b_norm > 0 else norm
@@ -330,6 +424,14 @@ class _Run:
             rounding_floor=floor,
             sweeps=self.products,
             bytes_streamed=self.bytes_streamed,
-            timings={"total": time.perf_counter() - self.began, **self.timings},
+            timings=self._timings(),
             state=state,
         )
+
+    def _timings(self) -> dict[str, float]:
+        timings = {"total": time.perf_counter() - self.began}
+        if self.A.device.kind == "cpu":  # on a GPU the host only starts them
+            of = self._recurrence
+            timings["matrix"] = 0.0 if of is None else of.matrix_seconds
+            timings["preconditioner"] = 0.0 if of is None else of.preconditioner_seconds
+        return timings

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+from numba import prange
 
 from penstock.spmv import (
     Array,
@@ -18,37 +19,42 @@ from penstock.spmv import (
     as_operator,
     device_of,
 )
+from penstock.spmv.jit import parallel_kernel
 
-__all__ = ["Diagonal", "as_preconditioner", "block_jacobi", "jacobi"]
+__all__ = ["DiagonalBlocks", "as_preconditioner", "block_jacobi", "jacobi"]
+
+_LARGEST_BLOCK = 8
 
 
-class Diagonal(ValidatedOperator):
-    """Multiplication of each row by a number.
+class DiagonalBlocks(ValidatedOperator):
+    """Multiplication by a matrix of dense blocks on the diagonal, which CG does in passing.
 
     Parameters
     ----------
-    factors : array, (n,)
-        On the device of the vectors, of their type.
+    blocks : array, (n / b, b, b)
+        On the device of the vectors, of their type; b is 1 to 8.
     """
 
-    def __init__(self, factors: Array) -> None:
-        self.factors = factors
-        self.device = device_of(factors)
-        self.dtype = factors.dtype
-        self.shape = (factors.size, factors.size)
+    def __init__(self, blocks: Array) -> None:
+        count, size, _ = blocks.shape
+        self.blocks = blocks
+        self.device = device_of(blocks)
+        self.dtype = blocks.dtype
+        self.shape = (count * size, count * size)
+        numbers = self.device.xp.arange(count + 1)
+        arrays = {"row_offsets": numbers, "column_indices": numbers[:-1].astype(np.int32), "values": blocks}
+        self._matrix = BsrMatrix.from_arrays(self.shape, self.dtype, arrays, {})
+
+    @property
+    def recordable(self) -> bool:
+        """Products start kernels only."""
+        return True
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        factors = self.factors if x.ndim == 1 else self.factors[:, None]
-        if beta == 0.0:
-            self.device.xp.multiply(factors, x, out=out)
-            if alpha != 1.0:
-                out *= alpha
-        else:
-            out *= beta
-            out += alpha * (factors * x)
+        self._matrix._apply(x, out, alpha, beta)
 
 
-def jacobi(A: Any) -> Diagonal:
+def jacobi(A: Any) -> DiagonalBlocks:
     """Return the inverse of the diagonal of A.
 
     Raises
@@ -56,14 +62,10 @@ def jacobi(A: Any) -> Diagonal:
     InputError
         If A does not know its diagonal, or an entry of it is not positive; the first such row is named.
     """
-    operator, diagonal = _diagonal_blocks(A, 1)
-    positive = diagonal.reshape(-1) > 0
-    if not positive.all():
-        raise InputError(_not_positive(int(np.argmin(positive))))
-    return Diagonal(operator.device.asarray(1 / diagonal.reshape(-1)))
+    return block_jacobi(A, 1)
 
 
-def block_jacobi(A: Any, size: int) -> ValidatedOperator:
+def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
     """Return the inverses of the dense diagonal blocks of A, such as those of the unknowns of a node.
 
     Parameters
@@ -75,44 +77,77 @@ def block_jacobi(A: Any, size: int) -> ValidatedOperator:
 
     Returns
     -------
-    operator
-        A block diagonal matrix in BSR, or :func:`jacobi` for size 1. Built on the host.
+    DiagonalBlocks
+        On the device of A; inverted by Cholesky factorisation on the host.
 
     Raises
     ------
     InputError
         If A does not know its diagonal, or a block is not positive definite; the first such row is named.
     """
-    if size == 1:
-        return jacobi(A)
-    operator, blocks = _diagonal_blocks(A, size)
-    finite = np.isfinite(blocks).all(axis=(1, 2))
-    positive = finite & (np.linalg.eigvalsh(np.where(finite[:, None, None], blocks, 0.0))[:, 0] > 0)
-    if not positive.all():
-        raise InputError(_not_positive(int(np.argmin(positive)) * size))
-    inverse = np.linalg.inv(blocks)
-    inverse = (inverse + inverse.swapaxes(1, 2)) / 2  # symmetric to the last bit, as CG assumes of a preconditioner
-    count = len(blocks)
-    M = scipy.sparse.bsr_array((inverse, np.arange(count), np.arange(count + 1)), shape=operator.shape)
-    return BsrMatrix.from_bsr(M).to_device(operator.device)
-
-
-def _diagonal_blocks(A: Any, size: int) -> tuple[Operator, np.ndarray[Any, Any]]:
     operator = as_operator(A)
     if not isinstance(operator, HasDiagonalBlocks):
         raise InputError(
             f"{type(A).__name__} does not know its diagonal; build the preconditioner from the matrix, or pass your own "
             "operator as M"
         )
-    return operator, operator.device.to_host(operator.diagonal_blocks(size))
+    blocks = operator.device.to_host(operator.diagonal_blocks(size)).astype(np.float64)
+    if size > _LARGEST_BLOCK:
+        raise InputError(f"the blocks of a preconditioner have up to {_LARGEST_BLOCK} rows, not {size}")
+    if size == 1:
+        positive = (blocks > 0).reshape(-1)
+        inverses = 1 / np.where(blocks > 0, blocks, 1.0)
+    else:
+        inverses, positive = np.empty_like(blocks), np.empty(len(blocks), dtype=np.bool_)
+        _invert_blocks(blocks, inverses, positive)
+    if not positive.all():
+        row = int(np.argmin(positive)) * size
+        raise InputError(
+            f"the diagonal block at row {row} is not positive definite, so the matrix is not; check that row"
+        )
+    return DiagonalBlocks(operator.device.asarray(inverses, dtype=operator.dtype))
 
 
-def _not_positive(row: int) -> str:
-    return f"the diagonal block at row {row} is not positive definite, so the matrix is not; check that row"
+@parallel_kernel
+def _invert_blocks(blocks: Array, inverses: Array, positive: Array) -> None:
+    """Invert symmetric blocks: A = L L^T (Golub and Van Loan 2013, algorithm 4.2.1), then ``L^-T L^-1``."""
+    size = blocks.shape[1]
+    for k in prange(blocks.shape[0]):
+        factor = blocks[k]
+        positive[k] = True
+        for column in range(size):
+            for row in range(column, size):
+                entry = factor[row, column]
+                for inner in range(column):
+                    entry -= factor[row, inner] * factor[column, inner]
+                if row > column:
+                    factor[row, column] = entry / factor[column, column]
+                elif entry > 0.0 and entry < math.inf:
+                    factor[column, column] = math.sqrt(entry)
+                else:
+                    positive[k] = False
+                    factor[column, column] = 1.0
+        for column in range(size):  # L^-1 in the place of L
+            factor[column, column] = 1.0 / factor[column, column]
+            for row in range(column + 1, size):
+                entry = 0.0
+                for inner in range(column, row):
+                    entry -= factor[row, inner] * factor[inner, column]
+                factor[row, column] = entry / factor[row, row]
+        for row in range(size):
+            for column in range(row + 1):
+                entry = 0.0
+                for inner in range(row, size):
+                    entry += factor[inner, row] * factor[inner, column]
+                # Symmetric to the last bit, as CG assumes of a preconditioner.
+                inverses[k, row, column] = inverses[k, column, row] = entry
 
 
 def as_preconditioner(M: Any, A: Operator) -> Operator:
     """Return what was given as ``M`` as an operator of the shape of A; a plain function maps r to z.
+
+    A ``LinearOperator`` of SciPy, such as a ``pyamg`` hierarchy's ``aspreconditioner()``, works on the host: for a matrix on
+    a GPU every residual goes there and back.
 
     Raises
     ------
@@ -122,7 +157,13 @@ def as_preconditioner(M: Any, A: Operator) -> Operator:
     if callable(M) and not hasattr(M, "shape"):
         M = FunctionOperator(M, A.shape, A.dtype, A.device)
     elif hasattr(M, "matvec") and not isinstance(M, Operator):  # a LinearOperator takes vectors of any type
-        M = FunctionOperator(M.matvec, tuple(M.shape), A.dtype, A.device)
+        function = M.matvec
+        if A.device.kind == "cuda" and not type(M).__module__.startswith("cupyx."):
+
+            def function(r: Array, matvec: Any = M.matvec) -> Array:
+                return A.device.asarray(matvec(A.device.to_host(r)))
+
+        M = FunctionOperator(function, tuple(M.shape), A.dtype, A.device)
     operator = as_operator(M)
     if tuple(operator.shape) != tuple(A.shape):
         raise InputError(f"the preconditioner has shape {operator.shape}, the matrix {A.shape}")

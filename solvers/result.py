@@ -46,7 +46,7 @@ class StopReason(enum.Enum):
 
 @dataclass(frozen=True)
 class IterationRecord:
-    """What ``monitor`` receives after each iteration.
+    """What ``monitor`` receives whenever a solver looks at its residual.
 
     Parameters
     ----------
@@ -92,8 +92,8 @@ class SolveResult:
     bytes_streamed : int
         Bytes those sweeps moved; 0 for a resident matrix.
     timings : dict
-        Seconds: ``total``, ``matrix``, ``preconditioner``. On CUDA the last two count the issuing of work only, since
-        nothing waits for its end.
+        Seconds: ``total``; on the CPU also ``matrix``, the products of the iterations, and ``preconditioner``, the part of
+        it that is not fused with other work on vectors.
     state : Any
         Hand it back as ``state=`` to go on.
     """

@@ -75,6 +75,21 @@ class Device:
         """Return ``array`` as a NumPy array."""
         return CPU.asarray(array)  # type: ignore[no-any-return]
 
+    def host_twin(self, array: Array) -> np.ndarray[Any, Any]:
+        """Return an array on the host to which :meth:`copy_to_twin` copies fast: page-locked for a GPU, itself on the CPU."""
+        if self.kind == "cpu":
+            return array  # type: ignore[no-any-return]
+        import cupyx
+
+        return cupyx.empty_like_pinned(array)  # type: ignore[no-any-return]
+
+    def copy_to_twin(self, array: Array, twin: np.ndarray[Any, Any]) -> None:
+        """Bring an array's twin up to date when all work given to CuPy's current stream has ended; wait for that."""
+        if self.kind == "cuda":
+            stream = self.xp.cuda.get_current_stream()
+            array.get(stream=stream, out=twin, blocking=False)
+            stream.synchronize()
+
     def current(self) -> AbstractContextManager[Any]:
         """Return a context in which this device is the one that CuPy allocates and launches on."""
         return nullcontext() if self.kind == "cpu" else self.xp.cuda.Device(self.index)

@@ -1,11 +1,12 @@
 """How every parallel CPU kernel is compiled."""
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 from numba import njit
 
-__all__ = ["parallel_kernel", "serial_kernel"]
+__all__ = ["KernelPair", "parallel_kernel", "serial_and_parallel", "serial_kernel"]
 
 #: Contraction into fused multiply-adds is wanted; further fast-math would let LLVM emit slow gathers. The GIL is released,
 #: so that a thread which reads ahead runs on. Compiled code is cached on disk.
@@ -17,3 +18,15 @@ parallel_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
 serial_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
     nogil=True, cache=True, fastmath={"contract"}, error_model="numpy"
 )
+
+#: One kernel compiled twice: for one thread, and for all of them.
+KernelPair = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+def serial_and_parallel(function: Callable[..., Any]) -> KernelPair:
+    """Return a kernel for sizes at which waking other threads takes longer than the work, and the same one for the rest."""
+    alone = types.FunctionType(function.__code__, function.__globals__, function.__name__)
+    alone.__qualname__ = (
+        f"{function.__name__}_in_one_thread"  # Numba's cache on disk tells functions apart by their names
+    )
+    return serial_kernel(alone), parallel_kernel(function)

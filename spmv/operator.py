@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -70,6 +71,11 @@ class ValidatedOperator(ABC):
     dtype: np.dtype[np.generic]
     device: Device
 
+    @property
+    def recordable(self) -> bool:
+        """Whether a product only starts kernels of this library, the same ones every time, so that a CUDA graph may replay it."""
+        return False
+
     @abstractmethod
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         """Write ``alpha * A @ x + beta * out`` into ``out``; arguments are valid, ``beta == 0`` must not read out."""
@@ -109,6 +115,13 @@ class ValidatedOperator(ABC):
     def __matmul__(self, x: Array) -> Array:
         """``A @ x`` is ``A.apply(x)``."""
         return self.apply(x)
+
+
+def product_of(operator: Operator) -> Callable[[Array, Array, float, float], object]:
+    """Return ``product(x, out, alpha, beta)`` without the checks of ``apply``, for callers whose vectors cannot be wrong."""
+    if isinstance(operator, ValidatedOperator):
+        return operator._apply
+    return lambda x, out, alpha, beta: operator.apply(x, out, alpha=alpha, beta=beta)
 
 
 def as_output(out: Array | None, shape: tuple[int, ...], operator: Operator, x: Array, name: str) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def rows_at_once(offsets: Array, nbytes: int) -> int:
 
 def scheduled(rows: int) -> AbstractContextManager[Any]:
     """Return a context in which parallel kernels take so many iterations at a time; 0 for equal shares."""
-    context: AbstractContextManager[Any] = parallel_chunksize(rows)
+    context: AbstractContextManager[Any] = parallel_chunksize(rows) if rows else nullcontext()
     return context
 
 

@@ -14,12 +14,15 @@ from numba import prange
 
 from penstock.spmv.cuda_module import cuda_function, type_names
 from penstock.spmv.device import Array, Device
-from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.jit import serial_and_parallel, serial_kernel
 from penstock.spmv.kernel_table import find_kernel, register_kernel
 
-__all__ = ["VectorSpace"]
+__all__ = ["CHUNK", "SERIAL_CHUNKS", "VectorSpace", "dot_of_range"]
 
-_CHUNK = 8192
+#: Rows that one thread sums at a time on the CPU.
+CHUNK = 8192
+#: Vectors of so few chunks take one thread less time than it takes to wake others.
+SERIAL_CHUNKS = 2
 _CUDA_BLOCKS, _CUDA_THREADS = 512, 256
 
 
@@ -35,7 +38,7 @@ class VectorSpace:
 
     def dot(self, x: Array, y: Array) -> float:
         """Return ``x . y`` accumulated in float64; reads 2 n values. On CUDA the host waits for the result."""
-        partial = self.device.xp.empty(_CUDA_BLOCKS if self.device.kind == "cuda" else -(-x.size // _CHUNK))
+        partial = self.device.xp.empty(_CUDA_BLOCKS if self.device.kind == "cuda" else -(-x.size // CHUNK))
         find_kernel("vector", "dot", self.device.kind)(x, y, partial)
         return float(sum(self.device.to_host(partial).tolist()))  # left to right: a fixed order
 
@@ -49,28 +52,33 @@ class VectorSpace:
         find_kernel("vector", "combine", self.device.kind)(float(alpha), x, float(beta), y)
 
 
-@parallel_kernel
+@serial_kernel
+def dot_of_range(x: Array, y: Array, start: int, stop: int) -> float:
+    """Return the part of ``x . y`` of the rows from start to stop, in float64."""
+    # Eight running sums: a single one would wait for each addition to finish.
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+    even = start + (stop - start) // 8 * 8
+    for i in range(start, even, 8):
+        s0 += np.float64(x[i]) * np.float64(y[i])
+        s1 += np.float64(x[i + 1]) * np.float64(y[i + 1])
+        s2 += np.float64(x[i + 2]) * np.float64(y[i + 2])
+        s3 += np.float64(x[i + 3]) * np.float64(y[i + 3])
+        s4 += np.float64(x[i + 4]) * np.float64(y[i + 4])
+        s5 += np.float64(x[i + 5]) * np.float64(y[i + 5])
+        s6 += np.float64(x[i + 6]) * np.float64(y[i + 6])
+        s7 += np.float64(x[i + 7]) * np.float64(y[i + 7])
+    for i in range(even, stop):
+        s0 += np.float64(x[i]) * np.float64(y[i])
+    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+
+
+@serial_and_parallel
 def _dot(x: Array, y: Array, partial: Array) -> None:
     for chunk in prange(partial.shape[0]):
-        start, stop = chunk * _CHUNK, min((chunk + 1) * _CHUNK, x.shape[0])
-        # Eight running sums: a single one would wait for each addition to finish.
-        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-        even = start + (stop - start) // 8 * 8
-        for i in range(start, even, 8):
-            s0 += np.float64(x[i]) * np.float64(y[i])
-            s1 += np.float64(x[i + 1]) * np.float64(y[i + 1])
-            s2 += np.float64(x[i + 2]) * np.float64(y[i + 2])
-            s3 += np.float64(x[i + 3]) * np.float64(y[i + 3])
-            s4 += np.float64(x[i + 4]) * np.float64(y[i + 4])
-            s5 += np.float64(x[i + 5]) * np.float64(y[i + 5])
-            s6 += np.float64(x[i + 6]) * np.float64(y[i + 6])
-            s7 += np.float64(x[i + 7]) * np.float64(y[i + 7])
-        for i in range(even, stop):
-            s0 += np.float64(x[i]) * np.float64(y[i])
-        partial[chunk] = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+        partial[chunk] = dot_of_range(x, y, chunk * CHUNK, min((chunk + 1) * CHUNK, x.shape[0]))
 
 
-@parallel_kernel
+@serial_and_parallel
 def _combine(alpha: float, x: Array, beta: float, y: Array) -> None:
     for i in prange(x.shape[0]):
         y[i] = alpha * x[i] + beta * y[i]
@@ -78,12 +86,12 @@ def _combine(alpha: float, x: Array, beta: float, y: Array) -> None:
 
 @register_kernel("vector", "dot", "cpu")
 def _dot_cpu(x: Array, y: Array, partial: Array) -> None:
-    _dot(x, y, partial)
+    _dot[partial.size > SERIAL_CHUNKS](x, y, partial)
 
 
 @register_kernel("vector", "combine", "cpu")
 def _combine_cpu(alpha: float, x: Array, beta: float, y: Array) -> None:
-    _combine(alpha, x, beta, y)
+    _combine[x.size > SERIAL_CHUNKS * CHUNK](alpha, x, beta, y)
 
 
 @register_kernel("vector", "dot", "cuda")

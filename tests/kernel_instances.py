@@ -88,8 +88,18 @@ def _vectors() -> list[str]:
     return [f"{kernel}<{type_}>" for kernel, type_ in product(("dot_partial", "combine"), ("double", "float"))]
 
 
+def _conjugate_gradients(sizes) -> list[str]:
+    passes = ("cg_curvature", "cg_residual_product", "cg_extend")
+    return [
+        "cg_close",
+        *(f"{kernel}<{type_}>" for kernel, type_ in product(passes, ITEMSIZE)),
+        *(f"cg_descend<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)),
+    ]
+
+
 INSTANCES = {
     "bsr.cu": _bsr(),
+    "conjugate_gradients.cu": _conjugate_gradients((0, *SIZES)),
     "conversion.cu": _conversion(SIZES),
     "coo.cu": _coo(),
     "csr.cu": _csr(),
@@ -102,6 +112,7 @@ INSTANCES = {
 _EMULATED_SIZES = (1, 2, 3, 6)
 EMULATED = {
     **INSTANCES,
+    "conjugate_gradients.cu": _conjugate_gradients((0, 1, 3)),
     "conversion.cu": _conversion(_EMULATED_SIZES),
     "symmetric_bsr.cu": _symmetric(_EMULATED_SIZES),
     "sell.cu": list(

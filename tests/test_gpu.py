@@ -12,6 +12,8 @@ from kernel_targets import gpu_count
 from penstock.experiments import Experiment, plan_experiment, run_experiment
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import block_jacobi, cg, jacobi
+from penstock.solvers.cg_passes import Number
+from penstock.solvers.cg_recurrence import CgRecurrence
 from penstock.spmv import BudgetError, CsrMatrix, DeviceError, InputError, StoreError
 from penstock.streaming import (
     FaultyStore,
@@ -61,6 +63,49 @@ def test_streamed_products_are_bit_equal_to_resident_ones(stores, format_name, o
         assert A.bytes_streamed == sum(map(A.plan.sweep_nbytes, range(5))) > 0
     for product in products:
         np.testing.assert_array_equal(product, expected)
+
+
+@pytest.mark.parametrize("preconditioner", [None, jacobi, lambda A: block_jacobi(A, 3), lambda A: jacobi(A).apply])
+@pytest.mark.parametrize("format_name", ["bsr", "csr"])
+def test_how_often_the_host_looks_changes_no_bit_of_a_solve(preconditioner, format_name):
+    A, b = BEAM.matrix(format_name).to_device("cuda"), gpu_array(BEAM.load())
+    M = None if preconditioner is None else preconditioner(A)
+
+    results = [cg(A, b, M=M, rtol=1e-9, check_every=every) for every in (1, 7, 256, None)]
+
+    assert results[0].converged
+    for result in results[1:]:
+        assert result.residual_norms == results[0].residual_norms
+        assert (result.x == results[0].x).all()
+        assert result.sweeps < results[0].sweeps + 256 * result.state.replacements
+
+
+def test_iterations_allocate_nothing_and_the_host_runs_ahead_of_them():
+    import cupy
+
+    class Counter(cupy.cuda.MemoryHook):
+        count = 0
+
+        def malloc_preprocess(self, **_):
+            self.count += 1
+
+    beam = Cantilever(nodes=(48, 48, 48), dof=3)
+    A, b = beam.matrix("sliced_bsr").to_device("cuda"), gpu_array(beam.load())
+    M, counts = jacobi(A), []
+    for iterations in (10, 200):
+        with Counter() as counter:
+            cg(A, b, M=M, rtol=1e-14, maxiter=iterations, check_every=5)
+        counts.append(counter.count)
+    assert counts[0] == counts[1] > 0
+
+    r = b.copy()
+    recurrence = CgRecurrence(A, M, cupy.zeros_like(b), r, r.copy(), cupy.empty_like(b), cupy.empty_like(b))
+    recurrence.put(next_rho=float(r @ r), unit=1e-16)
+    recurrence.advance(3)
+    recurrence.look()
+    recurrence.advance(200)
+    assert not cupy.cuda.get_current_stream().done, "the host waited for the iterations"
+    assert recurrence.look()[Number.ITERATION] == 203
 
 
 def test_a_streamed_solve_is_bit_equal_to_the_resident_one(stores):

@@ -206,6 +206,11 @@ class SparseFormat(ValidatedOperator):
         arrays = {name: device.asarray(array) for name, array in self.arrays().items()}
         return self.from_arrays(self.shape, self.dtype, arrays, self.parameters())
 
+    @property
+    def recordable(self) -> bool:
+        """Products with vectors and blocks of vectors start kernels only."""
+        return True
+
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         kind = self.device.kind
         if x.ndim == 2 and x.shape[1] == 1:

@@ -16,7 +16,7 @@ from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import INT32_MAX, SparseFormat, narrow_offsets
 from penstock.spmv.formats.csr_strategy import CsrStrategy, Lanes, choose_lanes, choose_strategy
 from penstock.spmv.formats.validation import check_compressed_rows, check_values
-from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.jit import parallel_kernel, serial_and_parallel
 from penstock.spmv.kernel_table import register_kernel
 from penstock.spmv.scheduling import rows_at_once, scheduled
 
@@ -227,10 +227,14 @@ class CsrMatrix(SparseFormat, name="csr"):
         return rows_at_once(self.row_offsets, self.nbytes)
 
 
+# So many entries take one thread less time than it takes to wake others.
+_SERIAL_ENTRIES = 20_000
+
+
 # Column indices are made unsigned: that spares the wrap-around test for negative ones.
 
 
-@parallel_kernel
+@serial_and_parallel
 def _spmv(
     row_offsets: Array, column_indices: Array, values: Array, x: Array, out: Array, alpha: float, beta: float
 ) -> None:
@@ -300,7 +304,7 @@ def _diagonal_blocks(row_offsets: Array, column_indices: Array, values: Array, f
 @register_kernel("csr", "spmv", "cpu")
 def _spmv_cpu(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
     with scheduled(A.rows_at_once):
-        _spmv(A.row_offsets, A.column_indices, A.values, x, out, alpha, beta)
+        _spmv[A.nnz > _SERIAL_ENTRIES](A.row_offsets, A.column_indices, A.values, x, out, alpha, beta)
 
 
 @register_kernel("csr", "spmm", "cpu")

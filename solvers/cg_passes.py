@@ -1,0 +1,281 @@
+"""The three passes over vectors that one iteration of conjugate gradients takes, for CPUs and for CUDA devices."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from penstock.spmv import Array, Device
+from penstock.spmv.cuda_module import cuda_function, type_names
+from penstock.spmv.jit import KernelPair, serial_and_parallel, serial_kernel
+from penstock.spmv.vectors import CHUNK, SERIAL_CHUNKS, dot_of_range
+
+__all__ = ["CgVectors", "CpuPasses", "CudaPasses", "Halt", "Number"]
+
+
+class Number(enum.IntEnum):
+    """The scalars of the recurrence, in the order in which kernels know them."""
+
+    RHO = 0  # r.z of the residual at which the iteration began
+    NEXT_RHO = enum.auto()  # r.z of the residual at which it ended
+    ALPHA = enum.auto()
+    CURVATURE = enum.auto()  # p.Ap
+    RESIDUAL_SQUARED = enum.auto()  # r.r
+    THRESHOLD_SQUARED = enum.auto()  # of r.r, below which the iteration halts
+    UNIT = enum.auto()  # rounding unit of the vectors
+    MATRIX_NORM = enum.auto()  # largest ||A p|| / ||p|| seen: a lower bound that soon is close
+    DRIFT = enum.auto()  # bound of the distance of recursive and true residual
+    FIRST_DRIFT = enum.auto()  # the same when the residual was last formed from b - A x
+    WITHIN = enum.auto()  # whether the drift was harmless so far
+    ADVANCED = enum.auto()  # whether an iteration awaits its bookkeeping
+    ACTIVE = enum.auto()  # whether passes change anything
+    HALT = enum.auto()  # a Halt
+    ITERATION = enum.auto()
+
+
+class Halt(enum.IntEnum):
+    """Why the recurrence changes nothing until the host has seen to it."""
+
+    NO = 0
+    SMALL = 1  # the recursive residual is below the threshold
+    DRIFTED = 2  # it may have lost half of its digits to rounding: time to form it anew
+    BAD_CURVATURE = 3  # p.Ap is not a positive number
+    BAD_PRECONDITIONER = 4  # r.Mr is not positive
+    NOT_FINITE = 5
+
+
+_SMALL, _DRIFTED, _BAD_CURVATURE, _BAD_PRECONDITIONER, _NOT_FINITE = map(float, list(Halt)[1:])
+# Rows of the partial sums.
+_P_Q, _P_P, _Q_Q, _R_R, _R_Z, _X_X = range(6)
+_SUMS = 6
+Pass = Callable[[], None]
+_CUDA_THREADS, _CUDA_TILE, _CUDA_BLOCKS = 256, 1024, 512
+
+
+@dataclass(frozen=True)
+class CgVectors:
+    """What the passes work on, all on one device.
+
+    Parameters
+    ----------
+    x, r, p, q, z : array, (n,)
+        Iterate, residual, direction, its image, and the preconditioned residual: ``r`` itself without a preconditioner.
+    blocks : array, (n / b, b, b), or None
+        A preconditioner that the passes apply themselves.
+    numbers : float64 array, (len(Number),)
+    norms_squared : float64 array
+        ``r.r`` after each iteration; the newest takes the place of the oldest.
+    """
+
+    x: Array
+    r: Array
+    p: Array
+    q: Array
+    z: Array
+    blocks: Array | None
+    numbers: Array
+    norms_squared: Array
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block of the preconditioner; 0 without one."""
+        return 0 if self.blocks is None else int(self.blocks.shape[1])
+
+
+class CudaPasses:
+    """Starts the kernels of conjugate_gradients.cu."""
+
+    def __init__(self, of: CgVectors, device: Device) -> None:
+        parts = min(_CUDA_BLOCKS, -(-of.x.size // _CUDA_TILE))
+        partials = device.xp.zeros((_SUMS, parts))
+        blocks = of.r if of.blocks is None else of.blocks
+        vector, n, tail = type_names(of.x), np.int64(of.x.size), (partials, of.numbers)
+
+        def kernel(name: str, *arguments: Any, grid: int = parts) -> Pass:
+            function = cuda_function("conjugate_gradients.cu", name)
+            return functools.partial(function, (grid,), (_CUDA_THREADS,), arguments)
+
+        self.curvature = kernel(f"cg_curvature<{vector}>", n, of.p, of.q, *tail)
+        self.descend = kernel(f"cg_descend<{vector}, {of.block_size}>", n, of.q, blocks, of.r, of.z, *tail)
+        self.residual_product = kernel(f"cg_residual_product<{vector}>", n, of.r, of.z, partials)
+        kept = (of.norms_squared, np.int32(of.norms_squared.size))
+        self.extend = kernel(f"cg_extend<{vector}>", n, of.z, of.x, of.p, *tail, *kept)
+        self.close = kernel("cg_close", np.int32(parts), *tail, grid=1)
+
+
+class CpuPasses:
+    """The same passes in Numba."""
+
+    def __init__(self, of: CgVectors, device: Device) -> None:
+        chunk = CHUNK if of.blocks is None else CHUNK // of.block_size * of.block_size
+        partials = device.xp.zeros((_SUMS, -(-of.x.size // chunk)))
+        tail = (partials, of.numbers)
+
+        def kernel(pair: KernelPair, *arguments: Any) -> Pass:
+            return functools.partial(pair[partials.shape[1] > SERIAL_CHUNKS], chunk, *arguments)
+
+        self.curvature = kernel(_curvature, of.p, of.q, *tail)
+        if of.blocks is None:
+            self.descend = kernel(_descend, of.q, of.r, *tail)
+        elif of.block_size == 1:
+            self.descend = kernel(_descend_diagonal, of.q, of.blocks.reshape(-1), of.r, of.z, *tail)
+        else:
+            self.descend = kernel(_descend_blocks, of.q, of.blocks, of.r, of.z, *tail)
+        self.residual_product = kernel(_residual_product, of.r, of.z, partials)
+        self.extend = kernel(_extend, of.z, of.x, of.p, *tail, of.norms_squared)
+        self.close: Pass = functools.partial(_close, *tail)
+
+
+@serial_kernel
+def _gather(partials: Array, which: int) -> float:
+    total = 0.0
+    for chunk in range(partials.shape[1]):
+        total += partials[which, chunk]
+    return total
+
+
+@serial_kernel
+def _close(partials: Array, numbers: Array) -> None:
+    """End an iteration: how far may rounding have driven the recursive residual from the true one?
+
+    The bound of van der Vorst and Ye (2000), with the largest ``||A p|| / ||p||`` seen in the place of the norm of A.
+    """
+    numbers[Number.RHO] = numbers[Number.NEXT_RHO]
+    if numbers[Number.ADVANCED] != 0.0:
+        unit, residual = numbers[Number.UNIT], math.sqrt(numbers[Number.RESIDUAL_SQUARED])
+        solution = math.sqrt(_gather(partials, _X_X))
+        drift = numbers[Number.DRIFT] + unit * (numbers[Number.MATRIX_NORM] * solution + residual)
+        limit = math.sqrt(unit) * residual
+        grown = drift > limit and drift > 1.1 * numbers[Number.FIRST_DRIFT]
+        if numbers[Number.HALT] == 0.0 and numbers[Number.WITHIN] != 0.0 and grown:
+            numbers[Number.HALT] = _DRIFTED
+        numbers[Number.DRIFT] = drift
+        numbers[Number.WITHIN] = 1.0 if drift <= limit else 0.0
+        numbers[Number.ADVANCED] = 0.0
+    numbers[Number.ACTIVE] = 1.0 if numbers[Number.HALT] == 0.0 else 0.0
+
+
+@serial_and_parallel
+def _curvature(chunk: int, p: Array, q: Array, partials: Array, numbers: Array) -> None:
+    _close(partials, numbers)
+    for k in prange(partials.shape[1]):
+        start, stop = k * chunk, min((k + 1) * chunk, p.shape[0])
+        partials[_P_Q, k] = dot_of_range(p, q, start, stop)
+        partials[_P_P, k] = dot_of_range(p, p, start, stop)
+        partials[_Q_Q, k] = dot_of_range(q, q, start, stop)
+
+
+@serial_kernel
+def _step_length(partials: Array, numbers: Array) -> float:
+    """Return alpha, or NaN if the residual is to stay as it is."""
+    if numbers[Number.ACTIVE] == 0.0:
+        return math.nan
+    curvature = _gather(partials, _P_Q)
+    numbers[Number.CURVATURE] = curvature
+    if not (curvature > 0.0 and curvature < math.inf):
+        return math.nan
+    alpha: float = numbers[Number.RHO] / curvature
+    numbers[Number.ALPHA] = alpha
+    stretched = math.sqrt(_gather(partials, _Q_Q) / _gather(partials, _P_P))
+    numbers[Number.MATRIX_NORM] = max(numbers[Number.MATRIX_NORM], stretched)
+    return alpha
+
+
+@serial_and_parallel
+def _descend(chunk: int, q: Array, r: Array, partials: Array, numbers: Array) -> None:
+    alpha = _step_length(partials, numbers)
+    if alpha == alpha:
+        for k in prange(partials.shape[1]):
+            start, stop = k * chunk, min((k + 1) * chunk, r.shape[0])
+            for i in range(start, stop):
+                r[i] -= alpha * q[i]
+            partials[_R_R, k] = partials[_R_Z, k] = dot_of_range(r, r, start, stop)
+
+
+@serial_and_parallel
+def _descend_diagonal(
+    chunk: int, q: Array, diagonal: Array, r: Array, z: Array, partials: Array, numbers: Array
+) -> None:
+    alpha = _step_length(partials, numbers)
+    if alpha == alpha:
+        for k in prange(partials.shape[1]):
+            start, stop = k * chunk, min((k + 1) * chunk, r.shape[0])
+            for i in range(start, stop):
+                r[i] -= alpha * q[i]
+                z[i] = diagonal[i] * r[i]
+            partials[_R_R, k] = dot_of_range(r, r, start, stop)
+            partials[_R_Z, k] = dot_of_range(r, z, start, stop)
+
+
+@serial_and_parallel
+def _descend_blocks(chunk: int, q: Array, blocks: Array, r: Array, z: Array, partials: Array, numbers: Array) -> None:
+    alpha = _step_length(partials, numbers)
+    if alpha == alpha:
+        size = blocks.shape[1]
+        for k in prange(partials.shape[1]):
+            start, stop = k * chunk, min((k + 1) * chunk, r.shape[0])
+            for i in range(start, stop):
+                r[i] -= alpha * q[i]
+            for block in range(start // size, stop // size):
+                for row in range(size):
+                    total = 0.0
+                    for column in range(size):
+                        total += np.float64(blocks[block, row, column]) * np.float64(r[block * size + column])
+                    z[block * size + row] = total
+            partials[_R_R, k] = dot_of_range(r, r, start, stop)
+            partials[_R_Z, k] = dot_of_range(r, z, start, stop)
+
+
+@serial_and_parallel
+def _residual_product(chunk: int, r: Array, z: Array, partials: Array) -> None:
+    for k in prange(partials.shape[1]):
+        partials[_R_Z, k] = dot_of_range(r, z, k * chunk, min((k + 1) * chunk, r.shape[0]))
+
+
+@serial_kernel
+def _judge(partials: Array, numbers: Array) -> float:
+    """Return beta, or NaN if p is to stay as it is; note why."""
+    residual_squared, rho = _gather(partials, _R_R), _gather(partials, _R_Z)
+    numbers[Number.RESIDUAL_SQUARED] = residual_squared
+    halt = 0.0
+    if not residual_squared < math.inf:
+        halt = _NOT_FINITE
+    elif residual_squared <= numbers[Number.THRESHOLD_SQUARED]:
+        halt = _SMALL
+    elif not abs(rho) < math.inf:
+        halt = _NOT_FINITE
+    elif rho <= 0.0:
+        halt = _BAD_PRECONDITIONER
+    numbers[Number.HALT] = halt
+    if halt != 0.0:
+        return math.nan
+    numbers[Number.NEXT_RHO] = rho
+    beta: float = rho / numbers[Number.RHO]
+    return beta
+
+
+@serial_and_parallel
+def _extend(chunk: int, z: Array, x: Array, p: Array, partials: Array, numbers: Array, norms_squared: Array) -> None:
+    curvature = numbers[Number.CURVATURE]
+    if numbers[Number.ACTIVE] != 0.0 and not (curvature > 0.0 and curvature < math.inf):
+        numbers[Number.HALT] = _BAD_CURVATURE
+    elif numbers[Number.ACTIVE] != 0.0:
+        alpha, beta = numbers[Number.ALPHA], _judge(partials, numbers)
+        norms_squared[int(numbers[Number.ITERATION]) % norms_squared.shape[0]] = numbers[Number.RESIDUAL_SQUARED]
+        numbers[Number.ITERATION] += 1.0
+        numbers[Number.ADVANCED] = 1.0
+        for k in prange(partials.shape[1]):
+            start, stop = k * chunk, min((k + 1) * chunk, x.shape[0])
+            for i in range(start, stop):
+                x[i] += alpha * p[i]
+            if beta == beta:
+                for i in range(start, stop):
+                    p[i] = z[i] + beta * p[i]
+            partials[_X_X, k] = dot_of_range(x, x, start, stop)

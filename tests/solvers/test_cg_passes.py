@@ -1,0 +1,192 @@
+"""The fused passes of CG do what the textbook's three recurrences do, and stop where they should, on every kind of device."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from kernel_targets import TARGETS
+
+from penstock.solvers.cg_passes import CgVectors, CpuPasses, CudaPasses, Halt, Number
+from penstock.spmv import Device
+from penstock.spmv.cuda_module import cuda_source
+
+EPS = np.finfo(np.float64).eps
+
+
+class Passes:
+    """One iteration on a target, beside the same in NumPy: q is given instead of a matrix."""
+
+    def __init__(self, target, n, dtype, size, seed=0):
+        rng = np.random.default_rng(seed)
+        self.target, self.dtype, self.size = target, dtype, size
+        self.x, self.r, self.p = rng.uniform(-1, 1, (3, n)).astype(dtype)
+        self.q = (rng.uniform(0.5, 2, n) * self.p).astype(dtype)  # p.q > 0
+        self.blocks = None
+        if size:
+            half = rng.uniform(-1, 1, (n // size, size, size))
+            self.blocks = (half @ half.swapaxes(1, 2) + np.eye(size)).astype(dtype)
+        self.numbers, self.norms = np.zeros(len(Number)), np.full(4, np.nan)
+        self.numbers[[Number.NEXT_RHO, Number.UNIT, Number.WITHIN]] = [3.0, np.finfo(dtype).eps / 2, 1.0]
+
+    def run(self, times=1, other_preconditioner=None):
+        """Run and return what the target's memory holds, and close the iteration."""
+        put = self.target.put
+        z = self.r if self.size == 0 and other_preconditioner is None else np.full_like(self.r, np.nan)
+        device_r = put(self.r.copy())
+        device_z = device_r if z is self.r else put(z)
+        arrays = [put(a.copy()) for a in (self.x, self.p, self.q)]
+        numbers, norms = put(self.numbers.copy()), put(self.norms.copy())
+        blocks = None if self.blocks is None else put(self.blocks.copy())
+        vectors = CgVectors(arrays[0], device_r, arrays[1], arrays[2], device_z, blocks, numbers, norms)
+        kind = self.target.device_kind
+        with self.target.running():
+            device = Device("cuda") if self.target.name == "gpu" else Device("cpu")
+            passes = (CudaPasses if kind == "cuda" else CpuPasses)(vectors, device)
+            for _ in range(times):
+                passes.curvature()
+                passes.descend()
+                if other_preconditioner is not None:
+                    device_z[...] = other_preconditioner * device_r
+                    passes.residual_product()
+                passes.extend()
+            passes.close()
+        get = self.target.get
+        return {
+            "x": get(vectors.x), "r": get(vectors.r), "p": get(vectors.p), "z": get(vectors.z),
+            "numbers": get(numbers), "norms": get(norms),
+        }  # fmt: skip
+
+
+SIZES = (1, 31, 257, 1025, 20_011)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_an_iteration_is_that_of_the_textbook(target, dtype, size):
+    unit = float(np.finfo(dtype).eps)
+    for n in (3 * max(size - 2, 1) * count for count in SIZES) if size == 3 else SIZES:
+        system = Passes(target, n, dtype, size, seed=n)
+        found, numbers = (result := system.run()), result["numbers"]
+
+        x, r, p, q = (a.astype(np.float64) for a in (system.x, system.r, system.p, system.q))
+        curvature = math.fsum(p * q)
+        alpha = 3.0 / curvature
+        r_new = r - alpha * q
+        z = r_new
+        if size:
+            z = np.einsum("kij,kj->ki", system.blocks.astype(np.float64), r_new.reshape(-1, size)).ravel()
+        rho = math.fsum(r_new * z)
+        scale = 1 + abs(alpha)
+        # Sums of n terms each rounded in double, and vectors rounded to their type.
+        sums = n * EPS * (np.abs(p) @ np.abs(q)) / curvature
+        bound = 4 * scale * (unit + sums)
+        np.testing.assert_allclose(found["x"], x + alpha * p, rtol=0, atol=bound)
+        np.testing.assert_allclose(found["r"], r_new, rtol=0, atol=2 * bound)
+        grown = 1.0 if size == 0 else float(np.abs(system.blocks).sum(axis=2).max())
+        if size:
+            np.testing.assert_allclose(found["z"], z, rtol=0, atol=4 * grown * bound)
+        beta = rho / 3.0
+        np.testing.assert_allclose(found["p"], z + beta * p, rtol=0, atol=20 * grown * bound * (1 + n * grown * scale))
+        assert numbers[Number.CURVATURE] == pytest.approx(curvature, rel=sums + 1e-15)
+        assert numbers[Number.RHO] == numbers[Number.NEXT_RHO] == pytest.approx(rho, rel=8 * n * unit)
+        assert numbers[Number.RESIDUAL_SQUARED] == found["norms"][0] == pytest.approx(r_new @ r_new, rel=8 * n * unit)
+        assert numbers[Number.MATRIX_NORM] == pytest.approx(np.linalg.norm(q) / np.linalg.norm(p), rel=n * EPS + 1e-14)
+        assert (numbers[Number.ITERATION], numbers[Number.HALT]) == (1, Halt.NO)
+        expected = (
+            unit
+            / 2
+            * (
+                numbers[Number.MATRIX_NORM] * np.linalg.norm(x + alpha * p)
+                + math.sqrt(numbers[Number.RESIDUAL_SQUARED])
+            )
+        )
+        assert numbers[Number.DRIFT] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_another_preconditioner_comes_between_the_passes(target):
+    fused, plain = Passes(target, 2000, np.float64, 1), Passes(target, 2000, np.float64, 0)
+
+    one = fused.run(times=2)
+    other = plain.run(times=2, other_preconditioner=target.put(fused.blocks.reshape(-1)))
+
+    for name in ("x", "r", "p", "z"):
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-10, atol=1e-10)
+
+
+def expect_halt(target, system, halt, *, changed=(), times=3):
+    """Several iterations are started, as between two looks; only the first may change anything."""
+    once, more = system.run(times=1), system.run(times=times)
+    assert once["numbers"][Number.HALT] == halt
+    for name in ("x", "r", "p", "numbers", "norms"):
+        np.testing.assert_array_equal(more[name], once[name])
+    for name in ("x", "r", "p"):
+        same = np.array_equal(once[name], getattr(system, name))
+        assert same == (name not in changed), name
+    return once["numbers"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+class TestHalts:
+    @pytest.mark.parametrize("n", [100, 40_000])
+    def test_at_a_small_residual_with_the_iterate_but_without_a_new_direction(self, target, n):
+        system = Passes(target, n, np.float64, 1)
+        system.numbers[Number.THRESHOLD_SQUARED] = 1e12
+
+        numbers = expect_halt(target, system, Halt.SMALL, changed="xr")
+
+        assert numbers[Number.ITERATION] == 1
+        assert numbers[Number.RHO] == 3.0, "that of the residual at which the direction was made"
+
+    @pytest.mark.parametrize("curvature", [-1.0, 0.0, np.nan, np.inf])
+    def test_at_a_curvature_that_is_no_positive_number_before_anything_changes(self, target, curvature):
+        system = Passes(target, 3000, np.float64, 0)
+        system.q[:] = {-1.0: -system.q, 0.0: 0.0}.get(curvature, system.q)
+        if not math.isfinite(curvature):
+            system.q[1234] = curvature * system.p[1234]
+
+        numbers = expect_halt(target, system, Halt.BAD_CURVATURE)
+
+        assert numbers[Number.ITERATION] == 0
+        assert not numbers[Number.CURVATURE] > 0 or numbers[Number.CURVATURE] == np.inf
+
+    def test_at_a_preconditioner_that_is_not_positive(self, target):
+        system = Passes(target, 3000, np.float64, 1)
+        system.blocks *= -1
+
+        expect_halt(target, system, Halt.BAD_PRECONDITIONER, changed="xr")
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_at_a_preconditioner_that_returns_no_number(self, target, value):
+        system = Passes(target, 3000, np.float64, 1)
+        system.blocks[77] = value
+
+        expect_halt(target, system, Halt.NOT_FINITE, changed="xr")
+
+    def test_when_rounding_may_have_cost_half_of_the_digits(self, target):
+        system = Passes(target, 3000, np.float64, 1)
+        system.numbers[Number.DRIFT] = 1e-6  # of a residual of about 30
+        system.numbers[Number.FIRST_DRIFT] = 1e-9
+
+        expect_halt(target, system, Halt.DRIFTED, changed="xrp")
+
+    @pytest.mark.parametrize(("number", "value"), [("WITHIN", 0.0), ("FIRST_DRIFT", 1e-6)])
+    def test_not_again_for_a_drift_that_a_new_residual_would_have_too(self, target, number, value):
+        system = Passes(target, 3000, np.float64, 1)
+        system.numbers[[Number.DRIFT, Number[number]]] = 1e-6, value
+
+        assert system.run()["numbers"][Number.HALT] == Halt.NO
+
+
+def test_both_languages_number_the_scalars_and_the_halts_alike():
+    source = cuda_source("conjugate_gradients.cu")
+
+    def names(enum):
+        return re.findall(r"\w+", re.search(rf"enum {enum} {{([^}}]*)}}", source)[1])
+
+    assert names("Number") == [number.name for number in Number]
+    assert names("Halt") == ["NO_HALT", *(halt.name for halt in Halt if halt)]
+    assert [number.value for number in Number] == list(range(len(Number)))
+    assert [halt.value for halt in Halt] == list(range(len(Halt)))
