@@ -12,7 +12,7 @@ from penstock import __version__
 from penstock.spmv import Device, DeviceError, format_nbytes
 from penstock.spmv.device import cuda_device_count
 
-__all__ = ["describe_environment", "free_host_nbytes"]
+__all__ = ["describe_environment"]
 
 _LIBRARIES = ("numpy", "scipy", "numba", "cupy-cuda13x", "cupy-cuda12x", "h5py", "matplotlib")
 
@@ -26,11 +26,6 @@ def describe_environment() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {"machine": _machine(), "versions": versions}
-
-
-def free_host_nbytes() -> int:
-    """Return the bytes of host memory that nothing uses."""
-    return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
 
 
 def _machine() -> dict[str, Any]:

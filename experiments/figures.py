@@ -31,15 +31,17 @@ def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=150, bbox_inches="tight")
 
 
-def draw_convergence(path: Path, residual_norms: list[float], true_residual: float, rtol: float) -> None:
-    """Draw the recursive residual of every iteration, the true one at the end and the tolerance."""
+def draw_convergence(path: Path, histories: list[list[float]], true_residual: float, rtol: float) -> None:
+    """Draw the recursive residuals of every iteration, a line a right-hand side, the largest true one and the tolerance."""
     figure = Figure(figsize=(6.4, 3.8))
     axes = figure.subplots()
-    axes.semilogy(residual_norms, color=_BLUE, linewidth=1.2, label="recursive residual")
+    several = len(histories) > 1
+    for number, norms in enumerate(histories):
+        label = None if number else f"recursive residuals of {len(histories)}" if several else "recursive residual"
+        axes.semilogy(norms, color=_BLUE, linewidth=0.7 if several else 1.2, alpha=0.6 if several else 1, label=label)
     if true_residual > 0:
-        axes.semilogy(
-            [len(residual_norms) - 1], [true_residual], "o", color=_ORANGE, label=f"true residual {true_residual:.2e}"
-        )
+        label = f"{'largest ' if several else ''}true residual {true_residual:.2e}"
+        axes.semilogy([max(map(len, histories)) - 1], [true_residual], "o", color=_ORANGE, label=label)
     if rtol > 0:
         axes.axhline(rtol, color=_GREY, linestyle="--", linewidth=1, label=f"tolerance {rtol:.0e}")
     axes.set(xlabel="iteration", ylabel=r"$\|r\| / \|b\|$")

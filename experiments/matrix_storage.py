@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from penstock.experiments.configuration import Experiment
-from penstock.experiments.environment import free_host_nbytes
 from penstock.experiments.progress import Reporter
 from penstock.experiments.rates import machine_rates
 from penstock.solvers import cg_workspace_nbytes
-from penstock.spmv import BudgetError, Device, InputError, StoreError, format_nbytes
+from penstock.spmv import CPU, BudgetError, Device, InputError, StoreError, format_nbytes
 from penstock.spmv.formats.base import INT32_MAX
 from penstock.streaming import (
     FileStore,
@@ -174,7 +173,7 @@ def open_store(
         file_store = resources.enter_context(FileStore(path))
         _check_store(file_store, experiment)
         # A GPU streams fastest from memory; a matrix that would fill most of it comes from the disk in every sweep.
-        if device.kind == "cuda" and total < free_host_nbytes() // 2:
+        if device.kind == "cuda" and total < CPU.free_nbytes() // 2:
             yield resources.enter_context(HostStore.from_store(file_store))
         else:
             yield file_store

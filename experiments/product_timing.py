@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.experiments.environment import free_host_nbytes
-from penstock.spmv import Device
+from penstock.spmv import CPU, Device
 from penstock.spmv.scheduling import last_level_cache_nbytes
 
 __all__ = ["cache_nbytes", "copies_wanted", "memory_for_copies", "time_by_host_clock", "time_in_turn"]
@@ -42,7 +41,7 @@ def memory_for_copies(device: Device) -> int:
     if device.kind == "cuda":
         free, _ = device.xp.cuda.Device(device.index).mem_info
         return int(free) // 2
-    return free_host_nbytes() // 4
+    return CPU.free_nbytes() // 4
 
 
 def time_in_turn(

@@ -41,10 +41,18 @@ class ResultsFolder:
         self.checkpoint = path / "checkpoint.npz"
         self.matrix = path / "matrix"
 
-    def write_residuals(self, residual_norms: list[float]) -> None:
-        """Write the residual history, one line an iteration."""
-        lines = ["iteration,relative_residual", *(f"{k},{norm!r}" for k, norm in enumerate(residual_norms))]
-        write_text(self.residuals, "\n".join(lines) + "\n")
+    def write_residuals(self, histories: list[list[float]]) -> None:
+        """Write the residual histories of all right-hand sides, one line an iteration; a shorter one keeps its last value."""
+        names = ["relative_residual", *(f"relative_residual_{number}" for number in range(2, len(histories) + 1))]
+        rows = range(max(map(len, histories)))
+        lines = [f"{k}," + ",".join(repr(norms[min(k, len(norms) - 1)]) for norms in histories) for k in rows]
+        write_text(self.residuals, "\n".join([",".join(["iteration", *names]), *lines]) + "\n")
+
+    def read_residuals(self) -> list[list[float]]:
+        """Read what :meth:`write_residuals` wrote."""
+        with open(self.residuals, encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))[1:]
+        return [[float(row[column]) for row in rows] for column in range(1, len(rows[0]))]
 
     def read_json(self, file: Path) -> Any:
         """Read a JSON file of this folder.
@@ -78,18 +86,16 @@ class ResultsFolder:
             temporary.unlink(missing_ok=True)
             raise StoreError(f"cannot write {self.field}: {error}") from error
 
-    def draw(self, cantilever: Cantilever) -> list[Path]:
-        """Draw every picture for which the folder holds data, and return their paths."""
+    def draw(self, cantilever: Cantilever | None) -> list[Path]:
+        """Draw every picture for which the folder holds data, and return their paths; without a body, none of it."""
         result, drawn = self.read_json(self.result), []
-        with open(self.residuals, encoding="utf-8", newline="") as file:
-            norms = [float(row["relative_residual"]) for row in csv.DictReader(file)]
         drawn.append(self.path / "convergence.png")
-        figures.draw_convergence(drawn[-1], norms, result["true_residual"] or 0.0, result["rtol"])
+        figures.draw_convergence(drawn[-1], self.read_residuals(), result["true_residual"] or 0.0, result["rtol"])
         if self.timeline.exists():
             drawn.append(self.path / "timeline.png")
             title = f"one sweep, overlap {'on' if result['overlap'] else 'off'}, {result['device']}"
             figures.draw_timeline(drawn[-1], Timeline.from_json(self.read_json(self.timeline)), title)
-        if self.field.exists():
+        if cantilever is not None and self.field.exists():
             drawn.append(self.path / "deformed.png")
             with h5py.File(self.field) as file:
                 values = np.asarray(file["VTKHDF/PointData"][_FIELD[cantilever.dof]]).swapaxes(0, 2)

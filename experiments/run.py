@@ -299,7 +299,7 @@ class _Run:
             "device": str(self.device),
         }
         write_json(folder.environment, describe_environment())
-        folder.write_residuals(result.residual_norms)
+        folder.write_residuals([result.residual_norms])
         if self.experiment.output.field:
             folder.write_field(self.cantilever, x)
         write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one

@@ -23,6 +23,7 @@ from penstock.solvers.cg_passes import Halt, Number
 from penstock.solvers.cg_recurrence import KEPT_NORMS, CgRecurrence
 from penstock.solvers.preconditioners import as_preconditioner
 from penstock.solvers.result import IterationRecord, SolveResult, StopReason
+from penstock.solvers.stopping import FLOOR_FACTOR, LARGEST_NORM, SMALLEST_NORM, USELESS_RESTART, check_tolerances
 from penstock.spmv import (
     Array,
     CountsTraffic,
@@ -36,14 +37,8 @@ from penstock.spmv import (
 
 __all__ = ["CgState", "cg", "cg_workspace_nbytes"]
 
-# A true residual within this factor of the estimated rounding floor counts as having reached it.
-_FLOOR_FACTOR = 100
-# A restart from the true residual that does not halve it is useless; more will be as well.
-_USELESS_RESTART = 0.5
 # Looking at the residual makes a GPU wait for the host about so long; it may take this share of the time.
 _LOOK_SECONDS, _LOOK_SHARE = 25e-6, 0.02
-# Squares of vectors must stay within the range of float64, with room for those of the matrix and of small residuals.
-_SMALLEST_NORM, _LARGEST_NORM = 1e-100, 1e140
 
 
 def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
@@ -157,12 +152,7 @@ def cg(
     """
     operator, shape = as_operator(A), np.shape(b)
     b, x0 = _checked_vectors(operator, b, x0)
-    n = b.size
-    if not (rtol >= 0 and atol >= 0):
-        raise InputError(f"tolerances must not be negative: rtol={rtol}, atol={atol}")
-    maxiter = 10 * n if maxiter is None else int(maxiter)
-    if maxiter < 0:
-        raise InputError(f"maxiter must not be negative, but is {maxiter}")
+    maxiter = check_tolerances(rtol, atol, maxiter, b.size)
     if check_every is not None and not 1 <= check_every <= KEPT_NORMS:
         raise InputError(f"check_every must be 1 to {KEPT_NORMS}, but is {check_every}")
     if x0 is not None and state is not None:
@@ -245,7 +235,7 @@ class _Run:
     def start(self, x0: Array | None) -> tuple[CgState, StopReason | None, float]:
         """Form the first residual and search direction."""
         xp = self.A.device.xp
-        if not _SMALLEST_NORM <= self.b_norm <= _LARGEST_NORM:
+        if not SMALLEST_NORM <= self.b_norm <= LARGEST_NORM:
             zero = xp.zeros_like(self.b)
             state = CgState(zero, self.b.copy(), zero.copy(), 1.0, residual_norms=[self.b_norm])
             # x = 0 solves A x = 0 exactly; of other right-hand sides the squares would leave the range of numbers.
@@ -318,7 +308,7 @@ class _Run:
         reason = self._restart(state)  # also at the end, so that the state can go on from there
         if residual <= self.tolerance:
             reason = StopReason.CONVERGED
-        elif reason is None and not residual < _USELESS_RESTART * previous:
+        elif reason is None and not residual < USELESS_RESTART * previous:
             reason = self._stagnation(state, residual)
         recurrence.put(**self._numbers(state))
         return reason, residual
@@ -386,7 +376,7 @@ class _Run:
             bound = self.A.apply_absolute(self.A.device.xp.abs(state.x))
             self.products += 1
             self.floor = self.unit * self.space.norm(bound)
-            if residual <= _FLOOR_FACTOR * self.floor:
+            if residual <= FLOOR_FACTOR * self.floor:
                 return StopReason.ROUNDING_FLOOR
         return StopReason.STAGNATED
 
@@ -411,17 +401,12 @@ class _Run:
         """Put the result together."""
         if math.isnan(residual) and reason is not StopReason.NOT_FINITE:
             residual = self.true_residual(state, replace=False)
-        floor = None if self.floor is None else self._relative(self.floor)
-        message = f"{reason.value} (iteration {state.iteration}, true relative residual {self._relative(residual):.3g}"
-        message += ")" if floor is None else f", estimated floor {floor:.3g})"
-        return SolveResult(
-            x=state.x.reshape(shape),
-            reason=reason,
-            message=message,
-            iterations=state.iteration,
-            residual_norms=state.residual_norms,
-            true_residual=self._relative(residual),
-            rounding_floor=floor,
+        return SolveResult.of(
+            state.x.reshape(shape),
+            reason,
+            state.residual_norms,
+            self._relative(residual),
+            None if self.floor is None else self._relative(self.floor),
             sweeps=self.products,
             bytes_streamed=self.bytes_streamed,
             timings=self._timings(),

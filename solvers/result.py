@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from penstock.spmv import Array
 
-__all__ = ["IterationRecord", "SolveResult", "StopReason"]
+__all__ = ["BlockSolveResult", "IterationRecord", "SolveResult", "StopReason"]
 
 
 class StopReason(enum.Enum):
@@ -110,6 +110,22 @@ class SolveResult:
     timings: dict[str, float]
     state: Any = field(repr=False, default=None)
 
+    @classmethod
+    def of(
+        cls,
+        x: Array,
+        reason: StopReason,
+        residual_norms: list[float],
+        true_residual: float,
+        rounding_floor: float | None,
+        **spent: Any,
+    ) -> Self:
+        """Return a result with its iterations counted and its message written."""
+        iterations = len(residual_norms) - 1
+        message = f"{reason.value} (iteration {iterations}, true relative residual {true_residual:.3g}"
+        message += ")" if rounding_floor is None else f", estimated floor {rounding_floor:.3g})"
+        return cls(x, reason, message, iterations, residual_norms, true_residual, rounding_floor, **spent)
+
     @property
     def converged(self) -> bool:
         """Whether the true residual meets the tolerance."""
@@ -122,6 +138,47 @@ class SolveResult:
             return 0
         limits = (StopReason.MAXITER, StopReason.STOPPED, StopReason.ROUNDING_FLOOR, StopReason.STAGNATED)
         return max(self.iterations, 1) if self.reason in limits else -1
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.x, self.info))
+
+
+@dataclass(frozen=True)
+class BlockSolveResult:
+    """The outcome of a solve with several right-hand sides; ``X, info = result`` works too.
+
+    Parameters
+    ----------
+    x : array, (n, columns)
+        The last iterates.
+    columns : tuple of SolveResult
+        One for each right-hand side, with what all of them took together.
+    iterations : int
+        Of the block.
+    sweeps, bytes_streamed, timings
+        As in :class:`SolveResult`.
+    state : Any
+        Hand it back as ``state=`` to go on.
+    """
+
+    x: Array
+    columns: tuple[SolveResult, ...]
+    iterations: int
+    sweeps: int
+    bytes_streamed: int
+    timings: dict[str, float]
+    state: Any = field(repr=False, default=None)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the true residuals of all columns meet the tolerance."""
+        return all(column.converged for column in self.columns)
+
+    @property
+    def info(self) -> int:
+        """0 if all columns converged, negative if one broke down, else the iterations."""
+        codes = [column.info for column in self.columns]
+        return min(codes) if min(codes) < 0 else max(codes)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.x, self.info))

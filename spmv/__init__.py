@@ -24,6 +24,7 @@ from penstock.spmv.operator import (
     HasAbsoluteProduct,
     HasDiagonalBlocks,
     Operator,
+    PlansWorkspace,
     ValidatedOperator,
     as_vectors,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "InputError",
     "Operator",
     "PenstockError",
+    "PlansWorkspace",
     "SellMatrix",
     "SlicedBsrMatrix",
     "SlicedEllMatrix",

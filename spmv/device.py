@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -90,9 +91,23 @@ class Device:
             array.get(stream=stream, out=twin, blocking=False)
             stream.synchronize()
 
+    def copy_to_device(self, source: np.ndarray[Any, Any], array: Array) -> None:
+        """Copy a few numbers from the host, in turn with other work; the source, not page-locked, may be changed at once."""
+        if self.kind == "cpu":
+            array[...] = source
+        else:
+            array.set(source, stream=self.xp.cuda.get_current_stream())
+
     def current(self) -> AbstractContextManager[Any]:
         """Return a context in which this device is the one that CuPy allocates and launches on."""
         return nullcontext() if self.kind == "cpu" else self.xp.cuda.Device(self.index)
+
+    def free_nbytes(self) -> int:
+        """Return the bytes of memory that nothing uses: on a GPU with what CuPy holds in reserve."""
+        if self.kind == "cpu":
+            return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
+        with self.current():
+            return int(self.xp.cuda.runtime.memGetInfo()[0]) + int(self.xp.get_default_memory_pool().free_bytes())
 
     def synchronize(self) -> None:
         """Wait until all work given to this device has ended."""

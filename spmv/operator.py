@@ -11,7 +11,15 @@ import numpy as np
 from penstock.spmv.device import Array, Device, device_of
 from penstock.spmv.errors import InputError
 
-__all__ = ["CountsTraffic", "HasAbsoluteProduct", "HasDiagonalBlocks", "Operator", "ValidatedOperator", "as_vectors"]
+__all__ = [
+    "CountsTraffic",
+    "HasAbsoluteProduct",
+    "HasDiagonalBlocks",
+    "Operator",
+    "PlansWorkspace",
+    "ValidatedOperator",
+    "as_vectors",
+]
 
 
 @runtime_checkable
@@ -61,6 +69,15 @@ class CountsTraffic(Protocol):
     @property
     def bytes_streamed(self) -> int:
         """Bytes that those sweeps took over the link."""
+
+
+@runtime_checkable
+class PlansWorkspace(Protocol):
+    """An operator whose plan has set aside memory for the vectors of a solver."""
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes for vectors beside the matrix; 0 if the plan says nothing of them."""
 
 
 class ValidatedOperator(ABC):

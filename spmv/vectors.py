@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import prange
 
-from penstock.spmv.cuda_module import cuda_function, type_names
+from penstock.spmv.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.device import Array, Device
 from penstock.spmv.jit import serial_and_parallel, serial_kernel
 from penstock.spmv.kernel_table import find_kernel, register_kernel
@@ -50,6 +50,16 @@ class VectorSpace:
     def combine(self, alpha: float, x: Array, beta: float, y: Array) -> None:
         """Set ``y = alpha * x + beta * y`` in one pass that reads 2 n and writes n values."""
         find_kernel("vector", "combine", self.device.kind)(float(alpha), x, float(beta), y)
+
+    def three_terms(
+        self, a: float, diagonal: Array, f: Array, y: Array, b: float, v: Array, c: float, out: Array
+    ) -> None:
+        """Set ``out = a D (f - y) + b v + c out`` for vectors ``(n,)`` or blocks ``(n, k)``, the diagonal ``(n,)``.
+
+        Reads 5 n k values and writes n k: with ``y = A v`` the step of a three-term recurrence of polynomials in ``D A``. With
+        ``c == 0`` the old ``out`` is not used.
+        """
+        find_kernel("vector", "three_terms", self.device.kind)(a, diagonal, f, y, b, v, c, out)
 
 
 @serial_kernel
@@ -107,3 +117,28 @@ def _combine_cuda(alpha: float, x: Array, beta: float, y: Array) -> None:
     function = cuda_function("vectors.cu", f"combine<{type_names(x)}>")
     grid = (-(-x.size // _CUDA_THREADS),)
     function(grid, (_CUDA_THREADS,), (np.int64(x.size), np.float64(alpha), x, np.float64(beta), y))
+
+
+@serial_and_parallel
+def _three_terms(a: float, diagonal: Array, f: Array, y: Array, b: float, v: Array, c: float, out: Array) -> None:
+    for i in prange(f.shape[0]):
+        for j in range(f.shape[1]):
+            total = a * (np.float64(diagonal[i]) * (np.float64(f[i, j]) - np.float64(y[i, j]))) + b * np.float64(
+                v[i, j]
+            )
+            out[i, j] = total if c == 0.0 else total + c * np.float64(out[i, j])
+
+
+@register_kernel("vector", "three_terms", "cpu")
+def _three_terms_cpu(a: float, diagonal: Array, f: Array, y: Array, b: float, v: Array, c: float, out: Array) -> None:
+    blocks = (block.reshape(diagonal.size, -1) for block in (f, y, v, out))
+    f, y, v, out = blocks
+    _three_terms[f.size > SERIAL_CHUNKS * CHUNK](a, diagonal, f, y, b, v, c, out)
+
+
+@register_kernel("vector", "three_terms", "cuda")
+def _three_terms_cuda(a: float, diagonal: Array, f: Array, y: Array, b: float, v: Array, c: float, out: Array) -> None:
+    function = cuda_function("vectors.cu", f"three_terms<{type_names(f)}>")
+    factors = (np.float64(a), np.float64(b), np.float64(c))
+    sizes = (np.int64(f.size), np.int32(1 if f.ndim == 1 else f.shape[1]))
+    launch(function, f.size, _CUDA_THREADS, (*sizes, *factors, diagonal, f, y, v, out))

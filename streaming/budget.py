@@ -124,8 +124,7 @@ def check_room(device: Device, nbytes: int, purpose: str) -> None:
     if device.kind == "cpu" or not nbytes:
         return
     with device.current():
-        free, total = device.xp.cuda.runtime.memGetInfo()
-        free += device.xp.get_default_memory_pool().free_bytes()
+        free, total = device.free_nbytes(), device.xp.cuda.runtime.memGetInfo()[1]
     if nbytes > free:
         raise BudgetError(
             f"{purpose} need {format_nbytes(nbytes)}, but {format_nbytes(free)} of the {format_nbytes(total)} of {device} are "

@@ -157,6 +157,11 @@ class StreamedMatrix(ValidatedOperator):
         return isinstance(self._executor, CudaExecutor) and self._executor.staged
 
     @property
+    def workspace_nbytes(self) -> int:
+        """Bytes that the plan has set aside for the vectors of a solver."""
+        return self.plan.workspace_nbytes
+
+    @property
     def direction(self) -> int:
         """Direction of the next sweep: 1 takes the rows in ascending order, -1 in descending order."""
         return self._schedule.direction(self._number)

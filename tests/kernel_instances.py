@@ -6,6 +6,7 @@ template arguments that some test needs, but not the whole product of block size
 
 from itertools import product
 
+from penstock.spmv.block_vectors import FUSED_TILES, TILES, gram_parts
 from penstock.spmv.formats.chunk_products import spmm_tile, spmv_expression
 
 TYPES = ("double, double", "float, double", "float, float")  # stored values, vectors
@@ -85,7 +86,10 @@ def _conversion(sizes) -> list[str]:
 
 
 def _vectors() -> list[str]:
-    return [f"{kernel}<{type_}>" for kernel, type_ in product(("dot_partial", "combine"), ("double", "float"))]
+    return [
+        f"{kernel}<{type_}>"
+        for kernel, type_ in product(("dot_partial", "combine", "three_terms"), ("double", "float"))
+    ]
 
 
 def _conjugate_gradients(sizes) -> list[str]:
@@ -97,7 +101,22 @@ def _conjugate_gradients(sizes) -> list[str]:
     ]
 
 
+def _block_vectors(tiles) -> list[str]:
+    pairs = list(product(ITEMSIZE, tiles))
+    return [
+        "block_sum",
+        *(f"block_gram<{type_}, {count}, {gram_parts(count)}>" for type_, count in pairs),
+        *(f"block_extend<{type_}, {count}>" for type_, count in pairs),
+        *(
+            f"block_descend<{type_}, {count}, {grams}>"
+            for type_, count in pairs
+            for grams in ((1, 2) if count <= FUSED_TILES else (0,))
+        ),
+    ]
+
+
 INSTANCES = {
+    "block_vectors.cu": _block_vectors(TILES),
     "bsr.cu": _bsr(),
     "conjugate_gradients.cu": _conjugate_gradients((0, *SIZES)),
     "conversion.cu": _conversion(SIZES),
@@ -112,6 +131,7 @@ INSTANCES = {
 _EMULATED_SIZES = (1, 2, 3, 6)
 EMULATED = {
     **INSTANCES,
+    "block_vectors.cu": _block_vectors((1, 2, 8)),
     "conjugate_gradients.cu": _conjugate_gradients((0, 1, 3)),
     "conversion.cu": _conversion(_EMULATED_SIZES),
     "symmetric_bsr.cu": _symmetric(_EMULATED_SIZES),

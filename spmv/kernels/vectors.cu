@@ -29,3 +29,16 @@ __global__ void __launch_bounds__(256) combine(
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = Vector(alpha * double(x[i]) + beta * double(y[i]));
 }
+
+// out = a D (f - y) + b v + c out for blocks of k vectors that lie side by side, one thread an element; n is rows times k.
+template <typename Vector>
+__global__ void __launch_bounds__(256) three_terms(
+    const long long n, const int k, const double a, const double b, const double c, const Vector* __restrict__ diagonal,
+    const Vector* __restrict__ f, const Vector* __restrict__ y, const Vector* __restrict__ v, Vector* __restrict__ out)
+{
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const double residual = double(diagonal[k == 1 ? i : i / k]) * (double(f[i]) - double(y[i]));
+    const double sum = a * residual + b * double(v[i]);
+    out[i] = Vector(c == 0.0 ? sum : sum + c * double(out[i]));
+}

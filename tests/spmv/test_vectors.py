@@ -43,6 +43,27 @@ def test_combine_agrees_with_numpy_to_two_roundings(dtype, target):
         np.testing.assert_allclose(target.get(result), expected, rtol=0, atol=4 * np.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("columns", [(), (3,)])
+@pytest.mark.parametrize("c", [0.0, -0.6])
+def test_three_terms_agree_with_numpy_to_a_few_roundings(dtype, columns, c, target):
+    generator = np.random.default_rng(0)
+    for size in SIZES[:6]:
+        f, y, v, out = generator.uniform(-1, 1, (4, size, *columns)).astype(dtype)
+        diagonal = generator.uniform(1, 2, size).astype(dtype)
+        start = np.full_like(out, np.nan) if c == 0.0 else out
+        arrays = [target.put(a.copy()) for a in (diagonal, f, y, v, start)]
+
+        with target.running():
+            kernel = find_kernel("vector", "three_terms", target.device_kind)
+            kernel(0.3, *arrays[:3], 1.6, arrays[3], c, arrays[4])
+
+        d = diagonal.astype(float).reshape(-1, *[1] * len(columns))
+        expected = 0.3 * d * (f.astype(float) - y) + 1.6 * v.astype(float) + c * out.astype(float)
+        np.testing.assert_allclose(target.get(arrays[4]), expected, rtol=0, atol=8 * np.finfo(dtype).eps)
+
+
 def test_dot_has_the_same_bits_for_any_number_of_threads():
     import numba
 

@@ -1,0 +1,163 @@
+"""A Chebyshev polynomial in A is a symmetric positive definite preconditioner, whatever was assumed of the spectrum."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from penstock.fem import Cantilever, LognormalMaterial
+from penstock.solvers import block_cg, cg, chebyshev, jacobi
+from penstock.solvers.chebyshev import largest_eigenvalue
+from penstock.spmv import FunctionOperator, InputError
+from penstock.streaming import HostStore, StreamedMatrix
+
+
+@pytest.fixture(scope="module")
+def rough():
+    return Cantilever(nodes=(17, 5, 5), dof=3, material=LognormalMaterial(0.5, 1))
+
+
+def dense(M):
+    return M.apply(np.eye(M.shape[0]))
+
+
+def eigenvalues(A):
+    """Of the inverse diagonal times A."""
+    matrix = A.to_csr().toarray()
+    return scipy.linalg.eigh(matrix, np.diag(np.diag(matrix)), eigvals_only=True)
+
+
+@pytest.mark.parametrize("products", [1, 3, 5, 9])
+def test_it_is_the_polynomial_that_textbooks_give(A, products):
+    """1 - t q(t) = T((c - t) / r) / T(c / r) on eigenvectors of the inverse diagonal times A."""
+    M = chebyshev(A, products, low=0.3, high=2.5)
+    matrix = A.to_csr().toarray()
+    values, vectors = scipy.linalg.eigh(matrix, np.diag(np.diag(matrix)))
+
+    def polynomial(t):
+        return np.polynomial.chebyshev.Chebyshev.basis(products)((1.4 - t) / 1.1)
+
+    # vectors^T diag(A) vectors = I, so M = vectors q(values) vectors^T.
+    q = (1 - polynomial(values) / polynomial(0.0)) / values
+    expected = vectors @ (q[:, None] * vectors.T)
+
+    np.testing.assert_allclose(dense(M), expected, rtol=0, atol=1e-10 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9, 1.0, 3.0])
+@pytest.mark.parametrize("products", [3, 9])
+def test_it_is_symmetric_and_positive_for_any_bound(A, products, share):
+    largest = eigenvalues(A)[-1]
+    M = dense(chebyshev(A, products, high=share * largest))
+
+    np.testing.assert_allclose(M, M.T, rtol=0, atol=1e-12 * np.abs(M).max())
+    assert np.linalg.eigvalsh((M + M.T) / 2)[0] > 0
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 3.0])
+def test_a_wrong_bound_costs_iterations_not_correctness(A, b, share):
+    largest = eigenvalues(A)[-1]
+
+    wrong = cg(A, b, M=chebyshev(A, 5, high=share * largest), rtol=1e-9)
+    right = cg(A, b, M=chebyshev(A, 5), rtol=1e-9)
+
+    assert wrong.converged
+    assert right.converged
+    assert right.iterations <= 1.1 * wrong.iterations
+
+
+@pytest.mark.parametrize(("products", "fewer"), [(3, 2.2), (9, 6.0), (17, 8.0)])
+def test_iterations_fall_almost_as_products_rise(products, fewer):
+    cube = Cantilever(nodes=(16, 16, 16), dof=3, material=LognormalMaterial(0.5, 1))
+    A, b = cube.matrix(), cube.load()
+
+    plain, polynomial = cg(A, b, M=jacobi(A), rtol=1e-8), cg(A, b, M=chebyshev(A, products), rtol=1e-8)
+
+    assert polynomial.converged
+    assert plain.iterations >= fewer * polynomial.iterations
+    assert polynomial.iterations * products <= 2 * plain.iterations
+
+
+def test_the_bound_lies_between_the_largest_eigenvalue_and_the_rigorous_norm(rough, A):
+    for matrix in (rough.matrix(), A):
+        largest, D = eigenvalues(matrix)[-1], jacobi(matrix)
+        csr = matrix.to_csr()
+        norm = float((np.asarray(abs(csr).sum(axis=1)).ravel() / csr.diagonal()).max())
+
+        assert largest_eigenvalue(matrix, D, 0) == pytest.approx(norm, rel=1e-12)
+        assert largest <= largest_eigenvalue(matrix, D, 10) <= min(norm, 1.06 * largest)
+        few, many = largest_eigenvalue(matrix, D, 2), largest_eigenvalue(matrix, D, 12)
+        assert few <= many <= norm
+
+
+def test_lanczos_may_exhaust_a_small_space():
+    A = Cantilever(nodes=(2, 2, 2), dof=1, clamped=False).matrix()
+    D = jacobi(A)
+
+    found = largest_eigenvalue(A, D, 50)
+
+    assert found == pytest.approx(min(1.05 * eigenvalues(A)[-1], largest_eigenvalue(A, D, 0)), rel=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(252,), (252, 1), (252, 5)])
+def test_apply_scales_adds_and_takes_blocks(A, shape):
+    rng = np.random.default_rng(0)
+    M, r, out = chebyshev(A, 5), rng.standard_normal(shape), rng.standard_normal(shape)
+    plain = np.stack([M @ column for column in r.reshape(252, -1).T], axis=1).reshape(shape)
+
+    np.testing.assert_allclose(M @ r, plain, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(
+        M.apply(r, out.copy(), alpha=2.0, beta=-3.0), 2 * plain - 3 * out, rtol=1e-12, atol=1e-14
+    )
+    np.testing.assert_array_equal(M.apply(r, np.full(shape, np.nan)), M @ r)
+
+
+def test_streamed_it_has_the_same_bits_and_its_sweeps_are_counted(beam, b):
+    A = beam.matrix("bsr")
+    expected = cg(A, b, M=chebyshev(A, 5), rtol=1e-8)
+    store = HostStore.create(beam.subdivisions(8, "bsr"))
+    with StreamedMatrix(store, 2 * max(s.nbytes for s in store.index.subdivisions)) as streamed:
+        M = chebyshev(streamed, 5)
+        before = streamed.sweeps
+
+        result = cg(streamed, b, M=M, rtol=1e-8)
+
+        np.testing.assert_array_equal(result.x, expected.x)
+        applications = result.iterations + 1  # and one before the first iteration
+        assert streamed.sweeps - before >= result.sweeps + 4 * applications
+
+
+def test_it_preconditions_blocks(rough):
+    A = rough.matrix()
+    B = np.random.default_rng(0).standard_normal((rough.unknowns, 3))
+
+    with_it, without = block_cg(A, B, M=chebyshev(A, 7), rtol=1e-8), block_cg(A, B, M=jacobi(A), rtol=1e-8)
+
+    assert with_it.converged
+    assert 2.5 * with_it.iterations < without.iterations
+
+
+def test_it_works_in_float32(beam):
+    A = beam.matrix("csr").to_csr().astype(np.float32)
+    b = beam.load().astype(np.float32)
+
+    result = cg(A, b, M=chebyshev(A, 5), rtol=1e-3)
+
+    assert result.converged
+    assert result.x.dtype == np.float32
+
+
+@pytest.mark.parametrize("products", [0, 2, -1, 16])
+def test_an_even_number_of_products_is_refused_with_the_reason(A, products):
+    with pytest.raises(InputError, match=f"products must be odd and positive, not {products}"):
+        chebyshev(A, products)
+
+
+@pytest.mark.parametrize("bounds", [{"low": 3.0, "high": 2.0}, {"low": 0.0}, {"high": np.nan}, {"high": np.inf}])
+def test_bounds_out_of_order_are_refused(A, bounds):
+    with pytest.raises(InputError, match="eigenvalue bounds must be positive and in order"):
+        chebyshev(A, 3, **bounds)
+
+
+def test_an_operator_that_knows_nothing_of_itself_is_refused(A):
+    with pytest.raises(InputError, match="does not know its diagonal"):
+        chebyshev(FunctionOperator(lambda x: A @ x, A.shape, np.float64))
