@@ -1,39 +1,45 @@
-"""A streamed solve of an experiment file against the same solve in memory, and against the solver a user would pick.
+"""CG and block CG, an iteration and a whole solve, in memory and streamed, against SciPy or CuPy on CSR.
 
-    python benchmarks/cg.py cpu2 examples/cantilever.yaml
-    python benchmarks/cg.py h200 examples/cantilever_cuda.yaml
+    python benchmarks/cg.py cpu2
+    python benchmarks/cg.py h200 --device cuda
 
-``floor_seconds`` is the bytes of all sweeps over the link (of the disk, or page-locked memory), measured before and after
-the solve. The peers run in memory: ``memory`` is penstock, ``scipy_csr`` or ``cupy_csr`` the vendor's CG on CSR with a
-Jacobi preconditioner to the same tolerance on the recursive residual.
+An iteration's seconds are the difference of two solves, of a few and of many iterations, over the difference of their
+iterations: starting up is left out, the solvers' own looks at the residual are not. ``floor_seconds`` is the bytes of that
+iteration over the measured read bandwidth, of streamed solves the bytes moved over the measured link. All solve with Jacobi,
+the peers too, and all to the same tolerance; the peers' residual is the recursive one. Load cases are samples of a random end
+load, as experiments have them.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import tempfile
+import statistics
 import time
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy.sparse
+from calls import CallTrace
 from record import argument_parser, record, write
 
-from penstock.experiments import Experiment, read_experiment, run_experiment
-from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
-from penstock.solvers import block_jacobi, cg
-from penstock.spmv import CPU, Device
+from penstock.experiments import Experiment
+from penstock.experiments.bandwidth import measure_link, measure_memory
+from penstock.experiments.loads import right_hand_sides
+from penstock.fem import Cantilever
+from penstock.solvers import block_cg, block_cg_workspace_nbytes, cg, cg_workspace_nbytes, jacobi
+from penstock.spmv import Array, Device, Operator
+from penstock.streaming import HostStore, StreamedMatrix, plan_stream
+
+RTOL = 1e-8
+# Values per row that an iteration reads and writes besides those of A: the solvers' modules count them. The product reads p
+# and writes q; Jacobi reads a diagonal, which block CG does three times.
+CG_VALUES, BLOCK_CG_VALUES, DIAGONALS = 11 + 2, 10 + 2, 3
+SINGLE_STREAMED = 4
 
 
-def measured_link(device: Device, folder: Path) -> float:
-    """Return bytes a second."""
-    return measure_disk(folder)[0] if device == CPU else measure_link(device)
-
-
-def timed(device: Device, action: Any) -> tuple[float, Any]:
-    """Return the seconds of the second call, and its result."""
-    action()
+def seconds_of(device: Device, action: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds of a call, the device's work included, and its result."""
     device.synchronize()
     began = time.perf_counter()
     result = action()
@@ -41,75 +47,255 @@ def timed(device: Device, action: Any) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-def vendor_solve(experiment: Experiment, device: Device, b: Any) -> tuple[float, int, float]:
-    """Return seconds, iterations and true residual of SciPy's or CuPy's CG on CSR with Jacobi."""
-    A = experiment.cantilever().matrix("csr").to_csr()
-    xp: Any = np
-    if device.kind == "cuda":
-        import cupyx.scipy.sparse
-        import cupyx.scipy.sparse.linalg as linalg
-        import scipy.sparse
+def iteration_seconds(
+    device: Device, solves: dict[str, Callable[[int], Any]], few: int, many: int, repeats: int = 7
+) -> dict[str, list[float]]:
+    """Return samples of the seconds of an iteration of each solver, ``solve(maxiter)``, measured in turn."""
+    samples: dict[str, list[float]] = {name: [] for name in solves}
+    for repeat in range(repeats + 1):
+        for name, solve in solves.items():
+            short, long = (seconds_of(device, partial(solve, count))[0] for count in (few, many))
+            if repeat:  # the first one warms up
+                samples[name].append((long - short) / (many - few))
+    return samples
 
-        xp = device.xp
-        A = cupyx.scipy.sparse.csr_matrix(scipy.sparse.csr_matrix((A.data, A.indices, A.indptr), shape=A.shape))
-    else:
-        import scipy.sparse.linalg as linalg
-    inverse = 1 / A.diagonal()
-    M = linalg.LinearOperator(A.shape, matvec=lambda r: inverse * r, dtype=np.float64)
-    iterations = [0]
 
-    def count(_: Any) -> None:
-        iterations[0] += 1
+class Peer:
+    """CG of SciPy or CuPy on CSR with Jacobi."""
 
-    def solve() -> Any:
-        iterations[0] = 0
-        return linalg.cg(A, b, M=M, maxiter=20_000, callback=count, rtol=experiment.solver.rtol)[0]
+    def __init__(self, beam: Cantilever, device: Device) -> None:
+        A = beam.matrix("csr").to_csr()
+        if device.kind == "cuda":
+            import cupyx.scipy.sparse
+            import cupyx.scipy.sparse.linalg
 
-    seconds, x = timed(device, solve)
-    return seconds, iterations[0], float(xp.linalg.norm(b - A @ x) / xp.linalg.norm(b))
+            self.name, self.linalg = "cupy_csr", cupyx.scipy.sparse.linalg
+            self.A: Any = cupyx.scipy.sparse.csr_matrix(
+                scipy.sparse.csr_matrix((A.data, A.indices, A.indptr), shape=A.shape)
+            )
+        else:
+            self.name, self.linalg, self.A = "scipy_csr", scipy.sparse.linalg, A
+        inverse = 1 / self.A.diagonal()
+        self.M = self.linalg.LinearOperator(A.shape, matvec=lambda r: inverse * r, dtype=np.float64)
+
+    def solve(self, b: Array, maxiter: int, rtol: float = 0.0) -> Any:
+        """Return the solution after so many iterations, or fewer where the tolerance is met."""
+        return self.linalg.cg(self.A, b, M=self.M, maxiter=maxiter, rtol=rtol)[0]
+
+
+class Cube:
+    """A cantilever of equal sides and its load cases, on a device."""
+
+    def __init__(self, nodes: int, dof: int, device: Device) -> None:
+        self.name, self.device = f"cube{nodes}-dof{dof}", device
+        self.model = {"nodes": [nodes] * 3, "dof": dof}
+        self.beam = Cantilever(nodes=nodes, dof=dof)
+        self.n = self.beam.unknowns
+        self.limit = measure_memory(device, 256 << 20 if device.kind == "cpu" else 8 << 30)
+
+    def loads(self, columns: int) -> Array:
+        """Return load cases (n, columns)."""
+        experiment = Experiment.model_validate({"model": self.model, "load": {"samples": columns}})
+        return self.device.asarray(right_hand_sides(experiment, self.beam))
+
+    def matrix(self, format_name: str) -> Operator:
+        """Return the matrix on the device."""
+        return self.beam.matrix(format_name).to_device(self.device)
+
+
+def measure_cg(cube: Cube, formats: tuple[str, ...], few: int, many: int) -> list[dict[str, Any]]:
+    """An iteration of CG in each format, and of the peer's."""
+    b = cube.loads(1)[:, 0].copy()
+    peer = Peer(cube.beam, cube.device)
+    matrices = {name: cube.matrix(name) for name in formats}
+    solves: dict[str, Callable[[int], Any]] = {
+        name: partial(_penstock_cg, A, jacobi(A), b) for name, A in matrices.items()
+    }
+    samples = iteration_seconds(cube.device, {**solves, peer.name: partial(peer.solve, b)}, few, many)
+    peers = {peer.name: statistics.median(samples.pop(peer.name))}
+    records = []
+    for name, A in matrices.items():
+        nbytes = A.nbytes + (CG_VALUES + 1) * b.nbytes
+        entry = record(
+            f"cg/memory/{cube.name}/{name}", samples[name], floor=nbytes / cube.limit, nbytes=nbytes, peers=peers
+        )
+        records.append(told(entry, "an iteration"))
+    return records
+
+
+def _penstock_cg(A: Operator, M: Operator, b: Array, maxiter: int) -> Any:
+    result = cg(A, b, M=M, rtol=0.0, maxiter=maxiter)
+    assert result.iterations == maxiter, result.message
+    return result
+
+
+def told(entry: dict[str, Any], what: str) -> dict[str, Any]:
+    """Print a record in a line, and return it."""
+    peers = ", ".join(f"{name} {1e3 * seconds:.4g}" for name, seconds in entry["peers"].items())
+    print(
+        f"{entry['name']}: {what} {1e3 * entry['seconds']:.4g} ms, floor {1e3 * entry['floor_seconds']:.4g} ms; {peers}",
+        flush=True,
+    )
+    return entry
+
+
+def measure_block_iteration(cube: Cube, format_name: str, columns: int) -> dict[str, Any]:
+    """An iteration of block CG; no peer has one."""
+    A, B = cube.matrix(format_name), cube.loads(columns)
+    M = jacobi(A)
+
+    def solve(maxiter: int) -> Any:
+        result = block_cg(A, B, M=M, rtol=0.0, maxiter=maxiter)
+        assert result.iterations == maxiter, result.columns[0].message
+        return result
+
+    samples = iteration_seconds(cube.device, {"block": solve}, 5, 25, repeats=5)["block"]
+    nbytes = A.nbytes + BLOCK_CG_VALUES * B.nbytes + DIAGONALS * 8 * cube.n
+    name = f"block_cg/memory/{cube.name}/k{columns}/iteration"
+    return told(record(name, samples, floor=nbytes / cube.limit, nbytes=nbytes, peers={}), "an iteration")
+
+
+def measure_block_solve(cube: Cube, format_name: str, columns: int) -> dict[str, Any]:
+    """All load cases: as a block, one after the other by ``cg``, and by the peer's."""
+    device, B = cube.device, cube.loads(columns)
+    A = cube.matrix(format_name)
+    M, peer = jacobi(A), Peer(cube.beam, device)
+    singles = [B[:, column].copy() for column in range(columns)]
+    for warm in (partial(block_cg, A, B, M=M), partial(cg, A, singles[0], M=M)):
+        warm(maxiter=3)
+    peer.solve(singles[0], 3)
+    seconds, result = seconds_of(device, partial(block_cg, A, B, M=M, rtol=RTOL))
+    alone = [seconds_of(device, partial(cg, A, b, M=M, rtol=RTOL)) for b in singles]
+    theirs = [seconds_of(device, partial(peer.solve, b, 100_000, RTOL)) for b in singles]
+    assert result.converged, result.columns[0].message
+    residuals = [cube.device.xp.linalg.norm(b - peer.A @ x) / cube.device.xp.linalg.norm(b)
+                 for b, (_, x) in zip(singles, theirs, strict=True)]  # fmt: skip
+    nbytes = result.iterations * (A.nbytes + BLOCK_CG_VALUES * B.nbytes + DIAGONALS * 8 * cube.n)
+    entry = record(
+        f"block_cg/memory/{cube.name}/k{columns}",
+        [seconds],
+        floor=nbytes / cube.limit,
+        nbytes=nbytes,
+        peers={peer.name: sum(time for time, _ in theirs), "cg": sum(time for time, _ in alone)},
+        rtol=RTOL,
+        iterations=result.iterations,
+        single_iterations=[one.iterations for _, one in alone],
+        largest_true_residual=max(column.true_residual for column in result.columns),
+        largest_peer_residual=float(max(residuals)),
+    )
+    return told(entry, f"{result.iterations} iterations")
+
+
+def measure_streamed(cube: Cube, columns: int, link: float) -> list[dict[str, Any]]:
+    """The block, and some of its columns one after the other, with matrix storage of a quarter of the matrix."""
+    device, B, whole = cube.device, cube.loads(columns), cube.beam.matrix("sliced_bsr")
+    budget = whole.nbytes // 4
+    records, spent = [], {}
+    with HostStore.from_matrix(whole, 32) as store:
+        for together in (columns, 1):
+            workspace = block_cg_workspace_nbytes(cube.n, columns) if together > 1 else cg_workspace_nbytes(cube.n)
+            plan = plan_stream(store.index, budget, columns=together, workspace_nbytes=workspace)
+            with StreamedMatrix(store, budget, device=device, plan=plan) as A:
+                M = jacobi(A)
+                if together > 1:
+                    block_cg(A, B, M=M, maxiter=2)
+                    solves = [seconds_of(device, partial(block_cg, A, B, M=M, rtol=RTOL))]
+                else:
+                    cg(A, B[:, 0].copy(), M=M, maxiter=2)
+                    chosen = [B[:, column].copy() for column in range(SINGLE_STREAMED)]
+                    solves = [seconds_of(device, partial(cg, A, b, M=M, rtol=RTOL)) for b in chosen]
+                peak = A.budget.peak_nbytes
+            assert all(result.converged for _, result in solves)
+            spent[together] = solves
+            moved = [result.bytes_streamed for _, result in solves]
+            entry = record(
+                f"block_cg/streamed/{cube.name}/k{columns}" if together > 1 else f"cg/streamed/{cube.name}",
+                [seconds for seconds, _ in solves],
+                floor=statistics.median(moved) / link,
+                nbytes=int(statistics.median(moved)),
+                peers={},
+                rtol=RTOL,
+                matrix_bytes=whole.nbytes,
+                budget_bytes=budget,
+                peak_budget_bytes=peak,
+                vectors_bytes=workspace,
+                iterations=[result.iterations for _, result in solves],
+                sweeps=[result.sweeps for _, result in solves],
+            )
+            records.append(entry)
+    block, single = spent[columns][0], spent[1]
+    # As many single solves as there are columns: those measured, scaled by their mean.
+    all_seconds = columns * statistics.fmean(seconds for seconds, _ in single)
+    all_bytes = columns * statistics.fmean(result.bytes_streamed for _, result in single)
+    mean_iterations = statistics.fmean(result.iterations for _, result in single)
+    records[0]["peers"] = {f"cg, {SINGLE_STREAMED} scaled to {columns}": all_seconds}
+    records[0] |= {
+        "single_bytes_scaled": all_bytes,
+        "bytes_ratio": block[1].bytes_streamed / all_bytes,
+        "bytes_ratio_promised": block[1].iterations / mean_iterations / columns,
+        "times_faster": all_seconds / block[0],
+    }
+    for entry in records:
+        told(entry, f"{entry['iterations']} iterations, {entry['bytes'] / 1e9:.1f} GB")
+    print(
+        f"  bytes {records[0]['bytes_ratio']:.5f} of {columns} single solves' (iterations alone: "
+        f"{records[0]['bytes_ratio_promised']:.5f}), {records[0]['times_faster']:.1f} x faster"
+    )
+    return records
+
+
+def measure_looks(cube: Cube, format_name: str, iterations: int) -> dict[str, Any]:
+    """What a solve calls between two looks: every call of the CUDA API, and what the memory pool hands out."""
+    A, b = cube.matrix(format_name), cube.loads(1)[:, 0].copy()
+    M, pool = jacobi(A), cube.device.xp.get_default_memory_pool()
+    looks: list[dict[str, Any]] = []
+    trace = CallTrace()
+
+    def monitor(state_record: Any) -> None:
+        looks.append({"iteration": state_record.iteration, "calls": trace.take(), "pool_used": pool.used_bytes(),
+                      "pool_total": pool.total_bytes()})  # fmt: skip
+
+    options: dict[str, Any] = {"M": M, "rtol": 0.0, "maxiter": iterations, "check_every": iterations // 4}
+    cg(A, b, **options)
+    with trace:
+        seconds, _ = seconds_of(cube.device, partial(cg, A, b, monitor=monitor, **options))
+    between = {name: count for name, count in looks[1]["calls"].items() if count}
+    print(f"cg/looks/{cube.name}: from the first look to the second, {options['check_every']} iterations: {between}")
+    return record(
+        f"cg/looks/{cube.name}/{format_name}", [seconds], floor=0.0, nbytes=0, peers={}, looks=looks, traced=True
+    )
 
 
 def main() -> None:
     """Measure, print and write the JSON."""
     parser = argument_parser(__doc__)
-    parser.add_argument("experiment", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--nodes", type=int, help="nodes a side of the large cube")
+    parser.add_argument("--columns", type=int, help="load cases")
     arguments = parser.parse_args()
-    experiment = read_experiment(arguments.experiment)
-    device, beam = Device.parse(experiment.memory.device), experiment.cantilever()
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        links = [measured_link(device, Path(folder))]
-        run_folder = run_experiment(experiment, Path(folder) / "run").folder
-        result = json.loads(run_folder.result.read_text(encoding="utf-8"))
-        links.append(measured_link(device, Path(folder)))
-    b = device.asarray(beam.load(*experiment.load_kinds()))
-    A = beam.matrix().to_device(device)
-    M = block_jacobi(A, beam.dof)
-    memory_seconds, memory = timed(device, functools.partial(cg, A, b, M=M, rtol=experiment.solver.rtol))
-    del A, M
-    vendor_seconds, vendor_iterations, vendor_residual = vendor_solve(experiment, device, b)
-    vendor = "scipy_csr" if device == CPU else "cupy_csr"
-    link, solve = max(links), result["seconds"]["solve"]
-    matrix = f"cube{beam.mesh.node_counts[0]}-dof{beam.dof}"
-    common = {"floor": result["bytes_streamed"] / link, "nbytes": result["bytes_streamed"]}
-    peers = {"memory": memory_seconds, vendor: vendor_seconds}
-    entry = record(f"cg/streamed/{matrix}", [solve], **common, peers=peers, experiment=result)
-    entry |= {
-        "link_fraction": result["bytes_streamed"] / solve / link,
-        "memory_iterations": memory.iterations,
-        "memory_true_residual": memory.true_residual,
-        f"{vendor}_iterations": vendor_iterations,
-        f"{vendor}_true_residual": vendor_residual,
-    }
-    limits = {
-        "read_GBps": measure_memory(device, 256 << 20 if device == CPU else 8 << 30) / 1e9,
-        "link_GBps": link / 1e9,
-    }
-    print(
-        f"{entry['name']}: {solve:.2f} s streamed ({100 * entry['link_fraction']:.1f} % of the link, {result['iterations']} "
-        f"iterations, true residual {result['true_residual']:.2e}), {memory_seconds:.2f} s in memory, "
-        f"{vendor} {vendor_seconds:.2f} s ({vendor_iterations} iterations)"
-    )
-    write("cg", arguments, limits, [entry])
+    device = Device.parse(arguments.device)
+    on_gpu = device.kind == "cuda"
+    columns = arguments.columns or (32 if on_gpu else 16)
+    large = Cube(arguments.nodes or (128 if on_gpu else 32), 3, device)
+    limits = {"read_GBps": large.limit / 1e9}
+    records = []
+    with device.current():
+        if on_gpu:
+            link = measure_link(device)
+            limits["link_GBps"] = link / 1e9
+            records += measure_cg(Cube(16, 1, device), ("csr",), 20, 100)
+            records += measure_cg(large, ("sliced_bsr", "symmetric_bsr", "bsr", "csr"), 20, 120)
+            records += [measure_looks(large, "sliced_bsr", 64)]
+            records += [measure_block_iteration(large, "sliced_bsr", columns)]
+            records += [measure_block_solve(large, "sliced_bsr", columns)]
+            records += measure_streamed(large, columns, link)
+        else:
+            records += measure_cg(Cube(8, 1, device), ("csr",), 10, 40)
+            records += measure_cg(Cube(16, 1, device), ("csr",), 10, 60)
+            records += measure_cg(large, ("csr", "sliced_bsr", "symmetric_bsr"), 5, 45)
+            records += [measure_block_iteration(large, "sliced_bsr", columns)]
+            records += [measure_block_solve(large, "sliced_bsr", columns)]
+    write("cg", arguments, limits, records)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers import CgState
+from penstock.solvers import BlockCgState, CgState, StopReason
 from penstock.spmv import Device, InputError, StoreError
 
-__all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "SolverState", "read_checkpoint", "write_checkpoint"]
 
-_VECTORS = ("x", "r", "p")
-_SCALARS = ("rho", "last_true_residual", "matrix_norm", "drift", "first_drift")
-_COUNTS = ("iteration", "replacements", "within")
+_CG_VECTORS = ("x", "r", "p")
+_CG_NUMBERS = (
+    "rho",
+    "last_true_residual",
+    "matrix_norm",
+    "drift",
+    "first_drift",
+    "iteration",
+    "replacements",
+)
+_BLOCK_VECTORS = ("x", "w", "p")
+_BLOCK_LISTS = ("t", "phi", "last_true_residuals", "residual_norms")
+
+SolverState = CgState | BlockCgState
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class Checkpoint:
 
     Parameters
     ----------
-    state : CgState or None
+    state : CgState, BlockCgState or None
         Between two iterations; None before the first.
     sweeps, bytes_streamed : int
         Spent so far, by all runs together.
@@ -35,7 +46,7 @@ class Checkpoint:
         Direction of the next sweep: 1, rows ascending, is the only one there is so far.
     """
 
-    state: CgState | None
+    state: SolverState | None
     sweeps: int = 0
     bytes_streamed: int = 0
     seconds: float = 0.0
@@ -60,18 +71,15 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, device: Device) -> None
     """
     state = checkpoint.state
     assert state is not None, "a checkpoint on disk has a state"
-    vectors: dict[str, Any] = {name: device.to_host(getattr(state, name)) for name in _VECTORS}
+    contents = _contents(state, device)
     temporary = path.with_name(path.name + ".partial")
     try:
         with open(temporary, "wb") as file:
             np.savez(
                 file,
-                **vectors,
-                scalars=np.array([getattr(state, name) for name in _SCALARS]),
-                counts=np.array([int(getattr(state, name)) for name in _COUNTS]),
+                **contents,
                 spent_seconds=checkpoint.seconds,
                 spent=np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction]),
-                residual_norms=np.array(state.residual_norms),
             )
             file.flush()
             os.fsync(file.fileno())
@@ -91,18 +99,45 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
     """
     try:
         with np.load(path) as data:
-            vectors = {name: device.asarray(data[name]) for name in _VECTORS}
-            scalars = dict(zip(_SCALARS, data["scalars"].tolist(), strict=True))
-            counts = dict(zip(_COUNTS, data["counts"].tolist(), strict=True))
+            state = _state(data, device)
             seconds = float(data["spent_seconds"])
             sweeps, bytes_streamed, direction = (int(number) for number in data["spent"])
-            residual_norms = [float(norm) for norm in data["residual_norms"]]
     except FileNotFoundError:
         raise InputError(f"{path.parent} has no {path.name}; nothing to resume") from None
     except Exception as error:  # numpy raises many kinds for a damaged archive
         raise InputError(f"{path} is damaged ({error}); start the run anew") from error
-    if any(vector.shape != (unknowns,) for vector in vectors.values()):
+    if state.x.shape[0] != unknowns:
         raise InputError(f"{path} holds vectors of another length than the {unknowns} unknowns of this run")
-    counts["within"] = bool(counts["within"])
-    state = CgState(**vectors, **scalars, **counts, residual_norms=residual_norms)
     return Checkpoint(state, sweeps, bytes_streamed, seconds, direction)
+
+
+def _contents(state: SolverState, device: Device) -> dict[str, Any]:
+    """Return a state as arrays of the host, by name."""
+    if isinstance(state, CgState):
+        return {
+            **{name: device.to_host(getattr(state, name)) for name in _CG_VECTORS},
+            "numbers": np.array([float(getattr(state, name)) for name in _CG_NUMBERS]),
+            "residual_norms": np.array(state.residual_norms),
+        }
+    return {
+        **{name: device.to_host(getattr(state, name)) for name in _BLOCK_VECTORS},
+        **{name: np.array(getattr(state, name)) for name in _BLOCK_LISTS},
+        "active": np.array(state.active, dtype=np.int64),
+        "iteration": state.iteration,
+        "reasons": np.array([reason.name if reason else "" for reason in state.reasons]),
+    }
+
+
+def _state(data: Any, device: Device) -> SolverState:
+    """Turn what :func:`_contents` returned into a state again."""
+    if "numbers" in data:
+        numbers = dict(zip(_CG_NUMBERS, data["numbers"].tolist(), strict=True))
+        counts = {name: int(numbers.pop(name)) for name in ("iteration", "replacements")}
+        vectors = {name: device.asarray(data[name]) for name in _CG_VECTORS}
+        return CgState(**vectors, **numbers, **counts, residual_norms=data["residual_norms"].tolist())
+    x, w, p = (device.asarray(data[name]) for name in _BLOCK_VECTORS)
+    return BlockCgState(
+        x, w, p, data["t"], data["phi"], data["active"].tolist(), int(data["iteration"]),
+        [StopReason[name] if name else None for name in data["reasons"].tolist()],
+        data["last_true_residuals"].tolist(), data["residual_norms"].tolist(),
+    )  # fmt: skip

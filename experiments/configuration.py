@@ -22,6 +22,7 @@ from penstock.fem import (
     UniformMaterial,
 )
 from penstock.spmv import InputError, parse_nbytes
+from penstock.spmv.block_vectors import LARGEST_BLOCK
 
 __all__ = ["Experiment", "read_configuration", "read_experiment"]
 
@@ -71,6 +72,15 @@ class MaterialSection(Section):
     contrast: PositiveFloat = Field(default=100.0, description="stiffness of inclusions (two_phase)")
     fraction: Annotated[float, Field(ge=0, le=1)] = Field(default=0.3, description="share of inclusions (two_phase)")
     seed: Annotated[int, Field(ge=0)] = Field(default=1, description="of random factors")
+    samples: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="solve for so many seeds, one after another, from this one on"
+    )
+
+    @model_validator(mode="after")
+    def _samples_are_random(self) -> MaterialSection:
+        if self.samples is not None and self.kind == "uniform":
+            raise ValueError("samples of a uniform material are all the same; choose kind: lognormal or two_phase")
+        return self
 
     def cantilever(self, model: Model) -> Cantilever:
         """Return a body of this material."""
@@ -91,15 +101,41 @@ class MaterialSection(Section):
         return Cantilever(model.nodes, model.dof, model.lengths, materials[self.kind], element)
 
 
-class LoadSection(Section):
-    """What acts on the body."""
+LoadKind = Literal["auto", "shear", "shear_y", "axial", "torsion", "body"]
+Magnitude = Annotated[float, Field(allow_inf_nan=False)]
 
-    kind: Literal["auto", "shear", "shear_y", "axial", "torsion", "body"] = Field(
-        default="auto", description="auto: end shear, or a uniform source for dof 1"
+
+class LoadCase(Section):
+    """One of several loads."""
+
+    kind: LoadKind = Field(default="auto", description="auto: end shear, or a uniform source for dof 1")
+    magnitude: Magnitude = Field(default=1.0, description="total force, moment or source")
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return the arguments of :meth:`Cantilever.load`."""
+        return () if self.kind == "auto" else (self.kind,)
+
+
+class LoadSection(LoadCase):
+    """What acts on the body: one load, several cases, or samples of a random load. Several are solved as one block."""
+
+    cases: Annotated[tuple[LoadCase, ...], Field(min_length=1, max_length=LARGEST_BLOCK)] | None = Field(
+        default=None, description="load cases instead of one load: a list of {kind: ..., magnitude: ...}"
     )
-    magnitude: Annotated[float, Field(allow_inf_nan=False)] = Field(
-        default=1.0, description="total force, moment or source"
+    samples: Annotated[int, Field(ge=1, le=LARGEST_BLOCK)] | None = Field(
+        default=None, description="samples of the load, each of its entries multiplied by a random number"
     )
+    spread: PositiveFloat = Field(default=0.2, description="standard deviation of these numbers; their mean is 1")
+    seed: Annotated[int, Field(ge=0)] = Field(default=1, description="of these numbers")
+
+    @model_validator(mode="after")
+    def _cases_or_samples(self) -> LoadSection:
+        if self.cases is not None and self.samples is not None:
+            raise ValueError("cases are loads that are known, samples random ones; give one or the other")
+        given = sorted(self.model_fields_set & {"kind", "magnitude"})
+        if self.cases is not None and given:
+            raise ValueError(f"cases have their own kind and magnitude; leave out {' and '.join(given)}")
+        return self
 
 
 class SolverSection(Section):
@@ -109,9 +145,19 @@ class SolverSection(Section):
     maxiter: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="iterations at most; default 10 x unknowns"
     )
-    preconditioner: Literal["none", "jacobi", "block_jacobi"] = Field(
-        default="block_jacobi", description="block_jacobi inverts the blocks of the unknowns of a node"
+    preconditioner: Literal["none", "jacobi", "block_jacobi", "chebyshev"] = Field(
+        default="block_jacobi",
+        description="block_jacobi inverts the blocks of the unknowns of a node; chebyshev is a polynomial in the matrix",
     )
+    products: Annotated[int, Field(ge=1)] = Field(
+        default=9, description="with chebyshev: products with the matrix an iteration, odd"
+    )
+
+    @model_validator(mode="after")
+    def _products_are_odd(self) -> SolverSection:
+        if self.products % 2 == 0:
+            raise ValueError(f"products must be odd, so that the polynomial stays positive, not {self.products}")
+        return self
 
 
 class MemorySection(Section):
@@ -172,17 +218,37 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _load_fits_model(self) -> Experiment:
-        if self.model.dof == 1 and self.load.kind not in ("auto", "body"):
-            raise ValueError(f"load.kind {self.load.kind!r} is a force; model.dof 1 (heat conduction) takes 'body'")
+        for case in self.load.cases or (self.load,):
+            if self.model.dof == 1 and case.kind not in ("auto", "body"):
+                raise ValueError(f"load.kind {case.kind!r} is a force; model.dof 1 (heat conduction) takes 'body'")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_of_one_thing(self) -> Experiment:
+        if self.material.samples is not None:
+            if self.load.cases is not None or self.load.samples is not None:
+                raise ValueError(
+                    "material.samples are solved one after another; give one load, no cases or samples of it"
+                )
+            if self.memory.store is not None:
+                raise ValueError(
+                    "memory.store keeps one matrix, but every one of material.samples has its own; leave it out"
+                )
         return self
 
     def cantilever(self) -> Cantilever:
         """Return the model problem this file describes."""
         return self.material.cantilever(self.model)
 
-    def load_kinds(self) -> tuple[str, ...]:
-        """Return the arguments of :meth:`Cantilever.load`."""
-        return () if self.load.kind == "auto" else (self.load.kind,)
+    @property
+    def columns(self) -> int:
+        """Right-hand sides that are solved together."""
+        return len(self.load.cases) if self.load.cases is not None else self.load.samples or 1
+
+    @property
+    def is_block(self) -> bool:
+        """Whether right-hand sides are solved as a block, even if it is a block of one."""
+        return self.load.cases is not None or self.load.samples is not None
 
 
 def read_experiment(path: str | Path) -> Experiment:

@@ -16,7 +16,14 @@ from penstock.fem import BoxMesh
 from penstock.streaming import Timeline
 from penstock.streaming.timeline import SpanKind
 
-__all__ = ["draw_convergence", "draw_deformed", "draw_spans", "draw_timeline"]
+__all__ = [
+    "draw_convergence",
+    "draw_deformed",
+    "draw_monte_carlo",
+    "draw_spans",
+    "draw_timeline",
+    "draw_tip_deflections",
+]
 
 _BLUE, _ORANGE, _GREY = "#1f6fb2", "#e07b28", "#8a8f98"
 _ROWS: dict[SpanKind, tuple[str, str]] = {
@@ -47,6 +54,47 @@ def draw_convergence(path: Path, histories: list[list[float]], true_residual: fl
     axes.set(xlabel="iteration", ylabel=r"$\|r\| / \|b\|$")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def draw_tip_deflections(path: Path, tips: dict[str, float], *, samples: bool) -> None:
+    """Draw the deflections of load cases as bars, or of samples as a histogram with mean and standard deviation."""
+    figure = Figure(figsize=(6.4, 3.8))
+    axes = figure.subplots()
+    values = np.array(list(tips.values()))
+    if samples:
+        axes.hist(values, bins=max(5, int(np.sqrt(values.size)) + 1), color=_BLUE, edgecolor="white")
+        mean, deviation = values.mean(), values.std(ddof=1) if values.size > 1 else 0.0
+        axes.axvspan(mean - deviation, mean + deviation, color=_ORANGE, alpha=0.2, label="mean and deviation")
+        axes.axvline(mean, color=_ORANGE, label=f"mean {mean:.4g}")
+        axes.set(xlabel="tip deflection", ylabel="samples", title=f"{values.size} samples of the load")
+        axes.legend(frameon=False)
+    else:
+        axes.bar([name.replace("_", " ", 1) for name in tips], values, color=_BLUE)
+        axes.axhline(0, color=_GREY, linewidth=0.8)
+        axes.set(ylabel="tip deflection", title="load cases")
+        axes.tick_params(axis="x", rotation=45 if len(tips) > 6 else 0)
+    axes.grid(alpha=0.3, axis="y")
+    _save(figure, path)
+
+
+def draw_monte_carlo(path: Path, tips: list[float]) -> None:
+    """Draw how mean and standard deviation of the deflection settle as samples are added."""
+    figure = Figure(figsize=(6.4, 5.2))
+    above, below = figure.subplots(2, sharex=True)
+    values, count = np.array(tips), np.arange(1, len(tips) + 1)
+    mean = np.cumsum(values) / count
+    squares = np.array([values[:stop].var(ddof=1) if stop > 1 else np.nan for stop in count])
+    error = np.sqrt(squares / count)
+    above.plot(count, values, ".", color=_GREY, markersize=4, label="samples")
+    above.plot(count, mean, color=_BLUE, label="mean")
+    above.fill_between(count, mean - 2 * error, mean + 2 * error, color=_BLUE, alpha=0.2, label="two standard errors")
+    above.set(ylabel="tip deflection")
+    above.legend(frameon=False, fontsize=8)
+    below.plot(count, np.sqrt(squares), color=_ORANGE)
+    below.set(xlabel="samples of the stiffness", ylabel="standard deviation")
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
     _save(figure, path)
 
 

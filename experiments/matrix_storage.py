@@ -14,7 +14,7 @@ import numpy as np
 from penstock.experiments.configuration import Experiment
 from penstock.experiments.progress import Reporter
 from penstock.experiments.rates import machine_rates
-from penstock.solvers import cg_workspace_nbytes
+from penstock.solvers import block_cg_workspace_nbytes, cg_workspace_nbytes
 from penstock.spmv import CPU, BudgetError, Device, InputError, StoreError, format_nbytes
 from penstock.spmv.formats.base import INT32_MAX
 from penstock.streaming import (
@@ -29,7 +29,7 @@ from penstock.streaming import (
     plan_subdivisions,
 )
 
-__all__ = ["measure_rates", "open_store", "plan_experiment", "resident_format"]
+__all__ = ["measure_rates", "open_store", "plan_experiment", "resident_format", "workspace_nbytes"]
 
 # Below this size a measurement would take longer than what it tells about.
 _MEASURED_FROM_NBYTES = 64 << 20
@@ -57,7 +57,11 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
         slabs = cantilever.outlines(count, format_name, values_dtype=np.dtype(memory.values))
         return index_of(slabs, cantilever.shape)
 
-    options: dict[str, Any] = {"workspace_nbytes": cg_workspace_nbytes(cantilever.unknowns), "rates": rates}
+    options: dict[str, Any] = {
+        "workspace_nbytes": workspace_nbytes(experiment, cantilever.unknowns),
+        "columns": experiment.columns,
+        "rates": rates,
+    }
     if memory.budget is None:
         index = index_for(resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)
         return plan_stream(index, index.nbytes, **options)
@@ -83,6 +87,16 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
         assert refused is not None
         raise refused
     return min(plans, key=StreamPlan.compared_seconds)
+
+
+def workspace_nbytes(experiment: Experiment, unknowns: int) -> int:
+    """Return the bytes of all vectors of an experiment's solve, those of the preconditioner included."""
+    kind, columns = experiment.solver.preconditioner, experiment.columns
+    vector = np.dtype(np.float64).itemsize * unknowns
+    held = {"none": 0, "jacobi": 1, "block_jacobi": experiment.model.dof, "chebyshev": 1 + 2 * columns}[kind] * vector
+    if not experiment.is_block:
+        return cg_workspace_nbytes(unknowns) + held
+    return block_cg_workspace_nbytes(unknowns, columns, preconditioned=kind in ("block_jacobi", "chebyshev")) + held
 
 
 def resident_format(experiment: Experiment) -> str:

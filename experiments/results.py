@@ -40,6 +40,7 @@ class ResultsFolder:
         self.field = path / "solution.vtkhdf"
         self.checkpoint = path / "checkpoint.npz"
         self.matrix = path / "matrix"
+        self.samples = path / "samples"
 
     def write_residuals(self, histories: list[list[float]]) -> None:
         """Write the residual histories of all right-hand sides, one line an iteration; a shorter one keeps its last value."""
@@ -71,13 +72,18 @@ class ResultsFolder:
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read {file}: {error}") from error
 
-    def write_field(self, cantilever: Cantilever, solution: np.ndarray[Any, Any]) -> None:
-        """Write the solution for ParaView."""
-        values = solution.reshape(-1, cantilever.dof)
-        name = _FIELD[cantilever.dof]
-        fields = {name: values[:, 0] if cantilever.dof == 1 else values[:, :3]}
-        if cantilever.dof == 6:
-            fields["rotation"] = values[:, 3:]
+    def write_field(self, cantilever: Cantilever, solution: np.ndarray[Any, Any], *, samples: bool = False) -> None:
+        """Write the solution for ParaView: of several load cases each under its number, of samples mean and deviation."""
+        name, fields = _FIELD[cantilever.dof], {}
+        columns = solution.reshape(len(solution), -1)
+        named = {f"_{number}": column for number, column in enumerate(columns.T[1:], 2)}
+        if samples:
+            named = {"_deviation": columns.std(axis=1, ddof=1)} if columns.shape[1] > 1 else {}
+        for suffix, column in {"": columns.mean(axis=1) if samples else columns[:, 0], **named}.items():
+            values = column.reshape(-1, cantilever.dof)
+            fields[name + suffix] = values[:, 0] if cantilever.dof == 1 else values[:, :3]
+            if cantilever.dof == 6:
+                fields["rotation" + suffix] = values[:, 3:]
         temporary = self.field.with_name(self.field.name + ".partial")
         try:
             write_vtkhdf(temporary, cantilever.mesh, fields)
@@ -89,6 +95,14 @@ class ResultsFolder:
     def draw(self, cantilever: Cantilever | None) -> list[Path]:
         """Draw every picture for which the folder holds data, and return their paths; without a body, none of it."""
         result, drawn = self.read_json(self.result), []
+        if "stiffness_samples" in result:
+            drawn.append(self.path / "monte_carlo.png")
+            figures.draw_monte_carlo(drawn[-1], [sample["tip_deflection"] for sample in result["stiffness_samples"]])
+            return drawn
+        if "columns" in result:
+            drawn.append(self.path / "tip_deflections.png")
+            tips = {column["name"]: column["tip_deflection"] for column in result["columns"]}
+            figures.draw_tip_deflections(drawn[-1], tips, samples=bool(result["samples"]))
         drawn.append(self.path / "convergence.png")
         figures.draw_convergence(drawn[-1], self.read_residuals(), result["true_residual"] or 0.0, result["rtol"])
         if self.timeline.exists():
@@ -109,13 +123,17 @@ class ResultsFolder:
         """Return the result in words, one line a fact."""
         result = self.read_json(self.result)
         seconds = result["seconds"]
+        if "stiffness_samples" in result:
+            return _samples_summary(result)
         lines = [
             f"{result['message']}",
             f"unknowns         {result['unknowns']:,}, {result['nonzeros']:,} stored scalars, "
             f"matrix of {format_nbytes(result['matrix_nbytes'])}",
             f"iterations       {result['iterations']}, true relative residual {_number(result['true_residual'])}",
-            f"tip deflection   {_number(result['tip_deflection'])}",
+            f"tip deflection   {_deflection(result)}",
         ]
+        if result.get("columns") and not result["samples"]:
+            lines += [f"  {column['name']:<14} {_number(column['tip_deflection'])}" for column in result["columns"]]
         if result["budget_nbytes"] is not None:
             lines.append(
                 f"matrix storage   {format_nbytes(result['peak_budget_nbytes'])} at most, of a budget of "
@@ -156,6 +174,29 @@ def write_json(file: Path, data: Any) -> None:
 
 def _number(value: float | None) -> str:
     return "not a finite number" if value is None else f"{value:.6g}"
+
+
+def _deflection(result: dict[str, Any]) -> str:
+    """Return the deflection, and of samples what is known of its mean."""
+    text, deviation = _number(result["tip_deflection"]), result.get("tip_deflection_deviation")
+    if deviation is None:
+        return text + (f", mean of {len(result['columns'])} load cases" if len(result.get("columns", ())) > 1 else "")
+    count = result.get("samples") or len(result["stiffness_samples"])
+    return f"mean {text} +- {deviation / count**0.5:.2g}, standard deviation {deviation:.4g}, of {count} samples"
+
+
+def _samples_summary(result: dict[str, Any]) -> str:
+    samples = result["stiffness_samples"]
+    failed = [str(sample["seed"]) for sample in samples if not sample["converged"]]
+    iterations = [sample["iterations"] for sample in samples]
+    lines = [
+        f"{len(samples) - len(failed)} of {len(samples)} samples of the stiffness converged"
+        + (f"; not those of seeds {', '.join(failed)}" if failed else ""),
+        f"tip deflection   {_deflection(result)}",
+        f"iterations       {min(iterations)} to {max(iterations)} a sample, {result['unknowns']:,} unknowns",
+        f"seconds          {result['seconds']['solve']:.2f} for the solves",
+    ]
+    return "\n".join(lines)
 
 
 def _without_nan(data: Any) -> Any:

@@ -155,15 +155,15 @@ def block_cg(
             if state.iteration >= maxiter:
                 run.end(state, StopReason.MAXITER)
                 break
-            fault = run.iterate(state)
-            if fault is not None:
-                run.end(state, fault)
-                break
-            if callback is not None:
-                callback(state.x)
-            if monitor is not None and monitor(run.record(state)) and None in state.reasons:
-                run.end(state, StopReason.STOPPED)
-                break
+            before = state.iteration
+            end = run.iterate(state)
+            if state.iteration > before:
+                if callback is not None:
+                    callback(state.x)
+                if monitor is not None and monitor(run.record(state)):
+                    end = end or StopReason.STOPPED
+            if end is not None and None in state.reasons:
+                run.end(state, end)
         return run.result(state)
 
 
@@ -202,14 +202,18 @@ class _Run:
         # A diagonal is applied in passing; any other preconditioner writes a block of its own.
         fused = isinstance(M, DiagonalBlocks) and M.blocks.shape[1] == 1
         self.diagonal = M.blocks.reshape(-1) if isinstance(M, DiagonalBlocks) and fused else None
-        applied = M is not None and not fused
+        self.applied = M is not None and not fused
+        self.single = A.dtype == np.float32
         self._memory = {
-            name: A.device.xp.empty(B.size, dtype=B.dtype) for name in ("w", "s", "p", *(["z"] if applied else []))
+            name: A.device.xp.empty(B.size, dtype=B.dtype) for name in ("w", "s", "p", *(["z"] if self.applied else []))
         }
         self.b_norms = self._norms(B)
         self.tolerances = np.maximum(rtol * self.b_norms, atol)
         self.unit = float(np.finfo(str(A.dtype)).eps) / 2
         self.thresholds = np.maximum(self.tolerances, self.unit * self.b_norms)
+        in_range = (self.b_norms >= SMALLEST_NORM) & (self.b_norms <= LARGEST_NORM)
+        self.empty = [column for column in np.flatnonzero(~in_range).tolist() if not bool(B[:, column].any())]
+        self.out_of_range = [column for column in np.flatnonzero(~in_range).tolist() if column not in self.empty]
         self.products = 0
         self.floors: dict[int, float] = {}
         self.final_residuals: dict[int, float] = {}
@@ -233,11 +237,9 @@ class _Run:
         x = xp.zeros_like(self.B) if X0 is None else X0.copy()
         none = self._view("p", 0)
         state = BlockCgState(x, none, none, np.eye(0), np.eye(0), [], 0, [None] * count, [math.inf] * count)
-        for column, norm in enumerate(self.b_norms):
-            if not SMALLEST_NORM <= norm <= LARGEST_NORM:
-                # Zero solves A x = 0; of other right-hand sides the squares would leave the range of numbers.
-                zero = not bool(self.B[:, column].any())
-                state.reasons[column] = StopReason.CONVERGED if zero else StopReason.NOT_FINITE
+        for columns, reason in ((self.empty, StopReason.CONVERGED), (self.out_of_range, StopReason.NOT_FINITE)):
+            for column in columns:
+                state.reasons[column] = reason
                 x[:, column] = 0
         residuals = self.B
         if X0 is not None:
@@ -263,13 +265,16 @@ class _Run:
         for column, reason in enumerate(state.reasons):
             if reason in (StopReason.STOPPED, StopReason.MAXITER):
                 state.reasons[column] = None
-        if StopReason.CONVERGED in state.reasons:  # perhaps to a looser tolerance than this one
+        if any(state.reasons):  # perhaps for another tolerance than this one
             residuals = self._true_residuals(state)
             norms, before = self._norms(residuals), len(self._pending(state))
             for column, reason in enumerate(state.reasons):
                 self.final_residuals[column] = float(norms[column])
-                if reason is StopReason.CONVERGED and norms[column] > self.tolerances[column]:
+                met = norms[column] <= self.tolerances[column]
+                if reason is StopReason.CONVERGED and not met:
                     state.reasons[column] = None
+                elif reason in (StopReason.ROUNDING_FLOOR, StopReason.STAGNATED):
+                    state.reasons[column] = StopReason.CONVERGED if met else self._stagnation(state, column)
             if len(self._pending(state)) > before:
                 self._restart(state, residuals)
         return state
@@ -289,27 +294,29 @@ class _Run:
         state.w = self._view("w", len(state.active))
         self.blocks.combine(state.w, residuals, selection)
         state.p = self._view("p", 0)
-        gram = self._precondition(state.w)
-        factors = factor_gram(gram)
-        if isinstance(factors, GramFault):
-            self._stop(state, state.active, self._preconditioner_fault(factors))
-            return
-        self._turn(state, factors, factors.c, None)
+        factors = self._factors(self._precondition(state.w))
+        fault = factors if isinstance(factors, GramFault) else self._turn(state, factors, factors.c, None)
+        if fault is not None:
+            self._stop(state, state.active, self._preconditioner_fault(fault))
 
     def _precondition(self, w: Array, grams: tuple[Matrix, Matrix] | None = None) -> Matrix:
         """Apply the preconditioner, unless that is done in passing; return ``W^T M W``."""
-        if self.diagonal is not None or self.M is None:
+        if self.M is None or not self.applied:
             return self.blocks.gram(w, w, self.diagonal) if grams is None else grams[1]
         z = self._view("z", w.shape[1])
         self.M.apply(w, z)
         return self.blocks.gram(w, z)
+
+    def _factors(self, gram: Matrix) -> GramFactors | GramFault:
+        """Factor what :meth:`_precondition` returned."""
+        return factor_gram(gram, rounded=self.single and self.applied)
 
     def iterate(self, state: BlockCgState) -> StopReason | None:
         """Do one iteration; return why the block cannot go on, if so."""
         k = state.p.shape[1]
         s = self._view("s", k)
         self._product(state.p, s)
-        curvature = factor_gram(self.blocks.gram(state.p, s))
+        curvature = factor_gram(self.blocks.gram(state.p, s), rounded=self.single)
         if isinstance(curvature, GramFault) or not curvature.rank:
             return self._breakdown(state, curvature, s)
         inverse = curvature.inverse
@@ -322,21 +329,21 @@ class _Run:
         now = dict(zip(state.active, norms, strict=True))
         for column, history in enumerate(state.residual_norms):
             history.append(float(self._relative(column, now[column])) if column in now else history[-1])
-        factors = factor_gram(self._precondition(state.w, grams))
-        if isinstance(factors, GramFault):
-            none = np.zeros((k, 0))
-            self.blocks.extend(self._view("s", 0), state.w, none, None, state.p, none, state.x, gamma)
-            return self._preconditioner_fault(factors)
-        phi = factors.c @ state.phi
         left = norms > self.thresholds[state.active]
         state.active = [column for column, stays in zip(state.active, left, strict=True) if stays]
-        self._turn(state, factors, phi[:, left], gamma)
+        factors = self._factors(self._precondition(state.w, grams))
+        phi = state.phi[:, left]
+        fault = factors if isinstance(factors, GramFault) else self._turn(state, factors, factors.c @ phi, gamma)
+        if fault is not None:  # the iterates move all the same
+            none = np.zeros((k, 0))
+            self.blocks.extend(self._view("s", 0), state.p, none, None, state.p, none, state.x, gamma)
+            return self._preconditioner_fault(fault)
         if not state.active:
             self._test(state)
         return None
 
-    def _turn(self, state: BlockCgState, factors: GramFactors, phi: Matrix, gamma: Matrix | None) -> None:
-        """Make the residuals orthonormal and the directions conjugate, and move the iterates."""
+    def _turn(self, state: BlockCgState, factors: GramFactors, phi: Matrix, gamma: Matrix | None) -> GramFault | None:
+        """Make the residuals orthonormal and the directions conjugate, and move the iterates, or return why not."""
         t, c, well = factors.t, factors.c, factors.well
         if phi.shape[1] < phi.shape[0]:  # fewer residuals are left than the block has vectors
             rotation, phi = np.linalg.qr(phi)
@@ -349,11 +356,12 @@ class _Run:
             self.blocks.combine(q, state.w, t)
             self._exchange("w", "s")
             state.w = q
-            again = factor_gram(self._precondition(q))
-            assert isinstance(again, GramFactors), "nearly orthonormal vectors have a Gram matrix that is nearly one"
+            again = self._factors(self._precondition(q))
+            if isinstance(again, GramFault):
+                return again
             t, c, phi = again.t, again.c @ c, again.c @ phi
             k = c.shape[0]
-        z = state.w if self.diagonal is not None or self.M is None else self._view("z", state.w.shape[1])
+        z = self._view("z", state.w.shape[1]) if self.applied else state.w
         in_place = k == old
         out = state.p if in_place else self._view("s", k)
         if gamma is None:
@@ -363,6 +371,7 @@ class _Run:
         if not in_place:
             self._exchange("p", "s")
         state.p, state.t, state.phi = out, t, phi
+        return None
 
     def _test(self, state: BlockCgState) -> None:
         """Recompute residuals that claim to be small; where they are not, the search starts again from them."""
@@ -434,6 +443,8 @@ class _Run:
         self.matrix_seconds += time.perf_counter() - began
 
     def _relative(self, column: int, norm: float) -> float:
+        if column in self.out_of_range:  # its iterate is zero
+            return 1.0
         return norm / self.b_norms[column] if self.b_norms[column] > 0 else norm
 
     @property

@@ -66,8 +66,6 @@ class CgState:
     drift, first_drift : float
         Bound of what rounding may have put between the recursive and the true residual; the same when the residual was
         last formed from ``b - A x``.
-    within : bool
-        Whether the drift has been harmless since then.
     replacements : int
         Times that the residual was formed from ``b - A x`` after the first one.
     """
@@ -82,7 +80,6 @@ class CgState:
     matrix_norm: float = 0.0
     drift: float = 0.0
     first_drift: float = 0.0
-    within: bool = True
     replacements: int = 0
 
 
@@ -270,7 +267,7 @@ class _Run:
         numbers = recurrence.look()
         state.iteration = int(numbers[Number.ITERATION])
         state.rho, state.matrix_norm = float(numbers[Number.RHO]), float(numbers[Number.MATRIX_NORM])
-        state.drift, state.within = float(numbers[Number.DRIFT]), bool(numbers[Number.WITHIN])
+        state.drift = float(numbers[Number.DRIFT])
         state.residual_norms += map(self._relative, recurrence.norms(before))
         halt = Halt(int(numbers[Number.HALT]))
         if halt is Halt.NO:
@@ -297,8 +294,8 @@ class _Run:
 
     @staticmethod
     def _numbers(state: CgState) -> dict[str, float]:
-        names = ("matrix_norm", "drift", "first_drift", "within")
-        return {"next_rho": state.rho, **{name: float(getattr(state, name)) for name in names}}
+        names = ("matrix_norm", "drift", "first_drift")
+        return {"next_rho": state.rho, **{name: getattr(state, name) for name in names}}
 
     def _test(self, state: CgState, recurrence: CgRecurrence) -> tuple[StopReason | None, float]:
         """Recompute a residual that claims to be small; where it is not, the search starts again from it."""
@@ -351,7 +348,6 @@ class _Run:
     def _forget_drift(self, state: CgState, residual: float) -> None:
         state.drift = self.unit * (state.matrix_norm * self.space.norm(state.x) + residual)
         state.first_drift = state.drift
-        state.within = state.drift <= math.sqrt(self.unit) * residual
 
     def true_residual(self, state: CgState, *, replace: bool = True) -> float:
         """Return ``||b - A x||`` at the cost of one product; ``replace`` puts the vector in the place of r."""

@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
 __all__ = ["GramFactors", "GramFault", "factor_gram"]
 
 Matrix = np.ndarray[Any, Any]
 
-# Of a Gram matrix with ones on its diagonal. Its rounding errors are of the order of 1e-16 times its size: eigenvalues below
-# the rank's limit cannot be told from zero, and vectors orthogonalised with smaller ones than the other limit are so to ten
-# digits at best, which a second pass mends.
-_RANK = 1e-12
-_WELL = 1e-6
-# Less than this is not rounding.
-_NEGATIVE = -1e-8
+# Of a Gram matrix with ones on its diagonal, computed from vectors in float64. Its rounding errors are of the order of 1e-16
+# times its size: eigenvalues below the rank's limit cannot be told from zero, and vectors orthogonalised with smaller ones
+# than the other limit are so to ten digits at best, which a second pass mends. Less than the last is not rounding.
+_RANK, _WELL, _NEGATIVE = 1e-12, 1e-6, -1e-8
+# The same when one side of it was rounded to float32, as the products of a float32 operator are.
+_RANK32, _WELL32, _NEGATIVE32 = 1e-6, 1e-3, -1e-3
 
 
 class GramFault(enum.Enum):
@@ -57,12 +55,13 @@ class GramFactors:
         return inverse
 
 
-def factor_gram(gram: Matrix) -> GramFactors | GramFault:
-    """Factor a Gram matrix ``W^T M W``, columns of W of any length.
+def factor_gram(gram: Matrix, *, rounded: bool = False) -> GramFactors | GramFault:
+    """Factor a Gram matrix ``W^T M W``, columns of W of any length; ``rounded`` if M W was rounded to float32.
 
     By Cholesky, or, where that would lose more than half of the digits, by the eigenvectors of the matrix scaled to a unit
     diagonal, dropping directions that rounding cannot tell from zero (Stathopoulos and Wu 2002, SVQB).
     """
+    least, well, negative = (_RANK32, _WELL32, _NEGATIVE32) if rounded else (_RANK, _WELL, _NEGATIVE)
     if not np.isfinite(gram).all():
         return GramFault.NOT_FINITE
     squares = np.diag(gram)
@@ -78,13 +77,13 @@ def factor_gram(gram: Matrix) -> GramFactors | GramFault:
         except np.linalg.LinAlgError:
             pass
         else:
-            if np.diag(upper).min() ** 2 > _WELL:
-                inverse = solve_triangular(upper, np.eye(len(upper)), check_finite=False)
-                return GramFactors(scale[:, None] * inverse, upper * lengths, well=True)
+            if np.diag(upper).min() ** 2 > well:
+                # A triangular matrix needs no pivots, so this is substitution, too.
+                return GramFactors(scale[:, None] * np.linalg.inv(upper), upper * lengths, well=True)
     values, vectors = np.linalg.eigh(scaled)
-    if values.size and values[0] < _NEGATIVE:
+    if values.size and values[0] < negative:
         return GramFault.NOT_POSITIVE
-    kept = values > _RANK
+    kept = values > least
     root = np.sqrt(values[kept])
     vectors = vectors[:, kept]
     return GramFactors(scale[:, None] * vectors / root, root[:, None] * vectors.T * lengths, well=False)

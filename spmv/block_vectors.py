@@ -207,7 +207,7 @@ class _Cpu:
     ) -> None:
         factors, weighted = (z[:, 0], False) if diagonal is None else (diagonal, True)
         if p is None or c is None or x is None or gamma is None:
-            _extend(out, z, np.ascontiguousarray(t), factors, weighted, z, t[:0], z[:, :0], t[:0])
+            _extend(out, z, np.ascontiguousarray(t), factors, weighted, z, t[:0], out[:, :0], t[:0])
         else:
             _extend(
                 out,

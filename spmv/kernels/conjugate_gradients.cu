@@ -11,8 +11,8 @@ constexpr int THREADS = 256, ITEMS = 4, TILE = THREADS * ITEMS;
 
 // In the order of solvers/cg_recurrence.py, which explains them.
 enum Number {
-    RHO, NEXT_RHO, ALPHA, CURVATURE, RESIDUAL_SQUARED, THRESHOLD_SQUARED, UNIT, MATRIX_NORM, DRIFT, FIRST_DRIFT, WITHIN,
-    ADVANCED, ACTIVE, HALT, ITERATION
+    RHO, NEXT_RHO, ALPHA, CURVATURE, RESIDUAL_SQUARED, THRESHOLD_SQUARED, UNIT, MATRIX_NORM, DRIFT, FIRST_DRIFT, ADVANCED,
+    ACTIVE, HALT, ITERATION
 };
 enum Sum { P_Q, P_P, Q_Q, R_R, R_Z, X_X };
 enum Halt { NO_HALT, SMALL, DRIFTED, BAD_CURVATURE, BAD_PRECONDITIONER, NOT_FINITE };
@@ -57,11 +57,10 @@ __device__ __forceinline__ void close_iteration(const double* partials, double* 
     if (numbers[ADVANCED] != 0.0) {
         const double unit = numbers[UNIT], residual = sqrt(numbers[RESIDUAL_SQUARED]);
         const double drift = numbers[DRIFT] + unit * (numbers[MATRIX_NORM] * sqrt(solution_squared) + residual);
-        const double limit = sqrt(unit) * residual;
-        if (numbers[HALT] == NO_HALT && numbers[WITHIN] != 0.0 && drift > limit && drift > 1.1 * numbers[FIRST_DRIFT])
-            numbers[HALT] = DRIFTED;
+        const double limit = sqrt(unit) * residual, first = numbers[FIRST_DRIFT];
+        // Formed anew, the residual must be better by much, and good enough.
+        if (numbers[HALT] == NO_HALT && drift > limit && drift > 10.0 * first && first <= limit) numbers[HALT] = DRIFTED;
         numbers[DRIFT] = drift;
-        numbers[WITHIN] = drift <= limit;
         numbers[ADVANCED] = 0.0;
     }
     numbers[ACTIVE] = numbers[HALT] == NO_HALT;

@@ -24,7 +24,7 @@ from penstock.experiments import (
     resume_experiment,
     run_experiment,
 )
-from penstock.experiments import run as run_module
+from penstock.experiments import single_run as run_module
 from penstock.spmv import InputError, StoreError
 from penstock.streaming import FileStore, LinkRates
 
@@ -273,7 +273,8 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
     """SIGKILL gives no chance to write anything: what is on disk must do."""
     whole = run_experiment(experiment(solver={"rtol": 1e-10}), tmp_path / "whole").folder
     code = (
-        "import sys, time; from penstock.experiments import run as r, run_experiment, Experiment; real = r.solve_progress\n"
+        "import sys, time; from penstock.experiments import single_run as r, run_experiment, Experiment\n"
+        "real = r.solve_progress\n"
         "r.solve_progress = lambda *a: (time.sleep(0.01), real(*a))[1]\n"
         f"run_experiment(Experiment.model_validate({experiment(solver={'rtol': 1e-10}).model_dump(mode='json')!r}"
         f" | {{'output': {{'checkpoint_seconds': 0.05}}}}), {str(tmp_path / 'killed')!r})"

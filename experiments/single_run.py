@@ -1,0 +1,278 @@
+"""One system of an experiment: planned, built, solved and reported."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import yaml
+
+from penstock.experiments.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
+from penstock.experiments.configuration import Experiment
+from penstock.experiments.environment import describe_environment
+from penstock.experiments.interrupts import stop_requests
+from penstock.experiments.loads import load_names, right_hand_sides
+from penstock.experiments.matrix_storage import measure_rates, open_store, plan_experiment, resident_format
+from penstock.experiments.progress import Reporter, solve_progress
+from penstock.experiments.results import ResultsFolder, write_json, write_text
+from penstock.solvers import (
+    BlockCgState,
+    BlockSolveResult,
+    IterationRecord,
+    SolveResult,
+    StopReason,
+    block_cg,
+    block_jacobi,
+    cg,
+    chebyshev,
+)
+from penstock.spmv import Device, Operator, StoreError
+from penstock.streaming import MemoryBudget, StreamedMatrix, StreamPlan
+from penstock.streaming.budget import check_room
+
+__all__ = ["RunOutcome", "SingleRun", "columns_of", "resolved", "worst"]
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What a run came to: its results folder and the solver's reason to stop."""
+
+    folder: ResultsFolder
+    reason: StopReason
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it stopped on request, leaving a checkpoint."""
+        return self.reason is StopReason.STOPPED
+
+
+def resolved(experiment: Experiment) -> dict[str, Any]:
+    """Return every setting in force, as it can be read again."""
+    data: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
+    if experiment.memory.budget is None:  # without a budget nothing is streamed, and how may not be said
+        data["memory"] = {key: data["memory"][key] for key in ("device", "format", "values")}
+    if experiment.load.cases is not None:
+        data["load"] = {"cases": data["load"]["cases"]}
+    return data
+
+
+class SingleRun:
+    """One run: the experiment, where it writes, and the seconds its parts took."""
+
+    def __init__(self, experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> None:
+        self.experiment = experiment
+        self.folder = folder
+        self.reporter = reporter
+        self.cantilever = experiment.cantilever()
+        self.device = Device.parse(experiment.memory.device)
+        self.seconds: dict[str, float] = {}
+        self.began = time.perf_counter()
+
+    def run(self, *, resume: bool) -> RunOutcome:
+        """Plan, build, solve and report."""
+        checkpoint = Checkpoint(None)
+        if resume:
+            checkpoint = read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
+        with self._timed("plan"):
+            rates = measure_rates(self.experiment, self.device, self.folder.path)
+            plan = plan_experiment(self.experiment, rates)
+            self._settle(plan)
+        write_text(self.folder.plan, plan.explain() + "\n")
+        self.reporter.text("Plan", plan.explain())
+        # Before the matrix is assembled, which may take long.
+        check_room(self.device, plan.storage_nbytes + plan.workspace_nbytes, "matrix storage and vectors")
+        with contextlib.ExitStack() as resources:
+            resources.enter_context(self.device.current())
+            A: Operator
+            if self.experiment.memory.budget is None:
+                with self._timed("assembly"), self.reporter.stage("assemble"):
+                    dtype = np.dtype(self.experiment.memory.values)
+                    name = resident_format(self.experiment)
+                    A = self.cantilever.matrix(name, values_dtype=dtype).to_device(self.device)
+            else:
+                with self._timed("assembly"):
+                    opened = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter)
+                    store = resources.enter_context(opened)
+                budget = MemoryBudget(self.experiment.memory.budget)
+                A = resources.enter_context(StreamedMatrix(store, budget, device=self.device, plan=plan))
+            with self._timed("solve"):
+                result, spent = self._solve(A, checkpoint)
+            # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
+            self._save(spent)
+            reason = worst(result).reason
+            if reason is StopReason.STOPPED:
+                return RunOutcome(self.folder, reason)
+            self._report(A, plan, result, spent, checkpoint.seconds)
+        if result.converged:  # otherwise --resume with a larger maxiter may go on
+            self.folder.checkpoint.unlink(missing_ok=True)
+        shutil.rmtree(self.folder.matrix, ignore_errors=True)
+        return RunOutcome(self.folder, reason)
+
+    def _settle(self, plan: StreamPlan) -> None:
+        """Write down what the plan decided, so that going on or running again does not depend on what is measured then."""
+        if self.experiment.memory.budget is not None:
+            decided: dict[str, Any] = {"format": plan.index.format_name, "subdivisions": len(plan.index.subdivisions)}
+            if plan.slots:
+                decided["slots"] = plan.slots
+            memory = self.experiment.memory.model_copy(update=decided)
+            self.experiment = self.experiment.model_copy(update={"memory": memory})
+            write_text(self.folder.configuration, yaml.safe_dump(resolved(self.experiment), sort_keys=False))
+
+    @contextlib.contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[part] = time.perf_counter() - began
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint; a disk that is full must not end a solve that can go on."""
+        try:
+            write_checkpoint(self.folder.checkpoint, checkpoint, self.device)
+        except StoreError as error:
+            self.reporter.text("Warning", str(error))
+
+    def _preconditioner(self, A: Operator) -> Operator | None:
+        kind = self.experiment.solver.preconditioner
+        if kind == "chebyshev":
+            return chebyshev(A, self.experiment.solver.products)
+        return None if kind == "none" else block_jacobi(A, 1 if kind == "jacobi" else self.cantilever.dof)
+
+    def _solve(self, A: Operator, checkpoint: Checkpoint) -> tuple[SolveResult | BlockSolveResult, Checkpoint]:
+        """Solve, with checkpoints, and return the result and all that was spent, earlier runs included."""
+        solver = self.experiment.solver
+        b = self.device.asarray(right_hand_sides(self.experiment, self.cantilever))
+        began = time.perf_counter()
+        with self.reporter.stage("prepare"):
+            M = self._preconditioner(A)
+
+        # Formats that scatter add in the order of the sweep: the direction is part of the state. It is noted between two
+        # iterations, because a solve that stops sweeps once more, for the true residual.
+        direction = checkpoint.direction
+        if checkpoint.state is not None and isinstance(A, StreamedMatrix):
+            A.turn_to(direction)
+
+        def spent(state: SolverState) -> Checkpoint:
+            sweeps = A.sweeps if isinstance(A, StreamedMatrix) else 0
+            streamed = A.bytes_streamed if isinstance(A, StreamedMatrix) else 0
+            seconds = checkpoint.seconds + time.perf_counter() - began
+            return Checkpoint(
+                state, checkpoint.sweeps + sweeps, checkpoint.bytes_streamed + streamed, seconds, direction
+            )
+
+        last_write = time.perf_counter()
+        with stop_requests(self.reporter) as stop, self.reporter.stage("solve") as stage:
+
+            def monitor(record: IterationRecord) -> bool:
+                nonlocal last_write, direction
+                direction = A.direction if isinstance(A, StreamedMatrix) else 1
+                stage.advance(*solve_progress(record, _first_residual(record.state), solver.rtol))
+                if time.perf_counter() - last_write > self.experiment.output.checkpoint_seconds:
+                    self._save(spent(record.state))
+                    last_write = time.perf_counter()
+                return stop.is_set()
+
+            solve: Callable[..., Any] = block_cg if self.experiment.is_block else cg
+            result = solve(A, b, rtol=solver.rtol, maxiter=solver.maxiter, M=M, monitor=monitor, state=checkpoint.state)
+        return result, spent(result.state)
+
+    @staticmethod
+    def _fraction(spent: Checkpoint, nbytes: int, rate: float | None) -> float | None:
+        """Return which part of a measured rate the solve made use of; None where nothing was measured."""
+        return nbytes / spent.seconds / rate if rate and spent.seconds else None
+
+    def _report(
+        self, A: Operator, plan: StreamPlan, result: SolveResult | BlockSolveResult, spent: Checkpoint, before: float
+    ) -> None:
+        """Write everything a finished run leaves; ``before`` are the seconds of earlier runs that it went on from."""
+        folder, streamed = self.folder, isinstance(A, StreamedMatrix) and bool(plan.slots)
+        x = self.device.to_host(result.x)
+        if streamed:
+            assert isinstance(A, StreamedMatrix)
+            with A.recording() as timeline:  # a sweep of its own, so that recording costs the solve nothing
+                A.apply(result.x)  # with all right-hand sides, as the solve does
+            write_json(folder.timeline, timeline.to_json())
+            write_text(folder.trace, timeline.to_chrome_trace())
+        self.seconds["solve"] = spent.seconds
+        self.seconds["total"] = time.perf_counter() - self.began + before
+        nbytes, columns, named = plan.index.nbytes, columns_of(result), worst(result)
+        tips = [self.cantilever.tip_deflection(column) for column in x.reshape(len(x), -1).T]
+        several = {
+            "columns": [
+                {
+                    "name": name,
+                    "reason": column.reason.name.lower(),
+                    "true_residual": column.true_residual,
+                    "tip_deflection": tip,
+                }
+                for name, column, tip in zip(load_names(self.experiment.load), columns, tips, strict=True)
+            ],
+            "samples": self.experiment.load.samples,
+            "tip_deflection_deviation": statistics.stdev(tips)
+            if self.experiment.load.samples and len(tips) > 1
+            else None,
+        }
+        summary = {
+            "converged": result.converged,
+            "reason": named.reason.name.lower(),
+            "message": named.message,
+            "iterations": result.iterations,
+            "true_residual": max(column.true_residual for column in columns),
+            "rounding_floor": named.rounding_floor,
+            "rtol": self.experiment.solver.rtol,
+            "sweeps": spent.sweeps,
+            "bytes_streamed": spent.bytes_streamed,
+            "matrix_nbytes": nbytes,
+            "budget_nbytes": self.experiment.memory.budget,
+            "peak_budget_nbytes": A.budget.peak_nbytes if isinstance(A, StreamedMatrix) else nbytes,
+            "resident_nbytes": plan.resident_nbytes,
+            "streamed_nbytes_per_sweep": plan.streamed_nbytes,
+            "subdivisions": len(plan.index.subdivisions),
+            "slots": plan.slots,
+            "overlap": plan.overlap,
+            "format": plan.index.format_name,
+            "predicted_sweep_seconds": plan.predicted_seconds(),
+            "sweep_seconds": spent.seconds / spent.sweeps if spent.sweeps else None,
+            "link_fraction": self._fraction(spent, spent.bytes_streamed, plan.rates.link if plan.rates else None),
+            "memory_fraction": self._fraction(spent, spent.sweeps * nbytes, plan.rates.memory if plan.rates else None),
+            "staged": isinstance(A, StreamedMatrix) and A.staged,
+            "direct_reads": isinstance(A, StreamedMatrix) and getattr(A.store, "direct", False),
+            "unknowns": self.cantilever.unknowns,
+            "nonzeros": self.cantilever.nnz,
+            "tip_deflection": statistics.fmean(tips),
+            **(several if self.experiment.is_block else {}),
+            "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "solve", "total")},
+            "device": str(self.device),
+        }
+        write_json(folder.environment, describe_environment())
+        folder.write_residuals([column.residual_norms for column in columns])
+        if self.experiment.output.field:
+            folder.write_field(self.cantilever, x, samples=self.experiment.load.samples is not None)
+        write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
+        if self.experiment.output.figures:
+            with self.reporter.stage("draw") as stage:
+                folder.draw(self.cantilever)
+                stage.advance(1.0)
+        self.reporter.text("Result", folder.summary())
+
+
+def columns_of(result: SolveResult | BlockSolveResult) -> tuple[SolveResult, ...]:
+    """Return the results of all right-hand sides."""
+    return result.columns if isinstance(result, BlockSolveResult) else (result,)
+
+
+def worst(result: SolveResult | BlockSolveResult) -> SolveResult:
+    """Return the right-hand side that says most of the whole: one that did not converge, or the largest residual."""
+    return max(columns_of(result), key=lambda column: (not column.converged, column.true_residual))
+
+
+def _first_residual(state: SolverState) -> float:
+    """Return the residual from which progress is counted."""
+    if isinstance(state, BlockCgState):
+        return max(norms[0] for norms in state.residual_norms)
+    return state.residual_norms[0]
