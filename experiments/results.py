@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from penstock.experiments import figures
+from penstock.experiments.progress import Reporter
 from penstock.fem import Cantilever, write_vtkhdf
 from penstock.spmv import InputError, StoreError, format_nbytes
 from penstock.streaming import Timeline
@@ -38,9 +39,15 @@ class ResultsFolder:
         self.timeline = path / "timeline.json"
         self.trace = path / "timeline.trace.json"
         self.field = path / "solution.vtkhdf"
+        self.solution = path / "solution.npy"
         self.checkpoint = path / "checkpoint.npz"
         self.matrix = path / "matrix"
         self.samples = path / "samples"
+
+    def write_plan(self, text: str, reporter: Reporter) -> None:
+        """Write a plan and show it."""
+        write_text(self.plan, text + "\n")
+        reporter.text("Plan", text)
 
     def write_residuals(self, histories: list[list[float]]) -> None:
         """Write the residual histories of all right-hand sides, one line an iteration; a shorter one keeps its last value."""
@@ -128,12 +135,17 @@ class ResultsFolder:
         lines = [
             f"{result['message']}",
             f"unknowns         {result['unknowns']:,}, {result['nonzeros']:,} stored scalars, "
-            f"matrix of {format_nbytes(result['matrix_nbytes'])}",
+            f"matrix of {format_nbytes(result['matrix_nbytes'])} as {result['format']}",
             f"iterations       {result['iterations']}, true relative residual {_number(result['true_residual'])}",
-            f"tip deflection   {_deflection(result)}",
         ]
+        if "tip_deflection" in result:
+            lines.append(f"tip deflection   {_deflection(result)}")
         if result.get("columns") and not result["samples"]:
             lines += [f"  {column['name']:<14} {_number(column['tip_deflection'])}" for column in result["columns"]]
+        if result.get("largest_error") is not None:
+            lines.append(
+                f"error            {result['largest_error']:.3g} at most, against the known solution, all ones"
+            )
         if result["budget_nbytes"] is not None:
             lines.append(
                 f"matrix storage   {format_nbytes(result['peak_budget_nbytes'])} at most, of a budget of "

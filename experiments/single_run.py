@@ -21,6 +21,7 @@ from penstock.experiments.loads import load_names, right_hand_sides
 from penstock.experiments.matrix_storage import measure_rates, open_store, plan_experiment, resident_format
 from penstock.experiments.progress import Reporter, solve_progress
 from penstock.experiments.results import ResultsFolder, write_json, write_text
+from penstock.experiments.solve_report import columns_of, describe_solve, record_sweep, worst
 from penstock.solvers import (
     BlockCgState,
     BlockSolveResult,
@@ -36,7 +37,7 @@ from penstock.spmv import Device, Operator, StoreError
 from penstock.streaming import MemoryBudget, StreamedMatrix, StreamPlan
 from penstock.streaming.budget import check_room
 
-__all__ = ["RunOutcome", "SingleRun", "columns_of", "resolved", "worst"]
+__all__ = ["RunOutcome", "SingleRun", "resolved"]
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,7 @@ class SingleRun:
             rates = measure_rates(self.experiment, self.device, self.folder.path)
             plan = plan_experiment(self.experiment, rates)
             self._settle(plan)
-        write_text(self.folder.plan, plan.explain() + "\n")
-        self.reporter.text("Plan", plan.explain())
+        self.folder.write_plan(plan.explain(), self.reporter)
         # Before the matrix is assembled, which may take long.
         check_room(self.device, plan.storage_nbytes + plan.workspace_nbytes, "matrix storage and vectors")
         with contextlib.ExitStack() as resources:
@@ -181,76 +181,36 @@ class SingleRun:
             result = solve(A, b, rtol=solver.rtol, maxiter=solver.maxiter, M=M, monitor=monitor, state=checkpoint.state)
         return result, spent(result.state)
 
-    @staticmethod
-    def _fraction(spent: Checkpoint, nbytes: int, rate: float | None) -> float | None:
-        """Return which part of a measured rate the solve made use of; None where nothing was measured."""
-        return nbytes / spent.seconds / rate if rate and spent.seconds else None
-
     def _report(
         self, A: Operator, plan: StreamPlan, result: SolveResult | BlockSolveResult, spent: Checkpoint, before: float
     ) -> None:
         """Write everything a finished run leaves; ``before`` are the seconds of earlier runs that it went on from."""
-        folder, streamed = self.folder, isinstance(A, StreamedMatrix) and bool(plan.slots)
+        folder = self.folder
         x = self.device.to_host(result.x)
-        if streamed:
-            assert isinstance(A, StreamedMatrix)
-            with A.recording() as timeline:  # a sweep of its own, so that recording costs the solve nothing
-                A.apply(result.x)  # with all right-hand sides, as the solve does
-            write_json(folder.timeline, timeline.to_json())
-            write_text(folder.trace, timeline.to_chrome_trace())
+        if isinstance(A, StreamedMatrix) and plan.slots:
+            record_sweep(folder, A, result.x)  # with all right-hand sides, as the solve does
         self.seconds["solve"] = spent.seconds
         self.seconds["total"] = time.perf_counter() - self.began + before
-        nbytes, columns, named = plan.index.nbytes, columns_of(result), worst(result)
         tips = [self.cantilever.tip_deflection(column) for column in x.reshape(len(x), -1).T]
-        several = {
-            "columns": [
-                {
-                    "name": name,
-                    "reason": column.reason.name.lower(),
-                    "true_residual": column.true_residual,
-                    "tip_deflection": tip,
-                }
-                for name, column, tip in zip(load_names(self.experiment.load), columns, tips, strict=True)
-            ],
-            "samples": self.experiment.load.samples,
-            "tip_deflection_deviation": statistics.stdev(tips)
-            if self.experiment.load.samples and len(tips) > 1
-            else None,
-        }
-        summary = {
-            "converged": result.converged,
-            "reason": named.reason.name.lower(),
-            "message": named.message,
-            "iterations": result.iterations,
-            "true_residual": max(column.true_residual for column in columns),
-            "rounding_floor": named.rounding_floor,
-            "rtol": self.experiment.solver.rtol,
-            "sweeps": spent.sweeps,
-            "bytes_streamed": spent.bytes_streamed,
-            "matrix_nbytes": nbytes,
-            "budget_nbytes": self.experiment.memory.budget,
-            "peak_budget_nbytes": A.budget.peak_nbytes if isinstance(A, StreamedMatrix) else nbytes,
-            "resident_nbytes": plan.resident_nbytes,
-            "streamed_nbytes_per_sweep": plan.streamed_nbytes,
-            "subdivisions": len(plan.index.subdivisions),
-            "slots": plan.slots,
-            "overlap": plan.overlap,
-            "format": plan.index.format_name,
-            "predicted_sweep_seconds": plan.predicted_seconds(),
-            "sweep_seconds": spent.seconds / spent.sweeps if spent.sweeps else None,
-            "link_fraction": self._fraction(spent, spent.bytes_streamed, plan.rates.link if plan.rates else None),
-            "memory_fraction": self._fraction(spent, spent.sweeps * nbytes, plan.rates.memory if plan.rates else None),
-            "staged": isinstance(A, StreamedMatrix) and A.staged,
-            "direct_reads": isinstance(A, StreamedMatrix) and getattr(A.store, "direct", False),
-            "unknowns": self.cantilever.unknowns,
+        summary = describe_solve(
+            A,
+            plan,
+            result,
+            rtol=self.experiment.solver.rtol,
+            sweeps=spent.sweeps,
+            bytes_streamed=spent.bytes_streamed,
+            seconds=spent.seconds,
+            budget_nbytes=self.experiment.memory.budget,
+        )
+        summary |= {
             "nonzeros": self.cantilever.nnz,
             "tip_deflection": statistics.fmean(tips),
-            **(several if self.experiment.is_block else {}),
             "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "solve", "total")},
-            "device": str(self.device),
         }
+        if self.experiment.is_block:
+            summary |= self._several(columns_of(result), tips)
         write_json(folder.environment, describe_environment())
-        folder.write_residuals([column.residual_norms for column in columns])
+        folder.write_residuals([column.residual_norms for column in columns_of(result)])
         if self.experiment.output.field:
             folder.write_field(self.cantilever, x, samples=self.experiment.load.samples is not None)
         write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
@@ -260,15 +220,23 @@ class SingleRun:
                 stage.advance(1.0)
         self.reporter.text("Result", folder.summary())
 
-
-def columns_of(result: SolveResult | BlockSolveResult) -> tuple[SolveResult, ...]:
-    """Return the results of all right-hand sides."""
-    return result.columns if isinstance(result, BlockSolveResult) else (result,)
-
-
-def worst(result: SolveResult | BlockSolveResult) -> SolveResult:
-    """Return the right-hand side that says most of the whole: one that did not converge, or the largest residual."""
-    return max(columns_of(result), key=lambda column: (not column.converged, column.true_residual))
+    def _several(self, columns: tuple[SolveResult, ...], tips: list[float]) -> dict[str, Any]:
+        """Return what each load case or sample came to."""
+        names, samples = load_names(self.experiment.load), self.experiment.load.samples
+        told = zip(names, columns, tips, strict=True)
+        return {
+            "columns": [
+                {
+                    "name": name,
+                    "reason": column.reason.name.lower(),
+                    "true_residual": column.true_residual,
+                    "tip_deflection": tip,
+                }
+                for name, column, tip in told
+            ],
+            "samples": samples,
+            "tip_deflection_deviation": statistics.stdev(tips) if samples and len(tips) > 1 else None,
+        }
 
 
 def _first_residual(state: SolverState) -> float:

@@ -108,6 +108,55 @@ def run(
         raise typer.Exit(1)
 
 
+@app.command()
+def solve(
+    matrix: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="Matrix Market or .npz file, a generated matrix such as cube32-dof3, or the folder of a FileStore.",
+        ),
+    ],
+    right_hand_sides: Annotated[
+        Path | None,
+        typer.Argument(metavar="[B]", help="Matrix Market or .npy file; without it A times ones is solved for."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
+    ] = None,
+    precond: Annotated[str, typer.Option(help="auto, none, jacobi, block_jacobi or chebyshev.")] = "auto",
+    products: Annotated[
+        int | None, typer.Option(help="With chebyshev: products with A an iteration, odd; 9 by default.")
+    ] = None,
+    rtol: Annotated[float, typer.Option(help="Of the true residual, relative to B.")] = 1e-8,
+    maxiter: Annotated[int | None, typer.Option(min=1, help="Iterations at most; 10 n by default.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    memory: Annotated[
+        str | None, typer.Option(help="For the matrix on the device, such as '2 GiB'; a larger one is streamed.")
+    ] = None,
+    guess: Annotated[Path | None, typer.Option(help="Solution to start from (.npy).")] = None,
+    output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
+) -> None:
+    """Solve A X = B for a symmetric positive definite matrix of yours and leave a results folder."""
+    from penstock.experiments import RichReporter
+    from penstock.experiments.solve_file import SolveRequest, solve_file
+    from penstock.experiments.system_files import matrix_name
+
+    request = SolveRequest(matrix, right_hand_sides, columns, precond, products, rtol, maxiter, device, memory, guess)
+    directory = output or _free_name(Path("results") / f"solve-{matrix_name(matrix)}")
+    console = Console()
+    outcome = _noting_interrupts(lambda: solve_file(request, directory, reporter=RichReporter(console)))
+    solution = outcome.folder.solution
+    console.print(f"Results are in {outcome.folder.path}, the solution in {solution}", highlight=False, soft_wrap=True)
+    if outcome.reason.name == "CONVERGED":
+        return
+    title = "Stopped on request. " if outcome.interrupted else ""
+    console.print(
+        f"{title}Go on with the same command and: --guess {solution}", highlight=False, markup=False, soft_wrap=True
+    )
+    raise typer.Exit(_INTERRUPTED if outcome.interrupted else 1)
+
+
 def _noting_interrupts(action: Callable[[], Outcome]) -> Outcome:
     """Do something and, if it is interrupted, say what was kept; typer would end without a word."""
     try:
@@ -223,7 +272,8 @@ def show(directory: Annotated[Path, typer.Argument(help="Folder of a finished ru
     print(folder.plan.read_text(encoding="utf-8"))
     console.print("[bold]Result[/bold]")
     print(summary)
-    for path in folder.draw(read_experiment(folder.configuration).cantilever()):
+    described = folder.configuration.exists()  # a system in files has no body to draw
+    for path in folder.draw(read_experiment(folder.configuration).cantilever() if described else None):
         print(f"drawn            {path}")
 
 

@@ -32,6 +32,21 @@ def test_a_script_solves_its_system(script, capsys, tmp_path, monkeypatch):
         assert re.search(r"bit-equal to the resident solve\s+True", printed)
 
 
+def test_the_worked_example_of_the_solvers_prints_what_its_page_says(capsys):
+    page = (EXAMPLES.parent / "docs" / "solvers.md").read_text()
+    code = next(code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "print(" in code)
+    claimed = page.split("\nprints\n")[1].split("```")[1].split("\n")[1:-1]
+
+    exec(compile(code, "solvers.md", "exec"), {})
+
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(claimed) == 5
+    for ours, theirs in zip(printed, claimed, strict=True):
+        # Rounding differs between processors; the rest does not.
+        assert int(ours.split()[0]) == pytest.approx(int(theirs.split()[0]), rel=0.03)
+        assert re.sub(r"[\d.e-]+", "", ours) == re.sub(r"[\d.e-]+", "", theirs)
+
+
 def smaller(path: Path) -> Experiment:
     """Return an experiment file with a coarse mesh, the budget scaled with the matrix."""
     full = read_experiment(path)

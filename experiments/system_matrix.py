@@ -1,0 +1,302 @@
+"""The matrix of a system in files, opened where it computes: in the format that suits it, streamed if it must be."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.experiments.matrix_files import read_matrix
+from penstock.experiments.progress import Reporter
+from penstock.experiments.rates import machine_rates
+from penstock.experiments.results import ResultsFolder
+from penstock.experiments.system_files import check_matrix, check_square, matrix_name
+from penstock.solvers import block_cg_workspace_nbytes, cg_workspace_nbytes
+from penstock.spmv import (
+    CPU,
+    BudgetError,
+    CsrMatrix,
+    Device,
+    InputError,
+    Operator,
+    SparseFormat,
+    format_named,
+    format_nbytes,
+    suggest_format,
+)
+from penstock.spmv.block_vectors import LARGEST_BLOCK as MOST_COLUMNS
+from penstock.spmv.formats.base import INT32_MAX
+from penstock.spmv.formats.from_csr import LARGEST_BLOCK
+from penstock.spmv.structure import MatrixStructure
+from penstock.streaming import (
+    FileStore,
+    HostStore,
+    LinkRates,
+    MatrixIndex,
+    MemoryBudget,
+    Store,
+    StreamedMatrix,
+    StreamPlan,
+    index_of,
+    plan_stream,
+    plan_subdivisions,
+)
+from penstock.streaming.budget import check_room
+
+__all__ = ["OpenSystem", "SystemOpener"]
+
+# Below this size a measurement of rates would take longer than what it tells about.
+_MEASURED_FROM_NBYTES = 64 << 20
+# Blocks of which more than this share is stored are worth a format of their own, as suggest_format has it; those of the
+# unknowns of a node, which a preconditioner inverts, are stored almost whole.
+_WORTHWHILE, _DENSE = 0.5, 0.75
+# Of a GPU's free memory, what the matrix and the vectors leave to others.
+_LEFT_FREE = 0.1
+
+
+@dataclass(frozen=True)
+class OpenSystem:
+    """A matrix that is ready to be applied, and what was decided on the way.
+
+    Parameters
+    ----------
+    A : Operator
+    plan : StreamPlan
+    nonzeros : int
+    preconditioner : str
+        Never ``auto``.
+    block_size : int or None
+        Of the dense blocks that the matrix consists of, if it does.
+    together : int
+        Right-hand sides that are solved together.
+    solver_nbytes : int
+        Of their vectors, those of the preconditioner apart.
+    """
+
+    A: Operator
+    plan: StreamPlan
+    nonzeros: int
+    preconditioner: str
+    block_size: int | None
+    together: int
+    solver_nbytes: int
+
+
+@dataclass
+class SystemOpener:
+    """Opens one matrix.
+
+    Parameters
+    ----------
+    source : str
+        What :func:`read_matrix` takes, or the folder of a :class:`FileStore`.
+    columns : int
+        Right-hand sides.
+    rows : int or None
+        Rows of the right-hand sides, if they were given.
+    preconditioner : str
+        ``auto`` is ``block_jacobi`` for a matrix of dense blocks, else ``jacobi``.
+    device : Device
+    memory : int or None
+        For matrix storage; by default all of a CPU's, or what is free on a GPU.
+    folder : ResultsFolder
+        A CPU streams from a store that is made there.
+    reporter : Reporter
+    resources : ExitStack
+        Closes what is opened.
+    facts : list of str
+        What a user should know besides the plan; more are added.
+    """
+
+    source: str
+    columns: int
+    rows: int | None
+    preconditioner: str
+    device: Device
+    memory: int | None
+    folder: ResultsFolder
+    reporter: Reporter
+    resources: contextlib.ExitStack
+    facts: list[str] = field(default_factory=list)
+
+    def open(self) -> OpenSystem:
+        """Read, plan, convert, and say so.
+
+        Raises
+        ------
+        PenstockError
+            If the matrix cannot be read, is none for conjugate gradients, or does not fit.
+        """
+        self.name = matrix_name(self.source)
+        return self._open_store() if Path(self.source).is_dir() else self._open_file()
+
+    def _open_store(self) -> OpenSystem:
+        """Open a store where it lies; a GPU streams from a copy in host memory if that has room."""
+        store = self.resources.enter_context(FileStore(Path(self.source)))
+        index = store.index
+        self._decide(index.shape, index.dtype, _block_size_of(index))
+        room = self._room()
+        plan = plan_stream(
+            index,
+            index.nbytes if room is None else room,
+            rates=None if room is None or room >= index.nbytes else self._rates(index.nbytes, Path(self.source)),
+            **self._load(),
+        )
+        self._note("symmetry", "not checked: a store is not held as a whole; it is taken to be symmetric")
+        self._announce(plan)
+        with self.reporter.stage("open"):
+            source: Store = store
+            if self.device.kind == "cuda" and plan.slots and index.nbytes < CPU.free_nbytes() // 2:
+                source = self.resources.enter_context(HostStore.from_store(store))
+            return self._opened(self._streamed(source, plan), plan, index.nnz)
+
+    def _open_file(self) -> OpenSystem:
+        """Read a matrix, and keep it in the format that suits it, or stream it in the smallest one if it is too large."""
+        with self.reporter.stage("read") as stage:
+            named = read_matrix(self.source)
+            matrix, known = CsrMatrix.from_csr(named.matrix), named.block_size
+            del named
+            symmetry = check_matrix(matrix, self.name)
+            structure = MatrixStructure.of(matrix, check=False)
+            stage.advance(1.0)
+        how = "exact" if symmetry.exact else f"to rounding: mirror images differ by {symmetry.largest:.2g} at most"
+        self._note("symmetry", how)
+        fills = {size: fill for size in range(2, LARGEST_BLOCK + 1) if (fill := structure.fill(size)) > _WORTHWHILE}
+        dense = [size for size, fill in fills.items() if fill > _DENSE]
+        block_size = known if known and known > 1 else max(dense, key=lambda size: (fills[size], size), default=None)
+        self._decide(matrix.shape, matrix.dtype, block_size)
+        room, nonzeros = self._room(), matrix.nnz
+        ranking = suggest_format(matrix, device=self.device, columns=self.together, symmetric=symmetry.exact)
+        best = next((one for one in ranking if room is None or one.nbytes <= room), None)
+        if best is not None:
+            with self.reporter.stage("convert"):
+                resident = best.build(matrix)
+                del matrix, structure
+                index = _index_for(resident, 1 + nonzeros // INT32_MAX)
+            plan = plan_stream(index, max(self.memory or 0, index.nbytes), **self._load())
+            self._announce(plan)
+            return self._opened(resident.to_device(self.device), plan, nonzeros)
+        assert room is not None, "without a limit every format fits"
+        with self.reporter.stage("convert"):
+            name, parameters = _smallest_format(structure, symmetric=symmetry.exact, sizes=list(fills))
+            whole = format_named(name).from_csr(matrix, **parameters)
+            del matrix, structure
+        plan = plan_subdivisions(
+            lambda count: _index_for(whole, count),
+            room,
+            limit=-(-whole.shape[0] // whole.row_granularity),
+            rates=self._rates(whole.nbytes, self.folder.path),
+            **self._load(),
+        )
+        self._announce(plan)
+        count = len(plan.index.subdivisions)
+        store: Store
+        if self.device.kind == "cuda":
+            store = self.resources.enter_context(HostStore.from_matrix(whole, count))
+        else:
+            store = self.resources.enter_context(self._written(whole, plan))
+        return self._opened(self._streamed(store, plan), plan, nonzeros)
+
+    def _decide(self, shape: tuple[int, int], dtype: Any, block_size: int | None) -> None:
+        """Choose the preconditioner and how many right-hand sides are solved together, and count the bytes of vectors."""
+        check_square(shape, self.name)
+        n = shape[0]
+        if self.rows is not None and self.rows != n:
+            raise InputError(
+                f"B has {self.rows} rows, but {self.name} is {n} x {n}; give right-hand sides of {n} entries"
+            )
+        self.together, self.solver_nbytes = 1, cg_workspace_nbytes(n, dtype)
+        if self.columns > 1:
+            each = block_cg_workspace_nbytes(n, 1, dtype)
+            fit = max(1, self.device.free_nbytes() // 2 // each)  # the other half is the matrix's
+            blocks = -(-self.columns // min(self.columns, MOST_COLUMNS, fit))
+            self.together = -(-self.columns // blocks)
+            self.solver_nbytes = self.together * each
+        if self.preconditioner == "auto":
+            self.preconditioner = "jacobi" if block_size is None else "block_jacobi"
+        if self.preconditioner == "block_jacobi" and block_size is None:
+            raise InputError("the matrix does not consist of dense blocks; choose --precond jacobi or chebyshev")
+        self.block_size = block_size
+        vectors = {"none": 0, "jacobi": 1, "block_jacobi": block_size or 1, "chebyshev": 1 + 2 * self.together}
+        self._vectors_nbytes: int = self.solver_nbytes + vectors[self.preconditioner] * n * np.dtype(dtype).itemsize
+
+    def _load(self) -> dict[str, Any]:
+        """Return what a plan must know of the solver."""
+        return {"columns": self.together, "workspace_nbytes": self._vectors_nbytes}
+
+    def _room(self) -> int | None:
+        """Return the bytes that matrix storage may take; None if there is no limit."""
+        if self.memory is not None or self.device.kind == "cpu":
+            return self.memory
+        room: int = int((1 - _LEFT_FREE) * self.device.free_nbytes()) - self._vectors_nbytes
+        if room <= 0:
+            raise BudgetError(
+                f"the vectors need {format_nbytes(self._vectors_nbytes)}, which leaves nothing of the free memory of "
+                f"{self.device} to the matrix; free memory, or use --device cpu"
+            )
+        return room
+
+    def _rates(self, nbytes: int, disk: Path) -> LinkRates | None:
+        return machine_rates(self.device, disk) if nbytes >= _MEASURED_FROM_NBYTES else None
+
+    def _note(self, title: str, text: str) -> None:
+        self.facts.append(f"{title:<11} {text}")
+
+    def _announce(self, plan: StreamPlan) -> None:
+        """Show the plan, write it down, and refuse one for which the device has no room."""
+        together = f"blocks of {self.together} right-hand sides" if self.columns > 1 else "one right-hand side"
+        self._note("solver", f"conjugate gradients for {together}, preconditioner {self.preconditioner}")
+        self.folder.write_plan("\n".join([plan.explain(), *self.facts]), self.reporter)
+        check_room(self.device, plan.storage_nbytes + plan.workspace_nbytes, "matrix storage and vectors")
+
+    def _streamed(self, store: Store, plan: StreamPlan) -> StreamedMatrix:
+        budget = MemoryBudget(plan.budget_nbytes)
+        return self.resources.enter_context(StreamedMatrix(store, budget, device=self.device, plan=plan))
+
+    def _written(self, whole: SparseFormat, plan: StreamPlan) -> FileStore:
+        """Write a matrix to disk, in the results folder, for a CPU to stream from."""
+        total, count = plan.index.nbytes, len(plan.index.subdivisions)
+        with self.reporter.stage("write") as stage:
+            return FileStore.create(
+                self.folder.matrix,
+                _slabs(whole, count),
+                shape=whole.shape,
+                label=self.name,
+                progress=lambda written: stage.advance(written / total, f"{format_nbytes(written)} written"),
+            )
+
+    def _opened(self, A: Operator, plan: StreamPlan, nonzeros: int) -> OpenSystem:
+        return OpenSystem(A, plan, nonzeros, self.preconditioner, self.block_size, self.together, self.solver_nbytes)
+
+
+def _block_size_of(index: MatrixIndex) -> int | None:
+    """Return the size of the dense blocks that a stored matrix consists of, if it does."""
+    size = index.parameters.get("block_size", 1)
+    if index.format_name == "bsr":
+        values = next(entry for entry in index.subdivisions[0].fields if entry.name == "values")
+        size = values.shape[-1]
+    return size if size > 1 else None
+
+
+def _smallest_format(structure: MatrixStructure, *, symmetric: bool, sizes: list[int]) -> tuple[str, dict[str, Any]]:
+    """Return the format, and what to call ``from_csr`` with, that moves the fewest bytes a sweep."""
+    candidates: list[tuple[str, dict[str, Any]]] = [("csr", {})]
+    for size in sizes:
+        candidates += [(name, {"block_size": size}) for name in ("bsr", "sliced_bsr")]
+    if symmetric:
+        candidates += [("symmetric_bsr", {"block_size": size}) for size in sizes or [1]]
+    return min(candidates, key=lambda one: format_named(one[0]).predicted_nbytes(structure, **one[1]))
+
+
+def _slabs(whole: SparseFormat, count: int) -> Iterator[SparseFormat]:
+    for start, stop in itertools.pairwise(whole.cut(count)):
+        yield whole.rows(start, stop)
+
+
+def _index_for(whole: SparseFormat, count: int) -> MatrixIndex:
+    return index_of(_slabs(whole, count), whole.shape)
