@@ -44,6 +44,23 @@ class ResultsFolder:
         self.matrix = path / "matrix"
         self.samples = path / "samples"
 
+    def make(self, advice: str) -> None:
+        """Make the folder.
+
+        Raises
+        ------
+        InputError
+            If there is something in it, or it is a file; the advice follows.
+        StoreError
+            If it cannot be made.
+        """
+        if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+            raise InputError(f"{self.path} is not an empty folder; {advice}")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot make {self.path}: {error.strerror or error}") from error
+
     def write_plan(self, text: str, reporter: Reporter) -> None:
         """Write a plan and show it."""
         write_text(self.plan, text + "\n")

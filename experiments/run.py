@@ -12,7 +12,7 @@ from penstock.experiments.monte_carlo import run_samples
 from penstock.experiments.progress import Reporter
 from penstock.experiments.results import ResultsFolder, write_text
 from penstock.experiments.single_run import RunOutcome, SingleRun, resolved
-from penstock.spmv import InputError, StoreError
+from penstock.spmv import InputError
 
 __all__ = ["RunOutcome", "resume_experiment", "run_experiment"]
 
@@ -39,12 +39,7 @@ def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: R
         If something is wrong with the experiment, the budget, the disk or the device; no folder is left then.
     """
     folder = ResultsFolder(Path(directory))
-    if folder.path.exists() and any(folder.path.iterdir()):
-        raise InputError(f"{folder.path} is not empty; choose another --output, or go on there with --resume")
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make {folder.path}: {error.strerror or error}") from error
+    folder.make("choose another --output, or go on there with --resume")
     try:
         write_text(folder.configuration, yaml.safe_dump(resolved(experiment), sort_keys=False))
         if experiment.material.samples is not None:

@@ -42,7 +42,7 @@ from penstock.solvers import (
     jacobi,
     solve_many,
 )
-from penstock.spmv import Device, InputError, Operator, StoreError, parse_nbytes
+from penstock.spmv import Device, InputError, Operator, parse_nbytes
 from penstock.streaming import StreamedMatrix
 
 __all__ = ["PRECONDITIONERS", "SolveRequest", "solve_file"]
@@ -130,12 +130,7 @@ def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Report
     """
     request.check()
     folder = ResultsFolder(Path(directory))
-    if folder.path.exists() and not (folder.path.is_dir() and not any(folder.path.iterdir())):
-        raise InputError(f"{folder.path} is not an empty folder; choose another --output")
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make {folder.path}: {error.strerror or error}") from error
+    folder.make("choose another --output")
     try:
         return _Run(request, folder, reporter or Reporter()).run()
     except BaseException as error:

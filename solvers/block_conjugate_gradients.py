@@ -29,7 +29,15 @@ import numpy as np
 from penstock.solvers.gram_factors import GramFactors, GramFault, factor_gram
 from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
-from penstock.solvers.stopping import FLOOR_FACTOR, LARGEST_NORM, SMALLEST_NORM, USELESS_RESTART, check_tolerances
+from penstock.solvers.stopping import (
+    FLOOR_FACTOR,
+    LARGEST_NORM,
+    SMALLEST_NORM,
+    USELESS_RESTART,
+    check_finite,
+    check_state,
+    check_tolerances,
+)
 from penstock.spmv import (
     Array,
     CountsTraffic,
@@ -148,6 +156,8 @@ def block_cg(
     maxiter = check_tolerances(rtol, atol, maxiter, operator.shape[0])
     if X0 is not None and state is not None:
         raise InputError("a state holds the iterates to go on from; give X0 or state, not both")
+    if state is not None:
+        check_state(state, BlockCgState, B.shape, operator)
     with operator.device.current():
         run = _Run(operator, None if M is None else as_preconditioner(M, operator), B, rtol, atol)
         state = run.start(X0) if state is None else run.go_on(state)
@@ -156,7 +166,8 @@ def block_cg(
                 run.end(state, StopReason.MAXITER)
                 break
             before = state.iteration
-            end = run.iterate(state)
+            with np.errstate(over="ignore", invalid="ignore"):  # what overflows is told as NOT_FINITE
+                end = run.iterate(state)
             if state.iteration > before:
                 if callback is not None:
                     callback(state.x)
@@ -171,7 +182,6 @@ def _checked_blocks(operator: Operator, B: Array, X0: Array | None) -> tuple[Arr
     rows, columns = operator.shape
     if rows != columns or rows == 0:
         raise InputError(f"block_cg needs a square matrix with at least one row, not one of shape {operator.shape}")
-    xp = operator.device.xp
     B = as_vectors(B, rows, operator, "B")
     if B.ndim == 1:
         B = B.reshape(-1, 1)
@@ -184,11 +194,8 @@ def _checked_blocks(operator: Operator, B: Array, X0: Array | None) -> tuple[Arr
         if X0.shape != B.shape:
             raise InputError(f"X0 must have the shape of B, {B.shape}, not {X0.shape}")
     for name, block in (("B", B), ("X0", X0)):
-        if block is not None and not bool(xp.isfinite(block).all()):
-            row, column = (int(index) for index in np.unravel_index(int(xp.argmin(xp.isfinite(block))), block.shape))
-            raise InputError(
-                f"{name} holds {float(block[row, column])} at row {row} of column {column}; NaN and Inf cannot be solved with"
-            )
+        if block is not None:
+            check_finite(name, block, operator.device.xp)
     return B, X0
 
 
@@ -208,18 +215,24 @@ class _Run:
             name: A.device.xp.empty(B.size, dtype=B.dtype) for name in ("w", "s", "p", *(["z"] if self.applied else []))
         }
         self.b_norms = self._norms(B)
-        self.tolerances = np.maximum(rtol * self.b_norms, atol)
+        with np.errstate(invalid="ignore"):
+            self.tolerances = np.maximum(rtol * self.b_norms, atol)
         self.unit = float(np.finfo(str(A.dtype)).eps) / 2
         self.thresholds = np.maximum(self.tolerances, self.unit * self.b_norms)
         in_range = (self.b_norms >= SMALLEST_NORM) & (self.b_norms <= LARGEST_NORM)
-        self.empty = [column for column in np.flatnonzero(~in_range).tolist() if not bool(B[:, column].any())]
+        small = (self.b_norms <= SMALLEST_NORM) & (atol >= SMALLEST_NORM)
+        self.empty = [
+            column for column in np.flatnonzero(~in_range).tolist() if small[column] or not bool(B[:, column].any())
+        ]
         self.out_of_range = [column for column in np.flatnonzero(~in_range).tolist() if column not in self.empty]
         self.products = 0
         self.floors: dict[int, float] = {}
         self.final_residuals: dict[int, float] = {}
         self.matrix_seconds = 0.0
         self.began = time.perf_counter()
-        self._bytes_before = A.bytes_streamed if isinstance(A, CountsTraffic) else 0
+        self._sweeps_before, self._bytes_before = (
+            (A.sweeps, A.bytes_streamed) if isinstance(A, CountsTraffic) else (0, 0)
+        )
 
     def _norms(self, block: Array) -> Matrix:
         norms: Matrix = np.sqrt(np.maximum(np.diag(self.blocks.gram(block, block)), 0.0))
@@ -288,13 +301,16 @@ class _Run:
         state.active = self._pending(state)
         if not state.active:
             return
+        for column, reason in enumerate(state.reasons):
+            if reason is StopReason.NOT_FINITE and residuals is not self.B:
+                residuals[:, column] = 0  # NaN times zero would be NaN in every other column
         selection = np.zeros((residuals.shape[1], len(state.active)))
         selection[state.active, range(len(state.active))] = 1.0
         # The residuals may lie where S does, never where W does.
         state.w = self._view("w", len(state.active))
         self.blocks.combine(state.w, residuals, selection)
         state.p = self._view("p", 0)
-        factors = self._factors(self._precondition(state.w))
+        factors = self._factors(self._precondition(state.w), pending=True)
         fault = factors if isinstance(factors, GramFault) else self._turn(state, factors, factors.c, None)
         if fault is not None:
             self._stop(state, state.active, self._preconditioner_fault(fault))
@@ -307,9 +323,12 @@ class _Run:
         self.M.apply(w, z)
         return self.blocks.gram(w, z)
 
-    def _factors(self, gram: Matrix) -> GramFactors | GramFault:
-        """Factor what :meth:`_precondition` returned."""
-        return factor_gram(gram, rounded=self.single and self.applied)
+    def _factors(self, gram: Matrix, *, pending: bool) -> GramFactors | GramFault:
+        """Factor what :meth:`_precondition` returned; residuals that are pending must not be lost altogether."""
+        factors = factor_gram(gram, rounded=self.single and self.applied)
+        if pending and isinstance(factors, GramFactors) and not factors.rank:
+            return GramFault.NOT_POSITIVE
+        return factors
 
     def iterate(self, state: BlockCgState) -> StopReason | None:
         """Do one iteration; return why the block cannot go on, if so."""
@@ -331,7 +350,7 @@ class _Run:
             history.append(float(self._relative(column, now[column])) if column in now else history[-1])
         left = norms > self.thresholds[state.active]
         state.active = [column for column, stays in zip(state.active, left, strict=True) if stays]
-        factors = self._factors(self._precondition(state.w, grams))
+        factors = self._factors(self._precondition(state.w, grams), pending=bool(state.active))
         phi = state.phi[:, left]
         fault = factors if isinstance(factors, GramFault) else self._turn(state, factors, factors.c @ phi, gamma)
         if fault is not None:  # the iterates move all the same
@@ -356,7 +375,7 @@ class _Run:
             self.blocks.combine(q, state.w, t)
             self._exchange("w", "s")
             state.w = q
-            again = self._factors(self._precondition(q))
+            again = self._factors(self._precondition(q), pending=True)
             if isinstance(again, GramFault):
                 return again
             t, c, phi = again.t, again.c @ c, again.c @ phi
@@ -464,7 +483,8 @@ class _Run:
         timings = {"total": time.perf_counter() - self.began}
         if self.A.device.kind == "cpu":
             timings["matrix"] = self.matrix_seconds
-        common: dict[str, Any] = {"sweeps": self.products, "bytes_streamed": self.bytes_streamed, "timings": timings}
+        sweeps = self.A.sweeps - self._sweeps_before if isinstance(self.A, CountsTraffic) else self.products
+        common: dict[str, Any] = {"sweeps": sweeps, "bytes_streamed": self.bytes_streamed, "timings": timings}
         columns = []
         for column, reason in enumerate(state.reasons):
             assert reason is not None

@@ -188,14 +188,20 @@ def _step_length(partials: Array, numbers: Array) -> float:
     return alpha
 
 
+@serial_kernel
+def _subtract(alpha: float, q: Array, r: Array) -> None:
+    """Set ``r -= alpha q``. The passes work on slices, as :func:`dot_of_range` does."""
+    for i in range(r.shape[0]):
+        r[i] -= alpha * q[i]
+
+
 @serial_and_parallel
 def _descend(chunk: int, q: Array, r: Array, partials: Array, numbers: Array) -> None:
     alpha = _step_length(partials, numbers)
     if alpha == alpha:
         for k in prange(partials.shape[1]):
             start, stop = k * chunk, min((k + 1) * chunk, r.shape[0])
-            for i in range(start, stop):
-                r[i] -= alpha * q[i]
+            _subtract(alpha, q[start:stop], r[start:stop])
             partials[_R_R, k] = partials[_R_Z, k] = dot_of_range(r, r, start, stop)
 
 
@@ -207,9 +213,10 @@ def _descend_diagonal(
     if alpha == alpha:
         for k in prange(partials.shape[1]):
             start, stop = k * chunk, min((k + 1) * chunk, r.shape[0])
-            for i in range(start, stop):
-                r[i] -= alpha * q[i]
-                z[i] = diagonal[i] * r[i]
+            _subtract(alpha, q[start:stop], r[start:stop])
+            of_diagonal, of_r, of_z = diagonal[start:stop], r[start:stop], z[start:stop]
+            for i in range(of_r.shape[0]):
+                of_z[i] = of_diagonal[i] * of_r[i]
             partials[_R_R, k] = dot_of_range(r, r, start, stop)
             partials[_R_Z, k] = dot_of_range(r, z, start, stop)
 
@@ -221,8 +228,7 @@ def _descend_blocks(chunk: int, q: Array, blocks: Array, r: Array, z: Array, par
         size = blocks.shape[1]
         for k in prange(partials.shape[1]):
             start, stop = k * chunk, min((k + 1) * chunk, r.shape[0])
-            for i in range(start, stop):
-                r[i] -= alpha * q[i]
+            _subtract(alpha, q[start:stop], r[start:stop])
             for block in range(start // size, stop // size):
                 for row in range(size):
                     total = 0.0
@@ -273,9 +279,10 @@ def _extend(chunk: int, z: Array, x: Array, p: Array, partials: Array, numbers: 
         numbers[Number.ADVANCED] = 1.0
         for k in prange(partials.shape[1]):
             start, stop = k * chunk, min((k + 1) * chunk, x.shape[0])
-            for i in range(start, stop):
-                x[i] += alpha * p[i]
+            of_p, of_z, of_x = p[start:stop], z[start:stop], x[start:stop]
+            for i in range(of_x.shape[0]):
+                of_x[i] += alpha * of_p[i]
             if beta == beta:
-                for i in range(start, stop):
-                    p[i] = z[i] + beta * p[i]
+                for i in range(of_p.shape[0]):
+                    of_p[i] = of_z[i] + beta * of_p[i]
             partials[_X_X, k] = dot_of_range(x, x, start, stop)

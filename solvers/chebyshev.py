@@ -137,19 +137,21 @@ def chebyshev(
     True
     """
     operator = as_operator(A)
-    if products < 1 or products % 2 == 0:
+    if products < 1 or products % 2 != 1:
         raise InputError(
             f"products must be odd and positive, not {products}: of an even degree the polynomial is not positive beyond the "
             "largest eigenvalue assumed"
         )
+    if lanczos < 0 or lanczos % 1:
+        raise InputError(f"lanczos must be a number of steps, 0 or more, not {lanczos}")
     diagonal = jacobi(operator)
     with operator.device.current():
         if high is None:
-            high = largest_eigenvalue(operator, diagonal, lanczos)
+            high = largest_eigenvalue(operator, diagonal, int(lanczos))
     low = high / (4 * products**2) if low is None else low
     if not 0 < low < high or not math.isfinite(high):
         raise InputError(f"eigenvalue bounds must be positive and in order, not low={low} and high={high}")
-    return Chebyshev(operator, diagonal, products, low, high)
+    return Chebyshev(operator, diagonal, int(products), low, high)
 
 
 def largest_eigenvalue(A: Operator, diagonal: DiagonalBlocks, steps: int) -> float:

@@ -23,7 +23,15 @@ from penstock.solvers.cg_passes import Halt, Number
 from penstock.solvers.cg_recurrence import KEPT_NORMS, CgRecurrence
 from penstock.solvers.preconditioners import as_preconditioner
 from penstock.solvers.result import IterationRecord, SolveResult, StopReason
-from penstock.solvers.stopping import FLOOR_FACTOR, LARGEST_NORM, SMALLEST_NORM, USELESS_RESTART, check_tolerances
+from penstock.solvers.stopping import (
+    FLOOR_FACTOR,
+    LARGEST_NORM,
+    SMALLEST_NORM,
+    USELESS_RESTART,
+    check_finite,
+    check_state,
+    check_tolerances,
+)
 from penstock.spmv import (
     Array,
     CountsTraffic,
@@ -154,6 +162,8 @@ def cg(
         raise InputError(f"check_every must be 1 to {KEPT_NORMS}, but is {check_every}")
     if x0 is not None and state is not None:
         raise InputError("a state holds the iterate to go on from; give x0 or state, not both")
+    if state is not None:
+        check_state(state, CgState, b.shape, operator)
     with operator.device.current():
         run = _Run(operator, None if M is None else as_preconditioner(M, operator), b, rtol, atol)
         state, reason, residual = run.start(x0) if state is None else run.go_on(state)
@@ -194,7 +204,6 @@ def _checked_vectors(operator: Operator, b: Array, x0: Array | None) -> tuple[Ar
     rows, columns = operator.shape
     if rows != columns or rows == 0:
         raise InputError(f"cg needs a square matrix with at least one row, not one of shape {operator.shape}")
-    xp = operator.device.xp
     b = as_vectors(b, rows, operator, "b")
     if b.ndim == 2:
         if b.shape[1] != 1:
@@ -206,9 +215,8 @@ def _checked_vectors(operator: Operator, b: Array, x0: Array | None) -> tuple[Ar
             raise InputError(f"x0 must have shape ({rows},) or ({rows}, 1), not {x0.shape}")
         x0 = x0.reshape(-1)
     for name, vector in (("b", b), ("x0", x0)):
-        if vector is not None and not bool(xp.isfinite(vector).all()):
-            row = int(xp.argmin(xp.isfinite(vector)))
-            raise InputError(f"{name} holds {float(vector[row])} at row {row}; NaN and Inf cannot be solved with")
+        if vector is not None:
+            check_finite(name, vector, operator.device.xp)
     return b, x0
 
 
@@ -219,14 +227,16 @@ class _Run:
         self.A, self.M, self.b = A, M, b
         self.space = VectorSpace(A.device)
         self.b_norm = self.space.norm(b)
-        self.tolerance = max(rtol * self.b_norm, atol)
+        self.tolerance, self.atol = max(rtol * self.b_norm, atol), atol
         self.unit = float(np.finfo(str(A.dtype)).eps) / 2
         self.q = A.device.xp.empty_like(b)
         self.z = A.device.xp.empty_like(b) if M is not None else None
-        self.products = 0
+        self.products = 0  # with A, by the solver itself
         self.floor: float | None = None
         self.began = time.perf_counter()
-        self._bytes_before = A.bytes_streamed if isinstance(A, CountsTraffic) else 0
+        self._sweeps_before, self._bytes_before = (
+            (A.sweeps, A.bytes_streamed) if isinstance(A, CountsTraffic) else (0, 0)
+        )
         self._recurrence: CgRecurrence | None = None
 
     def start(self, x0: Array | None) -> tuple[CgState, StopReason | None, float]:
@@ -236,7 +246,8 @@ class _Run:
             zero = xp.zeros_like(self.b)
             state = CgState(zero, self.b.copy(), zero.copy(), 1.0, residual_norms=[self.b_norm])
             # x = 0 solves A x = 0 exactly; of other right-hand sides the squares would leave the range of numbers.
-            return state, StopReason.NOT_FINITE if bool(self.b.any()) else StopReason.CONVERGED, self.b_norm
+            small = self.b_norm <= SMALLEST_NORM <= self.atol or not bool(self.b.any())
+            return state, StopReason.CONVERGED if small else StopReason.NOT_FINITE, self.b_norm
         x = xp.zeros_like(self.b) if x0 is None else x0.copy()
         r = self.b.copy()
         if x0 is not None:
@@ -252,6 +263,10 @@ class _Run:
 
     def go_on(self, state: CgState) -> tuple[CgState, StopReason | None, float]:
         """Take up a state; that of a solve which had converged may need no iteration."""
+        if not SMALLEST_NORM <= self.b_norm <= LARGEST_NORM:
+            return self.start(None)
+        if not bool(state.p.any()):  # the solve ended before it had a direction
+            return state, self._restart(state), math.nan
         if self.space.norm(state.r) > self.tolerance:
             return state, None, math.nan
         residual = self.true_residual(state, replace=False)
@@ -359,7 +374,9 @@ class _Run:
     def _breakdown(self, curvature: float, state: CgState) -> StopReason:
         if not math.isfinite(curvature):
             return StopReason.NOT_FINITE
-        if curvature == 0 and self.space.norm(self.q) == 0:
+        if curvature == 0 and self.space.norm(state.p) == 0:  # its squares are too small
+            return StopReason.NOT_FINITE
+        if curvature == 0 and not bool(self.q.any()):
             return StopReason.INCONSISTENT
         # Near the rounding floor a direction is noise, and its curvature may be too.
         if state.last_true_residual < math.inf:
@@ -403,7 +420,7 @@ class _Run:
             state.residual_norms,
             self._relative(residual),
             None if self.floor is None else self._relative(self.floor),
-            sweeps=self.products,
+            sweeps=self.A.sweeps - self._sweeps_before if isinstance(self.A, CountsTraffic) else self.products,
             bytes_streamed=self.bytes_streamed,
             timings=self._timings(),
             state=state,

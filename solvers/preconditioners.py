@@ -91,12 +91,15 @@ def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
             f"{type(A).__name__} does not know its diagonal; build the preconditioner from the matrix, or pass your own "
             "operator as M"
         )
-    blocks = operator.device.to_host(operator.diagonal_blocks(size)).astype(np.float64)
-    if size > _LARGEST_BLOCK:
-        raise InputError(f"the blocks of a preconditioner have up to {_LARGEST_BLOCK} rows, not {size}")
+    if not 1 <= size <= _LARGEST_BLOCK or size % 1:
+        raise InputError(f"the blocks of a preconditioner have 1 to {_LARGEST_BLOCK} rows, not {size}")
+    if operator.shape[0] != operator.shape[1]:
+        raise InputError(f"a preconditioner is made of a square matrix, not of one of shape {operator.shape}")
+    blocks = operator.device.to_host(operator.diagonal_blocks(int(size))).astype(np.float64)
     if size == 1:
         positive = (blocks > 0).reshape(-1)
-        inverses = 1 / np.where(blocks > 0, blocks, 1.0)
+        with np.errstate(over="ignore"):
+            inverses = 1 / np.where(blocks > 0, blocks, 1.0)
     else:
         inverses, positive = np.empty_like(blocks), np.empty(len(blocks), dtype=np.bool_)
         _invert_blocks(blocks, inverses, positive)
@@ -105,7 +108,15 @@ def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
         raise InputError(
             f"the diagonal block at row {row} is not positive definite, so the matrix is not; check that row"
         )
-    return DiagonalBlocks(operator.device.asarray(inverses, dtype=operator.dtype))
+    with np.errstate(over="ignore"):
+        inverses = inverses.astype(operator.dtype)
+    finite = np.isfinite(inverses).all(axis=(1, 2))
+    if not finite.all():
+        row = int(np.argmin(finite)) * size
+        raise InputError(
+            f"the inverse of the diagonal block at row {row} leaves the range of {operator.dtype}; scale A"
+        )
+    return DiagonalBlocks(operator.device.asarray(inverses))
 
 
 @parallel_kernel

@@ -88,7 +88,7 @@ class SolveResult:
     rounding_floor : float or None
         Estimate of the smallest residual this precision allows, if it was needed.
     sweeps : int
-        Passes over the matrix, those for true residuals included.
+        Passes over the matrix, those for true residuals included; of a streamed matrix also those of a preconditioner.
     bytes_streamed : int
         Bytes those sweeps moved; 0 for a resident matrix.
     timings : dict

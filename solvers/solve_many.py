@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from penstock.solvers.block_conjugate_gradients import block_cg, block_cg_workspace_nbytes
 from penstock.solvers.preconditioners import as_preconditioner
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
+from penstock.solvers.stopping import check_finite
 from penstock.spmv import (
     Array,
     BudgetError,
@@ -58,7 +60,8 @@ def solve_many(
     block_size : int, optional
         Columns solved together; by default what :func:`choose_block_size` says.
     memory : int or str, optional
-        Memory for the vectors of a block, such as ``"8 GiB"``. By default what a streamed matrix's plan has set aside for
+        Memory for the vectors of a block, such as ``"8 GiB"``; first guesses and what a preconditioner holds for itself,
+        such as two blocks of :func:`chebyshev`, come on top. By default what a streamed matrix's plan has set aside for
         vectors, else most of what is free.
     M, monitor, **options
         As for :func:`block_cg`. Iterations that a monitor sees are those of a block. If it stops one, no other is begun.
@@ -76,13 +79,12 @@ def solve_many(
         If the memory does not hold the vectors of one column.
     """
     operator = as_operator(A)
-    if not hasattr(B, "ndim"):
-        B = np.asarray(B, dtype=operator.dtype)
+    B, X0 = (np.asarray(given, dtype=operator.dtype) if isinstance(given, list | tuple) else given for given in (B, X0))
     if B.ndim != 2 or B.shape[0] != operator.shape[0] or not B.shape[1]:
         raise InputError(f"B must have shape ({operator.shape[0]}, columns) with at least one column, not {B.shape}")
     if X0 is not None and X0.shape != B.shape:
         raise InputError(f"X0 must have the shape of B, {B.shape}, not {X0.shape}")
-    if "state" in options:
+    if options.get("state") is not None:
         raise InputError("a state belongs to one block; go on from it with block_cg")
     if block_size is None:
         block_size = choose_block_size(operator, B.shape[1], memory)
@@ -91,14 +93,18 @@ def solve_many(
     if M is not None:
         M = as_preconditioner(M, operator)
     home = device_of(B)
-    x = home.xp.zeros(B.shape, dtype=operator.dtype)
+    for name, given in (("B", B), ("X0", X0)):  # before the first block is solved
+        if given is not None:
+            check_finite(name, given, home.xp)
+    # What is not begun keeps its guess.
+    x = home.xp.zeros(B.shape, dtype=operator.dtype) if X0 is None else home.xp.array(X0, dtype=operator.dtype)
     columns: list[SolveResult] = []
     iterations = sweeps = streamed = 0
     timings: dict[str, float] = {}
     for start in range(0, B.shape[1], block_size):
         chosen = slice(start, start + block_size)
-        if columns and columns[-1].reason is StopReason.STOPPED:
-            columns += [_not_begun(x[:, column]) for column in range(start, B.shape[1])]
+        if any(column.reason is StopReason.STOPPED for column in columns):
+            columns += [_not_begun(x[:, column], known=X0 is None) for column in range(start, B.shape[1])]
             break
 
         def moved(block: Array, chosen: slice = chosen) -> Array:
@@ -114,14 +120,17 @@ def solve_many(
         iterations, sweeps = iterations + result.iterations, sweeps + result.sweeps
         streamed += result.bytes_streamed
         timings = {name: timings.get(name, 0.0) + seconds for name, seconds in result.timings.items()}
+        del result, guess  # their blocks make room for the next ones
     return BlockSolveResult(x, tuple(columns), iterations, sweeps, streamed, timings)
 
 
-def _not_begun(x: Array) -> SolveResult:
-    return SolveResult.of(x, StopReason.STOPPED, [1.0], 1.0, None, sweeps=0, bytes_streamed=0, timings={})
+def _not_begun(x: Array, *, known: bool) -> SolveResult:
+    """Return the result of a column whose residual is that of zero, or else not known."""
+    residual = 1.0 if known else math.nan
+    return SolveResult.of(x, StopReason.STOPPED, [residual], residual, None, sweeps=0, bytes_streamed=0, timings={})
 
 
-def choose_block_size(A: Operator, columns: int, memory: int | str | None = None) -> int:
+def choose_block_size(A: Any, columns: int, memory: int | str | None = None) -> int:
     """Return how many of so many right-hand sides to solve together.
 
     The most that fit the memory, as one pass over the matrix serves them all and each column helps the others: up to 64 for
@@ -129,16 +138,21 @@ def choose_block_size(A: Operator, columns: int, memory: int | str | None = None
 
     Parameters
     ----------
-    A : Operator
+    A : operator or matrix
     columns : int
     memory : int or str, optional
         For the vectors of a block; as for :func:`solve_many`.
 
     Raises
     ------
+    InputError
+        If there is no column.
     BudgetError
         If it does not hold the vectors of one column.
     """
+    if columns < 1:
+        raise InputError(f"there must be at least one right-hand side, not {columns}")
+    A = as_operator(A)
     room, n = _room(A) if memory is None else parse_nbytes(memory), A.shape[0]
     each = block_cg_workspace_nbytes(n, 1, A.dtype)
     if room < each:

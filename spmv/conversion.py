@@ -54,8 +54,9 @@ class FunctionOperator(ValidatedOperator):
         else:
             columns = [self.function(self.device.xp.ascontiguousarray(x[:, k])) for k in range(x.shape[1])]
             product = self.device.xp.stack(columns, axis=1)
-        if product.shape != out.shape:
-            raise InputError(f"the operator's function returned shape {product.shape} instead of {out.shape}")
+        if getattr(product, "shape", None) != out.shape or product.dtype.kind not in "fiub":
+            given = f"{product.dtype} of shape {product.shape}" if hasattr(product, "dtype") else type(product).__name__
+            raise InputError(f"the operator's function returned {given} instead of real numbers of shape {out.shape}")
         if beta == 0.0:
             out[...] = alpha * product
         else:

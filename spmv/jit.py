@@ -6,7 +6,7 @@ from typing import Any
 
 from numba import njit
 
-__all__ = ["KernelPair", "parallel_kernel", "serial_and_parallel", "serial_kernel"]
+__all__ = ["KernelPair", "parallel_kernel", "reassociating_kernel", "serial_and_parallel", "serial_kernel"]
 
 #: Contraction into fused multiply-adds is wanted; further fast-math would let LLVM emit slow gathers. The GIL is released,
 #: so that a thread which reads ahead runs on. Compiled code is cached on disk.
@@ -17,6 +17,11 @@ parallel_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
 #: Small functions that kernels call for every entry; they are inlined.
 serial_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
     nogil=True, cache=True, fastmath={"contract"}, error_model="numpy"
+)
+
+#: Small functions whose sums may be formed in any order, the same one whenever they are called with the same lengths.
+reassociating_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
+    nogil=True, cache=True, fastmath={"contract", "reassoc"}, error_model="numpy", inline="never"
 )
 
 #: One kernel compiled twice: for one thread, and for all of them.

@@ -103,7 +103,7 @@ def test_a_run_that_does_not_converge_says_so_and_still_reports(tmp_path):
 def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
 
-    with pytest.raises(InputError, match="is not empty; choose another --output"):
+    with pytest.raises(InputError, match="is not an empty folder; choose another --output"):
         run_experiment(experiment(), tmp_path)
 
     assert (tmp_path / "mine.txt").read_text() == "mine"

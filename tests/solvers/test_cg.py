@@ -126,7 +126,7 @@ class TestTolerance:
 
     @pytest.mark.parametrize("tolerance", [{"rtol": -1e-5}, {"atol": -1.0}, {"rtol": np.nan}, {"atol": np.nan}])
     def test_a_negative_one_is_refused(self, A, b, tolerance):
-        with pytest.raises(InputError, match="tolerances must not be negative"):
+        with pytest.raises(InputError, match="must be a number, finite and not negative"):
             cg(A, b, **tolerance)
 
 
@@ -190,7 +190,7 @@ class TestMaxiter:
         assert cg(A, b, maxiter=enough - 1).info == enough - 1
 
     def test_a_negative_one_is_refused(self, A, b):
-        with pytest.raises(InputError, match="maxiter must not be negative, but is -1"):
+        with pytest.raises(InputError, match="not negative, not -1"):
             cg(A, b, maxiter=-1)
 
 
@@ -334,7 +334,9 @@ class TestWaysToGiveThePreconditioner:
             cg(A, b, M=M)
 
     def test_a_function_that_returns_another_shape_is_refused(self, A, b):
-        with pytest.raises(InputError, match=r"returned shape \(251,\) instead of \(252,\)"):
+        with pytest.raises(
+            InputError, match=r"returned float64 of shape \(251,\) instead of real numbers of shape \(252,\)"
+        ):
             cg(A, b, M=lambda r: r[1:])
 
 

@@ -275,4 +275,4 @@ class TestStreamedSolve:
 
             assert result.converged
             assert result.bytes_streamed == A.bytes_streamed - before[1]
-            assert result.bytes_streamed > result.sweeps * A.plan.sweep_nbytes(1)
+            assert result.sweeps == A.sweeps - before[0] >= 2 * result.iterations
