@@ -36,8 +36,9 @@ RTOL = 1e-5
 # Values per row that an iteration reads and writes besides those of A: the solvers' modules count them. The product reads p
 # and writes q; Jacobi reads a diagonal, which block CG does three times.
 CG_VALUES, BLOCK_CG_VALUES, DIAGONALS = 11 + 2, 10 + 2, 3
-# Of the load cases, how many are also solved one after the other: the rest is taken to be like them.
-SINGLES = 4
+# Of the load cases, how many are also solved one after the other: the rest is taken to be like them. Streamed, so many of
+# their iterations are measured: they take the iterations of the same solve in memory, with the same bits.
+SINGLES, SINGLE_ITERATIONS = 4, 50
 
 
 def seconds_of(device: Device, action: Callable[[], Any]) -> tuple[float, Any]:
@@ -95,8 +96,14 @@ class Cube:
         self.n = self.beam.unknowns
         self.limit = measure_memory(device, 256 << 20 if device.kind == "cpu" else 8 << 30)
         self.assembled = functools.cache(self.beam.matrix)
+        self.loads = functools.cache(self._loads)
 
-    def loads(self, columns: int) -> Array:
+    @functools.cached_property
+    def peer(self) -> Peer:
+        """The solver that a user would take instead."""
+        return Peer(self)
+
+    def _loads(self, columns: int) -> Array:
         """Return load cases (n, columns)."""
         experiment = Experiment.model_validate({"model": self.model, "load": {"samples": columns}})
         return self.device.asarray(right_hand_sides(experiment, self.beam))
@@ -109,7 +116,7 @@ class Cube:
 def measure_cg(cube: Cube, formats: tuple[str, ...], few: int, many: int) -> list[dict[str, Any]]:
     """An iteration of CG in each format, and of the peer's."""
     b = cube.loads(1)[:, 0].copy()
-    peer = Peer(cube)
+    peer = cube.peer
     matrices = {name: cube.matrix(name) for name in formats}
     solves: dict[str, Callable[[int], Any]] = {
         name: partial(_penstock_cg, A, jacobi(A), b) for name, A in matrices.items()
@@ -162,7 +169,7 @@ def measure_block_solve(cube: Cube, format_name: str, columns: int) -> list[dict
     """All load cases: as a block, one after the other by ``cg``, and by the peer's."""
     device, B = cube.device, cube.loads(columns)
     A = cube.matrix(format_name)
-    M, peer = jacobi(A), Peer(cube)
+    M, peer = jacobi(A), cube.peer
     singles = [B[:, column].copy() for column in range(columns)]
     for warm in (partial(block_cg, A, B, M=M), partial(cg, A, singles[0], M=M)):
         warm(maxiter=3)
@@ -195,59 +202,60 @@ def measure_block_solve(cube: Cube, format_name: str, columns: int) -> list[dict
 def measure_streamed(cube: Cube, columns: int, link: float) -> list[dict[str, Any]]:
     """The block, and some of its columns one after the other, with matrix storage of a quarter of the matrix."""
     device, B, whole = cube.device, cube.loads(columns), cube.assembled("sliced_bsr")
-    budget = whole.nbytes // 4
-    records, spent = [], {}
+    budget, singles = whole.nbytes // 4, [B[:, column].copy() for column in range(SINGLES)]
+    resident = cube.matrix("sliced_bsr")
+    iterations = [cg(resident, b, M=jacobi(resident), rtol=RTOL).iterations for b in singles]
+    del resident
+
+    def streamed(store: HostStore, together: int) -> tuple[StreamedMatrix, int]:
+        workspace = block_cg_workspace_nbytes(cube.n, columns) if together > 1 else cg_workspace_nbytes(cube.n)
+        plan = plan_stream(store.index, budget, columns=together, workspace_nbytes=workspace)
+        return StreamedMatrix(store, budget, device=device, plan=plan), workspace
+
+    def entry(name: str, samples: list[float], moved: list[int], A: StreamedMatrix, workspace: int, **more: Any) -> Any:
+        sizes = {"matrix_bytes": whole.nbytes, "budget_bytes": budget, "peak_budget_bytes": A.budget.peak_nbytes}
+        nbytes = int(statistics.median(moved))
+        return record(name, samples, floor=nbytes / link, nbytes=nbytes, peers={}, rtol=RTOL, vectors_bytes=workspace,
+                      **sizes, **more)  # fmt: skip
+
     with HostStore.from_matrix(whole, 32) as store:
-        for together in (columns, 1):
-            workspace = block_cg_workspace_nbytes(cube.n, columns) if together > 1 else cg_workspace_nbytes(cube.n)
-            plan = plan_stream(store.index, budget, columns=together, workspace_nbytes=workspace)
-            with StreamedMatrix(store, budget, device=device, plan=plan) as A:
-                M = jacobi(A)
-                if together > 1:
-                    block_cg(A, B, M=M, maxiter=2)
-                    solves = [seconds_of(device, partial(block_cg, A, B, M=M, rtol=RTOL))]
-                else:
-                    cg(A, B[:, 0].copy(), M=M, maxiter=2)
-                    chosen = [B[:, column].copy() for column in range(SINGLES)]
-                    solves = [seconds_of(device, partial(cg, A, b, M=M, rtol=RTOL)) for b in chosen]
-                peak = A.budget.peak_nbytes
-            assert all(result.converged for _, result in solves)
-            spent[together] = solves
-            moved = [result.bytes_streamed for _, result in solves]
-            entry = record(
-                f"block_cg/streamed/{cube.name}/k{columns}" if together > 1 else f"cg/streamed/{cube.name}",
-                [seconds for seconds, _ in solves],
-                floor=statistics.median(moved) / link,
-                nbytes=int(statistics.median(moved)),
-                peers={},
-                rtol=RTOL,
-                matrix_bytes=whole.nbytes,
-                budget_bytes=budget,
-                peak_budget_bytes=peak,
-                vectors_bytes=workspace,
-                iterations=[result.iterations for _, result in solves],
-                sweeps=[result.sweeps for _, result in solves],
-            )
-            records.append(entry)
-    block, single = spent[columns][0], spent[1]
-    # As many single solves as there are columns: those measured, scaled by their mean.
-    all_seconds = columns * statistics.fmean(seconds for seconds, _ in single)
-    all_bytes = columns * statistics.fmean(result.bytes_streamed for _, result in single)
-    mean_iterations = statistics.fmean(result.iterations for _, result in single)
-    records[0]["peers"] = {f"cg, {SINGLES} scaled to {columns}": all_seconds}
-    records[0] |= {
-        "single_bytes_scaled": all_bytes,
-        "bytes_ratio": block[1].bytes_streamed / all_bytes,
-        "bytes_ratio_promised": block[1].iterations / mean_iterations / columns,
-        "times_faster": all_seconds / block[0],
+        A, workspace = streamed(store, columns)
+        with A:
+            M = jacobi(A)
+            block_cg(A, B, M=M, maxiter=2)
+            seconds, block = seconds_of(device, partial(block_cg, A, B, M=M, rtol=RTOL))
+            assert block.converged
+            of_block = entry(
+                f"block_cg/streamed/{cube.name}/k{columns}", [seconds], [block.bytes_streamed], A, workspace,
+                iterations=block.iterations, sweeps=block.sweeps,
+            )  # fmt: skip
+        A, workspace = streamed(store, 1)
+        with A:
+            M = jacobi(A)
+            cg(A, singles[0], M=M, maxiter=2)
+            runs = [seconds_of(device, partial(cg, A, b, M=M, rtol=0.0, maxiter=SINGLE_ITERATIONS)) for b in singles]
+            # A whole solve has one sweep more than iterations, for the true residual, as these have.
+            scales = [(count + 1) / run.sweeps for count, (_, run) in zip(iterations, runs, strict=True)]
+            whole_seconds = [scale * taken for scale, (taken, _) in zip(scales, runs, strict=True)]
+            whole_bytes = [int(scale * run.bytes_streamed) for scale, (_, run) in zip(scales, runs, strict=True)]
+            of_one = entry(
+                f"cg/streamed/{cube.name}", whole_seconds, whole_bytes, A, workspace,
+                iterations=iterations, measured_iterations=SINGLE_ITERATIONS,
+            )  # fmt: skip
+    all_seconds, all_bytes = (columns * statistics.fmean(of) for of in (whole_seconds, whole_bytes))
+    of_block["peers"] = {f"cg, {SINGLES} scaled to {columns}": all_seconds}
+    of_block |= {
+        "bytes_ratio": block.bytes_streamed / all_bytes,
+        "iterations_ratio": block.iterations / statistics.fmean(iterations) / columns,
+        "times_faster": all_seconds / seconds,
     }
-    for entry in records:
-        told(entry, f"{entry['iterations']} iterations, {entry['bytes'] / 1e9:.1f} GB")
+    for one in (of_block, of_one):
+        told(one, f"{one['iterations']} iterations, {one['bytes'] / 1e9:.1f} GB")
     print(
-        f"  bytes {records[0]['bytes_ratio']:.5f} of {columns} single solves' (iterations alone: "
-        f"{records[0]['bytes_ratio_promised']:.5f}), {records[0]['times_faster']:.1f} x faster"
+        f"  bytes {of_block['bytes_ratio']:.5f} of {columns} single solves' (iterations alone: "
+        f"{of_block['iterations_ratio']:.5f}), {of_block['times_faster']:.1f} x faster"
     )
-    return records
+    return [of_block, of_one]
 
 
 def measure_looks(cube: Cube, format_name: str, iterations: int) -> list[dict[str, Any]]:
