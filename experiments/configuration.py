@@ -153,6 +153,11 @@ class SolverSection(Section):
         default=9, description="with chebyshev: products with the matrix an iteration, odd"
     )
 
+    @property
+    def following_products(self) -> int:
+        """Products that follow each other in an application of the preconditioner; 1 for one that makes none."""
+        return max(1, self.products - 1) if self.preconditioner == "chebyshev" else 1
+
     @model_validator(mode="after")
     def _products_are_odd(self) -> SolverSection:
         if self.products % 2 == 0:

@@ -43,12 +43,15 @@ def draw_convergence(path: Path, histories: list[list[float]], true_residual: fl
     figure = Figure(figsize=(6.4, 3.8))
     axes = figure.subplots()
     several = len(histories) > 1
+    axes.set(yscale="log")
     for number, norms in enumerate(histories):
         label = None if number else f"recursive residuals of {len(histories)}" if several else "recursive residual"
-        axes.semilogy(norms, color=_BLUE, linewidth=0.7 if several else 1.2, alpha=0.6 if several else 1, label=label)
+        axes.plot(norms, color=_BLUE, linewidth=0.7 if several else 1.2, alpha=0.6 if several else 1, label=label)
+    if not any(norm > 0 for norms in histories for norm in norms):
+        axes.set(yscale="linear")  # zero was solved for
     if true_residual > 0:
         label = f"{'largest ' if several else ''}true residual {true_residual:.2e}"
-        axes.semilogy([max(map(len, histories)) - 1], [true_residual], "o", color=_ORANGE, label=label)
+        axes.plot([max(map(len, histories)) - 1], [true_residual], "o", color=_ORANGE, label=label)
     if rtol > 0:
         axes.axhline(rtol, color=_GREY, linestyle="--", linewidth=1, label=f"tolerance {rtol:.0e}")
     axes.set(xlabel="iteration", ylabel=r"$\|r\| / \|b\|$")
@@ -128,7 +131,7 @@ def draw_spans(axes: Any, timeline: Timeline) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any]) -> None:
+def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any], title: str = "") -> None:
     """Draw the box, displaced by the solution and coloured by its size; a temperature colours the box at rest.
 
     Parameters
@@ -136,6 +139,7 @@ def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any]) -> 
     path : path
     mesh : BoxMesh
     solution : array, (nodes, dof)
+    title : str
     """
     values = np.asarray(solution, dtype=float).reshape(*mesh.node_counts, -1)
     moves = values.shape[-1] >= 3
@@ -169,6 +173,7 @@ def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any]) -> 
     axes.set_box_aspect(np.maximum(high - low, 1e-12), zoom=0.9)
     axes.view_init(elev=18, azim=-62)
     axes.locator_params(nbins=4)
+    axes.set(title=title)
     label = f"displacement (drawn {scale:.2g} times)" if moves else "temperature"
     figure.colorbar(ScalarMappable(norm=norm, cmap="viridis"), ax=axes, shrink=0.6, pad=0.12, label=label)
     _save(figure, path)

@@ -60,6 +60,7 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     options: dict[str, Any] = {
         "workspace_nbytes": workspace_nbytes(experiment, cantilever.unknowns),
         "columns": experiment.columns,
+        "products": experiment.solver.following_products,
         "rates": rates,
     }
     if memory.budget is None:
@@ -74,6 +75,9 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     for format_name in _STREAMED_FORMATS if memory.format == "auto" else (memory.format,):
         if memory.subdivisions is not None:
             options["counts"] = (memory.subdivisions,)
+        elif options["products"] > 1:  # of whole planes, which couple with their neighbours only
+            planes = cantilever.mesh.node_counts[0]
+            options["counts"] = tuple(count for count in range(1, planes + 1) if planes % count == 0)
         try:
             limit = cantilever.largest_cut(format_name)
             if memory.subdivisions is not None and memory.subdivisions > limit:

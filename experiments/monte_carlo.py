@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.experiments.configuration import Experiment
+import yaml
+
+from penstock.experiments.configuration import Experiment, read_experiment
 from penstock.experiments.environment import describe_environment
 from penstock.experiments.progress import Reporter, Stage
 from penstock.experiments.results import ResultsFolder, write_json, write_text
-from penstock.experiments.single_run import RunOutcome, SingleRun
+from penstock.experiments.single_run import RunOutcome, SingleRun, resolved
 from penstock.solvers import StopReason
 
 __all__ = ["run_samples"]
@@ -81,18 +84,24 @@ def run_samples(experiment: Experiment, folder: ResultsFolder, reporter: Reporte
 
 
 def _run_sample(experiment: Experiment, seed: int, sample: ResultsFolder, reporter: Reporter) -> RunOutcome:
+    if sample.checkpoint.exists():  # go on as was planned then, whatever would be measured now
+        solver = experiment.solver
+        one = read_experiment(sample.configuration).model_copy(update={"solver": solver})
+        return SingleRun(one, sample, reporter).run(resume=True)
+    shutil.rmtree(sample.path, ignore_errors=True)  # what a killed run left
+    sample.path.mkdir(parents=True)
     material = experiment.material.model_copy(update={"seed": seed, "samples": None})
     output = experiment.output.model_copy(update={"field": False, "figures": False})
     one = experiment.model_copy(update={"material": material, "output": output})
-    sample.path.mkdir(parents=True, exist_ok=True)
-    return SingleRun(one, sample, reporter).run(resume=sample.checkpoint.exists())
+    write_text(sample.configuration, yaml.safe_dump(resolved(one), sort_keys=False))
+    return SingleRun(one, sample, reporter).run(resume=False)
 
 
 def _report(experiment: Experiment, folder: ResultsFolder, results: list[dict[str, Any]], reason: StopReason) -> None:
     """Write what all samples say together."""
     names = ("seed", "tip_deflection", "iterations", "true_residual", "sweeps", "bytes_streamed", "converged")
     samples = [{**{name: result[name] for name in names}, "seconds": result["seconds"]["solve"]} for result in results]
-    tips = [float(sample["tip_deflection"]) for sample in samples]
+    tips = [float(sample["tip_deflection"]) for sample in samples if sample["converged"]]  # others mean nothing
     deviation = statistics.stdev(tips) if len(tips) > 1 else None
     write_json(folder.environment, describe_environment())
     write_json(
@@ -101,7 +110,7 @@ def _report(experiment: Experiment, folder: ResultsFolder, results: list[dict[st
             "converged": reason is StopReason.CONVERGED,
             "reason": reason.name.lower(),
             "stiffness_samples": samples,
-            "tip_deflection": statistics.fmean(tips),
+            "tip_deflection": statistics.fmean(tips) if tips else None,
             "tip_deflection_deviation": deviation,
             "true_residual": max(float(sample["true_residual"]) for sample in samples),
             "standard_error": None if deviation is None else deviation / math.sqrt(len(tips)),

@@ -121,12 +121,13 @@ class ResultsFolder:
         result, drawn = self.read_json(self.result), []
         if "stiffness_samples" in result:
             drawn.append(self.path / "monte_carlo.png")
-            figures.draw_monte_carlo(drawn[-1], [sample["tip_deflection"] for sample in result["stiffness_samples"]])
+            tips = [sample["tip_deflection"] for sample in result["stiffness_samples"] if sample["converged"]]
+            figures.draw_monte_carlo(drawn[-1], tips)
             return drawn
         if "columns" in result:
             drawn.append(self.path / "tip_deflections.png")
-            tips = {column["name"]: column["tip_deflection"] for column in result["columns"]}
-            figures.draw_tip_deflections(drawn[-1], tips, samples=bool(result["samples"]))
+            named = {column["name"]: column["tip_deflection"] for column in result["columns"]}
+            figures.draw_tip_deflections(drawn[-1], named, samples=bool(result["samples"]))
         drawn.append(self.path / "convergence.png")
         figures.draw_convergence(drawn[-1], self.read_residuals(), result["true_residual"] or 0.0, result["rtol"])
         if self.timeline.exists():
@@ -138,7 +139,10 @@ class ResultsFolder:
             with h5py.File(self.field) as file:
                 values = np.asarray(file["VTKHDF/PointData"][_FIELD[cantilever.dof]]).swapaxes(0, 2)
             if np.isfinite(values).all():
-                figures.draw_deformed(drawn[-1], cantilever.mesh, values)
+                shown = (
+                    "mean of the samples" if result.get("samples") else result.get("columns", [{}])[0].get("name", "")
+                )
+                figures.draw_deformed(drawn[-1], cantilever.mesh, values, shown.replace("_", " ", 1))
             else:
                 drawn.pop()
         return drawn
@@ -155,9 +159,10 @@ class ResultsFolder:
             f"matrix of {format_nbytes(result['matrix_nbytes'])} as {result['format']}",
             f"iterations       {result['iterations']}, true relative residual {_number(result['true_residual'])}",
         ]
-        if "tip_deflection" in result:
+        if result.get("tip_deflection") is not None:
             lines.append(f"tip deflection   {_deflection(result)}")
         if result.get("columns") and not result["samples"]:
+            lines.append("tip deflection   of each load case")
             lines += [f"  {column['name']:<14} {_number(column['tip_deflection'])}" for column in result["columns"]]
         if result.get("largest_error") is not None:
             lines.append(
@@ -209,8 +214,9 @@ def _deflection(result: dict[str, Any]) -> str:
     """Return the deflection, and of samples what is known of its mean."""
     text, deviation = _number(result["tip_deflection"]), result.get("tip_deflection_deviation")
     if deviation is None:
-        return text + (f", mean of {len(result['columns'])} load cases" if len(result.get("columns", ())) > 1 else "")
-    count = result.get("samples") or len(result["stiffness_samples"])
+        return text
+    samples = result.get("stiffness_samples")
+    count = result["samples"] if samples is None else sum(sample["converged"] for sample in samples)
     return f"mean {text} +- {deviation / count**0.5:.2g}, standard deviation {deviation:.4g}, of {count} samples"
 
 

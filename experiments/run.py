@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def _with_maxiter(experiment: Experiment, maxiter: int | None) -> Experiment:
 
 
 def _remove_unless_checkpointed(folder: ResultsFolder, error: BaseException) -> None:
-    if folder.checkpoint.exists() or any(folder.samples.glob("*/result.json")):
+    done = itertools.chain.from_iterable(folder.samples.glob(f"*/{name}") for name in ("result.json", "checkpoint.npz"))
+    if folder.checkpoint.exists() or any(done):
         error.add_note(f"What was done is kept; go on with: penstock run --resume {folder.path}")
     else:
         shutil.rmtree(folder.path, ignore_errors=True)

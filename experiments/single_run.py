@@ -111,7 +111,8 @@ class SingleRun:
             self._report(A, plan, result, spent, checkpoint.seconds)
         if result.converged:  # otherwise --resume with a larger maxiter may go on
             self.folder.checkpoint.unlink(missing_ok=True)
-        shutil.rmtree(self.folder.matrix, ignore_errors=True)
+        for left in (self.folder.matrix, *self.folder.path.glob(f"{self.folder.matrix.name}.partial-*")):
+            shutil.rmtree(left, ignore_errors=True)  # the other ones are of runs that were killed while they wrote
         return RunOutcome(self.folder, reason)
 
     def _settle(self, plan: StreamPlan) -> None:
@@ -204,7 +205,8 @@ class SingleRun:
         )
         summary |= {
             "nonzeros": self.cantilever.nnz,
-            "tip_deflection": statistics.fmean(tips),
+            # Of different load cases a mean says nothing.
+            "tip_deflection": None if self.experiment.load.cases else statistics.fmean(tips),
             "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "solve", "total")},
         }
         if self.experiment.is_block:

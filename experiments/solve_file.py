@@ -6,7 +6,7 @@ import contextlib
 import functools
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,7 @@ class _Run:
         self.began = time.perf_counter()
         self.given: np.ndarray[Any, Any] | None = None
         self.columns = 1
+        self.chosen: Sequence[int] = (0,)
 
     def run(self) -> RunOutcome:
         """Read, plan, build, solve and report."""
@@ -163,6 +164,7 @@ class _Run:
                 self.columns,
                 None if self.given is None else len(self.given),
                 request.preconditioner,
+                request.products or _DEFAULT_PRODUCTS,
                 self.device,
                 None if request.memory is None else parse_nbytes(request.memory),
                 self.folder,
@@ -186,9 +188,11 @@ class _Run:
             chosen = None if columns is None else parse_columns(columns)
             self.given = read_right_hand_sides(file, chosen)
             self.columns = self.given.shape[1]
+            self.chosen = range(self.columns) if chosen is None else chosen
             which = "" if chosen is None else f"columns {column_ranges(chosen)} of "
             return f"{which}{file.name}, {self.columns} in all"
         self.columns = 1 if columns is None else parse_count(columns)
+        self.chosen = range(self.columns)
         if self.columns == 1:
             return "A times ones, so that the solution is known: all ones"
         return f"{self.columns} columns of standard normal numbers, seed 0"
@@ -277,15 +281,16 @@ class _Run:
             "matrix": matrix_name(self.request.matrix),
             "nonzeros": system.nonzeros,
             "preconditioner": system.preconditioner,
-            "message": _message(columns),
+            "message": _message(columns, self.chosen),
             "largest_error": float(np.abs(x - 1).max()) if self.given is None and self.columns == 1 else None,
             "right_hand_sides": [
                 {
+                    "column": number,
                     "reason": column.reason.name.lower(),
                     "iterations": column.iterations,
                     "true_residual": column.true_residual,
                 }
-                for column in columns
+                for number, column in zip(self.chosen, columns, strict=True)
             ],
             "seconds": {"open": opened - self.began, "solve": seconds, "total": time.perf_counter() - self.began},
         }
@@ -318,11 +323,11 @@ class _Progress:
         self.stage.advance(done, detail)
 
 
-def _message(columns: tuple[SolveResult, ...]) -> str:
+def _message(columns: tuple[SolveResult, ...], chosen: Sequence[int]) -> str:
     """Return why a solve stopped; of many right-hand sides, those with the same reason together."""
     if len(columns) == 1:
         return columns[0].message
     groups: dict[StopReason, list[int]] = {}
-    for number, column in enumerate(columns):
+    for number, column in zip(chosen, columns, strict=True):
         groups.setdefault(column.reason, []).append(number)
     return "\n".join(f"columns {column_ranges(numbers)}: {reason.value}" for reason, numbers in groups.items())

@@ -32,6 +32,7 @@ __all__ = [
 Matrix = np.ndarray[Any, Any]
 
 _MATRIX_SUFFIXES = (".mtx", ".mtx.gz", ".mtx.bz2", ".npz")
+_MOST_COLUMNS = 1_000_000
 # An assembly in another order moves the last digits of an entry, relative to the diagonal entries of its row and column.
 _ROUNDING = 1e-12
 
@@ -58,6 +59,8 @@ def parse_columns(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part, re.ASCII)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise InputError(f"--columns takes columns of B, counted from 0, such as 0,2-4, not {text!r}")
+        if len(columns) + int(match[2] or match[1]) - int(match[1]) > _MOST_COLUMNS:
+            raise InputError(f"--columns {text!r} names more than {_MOST_COLUMNS:,} columns; choose fewer")
         columns += range(int(match[1]), int(match[2] or match[1]) + 1)
     return columns
 
@@ -250,7 +253,8 @@ def check_matrix(A: CsrMatrix, name: str) -> Symmetry:
     if is_symmetric(A):
         return Symmetry(True, 0.0)
     differences = abs(scipy_matrix - scipy_matrix.T).tocoo()
-    relative = differences.data / np.sqrt(diagonal[differences.row] * diagonal[differences.col])
+    lengths = np.sqrt(diagonal)
+    relative = differences.data / lengths[differences.row] / lengths[differences.col]
     largest = int(relative.argmax())
     if relative[largest] <= _ROUNDING:
         return Symmetry(False, float(differences.data.max()))

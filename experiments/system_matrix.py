@@ -57,6 +57,8 @@ _MEASURED_FROM_NBYTES = 64 << 20
 _WORTHWHILE, _DENSE = 0.5, 0.75
 # Of a GPU's free memory, what the matrix and the vectors leave to others.
 _LEFT_FREE = 0.1
+# A piece of a matrix is padded to pages, its structure and its values each.
+_PADDING_NBYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class SystemOpener:
         Rows of the right-hand sides, if they were given.
     preconditioner : str
         ``auto`` is ``block_jacobi`` for a matrix of dense blocks, else ``jacobi``.
+    products : int
+        Of a Chebyshev polynomial.
     device : Device
     memory : int or None
         For matrix storage; by default all of a CPU's, or what is free on a GPU.
@@ -117,6 +121,7 @@ class SystemOpener:
     columns: int
     rows: int | None
     preconditioner: str
+    products: int
     device: Device
     memory: int | None
     folder: ResultsFolder
@@ -172,7 +177,7 @@ class SystemOpener:
         self._decide(matrix.shape, matrix.dtype, block_size)
         room, nonzeros = self._room(), matrix.nnz
         ranking = suggest_format(matrix, device=self.device, columns=self.together, symmetric=symmetry.exact)
-        best = next((one for one in ranking if room is None or one.nbytes <= room), None)
+        best = next((one for one in ranking if room is None or one.nbytes + _PADDING_NBYTES <= room), None)
         if best is not None:
             with self.reporter.stage("convert"):
                 resident = best.build(matrix)
@@ -227,7 +232,8 @@ class SystemOpener:
 
     def _load(self) -> dict[str, Any]:
         """Return what a plan must know of the solver."""
-        return {"columns": self.together, "workspace_nbytes": self._vectors_nbytes}
+        following = max(1, self.products - 1) if self.preconditioner == "chebyshev" else 1
+        return {"columns": self.together, "products": following, "workspace_nbytes": self._vectors_nbytes}
 
     def _room(self) -> int | None:
         """Return the bytes that matrix storage may take; None if there is no limit."""

@@ -117,6 +117,8 @@ class BoxMesh:
     def cut(self, parts: int) -> list[int]:
         """Cut the nodes into contiguous parts of nearly equal numbers of connections.
 
+        Where they can all have the same number of planes of constant x they do: a part then couples with its neighbours only.
+
         Parameters
         ----------
         parts : int
@@ -130,6 +132,8 @@ class BoxMesh:
         """
         if not 1 <= parts <= self.node_count:
             raise InputError(f"cannot cut {self.node_count} nodes into {parts} parts")
+        if self.node_counts[0] % parts == 0:
+            return list(range(0, self.node_count + 1, self.node_count // parts))
         nodes = range(self.node_count + 1)
         targets = (self.connections * part // parts for part in range(parts))
         bounds = [bisect.bisect_left(nodes, target, key=self.connections_before) for target in targets]

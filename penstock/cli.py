@@ -102,7 +102,7 @@ def run(
         console.print(f"Stopped on request. Go on with: penstock run --resume {path}", highlight=False, soft_wrap=True)
         raise typer.Exit(_INTERRUPTED)
     console.print(f"Results are in {path}", highlight=False, soft_wrap=True)
-    if outcome.folder.checkpoint.exists():
+    if outcome.reason.name == "MAXITER":
         console.print(f"Go on with: penstock run --resume {path} --maxiter N", highlight=False, soft_wrap=True)
     if outcome.reason.name != "CONVERGED":
         raise typer.Exit(1)
@@ -150,10 +150,15 @@ def solve(
     console.print(f"Results are in {outcome.folder.path}, the solution in {solution}", highlight=False, soft_wrap=True)
     if outcome.reason.name == "CONVERGED":
         return
-    title = "Stopped on request. " if outcome.interrupted else ""
-    console.print(
-        f"{title}Go on with the same command and: --guess {solution}", highlight=False, markup=False, soft_wrap=True
-    )
+    if outcome.reason.name in ("STOPPED", "MAXITER"):
+        title = "Stopped on request. " if outcome.interrupted else ""
+        other = "" if output is None else "another --output and "
+        console.print(
+            f"{title}Go on with the same command and {other}--guess {solution}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     raise typer.Exit(_INTERRUPTED if outcome.interrupted else 1)
 
 

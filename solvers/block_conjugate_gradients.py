@@ -37,6 +37,7 @@ from penstock.solvers.stopping import (
     check_finite,
     check_state,
     check_tolerances,
+    has_diverged,
 )
 from penstock.spmv import (
     Array,
@@ -421,6 +422,10 @@ class _Run:
                 state.reasons[column] = StopReason.CONVERGED
             elif lost and seen:  # near the rounding floor directions are noise, and their curvature may be too
                 state.reasons[column] = self._stagnation(state, column)
+            elif reason is StopReason.MAXITER and has_diverged(
+                state.residual_norms[column], self._relative(column, norms[column]), self.unit
+            ):
+                state.reasons[column] = StopReason.INCONSISTENT
             else:
                 state.reasons[column] = reason
 

@@ -19,6 +19,7 @@ from penstock.spmv import (
     as_operator,
 )
 from penstock.spmv.operator import product_of
+from penstock.spmv.recurrence import Recurrence, RecurrenceStep
 
 __all__ = ["Chebyshev", "chebyshev", "largest_eigenvalue"]
 
@@ -71,8 +72,9 @@ class Chebyshev(ValidatedOperator):
         self.A, self.products, self.low, self.high = A, products, low, high
         self.shape, self.dtype, self.device = A.shape, np.dtype(A.dtype), A.device
         self._jacobi, self._diagonal = diagonal, diagonal.blocks.reshape(-1)
-        self._steps = _Interval(low, high).coefficients(products)
-        self._product = product_of(A)
+        (self._first, _), *steps = _Interval(low, high).coefficients(products)
+        # Zero came before the first vector.
+        self._steps = [RecurrenceStep(a, 1.0 + c, -c if number else 0.0) for number, (a, c) in enumerate(steps)]
         self._space = VectorSpace(A.device)
         self._work: dict[tuple[int, ...], tuple[Array, Array]] = {}
 
@@ -86,15 +88,9 @@ class Chebyshev(ValidatedOperator):
             self._work = {x.shape: (self.device.xp.empty_like(out), self.device.xp.empty_like(out))}
         other, image = self._work[x.shape]
         kept = out.copy() if beta != 0.0 else None
-        (first, _), *steps = self._steps
         # Vectors are written in turn: an odd number of times, so that the first and the last one are ``out``.
-        new, old = out, other
-        self._jacobi._apply(x, new, first, 0.0)
-        for number, (a, c) in enumerate(steps):
-            new, old = old, new
-            self._product(old, image, 1.0, 0.0)
-            before = -c if number else 0.0  # zero came before the first one
-            self._space.three_terms(a, self._diagonal, x, image, 1.0 + c, old, before, new)
+        self._jacobi._apply(x, out, self._first, 0.0)
+        Recurrence(self._steps, out, other, x, self._diagonal, image, self._space).run(self.A)
         if alpha != 1.0:
             out *= alpha
         if kept is not None:

@@ -31,6 +31,7 @@ from penstock.solvers.stopping import (
     check_finite,
     check_state,
     check_tolerances,
+    has_diverged,
 )
 from penstock.spmv import (
     Array,
@@ -172,7 +173,7 @@ def cg(
         while reason is None:
             if state.iteration >= maxiter:
                 residual = run.true_residual(state, replace=False)
-                reason = StopReason.CONVERGED if residual <= run.tolerance else StopReason.MAXITER
+                reason = run.out_of_iterations(state, residual)
                 break
             before, began = state.iteration, time.perf_counter()
             count = min(looks.every, maxiter - before)
@@ -246,8 +247,10 @@ class _Run:
             zero = xp.zeros_like(self.b)
             state = CgState(zero, self.b.copy(), zero.copy(), 1.0, residual_norms=[self.b_norm])
             # x = 0 solves A x = 0 exactly; of other right-hand sides the squares would leave the range of numbers.
-            small = self.b_norm <= SMALLEST_NORM <= self.atol or not bool(self.b.any())
-            return state, StopReason.CONVERGED if small else StopReason.NOT_FINITE, self.b_norm
+            if self.b_norm <= SMALLEST_NORM <= self.atol or not bool(self.b.any()):
+                return state, StopReason.CONVERGED, self.b_norm
+            self.b_norm, state.residual_norms = 1.0, [1.0]  # the residual of zero is b
+            return state, StopReason.NOT_FINITE, 1.0
         x = xp.zeros_like(self.b) if x0 is None else x0.copy()
         r = self.b.copy()
         if x0 is not None:
@@ -370,6 +373,13 @@ class _Run:
         target[...] = self.b
         self._product(state.x, target, alpha=-1.0, beta=1.0)
         return self.space.norm(target)
+
+    def out_of_iterations(self, state: CgState, residual: float) -> StopReason:
+        """Return what a true residual says when there are no iterations left."""
+        if residual <= self.tolerance:
+            return StopReason.CONVERGED
+        diverged = has_diverged(state.residual_norms, self._relative(residual), self.unit)
+        return StopReason.INCONSISTENT if diverged else StopReason.MAXITER
 
     def _breakdown(self, curvature: float, state: CgState) -> StopReason:
         if not math.isfinite(curvature):

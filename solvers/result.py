@@ -31,8 +31,9 @@ class StopReason(enum.Enum):
         "or the preconditioner returned them, or the units are extreme; check the matrix for NaN and scale the system"
     )
     INCONSISTENT = (
-        "stopped because A maps a search direction to zero while the residual is not zero: the matrix is singular and b is "
-        "outside its range; fix the missing supports or remove the null space from b"
+        "stopped because A maps a search direction to zero while the residual is not zero, or because the residual grew beyond "
+        "what any consistent system shows: the matrix is singular and b is outside its range; fix the missing supports or "
+        "remove the null space from b"
     )
     ROUNDING_FLOOR = (
         "stopped because the true residual no longer falls: it has reached the rounding floor u || |A||x| || / ||b|| of "

@@ -18,6 +18,7 @@ __all__ = [
     "check_finite",
     "check_state",
     "check_tolerances",
+    "has_diverged",
 ]
 
 #: A true residual within this factor of the estimated rounding floor counts as having reached it.
@@ -44,6 +45,15 @@ def check_tolerances(rtol: float, atol: float, maxiter: int | None, n: int) -> i
     if not isinstance(maxiter, Real) or not maxiter >= 0 or maxiter != maxiter // 1:
         raise InputError(f"maxiter must be a whole number and not negative, not {maxiter!r}")
     return int(maxiter)
+
+
+def has_diverged(residual_norms: list[float], residual: float, unit: float) -> bool:
+    """Tell a relative residual that no consistent system has after these.
+
+    Residuals of conjugate gradients exceed the first one by the square root of the condition number at most, which is less
+    than ``1 / unit`` where there is anything to solve.
+    """
+    return residual > max(1.0, residual_norms[0]) / math.sqrt(unit)
 
 
 def check_finite(name: str, values: Array, xp: Any) -> None:

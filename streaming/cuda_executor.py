@@ -105,7 +105,7 @@ class CudaExecutor:
             buffer[: host.nbytes].set(host)
 
     def play(self, steps: Iterable[Step], residents: dict[int, SparseFormat], visit: Visit) -> None:
-        """Issue steps in order; ``visit(number, slab)`` issues the computation on a slab."""
+        """Issue steps in order; ``visit(number, slab, stage)`` issues the computation on a slab."""
         compute_stream = self._cupy.cuda.get_current_stream()
         copy_stream = self._copy_stream or compute_stream
         # The last run may have been on another stream, and may still read what is left in the slots.
@@ -123,7 +123,7 @@ class CudaExecutor:
                             self._transfer(copy, copy_stream)
                         compute_stream.wait_event(self._arrived[step.slot])
                     with self._recorded("compute", step.subdivision, step.slot, compute_stream):
-                        visit(step.subdivision, self._slab(step, residents))
+                        visit(step.subdivision, self._slab(step, residents), step.stage)
                 elif isinstance(step, Release):
                     self._released[step.slot].record(compute_stream)
             self._played.record(compute_stream)

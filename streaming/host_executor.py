@@ -65,7 +65,7 @@ class HostExecutor:
         self.store.read_into(number, buffer, part)
 
     def play(self, steps: Iterable[Step], residents: dict[int, SparseFormat], visit: Visit) -> None:
-        """Play steps in order; ``visit(number, slab)`` is called on each computation.
+        """Play steps in order; ``visit(number, slab, stage)`` is called on each computation.
 
         An error of the store, of ``visit`` or a keyboard interrupt leaves the executor idle, with all slots free.
         """
@@ -76,7 +76,7 @@ class HostExecutor:
                 elif isinstance(step, Compute):
                     slab = self._slab(step, residents)
                     start = time.perf_counter()
-                    visit(step.subdivision, slab)
+                    visit(step.subdivision, slab, step.stage)
                     if self.timeline is not None:
                         self.timeline.add("compute", step.subdivision, step.slot, start, time.perf_counter())
                 elif isinstance(step, Release):

@@ -38,8 +38,8 @@ __all__ = [
     "pack",
 ]
 
-#: ``visit(number, slab)``, called with each subdivision during a sweep.
-Visit = Callable[[int, SparseFormat], None]
+#: ``visit(number, slab, stage)``, called for each computation of a sweep.
+Visit = Callable[[int, SparseFormat, int], None]
 
 #: What to read of a subdivision: everything, offsets and indices, or values.
 Part = Literal["whole", "structure", "values"]

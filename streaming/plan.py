@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from penstock.spmv import BudgetError, InputError, format_nbytes, parse_nbytes
+from penstock.spmv import BudgetError, InputError, format_named, format_nbytes, parse_nbytes
 from penstock.streaming.layout import MatrixIndex, Part
 from penstock.streaming.product_graphs import LEAST_RECORDED
 from penstock.streaming.schedule import Schedule, SweepEnd
@@ -16,6 +16,7 @@ __all__ = ["Forecast", "LinkRates", "StreamPlan", "plan_stream", "plan_subdivisi
 
 _CANDIDATES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _RINGS = (3, 4, 2)  # the first of equals is taken; the last needs least, and says what would do
+_MOST_SWEEPS = 8  # for products that follow each other: longer rings are tried for up to so many
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class StreamPlan:
         Subdivisions that stay, spread evenly among the streamed ones so that the link never idles for long.
     columns, repeats : int
         Vectors a product is applied to at once, and products made with each subdivision before it leaves.
+    products : int
+        Products that follow each other, as those of a polynomial in the matrix do.
     workspace_nbytes : int
         Vectors of the solver, outside the budget.
     overlap : bool
@@ -113,6 +116,14 @@ class StreamPlan:
     at_end: SweepEnd = "turn"
     resident_structure: bool = False
     rates: LinkRates | None = None
+    products: int = 1
+
+    @property
+    def products_a_sweep(self) -> int:
+        """Products that one sweep makes, if subdivisions couple with their neighbours only; see :class:`StreamedMatrix`."""
+        if not self.slots or format_named(self.index.format_name).scatters:
+            return 1
+        return min(self.products, max(1, self.slots - (1 if self.overlap else 0)))
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -166,7 +177,8 @@ class StreamPlan:
             vectors = 16 * self.columns * (subdivision.row_stop - subdivision.row_start)
             seconds = (subdivision.nbytes + vectors) / (_EFFICIENCY * rates.memory) + rates.product_gap
             # Many products are started by one call.
-            return self.repeats * (seconds if self.repeats >= LEAST_RECORDED else max(seconds, rates.product_start))
+            each = seconds if self.repeats >= LEAST_RECORDED else max(seconds, rates.product_start)
+            return self.repeats * self.products_a_sweep * each
 
         def sweep(overlap: bool) -> float:
             """Return the mean of sweeps 1 and 2, one in each direction if they turn."""
@@ -184,8 +196,9 @@ class StreamPlan:
         return Forecast(sum(transfers) / len(transfers), computes, sweep(True), sweep(False))
 
     def compared_seconds(self) -> float:
-        """Return the time by which plans are compared: the predicted one, at typical rates if none are known."""
-        return self._forecast(self.rates or _TYPICAL).seconds(self.overlap)
+        """Return the time by which plans are compared: of the sweeps for all products, at typical rates if none are known."""
+        sweeps = -(-self.products // self.products_a_sweep)
+        return sweeps * self._forecast(self.rates or _TYPICAL).seconds(self.overlap)
 
     def predicted_seconds(self) -> float | None:
         """Return the time of a sweep in the middle of many, if rates are known."""
@@ -211,6 +224,11 @@ class StreamPlan:
                 f"streamed    {count - len(self.resident)} subdivisions, {format_nbytes(self.streamed_nbytes)} a sweep, "
                 f"overlap {'on' if self.overlap else 'off'}",
             ]
+            if self.products > 1:
+                lines.append(
+                    f"products    {self.products_a_sweep} of {self.products} that follow each other in one sweep, if "
+                    "subdivisions couple with their neighbours only"
+                )
             if self.at_end == "turn":
                 saved = format_nbytes(self.streamed_nbytes - self.sweep_nbytes(1))
                 lines.append(
@@ -239,6 +257,7 @@ def plan_stream(
     *,
     columns: int = 1,
     repeats: int = 1,
+    products: int = 1,
     workspace_nbytes: int = 0,
     slots: int | None = None,
     overlap: bool = True,
@@ -257,10 +276,14 @@ def plan_stream(
         is small, as comparisons need it.
     columns, repeats : int
         Vectors a product is applied to at once, and products with each subdivision, for predicted times.
+    products : int
+        Products that follow each other, such as those of a :func:`~penstock.solvers.chebyshev` preconditioner: a sweep
+        makes one less of them than the ring has slots.
     workspace_nbytes : int
         Vectors of the solver, printed beside the budget.
     slots : int, optional
-        Length of the ring, at least 2; by default 3 if they take at most half the budget, else 2.
+        Length of the ring, at least 2; by default 3 if they take at most half the budget, else 2, and for products that
+        follow each other as many as one sweep needs for all of them, or as the budget holds.
     overlap : bool
         False plans for comparison runs without communication hiding; the memory is the same.
     at_end : {"turn", "continue", "stop"}
@@ -280,11 +303,13 @@ def plan_stream(
         If the budget holds neither the matrix nor two slots; the message gives the smallest that would do.
     """
     budget_nbytes = 0 if budget is None else parse_nbytes(budget)
-    if columns < 1 or repeats < 1:
-        raise InputError(f"a product takes at least 1 vector, and a sweep 1 product, not {columns} and {repeats}")
+    if columns < 1 or repeats < 1 or products < 1:
+        raise InputError(
+            f"a product takes at least 1 vector, and a sweep 1 product, not {columns} and {min(repeats, products)}"
+        )
     plan = StreamPlan(
         index, budget_nbytes, 0, 0, frozenset(), columns, repeats, workspace_nbytes, overlap, at_end,
-        rates=rates,
+        rates=rates, products=products,
     )  # fmt: skip
     if budget is not None and index.nbytes <= budget_nbytes:
         return replace(plan, resident=frozenset(range(len(index.subdivisions))))
@@ -294,6 +319,8 @@ def plan_stream(
     if slots is not None and slots < 2:
         raise InputError(f"double buffering takes at least 2 slots, not {slots}")
     ring = slots if slots is not None else (3 if 6 * slot_nbytes <= left else 2)
+    if slots is None and products > 1 and not format_named(index.format_name).scatters:
+        ring = max(ring, min(products + 1, left // slot_nbytes, len(sizes)))
     if budget is None:
         plan = replace(plan, slots=slots or 3, slot_nbytes=slot_nbytes)
         return replace(plan, budget_nbytes=plan.storage_nbytes)
@@ -326,6 +353,7 @@ def plan_subdivisions(
     limit: int,
     columns: int = 1,
     repeats: int = 1,
+    products: int = 1,
     workspace_nbytes: int = 0,
     slots: int | None = None,
     overlap: bool = True,
@@ -340,7 +368,7 @@ def plan_subdivisions(
     ----------
     index_for : callable
         Returns the index of the matrix cut into a given number of subdivisions.
-    budget, columns, repeats, workspace_nbytes, slots, overlap, at_end, resident_structure
+    budget, columns, repeats, products, workspace_nbytes, slots, overlap, at_end, resident_structure
         As in :func:`plan_stream`.
     limit : int
         Largest number of subdivisions possible.
@@ -364,6 +392,9 @@ def plan_subdivisions(
     BudgetError
         If no cut fits; the message gives the smallest budget for the finest cut tried.
     """
+    rings = [*_RINGS]
+    if products > 1:
+        rings += sorted({-(-products // sweeps) + 1 for sweeps in range(1, _MOST_SWEEPS + 1)})
     plans: list[StreamPlan] = []
     refused: BudgetError | InputError | None = None
     for count in sorted({min(candidate, limit) for candidate in counts}):
@@ -372,13 +403,14 @@ def plan_subdivisions(
         except InputError as error:  # too many entries for one slab
             refused = error
             continue
-        for ring in _RINGS if slots is None else (slots,):
+        for ring in rings if slots is None else (slots,):
             try:
                 plan = plan_stream(
                     index,
                     budget,
                     columns=columns,
                     repeats=repeats,
+                    products=products,
                     workspace_nbytes=workspace_nbytes,
                     slots=ring,
                     overlap=overlap,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -25,10 +25,14 @@ class Copy:
 
 @dataclass(frozen=True)
 class Compute:
-    """Compute with a subdivision in a slot, or with a resident one (``slot is None``)."""
+    """Compute with a subdivision in a slot, or with a resident one (``slot is None``).
+
+    Of several computations that follow each other, ``stage`` says which one it is.
+    """
 
     subdivision: int
     slot: int | None
+    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,27 +129,56 @@ class Schedule:
             return [self._copy(0, position) for position in range(self.slots)]
         return []
 
-    def sweep(self, number: int) -> list[Step]:
-        """Compute once with every subdivision."""
+    def sweep(self, number: int, stages: int = 1, reach: int = 1) -> list[Step]:
+        """Compute with every subdivision, in several stages that follow each other like waves.
+
+        Parameters
+        ----------
+        number : int
+        stages : int
+            Stage s computes with a subdivision when stage s - 1 has computed with it and with all within its reach.
+        reach : int
+            How many subdivisions to either side a computation needs the last stage of. What is needed by later stages stays
+            in the slots, ``(stages - 1) reach + 1`` subdivisions at a time.
+
+        Raises
+        ------
+        InputError
+            If the ring does not hold them.
+        """
+        behind = (stages - 1) * reach
+        if self.streamed and behind >= self.slots:
+            raise InputError(
+                f"{stages} products a sweep hold {behind + 1} subdivisions at a time, but there are {self.slots} slots; plan "
+                "with more of them"
+            )
         steps: list[Step] = []
         count, position = len(self.streamed), 0
         # Positions whose transfers are issued by the end of this sweep.
         issued = count + self.slots if self.at_end == "continue" else count
         if self.overlap and self.at_end == "stop":
             steps += [self._copy(number, ahead) for ahead in range(min(self.slots, count))]
-        for subdivision in self.order(number):
-            if subdivision in self.resident:
-                steps.append(Compute(subdivision, None))
-                continue
-            copy = self._copy(number, position)
-            if not self.overlap and (position >= self._kept or not number):
-                steps.append(copy)
-            steps.append(Compute(subdivision, copy.slot))
-            if position < count - self._kept:
-                steps.append(Release(copy.slot))
-                if self.overlap and position + self.slots < issued:
-                    steps.append(self._copy(number, position + self.slots))
-            position += 1
+        arrived: list[tuple[Compute, int]] = []  # with the position of those that stream
+        order = self.order(number)
+        for time in range(len(order) + behind):
+            if time < len(order):
+                subdivision, slot = order[time], None
+                if subdivision not in self.resident:
+                    copy, slot = self._copy(number, position), self._copy(number, position).slot
+                    if not self.overlap and (position >= self._kept or not number):
+                        steps.append(copy)
+                arrived.append((Compute(subdivision, slot), position))
+                position += slot is not None
+            for stage in range(stages):
+                place = time - stage * reach
+                if 0 <= place < len(order):
+                    steps.append(replace(arrived[place][0], stage=stage))
+            if time >= behind:
+                last, leaving = arrived[time - behind]
+                if last.slot is not None and leaving < count - self._kept:
+                    steps.append(Release(last.slot))
+                    if self.overlap and leaving + self.slots < issued:
+                        steps.append(self._copy(number, leaving + self.slots))
         return steps
 
     def epilogue(self, sweeps: int) -> list[Step]:
@@ -178,10 +211,10 @@ def check_hazards(steps: Iterable[Step], *, subdivisions: int, slots: int, resid
                 if slot in holds:
                     raise HazardError(f"step {position}: {step} overwrites subdivision {holds[slot]}, still in use")
                 holds[slot] = subdivision
-            case Compute(subdivision, None):
+            case Compute(subdivision, None, _):
                 if subdivision not in residents:
                     raise HazardError(f"step {position}: {step} reads a subdivision that is not resident")
-            case Compute(subdivision, slot):
+            case Compute(subdivision, slot, _):
                 if slot is None or holds.get(slot) != subdivision:
                     raise HazardError(f"step {position}: {step} reads slot {slot} before its data were requested")
             case Release(slot):

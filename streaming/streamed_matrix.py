@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +25,7 @@ from penstock.spmv import (
 )
 from penstock.spmv.formats.base import check_block_size, scale
 from penstock.spmv.operator import as_output
+from penstock.spmv.recurrence import Recurrence
 from penstock.streaming.budget import MemoryBudget, check_room
 from penstock.streaming.cuda_executor import CudaExecutor
 from penstock.streaming.host_executor import HostExecutor
@@ -184,7 +187,7 @@ class StreamedMatrix(ValidatedOperator):
             raise InputError("a sweep of this matrix is under way; turn it when it has ended")
         self._number, self._empty = self._number + 1, True
 
-    def sweep(self, visit: Visit) -> None:
+    def sweep(self, visit: Callable[[int, SparseFormat], None]) -> None:
         """Pass once over all subdivisions, in the direction of the sweep.
 
         Parameters
@@ -196,26 +199,29 @@ class StreamedMatrix(ValidatedOperator):
         -----
         After an error or an interrupt the matrix can be swept again.
         """
+        self._sweep_in_stages(lambda number, slab, stage: visit(number, slab), 1, 1)
+
+    def _sweep_in_stages(self, visit: Visit, stages: int, reach: int) -> None:
         if self._executor is None:
             raise InputError("this streamed matrix is closed; open a new one on its store")
         if not self._sweeping.acquire(blocking=False):
             raise InputError("another sweep of this matrix is under way; finish it first, or open a second matrix")
         try:
-            self._sweep(self._executor, visit)
+            self._sweep(self._executor, visit, stages, reach)
         finally:
             self._sweeping.release()
 
-    def _sweep(self, executor: HostExecutor | CudaExecutor, visit: Visit) -> None:
+    def _sweep(self, executor: HostExecutor | CudaExecutor, visit: Visit, stages: int, reach: int) -> None:
         number, empty = self._number, self._empty
         self._empty = True  # unless this sweep ends, wherever it is interrupted, the next one starts from an empty ring
         if empty:
             executor.drain()
             number = number % 2 if self.plan.at_end == "turn" else 0
-        steps = (self._schedule.prologue(number) if empty else []) + self._schedule.sweep(number)
+        steps = (self._schedule.prologue(number) if empty else []) + self._schedule.sweep(number, stages, reach)
 
-        def located(subdivision: int, slab: SparseFormat) -> None:
+        def located(subdivision: int, slab: SparseFormat, stage: int) -> None:
             try:
-                visit(subdivision, slab)
+                visit(subdivision, slab, stage)
             except Exception as error:
                 error.add_note(f"while computing with {describe_subdivision(self.store, subdivision)}")
                 raise
@@ -276,6 +282,51 @@ class StreamedMatrix(ValidatedOperator):
 
         self.sweep(visit)
         return out
+
+    @cached_property
+    def reach(self) -> int:
+        """How many subdivisions to either side the entries of one reach; found in a sweep of its own."""
+        starts = [subdivision.row_start for subdivision in self.plan.index.subdivisions]
+        reaches: list[int] = []
+
+        def visit(number: int, slab: SparseFormat) -> None:
+            columns = slab.column_range()
+            if columns:
+                first, last = (bisect.bisect_right(starts, column) - 1 for column in (columns[0], columns[-1]))
+                reaches.append(max(number - first, last - number))
+
+        self.sweep(visit)
+        return max([1, *reaches])
+
+    def products_a_sweep(self) -> int:
+        """Return how many products of a recurrence one sweep makes: as many as the ring has room for.
+
+        With overlap one slot is left to what arrives meanwhile.
+        """
+        behind = self.plan.slots - (2 if self.plan.overlap else 1)
+        if behind < 1 or format_named(self.plan.index.format_name).scatters:
+            return 1
+        return behind // self.reach + 1
+
+    def advance(self, recurrence: Recurrence) -> None:
+        """Take all steps of a recurrence, several in a sweep.
+
+        While a subdivision is on its way, the first product runs on the one before it, the second on the one before that:
+        a product needs the last one only on the subdivisions that its own couples with. A ring of m slots thus makes m
+        products of a banded matrix in one sweep. Rows are bit-equal to those of products one after the other.
+        """
+        total, count = len(recurrence.steps), self.products_a_sweep()
+        if count == 1:
+            recurrence.run_whole(self, range(total))
+            return
+        for first in range(0, total, count):
+
+            def visit(number: int, slab: SparseFormat, stage: int, first: int = first) -> None:
+                recurrence.advance(
+                    first + stage, self._rows(number), lambda x, out: slab.apply_slab(0, x, out, 1.0, 0.0)
+                )
+
+            self._sweep_in_stages(visit, min(count, total - first), self.reach)
 
     def _graphs_for(self, vectors: list[Array], out: Array) -> ProductGraphs | None:
         """Return graphs of these products if they are made a second time, in the same memory."""

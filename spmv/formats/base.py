@@ -265,6 +265,17 @@ class SparseFormat(ValidatedOperator):
         bounds = np.minimum(np.maximum.accumulate(np.maximum(bounds, each) - each) + each, granules - parts + each)
         return [*(int(bound) * self.row_granularity for bound in bounds), self.shape[0]]
 
+    def column_range(self) -> range:
+        """Return the columns from the first to the last stored entry's; of blocks, all of their columns."""
+        size = self.parameters().get("block_size", self.values.shape[-1] if self.values.ndim == 3 else 1)
+        first, last = self.shape[1], -1
+        for name, indices in self.arrays().items():
+            if name.endswith("column_indices") and indices.size:
+                valid = indices[indices >= 0]  # padding is negative
+                if valid.size:
+                    first, last = min(first, size * int(valid.min())), max(last, size * (int(valid.max()) + 1) - 1)
+        return range(first, last + 1)
+
     def absolute(self) -> Self:
         """Return ``|A|``: the same structure, with a new array of absolute values."""
         return self.from_arrays(

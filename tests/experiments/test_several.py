@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 
 import h5py
@@ -13,6 +14,7 @@ from penstock.experiments import monte_carlo as monte_carlo_module
 from penstock.experiments import single_run as single_run_module
 from penstock.experiments.loads import load_names, right_hand_sides
 from penstock.spmv import InputError
+from penstock.streaming import LinkRates
 
 MODEL = {"nodes": [13, 4, 4]}
 CASES = [{"kind": "shear"}, {"kind": "axial", "magnitude": 10.0}, {"kind": "torsion"}, {"kind": "shear"}]
@@ -92,6 +94,7 @@ class TestLoadCases:
         result = result_of(run_experiment(experiment(load={"cases": cases}), tmp_path / "run").folder)
 
         assert result["converged"]
+        assert result["tip_deflection"] is None, "of load cases a mean says nothing"
         assert result["columns"][0]["tip_deflection"] == 0
         assert result["columns"][1]["tip_deflection"] < 0
 
@@ -230,11 +233,51 @@ class TestRandomStiffness:
         with pytest.raises(InputError, match="finished"):
             resume_experiment(tmp_path / "stopped")
 
+    def test_a_sample_goes_on_as_it_was_planned_whatever_is_measured_then(self, tmp_path, monkeypatch):
+        described = experiment(material=material(2), memory={"budget": "60 KiB"})
+        whole = run_experiment(described, tmp_path / "whole").folder
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, 5)
+            assert run_experiment(described, tmp_path / "stopped").interrupted
+        monkeypatch.setattr(single_run_module, "measure_rates", lambda *arguments: LinkRates(0.3e9, 1e10))
+
+        resumed = resume_experiment(tmp_path / "stopped").folder
+
+        tips = [[one["tip_deflection"] for one in result_of(f)["stiffness_samples"]] for f in (resumed, whole)]
+        assert tips[0] == pytest.approx(tips[1], rel=1e-6)
+
+    def test_an_error_in_the_first_sample_leaves_what_was_done(self, tmp_path, monkeypatch):
+        described = experiment(material=material(2), output={"checkpoint_seconds": 1e-6, "figures": False})
+
+        def fail(self, *arguments):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(single_run_module.SingleRun, "_report", fail)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                run_experiment(described, tmp_path / "run")
+        assert "penstock run --resume" in "".join(caught.value.__notes__)
+
+        assert resume_experiment(tmp_path / "run").reason.name == "CONVERGED"
+
+    def test_what_a_killed_run_left_of_a_sample_is_made_anew(self, tmp_path):
+        described = experiment(material=material(2), memory=BUDGET)
+        folder = run_experiment(described, tmp_path / "run").folder
+        expected = result_of(folder)["tip_deflection"]
+        sample = folder.samples / "0002"
+        (sample / "result.json").unlink()
+        (sample / "matrix.partial-x").mkdir()
+        folder.result.unlink()
+
+        assert result_of(resume_experiment(tmp_path / "run").folder)["tip_deflection"] == expected
+        assert not (sample / "matrix.partial-x").exists()
+
     def test_samples_that_do_not_converge_are_named_and_may_go_on(self, tmp_path):
         described = experiment(material=material(3, sigma=1.0), solver={"maxiter": 5})
         outcome = run_experiment(described, tmp_path / "run")
         assert outcome.reason.name == "MAXITER"
         assert "not those of seeds 7, 8, 9" in outcome.folder.summary()
+        assert result_of(outcome.folder)["tip_deflection"] is None
 
         outcome = resume_experiment(tmp_path / "run", maxiter=1000)
 
@@ -256,6 +299,23 @@ class TestPreconditioners:
             iterations[kind] = result["iterations"]
 
         assert 3 * iterations["chebyshev"] < iterations["block_jacobi"]
+
+    def test_a_polynomial_makes_several_products_a_sweep(self, tmp_path, monkeypatch):
+        # Of a disk; starting a transfer would take longer than these small ones themselves.
+        rates = LinkRates(1e9, 1e11, transfer_start=1e-6, product_start=1e-6)
+        monkeypatch.setattr(single_run_module, "measure_rates", lambda *arguments: rates)
+        described = experiment(
+            model={"nodes": [32, 5, 5]},
+            solver={"preconditioner": "chebyshev"},
+            memory={"budget": "600 KiB", "format": "bsr"},
+        )
+        folder = run_experiment(described, tmp_path / "run").folder
+
+        result = result_of(folder)
+        assert result["converged"]
+        assert re.search(r"products    [4-8] of 8", folder.plan.read_text())
+        # Two sweeps or three an application, and one for the product of CG, where one product a sweep would take nine.
+        assert result["sweeps"] < 4.5 * result["iterations"] + 20
 
 
 @pytest.mark.parametrize(

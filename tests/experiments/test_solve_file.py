@@ -128,6 +128,22 @@ class TestSolves:
         assert result_of(folder)["converged"]
         assert "to rounding: mirror images differ" in folder.plan.read_text()
 
+    @pytest.mark.parametrize("scale", [1e-170, 1e200])
+    def test_symmetry_is_checked_at_any_scale(self, A, scale, tmp_path):
+        scipy.sparse.save_npz(tmp_path / "S.npz", A * scale)
+        skewed = A * scale + scipy.sparse.csr_array(([scale], ([3], [200])), A.shape)
+        scipy.sparse.save_npz(tmp_path / "U.npz", skewed)
+
+        assert solve(tmp_path / "run", tmp_path / "S.npz").result.exists()
+        with pytest.raises(InputError, match="is not symmetric"):
+            solve(tmp_path / "other", tmp_path / "U.npz")
+
+    def test_for_nothing(self, files, tmp_path, recwarn):
+        np.save(tmp_path / "zero.npy", np.zeros(432))
+
+        assert result_of(solve(tmp_path / "run", files / "A.mtx", right_hand_sides=tmp_path / "zero.npy"))["converged"]
+        assert not [warning for warning in recwarn if "log-scaled" in str(warning.message)]
+
     def test_from_a_guess(self, files, A, B, tmp_path):
         arguments = {"right_hand_sides": files / "B.npy", "rtol": 1e-6}
         first = solve(tmp_path / "first", files / "A.mtx", **arguments)
@@ -175,6 +191,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
+            ({"columns": "0-99999999999", "right_hand_sides": "missing.npy"}, "more than 1,000,000 columns"),
             ({"preconditioner": "ilu"}, "unknown preconditioner 'ilu'; known: auto, none"),
             ({"products": 9}, "belongs to --precond chebyshev"),
             ({"preconditioner": "chebyshev", "products": 4}, "must be odd and positive"),
@@ -189,9 +206,7 @@ class TestRefusals:
         ],
     )
     def test_options_that_make_no_sense(self, options, told, tmp_path):
-        for name in ("right_hand_sides", "guess"):
-            if name in options:
-                options = {name: tmp_path / options[name]}
+        options = {name: tmp_path / of if name in ("right_hand_sides", "guess") else of for name, of in options.items()}
         self.refused(tmp_path, told, "cube5-dof1", **options)
 
     def test_columns_that_a_file_does_not_have(self, files, tmp_path):
@@ -293,13 +308,15 @@ class TestCommand:
         shown = CliRunner().invoke(app, ["show", "results/solve-A"])
         assert shown.exit_code == 0, shown.output
         assert "columns 0-1: converged" in shown.output
+        again = CliRunner().invoke(app, ["solve", str(files / "A.mtx"), str(files / "B.mtx"), "--columns", "5,2"])
+        assert "columns 5,2: converged" in again.output
 
     def test_says_how_to_go_on_when_it_did_not_converge(self, files, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         ran = CliRunner().invoke(app, ["solve", str(files / "A.mtx"), "--maxiter", "3"])
 
         assert ran.exit_code == 1
-        assert "Go on with the same command and: --guess results/solve-A/solution.npy" in ran.output
+        assert "Go on with the same command and --guess results/solve-A/solution.npy" in ran.output
 
 
 @pytest.mark.parametrize("text", ["0", "0,2-4", "7-9,3"])

@@ -92,6 +92,17 @@ class TestBlocks:
         block_cg(laplacian(300), np.c_[R[:, 0], 1e200 * R[:, 0]], rtol=0.0, atol=1e-8)
 
 
+@pytest.mark.parametrize("solve", [cg, lambda A, b: block_cg(A, b).columns[0]], ids=["cg", "block_cg"])
+def test_a_residual_that_grows_out_of_all_bounds_is_that_of_a_system_without_solution(solve, R):
+    """A Laplacian with both ends free; the load has a mean."""
+    L = laplacian(50) - 0.1 * scipy.sparse.eye_array(50)
+    L = L.tolil()
+    L[0, 0] = L[49, 49] = 1.0
+
+    assert solve(L.tocsr(), R[:50, 0].copy()).reason in (StopReason.INCONSISTENT, StopReason.NOT_POSITIVE_DEFINITE)
+    assert cg(laplacian(50), R[:50, 0].copy(), 1e100 * R[:50, 1], maxiter=2).reason is StopReason.MAXITER
+
+
 class TestOutOfRange:
     def test_a_preconditioner_of_tiny_numbers_is_no_sign_of_a_singular_matrix(self, L, R):
         b = R[:, 0].copy()

@@ -407,3 +407,39 @@ def test_without_a_budget_everything_moves_through_a_ring_that_is_the_budget(pie
     assert (plan.slots, plan.resident) == (3, frozenset())
     assert plan.streamed_nbytes == pieces * PAGE_NBYTES
     assert plan.budget_nbytes == plan.storage_nbytes == 3 * PAGE_NBYTES
+
+
+class TestProductsThatFollowEachOther:
+    """A ring of m slots makes m - 1 of them in a sweep."""
+
+    def index(self, count):
+        beam = Cantilever(nodes=(24, 5, 5), dof=3)
+        return index_of(beam.outlines(count, "bsr"), beam.shape)
+
+    @pytest.mark.parametrize(("slots_that_fit", "made"), [(4, 3), (7, 6), (9, 8), (20, 8)])
+    def test_the_ring_is_as_long_as_they_need_or_as_fits(self, slots_that_fit, made):
+        index = self.index(24)
+        plan = plan_stream(index, slots_that_fit * max(s.nbytes for s in index.subdivisions), products=8)
+
+        assert plan.products_a_sweep == made
+        assert plan.slots == made + 1
+        assert f"products    {made} of 8 that follow each other in one sweep" in plan.explain()
+
+    def test_without_overlap_no_slot_waits_for_what_arrives(self):
+        index = self.index(24)
+        plan = plan_stream(index, 5 * max(s.nbytes for s in index.subdivisions), products=8, slots=5, overlap=False)
+
+        assert plan.products_a_sweep == 5
+
+    def test_the_cut_is_chosen_for_all_of_them_together(self):
+        budget = self.index(1).nbytes // 4
+        options = {"limit": 24, "counts": (4, 8, 24), "rates": LinkRates(1e9, 1e11, 1e-6, 1e-6, 0.0)}
+        plain, many = (plan_subdivisions(self.index, budget, products=products, **options) for products in (1, 8))
+
+        assert plain.products_a_sweep == 1
+        assert many.products_a_sweep > 2
+        assert many.compared_seconds() < 8 * plain.compared_seconds() / 2
+
+    def test_none_is_refused(self):
+        with pytest.raises(InputError, match="not 1 and 0"):
+            plan_stream(self.index(4), "1 MiB", products=0)

@@ -81,6 +81,56 @@ def test_a_sweep_computes_each_subdivision_once_in_its_order(schedule, number):
     assert set(schedule.streamed) == set(there) - schedule.resident
 
 
+@st.composite
+def staged_runs(draw):
+    """A schedule and sweeps of several stages, each with as many as the ring holds, or fewer."""
+    schedule, reach = draw(schedules()), draw(st.integers(1, 3))
+    most = (schedule.slots - 1) // reach + 1 if schedule.streamed else 4
+    return schedule, reach, draw(st.lists(st.integers(1, most), min_size=1, max_size=4))
+
+
+@pure
+@given(staged_runs())
+def test_any_run_of_several_stages_a_sweep_is_free_of_hazards(run):
+    schedule, reach, stages = run
+    steps = schedule.prologue()
+    for number, count in enumerate(stages):
+        steps += schedule.sweep(number, count, reach)
+
+    check(steps + schedule.epilogue(len(stages)), schedule)
+
+
+@pure
+@given(staged_runs())
+def test_a_stage_follows_the_one_before_on_all_that_it_reaches(run):
+    """And with it may overwrite what that one read: every stage is done once with every subdivision."""
+    schedule, reach, stages = run
+    for number, count in enumerate(stages):
+        done = set()
+        for step in schedule.sweep(number, count, reach):
+            if not isinstance(step, Compute):
+                continue
+            for near in range(step.subdivision - reach, step.subdivision + reach + 1):
+                if step.stage and 0 <= near < schedule.subdivisions:
+                    assert (near, step.stage - 1) in done
+            assert (step.subdivision, step.stage) not in done
+            done.add((step.subdivision, step.stage))
+        assert len(done) == count * schedule.subdivisions
+
+
+@pure
+@given(staged_runs())
+def test_stages_move_nothing_more(run):
+    schedule, reach, stages = run
+    for number, count in enumerate(stages):
+        assert copies_of(schedule.sweep(number, count, reach)) == copies_of(schedule.sweep(number))
+
+
+def test_more_stages_than_the_ring_holds_are_refused():
+    with pytest.raises(InputError, match="5 products a sweep hold 9 subdivisions at a time, but there are 8 slots"):
+        Schedule(20, frozenset(), 8).sweep(0, 5, 2)
+
+
 @pure
 @given(schedules(ends=["continue"]), st.integers(0, 5))
 def test_a_sweep_of_a_ring_that_goes_on_copies_each_streamed_subdivision_once(schedule, number):

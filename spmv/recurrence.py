@@ -1,0 +1,86 @@
+"""Polynomials in a matrix applied to a vector: many products, each with the result of the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from penstock.spmv.device import Array
+from penstock.spmv.operator import Operator, product_of
+from penstock.spmv.vectors import VectorSpace
+
+__all__ = ["AdvancesRecurrences", "Recurrence", "RecurrenceStep"]
+
+
+@dataclass(frozen=True)
+class RecurrenceStep:
+    """Coefficients of ``v[j+1] = a D (f - A v[j]) + b v[j] + c v[j-1]``; with ``c == 0`` nothing is read of ``v[j-1]``."""
+
+    a: float
+    b: float
+    c: float
+
+
+@runtime_checkable
+class AdvancesRecurrences(Protocol):
+    """An operator that makes several products of a recurrence in one pass over its matrix."""
+
+    def advance(self, recurrence: Recurrence) -> None:
+        """Take all steps."""
+
+
+@dataclass
+class Recurrence:
+    """A three-term recurrence, and the two vectors that it needs at any depth.
+
+    Parameters
+    ----------
+    steps : sequence of RecurrenceStep
+    v, before : array, (n,) or (n, k)
+        ``v[0]`` and ``v[-1]``; every step overwrites the older one of them.
+    f : array, (n,) or (n, k)
+    diagonal : array, (n,)
+        D.
+    image : array of the shape of v
+        Work.
+    space : VectorSpace
+
+    Notes
+    -----
+    Rows may be taken in any order in which a row is advanced after all rows that its product reads: the new vector takes the
+    place of the one before the last, of which nothing is read any more (Demmel et al. 2007 have the wavefront, for caches).
+    """
+
+    steps: Sequence[RecurrenceStep]
+    v: Array
+    before: Array
+    f: Array
+    diagonal: Array
+    image: Array
+    space: VectorSpace
+
+    def run(self, A: Operator) -> Array:
+        """Take all steps and return the last vector; the one before it is the other of the two given."""
+        if isinstance(A, AdvancesRecurrences):
+            A.advance(self)
+        else:
+            self.run_whole(A, range(len(self.steps)))
+        return self.vectors(len(self.steps))[0]
+
+    def run_whole(self, A: Operator, stages: range) -> None:
+        """Take some steps, each for all rows, by products of the whole matrix."""
+        product, rows = product_of(A), slice(0, self.v.shape[0])
+        for stage in stages:
+            self.advance(stage, rows, lambda x, out: product(x, out, 1.0, 0.0))
+
+    def vectors(self, stage: int) -> tuple[Array, Array]:
+        """Return the vector that a stage multiplies, and the one that it replaces."""
+        return (self.before, self.v) if stage % 2 else (self.v, self.before)
+
+    def advance(self, stage: int, rows: slice, product: Callable[[Array, Array], object]) -> None:
+        """Take a step for some rows, of which ``product(x, out)`` makes the product."""
+        step, (v, new) = self.steps[stage], self.vectors(stage)
+        image = self.image[: rows.stop - rows.start]
+        product(v, image)
+        self.space.three_terms(step.a, self.diagonal[rows], self.f[rows], image, step.b, v[rows], step.c, new[rows])

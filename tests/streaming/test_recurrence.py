@@ -1,0 +1,186 @@
+"""Many products of a recurrence in one sweep have the bits of products one after the other."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from kernel_targets import gpu_count
+
+from penstock.fem import Cantilever
+from penstock.solvers import chebyshev
+from penstock.spmv import CsrMatrix, VectorSpace, as_operator, format_named
+from penstock.spmv.recurrence import Recurrence, RecurrenceStep
+from penstock.streaming import FileStore, HostStore, StreamedMatrix
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")]),
+]
+FORMATS = ("coo", "csr", "ell", "sliced_ell", "sell", "hyb", "bsr", "sliced_bsr")
+PLANES = 7  # of the beam
+
+
+def planes(beam, name="bsr"):
+    """A subdivision for every plane of nodes, which couples with its neighbours only."""
+    A, rows = beam.matrix(name), beam.unknowns // PLANES
+    return [A.rows(start, start + rows) for start in range(0, beam.unknowns, rows)]
+
+
+@pytest.fixture(scope="module")
+def long_beam():
+    """3,900 rows, which even formats that cut at coarse places take in a few pieces."""
+    return CsrMatrix.from_csr(Cantilever(nodes=(65, 5, 4), dof=3).matrix("csr").to_csr())
+
+
+def steps(count):
+    rng = np.random.default_rng(1)
+    return [RecurrenceStep(*rng.uniform(-1, 1, 2), float(rng.uniform(-1, 1)) if j else 0.0) for j in range(count)]
+
+
+def recurrence(A, count, columns=None):
+    """The same numbers each time; what must not be read is NaN."""
+    rng, shape = np.random.default_rng(2), (A.shape[0],) if columns is None else (A.shape[0], columns)
+    v, f, diagonal = (A.device.asarray(rng.standard_normal(of)) for of in (shape, shape, A.shape[:1]))
+    before, image = (A.device.xp.full_like(v, np.nan) for _ in range(2))
+    return Recurrence(steps(count), v, before, f, diagonal, image, VectorSpace(A.device))
+
+
+def expected(A, count, columns=None):
+    reference = recurrence(A, count, columns)
+    reference.run_whole(A, range(count))
+    return [A.device.to_host(vector) for vector in reference.vectors(count)]
+
+
+def taken(A, count, columns=None):
+    of = recurrence(A, count, columns)
+    last = of.run(A)
+    assert last is of.vectors(count)[0]
+    return [A.device.to_host(vector) for vector in of.vectors(count)]
+
+
+def ring(store, slots, **options):
+    return {"budget": slots * max(s.nbytes for s in store.index.subdivisions), "slots": slots, **options}
+
+
+def test_a_resident_matrix_takes_the_steps_of_the_definition(beam):
+    A = beam.matrix("csr")
+    of = recurrence(A, 3)
+    dense, (v, f, d) = A.to_csr().toarray(), (np.asarray(x).copy() for x in (of.v, of.f, of.diagonal))
+    before = np.zeros_like(v)
+    for step in of.steps:
+        v, before = step.a * d * (f - dense @ v) + step.b * v + step.c * before, v
+
+    np.testing.assert_allclose(of.run(A), v, rtol=1e-10, atol=1e-10 * np.abs(v).max())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("slots", [2, 3, 5])
+def test_streamed_it_has_the_same_bits(long_beam, name, slots, device):
+    whole = format_named(name).from_csr(long_beam)
+    store, resident = HostStore.from_matrix(whole, 3 if name == "sliced_bsr" else 5), whole.to_device(device)
+    with StreamedMatrix(store, device=device, **ring(store, slots)) as A:
+        for count in (1, 2, 7, 4):
+            for one, other in zip(taken(A, count), expected(resident, count), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
+@pytest.mark.parametrize("kind", [HostStore, FileStore])
+@pytest.mark.parametrize("columns", [None, 3])
+def test_from_any_store_by_any_plan(beam, overlap, at_end, kind, columns, tmp_path):
+    slabs = planes(beam)
+    store = HostStore.create(slabs) if kind is HostStore else FileStore.create(tmp_path / "store", slabs)
+    resident = beam.matrix("bsr")
+    with store, StreamedMatrix(store, **ring(store, 4, overlap=overlap, at_end=at_end)) as A:
+        for count in (5, 6):
+            for one, other in zip(taken(A, count, columns), expected(resident, count, columns), strict=True):
+                np.testing.assert_array_equal(one, other)
+            x = np.random.default_rng(0).standard_normal(A.shape[0])
+            np.testing.assert_array_equal(A @ x, resident @ x)  # an ordinary product between them
+
+
+@pytest.mark.parametrize(("slots", "overlap", "products"), [(2, True, 1), (2, False, 2), (3, True, 2), (6, True, 5)])
+def test_a_sweep_makes_as_many_products_as_the_ring_has_room_for(beam, slots, overlap, products):
+    store = HostStore.create(planes(beam))
+    with StreamedMatrix(store, **ring(store, slots, overlap=overlap)) as A:
+        assert A.products_a_sweep() == products
+        before, moved = A.sweeps, A.bytes_streamed
+        taken(A, 10)
+
+        assert A.sweeps - before == -(-10 // products)
+        assert A.bytes_streamed - moved <= (A.sweeps - before) * store.index.nbytes
+
+
+def test_part_of_the_matrix_may_be_resident(beam):
+    store = HostStore.create(planes(beam))
+    budget = ring(store, 3)["budget"] + store.index.nbytes // 3
+    with StreamedMatrix(store, budget, slots=3) as A:
+        assert A.plan.resident
+        for one, other in zip(taken(A, 6), expected(beam.matrix("bsr"), 6), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_subdivisions_thinner_than_the_couplings_reach_further(beam):
+    """Half planes couple with two subdivisions to either side, or three."""
+    store = HostStore.create(beam.subdivisions(2 * PLANES, "bsr"))
+    with StreamedMatrix(store, **ring(store, 9)) as A:
+        assert A.reach in (2, 3)
+        assert A.products_a_sweep() == 7 // A.reach + 1 > 2
+        for one, other in zip(taken(A, 7), expected(beam.matrix("bsr"), 7), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_matrix_that_couples_everything_takes_one_product_a_sweep(beam):
+    shuffled = np.random.default_rng(0).permutation(beam.unknowns)
+    matrix = scipy.sparse.csr_array(beam.matrix("csr").to_csr())[shuffled][:, shuffled].tocsr()
+    matrix.sort_indices()
+    store = HostStore.create([matrix[start : start + 60] for start in range(0, beam.unknowns, 60)])
+    with StreamedMatrix(store, **ring(store, 4)) as A:
+        assert A.products_a_sweep() == 1
+        for one, other in zip(taken(A, 4), expected(as_operator(matrix), 4), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_matrix_of_which_half_is_stored_takes_one_product_a_sweep(beam):
+    store = HostStore.create(beam.subdivisions(3, "symmetric_bsr"))
+    with StreamedMatrix(store, **ring(store, 4)) as A:
+        assert A.products_a_sweep() == 1
+        for one, other in zip(taken(A, 4), expected(beam.matrix("bsr"), 4), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12 * np.abs(other).max())
+
+
+def test_all_steps_of_a_matrix_that_fits_are_taken(beam):
+    store = HostStore.create(planes(beam))
+    with StreamedMatrix(store, store.index.nbytes) as A:
+        assert not A.plan.slots
+        for one, other in zip(taken(A, 5), expected(beam.matrix("bsr"), 5), strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert A.bytes_streamed == 0
+
+
+def test_a_polynomial_of_several_products_sweeps_once(beam):
+    store = HostStore.create(planes(beam))
+    with StreamedMatrix(store, **ring(store, 6)) as A:
+        M, r = chebyshev(A, 5), np.random.default_rng(0).standard_normal(A.shape[0])
+        A.products_a_sweep()
+        before = A.sweeps
+
+        z = M @ r
+
+        assert A.sweeps - before == 1
+        np.testing.assert_array_equal(z, chebyshev(beam.matrix("bsr"), 5) @ r)
+
+
+def test_an_error_in_the_middle_of_a_wave_says_where_and_leaves_the_matrix_usable(beam):
+    store = HostStore.create(planes(beam))
+    with StreamedMatrix(store, **ring(store, 4)) as A:
+        A.products_a_sweep()
+        broken = recurrence(A, 4)
+        broken.image = None
+        with pytest.raises(TypeError) as caught:
+            broken.run(A)
+        assert "while computing with" in "".join(caught.value.__notes__)
+
+        for one, other in zip(taken(A, 4), expected(beam.matrix("bsr"), 4), strict=True):
+            np.testing.assert_array_equal(one, other)
