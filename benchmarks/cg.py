@@ -34,8 +34,8 @@ from penstock.streaming import HostStore, StreamedMatrix, plan_stream
 
 RTOL = 1e-5
 # Values per row that an iteration reads and writes besides those of A: the solvers' modules count them. The product reads p
-# and writes q; Jacobi reads a diagonal, which block CG does three times.
-CG_VALUES, BLOCK_CG_VALUES, DIAGONALS = 11 + 2, 10 + 2, 3
+# and writes q; Jacobi reads a diagonal, which block CG does twice.
+CG_VALUES, BLOCK_CG_VALUES, DIAGONALS = 11 + 2, 10 + 2, 2
 # Of the load cases, how many are also solved one after the other: the rest is taken to be like them. Streamed, so many of
 # their iterations are measured: they take the iterations of the same solve in memory, with the same bits.
 SINGLES, SINGLE_ITERATIONS = 4, 50
@@ -208,7 +208,10 @@ def measure_streamed(cube: Cube, columns: int, link: float) -> list[dict[str, An
     del resident
 
     def streamed(store: HostStore, together: int) -> tuple[StreamedMatrix, int]:
-        workspace = block_cg_workspace_nbytes(cube.n, columns) if together > 1 else cg_workspace_nbytes(cube.n)
+        block_nbytes = block_cg_workspace_nbytes(
+            cube.n, columns, preconditioned=False
+        )  # Jacobi needs no block of its own
+        workspace = block_nbytes if together > 1 else cg_workspace_nbytes(cube.n)
         plan = plan_stream(store.index, budget, columns=together, workspace_nbytes=workspace)
         return StreamedMatrix(store, budget, device=device, plan=plan), workspace
 

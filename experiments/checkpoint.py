@@ -43,7 +43,8 @@ class Checkpoint:
     seconds : float
         Spent solving so far.
     direction : int
-        Direction of the next sweep: 1, rows ascending, is the only one there is so far.
+        Direction of the next sweep, for :meth:`StreamedMatrix.turn_to`: 1 takes the rows in ascending order, -1 in
+        descending; 1 for a resident matrix.
     """
 
     state: SolverState | None

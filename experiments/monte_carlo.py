@@ -102,6 +102,7 @@ def _report(experiment: Experiment, folder: ResultsFolder, results: list[dict[st
     names = ("seed", "tip_deflection", "iterations", "true_residual", "sweeps", "bytes_streamed", "converged")
     samples = [{**{name: result[name] for name in names}, "seconds": result["seconds"]["solve"]} for result in results]
     tips = [float(sample["tip_deflection"]) for sample in samples if sample["converged"]]  # others mean nothing
+    residuals = [sample["true_residual"] for sample in samples]
     deviation = statistics.stdev(tips) if len(tips) > 1 else None
     write_json(folder.environment, describe_environment())
     write_json(
@@ -112,7 +113,7 @@ def _report(experiment: Experiment, folder: ResultsFolder, results: list[dict[st
             "stiffness_samples": samples,
             "tip_deflection": statistics.fmean(tips) if tips else None,
             "tip_deflection_deviation": deviation,
-            "true_residual": max(float(sample["true_residual"]) for sample in samples),
+            "true_residual": None if None in residuals else max(residuals),
             "standard_error": None if deviation is None else deviation / math.sqrt(len(tips)),
             "rtol": experiment.solver.rtol,
             "unknowns": results[0]["unknowns"],

@@ -181,10 +181,13 @@ class ResultsFolder:
             )
         if result["link_fraction"] is not None:
             predicted, measured = result["predicted_sweep_seconds"], result["sweep_seconds"]
+            memory = result["memory_fraction"]
             lines.append(
-                f"a sweep          {measured * 1e3:.3g} ms with all vector work, {predicted * 1e3:.3g} ms predicted; "
-                f"{100 * result['link_fraction']:.3g} % of the link's rate, {100 * result['memory_fraction']:.3g} % of "
-                "the memory's" + (", through staging buffers" if result["staged"] else "")
+                f"a sweep          {measured * 1e3:.3g} ms with all vector work"
+                + ("" if predicted is None else f", {predicted * 1e3:.3g} ms predicted")
+                + f"; {100 * result['link_fraction']:.3g} % of the link's rate"
+                + ("" if memory is None else f", {100 * memory:.3g} % of the memory's")
+                + (", through staging buffers" if result["staged"] else "")
             )
         lines.append("seconds          " + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items()))
         return "\n".join(lines)
@@ -216,7 +219,8 @@ def _deflection(result: dict[str, Any]) -> str:
     if deviation is None:
         return text
     samples = result.get("stiffness_samples")
-    count = result["samples"] if samples is None else sum(sample["converged"] for sample in samples)
+    converged = [column["reason"] == "converged" for column in result.get("columns", ())]
+    count = sum(converged) if samples is None else sum(sample["converged"] for sample in samples)
     return f"mean {text} +- {deviation / count**0.5:.2g}, standard deviation {deviation:.4g}, of {count} samples"
 
 

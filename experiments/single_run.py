@@ -21,7 +21,7 @@ from penstock.experiments.loads import load_names, right_hand_sides
 from penstock.experiments.matrix_storage import measure_rates, open_store, plan_experiment, resident_format
 from penstock.experiments.progress import Reporter, solve_progress
 from penstock.experiments.results import ResultsFolder, write_json, write_text
-from penstock.experiments.solve_report import columns_of, describe_solve, record_sweep, worst
+from penstock.experiments.solve_report import columns_of, describe_solve, reason_of, record_sweep
 from penstock.solvers import (
     BlockCgState,
     BlockSolveResult,
@@ -49,7 +49,7 @@ class RunOutcome:
 
     @property
     def interrupted(self) -> bool:
-        """Whether it stopped on request, leaving a checkpoint."""
+        """Whether it stopped on request; the folder holds what to go on from."""
         return self.reason is StopReason.STOPPED
 
 
@@ -105,7 +105,7 @@ class SingleRun:
                 result, spent = self._solve(A, checkpoint)
             # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
             self._save(spent)
-            reason = worst(result).reason
+            reason = reason_of(result)
             if reason is StopReason.STOPPED:
                 return RunOutcome(self.folder, reason)
             self._report(A, plan, result, spent, checkpoint.seconds)
@@ -193,6 +193,10 @@ class SingleRun:
         self.seconds["solve"] = spent.seconds
         self.seconds["total"] = time.perf_counter() - self.began + before
         tips = [self.cantilever.tip_deflection(column) for column in x.reshape(len(x), -1).T]
+        # Of different load cases a mean says nothing, nor do samples that did not converge.
+        meant = [] if self.experiment.load.cases else tips
+        if self.experiment.load.samples:
+            meant = [tip for tip, column in zip(tips, columns_of(result), strict=True) if column.converged]
         summary = describe_solve(
             A,
             plan,
@@ -205,12 +209,12 @@ class SingleRun:
         )
         summary |= {
             "nonzeros": self.cantilever.nnz,
-            # Of different load cases a mean says nothing.
-            "tip_deflection": None if self.experiment.load.cases else statistics.fmean(tips),
+            "tip_deflection": statistics.fmean(meant) if meant else None,
             "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "solve", "total")},
         }
         if self.experiment.is_block:
             summary |= self._several(columns_of(result), tips)
+            summary["tip_deflection_deviation"] = statistics.stdev(meant) if len(meant) > 1 else None
         write_json(folder.environment, describe_environment())
         folder.write_residuals([column.residual_norms for column in columns_of(result)])
         if self.experiment.output.field:
@@ -224,8 +228,7 @@ class SingleRun:
 
     def _several(self, columns: tuple[SolveResult, ...], tips: list[float]) -> dict[str, Any]:
         """Return what each load case or sample came to."""
-        names, samples = load_names(self.experiment.load), self.experiment.load.samples
-        told = zip(names, columns, tips, strict=True)
+        told = zip(load_names(self.experiment.load), columns, tips, strict=True)
         return {
             "columns": [
                 {
@@ -236,8 +239,7 @@ class SingleRun:
                 }
                 for name, column, tip in told
             ],
-            "samples": samples,
-            "tip_deflection_deviation": statistics.stdev(tips) if samples and len(tips) > 1 else None,
+            "samples": self.experiment.load.samples,
         }
 
 

@@ -18,7 +18,7 @@ from penstock.experiments.interrupts import stop_requests
 from penstock.experiments.progress import Reporter, Stage, solve_progress
 from penstock.experiments.results import ResultsFolder, write_json
 from penstock.experiments.single_run import RunOutcome
-from penstock.experiments.solve_report import columns_of, describe_solve, record_sweep, worst
+from penstock.experiments.solve_report import columns_of, describe_solve, reason_of, record_sweep
 from penstock.experiments.system_files import (
     column_ranges,
     matrix_name,
@@ -178,8 +178,7 @@ class _Run:
             write_solution(self.folder.solution, x)
             self._report(system, result, x, opened, time.perf_counter() - opened)
         shutil.rmtree(self.folder.matrix, ignore_errors=True)
-        stopped = any(column.reason is StopReason.STOPPED for column in columns_of(result))
-        return RunOutcome(self.folder, StopReason.STOPPED if stopped else worst(result).reason)
+        return RunOutcome(self.folder, reason_of(result))
 
     def _read_right_hand_sides(self) -> str:
         """Read what is given, and return in words what is solved for."""
@@ -230,10 +229,6 @@ class _Run:
 
             result = solve(monitor=monitor)
         x = self.device.to_host(result.x)
-        if guess is not None and self.columns > 1:
-            for number, column in enumerate(columns_of(result)):
-                if column.reason is StopReason.STOPPED and not column.iterations:  # never begun
-                    x[:, number] = guess[:, number]
         return result, x
 
     def _moved(self, A: Operator, column: np.ndarray[Any, Any]) -> Any:
@@ -274,7 +269,7 @@ class _Run:
             budget_nbytes=plan.budget_nbytes if limited else None,
         )
         columns = columns_of(result)
-        if streamed is not None and plan.slots and all(column.reason is not StopReason.STOPPED for column in columns):
+        if streamed is not None and plan.slots and reason_of(result) is not StopReason.STOPPED:
             together = x if x.ndim == 1 else np.ascontiguousarray(x[:, : system.together])
             record_sweep(folder, streamed, self.device.asarray(together))
         summary |= {

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
+
 from penstock.experiments.results import ResultsFolder, write_json, write_text
-from penstock.solvers import BlockSolveResult, SolveResult
+from penstock.solvers import BlockSolveResult, SolveResult, StopReason
 from penstock.spmv import Array, Operator
 from penstock.streaming import StreamedMatrix, StreamPlan
 
-__all__ = ["columns_of", "describe_solve", "record_sweep", "worst"]
+__all__ = ["columns_of", "describe_solve", "reason_of", "record_sweep", "worst"]
 
 
 def columns_of(result: SolveResult | BlockSolveResult) -> tuple[SolveResult, ...]:
@@ -17,9 +20,20 @@ def columns_of(result: SolveResult | BlockSolveResult) -> tuple[SolveResult, ...
     return result.columns if isinstance(result, BlockSolveResult) else (result,)
 
 
+def reason_of(result: SolveResult | BlockSolveResult) -> StopReason:
+    """Return why a solve ended: stopped, if any right-hand side was, else that of the one that says most."""
+    stopped = any(column.reason is StopReason.STOPPED for column in columns_of(result))
+    return StopReason.STOPPED if stopped else worst(result).reason
+
+
 def worst(result: SolveResult | BlockSolveResult) -> SolveResult:
     """Return the right-hand side that says most of the whole: one that did not converge, or the largest residual."""
-    return max(columns_of(result), key=lambda column: (not column.converged, column.true_residual))
+
+    def badness(column: SolveResult) -> tuple[bool, float]:
+        residual = column.true_residual
+        return not column.converged, math.inf if math.isnan(residual) else residual
+
+    return max(columns_of(result), key=badness)
 
 
 def describe_solve(
@@ -60,7 +74,7 @@ def describe_solve(
         "reason": named.reason.name.lower(),
         "message": named.message,
         "iterations": result.iterations,
-        "true_residual": max(column.true_residual for column in columns_of(result)),
+        "true_residual": float(np.max([column.true_residual for column in columns_of(result)])),  # NaN if one is
         "rounding_floor": named.rounding_floor,
         "rtol": rtol,
         "sweeps": sweeps,
@@ -74,10 +88,11 @@ def describe_solve(
         "slots": plan.slots,
         "overlap": plan.overlap,
         "format": plan.index.format_name,
-        "predicted_sweep_seconds": plan.predicted_seconds(),
+        # Where products share sweeps, these are of two kinds.
+        "predicted_sweep_seconds": None if plan.products_a_sweep > 1 else plan.predicted_seconds(),
         "sweep_seconds": seconds / sweeps if sweeps else None,
         "link_fraction": share(bytes_streamed, rates.link if rates else None),
-        "memory_fraction": share(sweeps * nbytes, rates.memory if rates else None),
+        "memory_fraction": share(sweeps * nbytes, rates.memory if rates and plan.products_a_sweep == 1 else None),
         "staged": streamed is not None and streamed.staged,
         "direct_reads": streamed is not None and getattr(streamed.store, "direct", False),
         "unknowns": A.shape[0],

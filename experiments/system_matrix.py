@@ -17,6 +17,7 @@ from penstock.experiments.rates import machine_rates
 from penstock.experiments.results import ResultsFolder
 from penstock.experiments.system_files import check_matrix, check_square, matrix_name
 from penstock.solvers import block_cg_workspace_nbytes, cg_workspace_nbytes
+from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
 from penstock.spmv import (
     CPU,
     BudgetError,
@@ -29,9 +30,9 @@ from penstock.spmv import (
     format_nbytes,
     suggest_format,
 )
-from penstock.spmv.block_vectors import LARGEST_BLOCK as MOST_COLUMNS
+from penstock.spmv.block_vectors import LARGEST_BLOCK
 from penstock.spmv.formats.base import INT32_MAX
-from penstock.spmv.formats.from_csr import LARGEST_BLOCK
+from penstock.spmv.formats.from_csr import LARGEST_BLOCK as LARGEST_DENSE_BLOCK
 from penstock.spmv.structure import MatrixStructure
 from penstock.streaming import (
     FileStore,
@@ -144,7 +145,7 @@ class SystemOpener:
         """Open a store where it lies; a GPU streams from a copy in host memory if that has room."""
         store = self.resources.enter_context(FileStore(Path(self.source)))
         index = store.index
-        self._decide(index.shape, index.dtype, _block_size_of(index))
+        self._decide(index.shape, index.dtype, _block_size_of(index), LARGEST_BLOCK)
         room = self._room()
         plan = plan_stream(
             index,
@@ -171,10 +172,12 @@ class SystemOpener:
             stage.advance(1.0)
         how = "exact" if symmetry.exact else f"to rounding: mirror images differ by {symmetry.largest:.2g} at most"
         self._note("symmetry", how)
-        fills = {size: fill for size in range(2, LARGEST_BLOCK + 1) if (fill := structure.fill(size)) > _WORTHWHILE}
+        fills = {
+            size: fill for size in range(2, LARGEST_DENSE_BLOCK + 1) if (fill := structure.fill(size)) > _WORTHWHILE
+        }
         dense = [size for size, fill in fills.items() if fill > _DENSE]
         block_size = known if known and known > 1 else max(dense, key=lambda size: (fills[size], size), default=None)
-        self._decide(matrix.shape, matrix.dtype, block_size)
+        self._decide(matrix.shape, matrix.dtype, block_size, LARGEST_RESIDENT_BLOCK)
         room, nonzeros = self._room(), matrix.nnz
         ranking = suggest_format(matrix, device=self.device, columns=self.together, symmetric=symmetry.exact)
         best = next((one for one in ranking if room is None or one.nbytes + _PADDING_NBYTES <= room), None)
@@ -186,6 +189,8 @@ class SystemOpener:
             plan = plan_stream(index, max(self.memory or 0, index.nbytes), **self._load())
             self._announce(plan)
             return self._opened(resident.to_device(self.device), plan, nonzeros)
+        self._decide(matrix.shape, matrix.dtype, block_size, LARGEST_BLOCK)
+        room = self._room()
         assert room is not None, "without a limit every format fits"
         with self.reporter.stage("convert"):
             name, parameters = _smallest_format(structure, symmetric=symmetry.exact, sizes=list(fills))
@@ -207,8 +212,8 @@ class SystemOpener:
             store = self.resources.enter_context(self._written(whole, plan))
         return self._opened(self._streamed(store, plan), plan, nonzeros)
 
-    def _decide(self, shape: tuple[int, int], dtype: Any, block_size: int | None) -> None:
-        """Choose the preconditioner and how many right-hand sides are solved together, and count the bytes of vectors."""
+    def _decide(self, shape: tuple[int, int], dtype: Any, block_size: int | None, most: int) -> None:
+        """Choose the preconditioner and how many right-hand sides, ``most`` at most, are solved together; count the vectors."""
         check_square(shape, self.name)
         n = shape[0]
         if self.rows is not None and self.rows != n:
@@ -219,7 +224,7 @@ class SystemOpener:
         if self.columns > 1:
             each = block_cg_workspace_nbytes(n, 1, dtype)
             fit = max(1, self.device.free_nbytes() // 2 // each)  # the other half is the matrix's
-            blocks = -(-self.columns // min(self.columns, MOST_COLUMNS, fit))
+            blocks = -(-self.columns // min(self.columns, most, fit))
             self.together = -(-self.columns // blocks)
             self.solver_nbytes = self.together * each
         if self.preconditioner == "auto":

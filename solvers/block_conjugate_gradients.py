@@ -81,7 +81,8 @@ class BlockCgState:
     reasons : list of StopReason or None
         Of each column; None while it is being solved, or waits for its true residual.
     last_true_residuals : list of float
-        ``||b - A x||`` of each column when it was last computed.
+        ``||b - A x||`` of each column when it was last computed to test convergence, or when the column ended; infinite
+        before.
     residual_norms : list of list of float
         Relative, of each column, as in the result.
     """
@@ -253,7 +254,7 @@ class _Run:
         state = BlockCgState(x, none, none, np.eye(0), np.eye(0), [], 0, [None] * count, [math.inf] * count)
         for columns, reason in ((self.empty, StopReason.CONVERGED), (self.out_of_range, StopReason.NOT_FINITE)):
             for column in columns:
-                state.reasons[column] = reason
+                self._finish(state, column, reason, float(self.b_norms[column]))
                 x[:, column] = 0
         residuals = self.B
         if X0 is not None:
@@ -262,12 +263,16 @@ class _Run:
         state.residual_norms = [[float(self._relative(column, norms[column]))] for column in range(count)]
         for column in self._pending(state):
             if not math.isfinite(norms[column]):
-                state.reasons[column] = StopReason.NOT_FINITE
+                self._finish(state, column, StopReason.NOT_FINITE, float(norms[column]))
             elif norms[column] <= self.tolerances[column]:
-                state.reasons[column] = StopReason.CONVERGED
-                self.final_residuals[column] = float(norms[column])
+                self._finish(state, column, StopReason.CONVERGED, float(norms[column]))
         self._restart(state, residuals)
         return state
+
+    def _finish(self, state: BlockCgState, column: int, reason: StopReason, norm: float) -> None:
+        """Note why a column has ended, with its true residual, which a call that goes on need not form again."""
+        state.reasons[column] = reason
+        state.last_true_residuals[column] = self.final_residuals[column] = norm
 
     def go_on(self, state: BlockCgState) -> BlockCgState:
         """Take up a state: its blocks move into the memory of this run."""
@@ -279,18 +284,17 @@ class _Run:
         for column, reason in enumerate(state.reasons):
             if reason in (StopReason.STOPPED, StopReason.MAXITER):
                 state.reasons[column] = None
-        if any(state.reasons):  # perhaps for another tolerance than this one
-            residuals = self._true_residuals(state)
-            norms, before = self._norms(residuals), len(self._pending(state))
-            for column, reason in enumerate(state.reasons):
-                self.final_residuals[column] = float(norms[column])
-                met = norms[column] <= self.tolerances[column]
-                if reason is StopReason.CONVERGED and not met:
-                    state.reasons[column] = None
-                elif reason in (StopReason.ROUNDING_FLOOR, StopReason.STAGNATED):
-                    state.reasons[column] = StopReason.CONVERGED if met else self._stagnation(state, column)
-            if len(self._pending(state)) > before:
-                self._restart(state, residuals)
+        ended = [column for column, reason in enumerate(state.reasons) if reason is not None]
+        before = len(self._pending(state))
+        for column in ended:  # perhaps for another tolerance than this one
+            self.final_residuals[column] = norm = state.last_true_residuals[column]
+            met, reason = norm <= self.tolerances[column], state.reasons[column]
+            if met and reason in (StopReason.ROUNDING_FLOOR, StopReason.STAGNATED):
+                state.reasons[column] = StopReason.CONVERGED
+            elif reason is StopReason.CONVERGED and not met:
+                state.reasons[column] = None
+        if len(self._pending(state)) > before:
+            self._restart(state, self._true_residuals(state))
         return state
 
     @staticmethod
@@ -338,7 +342,7 @@ class _Run:
         self._product(state.p, s)
         curvature = factor_gram(self.blocks.gram(state.p, s), rounded=self.single)
         if isinstance(curvature, GramFault) or not curvature.rank:
-            return self._breakdown(state, curvature, s)
+            return self._breakdown(curvature, s)
         inverse = curvature.inverse
         gamma = np.zeros((k, self.columns))
         gamma[:, state.active] = inverse @ state.phi
@@ -399,13 +403,13 @@ class _Run:
         norms = self._norms(residuals)
         for column in self._pending(state):
             previous, norm = state.last_true_residuals[column], float(norms[column])
-            state.last_true_residuals[column] = self.final_residuals[column] = norm
+            state.last_true_residuals[column] = norm
             if norm <= self.tolerances[column]:
-                state.reasons[column] = StopReason.CONVERGED
+                self._finish(state, column, StopReason.CONVERGED, norm)
             elif not math.isfinite(norm):
-                state.reasons[column] = StopReason.NOT_FINITE
+                self._finish(state, column, StopReason.NOT_FINITE, norm)
             elif not norm < USELESS_RESTART * previous:
-                state.reasons[column] = self._stagnation(state, column)
+                self._finish(state, column, self._stagnation(state, column, norm), norm)
         self._restart(state, residuals)
 
     def end(self, state: BlockCgState, reason: StopReason) -> None:
@@ -416,18 +420,19 @@ class _Run:
         norms = self._norms(self._true_residuals(state))
         lost = reason in (StopReason.NOT_POSITIVE_DEFINITE, StopReason.INCONSISTENT)
         for column in columns:
-            seen = math.isfinite(state.last_true_residuals[column])
-            self.final_residuals[column] = float(norms[column])
-            if norms[column] <= self.tolerances[column]:
-                state.reasons[column] = StopReason.CONVERGED
+            seen, norm, why = math.isfinite(state.last_true_residuals[column]), float(norms[column]), reason
+            if norm <= self.tolerances[column]:
+                why = StopReason.CONVERGED
             elif lost and seen:  # near the rounding floor directions are noise, and their curvature may be too
-                state.reasons[column] = self._stagnation(state, column)
+                why = self._stagnation(state, column, norm)
             elif reason is StopReason.MAXITER and has_diverged(
-                state.residual_norms[column], self._relative(column, norms[column]), self.unit
+                state.residual_norms[column], self._relative(column, norm), self.unit
             ):
-                state.reasons[column] = StopReason.INCONSISTENT
+                why = StopReason.INCONSISTENT
+            if why in (StopReason.STOPPED, StopReason.MAXITER):  # it may go on as if it had not been looked at
+                state.reasons[column], self.final_residuals[column] = why, norm
             else:
-                state.reasons[column] = reason
+                self._finish(state, column, why, norm)
 
     def _true_residuals(self, state: BlockCgState) -> Array:
         """Return ``B - A X`` in the memory of S, at the cost of one product."""
@@ -436,7 +441,8 @@ class _Run:
         self._product(state.x, residuals, alpha=-1.0, beta=1.0)
         return residuals
 
-    def _breakdown(self, state: BlockCgState, curvature: GramFactors | GramFault, s: Array) -> StopReason:
+    @staticmethod
+    def _breakdown(curvature: GramFactors | GramFault, s: Array) -> StopReason:
         if curvature is GramFault.NOT_FINITE:
             return StopReason.NOT_FINITE
         if isinstance(curvature, GramFactors) and not bool(s.any()):
@@ -449,14 +455,14 @@ class _Run:
             return StopReason.NOT_FINITE
         return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
 
-    def _stagnation(self, state: BlockCgState, column: int) -> StopReason:
+    def _stagnation(self, state: BlockCgState, column: int, residual: float) -> StopReason:
         """Tell the rounding floor of the system from other causes."""
         if isinstance(self.A, HasAbsoluteProduct):
             xp = self.A.device.xp
             bound = self.A.apply_absolute(xp.abs(xp.ascontiguousarray(state.x[:, column])))
             self.products += 1
             self.floors[column] = self.unit * VectorSpace(self.A.device).norm(bound)
-            if self.final_residuals[column] <= FLOOR_FACTOR * self.floors[column]:
+            if residual <= FLOOR_FACTOR * self.floors[column]:
                 return StopReason.ROUNDING_FLOOR
         return StopReason.STAGNATED
 
@@ -493,8 +499,7 @@ class _Run:
         columns = []
         for column, reason in enumerate(state.reasons):
             assert reason is not None
-            # What was never begun has zero for its iterate.
-            residual = self.final_residuals.get(column, self.b_norms[column])
+            residual = self.final_residuals[column]
             floor = self.floors.get(column)
             columns.append(
                 SolveResult.of(

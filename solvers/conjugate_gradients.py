@@ -1,6 +1,6 @@
 """Preconditioned conjugate gradients (Hestenes and Stiefel 1952; Saad 2003, algorithm 9.1).
 
-Vectors held: b and x of the caller, r, z, p, q. What an iteration reads and writes is told in
+Vectors held: b of the caller, x, r, p, q and, with a preconditioner, z. What an iteration reads and writes is told in
 :mod:`penstock.solvers.cg_recurrence`: 11 n values besides those of A and M, 10 n without a preconditioner.
 
 Differs from SciPy's ``cg``: convergence is only ever declared on the true residual ``b - A x``, which costs one more
@@ -299,7 +299,7 @@ class _Run:
             return reason, self.true_residual(state, replace=False)
         if halt is Halt.BAD_PRECONDITIONER:
             return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE, math.nan
-        return StopReason.NOT_FINITE, self.b_norm * state.residual_norms[-1]
+        return StopReason.NOT_FINITE, self.true_residual(state, replace=False)
 
     def _first_recurrence(self, state: CgState) -> CgRecurrence:
         recurrence = CgRecurrence(self.A, self.M, state.x, state.r, state.p, self.q, self.z)

@@ -36,7 +36,7 @@ class GramFactors:
     t : array, (k, rank)
     c : array, (rank, k)
     well : bool
-        Whether one pass made the columns orthonormal to ten digits.
+        Whether Cholesky was enough: no pivot below the limit, so that no second pass is made.
     """
 
     t: Matrix
@@ -58,7 +58,7 @@ class GramFactors:
 def factor_gram(gram: Matrix, *, rounded: bool = False) -> GramFactors | GramFault:
     """Factor a Gram matrix ``W^T M W``, columns of W of any length; ``rounded`` if M W was rounded to float32.
 
-    By Cholesky, or, where that would lose more than half of the digits, by the eigenvectors of the matrix scaled to a unit
+    By Cholesky, or, where a pivot tells that too many digits would be lost, by the eigenvectors of the matrix scaled to a unit
     diagonal, dropping directions that rounding cannot tell from zero (Stathopoulos and Wu 2002, SVQB).
     """
     least, well, negative = (_RANK32, _WELL32, _NEGATIVE32) if rounded else (_RANK, _WELL, _NEGATIVE)

@@ -37,7 +37,7 @@ class StopReason(enum.Enum):
     )
     ROUNDING_FLOOR = (
         "stopped because the true residual no longer falls: it has reached the rounding floor u || |A||x| || / ||b|| of "
-        "this system, which no solver in this precision gets below; loosen rtol to a few times the floor"
+        "this system, which no solver in this precision gets much below; loosen rtol above the true residual"
     )
     STAGNATED = (
         "stopped because the true residual no longer falls although the recursive one does; the operator is less accurate "
@@ -85,7 +85,7 @@ class SolveResult:
     residual_norms : list of float
         Recursive ``||r|| / ||b||`` at the start and after each iteration.
     true_residual : float
-        ``||b - A x|| / ||b||`` recomputed at the end (``||b - A x||`` if b is zero).
+        ``||b - A x|| / ||b||`` computed from A, b and x at the end (``||b - A x||`` if b is zero).
     rounding_floor : float or None
         Estimate of the smallest residual this precision allows, if it was needed.
     sweeps : int
@@ -93,8 +93,8 @@ class SolveResult:
     bytes_streamed : int
         Bytes those sweeps moved; 0 for a resident matrix.
     timings : dict
-        Seconds: ``total``; on the CPU also ``matrix``, the products of the iterations, and ``preconditioner``, the part of
-        it that is not fused with other work on vectors.
+        Seconds: ``total``; on the CPU also ``matrix``, the solver's own products, and, of ``cg``, ``preconditioner``, the
+        part of it that is not fused with other work on vectors.
     state : Any
         Hand it back as ``state=`` to go on.
     """

@@ -26,11 +26,11 @@ from penstock.spmv import (
 )
 from penstock.spmv.block_vectors import LARGEST_BLOCK
 
-__all__ = ["choose_block_size", "solve_many"]
+__all__ = ["LARGEST_RESIDENT_BLOCK", "choose_block_size", "solve_many"]
 
 # With more columns, vectors take more time than a matrix in memory, and their arithmetic grows with the square of the
 # columns. The passes over a streamed matrix take longer than that.
-_LARGEST_RESIDENT_BLOCK = 32
+LARGEST_RESIDENT_BLOCK = 32
 # Of the memory that is free, what is left to others.
 _LEFT_FREE = 0.1
 
@@ -69,7 +69,8 @@ def solve_many(
     Returns
     -------
     BlockSolveResult
-        With all columns; iterations, sweeps, bytes and seconds are those of all blocks together.
+        With all columns, also such as were not begun, whose residuals are NaN if there was a guess; iterations, sweeps,
+        bytes and seconds are those of all blocks together.
 
     Raises
     ------
@@ -104,7 +105,9 @@ def solve_many(
     for start in range(0, B.shape[1], block_size):
         chosen = slice(start, start + block_size)
         if any(column.reason is StopReason.STOPPED for column in columns):
-            columns += [_not_begun(x[:, column], known=X0 is None) for column in range(start, B.shape[1])]
+            for column in range(start, B.shape[1]):
+                residual = math.nan if X0 is not None else float(bool(B[:, column].any()))
+                columns.append(_not_begun(x[:, column], residual))
             break
 
         def moved(block: Array, chosen: slice = chosen) -> Array:
@@ -124,9 +127,7 @@ def solve_many(
     return BlockSolveResult(x, tuple(columns), iterations, sweeps, streamed, timings)
 
 
-def _not_begun(x: Array, *, known: bool) -> SolveResult:
-    """Return the result of a column whose residual is that of zero, or else not known."""
-    residual = 1.0 if known else math.nan
+def _not_begun(x: Array, residual: float) -> SolveResult:
     return SolveResult.of(x, StopReason.STOPPED, [residual], residual, None, sweeps=0, bytes_streamed=0, timings={})
 
 
@@ -160,7 +161,7 @@ def choose_block_size(A: Any, columns: int, memory: int | str | None = None) -> 
             f"the vectors of one right-hand side need {format_nbytes(each)}, but {format_nbytes(room)} are there for them; "
             "free memory, or plan a smaller budget for the matrix"
         )
-    useful = LARGEST_BLOCK if isinstance(A, CountsTraffic) else _LARGEST_RESIDENT_BLOCK
+    useful = LARGEST_BLOCK if isinstance(A, CountsTraffic) else LARGEST_RESIDENT_BLOCK
     largest = min(useful, room // each, columns)
     blocks = -(-columns // largest)
     return -(-columns // blocks)

@@ -48,8 +48,9 @@ class Recurrence:
 
     Notes
     -----
-    Rows may be taken in any order in which a row is advanced after all rows that its product reads: the new vector takes the
-    place of the one before the last, of which nothing is read any more (Demmel et al. 2007 have the wavefront, for caches).
+    Rows may be taken in any order in which a row is advanced after the stage before has advanced all rows that its product
+    reads, and all whose products read it: the new vector takes the place of the one before the last, of which nothing is
+    read any more (Demmel et al. 2007 have the wavefront, for caches).
     """
 
     steps: Sequence[RecurrenceStep]

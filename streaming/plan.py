@@ -278,12 +278,12 @@ def plan_stream(
         Vectors a product is applied to at once, and products with each subdivision, for predicted times.
     products : int
         Products that follow each other, such as those of a :func:`~penstock.solvers.chebyshev` preconditioner: a sweep
-        makes one less of them than the ring has slots.
+        makes one less of them than the ring has slots, without overlap as many.
     workspace_nbytes : int
         Vectors of the solver, printed beside the budget.
     slots : int, optional
         Length of the ring, at least 2; by default 3 if they take at most half the budget, else 2, and for products that
-        follow each other as many as one sweep needs for all of them, or as the budget holds.
+        follow each other as many as one sweep needs for all of them, or as the budget holds; 3 without a budget.
     overlap : bool
         False plans for comparison runs without communication hiding; the memory is the same.
     at_end : {"turn", "continue", "stop"}
@@ -362,7 +362,7 @@ def plan_subdivisions(
     rates: LinkRates | None = None,
     counts: tuple[int, ...] = _CANDIDATES,
 ) -> StreamPlan:
-    """Plan a matrix that can still be cut at will: choose the cut, the ring and the resident part with the shortest sweep.
+    """Plan a matrix that can still be cut at will: choose the cut, the ring and the resident part by the time of all products.
 
     Parameters
     ----------
@@ -385,7 +385,7 @@ def plan_subdivisions(
     -----
     Fewer subdivisions cost fewer starts; more make the slots smaller, leave more room for the resident part, and leave less
     of the first transfer and the last computation uncovered. Every candidate's schedule is played in time
-    (:func:`foretell`), and the shortest sweep wins.
+    (:func:`foretell`), and the one wins whose sweeps for all products take the least time.
 
     Raises
     ------

@@ -312,8 +312,9 @@ class StreamedMatrix(ValidatedOperator):
         """Take all steps of a recurrence, several in a sweep.
 
         While a subdivision is on its way, the first product runs on the one before it, the second on the one before that:
-        a product needs the last one only on the subdivisions that its own couples with. A ring of m slots thus makes m
-        products of a banded matrix in one sweep. Rows are bit-equal to those of products one after the other.
+        a product needs the last one only on the subdivisions that its own couples with. A ring of m slots thus makes m - 1
+        products of a banded matrix in one sweep, m without overlap. Rows are bit-equal to those of products one after the
+        other.
         """
         total, count = len(recurrence.steps), self.products_a_sweep()
         if count == 1:

@@ -162,6 +162,40 @@ class TestRandomLoad:
         assert resumed.residuals.read_text() == whole.residuals.read_text()
         assert not resumed.checkpoint.exists()
 
+    @pytest.mark.parametrize("iteration", [1, 12])
+    def test_a_column_that_has_ended_does_not_turn_the_sweeps_of_the_others(self, iteration, tmp_path, monkeypatch):
+        """Half storage adds in the order of the sweep: one sweep more on going on would change the last digits."""
+        described = experiment(
+            load={"cases": [{}, {"magnitude": 0.0}, {"kind": "axial"}]},
+            memory={"budget": "75 KiB", "format": "symmetric_bsr"},
+        )
+        whole = run_experiment(described, tmp_path / "whole").folder
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, iteration)
+            assert run_experiment(described, tmp_path / "stopped").interrupted
+
+        resumed = resume_experiment(tmp_path / "stopped").folder
+
+        assert all(np.array_equal(values, fields_of(whole)[name]) for name, values in fields_of(resumed).items())
+
+    def test_an_interrupt_is_one_whatever_else_ended_before(self, tmp_path, monkeypatch):
+        """A load whose squares overflow ends at once, with a larger residual than the one that was stopped."""
+        described = experiment(load={"cases": [{}, {"magnitude": 1e250}]})
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, 5)
+            outcome = run_experiment(described, tmp_path / "run")
+
+        assert outcome.interrupted
+        assert outcome.folder.checkpoint.exists()
+        assert not outcome.folder.result.exists()
+
+    def test_samples_that_did_not_converge_are_left_out_of_the_mean(self, tmp_path):
+        result = result_of(
+            run_experiment(experiment(load={"samples": 3}, solver={"maxiter": 4}), tmp_path / "run").folder
+        )
+
+        assert result["tip_deflection"] is result["tip_deflection_deviation"] is None
+
     def test_a_block_out_of_iterations_goes_on_with_more(self, tmp_path):
         described = experiment(load={"samples": 3}, solver={"maxiter": 4})
         outcome = run_experiment(described, tmp_path / "run")

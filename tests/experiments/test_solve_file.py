@@ -112,6 +112,12 @@ class TestSolves:
         assert len(result_of(folder)["right_hand_sides"]) == 70
         assert "columns 0-69: converged" in folder.summary()
 
+    @pytest.mark.parametrize(("memory", "together"), [(None, 32), ("80 KiB", 64)])
+    def test_the_plan_says_how_many_are_solved_together(self, memory, together, files, tmp_path):
+        folder = solve(tmp_path / "run", files / "A.mtx", columns="64", memory=memory)
+
+        assert f"for blocks of {together} right-hand sides" in folder.plan.read_text()
+
     def test_a_matrix_without_blocks_by_its_diagonal(self, tmp_path):
         matrix = scipy.sparse.diags_array([-1.0, 2.5, -1.0], offsets=[-1, 0, 1], shape=(400, 400))
         scipy.sparse.save_npz(tmp_path / "T.npz", matrix.tocsr())

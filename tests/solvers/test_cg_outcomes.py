@@ -272,7 +272,7 @@ class TestRoundingFloor:
         result = cg(A, b, rtol=rtol, M=jacobi(A) if preconditioned else None, maxiter=20 * b.size)
 
         assert result.reason is StopReason.ROUNDING_FLOOR
-        assert "loosen rtol to a few times the floor" in result.message
+        assert "loosen rtol above the true residual" in result.message
         assert result.info > 0
         check_honest(A, b, result, rtol)
         assert result.rounding_floor / FLOOR_FACTOR <= result.true_residual <= FLOOR_FACTOR * result.rounding_floor
