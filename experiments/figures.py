@@ -60,7 +60,7 @@ def draw_convergence(path: Path, histories: list[list[float]], true_residual: fl
     _save(figure, path)
 
 
-def draw_tip_deflections(path: Path, tips: dict[str, float], *, samples: bool) -> None:
+def draw_tip_deflections(path: Path, tips: dict[str, float], quantity: str, *, samples: bool) -> None:
     """Draw the deflections of load cases as bars, or of samples as a histogram with mean and standard deviation."""
     figure = Figure(figsize=(6.4, 3.8))
     axes = figure.subplots()
@@ -70,18 +70,18 @@ def draw_tip_deflections(path: Path, tips: dict[str, float], *, samples: bool) -
         mean, deviation = values.mean(), values.std(ddof=1) if values.size > 1 else 0.0
         axes.axvspan(mean - deviation, mean + deviation, color=_ORANGE, alpha=0.2, label="mean and deviation")
         axes.axvline(mean, color=_ORANGE, label=f"mean {mean:.4g}")
-        axes.set(xlabel="tip deflection", ylabel="samples", title=f"{values.size} samples of the load")
+        axes.set(xlabel=quantity, ylabel="samples", title=f"{values.size} samples of the load")
         axes.legend(frameon=False)
     else:
         axes.bar([name.replace("_", " ", 1) for name in tips], values, color=_BLUE)
         axes.axhline(0, color=_GREY, linewidth=0.8)
-        axes.set(ylabel="tip deflection", title="load cases")
+        axes.set(ylabel=quantity, title="load cases")
         axes.tick_params(axis="x", rotation=45 if len(tips) > 6 else 0)
     axes.grid(alpha=0.3, axis="y")
     _save(figure, path)
 
 
-def draw_monte_carlo(path: Path, tips: list[float]) -> None:
+def draw_monte_carlo(path: Path, tips: list[float], quantity: str) -> None:
     """Draw how mean and standard deviation of the deflection settle as samples are added."""
     figure = Figure(figsize=(6.4, 5.2))
     above, below = figure.subplots(2, sharex=True)
@@ -92,7 +92,7 @@ def draw_monte_carlo(path: Path, tips: list[float]) -> None:
     above.plot(count, values, ".", color=_GREY, markersize=4, label="samples")
     above.plot(count, mean, color=_BLUE, label="mean")
     above.fill_between(count, mean - 2 * error, mean + 2 * error, color=_BLUE, alpha=0.2, label="two standard errors")
-    above.set(ylabel="tip deflection")
+    above.set(ylabel=quantity)
     above.legend(frameon=False, fontsize=8)
     below.plot(count, np.sqrt(squares), color=_ORANGE)
     below.set(xlabel="samples of the stiffness", ylabel="standard deviation")

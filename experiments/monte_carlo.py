@@ -116,6 +116,7 @@ def _report(experiment: Experiment, folder: ResultsFolder, results: list[dict[st
             "true_residual": None if None in residuals else max(residuals),
             "standard_error": None if deviation is None else deviation / math.sqrt(len(tips)),
             "rtol": experiment.solver.rtol,
+            "quantity": results[0]["quantity"],
             "unknowns": results[0]["unknowns"],
             "device": results[0]["device"],
             "seconds": {"solve": sum(float(sample["seconds"]) for sample in samples)},

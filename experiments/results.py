@@ -122,12 +122,12 @@ class ResultsFolder:
         if "stiffness_samples" in result:
             drawn.append(self.path / "monte_carlo.png")
             tips = [sample["tip_deflection"] for sample in result["stiffness_samples"] if sample["converged"]]
-            figures.draw_monte_carlo(drawn[-1], tips)
+            figures.draw_monte_carlo(drawn[-1], tips, _quantity(result))
             return drawn
         if "columns" in result:
             drawn.append(self.path / "tip_deflections.png")
             named = {column["name"]: column["tip_deflection"] for column in result["columns"]}
-            figures.draw_tip_deflections(drawn[-1], named, samples=bool(result["samples"]))
+            figures.draw_tip_deflections(drawn[-1], named, _quantity(result), samples=bool(result["samples"]))
         drawn.append(self.path / "convergence.png")
         figures.draw_convergence(drawn[-1], self.read_residuals(), result["true_residual"] or 0.0, result["rtol"])
         if self.timeline.exists():
@@ -160,9 +160,9 @@ class ResultsFolder:
             f"iterations       {result['iterations']}, true relative residual {_number(result['true_residual'])}",
         ]
         if result.get("tip_deflection") is not None:
-            lines.append(f"tip deflection   {_deflection(result)}")
+            lines.append(f"{_quantity(result):<16} {_deflection(result)}")
         if result.get("columns") and not result["samples"]:
-            lines.append("tip deflection   of each load case")
+            lines.append(f"{_quantity(result):<16} of each load case")
             lines += [f"  {column['name']:<14} {_number(column['tip_deflection'])}" for column in result["columns"]]
         if result.get("largest_error") is not None:
             lines.append(
@@ -213,6 +213,10 @@ def _number(value: float | None) -> str:
     return "not a finite number" if value is None else f"{value:.6g}"
 
 
+def _quantity(result: dict[str, Any]) -> str:
+    return str(result.get("quantity", "tip deflection"))  # older folders do not say
+
+
 def _deflection(result: dict[str, Any]) -> str:
     """Return the deflection, and of samples what is known of its mean."""
     text, deviation = _number(result["tip_deflection"]), result.get("tip_deflection_deviation")
@@ -231,7 +235,7 @@ def _samples_summary(result: dict[str, Any]) -> str:
     lines = [
         f"{len(samples) - len(failed)} of {len(samples)} samples of the stiffness converged"
         + (f"; not those of seeds {', '.join(failed)}" if failed else ""),
-        f"tip deflection   {_deflection(result)}",
+        f"{_quantity(result):<16} {_deflection(result)}",
         f"iterations       {min(iterations)} to {max(iterations)} a sample, {result['unknowns']:,} unknowns",
         f"seconds          {result['seconds']['solve']:.2f} for the solves",
     ]

@@ -77,6 +77,10 @@ def resume_experiment(
     if folder.samples.exists() and unfinished:
         experiment = _with_maxiter(read_experiment(folder.configuration), maxiter)
         return run_samples(experiment, folder, reporter or Reporter())
+    if folder.solution.exists():
+        raise InputError(
+            f"{folder.path} is of penstock solve; go on with the same command, another --output and --guess {folder.solution}"
+        )
     if not folder.checkpoint.exists():
         if folder.result.exists():
             raise InputError(f"the run in {folder.path} is finished; look at it with penstock show {folder.path}")

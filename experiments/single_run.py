@@ -209,6 +209,7 @@ class SingleRun:
         )
         summary |= {
             "nonzeros": self.cantilever.nnz,
+            "quantity": "tip temperature" if self.cantilever.dof == 1 else "tip deflection",
             "tip_deflection": statistics.fmean(meant) if meant else None,
             "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "solve", "total")},
         }

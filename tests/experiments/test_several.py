@@ -139,9 +139,12 @@ class TestRandomLoad:
         assert len(result["columns"]) == 1
         assert result["tip_deflection_deviation"] is None
 
-    def test_is_drawn(self, tmp_path):
-        described = Experiment.model_validate({"model": MODEL, "load": {"samples": 5}})
+    @pytest.mark.parametrize(("dof", "quantity"), [(1, "tip temperature  mean"), (3, "tip deflection   mean")])
+    def test_is_drawn(self, dof, quantity, tmp_path):
+        described = Experiment.model_validate({"model": {**MODEL, "dof": dof}, "load": {"samples": 5}})
         folder = run_experiment(described, tmp_path / "run").folder
+
+        assert quantity in folder.summary()
 
         assert (folder.path / "tip_deflections.png").stat().st_size > 1000
 

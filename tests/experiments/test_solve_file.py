@@ -314,6 +314,9 @@ class TestCommand:
         shown = CliRunner().invoke(app, ["show", "results/solve-A"])
         assert shown.exit_code == 0, shown.output
         assert "columns 0-1: converged" in shown.output
+        resumed = CliRunner().invoke(app, ["run", "--resume", "results/solve-A"])
+        assert resumed.exit_code
+        assert "--guess results/solve-A/solution.npy" in str(resumed.output) + str(resumed.exception)
         again = CliRunner().invoke(app, ["solve", str(files / "A.mtx"), str(files / "B.mtx"), "--columns", "5,2"])
         assert "columns 5,2: converged" in again.output
 
