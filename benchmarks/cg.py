@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-import scipy.sparse
 from calls import CallTrace
+from peer import Peer, seconds_of
 from record import argument_parser, record, write
 
 from penstock.experiments import Experiment
@@ -41,15 +39,6 @@ CG_VALUES, BLOCK_CG_VALUES, DIAGONALS = 11 + 2, 10 + 2, 2
 SINGLES, SINGLE_ITERATIONS = 4, 50
 
 
-def seconds_of(device: Device, action: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds of a call, the device's work included, and its result."""
-    device.synchronize()
-    began = time.perf_counter()
-    result = action()
-    device.synchronize()
-    return time.perf_counter() - began, result
-
-
 def iteration_seconds(
     device: Device, solves: dict[str, Callable[[int], Any]], few: int, many: int, repeats: int = 7
 ) -> dict[str, list[float]]:
@@ -61,29 +50,6 @@ def iteration_seconds(
             if repeat:  # the first one warms up
                 samples[name].append((long - short) / (many - few))
     return samples
-
-
-class Peer:
-    """CG of SciPy or CuPy on CSR with Jacobi."""
-
-    def __init__(self, cube: Cube) -> None:
-        A, device = cube.assembled("csr").to_csr(), cube.device
-        if device.kind == "cuda":
-            import cupyx.scipy.sparse
-            import cupyx.scipy.sparse.linalg
-
-            self.name, self.linalg = "cupy_csr", cupyx.scipy.sparse.linalg
-            self.A: Any = cupyx.scipy.sparse.csr_matrix(
-                scipy.sparse.csr_matrix((A.data, A.indices, A.indptr), shape=A.shape)
-            )
-        else:
-            self.name, self.linalg, self.A = "scipy_csr", scipy.sparse.linalg, A
-        inverse = 1 / self.A.diagonal()
-        self.M = self.linalg.LinearOperator(A.shape, matvec=lambda r: inverse * r, dtype=np.float64)
-
-    def solve(self, b: Array, maxiter: int, rtol: float = 0.0) -> Any:
-        """Return the solution after so many iterations, or fewer where the tolerance is met."""
-        return self.linalg.cg(self.A, b, M=self.M, maxiter=maxiter, rtol=rtol)[0]
 
 
 class Cube:
@@ -101,7 +67,7 @@ class Cube:
     @functools.cached_property
     def peer(self) -> Peer:
         """The solver that a user would take instead."""
-        return Peer(self)
+        return Peer(self.assembled("csr").to_csr(), self.device)
 
     def _loads(self, columns: int) -> Array:
         """Return load cases (n, columns)."""
@@ -178,8 +144,7 @@ def measure_block_solve(cube: Cube, format_name: str, columns: int) -> list[dict
     alone = [seconds_of(device, partial(cg, A, b, M=M, rtol=RTOL)) for b in singles[:SINGLES]]
     theirs = [seconds_of(device, partial(peer.solve, b, 100_000, RTOL)) for b in singles]
     assert result.converged, result.columns[0].message
-    residuals = [cube.device.xp.linalg.norm(b - peer.A @ x) / cube.device.xp.linalg.norm(b)
-                 for b, (_, x) in zip(singles, theirs, strict=True)]  # fmt: skip
+    residuals = [peer.true_residual(b, x) for b, (_, x) in zip(singles, theirs, strict=True)]
     nbytes = result.iterations * (A.nbytes + BLOCK_CG_VALUES * B.nbytes + DIAGONALS * 8 * cube.n)
     entry = record(
         f"block_cg/memory/{cube.name}/k{columns}",
@@ -194,7 +159,7 @@ def measure_block_solve(cube: Cube, format_name: str, columns: int) -> list[dict
         iterations=result.iterations,
         single_iterations=[one.iterations for _, one in alone],
         largest_true_residual=max(column.true_residual for column in result.columns),
-        largest_peer_residual=float(max(residuals)),
+        largest_peer_residual=max(residuals),
     )
     return [told(entry, f"{result.iterations} iterations")]
 

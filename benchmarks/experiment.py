@@ -4,7 +4,7 @@
     python benchmarks/experiment.py h200 examples/cantilever_cuda.yaml
 
 ``floor_seconds`` is the bytes of all sweeps over the link (of the disk, or page-locked memory), measured before and after
-the solve. The peers run in memory: ``memory`` is penstock, ``scipy_csr`` or ``cupy_csr`` the vendor's CG on CSR with a
+the solve. The peers run in memory: ``memory`` is penstock, ``scipy_csr`` or ``cupy_csr`` that library's CG on CSR with a
 Jacobi preconditioner to the same tolerance on the recursive residual.
 """
 
@@ -13,14 +13,13 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from peer import Peer, seconds_of
 from record import argument_parser, record, write
 
-from penstock.experiments import Experiment, read_experiment, run_experiment
+from penstock.experiments import read_experiment, run_experiment
 from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
 from penstock.experiments.loads import right_hand_sides
 from penstock.solvers import block_jacobi, cg
@@ -35,28 +34,11 @@ def measured_link(device: Device, folder: Path) -> float:
 def timed(device: Device, action: Any) -> tuple[float, Any]:
     """Return the seconds of the second call, and its result."""
     action()
-    device.synchronize()
-    began = time.perf_counter()
-    result = action()
-    device.synchronize()
-    return time.perf_counter() - began, result
+    return seconds_of(device, action)
 
 
-def vendor_solve(experiment: Experiment, device: Device, b: Any) -> tuple[float, int, float]:
-    """Return seconds, iterations and true residual of SciPy's or CuPy's CG on CSR with Jacobi."""
-    A = experiment.cantilever().matrix("csr").to_csr()
-    xp: Any = np
-    if device.kind == "cuda":
-        import cupyx.scipy.sparse
-        import cupyx.scipy.sparse.linalg as linalg
-        import scipy.sparse
-
-        xp = device.xp
-        A = cupyx.scipy.sparse.csr_matrix(scipy.sparse.csr_matrix((A.data, A.indices, A.indptr), shape=A.shape))
-    else:
-        import scipy.sparse.linalg as linalg
-    inverse = 1 / A.diagonal()
-    M = linalg.LinearOperator(A.shape, matvec=lambda r: inverse * r, dtype=np.float64)
+def peer_solve(peer: Peer, device: Device, b: Any, rtol: float) -> tuple[float, int, float]:
+    """Return seconds, iterations and true residual of SciPy's or CuPy's CG."""
     iterations = [0]
 
     def count(_: Any) -> None:
@@ -64,10 +46,10 @@ def vendor_solve(experiment: Experiment, device: Device, b: Any) -> tuple[float,
 
     def solve() -> Any:
         iterations[0] = 0
-        return linalg.cg(A, b, M=M, maxiter=20_000, callback=count, rtol=experiment.solver.rtol)[0]
+        return peer.solve(b, 20_000, rtol, count)
 
     seconds, x = timed(device, solve)
-    return seconds, iterations[0], float(xp.linalg.norm(b - A @ x) / xp.linalg.norm(b))
+    return seconds, iterations[0], peer.true_residual(b, x)
 
 
 def main() -> None:
@@ -87,19 +69,19 @@ def main() -> None:
     M = block_jacobi(A, beam.dof)
     memory_seconds, memory = timed(device, functools.partial(cg, A, b, M=M, rtol=experiment.solver.rtol))
     del A, M
-    vendor_seconds, vendor_iterations, vendor_residual = vendor_solve(experiment, device, b)
-    vendor = "scipy_csr" if device == CPU else "cupy_csr"
+    peer = Peer(beam.matrix("csr").to_csr(), device)
+    peer_seconds, peer_iterations, peer_residual = peer_solve(peer, device, b, experiment.solver.rtol)
     link, solve = max(links), result["seconds"]["solve"]
     matrix = f"cube{beam.mesh.node_counts[0]}-dof{beam.dof}"
     common = {"floor": result["bytes_streamed"] / link, "nbytes": result["bytes_streamed"]}
-    peers = {"memory": memory_seconds, vendor: vendor_seconds}
+    peers = {"memory": memory_seconds, peer.name: peer_seconds}
     entry = record(f"cg/streamed/{matrix}", [solve], **common, peers=peers, experiment=result)
     entry |= {
         "link_fraction": result["bytes_streamed"] / solve / link,
         "memory_iterations": memory.iterations,
         "memory_true_residual": memory.true_residual,
-        f"{vendor}_iterations": vendor_iterations,
-        f"{vendor}_true_residual": vendor_residual,
+        f"{peer.name}_iterations": peer_iterations,
+        f"{peer.name}_true_residual": peer_residual,
     }
     limits = {
         "read_GBps": measure_memory(device, 256 << 20 if device == CPU else 8 << 30) / 1e9,
@@ -108,7 +90,7 @@ def main() -> None:
     print(
         f"{entry['name']}: {solve:.2f} s streamed ({100 * entry['link_fraction']:.1f} % of the link, {result['iterations']} "
         f"iterations, true residual {result['true_residual']:.2e}), {memory_seconds:.2f} s in memory, "
-        f"{vendor} {vendor_seconds:.2f} s ({vendor_iterations} iterations)"
+        f"{peer.name} {peer_seconds:.2f} s ({peer_iterations} iterations)"
     )
     write("experiment", arguments, limits, [entry])
 

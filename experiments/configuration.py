@@ -10,6 +10,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from penstock.experiments.preconditioning import (
+    DEFAULT_PRODUCTS,
+    PreconditionerKind,
+    Preconditioning,
+)
 from penstock.fem import (
     Cantilever,
     Element,
@@ -21,6 +26,7 @@ from penstock.fem import (
     TwoPhaseMaterial,
     UniformMaterial,
 )
+from penstock.solvers.chebyshev import check_products
 from penstock.spmv import InputError, parse_nbytes
 from penstock.spmv.block_vectors import LARGEST_BLOCK
 
@@ -145,23 +151,17 @@ class SolverSection(Section):
     maxiter: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="iterations at most; default 10 x unknowns"
     )
-    preconditioner: Literal["none", "jacobi", "block_jacobi", "chebyshev"] = Field(
+    preconditioner: PreconditionerKind = Field(
         default="block_jacobi",
         description="block_jacobi inverts the blocks of the unknowns of a node; chebyshev is a polynomial in the matrix",
     )
     products: Annotated[int, Field(ge=1)] = Field(
-        default=9, description="with chebyshev: products with the matrix an iteration, odd"
+        default=DEFAULT_PRODUCTS, description="with chebyshev: products with the matrix an iteration, odd"
     )
-
-    @property
-    def following_products(self) -> int:
-        """Products that follow each other in an application of the preconditioner; 1 for one that makes none."""
-        return max(1, self.products - 1) if self.preconditioner == "chebyshev" else 1
 
     @model_validator(mode="after")
     def _products_are_odd(self) -> SolverSection:
-        if self.products % 2 == 0:
-            raise ValueError(f"products must be odd, so that the polynomial stays positive, not {self.products}")
+        check_products(self.products)
         return self
 
 
@@ -244,6 +244,11 @@ class Experiment(Section):
     def cantilever(self) -> Cantilever:
         """Return the model problem this file describes."""
         return self.material.cantilever(self.model)
+
+    @property
+    def preconditioning(self) -> Preconditioning:
+        """The preconditioner, with the blocks of the unknowns of a node."""
+        return Preconditioning(self.solver.preconditioner, self.model.dof, self.solver.products)
 
     @property
     def columns(self) -> int:

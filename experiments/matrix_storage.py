@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.experiments.configuration import Experiment
 from penstock.experiments.progress import Reporter
-from penstock.experiments.rates import machine_rates
+from penstock.experiments.rates import WORTH_MEASURING_NBYTES, machine_rates
 from penstock.solvers import block_cg_workspace_nbytes, cg_workspace_nbytes
 from penstock.spmv import CPU, BudgetError, Device, InputError, StoreError, format_nbytes
 from penstock.spmv.formats.base import INT32_MAX
@@ -31,8 +31,6 @@ from penstock.streaming import (
 
 __all__ = ["measure_rates", "open_store", "plan_experiment", "resident_format", "workspace_nbytes"]
 
-# Below this size a measurement would take longer than what it tells about.
-_MEASURED_FROM_NBYTES = 64 << 20
 # In the order in which they are preferred when their sweeps take equally long.
 _STREAMED_FORMATS = ("bsr", "sliced_bsr", "symmetric_bsr")
 
@@ -60,7 +58,7 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     options: dict[str, Any] = {
         "workspace_nbytes": workspace_nbytes(experiment, cantilever.unknowns),
         "columns": experiment.columns,
-        "products": experiment.solver.following_products,
+        "products": experiment.preconditioning.following_products,
         "rates": rates,
     }
     if memory.budget is None:
@@ -97,7 +95,7 @@ def workspace_nbytes(experiment: Experiment, unknowns: int) -> int:
     """Return the bytes of all vectors of an experiment's solve, those of the preconditioner included."""
     kind, columns = experiment.solver.preconditioner, experiment.columns
     vector = np.dtype(np.float64).itemsize * unknowns
-    held = {"none": 0, "jacobi": 1, "block_jacobi": experiment.model.dof, "chebyshev": 1 + 2 * columns}[kind] * vector
+    held = experiment.preconditioning.vectors(columns) * vector
     if not experiment.is_block:
         return cg_workspace_nbytes(unknowns) + held
     return block_cg_workspace_nbytes(unknowns, columns, preconditioned=kind in ("block_jacobi", "chebyshev")) + held
@@ -139,7 +137,7 @@ def measure_rates(experiment: Experiment, device: Device, directory: Path) -> Li
         Where a store on disk would be.
     """
     nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
-    if experiment.memory.budget is None or nbytes < _MEASURED_FROM_NBYTES:
+    if experiment.memory.budget is None or nbytes < WORTH_MEASURING_NBYTES:
         return None
     store = experiment.memory.store
     return machine_rates(device, directory if store is None else _existing(store.parent))

@@ -17,7 +17,7 @@ from penstock.experiments.bandwidth import measure_disk, measure_link, measure_m
 from penstock.spmv import Device
 from penstock.streaming import LinkRates
 
-__all__ = ["machine_rates", "rates_file"]
+__all__ = ["WORTH_MEASURING_NBYTES", "machine_rates", "rates_file"]
 
 _EXPIRY_SECONDS = 7 * 24 * 3600.0
 
@@ -25,6 +25,10 @@ _EXPIRY_SECONDS = 7 * 24 * 3600.0
 def rates_file() -> Path:
     """Return where rates are kept: ``penstock/rates.json`` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "rates.json"
+
+
+#: Of a smaller matrix a measurement would take longer than what it tells about.
+WORTH_MEASURING_NBYTES = 64 << 20
 
 
 def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> LinkRates:

@@ -23,15 +23,12 @@ from penstock.experiments.progress import Reporter, solve_progress
 from penstock.experiments.results import ResultsFolder, write_json, write_text
 from penstock.experiments.solve_report import columns_of, describe_solve, reason_of, record_sweep
 from penstock.solvers import (
-    BlockCgState,
     BlockSolveResult,
     IterationRecord,
     SolveResult,
     StopReason,
     block_cg,
-    block_jacobi,
     cg,
-    chebyshev,
 )
 from penstock.spmv import Device, Operator, StoreError
 from penstock.streaming import MemoryBudget, StreamedMatrix, StreamPlan
@@ -138,19 +135,13 @@ class SingleRun:
         except StoreError as error:
             self.reporter.text("Warning", str(error))
 
-    def _preconditioner(self, A: Operator) -> Operator | None:
-        kind = self.experiment.solver.preconditioner
-        if kind == "chebyshev":
-            return chebyshev(A, self.experiment.solver.products)
-        return None if kind == "none" else block_jacobi(A, 1 if kind == "jacobi" else self.cantilever.dof)
-
     def _solve(self, A: Operator, checkpoint: Checkpoint) -> tuple[SolveResult | BlockSolveResult, Checkpoint]:
         """Solve, with checkpoints, and return the result and all that was spent, earlier runs included."""
         solver = self.experiment.solver
         b = self.device.asarray(right_hand_sides(self.experiment, self.cantilever))
         began = time.perf_counter()
         with self.reporter.stage("prepare"):
-            M = self._preconditioner(A)
+            M = self.experiment.preconditioning.build(A)
 
         # Formats that scatter add in the order of the sweep: the direction is part of the state. It is noted between two
         # iterations, because a solve that stops sweeps once more, for the true residual.
@@ -172,7 +163,7 @@ class SingleRun:
             def monitor(record: IterationRecord) -> bool:
                 nonlocal last_write, direction
                 direction = A.direction if isinstance(A, StreamedMatrix) else 1
-                stage.advance(*solve_progress(record, _first_residual(record.state), solver.rtol))
+                stage.advance(*solve_progress(record, solver.rtol))
                 if time.perf_counter() - last_write > self.experiment.output.checkpoint_seconds:
                     self._save(spent(record.state))
                     last_write = time.perf_counter()
@@ -242,10 +233,3 @@ class SingleRun:
             ],
             "samples": self.experiment.load.samples,
         }
-
-
-def _first_residual(state: SolverState) -> float:
-    """Return the residual from which progress is counted."""
-    if isinstance(state, BlockCgState):
-        return max(norms[0] for norms in state.residual_norms)
-    return state.residual_norms[0]

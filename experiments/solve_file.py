@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from penstock.experiments.environment import describe_environment
 from penstock.experiments.interrupts import stop_requests
+from penstock.experiments.preconditioning import DEFAULT_PRODUCTS, PreconditionerKind
 from penstock.experiments.progress import Reporter, Stage, solve_progress
 from penstock.experiments.results import ResultsFolder, write_json
 from penstock.experiments.single_run import RunOutcome
@@ -30,25 +31,22 @@ from penstock.experiments.system_files import (
 )
 from penstock.experiments.system_matrix import OpenSystem, SystemOpener
 from penstock.solvers import (
-    BlockCgState,
     BlockSolveResult,
     IterationRecord,
     SolveResult,
     StopReason,
-    block_jacobi,
     cg,
-    chebyshev,
     choose_block_size,
     jacobi,
     solve_many,
 )
+from penstock.solvers.chebyshev import check_products
 from penstock.spmv import Device, InputError, Operator, parse_nbytes
 from penstock.streaming import StreamedMatrix
 
 __all__ = ["PRECONDITIONERS", "SolveRequest", "solve_file"]
 
-PRECONDITIONERS = ("auto", "none", "jacobi", "block_jacobi", "chebyshev")
-_DEFAULT_PRODUCTS = 9
+PRECONDITIONERS = ("auto", *get_args(PreconditionerKind))
 
 
 @dataclass(frozen=True)
@@ -94,10 +92,7 @@ class SolveRequest:
         if self.products is not None:
             if self.preconditioner != "chebyshev":
                 raise InputError("--products belongs to --precond chebyshev; leave it out, or choose that")
-            if self.products < 1 or self.products % 2 == 0:
-                raise InputError(
-                    f"--products must be odd and positive, so that the polynomial stays positive, not {self.products}"
-                )
+            check_products(self.products)
         if not 0 <= self.rtol < 1:
             raise InputError(f"--rtol is a share of the right-hand side, 0 or more and less than 1, not {self.rtol}")
         if self.columns is not None:
@@ -163,8 +158,8 @@ class _Run:
                 request.matrix,
                 self.columns,
                 None if self.given is None else len(self.given),
-                request.preconditioner,
-                request.products or _DEFAULT_PRODUCTS,
+                cast(Any, request.preconditioner),  # checked before
+                request.products or DEFAULT_PRODUCTS,
                 self.device,
                 None if request.memory is None else parse_nbytes(request.memory),
                 self.folder,
@@ -235,14 +230,9 @@ class _Run:
         return self.device.asarray(column[:, 0], dtype=A.dtype)
 
     def _preconditioner(self, system: OpenSystem) -> Operator | None:
-        A, kind = system.A, system.preconditioner
-        if kind == "none":
-            if isinstance(A, StreamedMatrix):
-                jacobi(A)  # only for its check of the diagonal, at the cost of one sweep: a store may hold anything
-            return None
-        if kind == "chebyshev":
-            return chebyshev(A, self.request.products or _DEFAULT_PRODUCTS)
-        return block_jacobi(A, system.block_size or 1) if kind == "block_jacobi" else jacobi(A)
+        if system.preconditioning.kind == "none" and isinstance(system.A, StreamedMatrix):
+            jacobi(system.A)  # only for its check of the diagonal, at the cost of one sweep: a store may hold anything
+        return system.preconditioning.build(system.A)
 
     def _report(
         self,
@@ -275,7 +265,7 @@ class _Run:
         summary |= {
             "matrix": matrix_name(self.request.matrix),
             "nonzeros": system.nonzeros,
-            "preconditioner": system.preconditioner,
+            "preconditioner": system.preconditioning.kind,
             "message": _message(columns, self.chosen),
             "largest_error": float(np.abs(x - 1).max()) if self.given is None and self.columns == 1 else None,
             "right_hand_sides": [
@@ -310,9 +300,7 @@ class _Progress:
         if record.iteration <= self.last:
             self.block += 1
         self.last = record.iteration
-        histories = record.state.residual_norms
-        first = max(norms[0] for norms in histories) if isinstance(record.state, BlockCgState) else histories[0]
-        done, detail = solve_progress(record, first, self.rtol)
+        done, detail = solve_progress(record, self.rtol)
         if self.blocks > 1:
             done, detail = (self.block + done) / self.blocks, f"block {self.block + 1} of {self.blocks}, {detail}"
         self.stage.advance(done, detail)

@@ -7,13 +7,14 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.experiments.matrix_files import read_matrix
+from penstock.experiments.preconditioning import PreconditionerKind, Preconditioning
 from penstock.experiments.progress import Reporter
-from penstock.experiments.rates import machine_rates
+from penstock.experiments.rates import WORTH_MEASURING_NBYTES, machine_rates
 from penstock.experiments.results import ResultsFolder
 from penstock.experiments.system_files import check_matrix, check_square, matrix_name
 from penstock.solvers import block_cg_workspace_nbytes, cg_workspace_nbytes
@@ -51,8 +52,6 @@ from penstock.streaming.budget import check_room
 
 __all__ = ["OpenSystem", "SystemOpener"]
 
-# Below this size a measurement of rates would take longer than what it tells about.
-_MEASURED_FROM_NBYTES = 64 << 20
 # Blocks of which more than this share is stored are worth a format of their own, as suggest_format has it; those of the
 # unknowns of a node, which a preconditioner inverts, are stored almost whole.
 _WORTHWHILE, _DENSE = 0.5, 0.75
@@ -71,10 +70,7 @@ class OpenSystem:
     A : Operator
     plan : StreamPlan
     nonzeros : int
-    preconditioner : str
-        Never ``auto``.
-    block_size : int or None
-        Of the dense blocks that the matrix consists of, if it does.
+    preconditioning : Preconditioning
     together : int
         Right-hand sides that are solved together.
     solver_nbytes : int
@@ -84,8 +80,7 @@ class OpenSystem:
     A: Operator
     plan: StreamPlan
     nonzeros: int
-    preconditioner: str
-    block_size: int | None
+    preconditioning: Preconditioning
     together: int
     solver_nbytes: int
 
@@ -102,7 +97,7 @@ class SystemOpener:
         Right-hand sides.
     rows : int or None
         Rows of the right-hand sides, if they were given.
-    preconditioner : str
+    preconditioner : PreconditionerKind or "auto"
         ``auto`` is ``block_jacobi`` for a matrix of dense blocks, else ``jacobi``.
     products : int
         Of a Chebyshev polynomial.
@@ -121,7 +116,7 @@ class SystemOpener:
     source: str
     columns: int
     rows: int | None
-    preconditioner: str
+    preconditioner: PreconditionerKind | Literal["auto"]
     products: int
     device: Device
     memory: int | None
@@ -227,17 +222,18 @@ class SystemOpener:
             blocks = -(-self.columns // min(self.columns, most, fit))
             self.together = -(-self.columns // blocks)
             self.solver_nbytes = self.together * each
-        if self.preconditioner == "auto":
-            self.preconditioner = "jacobi" if block_size is None else "block_jacobi"
-        if self.preconditioner == "block_jacobi" and block_size is None:
+        kind = self.preconditioner
+        if kind == "auto":
+            kind = "jacobi" if block_size is None else "block_jacobi"
+        if kind == "block_jacobi" and block_size is None:
             raise InputError("the matrix does not consist of dense blocks; choose --precond jacobi or chebyshev")
-        self.block_size = block_size
-        vectors = {"none": 0, "jacobi": 1, "block_jacobi": block_size or 1, "chebyshev": 1 + 2 * self.together}
-        self._vectors_nbytes: int = self.solver_nbytes + vectors[self.preconditioner] * n * np.dtype(dtype).itemsize
+        self.preconditioning = Preconditioning(kind, block_size or 1, self.products)
+        held: int = self.preconditioning.vectors(self.together) * n * np.dtype(dtype).itemsize
+        self._vectors_nbytes = self.solver_nbytes + held
 
     def _load(self) -> dict[str, Any]:
         """Return what a plan must know of the solver."""
-        following = max(1, self.products - 1) if self.preconditioner == "chebyshev" else 1
+        following = self.preconditioning.following_products
         return {"columns": self.together, "products": following, "workspace_nbytes": self._vectors_nbytes}
 
     def _room(self) -> int | None:
@@ -253,7 +249,7 @@ class SystemOpener:
         return room
 
     def _rates(self, nbytes: int, disk: Path) -> LinkRates | None:
-        return machine_rates(self.device, disk) if nbytes >= _MEASURED_FROM_NBYTES else None
+        return machine_rates(self.device, disk) if nbytes >= WORTH_MEASURING_NBYTES else None
 
     def _note(self, title: str, text: str) -> None:
         self.facts.append(f"{title:<11} {text}")
@@ -261,7 +257,7 @@ class SystemOpener:
     def _announce(self, plan: StreamPlan) -> None:
         """Show the plan, write it down, and refuse one for which the device has no room."""
         together = f"blocks of {self.together} right-hand sides" if self.columns > 1 else "one right-hand side"
-        self._note("solver", f"conjugate gradients for {together}, preconditioner {self.preconditioner}")
+        self._note("solver", f"conjugate gradients for {together}, preconditioner {self.preconditioning.kind}")
         self.folder.write_plan("\n".join([plan.explain(), *self.facts]), self.reporter)
         check_room(self.device, plan.storage_nbytes + plan.workspace_nbytes, "matrix storage and vectors")
 
@@ -282,7 +278,7 @@ class SystemOpener:
             )
 
     def _opened(self, A: Operator, plan: StreamPlan, nonzeros: int) -> OpenSystem:
-        return OpenSystem(A, plan, nonzeros, self.preconditioner, self.block_size, self.together, self.solver_nbytes)
+        return OpenSystem(A, plan, nonzeros, self.preconditioning, self.together, self.solver_nbytes)
 
 
 def _block_size_of(index: MatrixIndex) -> int | None:

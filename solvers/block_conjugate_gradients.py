@@ -39,9 +39,9 @@ from penstock.solvers.stopping import (
     check_tolerances,
     has_diverged,
 )
+from penstock.solvers.traffic import Traffic
 from penstock.spmv import (
     Array,
-    CountsTraffic,
     HasAbsoluteProduct,
     InputError,
     Operator,
@@ -232,9 +232,7 @@ class _Run:
         self.final_residuals: dict[int, float] = {}
         self.matrix_seconds = 0.0
         self.began = time.perf_counter()
-        self._sweeps_before, self._bytes_before = (
-            (A.sweeps, A.bytes_streamed) if isinstance(A, CountsTraffic) else (0, 0)
-        )
+        self.traffic = Traffic(A)
 
     def _norms(self, block: Array) -> Matrix:
         norms: Matrix = np.sqrt(np.maximum(np.diag(self.blocks.gram(block, block)), 0.0))
@@ -477,25 +475,20 @@ class _Run:
             return 1.0
         return norm / self.b_norms[column] if self.b_norms[column] > 0 else norm
 
-    @property
-    def bytes_streamed(self) -> int:
-        """Bytes moved since the call."""
-        return self.A.bytes_streamed - self._bytes_before if isinstance(self.A, CountsTraffic) else 0
-
     def record(self, state: BlockCgState) -> IterationRecord:
         """Return what a monitor receives."""
         seconds = time.perf_counter() - self.began
         running = [state.residual_norms[column][-1] for column in self._pending(state)]
         largest = max(running, default=max(norms[-1] for norms in state.residual_norms))
-        return IterationRecord(state.iteration, largest, seconds, self.bytes_streamed, state)
+        return IterationRecord(state.iteration, largest, seconds, self.traffic.bytes_streamed, state)
 
     def result(self, state: BlockCgState) -> BlockSolveResult:
         """Put the result together."""
         timings = {"total": time.perf_counter() - self.began}
         if self.A.device.kind == "cpu":
             timings["matrix"] = self.matrix_seconds
-        sweeps = self.A.sweeps - self._sweeps_before if isinstance(self.A, CountsTraffic) else self.products
-        common: dict[str, Any] = {"sweeps": sweeps, "bytes_streamed": self.bytes_streamed, "timings": timings}
+        sweeps = self.traffic.sweeps(self.products)
+        common: dict[str, Any] = {"sweeps": sweeps, "bytes_streamed": self.traffic.bytes_streamed, "timings": timings}
         columns = []
         for column, reason in enumerate(state.reasons):
             assert reason is not None

@@ -21,7 +21,7 @@ from penstock.spmv import (
 from penstock.spmv.operator import product_of
 from penstock.spmv.recurrence import Recurrence, RecurrenceStep
 
-__all__ = ["Chebyshev", "chebyshev", "largest_eigenvalue"]
+__all__ = ["Chebyshev", "chebyshev", "check_products", "largest_eigenvalue"]
 
 # Lanczos finds the largest eigenvalue from below; a bound that is a little high costs little, one that is too low more.
 _MARGIN = 1.05
@@ -97,6 +97,21 @@ class Chebyshev(ValidatedOperator):
             out += beta * kept
 
 
+def check_products(products: float) -> None:
+    """Refuse a number of products of which no polynomial is made.
+
+    Raises
+    ------
+    InputError
+        If it is even or not positive.
+    """
+    if products < 1 or products % 2 != 1:
+        raise InputError(
+            f"products must be odd and positive, not {products}: of an even degree the polynomial is not positive beyond the "
+            "largest eigenvalue assumed"
+        )
+
+
 def chebyshev(
     A: Any, products: int = 9, *, lanczos: int = 10, low: float | None = None, high: float | None = None
 ) -> Chebyshev:
@@ -133,11 +148,7 @@ def chebyshev(
     True
     """
     operator = as_operator(A)
-    if products < 1 or products % 2 != 1:
-        raise InputError(
-            f"products must be odd and positive, not {products}: of an even degree the polynomial is not positive beyond the "
-            "largest eigenvalue assumed"
-        )
+    check_products(products)
     if lanczos < 0 or lanczos % 1:
         raise InputError(f"lanczos must be a number of steps, 0 or more, not {lanczos}")
     diagonal = jacobi(operator)

@@ -33,9 +33,9 @@ from penstock.solvers.stopping import (
     check_tolerances,
     has_diverged,
 )
+from penstock.solvers.traffic import Traffic
 from penstock.spmv import (
     Array,
-    CountsTraffic,
     HasAbsoluteProduct,
     InputError,
     Operator,
@@ -235,9 +235,7 @@ class _Run:
         self.products = 0  # with A, by the solver itself
         self.floor: float | None = None
         self.began = time.perf_counter()
-        self._sweeps_before, self._bytes_before = (
-            (A.sweeps, A.bytes_streamed) if isinstance(A, CountsTraffic) else (0, 0)
-        )
+        self.traffic = Traffic(A)
         self._recurrence: CgRecurrence | None = None
 
     def start(self, x0: Array | None) -> tuple[CgState, StopReason | None, float]:
@@ -410,15 +408,10 @@ class _Run:
     def _relative(self, norm: float) -> float:
         return norm / self.b_norm if self.b_norm > 0 else norm
 
-    @property
-    def bytes_streamed(self) -> int:
-        """Bytes moved since the call."""
-        return self.A.bytes_streamed - self._bytes_before if isinstance(self.A, CountsTraffic) else 0
-
     def record(self, state: CgState) -> IterationRecord:
         """Return what a monitor receives."""
         seconds = time.perf_counter() - self.began
-        return IterationRecord(state.iteration, state.residual_norms[-1], seconds, self.bytes_streamed, state)
+        return IterationRecord(state.iteration, state.residual_norms[-1], seconds, self.traffic.bytes_streamed, state)
 
     def result(self, state: CgState, reason: StopReason, residual: float, shape: tuple[int, ...]) -> SolveResult:
         """Put the result together."""
@@ -430,8 +423,8 @@ class _Run:
             state.residual_norms,
             self._relative(residual),
             None if self.floor is None else self._relative(self.floor),
-            sweeps=self.A.sweeps - self._sweeps_before if isinstance(self.A, CountsTraffic) else self.products,
-            bytes_streamed=self.bytes_streamed,
+            sweeps=self.traffic.sweeps(self.products),
+            bytes_streamed=self.traffic.bytes_streamed,
             timings=self._timings(),
             state=state,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -158,25 +158,26 @@ class Schedule:
         issued = count + self.slots if self.at_end == "continue" else count
         if self.overlap and self.at_end == "stop":
             steps += [self._copy(number, ahead) for ahead in range(min(self.slots, count))]
-        arrived: list[tuple[Compute, int]] = []  # with the position of those that stream
+        arrived: list[tuple[int, int | None, int]] = []  # subdivision, slot, and position of those that stream
         order = self.order(number)
         for time in range(len(order) + behind):
             if time < len(order):
                 subdivision, slot = order[time], None
                 if subdivision not in self.resident:
-                    copy, slot = self._copy(number, position), self._copy(number, position).slot
+                    copy = self._copy(number, position)
+                    slot = copy.slot
                     if not self.overlap and (position >= self._kept or not number):
                         steps.append(copy)
-                arrived.append((Compute(subdivision, slot), position))
+                arrived.append((subdivision, slot, position))
                 position += slot is not None
             for stage in range(stages):
                 place = time - stage * reach
                 if 0 <= place < len(order):
-                    steps.append(replace(arrived[place][0], stage=stage))
+                    steps.append(Compute(*arrived[place][:2], stage))
             if time >= behind:
-                last, leaving = arrived[time - behind]
-                if last.slot is not None and leaving < count - self._kept:
-                    steps.append(Release(last.slot))
+                _, slot, leaving = arrived[time - behind]
+                if slot is not None and leaving < count - self._kept:
+                    steps.append(Release(slot))
                     if self.overlap and leaving + self.slots < issued:
                         steps.append(self._copy(number, leaving + self.slots))
         return steps

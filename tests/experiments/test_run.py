@@ -15,6 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from interrupting import interrupt_at
 
 from penstock.experiments import (
     Experiment,
@@ -204,20 +205,6 @@ def test_a_result_tells_how_near_the_solve_came_to_the_rates(tmp_path, monkeypat
     assert {event["name"].split()[0] for event in trace["traceEvents"] if event["ph"] == "X"} >= {"transfer", "compute"}
 
 
-class InterruptAt:
-    """Sends this process SIGINT when a given iteration ends."""
-
-    def __init__(self, monkeypatch, iteration):
-        real = run_module.solve_progress
-
-        def watched(record, *arguments):
-            if record.iteration == iteration:
-                signal.raise_signal(signal.SIGINT)
-            return real(record, *arguments)
-
-        monkeypatch.setattr(run_module, "solve_progress", watched)
-
-
 @pytest.mark.parametrize("iteration", [1, 17])
 @pytest.mark.parametrize(
     "memory",
@@ -228,7 +215,7 @@ def test_an_interrupted_run_resumed_is_bit_equal_to_an_uninterrupted_one(iterati
     described = experiment(memory=memory, output={"figures": False})
     whole = run_experiment(described, tmp_path / "whole").folder
     with monkeypatch.context() as patch:
-        InterruptAt(patch, iteration)
+        interrupt_at(patch, run_module, iteration)
         outcome = run_experiment(described, tmp_path / "stopped")
     assert outcome.interrupted
     assert outcome.folder.checkpoint.exists()
@@ -249,10 +236,10 @@ def test_an_interrupted_run_resumed_is_bit_equal_to_an_uninterrupted_one(iterati
 def test_a_run_interrupted_twice_still_ends_with_the_same_bits(tmp_path, monkeypatch):
     whole = run_experiment(experiment(), tmp_path / "whole").folder
     with monkeypatch.context() as patch:
-        InterruptAt(patch, 5)
+        interrupt_at(patch, run_module, 5)
         run_experiment(experiment(), tmp_path / "stopped")
     with monkeypatch.context() as patch:
-        InterruptAt(patch, 11)
+        interrupt_at(patch, run_module, 11)
         assert resume_experiment(tmp_path / "stopped").interrupted
 
     assert np.array_equal(field(resume_experiment(tmp_path / "stopped").folder), field(whole))
@@ -296,7 +283,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
 @pytest.mark.parametrize("damage", ["missing", "truncated", "other size"])
 def test_a_checkpoint_that_cannot_be_used_is_refused(damage, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        InterruptAt(patch, 5)
+        interrupt_at(patch, run_module, 5)
         folder = run_experiment(experiment(), tmp_path / "run").folder
     if damage == "missing":
         folder.checkpoint.unlink()

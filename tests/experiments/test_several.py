@@ -3,11 +3,11 @@
 import csv
 import json
 import re
-import signal
 
 import h5py
 import numpy as np
 import pytest
+from interrupting import interrupt_at
 
 from penstock.experiments import Experiment, read_experiment, resume_experiment, run_experiment
 from penstock.experiments import monte_carlo as monte_carlo_module
@@ -32,18 +32,6 @@ def result_of(folder):
 def fields_of(folder):
     with h5py.File(folder.field) as file:
         return {name: np.asarray(values) for name, values in file["VTKHDF/PointData"].items()}
-
-
-def interrupt_at(patch, iteration):
-    """Send this process SIGINT when an iteration ends."""
-    real = single_run_module.solve_progress
-
-    def watched(record, *arguments):
-        if record.iteration == iteration:
-            signal.raise_signal(signal.SIGINT)
-        return real(record, *arguments)
-
-    patch.setattr(single_run_module, "solve_progress", watched)
 
 
 class TestLoadCases:
@@ -156,7 +144,7 @@ class TestRandomLoad:
         described = experiment(load={"samples": 5}, memory=memory)
         whole = run_experiment(described, tmp_path / "whole").folder
         with monkeypatch.context() as patch:
-            interrupt_at(patch, iteration)
+            interrupt_at(patch, single_run_module, iteration)
             assert run_experiment(described, tmp_path / "stopped").interrupted
 
         resumed = resume_experiment(tmp_path / "stopped").folder
@@ -174,7 +162,7 @@ class TestRandomLoad:
         )
         whole = run_experiment(described, tmp_path / "whole").folder
         with monkeypatch.context() as patch:
-            interrupt_at(patch, iteration)
+            interrupt_at(patch, single_run_module, iteration)
             assert run_experiment(described, tmp_path / "stopped").interrupted
 
         resumed = resume_experiment(tmp_path / "stopped").folder
@@ -185,7 +173,7 @@ class TestRandomLoad:
         """A load whose squares overflow ends at once, with a larger residual than the one that was stopped."""
         described = experiment(load={"cases": [{}, {"magnitude": 1e250}]})
         with monkeypatch.context() as patch:
-            interrupt_at(patch, 5)
+            interrupt_at(patch, single_run_module, 5)
             outcome = run_experiment(described, tmp_path / "run")
 
         assert outcome.interrupted
@@ -250,7 +238,7 @@ class TestRandomStiffness:
             begun.append(seed)
             with monkeypatch.context() as patch:
                 if len(begun) == sample:
-                    interrupt_at(patch, 5)
+                    interrupt_at(patch, single_run_module, 5)
                 return real(experiment, seed, *rest)
 
         with monkeypatch.context() as patch:
@@ -274,7 +262,7 @@ class TestRandomStiffness:
         described = experiment(material=material(2), memory={"budget": "60 KiB"})
         whole = run_experiment(described, tmp_path / "whole").folder
         with monkeypatch.context() as patch:
-            interrupt_at(patch, 5)
+            interrupt_at(patch, single_run_module, 5)
             assert run_experiment(described, tmp_path / "stopped").interrupted
         monkeypatch.setattr(single_run_module, "measure_rates", lambda *arguments: LinkRates(0.3e9, 1e10))
 
