@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from kernel_targets import TARGETS
 
+from penstock.solvers import block_jacobi, chebyshev, jacobi
 from penstock.solvers.cg_passes import CgVectors, CpuPasses, CudaPasses, Halt, Number
+from penstock.solvers.cg_recurrence import CgRecurrence
 from penstock.spmv import Device
 from penstock.spmv.cuda_module import cuda_source
 
@@ -190,3 +192,33 @@ def test_both_languages_number_the_scalars_and_the_halts_alike():
     assert names("Halt") == ["NO_HALT", *(halt.name for halt in Halt if halt)]
     assert [number.value for number in Number] == list(range(len(Number)))
     assert [halt.value for halt in Halt] == list(range(len(Halt)))
+
+
+@pytest.mark.parametrize(
+    ("preconditioner", "extra"),
+    [(lambda A: None, []), (jacobi, []), (lambda A: block_jacobi(A, 3), []), (chebyshev, ["M", "residual_product"])],
+    ids=["none", "jacobi", "block jacobi", "other"],
+)
+def test_an_iteration_starts_one_product_and_three_passes(A, b, preconditioner, extra):
+    """And for a preconditioner that is not part of a pass, its application and a fourth one."""
+    started = []
+
+    def counted(name, action):
+        return lambda *arguments: (started.append(name), action(*arguments))[1]
+
+    M = preconditioner(A)
+    x, r, p, q = np.zeros(b.size), b.copy(), b.copy(), np.empty(b.size)
+    recurrence = CgRecurrence(A, M, x, r, p, q, None if M is None else np.empty(b.size))
+    recurrence._matrix = counted("A", recurrence._matrix)
+    if recurrence._preconditioner is not None:
+        recurrence._preconditioner = counted("M", recurrence._preconditioner)
+    for name in ("curvature", "descend", "residual_product", "extend", "close"):
+        setattr(recurrence._passes, name, counted(name, getattr(recurrence._passes, name)))
+
+    recurrence.put(next_rho=1.0, unit=EPS / 2)
+    recurrence.advance(4)
+
+    assert started == 4 * ["A", "curvature", "descend", *extra, "extend"]
+    recurrence.look()
+    assert started[-1] == "close"
+    assert len(recurrence.norms(0)) == 4
