@@ -19,8 +19,9 @@ __all__ = ["HostStore"]
 Bytes = np.ndarray[Any, Any]
 
 _LOCKED_AT_ONCE_NBYTES = 16 << 30
-# Arrays shorter than this are copied: they share pages with other things, and a transfer of their own would cost more.
-_LEAST_LENT_NBYTES = 1 << 20
+# Arrays shorter than this are copied. They may share pages with other arrays, of which CUDA then copies none that lies in
+# such a page in part only; from this size on the C library gives memory in pages of its own.
+_LEAST_LENT_NBYTES = 32 << 20
 _COPIED_AT_ONCE_NBYTES = 8 << 20
 _COPYING_THREADS = 4
 

@@ -228,6 +228,7 @@ def test_products_repeated_with_each_subdivision_are_bit_equal_to_those_of_their
 @pytest.mark.parametrize("region", [None, 1 << 16], ids=["one region", "short regions"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_callers_matrix_streams_from_where_it_lies(make, region, overlap, monkeypatch):
+    monkeypatch.setattr(host_store, "_LEAST_LENT_NBYTES", 1 << 20)
     if region is not None:
         monkeypatch.setattr(host_store, "_LOCKED_AT_ONCE_NBYTES", region)
     A = make()

@@ -38,6 +38,12 @@ def given(request, beam):
     return matrix, matrix
 
 
+@pytest.fixture(autouse=True)
+def arrays_of_a_mebibyte_are_big(monkeypatch):
+    """The real bound would take matrices of some 100 MB."""
+    monkeypatch.setattr(host_store, "_LEAST_LENT_NBYTES", 1 << 20)
+
+
 @pytest.fixture(params=["all copied", "lent", "lent in short regions"])
 def lending(request, monkeypatch):
     """Arrays of these small matrices count as big, and locked regions are as short as the slabs."""

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
+from format_contract import ADDING
 from kernel_targets import gpu_count
 
 from penstock.fem import Cantilever
@@ -78,10 +79,11 @@ def test_a_resident_matrix_takes_the_steps_of_the_definition(beam):
 def test_streamed_it_has_the_same_bits(long_beam, name, slots, device):
     whole = format_named(name).from_csr(long_beam)
     store, resident = HostStore.from_matrix(whole, 3 if name == "sliced_bsr" else 5), whole.to_device(device)
-    with StreamedMatrix(store, device=device, **ring(store, slots)) as A:
+    by_chance = device == "cuda" and name in ADDING
+    with store, StreamedMatrix(store, device=device, **ring(store, slots)) as A:
         for count in (1, 2, 7, 4):
             for one, other in zip(taken(A, count), expected(resident, count), strict=True):
-                np.testing.assert_array_equal(one, other)
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-12 * np.abs(other).max() if by_chance else 0)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
