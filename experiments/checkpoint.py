@@ -117,6 +117,7 @@ def _contents(state: SolverState, device: Device) -> dict[str, Any]:
     if isinstance(state, CgState):
         return {
             **{name: device.to_host(getattr(state, name)) for name in _CG_VECTORS},
+            **({} if state.q is None else {"q": device.to_host(state.q)}),
             "numbers": np.array([float(getattr(state, name)) for name in _CG_NUMBERS]),
             "residual_norms": np.array(state.residual_norms),
         }
@@ -135,7 +136,8 @@ def _state(data: Any, device: Device) -> SolverState:
         numbers = dict(zip(_CG_NUMBERS, data["numbers"].tolist(), strict=True))
         counts = {name: int(numbers.pop(name)) for name in ("iteration", "replacements")}
         vectors = {name: device.asarray(data[name]) for name in _CG_VECTORS}
-        return CgState(**vectors, **numbers, **counts, residual_norms=data["residual_norms"].tolist())
+        image = device.asarray(data["q"]) if "q" in data else None
+        return CgState(**vectors, **numbers, **counts, residual_norms=data["residual_norms"].tolist(), q=image)
     x, w, p = (device.asarray(data[name]) for name in _BLOCK_VECTORS)
     return BlockCgState(
         x, w, p, data["t"], data["phi"], data["active"].tolist(), int(data["iteration"]),

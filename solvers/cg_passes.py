@@ -66,6 +66,8 @@ class CgVectors:
     ----------
     x, r, p, q, z : array, (n,)
         Iterate, residual, direction, its image, and the preconditioned residual: ``r`` itself without a preconditioner.
+    w : array, (n,)
+        Image of z, from which that of the next direction follows; z where that is formed by a product.
     blocks : array, (n / b, b, b), or None
         A preconditioner that the passes apply themselves.
     numbers : float64 array, (len(Number),)
@@ -78,6 +80,7 @@ class CgVectors:
     p: Array
     q: Array
     z: Array
+    w: Array
     blocks: Array | None
     numbers: Array
     norms_squared: Array
@@ -106,6 +109,7 @@ class CudaPasses:
         self.residual_product = kernel(f"cg_residual_product<{vector}>", n, of.r, of.z, partials)
         kept = (of.norms_squared, np.int32(of.norms_squared.size))
         self.extend = kernel(f"cg_extend<{vector}>", n, of.z, of.x, of.p, *tail, *kept)
+        self.extend_image = kernel(f"cg_extend_image<{vector}>", n, of.w, of.q, of.numbers)
         self.close = kernel("cg_close", np.int32(parts), *tail, grid=1)
 
 
@@ -129,6 +133,7 @@ class CpuPasses:
             self.descend = kernel(_descend_blocks, of.q, of.blocks, of.r, of.z, *tail)
         self.residual_product = kernel(_residual_product, of.r, of.z, partials)
         self.extend = kernel(_extend, of.z, of.x, of.p, *tail, of.norms_squared)
+        self.extend_image = kernel(_extend_image, of.w, of.q, of.numbers)
         self.close: Pass = functools.partial(_close, *tail)
 
 
@@ -286,3 +291,13 @@ def _extend(chunk: int, z: Array, x: Array, p: Array, partials: Array, numbers: 
                 for i in range(of_p.shape[0]):
                     of_p[i] = of_z[i] + beta * of_p[i]
             partials[_X_X, k] = dot_of_range(x, x, start, stop)
+
+
+@serial_and_parallel
+def _extend_image(chunk: int, w: Array, q: Array, numbers: Array) -> None:
+    if numbers[Number.ACTIVE] != 0.0 and numbers[Number.HALT] == 0.0:
+        beta = numbers[Number.NEXT_RHO] / numbers[Number.RHO]
+        for k in prange((q.shape[0] + chunk - 1) // chunk):
+            of_w, of_q = w[k * chunk : (k + 1) * chunk], q[k * chunk : (k + 1) * chunk]
+            for i in range(of_q.shape[0]):
+                of_q[i] = of_w[i] + beta * of_q[i]

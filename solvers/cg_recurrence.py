@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.cg_passes import CgVectors, CpuPasses, CudaPasses, Halt, Number
-from penstock.solvers.preconditioners import DiagonalBlocks
+from penstock.solvers.preconditioners import DiagonalBlocks, with_product
 from penstock.spmv import Array, Operator, ValidatedOperator
 from penstock.spmv.cuda_graph import RecordedGraph, record_graph
 from penstock.spmv.operator import product_of
@@ -38,6 +38,8 @@ class CgRecurrence:
         Iterate, residual and search direction, advanced in place.
     q, z : array, (n,)
         Work; z is None without a preconditioner.
+    w : array, (n,), optional
+        Work for the image of z, if M is to form it; then q must be that of p when the first iteration begins.
 
     Notes
     -----
@@ -48,7 +50,15 @@ class CgRecurrence:
     """
 
     def __init__(
-        self, A: Operator, M: Operator | None, x: Array, r: Array, p: Array, q: Array, z: Array | None
+        self,
+        A: Operator,
+        M: Operator | None,
+        x: Array,
+        r: Array,
+        p: Array,
+        q: Array,
+        z: Array | None,
+        w: Array | None = None,
     ) -> None:
         self.device = A.device
         on_gpu = self.device.kind == "cuda"
@@ -58,12 +68,15 @@ class CgRecurrence:
         self._seen[...] = 0.0
         blocks = M.blocks if isinstance(M, DiagonalBlocks) else None
         numbers, norms_squared = self._ledger[:_NUMBERS], self._ledger[_NUMBERS:]
-        vectors = CgVectors(x, r, p, q, r if z is None else z, blocks, numbers, norms_squared)
+        z = r if z is None else z
+        vectors = CgVectors(x, r, p, q, z, z if w is None else w, blocks, numbers, norms_squared)
         self._passes = (CudaPasses if on_gpu else CpuPasses)(vectors, self.device)
         self._vectors = vectors
         self._matrix = product_of(A)
         applied = M if blocks is None else None
         self._preconditioner = None if applied is None else product_of(applied)
+        of_products = None if w is None else with_product(M, A)
+        self._with_product = None if of_products is None else of_products.apply_with_product
         self._recordable = on_gpu and _is_recordable(A) and (applied is None or _is_recordable(applied))
         self._graph: RecordedGraph | None = None
         self._loaded = False
@@ -82,16 +95,22 @@ class CgRecurrence:
 
     def _iterate(self) -> None:
         vectors, passes, began = self._vectors, self._passes, time.perf_counter()
-        self._matrix(vectors.p, vectors.q, 1.0, 0.0)
-        self.matrix_seconds += time.perf_counter() - began
+        if self._with_product is None:
+            self._matrix(vectors.p, vectors.q, 1.0, 0.0)
+            self.matrix_seconds += time.perf_counter() - began
         passes.curvature()
         passes.descend()
         if self._preconditioner is not None:
             began = time.perf_counter()
-            self._preconditioner(vectors.r, vectors.z, 1.0, 0.0)
+            if self._with_product is None:
+                self._preconditioner(vectors.r, vectors.z, 1.0, 0.0)
+            else:
+                self._with_product(vectors.r, vectors.z, vectors.w)
             self.preconditioner_seconds += time.perf_counter() - began
             passes.residual_product()
         passes.extend()
+        if self._with_product is not None:
+            passes.extend_image()
 
     def look(self) -> np.ndarray[Any, Any]:
         """Wait for the iterations started, and return the numbers as they are then."""

@@ -25,6 +25,7 @@ __all__ = ["Chebyshev", "chebyshev", "check_products", "largest_eigenvalue"]
 
 # Lanczos finds the largest eigenvalue from below; a bound that is a little high costs little, one that is too low more.
 _MARGIN = 1.05
+_PRODUCT = RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Chebyshev(ValidatedOperator):
     diagonal : DiagonalBlocks
         D, the inverse of the diagonal of A.
     products : int
-        Degree of ``1 - t q(t)``; odd. An application takes one product less, the one that CG adds makes it up.
+        Degree of ``1 - t q(t)``; odd. An application takes one product less, that with ``A z`` as many.
     low, high : float
         Bounds of the eigenvalues of ``D A``. Smaller ones than ``low`` are left to CG.
 
@@ -66,6 +67,8 @@ class Chebyshev(ValidatedOperator):
     -----
     Because the degree is odd, the operator is positive definite for any ``high``: one that is too small makes CG slow,
     never wrong. Each step reads 5 n values besides those of A and writes n. Two vectors are held besides r and z.
+
+    Streamed, the products share sweeps: see :meth:`StreamedMatrix.advance`.
     """
 
     def __init__(self, A: Operator, diagonal: DiagonalBlocks, products: int, low: float, high: float) -> None:
@@ -76,25 +79,34 @@ class Chebyshev(ValidatedOperator):
         # Zero came before the first vector.
         self._steps = [RecurrenceStep(a, 1.0 + c, -c if number else 0.0) for number, (a, c) in enumerate(steps)]
         self._space = VectorSpace(A.device)
-        self._work: dict[tuple[int, ...], tuple[Array, Array]] = {}
+        self._image: Array | None = None
+        self._other: Array | None = None
 
     @property
     def recordable(self) -> bool:
         """Whether products with A are."""
         return isinstance(self.A, ValidatedOperator) and self.A.recordable
 
+    def apply_with_product(self, r: Array, z: Array, w: Array) -> None:
+        """Set ``z = M r`` and ``w = A z``, all of a shape, by ``products`` products that follow each other."""
+        self._run(r, z, w, [*self._steps, _PRODUCT])
+
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        if x.shape not in self._work:
-            self._work = {x.shape: (self.device.xp.empty_like(out), self.device.xp.empty_like(out))}
-        other, image = self._work[x.shape]
+        if self._other is None or self._other.shape != x.shape:
+            self._other = self.device.xp.empty_like(out)
         kept = out.copy() if beta != 0.0 else None
-        # Vectors are written in turn: an odd number of times, so that the first and the last one are ``out``.
-        self._jacobi._apply(x, out, self._first, 0.0)
-        Recurrence(self._steps, out, other, x, self._diagonal, image, self._space).run(self.A)
+        self._run(x, out, self._other, self._steps)
         if alpha != 1.0:
             out *= alpha
         if kept is not None:
             out += beta * kept
+
+    def _run(self, r: Array, z: Array, other: Array, steps: list[RecurrenceStep]) -> None:
+        """Take an even number of steps, after which the last vector is z, and possibly one more, which leaves ``other``."""
+        if self._image is None or self._image.shape != r.shape:
+            self._image = self.device.xp.empty_like(z)
+        self._jacobi._apply(r, z, self._first, 0.0)
+        Recurrence(steps, z, other, r, self._diagonal, self._image, self._space).run(self.A)
 
 
 def check_products(products: float) -> None:

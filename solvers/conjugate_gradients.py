@@ -1,6 +1,7 @@
 """Preconditioned conjugate gradients (Hestenes and Stiefel 1952; Saad 2003, algorithm 9.1).
 
-Vectors held: b of the caller, x, r, p, q and, with a preconditioner, z. What an iteration reads and writes is told in
+Vectors held: b of the caller, x, r, p, q and, with a preconditioner, z; with one that brings ``A z``, also w. What an
+iteration reads and writes is told in
 :mod:`penstock.solvers.cg_recurrence`: 11 n values besides those of A and M, 10 n without a preconditioner.
 
 Differs from SciPy's ``cg``: convergence is only ever declared on the true residual ``b - A x``, which costs one more
@@ -21,7 +22,7 @@ import numpy as np
 
 from penstock.solvers.cg_passes import Halt, Number
 from penstock.solvers.cg_recurrence import KEPT_NORMS, CgRecurrence
-from penstock.solvers.preconditioners import as_preconditioner
+from penstock.solvers.preconditioners import as_preconditioner, with_product
 from penstock.solvers.result import IterationRecord, SolveResult, StopReason
 from penstock.solvers.stopping import (
     FLOOR_FACTOR,
@@ -77,6 +78,8 @@ class CgState:
         last formed from ``b - A x``.
     replacements : int
         Times that the residual was formed from ``b - A x`` after the first one.
+    q : array, (n,), optional
+        ``A p``, where the preconditioner's products bring it; see :mod:`penstock.solvers.cg_recurrence`.
     """
 
     x: Array
@@ -90,6 +93,7 @@ class CgState:
     drift: float = 0.0
     first_drift: float = 0.0
     replacements: int = 0
+    q: Array | None = None
 
 
 def cg(
@@ -231,7 +235,10 @@ class _Run:
         self.tolerance, self.atol = max(rtol * self.b_norm, atol), atol
         self.unit = float(np.finfo(str(A.dtype)).eps) / 2
         self.q = A.device.xp.empty_like(b)
-        self.z = A.device.xp.empty_like(b) if M is not None else None
+        self.z: Array | None = A.device.xp.empty_like(b) if M is not None else None
+        # A preconditioner of products with this very matrix makes one product more: none is left to the solver.
+        self.with_product = with_product(M, A)
+        self.w: Array | None = A.device.xp.empty_like(b) if self.with_product is not None else None
         self.products = 0  # with A, by the solver itself
         self.floor: float | None = None
         self.began = time.perf_counter()
@@ -268,6 +275,12 @@ class _Run:
             return self.start(None)
         if not bool(state.p.any()):  # the solve ended before it had a direction
             return state, self._restart(state), math.nan
+        if self.with_product is not None:
+            if state.q is None:  # of a solve with another preconditioner
+                self._product(state.p, self.q)
+            else:
+                self.q[...] = state.q
+            state.q = self.q
         if self.space.norm(state.r) > self.tolerance:
             return state, None, math.nan
         residual = self.true_residual(state, replace=False)
@@ -300,7 +313,7 @@ class _Run:
         return StopReason.NOT_FINITE, self.true_residual(state, replace=False)
 
     def _first_recurrence(self, state: CgState) -> CgRecurrence:
-        recurrence = CgRecurrence(self.A, self.M, state.x, state.r, state.p, self.q, self.z)
+        recurrence = CgRecurrence(self.A, self.M, state.x, state.r, state.p, self.q, self.z, self.w)
         # Below one rounding of b the recursive residual says nothing of the true one, whatever the tolerance.
         threshold = max(self.tolerance, self.unit * self.b_norm)
         recurrence.put(
@@ -335,6 +348,8 @@ class _Run:
         if residual <= self.tolerance:
             return StopReason.CONVERGED, residual
         reason, _ = self._precondition(state)
+        if state.q is not None:
+            self._product(state.p, state.q)
         self._forget_drift(state, residual)
         recurrence.put(**self._numbers(state))
         return reason, math.nan
@@ -344,13 +359,20 @@ class _Run:
         reason, z = self._precondition(state)
         if reason is None:
             state.p[...] = z
+            if self.w is not None:
+                self.q[...] = self.w
+                state.q = self.q
             self._forget_drift(state, self.space.norm(state.r))
         return reason
 
     def _precondition(self, state: CgState) -> tuple[StopReason | None, Array]:
-        """Set ``z = M r`` and ``rho = r.z``."""
+        """Set ``z = M r``, ``rho = r.z`` and, where the preconditioner brings it, ``w = A z``."""
         z = state.r
-        if self.M is not None:
+        if self.with_product is not None:
+            z = self.z
+            self.with_product.apply_with_product(state.r, z, self.w)
+            self.products += 1
+        elif self.M is not None:
             z = self.z
             self.M.apply(state.r, z)
         rho = self.space.dot(state.r, z)
@@ -367,7 +389,7 @@ class _Run:
 
     def true_residual(self, state: CgState, *, replace: bool = True) -> float:
         """Return ``||b - A x||`` at the cost of one product; ``replace`` puts the vector in the place of r."""
-        target = state.r if replace else self.q
+        target = state.r if replace else (self.q if self.w is None else self.w)
         target[...] = self.b
         self._product(state.x, target, alpha=-1.0, beta=1.0)
         return self.space.norm(target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numba import prange
@@ -21,9 +21,24 @@ from penstock.spmv import (
 )
 from penstock.spmv.jit import parallel_kernel
 
-__all__ = ["DiagonalBlocks", "as_preconditioner", "block_jacobi", "jacobi"]
+__all__ = ["AppliesWithProduct", "DiagonalBlocks", "as_preconditioner", "block_jacobi", "jacobi", "with_product"]
 
 _LARGEST_BLOCK = 8
+
+
+@runtime_checkable
+class AppliesWithProduct(Protocol):
+    """A preconditioner made of products with a matrix ``A``, which one product more follows at little cost."""
+
+    A: Operator
+
+    def apply_with_product(self, r: Array, z: Array, w: Array) -> None:
+        """Set ``z = M r`` and ``w = A z``."""
+
+
+def with_product(M: object, A: Operator) -> AppliesWithProduct | None:
+    """Return a preconditioner that is made of products with this very A, else None."""
+    return M if isinstance(M, AppliesWithProduct) and M.A is A else None
 
 
 class DiagonalBlocks(ValidatedOperator):

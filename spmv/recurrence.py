@@ -15,11 +15,21 @@ __all__ = ["AdvancesRecurrences", "Recurrence", "RecurrenceStep"]
 
 @dataclass(frozen=True)
 class RecurrenceStep:
-    """Coefficients of ``v[j+1] = a D (f - A v[j]) + b v[j] + c v[j-1]``; with ``c == 0`` nothing is read of ``v[j-1]``."""
+    """``v[j+1] = a D (f - A v[j]) + b v[j] + c v[j-1]``; what is multiplied by zero is not read.
+
+    Parameters
+    ----------
+    a, b, c : float
+    scaled, driven : bool
+        Whether D and f are there: without them, ``RecurrenceStep(-1, 0, 0, scaled=False, driven=False)`` is the product
+        ``A v[j]``, and steps with ``b`` make a Newton basis.
+    """
 
     a: float
     b: float
     c: float
+    scaled: bool = True
+    driven: bool = True
 
 
 @runtime_checkable
@@ -43,7 +53,7 @@ class Recurrence:
     diagonal : array, (n,)
         D.
     image : array of the shape of v
-        Work.
+        Work. :meth:`scatter` and :meth:`complete` take it as zero and leave it so.
     space : VectorSpace
 
     Notes
@@ -81,7 +91,25 @@ class Recurrence:
 
     def advance(self, stage: int, rows: slice, product: Callable[[Array, Array], object]) -> None:
         """Take a step for some rows, of which ``product(x, out)`` makes the product."""
-        step, (v, new) = self.steps[stage], self.vectors(stage)
         image = self.image[: rows.stop - rows.start]
-        product(v, image)
-        self.space.three_terms(step.a, self.diagonal[rows], self.f[rows], image, step.b, v[rows], step.c, new[rows])
+        product(self.vectors(stage)[0], image)
+        self._step(stage, rows, image, clears=False)
+
+    def scatter(self, stage: int, add: Callable[[Array, Array], object]) -> None:
+        """Let ``add(x, image)`` add some of the product of a step to the image, a vector of all rows."""
+        add(self.vectors(stage)[0], self.image)
+
+    def complete(self, stage: int, rows: slice) -> None:
+        """Take a step for rows of which the image has the whole product."""
+        if rows.start < rows.stop:
+            self._step(stage, rows, self.image[rows], clears=True)
+
+    def _step(self, stage: int, rows: slice, image: Array, *, clears: bool) -> None:
+        step, (v, new) = self.steps[stage], self.vectors(stage)
+        diagonal, f = self.diagonal[rows] if step.scaled else None, self.f[rows] if step.driven else None
+        self.space.three_terms(step.a, diagonal, f, image, step.b, v[rows], step.c, new[rows], clears)
+
+    def places(self) -> tuple[object, ...]:
+        """Return what a recording of kernels depends on: the steps and, on CUDA, the addresses of the vectors."""
+        vectors = (self.v, self.before, self.f, self.diagonal, self.image)
+        return (*self.steps, *self.v.shape, *(int(vector.data.ptr) for vector in vectors))

@@ -52,14 +52,24 @@ class VectorSpace:
         find_kernel("vector", "combine", self.device.kind)(float(alpha), x, float(beta), y)
 
     def three_terms(
-        self, a: float, diagonal: Array, f: Array, y: Array, b: float, v: Array, c: float, out: Array
+        self,
+        a: float,
+        diagonal: Array | None,
+        f: Array | None,
+        y: Array,
+        b: float,
+        v: Array,
+        c: float,
+        out: Array,
+        clears: bool = False,
     ) -> None:
         """Set ``out = a D (f - y) + b v + c out`` for vectors ``(n,)`` or blocks ``(n, k)``, the diagonal ``(n,)``.
 
-        Reads 5 n k values and writes n k: with ``y = A v`` the step of a three-term recurrence of polynomials in ``D A``. With
-        ``c == 0`` the old ``out`` is not used.
+        Reads 5 n k values and writes n k: with ``y = A v`` the step of a three-term recurrence of polynomials in ``D A``. D
+        and f may be left out. What is multiplied by a factor of zero is not read. ``clears`` sets y to zero afterwards.
         """
-        find_kernel("vector", "three_terms", self.device.kind)(a, diagonal, f, y, b, v, c, out)
+        kernel = find_kernel("vector", "three_terms", self.device.kind)
+        kernel(a, diagonal, f, y, b, v, c, out, clears)
 
 
 @reassociating_kernel
@@ -111,25 +121,51 @@ def _combine_cuda(alpha: float, x: Array, beta: float, y: Array) -> None:
 
 
 @serial_and_parallel
-def _three_terms(a: float, diagonal: Array, f: Array, y: Array, b: float, v: Array, c: float, out: Array) -> None:
-    for i in prange(f.shape[0]):
-        for j in range(f.shape[1]):
-            total = a * (np.float64(diagonal[i]) * (np.float64(f[i, j]) - np.float64(y[i, j]))) + b * np.float64(
-                v[i, j]
-            )
-            out[i, j] = total if c == 0.0 else total + c * np.float64(out[i, j])
+def _three_terms(
+    scaled: bool,
+    driven: bool,
+    clears: bool,
+    a: float,
+    diagonal: Array,
+    f: Array,
+    y: Array,
+    b: float,
+    v: Array,
+    c: float,
+    out: Array,
+) -> None:
+    for i in prange(out.shape[0]):
+        for j in range(out.shape[1]):
+            change = (np.float64(f[i, j]) if driven else 0.0) - np.float64(y[i, j])
+            if scaled:
+                change *= np.float64(diagonal[i])
+            total = a * change
+            if b != 0.0:
+                total += b * np.float64(v[i, j])
+            if c != 0.0:
+                total += c * np.float64(out[i, j])
+            out[i, j] = total
+            if clears:
+                y[i, j] = 0.0
 
 
 @register_kernel("vector", "three_terms", "cpu")
-def _three_terms_cpu(a: float, diagonal: Array, f: Array, y: Array, b: float, v: Array, c: float, out: Array) -> None:
-    blocks = (block.reshape(diagonal.size, -1) for block in (f, y, v, out))
-    f, y, v, out = blocks
-    _three_terms[f.size > SERIAL_CHUNKS * CHUNK](a, diagonal, f, y, b, v, c, out)
+def _three_terms_cpu(
+    a: float, diagonal: Array | None, f: Array | None, y: Array, b: float, v: Array, c: float, out: Array, clears: bool
+) -> None:
+    given, rows = (diagonal is not None, f is not None), out.shape[0]
+    diagonal = out.reshape(-1) if diagonal is None else diagonal  # not read then
+    f, y, v, out = (block.reshape(rows, -1) for block in (v if f is None else f, y, v, out))
+    _three_terms[out.size > SERIAL_CHUNKS * CHUNK](*given, clears, a, diagonal, f, y, b, v, c, out)
 
 
 @register_kernel("vector", "three_terms", "cuda")
-def _three_terms_cuda(a: float, diagonal: Array, f: Array, y: Array, b: float, v: Array, c: float, out: Array) -> None:
-    function = cuda_function("vectors.cu", f"three_terms<{type_names(f)}>")
+def _three_terms_cuda(
+    a: float, diagonal: Array | None, f: Array | None, y: Array, b: float, v: Array, c: float, out: Array, clears: bool
+) -> None:
+    function = cuda_function("vectors.cu", f"three_terms<{type_names(out)}>")
+    flags = tuple(np.int32(flag) for flag in (diagonal is not None, f is not None, clears))
     factors = (np.float64(a), np.float64(b), np.float64(c))
-    sizes = (np.int64(f.size), np.int32(1 if f.ndim == 1 else f.shape[1]))
-    launch(function, f.size, _CUDA_THREADS, (*sizes, *factors, diagonal, f, y, v, out))
+    sizes = (np.int64(out.size), np.int32(1 if out.ndim == 1 else out.shape[1]))
+    arrays = (v if diagonal is None else diagonal, v if f is None else f, y, v, out)
+    launch(function, out.size, _CUDA_THREADS, (*sizes, *flags, *factors, *arrays))

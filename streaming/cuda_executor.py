@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv import Array, Device, DeviceError, SparseFormat, StoreError
+from penstock.spmv.cuda_graph import RecordedGraph, record_graph
 from penstock.streaming.budget import aligned_buffer
 from penstock.streaming.layout import Part, Visit
 from penstock.streaming.reader import Reader
@@ -19,6 +20,8 @@ from penstock.streaming.store import PageLockable, Store
 from penstock.streaming.timeline import Span, SpanKind, Timeline
 
 __all__ = ["CudaExecutor"]
+
+_HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
 
 class CudaExecutor:
@@ -85,9 +88,8 @@ class CudaExecutor:
                     store, part, nbytes, threaded=overlap, stall_seconds=stall_seconds, executor=self
                 )
             self._copy_stream = cupy.cuda.Stream(non_blocking=True) if overlap else None
-            self._arrived = [cupy.cuda.Event(disable_timing=True) for _ in slots]
-            self._released = [cupy.cuda.Event(disable_timing=True) for _ in slots]
-            self._played = cupy.cuda.Event(disable_timing=True)
+            self._events = _Events(len(slots))
+            [self._played] = _new_events(1)
 
     @property
     def staged(self) -> bool:
@@ -104,28 +106,18 @@ class CudaExecutor:
             self.store.read_into(number, host, part)
             buffer[: host.nbytes].set(host)
 
+    @property
+    def recordable(self) -> bool:
+        """Whether a sweep can be recorded: nothing in it waits for the host, and nobody asks for its times."""
+        return self._staging is None and self._copy_stream is not None and self.timeline is None
+
     def play(self, steps: Iterable[Step], residents: dict[int, SparseFormat], visit: Visit) -> None:
         """Issue steps in order; ``visit(number, slab, stage)`` issues the computation on a slab."""
         compute_stream = self._cupy.cuda.get_current_stream()
-        copy_stream = self._copy_stream or compute_stream
         # The last run may have been on another stream, and may still read what is left in the slots.
         compute_stream.wait_event(self._played)
         try:
-            for step in steps:
-                if isinstance(step, Copy):
-                    if self._staging is not None:
-                        self._staging.request(step)
-                    else:
-                        self._transfer(step, copy_stream)
-                elif isinstance(step, Compute):
-                    if step.slot is not None:
-                        if self._staging is not None and (copy := self._staging.arrival(step)):
-                            self._transfer(copy, copy_stream)
-                        compute_stream.wait_event(self._arrived[step.slot])
-                    with self._recorded("compute", step.subdivision, step.slot, compute_stream):
-                        visit(step.subdivision, self._slab(step, residents), step.stage)
-                elif isinstance(step, Release):
-                    self._released[step.slot].record(compute_stream)
+            self._issue(steps, residents, visit, self._events, set())
             self._played.record(compute_stream)
         except BaseException:
             # A stalled read: the next sweep waits for it. A fault of the device: the error under way says where.
@@ -133,20 +125,80 @@ class CudaExecutor:
                 self.drain(patient=False)
             raise
 
-    def _transfer(self, step: Copy, stream: Any) -> None:
+    def record(self, steps: Iterable[Step], residents: dict[int, SparseFormat], visit: Visit) -> RecordedGraph:
+        """Record a sweep, transfers included, that begins when all that was issued before has ended.
+
+        Played, a computation costs the host as much as a few of them cost the GPU; recorded, next to nothing.
+        """
+        assert self._copy_stream is not None, "recordable"
+        copy_stream, (fork, join), events = self._copy_stream, _new_events(2), _Events(len(self.slots))
+
+        def issue() -> None:
+            compute_stream = self._cupy.cuda.get_current_stream()
+            fork.record(compute_stream)
+            copy_stream.wait_event(fork)
+            self._issue(steps, residents, visit, events, set(range(len(self.slots))))
+            join.record(copy_stream)
+            compute_stream.wait_event(join)
+
+        return record_graph(issue)
+
+    def replay(self, graph: RecordedGraph) -> None:
+        """Issue a recorded sweep."""
+        compute_stream = self._cupy.cuda.get_current_stream()
+        compute_stream.wait_event(self._played)
+        graph.launch()
+        self._played.record(compute_stream)
+        assert self._copy_stream is not None, "recordable"
+        self._copy_stream.wait_event(self._played)  # the events of slots know nothing of the recording
+
+    def _issue(
+        self,
+        steps: Iterable[Step],
+        residents: dict[int, SparseFormat],
+        visit: Visit,
+        events: _Events,
+        settled: set[int],
+    ) -> None:
+        """Issue steps; slots that are ``settled`` were filled, and read, before the first of them can begin."""
+        compute_stream = self._cupy.cuda.get_current_stream()
+        copy_stream, ready = self._copy_stream or compute_stream, set(settled)
+        for step in steps:
+            if isinstance(step, Copy):
+                ready.discard(step.slot)
+                if self._staging is not None:
+                    self._staging.request(step)
+                else:
+                    self._transfer(step, copy_stream, events, wait=step.slot not in settled)
+            elif isinstance(step, Compute):
+                if step.slot is not None and step.slot not in ready:
+                    if self._staging is not None and (copy := self._staging.arrival(step)):
+                        self._transfer(copy, copy_stream, events)
+                    compute_stream.wait_event(events.arrived[step.slot])
+                    ready.add(step.slot)
+                with self._recorded("compute", step.subdivision, step.slot, compute_stream):
+                    visit(step.subdivision, self._slab(step, residents), step.stage)
+            elif isinstance(step, Release):
+                events.released[step.slot].record(compute_stream)
+                settled.discard(step.slot)
+
+    def _transfer(self, step: Copy, stream: Any, events: _Events, *, wait: bool = True) -> None:
         """Issue the copy of a subdivision to its slot, after the last computation on what the slot held."""
-        stream.wait_event(self._released[step.slot])
+        if wait:
+            stream.wait_event(events.released[step.slot])
         target = self.slots[step.slot].data
         with self._recorded("transfer", step.subdivision, step.slot, stream):
             if self._staging is None:
                 assert self._direct is not None
+                # Not CuPy's copy_from_host_async, which refuses to be recorded.
+                copy = self._cupy.cuda.runtime.memcpyAsync
                 for offset, piece in self._direct.segments(step.subdivision, self._part):
-                    (target + offset).copy_from_host_async(piece.ctypes.data, piece.nbytes, stream)
+                    copy(target.ptr + offset, piece.ctypes.data, piece.nbytes, _HOST_TO_DEVICE, stream.ptr)
             else:
                 nbytes = self._index.subdivisions[step.subdivision].part_nbytes(self._part)
                 target.copy_from_host_async(self._staging.buffers[step.slot].ctypes.data, nbytes, stream)
                 self._staging.copied[step.slot].record(stream)
-        self._arrived[step.slot].record(stream)
+        events.arrived[step.slot].record(stream)
         if self._copy_stream is None:
             stream.synchronize()
 
@@ -211,6 +263,19 @@ class CudaExecutor:
         finally:
             self._pending.append((kind, subdivision, slot, start, stream.record()))
             self._cupy.cuda.nvtx.RangePop()
+
+
+def _new_events(count: int) -> list[Any]:
+    import cupy
+
+    return [cupy.cuda.Event(disable_timing=True) for _ in range(count)]
+
+
+class _Events:
+    """Of each slot: when its data have arrived, and when the last computation has read them."""
+
+    def __init__(self, slots: int) -> None:
+        self.arrived, self.released = _new_events(slots), _new_events(slots)
 
 
 class _Staging:

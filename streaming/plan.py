@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from penstock.spmv import BudgetError, InputError, format_named, format_nbytes, parse_nbytes
+from penstock.spmv import BudgetError, InputError, format_nbytes, parse_nbytes
 from penstock.streaming.layout import MatrixIndex, Part
 from penstock.streaming.product_graphs import LEAST_RECORDED
 from penstock.streaming.schedule import Schedule, SweepEnd
@@ -121,7 +121,7 @@ class StreamPlan:
     @property
     def products_a_sweep(self) -> int:
         """Products that one sweep makes, if subdivisions couple with their neighbours only; see :class:`StreamedMatrix`."""
-        if not self.slots or format_named(self.index.format_name).scatters:
+        if not self.slots:
             return 1
         return min(self.products, max(1, self.slots - (1 if self.overlap else 0)))
 
@@ -319,7 +319,7 @@ def plan_stream(
     if slots is not None and slots < 2:
         raise InputError(f"double buffering takes at least 2 slots, not {slots}")
     ring = slots if slots is not None else (3 if 6 * slot_nbytes <= left else 2)
-    if slots is None and products > 1 and not format_named(index.format_name).scatters:
+    if slots is None and products > 1:
         ring = max(ring, min(products + 1, left // slot_nbytes, len(sizes)))
     if budget is None:
         plan = replace(plan, slots=slots or 3, slot_nbytes=slot_nbytes)

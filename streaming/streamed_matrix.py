@@ -23,6 +23,7 @@ from penstock.spmv import (
     as_vectors,
     format_named,
 )
+from penstock.spmv.cuda_graph import RecordedGraph
 from penstock.spmv.formats.base import check_block_size, scale
 from penstock.spmv.operator import as_output
 from penstock.spmv.recurrence import Recurrence
@@ -33,6 +34,7 @@ from penstock.streaming.layout import Visit
 from penstock.streaming.plan import StreamPlan, plan_stream
 from penstock.streaming.product_graphs import LEAST_RECORDED, ProductGraphs
 from penstock.streaming.reader import describe_subdivision
+from penstock.streaming.schedule import Step
 from penstock.streaming.store import Store
 from penstock.streaming.timeline import Timeline
 
@@ -40,6 +42,7 @@ __all__ = ["StreamedMatrix"]
 
 
 _COUNTER = itertools.count(1)
+_MOST_RECORDINGS = 32  # of sweeps: a few MB each
 
 
 class StreamedMatrix(ValidatedOperator):
@@ -117,6 +120,7 @@ class StreamedMatrix(ValidatedOperator):
         self._residents: dict[int, SparseFormat] = {}
         self._places: tuple[int, ...] = ()  # shape and addresses of the vectors of the last call of apply_each
         self._graphs: ProductGraphs | None = None
+        self._recordings: dict[tuple[object, ...], RecordedGraph | None] = {}  # of sweeps; None: played once
         self._executor: HostExecutor | CudaExecutor | None = None
         # One allocation for the ring and what is resident: nothing is allocated again until close.
         storage = self.budget.allocate(self._purpose, self.plan.storage_nbytes, self.device)
@@ -201,22 +205,33 @@ class StreamedMatrix(ValidatedOperator):
         """
         self._sweep_in_stages(lambda number, slab, stage: visit(number, slab), 1, 1)
 
-    def _sweep_in_stages(self, visit: Visit, stages: int, reach: int) -> None:
+    def _sweep_in_stages(self, visit: Visit, stages: int, reach: int, places: tuple[object, ...] | None = None) -> None:
+        """Sweep; one with the same ``places``, which say what it computes and where, may be replayed from a recording."""
         if self._executor is None:
             raise InputError("this streamed matrix is closed; open a new one on its store")
         if not self._sweeping.acquire(blocking=False):
             raise InputError("another sweep of this matrix is under way; finish it first, or open a second matrix")
         try:
-            self._sweep(self._executor, visit, stages, reach)
+            self._sweep(self._executor, visit, stages, reach, places)
         finally:
             self._sweeping.release()
 
-    def _sweep(self, executor: HostExecutor | CudaExecutor, visit: Visit, stages: int, reach: int) -> None:
+    def _sweep(
+        self,
+        executor: HostExecutor | CudaExecutor,
+        visit: Visit,
+        stages: int,
+        reach: int,
+        places: tuple[object, ...] | None,
+    ) -> None:
         number, empty = self._number, self._empty
         self._empty = True  # unless this sweep ends, wherever it is interrupted, the next one starts from an empty ring
         if empty:
             executor.drain()
             number = number % 2 if self.plan.at_end == "turn" else 0
+        if not empty and places is not None and self._replay(executor, (*places, number % 2)):
+            self._end_sweep(number, empty)
+            return
         steps = (self._schedule.prologue(number) if empty else []) + self._schedule.sweep(number, stages, reach)
 
         def located(subdivision: int, slab: SparseFormat, stage: int) -> None:
@@ -227,13 +242,42 @@ class StreamedMatrix(ValidatedOperator):
                 raise
 
         with self.device.current():
-            executor.play(steps, self._residents, located)
+            if not empty and places is not None and self._record(executor, (*places, number % 2), steps, located):
+                self._replay(executor, (*places, number % 2))
+            else:
+                executor.play(steps, self._residents, located)
+        self._end_sweep(number, empty)
+
+    def _replay(self, executor: HostExecutor | CudaExecutor, key: tuple[object, ...]) -> bool:
+        """Issue a sweep from its recording, if there is one."""
+        recording = self._recordings.get(key)
+        if recording is None or not isinstance(executor, CudaExecutor) or not executor.recordable:
+            return False
+        with self.device.current():
+            executor.replay(recording)
+        return True
+
+    def _record(
+        self, executor: HostExecutor | CudaExecutor, key: tuple[object, ...], steps: list[Step], visit: Visit
+    ) -> bool:
+        """Record a sweep that comes a second time; by then all of its kernels are loaded."""
+        if not isinstance(executor, CudaExecutor) or not executor.recordable or self.plan.at_end == "continue":
+            return False
+        if key not in self._recordings:
+            while len(self._recordings) >= _MOST_RECORDINGS:
+                del self._recordings[next(iter(self._recordings))]
+            self._recordings[key] = None
+            return False
+        self._recordings[key] = executor.record(steps, self._residents, visit)
+        return True
+
+    def _end_sweep(self, number: int, empty: bool) -> None:
         self._number, self._empty = number + 1, False
         self.sweeps += 1
         self.bytes_streamed += self.plan.streamed_nbytes if empty else self.plan.sweep_nbytes(number)
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        if format_named(self.plan.index.format_name).scatters:
+        if self._scatters:
             scale(out, beta)
         self.sweep(lambda number, slab: slab.apply_slab(self._rows(number).start, x, out, alpha, beta))
 
@@ -304,7 +348,7 @@ class StreamedMatrix(ValidatedOperator):
         With overlap one slot is left to what arrives meanwhile.
         """
         behind = self.plan.slots - (2 if self.plan.overlap else 1)
-        if behind < 1 or format_named(self.plan.index.format_name).scatters:
+        if behind < 1:
             return 1
         return behind // self.reach + 1
 
@@ -314,20 +358,52 @@ class StreamedMatrix(ValidatedOperator):
         While a subdivision is on its way, the first product runs on the one before it, the second on the one before that:
         a product needs the last one only on the subdivisions that its own couples with. A ring of m slots thus makes m - 1
         products of a banded matrix in one sweep, m without overlap. Rows are bit-equal to those of products one after the
-        other.
+        other; of a format that ``scatters``, such as half a symmetric matrix, they agree to rounding.
         """
         total, count = len(recurrence.steps), self.products_a_sweep()
         if count == 1:
             recurrence.run_whole(self, range(total))
             return
+        places = recurrence.places() if self.device.kind == "cuda" else None
         for first in range(0, total, count):
+            visit = self._scattering_visit(recurrence, first) if self._scatters else self._visit(recurrence, first)
+            self._sweep_in_stages(
+                visit, min(count, total - first), self.reach, None if places is None else (*places, first)
+            )
 
-            def visit(number: int, slab: SparseFormat, stage: int, first: int = first) -> None:
-                recurrence.advance(
-                    first + stage, self._rows(number), lambda x, out: slab.apply_slab(0, x, out, 1.0, 0.0)
-                )
+    @property
+    def _scatters(self) -> bool:
+        return format_named(self.plan.index.format_name).scatters
 
-            self._sweep_in_stages(visit, min(count, total - first), self.reach)
+    def _visit(self, recurrence: Recurrence, first: int) -> Visit:
+        """Return the computation of step ``first + stage`` with a subdivision."""
+
+        def visit(number: int, slab: SparseFormat, stage: int) -> None:
+            rows = self._rows(number)
+            recurrence.advance(first + stage, rows, lambda x, out: slab.apply_slab(0, x, out, 1.0, 0.0))
+
+        return visit
+
+    def _scattering_visit(self, recurrence: Recurrence, first: int) -> Visit:
+        """Return the same for slabs that add to rows of their own and below.
+
+        One image serves all stages: those of its rows that a stage has completed are zero again before the next stage, which
+        comes later or a subdivision behind, adds to them. Upwards, rows are complete when their own subdivision was the last
+        to add to them; downwards, when the first one that couples with them was.
+        """
+        recurrence.image[...] = 0  # whatever an interrupted sweep has left there
+        last, direction, reach = len(self.plan.index.subdivisions) - 1, self.direction, self.reach
+
+        def visit(number: int, slab: SparseFormat, stage: int) -> None:
+            start = self._rows(number).start
+            recurrence.scatter(first + stage, lambda x, image: slab.apply_slab(start, x, image, 1.0, 0.0))
+            if direction == 1:
+                recurrence.complete(first + stage, self._rows(number))
+            elif number + reach <= last or number == 0:
+                top = 0 if number == 0 else self._rows(number + reach).start
+                recurrence.complete(first + stage, slice(top, self._rows(min(number + reach, last)).stop))
+
+        return visit
 
     def _graphs_for(self, vectors: list[Array], out: Array) -> ProductGraphs | None:
         """Return graphs of these products if they are made a second time, in the same memory."""
@@ -383,6 +459,7 @@ class StreamedMatrix(ValidatedOperator):
                     executor.close()
         finally:
             self._graphs = None
+            self._recordings.clear()
             self.budget.release(self._purpose)
 
     def __enter__(self) -> Self:

@@ -93,7 +93,7 @@ def _vectors() -> list[str]:
 
 
 def _conjugate_gradients(sizes) -> list[str]:
-    passes = ("cg_curvature", "cg_residual_product", "cg_extend")
+    passes = ("cg_curvature", "cg_residual_product", "cg_extend", "cg_extend_image")
     return [
         "cg_close",
         *(f"{kernel}<{type_}>" for kernel, type_ in product(passes, ITEMSIZE)),

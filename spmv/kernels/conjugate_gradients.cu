@@ -224,3 +224,19 @@ __global__ void __launch_bounds__(256) cg_extend(
         numbers[ADVANCED] = 1.0;
     }
 }
+
+// q = w + beta q, the image of p = z + beta p, where w is that of z: reads 2 n values, writes n.
+template <typename Vector>
+__global__ void __launch_bounds__(256) cg_extend_image(
+    const long long n, const Vector* __restrict__ w, Vector* __restrict__ q, const double* __restrict__ numbers)
+{
+    if (numbers[ACTIVE] == 0.0 || numbers[HALT] != NO_HALT) return;
+    const double beta = numbers[NEXT_RHO] / numbers[RHO];
+    for (long long tile = (long long)blockIdx.x * TILE; tile < n; tile += (long long)gridDim.x * TILE) {
+#pragma unroll
+        for (int item = 0; item < ITEMS; ++item) {
+            const long long i = tile + item * THREADS + threadIdx.x;
+            if (i < n) q[i] = Vector(double(w[i]) + beta * double(q[i]));
+        }
+    }
+}

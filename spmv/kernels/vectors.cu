@@ -31,14 +31,21 @@ __global__ void __launch_bounds__(256) combine(
 }
 
 // out = a D (f - y) + b v + c out for blocks of k vectors that lie side by side, one thread an element; n is rows times k.
+// D is left out unless `scaled`, f unless `driven`; `clears` sets y to zero afterwards. What a factor of zero belongs to is
+// not read.
 template <typename Vector>
 __global__ void __launch_bounds__(256) three_terms(
-    const long long n, const int k, const double a, const double b, const double c, const Vector* __restrict__ diagonal,
-    const Vector* __restrict__ f, const Vector* __restrict__ y, const Vector* __restrict__ v, Vector* __restrict__ out)
+    const long long n, const int k, const int scaled, const int driven, const int clears, const double a, const double b,
+    const double c, const Vector* __restrict__ diagonal, const Vector* __restrict__ f, Vector* __restrict__ y,
+    const Vector* __restrict__ v, Vector* __restrict__ out)
 {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    const double residual = double(diagonal[k == 1 ? i : i / k]) * (double(f[i]) - double(y[i]));
-    const double sum = a * residual + b * double(v[i]);
-    out[i] = Vector(c == 0.0 ? sum : sum + c * double(out[i]));
+    double change = (driven ? double(f[i]) : 0.0) - double(y[i]);
+    if (scaled) change *= double(diagonal[k == 1 ? i : i / k]);
+    double sum = a * change;
+    if (b != 0.0) sum += b * double(v[i]);
+    if (c != 0.0) sum += c * double(out[i]);
+    out[i] = Vector(sum);
+    if (clears) y[i] = Vector(0);
 }

@@ -31,7 +31,7 @@ class Passes:
         self.numbers, self.norms = np.zeros(len(Number)), np.full(4, np.nan)
         self.numbers[[Number.NEXT_RHO, Number.UNIT]] = [3.0, np.finfo(dtype).eps / 2]
 
-    def run(self, times=1, other_preconditioner=None):
+    def run(self, times=1, other_preconditioner=None, image_of_it=None):
         """Run and return what the target's memory holds, and close the iteration."""
         put = self.target.put
         z = self.r if self.size == 0 and other_preconditioner is None else np.full_like(self.r, np.nan)
@@ -40,7 +40,8 @@ class Passes:
         arrays = [put(a.copy()) for a in (self.x, self.p, self.q)]
         numbers, norms = put(self.numbers.copy()), put(self.norms.copy())
         blocks = None if self.blocks is None else put(self.blocks.copy())
-        vectors = CgVectors(arrays[0], device_r, arrays[1], arrays[2], device_z, blocks, numbers, norms)
+        w = device_z if image_of_it is None else put(image_of_it.copy())
+        vectors = CgVectors(arrays[0], device_r, arrays[1], arrays[2], device_z, w, blocks, numbers, norms)
         kind = self.target.device_kind
         with self.target.running():
             device = Device("cuda") if self.target.name == "gpu" else Device("cpu")
@@ -52,11 +53,13 @@ class Passes:
                     device_z[...] = other_preconditioner * device_r
                     passes.residual_product()
                 passes.extend()
+                if image_of_it is not None:
+                    passes.extend_image()
             passes.close()
         get = self.target.get
         return {
             "x": get(vectors.x), "r": get(vectors.r), "p": get(vectors.p), "z": get(vectors.z),
-            "numbers": get(numbers), "norms": get(norms),
+            "q": get(vectors.q), "numbers": get(numbers), "norms": get(norms),
         }  # fmt: skip
 
 
@@ -105,6 +108,22 @@ def test_an_iteration_is_that_of_the_textbook(target, dtype, size):
             )
         )
         assert numbers[Number.DRIFT] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_image_of_the_next_direction_follows_from_that_of_the_residual(dtype, target):
+    for n in SIZES:
+        system, w = Passes(target, n, dtype, 0), np.random.default_rng(n).uniform(-1, 1, n).astype(dtype)
+        found = system.run(other_preconditioner=dtype(2), image_of_it=w)
+
+        beta = found["numbers"][Number.RHO] / 3.0
+        expected = w.astype(float) + beta * system.q.astype(float)
+        np.testing.assert_allclose(found["q"], expected, rtol=0, atol=4 * np.finfo(dtype).eps * (1 + beta * 2))
+
+        system.numbers[Number.THRESHOLD_SQUARED] = math.inf  # halted, everything stays
+        found = system.run(times=2, other_preconditioner=dtype(2), image_of_it=w)
+        np.testing.assert_array_equal(found["q"], system.q)
 
 
 @pytest.mark.parametrize("target", TARGETS)

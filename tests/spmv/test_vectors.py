@@ -47,21 +47,26 @@ def test_combine_agrees_with_numpy_to_two_roundings(dtype, target):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("columns", [(), (3,)])
 @pytest.mark.parametrize("c", [0.0, -0.6])
-def test_three_terms_agree_with_numpy_to_a_few_roundings(dtype, columns, c, target):
+@pytest.mark.parametrize(
+    ("scaled", "driven", "clears"), [(True, True, False), (False, False, True), (True, False, True)]
+)
+def test_three_terms_agree_with_numpy_to_a_few_roundings(dtype, columns, c, scaled, driven, clears, target):
     generator = np.random.default_rng(0)
-    for size in SIZES[:6]:
+    for size, b in zip(SIZES[:6], (1.6, 0.0) * 3, strict=True):
         f, y, v, out = generator.uniform(-1, 1, (4, size, *columns)).astype(dtype)
         diagonal = generator.uniform(1, 2, size).astype(dtype)
-        start = np.full_like(out, np.nan) if c == 0.0 else out
-        arrays = [target.put(a.copy()) for a in (diagonal, f, y, v, start)]
+        starts = (np.full_like(out, np.nan) if factor == 0.0 else a for factor, a in ((b, v), (c, out)))
+        arrays = [target.put(a.copy()) for a in (diagonal, f, y, *starts)]
 
         with target.running():
             kernel = find_kernel("vector", "three_terms", target.device_kind)
-            kernel(0.3, *arrays[:3], 1.6, arrays[3], c, arrays[4])
+            given = (arrays[0] if scaled else None, arrays[1] if driven else None)
+            kernel(0.3, *given, arrays[2], b, arrays[3], c, arrays[4], clears)
 
-        d = diagonal.astype(float).reshape(-1, *[1] * len(columns))
-        expected = 0.3 * d * (f.astype(float) - y) + 1.6 * v.astype(float) + c * out.astype(float)
+        d = diagonal.astype(float).reshape(-1, *[1] * len(columns)) if scaled else 1.0
+        expected = 0.3 * d * ((f if driven else 0.0) - y.astype(float)) + b * v.astype(float) + c * out.astype(float)
         np.testing.assert_allclose(target.get(arrays[4]), expected, rtol=0, atol=8 * np.finfo(dtype).eps)
+        np.testing.assert_array_equal(target.get(arrays[2]), np.zeros_like(y) if clears else y)
 
 
 def test_dot_has_the_same_bits_for_any_number_of_threads():

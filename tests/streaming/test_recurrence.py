@@ -6,7 +6,7 @@ import scipy.sparse
 from format_contract import ADDING
 from kernel_targets import gpu_count
 
-from penstock.fem import Cantilever
+from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import chebyshev
 from penstock.spmv import CsrMatrix, VectorSpace, as_operator, format_named
 from penstock.spmv.recurrence import Recurrence, RecurrenceStep
@@ -20,9 +20,9 @@ FORMATS = ("coo", "csr", "ell", "sliced_ell", "sell", "hyb", "bsr", "sliced_bsr"
 PLANES = 7  # of the beam
 
 
-def planes(beam, name="bsr"):
-    """A subdivision for every plane of nodes, which couples with its neighbours only."""
-    A, rows = beam.matrix(name), beam.unknowns // PLANES
+def planes(beam, name="bsr", parts=1):
+    """A subdivision for every plane of nodes, which couples with its neighbours only, or several."""
+    A, rows = beam.matrix(name), beam.unknowns // PLANES // parts
     return [A.rows(start, start + rows) for start in range(0, beam.unknowns, rows)]
 
 
@@ -32,9 +32,17 @@ def long_beam():
     return CsrMatrix.from_csr(Cantilever(nodes=(65, 5, 4), dof=3).matrix("csr").to_csr())
 
 
+@pytest.fixture(scope="module")
+def thick_beam():
+    """A plane holds two chunks of 32 nodes."""
+    return Cantilever(nodes=(PLANES, 8, 8), dof=3, material=LognormalMaterial(sigma=1.0, seed=3))
+
+
 def steps(count):
     rng = np.random.default_rng(1)
-    return [RecurrenceStep(*rng.uniform(-1, 1, 2), float(rng.uniform(-1, 1)) if j else 0.0) for j in range(count)]
+    factors = [(*rng.uniform(-1, 1, 2), float(rng.uniform(-1, 1)) if j else 0.0) for j in range(count)]
+    # Every third step lacks D, every fifth f.
+    return [RecurrenceStep(*of, scaled=bool((j + 1) % 3), driven=bool((j + 1) % 5)) for j, of in enumerate(factors)]
 
 
 def recurrence(A, count, columns=None):
@@ -64,11 +72,12 @@ def ring(store, slots, **options):
 
 def test_a_resident_matrix_takes_the_steps_of_the_definition(beam):
     A = beam.matrix("csr")
-    of = recurrence(A, 3)
+    of = recurrence(A, 6)
     dense, (v, f, d) = A.to_csr().toarray(), (np.asarray(x).copy() for x in (of.v, of.f, of.diagonal))
     before = np.zeros_like(v)
     for step in of.steps:
-        v, before = step.a * d * (f - dense @ v) + step.b * v + step.c * before, v
+        change = (f if step.driven else 0.0) - dense @ v
+        v, before = step.a * (d if step.scaled else 1.0) * change + step.b * v + step.c * before, v
 
     np.testing.assert_allclose(of.run(A), v, rtol=1e-10, atol=1e-10 * np.abs(v).max())
 
@@ -114,6 +123,27 @@ def test_a_sweep_makes_as_many_products_as_the_ring_has_room_for(beam, slots, ov
         assert A.bytes_streamed - moved <= (A.sweeps - before) * store.index.nbytes
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
+@pytest.mark.parametrize("name", ["bsr", "symmetric_bsr"])
+def test_the_same_again_in_the_same_memory_has_the_same_bits(thick_beam, name, at_end, device):
+    """From the second time on in each direction, a GPU replays a recording."""
+    store, count = HostStore.create(planes(thick_beam, name)), 6
+    budget = ring(store, 4)["budget"] + store.index.nbytes // 4
+    with store, StreamedMatrix(store, budget, slots=4, at_end=at_end, device=device) as A:
+        of, x = recurrence(A, count), A.device.asarray(np.random.default_rng(0).standard_normal(A.shape[0]))
+        start, found, product = of.v.copy(), [], expected(thick_beam.matrix(name).to_device(device), count)[0]
+        for time in range(7):
+            of.v[...], of.before[...] = start, np.nan
+            found.append(A.device.to_host(of.run(A)).copy())
+            if time == 3:
+                A @ x  # turns the next sweep, and is not recorded
+        for one in found:
+            exact = name == "bsr"
+            np.testing.assert_allclose(one, product, rtol=0, atol=0 if exact else 1e-12 * np.abs(product).max())
+        assert bool(A._recordings) == (device == "cuda" and at_end != "continue")
+
+
 def test_part_of_the_matrix_may_be_resident(beam):
     store = HostStore.create(planes(beam))
     budget = ring(store, 3)["budget"] + store.index.nbytes // 3
@@ -144,12 +174,31 @@ def test_a_matrix_that_couples_everything_takes_one_product_a_sweep(beam):
             np.testing.assert_array_equal(one, other)
 
 
-def test_a_matrix_of_which_half_is_stored_takes_one_product_a_sweep(beam):
-    store = HostStore.create(beam.subdivisions(3, "symmetric_bsr"))
-    with StreamedMatrix(store, **ring(store, 4)) as A:
-        assert A.products_a_sweep() == 1
-        for one, other in zip(taken(A, 4), expected(beam.matrix("bsr"), 4), strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12 * np.abs(other).max())
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
+@pytest.mark.parametrize("columns", [None, 3])
+@pytest.mark.parametrize("device", DEVICES)
+def test_of_a_matrix_of_which_half_is_stored_it_agrees_to_rounding_in_both_directions(
+    thick_beam, overlap, at_end, columns, device
+):
+    store, whole = HostStore.create(planes(thick_beam, "symmetric_bsr")), thick_beam.matrix("bsr").to_device(device)
+    with store, StreamedMatrix(store, device=device, **ring(store, 4, overlap=overlap, at_end=at_end)) as A:
+        assert A.products_a_sweep() == (3 if overlap else 4)
+        for count in (3, 5, 8, 1):
+            for one, other in zip(taken(A, count, columns), expected(whole, count, columns), strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-12 * np.abs(other).max())
+
+
+def test_halves_that_reach_further_and_parts_that_stay_agree_as_well(thick_beam):
+    store, whole = HostStore.create(planes(thick_beam, "symmetric_bsr", parts=2)), thick_beam.matrix("bsr")
+    budget = ring(store, 8)["budget"] + store.index.nbytes // 4
+    with StreamedMatrix(store, budget, slots=8) as A:
+        assert A.plan.resident
+        assert A.reach > 1
+        assert A.products_a_sweep() > 2
+        for count in (5, 8, 7):
+            for one, other in zip(taken(A, count), expected(whole, count), strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-12 * np.abs(other).max())
 
 
 def test_all_steps_of_a_matrix_that_fits_are_taken(beam):
