@@ -151,7 +151,7 @@ def _close(partials: Array, numbers: Array) -> None:
 
     The bound of van der Vorst and Ye (2000), with the largest ``||A p|| / ||p||`` seen in the place of the norm of A. They
     replace a residual that is 1.1 times better when formed anew, which here it must be ten times: a replacement costs a
-    product, and a drift of ten times the least one is harmless.
+    product, and a drift of ten times the least one is harmless. So is one of less than a tenth of the tolerance.
     """
     numbers[Number.RHO] = numbers[Number.NEXT_RHO]
     if numbers[Number.ADVANCED] != 0.0:
@@ -160,7 +160,8 @@ def _close(partials: Array, numbers: Array) -> None:
         drift = numbers[Number.DRIFT] + unit * (numbers[Number.MATRIX_NORM] * solution + residual)
         limit = math.sqrt(unit) * residual
         first = numbers[Number.FIRST_DRIFT]
-        if numbers[Number.HALT] == 0.0 and drift > limit and drift > 10.0 * first and first <= limit:
+        harmful = drift > limit and 100.0 * drift * drift > numbers[Number.THRESHOLD_SQUARED]
+        if numbers[Number.HALT] == 0.0 and harmful and drift > 10.0 * first and first <= limit:
             numbers[Number.HALT] = _DRIFTED
         numbers[Number.DRIFT] = drift
         numbers[Number.ADVANCED] = 0.0

@@ -47,8 +47,9 @@ from penstock.spmv import (
 
 __all__ = ["CgState", "cg", "cg_workspace_nbytes"]
 
-# Looking at the residual makes a GPU wait for the host about so long; it may take this share of the time.
-_LOOK_SECONDS, _LOOK_SHARE = 25e-6, 0.02
+# Looking at the residual makes a GPU wait for the host about so long, and until the next iteration is started; it may take
+# this share of the time. But who watches wants to see something so often.
+_LOOK_SECONDS, _LOOK_SHARE, _PATIENCE_SECONDS = 25e-6, 0.02, 0.5
 
 
 def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
@@ -182,7 +183,7 @@ def cg(
             before, began = state.iteration, time.perf_counter()
             count = min(looks.every, maxiter - before)
             reason, residual = run.advance(state, count)
-            looks.tell(time.perf_counter() - began, count)
+            looks.tell(time.perf_counter() - began, run.starting_seconds, count, run.iterations_left(state))
             if state.iteration == before:  # a breakdown is no iteration
                 continue
             if callback is not None:
@@ -198,11 +199,13 @@ class _Looks:
     def __init__(self, every: int, *, automatic: bool) -> None:
         self.every, self._automatic = every, automatic
 
-    def tell(self, seconds: float, iterations: int) -> None:
-        """Take note of what so many iterations and a look took."""
+    def tell(self, seconds: float, starting: float, iterations: int, left: float) -> None:
+        """Take note of what so many iterations and a look took, of that starting them, and how many are likely left."""
         if self._automatic:
-            wanted = math.ceil(_LOOK_SECONDS * iterations / (_LOOK_SHARE * seconds))
-            self.every = min(max(wanted, 1), KEPT_NORMS)
+            each = seconds / iterations
+            wanted = (_LOOK_SECONDS + starting / iterations) / (_LOOK_SHARE * each)
+            # What is started after the last iteration is for nothing.
+            self.every = math.ceil(min(wanted, KEPT_NORMS, max(1.0, _PATIENCE_SECONDS / each), max(1.0, left / 3)))
 
 
 def _checked_vectors(operator: Operator, b: Array, x0: Array | None) -> tuple[Array, Array | None]:
@@ -234,6 +237,8 @@ class _Run:
         self.b_norm = self.space.norm(b)
         self.tolerance, self.atol = max(rtol * self.b_norm, atol), atol
         self.unit = float(np.finfo(str(A.dtype)).eps) / 2
+        # Below one rounding of b the recursive residual says nothing of the true one, whatever the tolerance.
+        self._threshold = max(self.tolerance, self.unit * self.b_norm)
         self.q = A.device.xp.empty_like(b)
         self.z: Array | None = A.device.xp.empty_like(b) if M is not None else None
         # A preconditioner of products with this very matrix makes one product more: none is left to the solver.
@@ -242,6 +247,7 @@ class _Run:
         self.products = 0  # with A, by the solver itself
         self.floor: float | None = None
         self.began = time.perf_counter()
+        self.starting_seconds = 0.0  # of the iterations since the last look; on a CPU, all of their time
         self.traffic = Traffic(A)
         self._recurrence: CgRecurrence | None = None
 
@@ -273,25 +279,28 @@ class _Run:
         """Take up a state; that of a solve which had converged may need no iteration."""
         if not SMALLEST_NORM <= self.b_norm <= LARGEST_NORM:
             return self.start(None)
-        if not bool(state.p.any()):  # the solve ended before it had a direction
-            return state, self._restart(state), math.nan
+        residual = math.nan
+        if self.space.norm(state.r) <= self.tolerance:
+            residual = self.true_residual(state, replace=False)
+            if residual <= self.tolerance:
+                return state, StopReason.CONVERGED, residual
+        if not bool(state.p.any()):  # the solve ended before it had a direction, or is to go on beyond its end
+            return state, self._restart(state), residual
         if self.with_product is not None:
             if state.q is None:  # of a solve with another preconditioner
                 self._product(state.p, self.q)
             else:
                 self.q[...] = state.q
             state.q = self.q
-        if self.space.norm(state.r) > self.tolerance:
-            return state, None, math.nan
-        residual = self.true_residual(state, replace=False)
-        return state, StopReason.CONVERGED if residual <= self.tolerance else None, residual
+        return state, None, residual
 
     def advance(self, state: CgState, iterations: int) -> tuple[StopReason | None, float]:
         """Do some iterations; return a reason to stop, and the true residual norm if it is known."""
         if self._recurrence is None:
             self._recurrence = self._first_recurrence(state)
-        recurrence, before = self._recurrence, state.iteration
+        recurrence, before, began = self._recurrence, state.iteration, time.perf_counter()
         recurrence.advance(iterations)
+        self.starting_seconds = time.perf_counter() - began
         self.products += iterations
         numbers = recurrence.look()
         state.iteration = int(numbers[Number.ITERATION])
@@ -312,12 +321,18 @@ class _Run:
             return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE, math.nan
         return StopReason.NOT_FINITE, self.true_residual(state, replace=False)
 
+    def iterations_left(self, state: CgState) -> float:
+        """Return how many iterations the tolerance is away at the mean rate so far; infinite if that is none."""
+        norms, target = state.residual_norms, self._relative(self._threshold)
+        if len(norms) < 2 or not 0 < norms[-1] < norms[0] or target <= 0:
+            return math.inf
+        rate = math.log(norms[0] / norms[-1]) / (len(norms) - 1)
+        return max(0.0, math.log(norms[-1] / target) / rate)
+
     def _first_recurrence(self, state: CgState) -> CgRecurrence:
         recurrence = CgRecurrence(self.A, self.M, state.x, state.r, state.p, self.q, self.z, self.w)
-        # Below one rounding of b the recursive residual says nothing of the true one, whatever the tolerance.
-        threshold = max(self.tolerance, self.unit * self.b_norm)
         recurrence.put(
-            threshold_squared=threshold**2, unit=self.unit, iteration=state.iteration, **self._numbers(state)
+            threshold_squared=self._threshold**2, unit=self.unit, iteration=state.iteration, **self._numbers(state)
         )
         return recurrence
 
@@ -331,10 +346,11 @@ class _Run:
         previous, residual = state.last_true_residual, self.true_residual(state)
         state.last_true_residual = residual
         state.replacements += 1
-        reason = self._restart(state)  # also at the end, so that the state can go on from there
         if residual <= self.tolerance:
-            reason = StopReason.CONVERGED
-        elif reason is None and not residual < USELESS_RESTART * previous:
+            state.p[...] = 0  # whoever goes on from here starts anew
+            return StopReason.CONVERGED, residual
+        reason = self._restart(state)
+        if reason is None and not residual < USELESS_RESTART * previous:
             reason = self._stagnation(state, residual)
         recurrence.put(**self._numbers(state))
         return reason, residual

@@ -91,7 +91,7 @@ class Recurrence:
 
     def advance(self, stage: int, rows: slice, product: Callable[[Array, Array], object]) -> None:
         """Take a step for some rows, of which ``product(x, out)`` makes the product."""
-        image = self.image[: rows.stop - rows.start]
+        image = self.image[rows]
         product(self.vectors(stage)[0], image)
         self._step(stage, rows, image, clears=False)
 

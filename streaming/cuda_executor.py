@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from penstock.streaming.timeline import Span, SpanKind, Timeline
 
 __all__ = ["CudaExecutor"]
 
+# Streams among which the stages of a recorded sweep are shared: a subdivision alone does not fill the GPU.
+_LANES = int(__import__("os").environ.get("LANES", 4))
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
 
@@ -111,13 +113,13 @@ class CudaExecutor:
         """Whether a sweep can be recorded: nothing in it waits for the host, and nobody asks for its times."""
         return self._staging is None and self._copy_stream is not None and self.timeline is None
 
-    def play(self, steps: Iterable[Step], residents: dict[int, SparseFormat], visit: Visit) -> None:
+    def play(self, steps: Sequence[Step], residents: dict[int, SparseFormat], visit: Visit) -> None:
         """Issue steps in order; ``visit(number, slab, stage)`` issues the computation on a slab."""
         compute_stream = self._cupy.cuda.get_current_stream()
         # The last run may have been on another stream, and may still read what is left in the slots.
         compute_stream.wait_event(self._played)
         try:
-            self._issue(steps, residents, visit, self._events, set())
+            self._issue(steps, residents, visit, self._events, set(), [compute_stream])
             self._played.record(compute_stream)
         except BaseException:
             # A stalled read: the next sweep waits for it. A fault of the device: the error under way says where.
@@ -125,21 +127,25 @@ class CudaExecutor:
                 self.drain(patient=False)
             raise
 
-    def record(self, steps: Iterable[Step], residents: dict[int, SparseFormat], visit: Visit) -> RecordedGraph:
+    def record(self, steps: Sequence[Step], residents: dict[int, SparseFormat], visit: Visit) -> RecordedGraph:
         """Record a sweep, transfers included, that begins when all that was issued before has ended.
 
         Played, a computation costs the host as much as a few of them cost the GPU; recorded, next to nothing.
         """
         assert self._copy_stream is not None, "recordable"
-        copy_stream, (fork, join), events = self._copy_stream, _new_events(2), _Events(len(self.slots))
+        cuda, copy_stream = self._cupy.cuda, self._copy_stream
+        others = [cuda.Stream(non_blocking=True) for _ in range(_LANES - 1)]
+        [fork], joins, events = _new_events(1), _new_events(_LANES), _Events(len(self.slots))
 
         def issue() -> None:
-            compute_stream = self._cupy.cuda.get_current_stream()
-            fork.record(compute_stream)
-            copy_stream.wait_event(fork)
-            self._issue(steps, residents, visit, events, set(range(len(self.slots))))
-            join.record(copy_stream)
-            compute_stream.wait_event(join)
+            lanes = [cuda.get_current_stream(), *others]
+            fork.record(lanes[0])
+            for stream in (copy_stream, *others):
+                stream.wait_event(fork)
+            self._issue(steps, residents, visit, events, set(range(len(self.slots))), lanes)
+            for join, stream in zip(joins, (copy_stream, *others), strict=True):
+                join.record(stream)
+                lanes[0].wait_event(join)
 
         return record_graph(issue)
 
@@ -154,15 +160,21 @@ class CudaExecutor:
 
     def _issue(
         self,
-        steps: Iterable[Step],
+        steps: Sequence[Step],
         residents: dict[int, SparseFormat],
         visit: Visit,
         events: _Events,
         settled: set[int],
+        lanes: list[Any],
     ) -> None:
-        """Issue steps; slots that are ``settled`` were filled, and read, before the first of them can begin."""
-        compute_stream = self._cupy.cuda.get_current_stream()
-        copy_stream, ready = self._copy_stream or compute_stream, set(settled)
+        """Issue steps; slots that are ``settled`` were filled, and read, before the first of them can begin.
+
+        A computation follows the last one of its own stage and the last one of the stage before, and nothing else: with
+        several ``lanes``, streams that take turns, a stage runs while the one after it still works on what came earlier.
+        """
+        lane, taken = lanes[0], [0] * (1 + max((step.stage for step in steps if isinstance(step, Compute)), default=0))
+        done = _new_events(len(taken)) if len(lanes) > 1 else []
+        copy_stream, ready = self._copy_stream or lane, set(settled)
         for step in steps:
             if isinstance(step, Copy):
                 ready.discard(step.slot)
@@ -171,15 +183,24 @@ class CudaExecutor:
                 else:
                     self._transfer(step, copy_stream, events, wait=step.slot not in settled)
             elif isinstance(step, Compute):
+                stage = step.stage
+                lane = lanes[(taken[stage] + stage) % len(lanes)]
+                if done:
+                    for before in (stage, stage - 1):
+                        if before >= 0 and taken[before]:
+                            lane.wait_event(done[before])
                 if step.slot is not None and step.slot not in ready:
                     if self._staging is not None and (copy := self._staging.arrival(step)):
                         self._transfer(copy, copy_stream, events)
-                    compute_stream.wait_event(events.arrived[step.slot])
+                    lane.wait_event(events.arrived[step.slot])
                     ready.add(step.slot)
-                with self._recorded("compute", step.subdivision, step.slot, compute_stream):
-                    visit(step.subdivision, self._slab(step, residents), step.stage)
+                with lane, self._recorded("compute", step.subdivision, step.slot, lane):
+                    visit(step.subdivision, self._slab(step, residents), stage)
+                taken[stage] += 1
+                if done:
+                    done[stage].record(lane)
             elif isinstance(step, Release):
-                events.released[step.slot].record(compute_stream)
+                events.released[step.slot].record(lane)  # its last computation was the last one issued
                 settled.discard(step.slot)
 
     def _transfer(self, step: Copy, stream: Any, events: _Events, *, wait: bool = True) -> None:

@@ -58,8 +58,9 @@ __device__ __forceinline__ void close_iteration(const double* partials, double* 
         const double unit = numbers[UNIT], residual = sqrt(numbers[RESIDUAL_SQUARED]);
         const double drift = numbers[DRIFT] + unit * (numbers[MATRIX_NORM] * sqrt(solution_squared) + residual);
         const double limit = sqrt(unit) * residual, first = numbers[FIRST_DRIFT];
-        // Formed anew, the residual must be better by much, and good enough.
-        if (numbers[HALT] == NO_HALT && drift > limit && drift > 10.0 * first && first <= limit) numbers[HALT] = DRIFTED;
+        // Formed anew, the residual must be better by much, and good enough; and the tolerance must be out of reach without.
+        const bool harmful = drift > limit && 100.0 * drift * drift > numbers[THRESHOLD_SQUARED];
+        if (numbers[HALT] == NO_HALT && harmful && drift > 10.0 * first && first <= limit) numbers[HALT] = DRIFTED;
         numbers[DRIFT] = drift;
         numbers[ADVANCED] = 0.0;
     }
