@@ -11,9 +11,9 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from penstock.experiments.preconditioning import (
-    DEFAULT_PRODUCTS,
     PreconditionerKind,
     Preconditioning,
+    Products,
 )
 from penstock.fem import (
     Cantilever,
@@ -155,8 +155,8 @@ class SolverSection(Section):
         default="block_jacobi",
         description="block_jacobi inverts the blocks of the unknowns of a node; chebyshev is a polynomial in the matrix",
     )
-    products: Annotated[int, Field(ge=1)] = Field(
-        default=DEFAULT_PRODUCTS, description="with chebyshev: products with the matrix an iteration, odd"
+    products: Products = Field(
+        default="auto", description="with chebyshev: products with the matrix an iteration, odd; auto: the plan chooses"
     )
 
     @model_validator(mode="after")

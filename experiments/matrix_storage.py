@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -49,8 +50,13 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     BudgetError
         If the budget is too small; the message gives the smallest that would do.
     """
+    return experiment.preconditioning.planned(lambda products: _plan(experiment, rates, products))
+
+
+def _plan(experiment: Experiment, rates: LinkRates | None, products: int) -> StreamPlan:
     cantilever, memory = experiment.cantilever(), experiment.memory
 
+    @functools.cache
     def index_for(format_name: str, count: int) -> MatrixIndex:
         slabs = cantilever.outlines(count, format_name, values_dtype=np.dtype(memory.values))
         return index_of(slabs, cantilever.shape)
@@ -58,7 +64,7 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     options: dict[str, Any] = {
         "workspace_nbytes": workspace_nbytes(experiment, cantilever.unknowns),
         "columns": experiment.columns,
-        "products": experiment.preconditioning.following_products,
+        "products": products,
         "rates": rates,
     }
     if memory.budget is None:
@@ -73,7 +79,7 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     for format_name in _STREAMED_FORMATS if memory.format == "auto" else (memory.format,):
         if memory.subdivisions is not None:
             options["counts"] = (memory.subdivisions,)
-        elif options["products"] > 1:  # of whole planes, which couple with their neighbours only
+        elif products > 1:  # of whole planes, which couple with their neighbours only
             planes = cantilever.mesh.node_counts[0]
             options["counts"] = tuple(count for count in range(1, planes + 1) if planes % count == 0)
         try:

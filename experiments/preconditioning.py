@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from penstock.solvers import block_jacobi, chebyshev
 from penstock.spmv import Operator
+from penstock.streaming import StreamPlan, plan_products
 
-__all__ = ["DEFAULT_PRODUCTS", "PreconditionerKind", "Preconditioning"]
+__all__ = ["PreconditionerKind", "Preconditioning", "Products"]
 
 PreconditionerKind = Literal["none", "jacobi", "block_jacobi", "chebyshev"]
-DEFAULT_PRODUCTS = 9
+#: Of a Chebyshev polynomial, an iteration.
+Products = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,13 @@ class Preconditioning:
     kind : {"none", "jacobi", "block_jacobi", "chebyshev"}
     block_size : int
         Of ``block_jacobi``.
-    products : int
-        Of ``chebyshev``, an iteration.
+    products : int or "auto"
+        Of ``chebyshev``, an iteration; ``auto`` leaves them to the plan.
     """
 
     kind: PreconditionerKind
     block_size: int = 1
-    products: int = DEFAULT_PRODUCTS
+    products: Products = "auto"
 
     def build(self, A: Operator) -> Operator | None:
         """Return the preconditioner of a matrix."""
@@ -41,7 +44,8 @@ class Preconditioning:
         """Return how many vectors it holds for so many right-hand sides at a time."""
         return {"none": 0, "jacobi": 1, "block_jacobi": self.block_size, "chebyshev": 1 + 2 * columns}[self.kind]
 
-    @property
-    def following_products(self) -> int:
-        """Products that follow each other in an application; 1 for one that makes none."""
-        return max(1, self.products - 1) if self.kind == "chebyshev" else 1
+    def planned(self, plan_for: Callable[[int], StreamPlan]) -> StreamPlan:
+        """Return the plan that ``plan_for(products)`` makes for the products that follow each other in an application."""
+        if self.kind != "chebyshev":
+            return plan_for(1)
+        return plan_products(plan_for) if self.products == "auto" else plan_for(self.products)

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.experiments.environment import describe_environment
 from penstock.experiments.interrupts import stop_requests
-from penstock.experiments.preconditioning import DEFAULT_PRODUCTS, PreconditionerKind
+from penstock.experiments.preconditioning import PreconditionerKind
 from penstock.experiments.progress import Reporter, Stage, solve_progress
 from penstock.experiments.results import ResultsFolder, write_json
 from penstock.experiments.single_run import RunOutcome
@@ -64,7 +64,7 @@ class SolveRequest:
     preconditioner : {"auto", "none", "jacobi", "block_jacobi", "chebyshev"}
         ``auto`` is ``block_jacobi`` for a matrix of dense blocks, else ``jacobi``.
     products : int, optional
-        With ``chebyshev``: products with A an iteration, odd; 9 by default.
+        With ``chebyshev``: products with A an iteration, odd; by default the plan chooses.
     rtol : float
     maxiter : int, optional
     device : str
@@ -159,7 +159,7 @@ class _Run:
                 self.columns,
                 None if self.given is None else len(self.given),
                 cast(Any, request.preconditioner),  # checked before
-                request.products or DEFAULT_PRODUCTS,
+                request.products or "auto",
                 self.device,
                 None if request.memory is None else parse_nbytes(request.memory),
                 self.folder,
@@ -192,10 +192,14 @@ class _Run:
         return f"{self.columns} columns of standard normal numbers, seed 0"
 
     def _solve(self, system: OpenSystem) -> tuple[SolveResult | BlockSolveResult, np.ndarray[Any, Any]]:
-        A, request, n = system.A, self.request, system.A.shape[0]
+        A, request, n, order = system.A, self.request, system.A.shape[0], system.order
+
+        def in_order(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            return vectors if order is None else order.forward(vectors)
+
         guess = None
         if request.guess is not None:
-            guess = read_guess(request.guess, (n, self.columns)).astype(A.dtype)
+            guess = in_order(read_guess(request.guess, (n, self.columns)).astype(A.dtype))
         with self.reporter.stage("prepare"):
             options: dict[str, Any] = {
                 "rtol": request.rtol,
@@ -205,12 +209,16 @@ class _Run:
         blocks = 1
         solve: Callable[..., SolveResult | BlockSolveResult]
         if self.columns == 1:
-            b = A.apply(self.device.xp.ones(n, dtype=A.dtype)) if self.given is None else self._moved(A, self.given)
+            b = (
+                A.apply(self.device.xp.ones(n, dtype=A.dtype))
+                if self.given is None
+                else self._moved(A, in_order(self.given))
+            )
             x0 = None if guess is None else self._moved(A, guess)
             solve = functools.partial(cg, A, b, x0, **options)
         else:
-            made = self.given is None
-            B = np.random.default_rng(0).standard_normal((n, self.columns)) if made else self.given
+            given = self.given
+            B = in_order(np.random.default_rng(0).standard_normal((n, self.columns)) if given is None else given)
             # The preconditioner's part of what was set aside is taken already.
             memory = system.solver_nbytes
             solve = functools.partial(solve_many, A, np.asarray(B, dtype=A.dtype), guess, memory=memory, **options)
@@ -224,7 +232,7 @@ class _Run:
 
             result = solve(monitor=monitor)
         x = self.device.to_host(result.x)
-        return result, x
+        return result, x if order is None else order.back(x)
 
     def _moved(self, A: Operator, column: np.ndarray[Any, Any]) -> Any:
         return self.device.asarray(column[:, 0], dtype=A.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.experiments.matrix_files import read_matrix
-from penstock.experiments.preconditioning import PreconditionerKind, Preconditioning
+from penstock.experiments.preconditioning import PreconditionerKind, Preconditioning, Products
 from penstock.experiments.progress import Reporter
 from penstock.experiments.rates import WORTH_MEASURING_NBYTES, machine_rates
 from penstock.experiments.results import ResultsFolder
@@ -36,8 +37,10 @@ from penstock.spmv.formats.base import INT32_MAX
 from penstock.spmv.formats.from_csr import LARGEST_BLOCK as LARGEST_DENSE_BLOCK
 from penstock.spmv.structure import MatrixStructure
 from penstock.streaming import (
+    Couplings,
     FileStore,
     HostStore,
+    LevelOrder,
     LinkRates,
     MatrixIndex,
     MemoryBudget,
@@ -45,6 +48,7 @@ from penstock.streaming import (
     StreamedMatrix,
     StreamPlan,
     index_of,
+    level_order,
     plan_stream,
     plan_subdivisions,
 )
@@ -59,6 +63,8 @@ _WORTHWHILE, _DENSE = 0.5, 0.75
 _LEFT_FREE = 0.1
 # A piece of a matrix is padded to pages, its structure and its values each.
 _PADDING_NBYTES = 8192
+# Another order of the rows must be worth its while.
+_BETTER = 0.9
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,8 @@ class OpenSystem:
         Right-hand sides that are solved together.
     solver_nbytes : int
         Of their vectors, those of the preconditioner apart.
+    order : LevelOrder or None
+        The order of the rows of A, if it is not that of the file.
     """
 
     A: Operator
@@ -83,6 +91,7 @@ class OpenSystem:
     preconditioning: Preconditioning
     together: int
     solver_nbytes: int
+    order: LevelOrder | None = None
 
 
 @dataclass
@@ -99,7 +108,7 @@ class SystemOpener:
         Rows of the right-hand sides, if they were given.
     preconditioner : PreconditionerKind or "auto"
         ``auto`` is ``block_jacobi`` for a matrix of dense blocks, else ``jacobi``.
-    products : int
+    products : int or "auto"
         Of a Chebyshev polynomial.
     device : Device
     memory : int or None
@@ -117,7 +126,7 @@ class SystemOpener:
     columns: int
     rows: int | None
     preconditioner: PreconditionerKind | Literal["auto"]
-    products: int
+    products: Products
     device: Device
     memory: int | None
     folder: ResultsFolder
@@ -142,11 +151,11 @@ class SystemOpener:
         index = store.index
         self._decide(index.shape, index.dtype, _block_size_of(index), LARGEST_BLOCK)
         room = self._room()
-        plan = plan_stream(
-            index,
-            index.nbytes if room is None else room,
-            rates=None if room is None or room >= index.nbytes else self._rates(index.nbytes, Path(self.source)),
-            **self._load(),
+        rates = None if room is None or room >= index.nbytes else self._rates(index.nbytes, Path(self.source))
+        plan = self.preconditioning.planned(
+            lambda products: plan_stream(
+                index, index.nbytes if room is None else room, rates=rates, products=products, **self._load()
+            )
         )
         self._note("symmetry", "not checked: a store is not held as a whole; it is taken to be symmetric")
         self._announce(plan)
@@ -181,23 +190,19 @@ class SystemOpener:
                 resident = best.build(matrix)
                 del matrix, structure
                 index = _index_for(resident, 1 + nonzeros // INT32_MAX)
-            plan = plan_stream(index, max(self.memory or 0, index.nbytes), **self._load())
+            memory = max(self.memory or 0, index.nbytes)
+            plan = self.preconditioning.planned(
+                lambda products: plan_stream(index, memory, products=products, **self._load())
+            )
             self._announce(plan)
             return self._opened(resident.to_device(self.device), plan, nonzeros)
         self._decide(matrix.shape, matrix.dtype, block_size, LARGEST_BLOCK)
         room = self._room()
         assert room is not None, "without a limit every format fits"
+        name, parameters = _smallest_format(structure, symmetric=symmetry.exact, sizes=list(fills))
         with self.reporter.stage("convert"):
-            name, parameters = _smallest_format(structure, symmetric=symmetry.exact, sizes=list(fills))
-            whole = format_named(name).from_csr(matrix, **parameters)
+            whole, plan, order = self._best_order(matrix, name, parameters, room)
             del matrix, structure
-        plan = plan_subdivisions(
-            lambda count: _index_for(whole, count),
-            room,
-            limit=-(-whole.shape[0] // whole.row_granularity),
-            rates=self._rates(whole.nbytes, self.folder.path),
-            **self._load(),
-        )
         self._announce(plan)
         count = len(plan.index.subdivisions)
         store: Store
@@ -205,7 +210,48 @@ class SystemOpener:
             store = self.resources.enter_context(HostStore.from_matrix(whole, count))
         else:
             store = self.resources.enter_context(self._written(whole, plan))
-        return self._opened(self._streamed(store, plan), plan, nonzeros)
+        return self._opened(self._streamed(store, plan), plan, nonzeros, order)
+
+    def _best_order(
+        self, matrix: CsrMatrix, name: str, parameters: dict[str, Any], room: int
+    ) -> tuple[SparseFormat, StreamPlan, LevelOrder | None]:
+        """Convert and plan; where another order of the rows lets more products share a sweep, in that order."""
+        size = parameters.get("block_size", 1)
+
+        def convert(of: CsrMatrix) -> SparseFormat:
+            return format_named(name).from_csr(of, **parameters)
+
+        def planned(whole: SparseFormat, couplings: Couplings) -> StreamPlan:
+            index_for = functools.cache(lambda count: _index_for(whole, count))
+            return self.preconditioning.planned(
+                lambda products: plan_subdivisions(
+                    index_for,
+                    room,
+                    limit=-(-whole.shape[0] // whole.row_granularity),
+                    rates=rates,
+                    products=products,
+                    reach_for=lambda index: couplings.reach([part.row_start for part in index.subdivisions]),
+                    **self._load(),
+                )
+            )
+
+        whole = convert(matrix)
+        rates = self._rates(whole.nbytes, self.folder.path)
+        plan = planned(whole, Couplings.of(matrix.to_csr(), size))
+        if self.preconditioning.kind != "chebyshev" or plan.products_a_sweep == plan.products:
+            return whole, plan, None
+        given = matrix.to_csr()
+        order = level_order(given, size)
+        reordered = order.matrix(given)
+        ordered = convert(CsrMatrix.from_csr(reordered, check=False))
+        other = planned(ordered, Couplings.of(reordered, size))
+        if other.compared_seconds() < _BETTER * plan.compared_seconds():
+            text = f"by levels (reverse Cuthill-McKee): a sweep makes {other.products_a_sweep} products"
+            self._note("order", f"{text}, in the order of the file {plan.products_a_sweep}")
+            return ordered, other, order
+        if plan.products_a_sweep == 1:
+            self._note("order", "every subdivision couples with too many others for products that share a sweep")
+        return whole, plan, None
 
     def _decide(self, shape: tuple[int, int], dtype: Any, block_size: int | None, most: int) -> None:
         """Choose the preconditioner and how many right-hand sides, ``most`` at most, are solved together; count the vectors."""
@@ -233,8 +279,7 @@ class SystemOpener:
 
     def _load(self) -> dict[str, Any]:
         """Return what a plan must know of the solver."""
-        following = self.preconditioning.following_products
-        return {"columns": self.together, "products": following, "workspace_nbytes": self._vectors_nbytes}
+        return {"columns": self.together, "workspace_nbytes": self._vectors_nbytes}
 
     def _room(self) -> int | None:
         """Return the bytes that matrix storage may take; None if there is no limit."""
@@ -277,8 +322,8 @@ class SystemOpener:
                 progress=lambda written: stage.advance(written / total, f"{format_nbytes(written)} written"),
             )
 
-    def _opened(self, A: Operator, plan: StreamPlan, nonzeros: int) -> OpenSystem:
-        return OpenSystem(A, plan, nonzeros, self.preconditioning, self.together, self.solver_nbytes)
+    def _opened(self, A: Operator, plan: StreamPlan, nonzeros: int, order: LevelOrder | None = None) -> OpenSystem:
+        return OpenSystem(A, plan, nonzeros, self.preconditioning, self.together, self.solver_nbytes, order)
 
 
 def _block_size_of(index: MatrixIndex) -> int | None:

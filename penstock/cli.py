@@ -126,7 +126,7 @@ def solve(
     ] = None,
     precond: Annotated[str, typer.Option(help="auto, none, jacobi, block_jacobi or chebyshev.")] = "auto",
     products: Annotated[
-        int | None, typer.Option(help="With chebyshev: products with A an iteration, odd; 9 by default.")
+        int | None, typer.Option(help="With chebyshev: products with A an iteration, odd; by default the plan chooses.")
     ] = None,
     rtol: Annotated[float, typer.Option(help="Of the true residual, relative to B.")] = 1e-8,
     maxiter: Annotated[int | None, typer.Option(min=1, help="Iterations at most; 10 n by default.")] = None,

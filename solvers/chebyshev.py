@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,12 +19,13 @@ from penstock.spmv import (
     as_operator,
 )
 from penstock.spmv.operator import product_of
-from penstock.spmv.recurrence import Recurrence, RecurrenceStep
+from penstock.spmv.recurrence import AdvancesRecurrences, Recurrence, RecurrenceStep
 
 __all__ = ["Chebyshev", "chebyshev", "check_products", "largest_eigenvalue"]
 
 # Lanczos finds the largest eigenvalue from below; a bound that is a little high costs little, one that is too low more.
 _MARGIN = 1.05
+_PRODUCTS, _MOST_PRODUCTS = 9, 33
 _PRODUCT = RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)
 
 
@@ -109,7 +110,7 @@ class Chebyshev(ValidatedOperator):
         Recurrence(steps, z, other, r, self._diagonal, self._image, self._space).run(self.A)
 
 
-def check_products(products: float) -> None:
+def check_products(products: float | str) -> None:
     """Refuse a number of products of which no polynomial is made.
 
     Raises
@@ -117,15 +118,22 @@ def check_products(products: float) -> None:
     InputError
         If it is even or not positive.
     """
-    if products < 1 or products % 2 != 1:
+    if products == "auto":
+        return
+    if isinstance(products, str) or products < 1 or products % 2 != 1:
         raise InputError(
-            f"products must be odd and positive, not {products}: of an even degree the polynomial is not positive beyond the "
-            "largest eigenvalue assumed"
+            f"products must be odd and positive, or auto, not {products}: of an even degree the polynomial is not positive "
+            "beyond the largest eigenvalue assumed"
         )
 
 
 def chebyshev(
-    A: Any, products: int = 9, *, lanczos: int = 10, low: float | None = None, high: float | None = None
+    A: Any,
+    products: int | Literal["auto"] = 9,
+    *,
+    lanczos: int = 10,
+    low: float | None = None,
+    high: float | None = None,
 ) -> Chebyshev:
     """Return a Chebyshev polynomial in A as a preconditioner.
 
@@ -134,9 +142,10 @@ def chebyshev(
     A : operator or matrix
         Symmetric positive definite; it must know its diagonal, and without ``high`` its absolute values, as matrices of
         penstock do, resident or streamed.
-    products : int
+    products : int or "auto"
         Products with A an iteration of CG takes, its own included: odd. CG needs about that many times fewer iterations,
-        and a little more products in all.
+        and a little more products in all. ``auto`` is 9, and of a streamed matrix what its plan says, or what one sweep
+        makes, 33 at most.
     lanczos : int
         Steps by which the bound of the largest eigenvalue is tightened, one product each. 0 leaves it at the rigorous
         ``||D A||_inf``.
@@ -163,6 +172,8 @@ def chebyshev(
     check_products(products)
     if lanczos < 0 or lanczos % 1:
         raise InputError(f"lanczos must be a number of steps, 0 or more, not {lanczos}")
+    if products == "auto":
+        products = _products_for(operator)
     diagonal = jacobi(operator)
     with operator.device.current():
         if high is None:
@@ -171,6 +182,14 @@ def chebyshev(
     if not 0 < low < high or not math.isfinite(high):
         raise InputError(f"eigenvalue bounds must be positive and in order, not low={low} and high={high}")
     return Chebyshev(operator, diagonal, int(products), low, high)
+
+
+def _products_for(A: Operator) -> int:
+    """Return how many products suit A; an odd number."""
+    found = A.following_products() if isinstance(A, AdvancesRecurrences) else None
+    if found is None or found < 3:  # no sweep is saved
+        return _PRODUCTS
+    return min(found - 1 + found % 2, _MOST_PRODUCTS)
 
 
 def largest_eigenvalue(A: Operator, diagonal: DiagonalBlocks, steps: int) -> float:

@@ -39,6 +39,9 @@ class AdvancesRecurrences(Protocol):
     def advance(self, recurrence: Recurrence) -> None:
         """Take all steps."""
 
+    def following_products(self) -> int | None:
+        """Return how many products had best follow each other; None if it does not matter."""
+
 
 @dataclass
 class Recurrence:

@@ -4,7 +4,8 @@ from penstock.streaming.budget import MemoryBudget
 from penstock.streaming.file_store import FileStore
 from penstock.streaming.host_store import HostStore
 from penstock.streaming.layout import MatrixIndex, Subdivision, index_of
-from penstock.streaming.plan import Forecast, LinkRates, StreamPlan, plan_stream, plan_subdivisions
+from penstock.streaming.level_order import Couplings, LevelOrder, level_order
+from penstock.streaming.plan import Forecast, LinkRates, StreamPlan, plan_products, plan_stream, plan_subdivisions
 from penstock.streaming.schedule import Compute, Copy, HazardError, Release, Schedule, check_hazards
 from penstock.streaming.store import PageLockable, Store
 from penstock.streaming.store_wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper
@@ -15,11 +16,13 @@ __all__ = [
     "Compute",
     "Copy",
     "CountingStore",
+    "Couplings",
     "FaultyStore",
     "FileStore",
     "Forecast",
     "HazardError",
     "HostStore",
+    "LevelOrder",
     "LinkRates",
     "MatrixIndex",
     "MemoryBudget",
@@ -37,6 +40,8 @@ __all__ = [
     "check_hazards",
     "foretell",
     "index_of",
+    "level_order",
+    "plan_products",
     "plan_stream",
     "plan_subdivisions",
 ]

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -347,10 +348,15 @@ class StreamedMatrix(ValidatedOperator):
 
         With overlap one slot is left to what arrives meanwhile.
         """
-        behind = self.plan.slots - (2 if self.plan.overlap else 1)
-        if behind < 1:
+        if self.plan.slots <= (2 if self.plan.overlap else 1):
             return 1
-        return behind // self.reach + 1
+        return replace(self.plan, reach=self.reach).room_for_products
+
+    def following_products(self) -> int | None:
+        """Return how many products had best follow each other: what the plan says, or what one sweep makes."""
+        if not self.plan.slots:
+            return None
+        return self.plan.products if self.plan.products > 1 else self.products_a_sweep()
 
     def advance(self, recurrence: Recurrence) -> None:
         """Take all steps of a recurrence, several in a sweep.

@@ -331,14 +331,14 @@ class TestPreconditioners:
         monkeypatch.setattr(single_run_module, "measure_rates", lambda *arguments: rates)
         described = experiment(
             model={"nodes": [32, 5, 5]},
-            solver={"preconditioner": "chebyshev"},
+            solver={"preconditioner": "chebyshev", "products": 9},
             memory={"budget": "600 KiB", "format": "bsr"},
         )
         folder = run_experiment(described, tmp_path / "run").folder
 
         result = result_of(folder)
         assert result["converged"]
-        assert re.search(r"products    [4-8] of 8", folder.plan.read_text())
+        assert re.search(r"products    [4-9] of 9", folder.plan.read_text())
         # Two sweeps or three an application, and one for the product of CG, where one product a sweep would take nine.
         assert result["sweeps"] < 4.5 * result["iterations"] + 20
 

@@ -1,6 +1,7 @@
 """``penstock solve``: matrices and right-hand sides of anybody's."""
 
 import json
+import re
 import signal
 
 import numpy as np
@@ -149,6 +150,29 @@ class TestSolves:
 
         assert result_of(solve(tmp_path / "run", files / "A.mtx", right_hand_sides=tmp_path / "zero.npy"))["converged"]
         assert not [warning for warning in recwarn if "log-scaled" in str(warning.message)]
+
+    @pytest.mark.parametrize("columns", ["0", "0,2-4"])
+    def test_in_another_order_where_that_saves_sweeps(self, columns, tmp_path):
+        """The nodes are shuffled: in the order of the file a sweep makes one product."""
+        beam = Cantilever(nodes=(80, 4, 4), dof=3)
+        nodes = np.random.default_rng(0).permutation(beam.unknowns // 3)
+        rows = (3 * nodes[:, None] + np.arange(3)).ravel()
+        A = scipy.sparse.csr_array(beam.matrix().to_csr())[rows][:, rows]
+        B = np.random.default_rng(3).standard_normal((A.shape[0], 6))
+        scipy.sparse.save_npz(tmp_path / "A.npz", A)
+        np.save(tmp_path / "B.npy", B)
+
+        options = {"columns": columns, "preconditioner": "chebyshev", "memory": "250 KiB"}
+        folder = solve(tmp_path / "run", tmp_path / "A.npz", right_hand_sides=tmp_path / "B.npy", **options)
+
+        plan, result = folder.plan.read_text(), result_of(folder)
+        assert re.search(r"order       by levels .*: a sweep makes \d+ products, in the order of the file 1", plan)
+        assert result["converged"]
+        X = np.load(folder.solution).reshape(A.shape[0], -1)
+        assert true_residuals(A, X, B[:, parse_columns(columns)]).max() <= 1e-8
+        a_sweep, products = map(int, re.search(r"products    (\d+) of (\d+) that", plan).groups())
+        assert a_sweep > 1
+        assert result["sweeps"] < (-(-products // a_sweep) + 1) * result["iterations"] + 40
 
     def test_from_a_guess(self, files, A, B, tmp_path):
         arguments = {"right_hand_sides": files / "B.npy", "rtol": 1e-6}

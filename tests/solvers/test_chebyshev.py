@@ -150,7 +150,7 @@ def test_it_works_in_float32(beam):
 
 @pytest.mark.parametrize("products", [0, 2, -1, 16])
 def test_an_even_number_of_products_is_refused_with_the_reason(A, products):
-    with pytest.raises(InputError, match=f"products must be odd and positive, not {products}"):
+    with pytest.raises(InputError, match=f"products must be odd and positive, or auto, not {products}"):
         chebyshev(A, products)
 
 

@@ -20,6 +20,7 @@ from penstock.streaming import (
     Release,
     Subdivision,
     index_of,
+    plan_products,
     plan_stream,
     plan_subdivisions,
 )
@@ -440,6 +441,34 @@ class TestProductsThatFollowEachOther:
         assert many.products_a_sweep > 2
         assert many.compared_seconds() < 8 * plain.compared_seconds() / 2
 
+    def test_what_reaches_further_needs_a_longer_ring_and_makes_fewer(self):
+        index = self.index(24)
+        budget = 11 * max(s.nbytes for s in index.subdivisions)
+        plans = [plan_stream(index, budget, products=5, reach=reach) for reach in (1, 2, 3)]
+
+        assert [plan.slots for plan in plans] == [6, 10, 11]
+        assert [plan.products_a_sweep for plan in plans] == [5, 5, 4]
+        assert "subdivisions couple with 3 others to either side" in plans[2].explain()
+
+    def test_their_number_is_chosen_by_the_time_of_a_solve(self):
+        """A slow link asks for many, a slow memory for few."""
+        index = self.index(24)
+        budget = 12 * max(s.nbytes for s in index.subdivisions)
+        chosen = []
+        for memory in (1e12, 2e9):
+            rates = LinkRates(1e9, memory, 1e-6, 1e-6, 0.0)
+            plan = plan_products(
+                lambda products, rates=rates: plan_stream(index, budget, products=products, rates=rates)
+            )
+            assert plan.products % 2
+            assert "a solve     about" in plan.explain()
+            chosen.append(plan.products)
+        assert chosen[0] >= 9 > chosen[1]
+
+    def test_in_memory_it_is_nine(self):
+        index = self.index(2)
+        assert plan_products(lambda products: plan_stream(index, index.nbytes, products=products)).products == 9
+
     def test_none_is_refused(self):
-        with pytest.raises(InputError, match="not 1 and 0"):
+        with pytest.raises(InputError, match="not 1, 1 and 0"):
             plan_stream(self.index(4), "1 MiB", products=0)

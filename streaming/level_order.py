@@ -1,0 +1,143 @@
+"""An order of the unknowns in which a row slab couples with few others, as many products a sweep need it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+from penstock.spmv import Array, InputError
+
+__all__ = ["Couplings", "LevelOrder", "level_order"]
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Couplings:
+    """The first and the last column of every row, from which the reach of any cut follows.
+
+    Parameters
+    ----------
+    first, last : int64 array, (rows,)
+    """
+
+    first: Integers
+    last: Integers
+
+    @classmethod
+    def of(cls, A: Any, block_size: int = 1) -> Couplings:
+        """Read them off a SciPy CSR or BSR matrix.
+
+        ``block_size`` is that of the blocks in which it will be stored, which widen the rows.
+        """
+        size = A.blocksize[0] if A.format == "bsr" else 1
+        offsets, columns = np.asarray(A.indptr), np.asarray(A.indices)
+        filled = np.diff(offsets) > 0
+        rows = np.arange(len(filled))
+        first, last = rows.astype(np.int64), rows.astype(np.int64)  # of an empty row, its own
+        if columns.size:
+            first[filled] = np.minimum.reduceat(columns, offsets[:-1][filled])
+            last[filled] = np.maximum.reduceat(columns, offsets[:-1][filled])
+        first, last = np.repeat(size * first, size), np.repeat(size * last + size - 1, size)
+        return cls(first // block_size * block_size, last // block_size * block_size + block_size - 1)
+
+    def reach(self, row_starts: Sequence[int]) -> int:
+        """Return how many slabs to either side the rows of one couple with, at least 1, if slabs begin at these rows."""
+        starts = np.asarray(row_starts)
+        to_left = np.searchsorted(starts, np.minimum.reduceat(self.first, starts), side="right") - 1
+        to_right = np.searchsorted(starts, np.maximum.reduceat(self.last, starts), side="right") - 1
+        numbers = np.arange(len(starts))
+        return int(max(1, (numbers - to_left).max(), (to_right - numbers).max()))
+
+
+@dataclass(frozen=True)
+class LevelOrder:
+    """A permutation of the unknowns.
+
+    Parameters
+    ----------
+    permutation : int64 array, (rows / block_size,)
+        The old number of each node.
+    block_size : int
+        Unknowns of a node, which stay together.
+    """
+
+    permutation: Integers
+    block_size: int = 1
+
+    @property
+    def rows(self) -> Integers:
+        """The old number of each row."""
+        return (self.block_size * self.permutation[:, None] + np.arange(self.block_size)).reshape(-1)
+
+    def matrix(self, A: Any) -> Any:
+        """Return a SciPy CSR or BSR matrix in the new order, with sorted columns; takes the memory of a second one."""
+        size = A.blocksize[0] if A.format == "bsr" else 1
+        if self.block_size % size:
+            raise InputError(f"blocks of {size} rows cannot be put in an order of nodes of {self.block_size} unknowns")
+        nodes = LevelOrder(self.permutation, self.block_size // size).rows
+        # Blocks go along by their numbers.
+        numbers = np.arange(A.indices.size, dtype=np.int64)
+        pattern = scipy.sparse.csr_array((numbers, A.indices, A.indptr), shape=(nodes.size, nodes.size))[nodes]
+        place = np.empty(nodes.size, dtype=pattern.indices.dtype)
+        place[nodes] = np.arange(nodes.size)
+        pattern.indices = place[pattern.indices]
+        pattern.has_sorted_indices = False
+        pattern.sort_indices()
+        arrays = (A.data[pattern.data], pattern.indices, pattern.indptr)
+        return type(A)(arrays, shape=A.shape)
+
+    def forward(self, vectors: Array) -> Array:
+        """Return vectors of the old order, ``(n,)`` or ``(n, k)``, in the new one."""
+        return vectors[self.rows]
+
+    def back(self, vectors: Array) -> Array:
+        """Return vectors of the new order in the old one."""
+        found = np.empty_like(vectors)
+        found[self.rows] = vectors
+        return found
+
+
+def level_order(A: Any, block_size: int = 1) -> LevelOrder:
+    """Return an order by the levels of a breadth-first search: reverse Cuthill-McKee (Cuthill and McKee 1969; George 1971).
+
+    Rows couple only with those of their own level and of its neighbours, so slabs no thinner than a level couple with the
+    next slab only. The search is SciPy's.
+
+    Parameters
+    ----------
+    A : SciPy CSR or BSR matrix
+        Of symmetric pattern.
+    block_size : int
+        Unknowns that stay together, such as those of a node.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> path = scipy.sparse.diags_array([1.0, 2.0, 1.0], offsets=[-1, 0, 1], shape=(9, 9)).tocsr()
+    >>> mixed = np.random.default_rng(0).permutation(9)
+    >>> A = path[mixed][:, mixed].tocsr()
+    >>> order = level_order(A)
+    >>> Couplings.of(order.matrix(A)).reach(range(9))
+    1
+    """
+    if A.shape[0] != A.shape[1] or A.shape[0] % block_size:
+        raise InputError(
+            f"a matrix of shape {A.shape} does not consist of square blocks of {block_size} rows on the diagonal"
+        )
+    own = A.blocksize[0] if A.format == "bsr" else 1
+    if block_size % own:
+        raise InputError(f"blocks of {own} rows do not divide nodes of {block_size} unknowns")
+    count, size = A.shape[0] // block_size, block_size // own
+    rows = np.repeat(np.arange(A.indptr.size - 1) // size, np.diff(A.indptr)) if size > 1 else None
+    ones = np.ones(A.indices.size, dtype=np.int8)
+    if rows is None:
+        graph = scipy.sparse.csr_array((ones, A.indices, A.indptr), shape=(count, count))
+    else:
+        graph = scipy.sparse.coo_array((ones, (rows, A.indices // size)), shape=(count, count)).tocsr()
+    return LevelOrder(reverse_cuthill_mckee(graph, symmetric_mode=True).astype(np.int64), block_size)

@@ -1,0 +1,86 @@
+"""Any symmetric matrix takes several products a sweep once its unknowns are in the order of levels."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from penstock.fem import Cantilever
+from penstock.solvers import cg, chebyshev
+from penstock.spmv import BsrMatrix, InputError, SymmetricBsrMatrix
+from penstock.streaming import Couplings, HostStore, StreamedMatrix, level_order, plan_stream
+
+BEAM = Cantilever(nodes=(33, 5, 4), dof=3)
+
+
+def shuffled(seed=0, kind="csr"):
+    """The beam's matrix with its nodes in any order, and that order's rows."""
+    nodes = np.random.default_rng(seed).permutation(BEAM.unknowns // 3)
+    rows = (3 * nodes[:, None] + np.arange(3)).ravel()
+    A = BEAM.matrix("csr").to_csr()[rows][:, rows].tocsr()
+    A.sort_indices()
+    return (A if kind == "csr" else A.tobsr((3, 3))), rows
+
+
+@pytest.mark.parametrize("kind", ["csr", "bsr"])
+@pytest.mark.parametrize("block_size", [3, 6])
+def test_the_matrix_in_the_new_order_is_the_same_matrix(kind, block_size):
+    A, _ = shuffled(kind=kind)
+    order = level_order(A, block_size)
+    B = order.matrix(A)
+
+    assert B.format == kind
+    assert sorted(order.rows) == list(range(A.shape[0]))
+    np.testing.assert_array_equal(B.toarray(), A.toarray()[order.rows][:, order.rows])
+    assert B.tocsr().has_canonical_format
+    x = np.random.default_rng(0).standard_normal((A.shape[0], 2))
+    np.testing.assert_array_equal(order.back(order.forward(x)), x)
+    np.testing.assert_allclose(order.back(B @ order.forward(x)), A @ x, atol=1e-12)
+
+
+def test_reach_is_that_of_the_definition():
+    rng = np.random.default_rng(3)
+    A = scipy.sparse.random_array((60, 60), density=0.02, rng=rng, format="csr")
+    A.sort_indices()
+    for starts in ([0], [0, 30], list(range(0, 60, 7)), list(range(60))):
+        slab = np.searchsorted(starts, np.arange(60), side="right") - 1
+        rows, columns = A.nonzero()
+        expected = max(1, *(abs(slab[row] - slab[column]) for row, column in zip(rows, columns, strict=True)))
+        assert Couplings.of(A).reach(starts) == expected
+
+
+def test_a_block_counts_as_a_whole():
+    A = scipy.sparse.csr_array(([1.0, 1.0, 1.0], [3, 1, 2], [0, 1, 2, 3, 3]), shape=(4, 4))
+    assert Couplings.of(A).last.tolist() == [3, 1, 2, 3]
+    assert Couplings.of(A, 2).last.tolist() == [3, 1, 3, 3]
+    assert Couplings.of(A, 2).first.tolist() == [2, 0, 2, 2]
+
+
+@pytest.mark.parametrize("format_", [BsrMatrix, SymmetricBsrMatrix])
+def test_a_shuffled_matrix_sweeps_once_for_many_products(format_):
+    A, rows = shuffled()
+    order = level_order(A, 3)
+    ordered = format_.from_csr(order.matrix(A))
+    b = BEAM.load()[rows]
+    expected = cg(BsrMatrix.from_csr(A), b, M=chebyshev(BsrMatrix.from_csr(A), 9), rtol=1e-10)
+    store = HostStore.from_matrix(ordered, 14)
+    plan = plan_stream(store.index, None, slots=10, products=9)
+    with StreamedMatrix(store, plan.budget_nbytes, plan=plan) as streamed:
+        assert streamed.products_a_sweep() >= 5
+        result = cg(streamed, order.forward(b), M=chebyshev(streamed, 9), rtol=1e-10)
+
+        assert result.converged
+        assert result.sweeps <= 2 * result.iterations + 10
+        np.testing.assert_allclose(order.back(result.x), expected.x, rtol=0, atol=1e-6 * np.abs(expected.x).max())
+
+
+@pytest.mark.parametrize(
+    ("make", "block_size", "message"),
+    [
+        (lambda: scipy.sparse.csr_array((4, 6)), 1, "square"),
+        (lambda: scipy.sparse.eye_array(7, format="csr"), 3, "square blocks of 3"),
+        (lambda: scipy.sparse.eye_array(12, format="csr").tobsr((2, 2)), 3, "blocks of 2 rows"),
+    ],
+)
+def test_what_is_not_made_of_nodes_is_refused(make, block_size, message):
+    with pytest.raises(InputError, match=message):
+        level_order(make(), block_size)
