@@ -15,14 +15,16 @@ import numpy as np
 import scipy.sparse
 
 from penstock.experiments.product_timing import time_in_turn
+from penstock.fem import Cantilever
 from penstock.spmv import CPU, BsrMatrix, Device, DeviceError, VectorSpace
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
 from penstock.streaming.budget import aligned_buffer
 
-__all__ = ["measure_disk", "measure_link", "measure_memory", "measure_starts"]
+__all__ = ["measure_disk", "measure_link", "measure_memory", "measure_scattering", "measure_starts"]
 
 _REPEATS = 5
 _STARTS, _SMALL_NBYTES = 64, 64 << 10
+_SCATTERING_NODES = {"cpu": 36, "cuda": 96}  # a side: half of the matrix is larger than the cache
 
 
 def _seconds(action: Any, device: Device) -> float:
@@ -85,7 +87,7 @@ def measure_starts(device: Device, directory: Path) -> tuple[float, float, float
             A.apply_slab(0, x, out, 1.0, 0.0)
 
     product = _seconds(products, device) / _STARTS
-    gap = 0.0
+    gap = product
     if device.kind == "cuda":  # timed by events, behind a kernel that lets the host run ahead
         gap = statistics.median(time_in_turn({"products": [products]}, device, repeats=_REPEATS)["products"]) / _STARTS
     with contextlib.ExitStack() as opened:
@@ -100,6 +102,21 @@ def measure_starts(device: Device, directory: Path) -> tuple[float, float, float
         seconds = _seconds(lambda: matrix.sweep(lambda number, slab: None), device)
         # What the bytes themselves take is small, but known only roughly: it stays in.
         return seconds / len(matrix.plan.schedule.streamed), product, gap
+
+
+def measure_scattering(device: Device, memory: float) -> float:
+    """Return what products of half a symmetric matrix reach of a rate at which memory is read.
+
+    Parameters
+    ----------
+    device : Device
+    memory : float
+        Bytes a second, as :func:`measure_memory` has it.
+    """
+    A = Cantilever(nodes=_SCATTERING_NODES[device.kind], dof=3).matrix("symmetric_bsr").to_device(device)
+    x = device.xp.ones(A.shape[0])
+    out = device.xp.empty_like(x)
+    return float(A.nbytes / _seconds(lambda: A.apply(x, out), device) / memory)
 
 
 @contextlib.contextmanager

@@ -8,12 +8,18 @@ import math
 import os
 import platform
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from penstock import __version__
-from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory, measure_starts
+from penstock.experiments.bandwidth import (
+    measure_disk,
+    measure_link,
+    measure_memory,
+    measure_scattering,
+    measure_starts,
+)
 from penstock.spmv import Device
 from penstock.streaming import LinkRates
 
@@ -48,7 +54,9 @@ def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> Li
         return believed
     with device.current():
         link = measure_disk(directory)[0] if device.kind == "cpu" else measure_link(device)
-        rates = LinkRates(link, measure_memory(device, _probe_nbytes(device)), *measure_starts(device, directory))
+        memory = measure_memory(device, _probe_nbytes(device))
+        starts = measure_starts(device, directory)
+        rates = LinkRates(link, memory, *starts, scattering=measure_scattering(device, memory))
     if device.kind == "cuda":  # what the probes took must not be missing from a budget
         device.xp.get_default_memory_pool().free_all_blocks()
     kept[key] = {"time": time.time(), "rates": asdict(rates)}
@@ -81,7 +89,10 @@ def _believed(entry: Any) -> LinkRates | None:
     """Return the rates of an entry that is whole and not too old."""
     try:
         rates = {name: float(value) for name, value in entry["rates"].items()}
-        sound = min(rates["link"], rates["memory"]) > 0 and all(0 <= rate < math.inf for rate in rates.values())
+        whole = rates.keys() == {field.name for field in fields(LinkRates)}
+        sound = (
+            whole and min(rates["link"], rates["memory"]) > 0 and all(0 <= rate < math.inf for rate in rates.values())
+        )
         if sound and 0 <= time.time() - entry["time"] < _EXPIRY_SECONDS:
             return LinkRates(**rates)
     except (AttributeError, KeyError, TypeError, ValueError):

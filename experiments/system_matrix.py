@@ -245,7 +245,8 @@ class SystemOpener:
         reordered = order.matrix(given)
         ordered = convert(CsrMatrix.from_csr(reordered, check=False))
         other = planned(ordered, Couplings.of(reordered, size))
-        if other.compared_seconds() < _BETTER * plan.compared_seconds():
+        more = other.products_a_sweep > plan.products_a_sweep
+        if more and other.compared_seconds() < _BETTER * plan.compared_seconds():
             text = f"by levels (reverse Cuthill-McKee): a sweep makes {other.products_a_sweep} products"
             self._note("order", f"{text}, in the order of the file {plan.products_a_sweep}")
             return ordered, other, order

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock.experiments import rates as module
-from penstock.experiments.bandwidth import measure_starts
+from penstock.experiments.bandwidth import measure_memory, measure_scattering, measure_starts
 from penstock.experiments.product_timing import time_by_host_clock
 from penstock.experiments.rates import machine_rates, rates_file
 from penstock.spmv import CPU
@@ -26,6 +26,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(module, "measure_disk", disk)
     monkeypatch.setattr(module, "measure_memory", lambda device, nbytes: 2e10)
     monkeypatch.setattr(module, "measure_starts", lambda device, directory: (1e-5, 2e-6, 0.0))
+    monkeypatch.setattr(module, "measure_scattering", lambda device, memory: 0.4)
     return calls
 
 
@@ -38,7 +39,7 @@ def rewrite(change):
 def test_they_are_measured_once_and_kept(measured, tmp_path, cache_of_its_own):
     first = machine_rates(CPU, tmp_path)
 
-    assert first == machine_rates(CPU, tmp_path / "not" / "yet") == LinkRates(1e9 + 1, 2e10, 1e-5, 2e-6, 0.0)
+    assert first == machine_rates(CPU, tmp_path / "not" / "yet") == LinkRates(1e9 + 1, 2e10, 1e-5, 2e-6, 0.0, 0.4)
     assert len(measured) == 1
     assert [path.name for path in (cache_of_its_own / "penstock").iterdir()] == ["rates.json"]
 
@@ -99,8 +100,23 @@ def test_starting_costs_time_and_the_disk_is_left_as_it_was(tmp_path):
 
     assert 0 < transfer < 0.1
     assert 0 < product < 0.1
-    assert gap == 0.0
+    assert gap == product
     assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_matrix_is_multiplied_at_some_share_of_the_memory_rate():
+    assert 0 < measure_scattering(CPU, measure_memory(CPU, 64 << 20)) < 2
+
+
+def test_rates_of_an_earlier_version_are_measured_again(measured, tmp_path):
+    machine_rates(CPU, tmp_path)
+    rewrite(
+        lambda entry: {**entry, "rates": {key: rate for key, rate in entry["rates"].items() if key != "scattering"}}
+    )
+
+    machine_rates(CPU, tmp_path)
+
+    assert len(measured) == 2
 
 
 def test_actions_are_timed_in_turn_after_warming_up():

@@ -14,9 +14,10 @@ from penstock.cli import app
 from penstock.experiments import solve_file as module
 from penstock.experiments.solve_file import PRECONDITIONERS, SolveRequest, solve_file
 from penstock.experiments.system_files import column_ranges, parse_columns
+from penstock.experiments.system_matrix import SystemOpener
 from penstock.fem import Cantilever
 from penstock.spmv import BudgetError, InputError, PenstockError, StoreError
-from penstock.streaming import FileStore
+from penstock.streaming import FileStore, LinkRates
 
 BEAM = Cantilever(nodes=(9, 4, 4), dof=3)
 
@@ -152,8 +153,10 @@ class TestSolves:
         assert not [warning for warning in recwarn if "log-scaled" in str(warning.message)]
 
     @pytest.mark.parametrize("columns", ["0", "0,2-4"])
-    def test_in_another_order_where_that_saves_sweeps(self, columns, tmp_path):
+    def test_in_another_order_where_that_saves_sweeps(self, columns, tmp_path, monkeypatch):
         """The nodes are shuffled: in the order of the file a sweep makes one product."""
+        rates = LinkRates(1e8, 1e11, 1e-6, 1e-6, 0.0)  # starts would take longer than these small pieces
+        monkeypatch.setattr(SystemOpener, "_rates", lambda *arguments: rates)
         beam = Cantilever(nodes=(80, 4, 4), dof=3)
         nodes = np.random.default_rng(0).permutation(beam.unknowns // 3)
         rows = (3 * nodes[:, None] + np.arange(3)).ravel()
@@ -162,16 +165,15 @@ class TestSolves:
         scipy.sparse.save_npz(tmp_path / "A.npz", A)
         np.save(tmp_path / "B.npy", B)
 
-        options = {"columns": columns, "preconditioner": "chebyshev", "memory": "250 KiB"}
+        options = {"columns": columns, "preconditioner": "chebyshev", "memory": "500 KiB"}
         folder = solve(tmp_path / "run", tmp_path / "A.npz", right_hand_sides=tmp_path / "B.npy", **options)
 
         plan, result = folder.plan.read_text(), result_of(folder)
-        assert re.search(r"order       by levels .*: a sweep makes \d+ products, in the order of the file 1", plan)
+        assert re.search(r"order       by levels .*: a sweep makes [2-9] products, in the order of the file 1", plan)
         assert result["converged"]
         X = np.load(folder.solution).reshape(A.shape[0], -1)
         assert true_residuals(A, X, B[:, parse_columns(columns)]).max() <= 1e-8
         a_sweep, products = map(int, re.search(r"products    (\d+) of (\d+) that", plan).groups())
-        assert a_sweep > 1
         assert result["sweeps"] < (-(-products // a_sweep) + 1) * result["iterations"] + 40
 
     def test_from_a_guess(self, files, A, B, tmp_path):
