@@ -17,6 +17,7 @@ from penstock.streaming import Timeline
 from penstock.streaming.timeline import SpanKind
 
 __all__ = [
+    "draw_comparison",
     "draw_convergence",
     "draw_deformed",
     "draw_monte_carlo",
@@ -98,6 +99,29 @@ def draw_monte_carlo(path: Path, tips: list[float], quantity: str) -> None:
     below.set(xlabel="samples of the stiffness", ylabel="standard deviation")
     for axes in (above, below):
         axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def draw_comparison(path: Path, records: list[dict[str, Any]], histories: list[list[float]]) -> None:
+    """Draw what each way of solving a system took: its seconds as bars, and its residuals over them."""
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    bars, curves = figure.subplots(1, 2, width_ratios=[1, 1.3])
+    colors = [_GREY, "#b9c4d0", _BLUE, _ORANGE]
+    for place, (record, norms) in enumerate(zip(records, histories, strict=True)):
+        color, seconds = colors[place % len(colors)], record["seconds"]
+        bars.barh(place, seconds, color=color)
+        bars.text(seconds, place, f" {seconds:.3g} s", va="center", fontsize=8)
+        iterations = max(1, len(norms) - 1)
+        curves.plot(
+            [seconds * (k + 1) / (iterations + 1) for k in range(len(norms))], norms, color=color, label=record["title"]
+        )
+    bars.set(xscale="log", xlabel="seconds", yticks=range(len(records)), yticklabels=[of["title"] for of in records])
+    bars.margins(x=0.25)
+    bars.invert_yaxis()
+    curves.set(xscale="log", yscale="log", xlabel="seconds", ylabel=r"$\|r\| / \|b\|$")
+    curves.legend(frameon=False, fontsize=8)
+    for axes in (bars, curves):
+        axes.grid(alpha=0.3, axis="x" if axes is bars else "both")
     _save(figure, path)
 
 

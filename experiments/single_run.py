@@ -119,7 +119,10 @@ class SingleRun:
             if plan.slots:
                 decided["slots"] = plan.slots
             memory = self.experiment.memory.model_copy(update=decided)
-            self.experiment = self.experiment.model_copy(update={"memory": memory})
+            solver = self.experiment.solver
+            if solver.preconditioner == "chebyshev" and plan.products > 1:
+                solver = solver.model_copy(update={"products": plan.products})
+            self.experiment = self.experiment.model_copy(update={"memory": memory, "solver": solver})
             write_text(self.folder.configuration, yaml.safe_dump(resolved(self.experiment), sort_keys=False))
 
     @contextlib.contextmanager

@@ -267,6 +267,42 @@ def overlap(
 
 
 @app.command()
+def compare(
+    file: Annotated[Path | None, typer.Argument(help="Experiment in YAML, as for 'penstock run'.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the comparison in this folder.")] = None,
+) -> None:
+    """Solve one system in memory, streamed without and with overlap, and with many products a sweep."""
+    from penstock.experiments import RichReporter, read_experiment
+    from penstock.experiments.comparison import compare_experiment
+
+    if (file is None) == (resume is None) or (resume is not None and output is not None):
+        raise typer.BadParameter("name an experiment FILE, with --output or not, or a folder to --resume")
+    experiment = None if file is None else read_experiment(file)
+    directory = resume or output or _free_name(Path("results") / f"compare-{file.stem if file else ''}")
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    hint = f"go on with: penstock compare --resume {directory}"
+
+    def solved() -> Any:
+        try:
+            return compare_experiment(experiment, directory, reporter=RichReporter(console))
+        except BaseException as error:
+            if (directory / "configuration.yaml").exists():
+                error.add_note(f"what was done is kept; {hint}")
+            raise
+
+    folder, ended = _noting_interrupts(solved)
+    if folder.table.exists():
+        console.print(Markdown(folder.table.read_text(encoding="utf-8")))
+    if not ended:
+        console.print(f"Stopped on request; {hint}", highlight=False, soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED)
+    console.print(
+        f"A results folder for each way, the records and a figure are in {folder.path}", highlight=False, soft_wrap=True
+    )
+
+
+@app.command()
 def show(directory: Annotated[Path, typer.Argument(help="Folder of a finished run.")]) -> None:
     """Print and draw a finished run again, without solving."""
     from penstock.experiments import ResultsFolder, read_experiment
