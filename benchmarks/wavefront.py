@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,10 @@ class System:
         """Return the subdivisions."""
         return self.beam.subdivisions(count, name)
 
+    def outlines(self, name: str, count: int) -> Iterable[SparseFormat]:
+        """Return what is known of them without their entries."""
+        return self.beam.outlines(count, name)
+
     def reach(self, index: Any) -> int:
         """Return how many others a subdivision couples with."""
         return 1
@@ -107,7 +111,7 @@ class System:
         """Plan a format for so many products that follow each other."""
         counts = options.pop("counts", self.counts())
         return plan_subdivisions(
-            functools.cache(lambda count: index_of(self.slabs(name, count), (self.n, self.n))),
+            functools.cache(lambda count: index_of(self.outlines(name, count), (self.n, self.n))),
             self.budget, limit=self.planes, counts=counts, rates=rates, products=products, reach_for=self.reach,
             workspace_nbytes=cg_workspace_nbytes(self.n) + 24 * self.n, **options,
         )  # fmt: skip
@@ -146,8 +150,11 @@ class Reordered(System):
     def slabs(self, name: str, count: int) -> Iterator[SparseFormat]:
         """Return the subdivisions, about equal."""
         whole = self.matrix(name)
-        bounds = whole.cut(count)
-        return (whole.rows(*part) for part in itertools.pairwise(bounds))
+        return (whole.rows(*part) for part in itertools.pairwise(whole.cut(count)))
+
+    def outlines(self, name: str, count: int) -> Iterable[SparseFormat]:
+        """Return the subdivisions."""
+        return self.slabs(name, count)
 
     def reach(self, index: Any) -> int:
         """Return how many others a subdivision couples with."""

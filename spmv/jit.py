@@ -6,7 +6,14 @@ from typing import Any
 
 from numba import njit
 
-__all__ = ["KernelPair", "parallel_kernel", "reassociating_kernel", "serial_and_parallel", "serial_kernel"]
+__all__ = [
+    "KernelPair",
+    "parallel_kernel",
+    "reassociating_kernel",
+    "rounded_serial_and_parallel",
+    "serial_and_parallel",
+    "serial_kernel",
+]
 
 #: Contraction into fused multiply-adds is wanted; further fast-math would let LLVM emit slow gathers. The GIL is released,
 #: so that a thread which reads ahead runs on. Compiled code is cached on disk.
@@ -29,9 +36,24 @@ KernelPair = tuple[Callable[..., Any], Callable[..., Any]]
 
 
 def serial_and_parallel(function: Callable[..., Any]) -> KernelPair:
-    """Return a kernel for sizes at which waking other threads takes longer than the work, and the same one for the rest."""
+    """Return a kernel for sizes at which waking other threads takes longer than the work, and the same one for the rest.
+
+    Last digits of the two may differ: see :func:`rounded_serial_and_parallel`.
+    """
+    return serial_kernel(_alone(function)), parallel_kernel(function)
+
+
+def rounded_serial_and_parallel(function: Callable[..., Any]) -> KernelPair:
+    """Return the same for a kernel whose every operation is rounded, so that its bits do not depend on how many rows it takes.
+
+    The compiler fuses multiplications and additions in a loop for all threads other than in one for a single thread.
+    """
+    options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
+    return njit(**options)(_alone(function)), njit(parallel=True, **options)(function)
+
+
+def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy under another name: by names, Numba's cache on disk tells functions apart."""
     alone = types.FunctionType(function.__code__, function.__globals__, function.__name__)
-    alone.__qualname__ = (
-        f"{function.__name__}_in_one_thread"  # Numba's cache on disk tells functions apart by their names
-    )
-    return serial_kernel(alone), parallel_kernel(function)
+    alone.__qualname__ = f"{function.__name__}_in_one_thread"
+    return alone

@@ -14,7 +14,7 @@ from numba import prange
 
 from penstock.spmv.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.device import Array, Device
-from penstock.spmv.jit import reassociating_kernel, serial_and_parallel
+from penstock.spmv.jit import reassociating_kernel, rounded_serial_and_parallel, serial_and_parallel
 from penstock.spmv.kernel_table import find_kernel, register_kernel
 
 __all__ = ["CHUNK", "SERIAL_CHUNKS", "VectorSpace", "dot_of_range"]
@@ -120,7 +120,7 @@ def _combine_cuda(alpha: float, x: Array, beta: float, y: Array) -> None:
     function(grid, (_CUDA_THREADS,), (np.int64(x.size), np.float64(alpha), x, np.float64(beta), y))
 
 
-@serial_and_parallel
+@rounded_serial_and_parallel
 def _three_terms(
     scaled: bool,
     driven: bool,

@@ -22,7 +22,7 @@ from penstock.streaming.timeline import Span, SpanKind, Timeline
 __all__ = ["CudaExecutor"]
 
 # Streams among which the stages of a recorded sweep are shared: a subdivision alone does not fill the GPU.
-_LANES = int(__import__("os").environ.get("LANES", 4))
+_LANES = 4
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
 

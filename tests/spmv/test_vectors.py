@@ -69,6 +69,21 @@ def test_three_terms_agree_with_numpy_to_a_few_roundings(dtype, columns, c, scal
         np.testing.assert_array_equal(target.get(arrays[2]), np.zeros_like(y) if clears else y)
 
 
+@pytest.mark.parametrize("columns", [(), (3,)])
+def test_three_terms_have_the_same_bits_however_the_rows_are_cut(columns):
+    """One thread or all, the compiled loop rounds alike."""
+    f, y, v, out = np.random.default_rng(0).standard_normal((4, 60_000, *columns))
+    diagonal, space = np.random.default_rng(1).uniform(1, 2, 60_000), VectorSpace(CPU)
+    whole, parts = out.copy(), out.copy()
+
+    space.three_terms(0.3, diagonal, f, y, 1.7, v, -0.7, whole)
+    for start in range(0, 60_000, 1111):
+        rows = slice(start, start + 1111)
+        space.three_terms(0.3, diagonal[rows], f[rows], y[rows], 1.7, v[rows], -0.7, parts[rows])
+
+    np.testing.assert_array_equal(whole, parts)
+
+
 def test_dot_has_the_same_bits_for_any_number_of_threads():
     import numba
 
