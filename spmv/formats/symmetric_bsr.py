@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numba import get_num_threads, prange
 
-from penstock.spmv.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseFormat, copy_diagonal_blocks, scale
@@ -290,6 +290,9 @@ def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, a
         out[end : end + length] += overflow[part, :length].reshape(-1, *x.shape[1:])
 
 
+_MOST_PARTS = 4
+
+
 @register_kernel("symmetric_bsr", "add_slab", "cuda")
 def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float) -> None:
     block_rows = A.shape[0] // A.block_size
@@ -298,7 +301,11 @@ def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, 
     arrays = (A.chunk_offsets, A.column_indices, A.values, x, out, np.float64(alpha))
     if x.ndim == 1:
         function = cuda_function("symmetric_bsr.cu", f"symmetric_bsr_spmv<{names}>")
-        launch(function, -(-block_rows // HEIGHT) * HEIGHT, 256, (*sizes, *arrays))
+        chunks = -(-block_rows // HEIGHT)
+        # A slab alone leaves much of a GPU without work: several threads then share the slots of a row.
+        parts = max(1, min(_MOST_PARTS, NOMINAL_WARPS // 2 // max(chunks, 1)))
+        if chunks:
+            function((-(-chunks * HEIGHT // 256), parts), (256,), (*sizes, *arrays))
     else:
         function = cuda_function("symmetric_bsr.cu", f"symmetric_bsr_spmm<{names}>")
         launch(function, block_rows * x.shape[1], 256, (*sizes, np.int64(x.shape[1]), *arrays))

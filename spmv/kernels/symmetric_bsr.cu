@@ -5,7 +5,8 @@
 // out += alpha A x, one thread a block row: A[i, j] x[j] is summed for row i, and A[i, j]^T x[i], if j > i, goes to row j.
 // In the matrices of meshes the contribution of row i + 1 to column j and the next one of row i to the same j come one slot
 // apart, so each lane offers what it has to add to its left neighbour before it adds it itself: two thirds of the atomics
-// of a 27-point stencil are saved. Launch: 32 threads a chunk, rounded up to whole blocks. out was scaled by beta before.
+// of a 27-point stencil are saved. Launch: 32 threads a chunk, rounded up to whole blocks; with several rows of blocks
+// (gridDim.y) each takes its share of every chunk's slots. out was scaled by beta before.
 // Reads sizeof(Value) * size * size + 4 bytes a stored block, about half of those of the full matrix.
 template <typename Value, typename Vector, int size>
 __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
@@ -20,6 +21,7 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
     const bool stored_row = position < block_rows;
     const long long row = first_row + position, first = chunk_offsets[position / height];
     const int width = int((chunk_offsets[position / height + 1] - first) / height);
+    const int stop = int(width * (blockIdx.y + 1) / gridDim.y);
     const int* columns = column_indices + first + lane;
     const Value* blocks = values + first * (size * size) + lane;
     double own_x[size], total[size] = {}, pending[size] = {};
@@ -27,7 +29,7 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
 #pragma unroll
     for (int r = 0; r < size; ++r) own_x[r] = stored_row ? double(x[row * size + r]) : 0.0;
 #pragma unroll 2
-    for (int slot = 0; slot < width; ++slot) {
+    for (int slot = int(width * blockIdx.y / gridDim.y); slot < stop; ++slot) {
         const int column = PENSTOCK_STREAM_LOAD(columns + (long long)slot * height);
         Value a[size * size];
 #pragma unroll
