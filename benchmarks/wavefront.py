@@ -330,7 +330,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     axes.margins(x=0.15)
     axes.invert_yaxis()
     axes.grid(alpha=0.3, axis="x")
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=len(ways), frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
 
 

@@ -115,8 +115,8 @@ def draw_comparison(path: Path, records: list[dict[str, Any]], histories: list[l
         curves.plot(
             [seconds * (k + 1) / (iterations + 1) for k in range(len(norms))], norms, color=color, label=record["title"]
         )
-    bars.set(xscale="log", xlabel="seconds", yticks=range(len(records)), yticklabels=[of["title"] for of in records])
-    bars.margins(x=0.25)
+    bars.set(xlabel="seconds", yticks=range(len(records)), yticklabels=[of["title"] for of in records])
+    bars.margins(x=0.2)
     bars.invert_yaxis()
     curves.set(xscale="log", yscale="log", xlabel="seconds", ylabel=r"$\|r\| / \|b\|$")
     curves.legend(frameon=False, fontsize=8)

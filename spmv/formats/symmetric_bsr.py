@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -276,12 +277,20 @@ def _multiply_block(
                                     overflow[part, j - end, k] += value * np.float64(x[i, k])
 
 
+# Finding them takes a third of the time of a product: they are kept as long as the matrix, whose structure stays.
+_REACHES: weakref.WeakKeyDictionary[SymmetricBsrMatrix, dict[tuple[int, ...], tuple[Array, Array]]]
+_REACHES = weakref.WeakKeyDictionary()
+
+
 @register_kernel("symmetric_bsr", "add_slab", "cpu")
 def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float) -> None:
     size, vectors = A.block_size, x.shape[1] if x.ndim == 2 else 1
     rows = (first_row // size, A.shape[0] // size)
     parts = max(1, min(get_num_threads(), A.chunk_offsets.size - 1))
-    ends, reach = _reach(parts, *rows, A.chunk_offsets, A.column_indices)
+    known, key = _REACHES.setdefault(A, {}), (parts, *rows)
+    if key not in known:
+        known[key] = _reach(parts, *rows, A.chunk_offsets, A.column_indices)
+    ends, reach = known[key]
     overflow = np.zeros((parts, max(0, int(reach.max())) * size, vectors))
     product = _multiply_vector if x.ndim == 1 else _multiply_block
     product(size, *rows, ends, overflow, A.chunk_offsets, A.column_indices, A.values, x, out, alpha)

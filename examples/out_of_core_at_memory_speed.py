@@ -1,0 +1,76 @@
+"""One system solved four ways, with a quarter of the matrix allowed in memory: what streaming costs, and what it need not cost.
+
+python examples/out_of_core_at_memory_speed.py                            # from a disk, on the CPU
+python examples/out_of_core_at_memory_speed.py --device cuda --nodes 128  # from host memory, on a GPU
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from penstock.experiments.figures import draw_comparison
+from penstock.experiments.rates import machine_rates
+from penstock.fem import Cantilever, LognormalMaterial
+from penstock.solvers import cg, chebyshev, jacobi
+from penstock.spmv import Device
+from penstock.streaming import FileStore, HostStore, StreamedMatrix, index_of, plan_products, plan_stream
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--nodes", type=int, default=24, help="nodes a side of the cube")
+parser.add_argument("--device", default="cpu")
+options = parser.parse_args(sys.argv[1:] if sys.argv[0] == __file__ else [])
+
+device = Device.parse(options.device)
+beam = Cantilever(nodes=options.nodes, dof=3, material=LognormalMaterial(sigma=0.5, seed=1))
+b = device.asarray(beam.load())
+rates = machine_rates(device, Path.cwd())
+
+# A subdivision for every plane of nodes couples with its neighbours only: that lets products share sweeps.
+index = index_of(beam.outlines(options.nodes, "bsr"), beam.shape)
+budget = index.nbytes // 4
+one_product = partial(plan_stream, index, budget, rates=rates)
+many_products = plan_products(lambda products: one_product(products=products))
+print(many_products.explain(), end="\n\n")
+
+records, histories = [], []
+
+
+def solve(title, A, M, moves):
+    """Solve, and print a line."""
+    began = time.perf_counter()
+    result = cg(A, b, M=M, rtol=1e-8)
+    seconds = time.perf_counter() - began
+    sweeps, moved = (result.sweeps if moves else 0), result.bytes_streamed / 1e9
+    print(f"{title:<32}{seconds:>8.2f} s{result.iterations:>12}{sweeps:>8}{moved:>10.2f}")
+    records.append({"title": title, "seconds": seconds})
+    histories.append(result.residual_norms)
+    return result
+
+
+print(f"{'way':<32}{'solve':>10}{'iterations':>12}{'sweeps':>8}{'GB moved':>10}")
+resident = beam.matrix().to_device(device)
+solve("in memory", resident, jacobi(resident), moves=False)
+del resident
+
+with tempfile.TemporaryDirectory() as folder:
+    slabs = beam.subdivisions(options.nodes)
+    store = (
+        FileStore.create(Path(folder) / "beam", slabs, shape=beam.shape)
+        if device.kind == "cpu"
+        else HostStore.create(slabs)
+    )
+    ways = {
+        "streamed, no overlap": (one_product(overlap=False), jacobi),
+        "streamed, overlap": (one_product(), jacobi),
+        "streamed, many products a sweep": (many_products, partial(chebyshev, products="auto")),
+    }
+    with store:
+        for title, (plan, preconditioner) in ways.items():
+            with StreamedMatrix(store, budget, device=device, plan=plan) as A:
+                last = solve(title, A, preconditioner(A), moves=True)
+
+draw_comparison(Path("out_of_core.png"), records, histories)
+print(f"\ntrue relative residual  {last.true_residual:.2e}\ndrawn in out_of_core.png")
