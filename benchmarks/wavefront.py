@@ -8,7 +8,8 @@ of the BSR matrix: a cube, a slender beam, and the cube with its nodes shuffled 
 - ``memory``: CG with Jacobi and with block Jacobi on symmetric BSR, whichever is faster;
 - ``no_overlap``, ``streamed``: CG with Jacobi on BSR in the same storage, part of it resident, some iterations measured and
   scaled to those that the same solve takes in memory, with the same bits;
-- ``wavefront``: CG with a Chebyshev polynomial, format, cut and number of products chosen by the plan.
+- ``wavefront``: CG with a Chebyshev polynomial in the matrix scaled by the blocks of its nodes; format, cut and number of
+  products are chosen by the plan.
 
 Sweeps are timed several in a row; ``floor_seconds`` is the bytes moved over the measured link.
 """
@@ -113,7 +114,7 @@ class System:
         return plan_subdivisions(
             functools.cache(lambda count: index_of(self.outlines(name, count), (self.n, self.n))),
             self.budget, limit=self.planes, counts=counts, rates=rates, products=products, reach_for=self.reach,
-            workspace_nbytes=cg_workspace_nbytes(self.n) + 24 * self.n, **options,
+            workspace_nbytes=cg_workspace_nbytes(self.n) + 40 * self.n, **options,
         )  # fmt: skip
 
 
@@ -238,7 +239,7 @@ def measure_solves(system: System, rates: LinkRates, link: float) -> list[dict[s
     )
     print(plan.explain(), flush=True)
     with system.streamed(plan) as A:
-        M = chebyshev(A, "auto")
+        M = chebyshev(A, "auto", block_size=3)
         cg(A, b, M=M, rtol=RTOL, maxiter=6)
         samples = [seconds_of(device, partial(cg, A, b, M=M, rtol=RTOL)) for _ in range(3)]
         result = samples[0][1]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock.solvers import block_jacobi, chebyshev
 from penstock.spmv import Operator
-from penstock.streaming import StreamPlan, plan_products
+from penstock.streaming import StreamedMatrix, StreamPlan, plan_products
 
 __all__ = ["PreconditionerKind", "Preconditioning", "Products"]
 
@@ -25,7 +25,7 @@ class Preconditioning:
     ----------
     kind : {"none", "jacobi", "block_jacobi", "chebyshev"}
     block_size : int
-        Of ``block_jacobi``.
+        Of ``block_jacobi``, and of the blocks in ``chebyshev``.
     products : int or "auto"
         Of ``chebyshev``, an iteration; ``auto`` leaves them to the plan.
     """
@@ -37,12 +37,15 @@ class Preconditioning:
     def build(self, A: Operator) -> Operator | None:
         """Return the preconditioner of a matrix."""
         if self.kind == "chebyshev":
-            return chebyshev(A, self.products)
+            aligned = not isinstance(A, StreamedMatrix) or A.keeps_together(self.block_size)
+            return chebyshev(A, self.products, block_size=self.block_size if aligned else 1)
         return None if self.kind == "none" else block_jacobi(A, 1 if self.kind == "jacobi" else self.block_size)
 
     def vectors(self, columns: int) -> int:
         """Return how many vectors it holds for so many right-hand sides at a time."""
-        return {"none": 0, "jacobi": 1, "block_jacobi": self.block_size, "chebyshev": 1 + 2 * columns}[self.kind]
+        return {"none": 0, "jacobi": 1, "block_jacobi": self.block_size, "chebyshev": self.block_size + 2 * columns}[
+            self.kind
+        ]
 
     def planned(self, plan_for: Callable[[int], StreamPlan]) -> StreamPlan:
         """Return the plan that ``plan_for(products)`` makes for the products that follow each other in an application."""

@@ -42,6 +42,9 @@ class AdvancesRecurrences(Protocol):
     def following_products(self) -> int | None:
         """Return how many products had best follow each other; None if it does not matter."""
 
+    def keeps_together(self, rows: int) -> bool:
+        """Return whether steps are never taken for a part of so many rows only, which D may couple."""
+
 
 @dataclass
 class Recurrence:
@@ -53,8 +56,8 @@ class Recurrence:
     v, before : array, (n,) or (n, k)
         ``v[0]`` and ``v[-1]``; every step overwrites the older one of them.
     f : array, (n,) or (n, k)
-    diagonal : array, (n,)
-        D.
+    diagonal : array, (n,) or (n / size, size, size)
+        D: a diagonal, or dense blocks on it.
     image : array of the shape of v
         Work. :meth:`scatter` and :meth:`complete` take it as zero and leave it so.
     space : VectorSpace
@@ -109,7 +112,9 @@ class Recurrence:
 
     def _step(self, stage: int, rows: slice, image: Array, *, clears: bool) -> None:
         step, (v, new) = self.steps[stage], self.vectors(stage)
-        diagonal, f = self.diagonal[rows] if step.scaled else None, self.f[rows] if step.driven else None
+        size = self.diagonal.shape[-1] if self.diagonal.ndim == 3 else 1
+        blocks = slice(rows.start // size, rows.stop // size)
+        diagonal, f = self.diagonal[blocks] if step.scaled else None, self.f[rows] if step.driven else None
         self.space.three_terms(step.a, diagonal, f, image, step.b, v[rows], step.c, new[rows], clears)
 
     def places(self) -> tuple[object, ...]:

@@ -63,10 +63,11 @@ class VectorSpace:
         out: Array,
         clears: bool = False,
     ) -> None:
-        """Set ``out = a D (f - y) + b v + c out`` for vectors ``(n,)`` or blocks ``(n, k)``, the diagonal ``(n,)``.
+        """Set ``out = a D (f - y) + b v + c out`` for vectors ``(n,)`` or blocks ``(n, k)``.
 
-        Reads 5 n k values and writes n k: with ``y = A v`` the step of a three-term recurrence of polynomials in ``D A``. D
-        and f may be left out. What is multiplied by a factor of zero is not read. ``clears`` sets y to zero afterwards.
+        D is a diagonal ``(n,)``, or dense blocks on it ``(n / size, size, size)``. D and f may be left out. Reads 5 n k values
+        and writes n k: with ``y = A v`` the step of a three-term recurrence of polynomials in ``D A``. What is multiplied by a
+        factor of zero is not read. ``clears`` sets y to zero afterwards.
         """
         kernel = find_kernel("vector", "three_terms", self.device.kind)
         kernel(a, diagonal, f, y, b, v, c, out, clears)
@@ -126,7 +127,7 @@ def _three_terms(
     driven: bool,
     clears: bool,
     a: float,
-    diagonal: Array,
+    blocks: Array,
     f: Array,
     y: Array,
     b: float,
@@ -134,38 +135,56 @@ def _three_terms(
     c: float,
     out: Array,
 ) -> None:
-    for i in prange(out.shape[0]):
-        for j in range(out.shape[1]):
-            change = (np.float64(f[i, j]) if driven else 0.0) - np.float64(y[i, j])
-            if scaled:
-                change *= np.float64(diagonal[i])
-            total = a * change
-            if b != 0.0:
-                total += b * np.float64(v[i, j])
-            if c != 0.0:
-                total += c * np.float64(out[i, j])
-            out[i, j] = total
-            if clears:
-                y[i, j] = 0.0
+    size = blocks.shape[1]
+    for block in prange(out.shape[0] // size):
+        for row in range(size):
+            i = block * size + row
+            for j in range(out.shape[1]):
+                change = 0.0
+                if scaled:
+                    for column in range(size):
+                        other = block * size + column
+                        difference = (np.float64(f[other, j]) if driven else 0.0) - np.float64(y[other, j])
+                        change += np.float64(blocks[block, row, column]) * difference
+                else:
+                    change = (np.float64(f[i, j]) if driven else 0.0) - np.float64(y[i, j])
+                total = a * change
+                if b != 0.0:
+                    total += b * np.float64(v[i, j])
+                if c != 0.0:
+                    total += c * np.float64(out[i, j])
+                out[i, j] = total
+        if clears:
+            for i in range(block * size, (block + 1) * size):
+                for j in range(out.shape[1]):
+                    y[i, j] = 0.0
+
+
+def _as_blocks(diagonal: Array | None, out: Array) -> Array:
+    """Return a diagonal as blocks of one row; without one, something of that shape that is not read."""
+    diagonal = out.reshape(-1) if diagonal is None else diagonal
+    return diagonal if diagonal.ndim == 3 else diagonal[: out.shape[0]].reshape(-1, 1, 1)
 
 
 @register_kernel("vector", "three_terms", "cpu")
 def _three_terms_cpu(
     a: float, diagonal: Array | None, f: Array | None, y: Array, b: float, v: Array, c: float, out: Array, clears: bool
 ) -> None:
-    given, rows = (diagonal is not None, f is not None), out.shape[0]
-    diagonal = out.reshape(-1) if diagonal is None else diagonal  # not read then
+    given, rows, blocks = (diagonal is not None, f is not None), out.shape[0], _as_blocks(diagonal, out)
     f, y, v, out = (block.reshape(rows, -1) for block in (v if f is None else f, y, v, out))
-    _three_terms[out.size > SERIAL_CHUNKS * CHUNK](*given, clears, a, diagonal, f, y, b, v, c, out)
+    _three_terms[out.size > SERIAL_CHUNKS * CHUNK](*given, clears, a, blocks, f, y, b, v, c, out)
 
 
 @register_kernel("vector", "three_terms", "cuda")
 def _three_terms_cuda(
     a: float, diagonal: Array | None, f: Array | None, y: Array, b: float, v: Array, c: float, out: Array, clears: bool
 ) -> None:
-    function = cuda_function("vectors.cu", f"three_terms<{type_names(out)}>")
+    blocks = _as_blocks(diagonal, out)
+    size = int(blocks.shape[1])
+    function = cuda_function("vectors.cu", f"three_terms<{type_names(out)}, {size}>")
     flags = tuple(np.int32(flag) for flag in (diagonal is not None, f is not None, clears))
     factors = (np.float64(a), np.float64(b), np.float64(c))
     sizes = (np.int64(out.size), np.int32(1 if out.ndim == 1 else out.shape[1]))
-    arrays = (v if diagonal is None else diagonal, v if f is None else f, y, v, out)
-    launch(function, out.size, _CUDA_THREADS, (*sizes, *flags, *factors, *arrays))
+    launch(
+        function, out.size // size, _CUDA_THREADS, (*sizes, *flags, *factors, blocks, v if f is None else f, y, v, out)
+    )

@@ -358,6 +358,10 @@ class StreamedMatrix(ValidatedOperator):
             return None
         return self.plan.products if self.plan.products > 1 else self.products_a_sweep()
 
+    def keeps_together(self, rows: int) -> bool:
+        """Return whether subdivisions begin at multiples of so many rows."""
+        return all(subdivision.row_start % rows == 0 for subdivision in self.plan.index.subdivisions)
+
     def advance(self, recurrence: Recurrence) -> None:
         """Take all steps of a recurrence, several in a sweep.
 

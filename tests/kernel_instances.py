@@ -85,10 +85,10 @@ def _conversion(sizes) -> list[str]:
     ]
 
 
-def _vectors() -> list[str]:
+def _vectors(sizes) -> list[str]:
     return [
-        f"{kernel}<{type_}>"
-        for kernel, type_ in product(("dot_partial", "combine", "three_terms"), ("double", "float"))
+        *(f"{kernel}<{type_}>" for kernel, type_ in product(("dot_partial", "combine"), ("double", "float"))),
+        *(f"three_terms<{type_}, {size}>" for type_, size in product(("double", "float"), sizes)),
     ]
 
 
@@ -125,7 +125,7 @@ INSTANCES = {
     "ell.cu": _ell(),
     "sell.cu": _sell(SIZES, COLUMNS),
     "symmetric_bsr.cu": _symmetric(SIZES),
-    "vectors.cu": _vectors(),
+    "vectors.cu": _vectors(SIZES),
 }
 
 _EMULATED_SIZES = (1, 2, 3, 6)
@@ -135,6 +135,7 @@ EMULATED = {
     "conjugate_gradients.cu": _conjugate_gradients((0, 1, 3)),
     "conversion.cu": _conversion(_EMULATED_SIZES),
     "symmetric_bsr.cu": _symmetric(_EMULATED_SIZES),
+    "vectors.cu": _vectors(_EMULATED_SIZES),
     "sell.cu": list(
         dict.fromkeys(
             [

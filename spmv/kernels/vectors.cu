@@ -30,22 +30,36 @@ __global__ void __launch_bounds__(256) combine(
     if (i < n) y[i] = Vector(alpha * double(x[i]) + beta * double(y[i]));
 }
 
-// out = a D (f - y) + b v + c out for blocks of k vectors that lie side by side, one thread an element; n is rows times k.
-// D is left out unless `scaled`, f unless `driven`; `clears` sets y to zero afterwards. What a factor of zero belongs to is
-// not read.
-template <typename Vector>
+// out = a D (f - y) + b v + c out for blocks of k vectors that lie side by side, one thread `size` rows of a vector; n is rows
+// times k. D consists of dense blocks of `size` rows on the diagonal. It is left out unless `scaled`, f unless `driven`;
+// `clears` sets y to zero afterwards. What a factor of zero belongs to is not read.
+template <typename Vector, int size>
 __global__ void __launch_bounds__(256) three_terms(
     const long long n, const int k, const int scaled, const int driven, const int clears, const double a, const double b,
     const double c, const Vector* __restrict__ diagonal, const Vector* __restrict__ f, Vector* __restrict__ y,
     const Vector* __restrict__ v, Vector* __restrict__ out)
 {
-    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    double change = (driven ? double(f[i]) : 0.0) - double(y[i]);
-    if (scaled) change *= double(diagonal[k == 1 ? i : i / k]);
-    double sum = a * change;
-    if (b != 0.0) sum += b * double(v[i]);
-    if (c != 0.0) sum += c * double(out[i]);
-    out[i] = Vector(sum);
-    if (clears) y[i] = Vector(0);
+    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (thread >= n / size) return;
+    const long long block = k == 1 ? thread : thread / k, first = block * size * k + (k == 1 ? 0 : thread % k);
+    double change[size];
+#pragma unroll
+    for (int row = 0; row < size; ++row)
+        change[row] = (driven ? double(f[first + row * k]) : 0.0) - double(y[first + row * k]);
+#pragma unroll
+    for (int row = 0; row < size; ++row) {
+        const long long i = first + row * k;
+        double sum = change[row];
+        if (scaled) {
+            sum = 0.0;
+#pragma unroll
+            for (int column = 0; column < size; ++column)
+                sum += double(diagonal[(block * size + row) * size + column]) * change[column];
+        }
+        sum *= a;
+        if (b != 0.0) sum += b * double(v[i]);
+        if (c != 0.0) sum += c * double(out[i]);
+        out[i] = Vector(sum);
+        if (clears) y[i] = Vector(0);
+    }
 }

@@ -5,7 +5,7 @@ import pytest
 import scipy.linalg
 
 from penstock.fem import Cantilever, LognormalMaterial
-from penstock.solvers import block_cg, cg, chebyshev, jacobi
+from penstock.solvers import block_cg, block_jacobi, cg, chebyshev, jacobi
 from penstock.solvers.chebyshev import largest_eigenvalue
 from penstock.spmv import FunctionOperator, InputError
 from penstock.streaming import HostStore, StreamedMatrix
@@ -163,3 +163,57 @@ def test_bounds_out_of_order_are_refused(A, bounds):
 def test_an_operator_that_knows_nothing_of_itself_is_refused(A):
     with pytest.raises(InputError, match="does not know its diagonal"):
         chebyshev(FunctionOperator(lambda x: A @ x, A.shape, np.float64))
+
+
+class TestBlocks:
+    """The inverse of the blocks of a node's unknowns in the place of that of the diagonal."""
+
+    def test_is_the_polynomial_in_the_matrix_that_they_scale(self, rough):
+        A = rough.matrix()
+        matrix, D = A.to_csr().toarray(), np.kron(np.eye(A.shape[0] // 3), np.ones((3, 3)))
+        D = np.linalg.inv(matrix * D)
+        M, r = chebyshev(A, 3, block_size=3, low=0.1, high=4.0), np.random.default_rng(0).standard_normal(A.shape[0])
+        centre, radius = 2.05, 1.95
+        first = 1 / centre
+        rho = radius / centre
+        z0, z = np.zeros_like(r), first * D @ r
+        for _ in range(2):
+            following = 1 / (2 * centre / radius - rho)
+            z, z0 = z + following * rho * (z - z0) + 2 * following / radius * D @ (r - matrix @ z), z
+            rho = following
+
+        np.testing.assert_allclose(M @ r, z, rtol=1e-10, atol=1e-12 * np.abs(z).max())
+
+    def test_saves_iterations_as_block_jacobi_does(self, rough):
+        A, b = rough.matrix(), rough.load()
+        of_blocks, of_diagonal = (cg(A, b, M=chebyshev(A, 9, block_size=size), rtol=1e-8).iterations for size in (3, 1))
+
+        assert of_blocks <= of_diagonal
+
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_the_eigenvalue_is_that_of_a_dense_solver_from_below_with_a_margin(self, rough, size):
+        A = rough.matrix()
+        D = block_jacobi(A, size)
+        matrix = A.to_csr().toarray()
+        inverse = np.linalg.inv(matrix * np.kron(np.eye(A.shape[0] // size), np.ones((size, size))))
+        largest = float(np.linalg.eigvals(inverse @ matrix).real.max())
+
+        assert largest <= largest_eigenvalue(A, D, 0)
+        assert 0.95 * largest <= largest_eigenvalue(A, D, 12) <= 1.06 * largest
+
+    def test_streamed_it_has_the_same_bits(self, rough):
+        A = rough.matrix("bsr")
+        r = np.random.default_rng(0).standard_normal(A.shape[0])
+        store = HostStore.create(rough.subdivisions(7, "bsr"))
+        with StreamedMatrix(store, 5 * max(s.nbytes for s in store.index.subdivisions), products=5) as streamed:
+            z = chebyshev(streamed, 5, block_size=3) @ r
+        np.testing.assert_array_equal(z, chebyshev(A, 5, block_size=3) @ r)
+
+    def test_blocks_that_a_subdivision_cuts_are_refused(self, rough):
+        A = rough.matrix("csr").to_csr()
+        store = HostStore.create([A[:10], A[10:]])
+        with (
+            StreamedMatrix(store, store.index.nbytes) as streamed,
+            pytest.raises(InputError, match="subdivisions of the matrix cut blocks of 3 rows"),
+        ):
+            chebyshev(streamed, 5, block_size=3)

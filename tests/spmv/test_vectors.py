@@ -69,6 +69,28 @@ def test_three_terms_agree_with_numpy_to_a_few_roundings(dtype, columns, c, scal
         np.testing.assert_array_equal(target.get(arrays[2]), np.zeros_like(y) if clears else y)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("columns", [(), (2,)])
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_three_terms_with_dense_blocks_on_the_diagonal(dtype, columns, size, target):
+    generator = np.random.default_rng(size)
+    for count in (1, 5, 300):
+        f, y, v, out = generator.uniform(-1, 1, (4, size * count, *columns)).astype(dtype)
+        blocks = generator.uniform(-1, 1, (count, size, size)).astype(dtype)
+        arrays = [target.put(a.copy()) for a in (blocks, f, y, v, out)]
+
+        with target.running():
+            kernel = find_kernel("vector", "three_terms", target.device_kind)
+            kernel(0.3, *arrays[:3], 1.6, arrays[3], -0.6, arrays[4], True)
+
+        change = (f.astype(float) - y).reshape(count, size, -1)
+        change = np.einsum("irc,ick->irk", blocks.astype(float), change).reshape(out.shape)
+        expected = 0.3 * change + 1.6 * v.astype(float) - 0.6 * out.astype(float)
+        np.testing.assert_allclose(target.get(arrays[4]), expected, rtol=0, atol=8 * size * np.finfo(dtype).eps)
+        np.testing.assert_array_equal(target.get(arrays[2]), 0)
+
+
 @pytest.mark.parametrize("columns", [(), (3,)])
 def test_three_terms_have_the_same_bits_however_the_rows_are_cut(columns):
     """One thread or all, the compiled loop rounds alike."""
