@@ -121,3 +121,7 @@ class Recurrence:
         """Return what a recording of kernels depends on: the steps and, on CUDA, the addresses of the vectors."""
         vectors = (self.v, self.before, self.f, self.diagonal, self.image)
         return (*self.steps, *self.v.shape, *(int(vector.data.ptr) for vector in vectors))
+
+    def kernels(self) -> tuple[object, ...]:
+        """Return what decides which kernels take the steps, wherever the vectors are."""
+        return (self.v.shape[1:], self.diagonal.shape[1:], *sorted({step.scaled for step in self.steps}))

@@ -121,7 +121,10 @@ class StreamedMatrix(ValidatedOperator):
         self._residents: dict[int, SparseFormat] = {}
         self._places: tuple[int, ...] = ()  # shape and addresses of the vectors of the last call of apply_each
         self._graphs: ProductGraphs | None = None
-        self._recordings: dict[tuple[object, ...], RecordedGraph | None] = {}  # of sweeps; None: played once
+        self._recordings: dict[tuple[object, ...], RecordedGraph] = {}  # of sweeps
+        self._loaded: set[tuple[object, ...]] = (
+            set()
+        )  # kernels that sweeps have started, without which none is recorded
         self._executor: HostExecutor | CudaExecutor | None = None
         # One allocation for the ring and what is resident: nothing is allocated again until close.
         storage = self.budget.allocate(self._purpose, self.plan.storage_nbytes, self.device)
@@ -207,7 +210,7 @@ class StreamedMatrix(ValidatedOperator):
         self._sweep_in_stages(lambda number, slab, stage: visit(number, slab), 1, 1)
 
     def _sweep_in_stages(self, visit: Visit, stages: int, reach: int, places: tuple[object, ...] | None = None) -> None:
-        """Sweep; one with the same ``places``, which say what it computes and where, may be replayed from a recording."""
+        """Sweep; with ``places``, which say what it computes and where, it is recorded, and the same one replayed later."""
         if self._executor is None:
             raise InputError("this streamed matrix is closed; open a new one on its store")
         if not self._sweeping.acquire(blocking=False):
@@ -261,14 +264,11 @@ class StreamedMatrix(ValidatedOperator):
     def _record(
         self, executor: HostExecutor | CudaExecutor, key: tuple[object, ...], steps: list[Step], visit: Visit
     ) -> bool:
-        """Record a sweep that comes a second time; by then all of its kernels are loaded."""
+        """Record a sweep, of which everything has been started before: no kernel can be loaded while it is recorded."""
         if not isinstance(executor, CudaExecutor) or not executor.recordable or self.plan.at_end == "continue":
             return False
-        if key not in self._recordings:
-            while len(self._recordings) >= _MOST_RECORDINGS:
-                del self._recordings[next(iter(self._recordings))]
-            self._recordings[key] = None
-            return False
+        while len(self._recordings) >= _MOST_RECORDINGS:
+            del self._recordings[next(iter(self._recordings))]
         self._recordings[key] = executor.record(steps, self._residents, visit)
         return True
 
@@ -377,9 +377,11 @@ class StreamedMatrix(ValidatedOperator):
         places = recurrence.places() if self.device.kind == "cuda" else None
         for first in range(0, total, count):
             visit = self._scattering_visit(recurrence, first) if self._scatters else self._visit(recurrence, first)
-            self._sweep_in_stages(
-                visit, min(count, total - first), self.reach, None if places is None else (*places, first)
-            )
+            kernels = (*recurrence.kernels(), self.direction)
+            recorded = places is not None and kernels in self._loaded
+            stages = min(count, total - first)
+            self._sweep_in_stages(visit, stages, self.reach, (*(places or ()), first) if recorded else None)
+            self._loaded.add(kernels)
 
     @property
     def _scatters(self) -> bool:
