@@ -19,7 +19,7 @@ from penstock.spmv.formats.from_csr import (
     stored_blocks,
 )
 from penstock.spmv.formats.sell import arrange_chunks, rows_of_chunks
-from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.jit import parallel_kernel, serial_kernel
 from penstock.spmv.kernel_table import register_kernel
 
 if TYPE_CHECKING:
@@ -153,6 +153,15 @@ class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
         return HEIGHT * self.block_size
 
 
+@serial_kernel
+def gather_rows(size: int, columns: Array, x: Array, gathered: Array) -> None:
+    """Fetch what a slot's blocks multiply, 0 for padding: loops over ``gathered`` then use vector registers."""
+    for p in range(HEIGHT):
+        column = np.int64(columns[p])
+        for c in range(size):
+            gathered[c, p] = x[column * size + c] if column >= 0 else 0.0
+
+
 @parallel_kernel
 def _spmv(
     size: int,
@@ -168,17 +177,14 @@ def _spmv(
     for chunk in prange(offsets.shape[0] - 1):
         first, width = offsets[chunk], (offsets[chunk + 1] - offsets[chunk]) // HEIGHT
         rows = min(HEIGHT, out.shape[0] // size - chunk * HEIGHT)
-        totals = np.zeros((size, HEIGHT))
+        totals, gathered = np.zeros((size, HEIGHT)), np.empty((size, HEIGHT))
         for slot in range(width):
-            column = columns[first + slot * HEIGHT : first + (slot + 1) * HEIGHT]
             scalars = values[(first + slot * HEIGHT) * size * size : (first + (slot + 1) * HEIGHT) * size * size]
+            gather_rows(size, columns[first + slot * HEIGHT : first + (slot + 1) * HEIGHT], x, gathered)
             for r in range(size):
                 for c in range(size):
-                    for p in range(rows):
-                        if column[p] >= 0:
-                            totals[r, p] += np.float64(scalars[(r * size + c) * HEIGHT + p]) * np.float64(
-                                x[np.int64(column[p]) * size + c]
-                            )
+                    for p in range(HEIGHT):
+                        totals[r, p] += np.float64(scalars[(r * size + c) * HEIGHT + p]) * gathered[c, p]
         for p in range(rows):
             row = np.int64(permutation[chunk * HEIGHT + p]) if permutation.size else np.int64(chunk * HEIGHT + p)
             for r in range(size):

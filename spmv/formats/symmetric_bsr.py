@@ -23,7 +23,7 @@ from penstock.spmv.formats.from_csr import (
     stored_blocks,
 )
 from penstock.spmv.formats.sell import rows_of_chunks
-from penstock.spmv.formats.sliced_bsr import HEIGHT
+from penstock.spmv.formats.sliced_bsr import HEIGHT, gather_rows
 from penstock.spmv.jit import parallel_kernel
 from penstock.spmv.kernel_table import find_kernel, register_kernel
 
@@ -212,20 +212,24 @@ def _multiply_vector(
     for part in prange(parts):
         end = ends[part] * size
         total, below = np.empty((size, HEIGHT)), np.empty((size, HEIGHT))
+        own, gathered = np.zeros((size, HEIGHT)), np.empty((size, HEIGHT))
         for chunk in range(chunks * part // parts, chunks * (part + 1) // parts):
             rows, row = min(HEIGHT, block_rows - chunk * HEIGHT), first_row + chunk * HEIGHT
             total[:] = 0.0
+            for p in range(rows):
+                for r in range(size):
+                    own[r, p] = x[(row + p) * size + r]
             for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
                 column = columns[block : block + HEIGHT]
                 scalars = values[block * size * size : (block + HEIGHT) * size * size]
+                gather_rows(size, column, x, gathered)
                 below[:] = 0.0
                 for r in range(size):
                     for c in range(size):
-                        for p in range(rows):
-                            if column[p] >= 0:
-                                value = np.float64(scalars[(r * size + c) * HEIGHT + p])
-                                total[r, p] += value * np.float64(x[np.int64(column[p]) * size + c])
-                                below[c, p] += value * np.float64(x[(row + p) * size + r])
+                        for p in range(HEIGHT):
+                            value = np.float64(scalars[(r * size + c) * HEIGHT + p])
+                            total[r, p] += value * gathered[c, p]
+                            below[c, p] += value * own[r, p]
                 for p in range(rows):
                     if column[p] > row + p:
                         for c in range(size):
