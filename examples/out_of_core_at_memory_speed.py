@@ -55,7 +55,7 @@ resident = beam.matrix().to_device(device)
 solve("in memory", resident, jacobi(resident), moves=False)
 del resident
 
-with tempfile.TemporaryDirectory() as folder:
+with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # on the disk that was measured
     slabs = beam.subdivisions(options.nodes)
     store = (
         FileStore.create(Path(folder) / "beam", slabs, shape=beam.shape)

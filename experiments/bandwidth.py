@@ -24,7 +24,8 @@ __all__ = ["measure_disk", "measure_link", "measure_memory", "measure_scattering
 
 _REPEATS = 5
 _STARTS, _SMALL_NBYTES = 64, 64 << 10
-_SCATTERING_NODES = {"cpu": 36, "cuda": 96}  # a side: half of the matrix is larger than the cache
+# Nodes a side, of which half of the matrix (a sixth of these bytes) is larger than caches; a GPU must have room for it.
+_SCATTERING_NODES = {"cpu": (36,), "cuda": (96, 48, 24)}
 
 
 def _seconds(action: Any, device: Device) -> float:
@@ -113,7 +114,9 @@ def measure_scattering(device: Device, memory: float) -> float:
     memory : float
         Bytes a second, as :func:`measure_memory` has it.
     """
-    A = Cantilever(nodes=_SCATTERING_NODES[device.kind], dof=3).matrix("symmetric_bsr").to_device(device)
+    beams = (Cantilever(nodes=nodes, dof=3) for nodes in _SCATTERING_NODES[device.kind])
+    beam = next(beam for beam in beams if 8 * beam.nnz < device.free_nbytes() // 4 or beam.unknowns < 100_000)
+    A = beam.matrix("symmetric_bsr").to_device(device)
     x = device.xp.ones(A.shape[0])
     out = device.xp.empty_like(x)
     return float(A.nbytes / _seconds(lambda: A.apply(x, out), device) / memory)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers import BlockCgState, CgState, StopReason
-from penstock.spmv import Device, InputError, StoreError
+from penstock.spmv import Array, Device, InputError, StoreError
 
 __all__ = ["Checkpoint", "SolverState", "read_checkpoint", "write_checkpoint"]
 
@@ -117,17 +117,22 @@ def _contents(state: SolverState, device: Device) -> dict[str, Any]:
     if isinstance(state, CgState):
         return {
             **{name: device.to_host(getattr(state, name)) for name in _CG_VECTORS},
-            **({} if state.q is None else {"q": device.to_host(state.q)}),
+            **_optional("q", state.q, device),
             "numbers": np.array([float(getattr(state, name)) for name in _CG_NUMBERS]),
             "residual_norms": np.array(state.residual_norms),
         }
     return {
         **{name: device.to_host(getattr(state, name)) for name in _BLOCK_VECTORS},
+        **_optional("s", state.s, device),
         **{name: np.array(getattr(state, name)) for name in _BLOCK_LISTS},
         "active": np.array(state.active, dtype=np.int64),
         "iteration": state.iteration,
         "reasons": np.array([reason.name if reason else "" for reason in state.reasons]),
     }
+
+
+def _optional(name: str, vectors: Array | None, device: Device) -> dict[str, Any]:
+    return {} if vectors is None else {name: device.to_host(vectors)}
 
 
 def _state(data: Any, device: Device) -> SolverState:
@@ -136,11 +141,12 @@ def _state(data: Any, device: Device) -> SolverState:
         numbers = dict(zip(_CG_NUMBERS, data["numbers"].tolist(), strict=True))
         counts = {name: int(numbers.pop(name)) for name in ("iteration", "replacements")}
         vectors = {name: device.asarray(data[name]) for name in _CG_VECTORS}
-        image = device.asarray(data["q"]) if "q" in data else None
-        return CgState(**vectors, **numbers, **counts, residual_norms=data["residual_norms"].tolist(), q=image)
+        q = device.asarray(data["q"]) if "q" in data else None
+        return CgState(**vectors, **numbers, **counts, residual_norms=data["residual_norms"].tolist(), q=q)
     x, w, p = (device.asarray(data[name]) for name in _BLOCK_VECTORS)
     return BlockCgState(
         x, w, p, data["t"], data["phi"], data["active"].tolist(), int(data["iteration"]),
         [StopReason[name] if name else None for name in data["reasons"].tolist()],
         data["last_true_residuals"].tolist(), data["residual_norms"].tolist(),
+        device.asarray(data["s"]) if "s" in data else None,
     )  # fmt: skip

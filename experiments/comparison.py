@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from penstock.experiments.progress import Reporter
 from penstock.experiments.results import ResultsFolder, write_json, write_text
 from penstock.experiments.run import resume_experiment, run_experiment
 from penstock.experiments.single_run import resolved
-from penstock.spmv import InputError, PenstockError, format_nbytes
+from penstock.spmv import BudgetError, InputError, format_nbytes
 
 __all__ = ["WAYS", "ComparisonFolder", "compare_experiment"]
 
@@ -69,7 +70,7 @@ class ComparisonFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.configuration = path / "configuration.yaml"
+        self.configuration = path / "experiment.yaml"  # another name than in the folder of a run
         self.records = path / "comparison.json"
         self.table = path / "comparison.md"
         self.figure = path / "comparison.png"
@@ -130,6 +131,8 @@ def _with_budget(experiment: Experiment) -> Experiment:
     """Refuse what is not one system, and take a quarter of the matrix for a budget that is not given."""
     if experiment.material.samples is not None or experiment.is_block:
         raise InputError("a comparison takes one system and one right-hand side; leave out samples and cases")
+    if experiment.memory.store is not None:
+        raise InputError("memory.store keeps one cut of the matrix, but every way has its own; leave it out")
     if experiment.memory.budget is not None:
         return experiment
     nbytes = experiment.cantilever().nnz * (4 if experiment.memory.values == "float32" else 8)
@@ -154,9 +157,10 @@ def _solved(
             if folder.checkpoint.exists():
                 outcome = resume_experiment(folder.path, reporter=reporter)
             else:
+                shutil.rmtree(folder.path, ignore_errors=True)  # of a run that was killed before its first checkpoint
                 changed = _changed(experiment, memory=way.memory(experiment), solver=way.solver(experiment))
                 outcome = run_experiment(changed, folder.path, reporter=reporter)
-        except (PenstockError, MemoryError) as error:
+        except (BudgetError, MemoryError) as error:  # of others the cause may pass
             record = {"way": name, "title": way.title, "refused": str(error)}
             folder.path.mkdir(exist_ok=True)
             write_json(refused, record)
@@ -188,7 +192,8 @@ def _write(folder: ComparisonFolder, records: list[dict[str, Any]]) -> None:
 def _table(records: list[dict[str, Any]]) -> str:
     """Return the table in Markdown."""
     by_way = {record["way"]: record for record in records if "refused" not in record}
-    memory, overlap = (by_way.get(name, {}).get("seconds") for name in ("memory", "overlap"))
+    converged = {way: record["seconds"] for way, record in by_way.items() if record["converged"]}
+    memory, overlap = converged.get("memory"), converged.get("overlap")
     lines = [
         "| way | solve | x memory | x faster than overlap alone | format | products an iteration | iterations | sweeps | moved "
         "| a sweep | true residual |",
@@ -199,9 +204,10 @@ def _table(records: list[dict[str, Any]]) -> str:
             lines.append(f"| {record['title']} | refused: {record['refused']} |" + " |" * 9)
             continue
         seconds = record["seconds"]
-        over = "-" if not memory else f"{seconds / memory:.2f}"
-        gain = "-" if not overlap else f"{overlap / seconds:.2f}"
-        ended = "" if record["converged"] else ", not converged"
+        whole = record["converged"]
+        over = f"{seconds / memory:.2f}" if memory and whole else "-"
+        gain = f"{overlap / seconds:.2f}" if overlap and whole else "-"
+        ended = "" if whole else ", not converged"
         lines.append(
             f"| {record['title']} | {seconds:.3g} s{ended} | {over} | {gain} | {record['format']} | {record['products']} | "
             f"{record['iterations']} | {record['sweeps']} | {format_nbytes(record['bytes_streamed'])} | "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from penstock.solvers import block_cg_workspace_nbytes, cg_workspace_nbytes
 from penstock.spmv import CPU, BudgetError, Device, InputError, StoreError, format_nbytes
 from penstock.spmv.formats.base import INT32_MAX
 from penstock.streaming import (
+    CUTS,
     FileStore,
     HostStore,
     LinkRates,
@@ -28,6 +29,7 @@ from penstock.streaming import (
     index_of,
     plan_stream,
     plan_subdivisions,
+    reach_of,
 )
 
 __all__ = ["measure_rates", "open_store", "plan_experiment", "resident_format", "workspace_nbytes"]
@@ -50,16 +52,26 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     BudgetError
         If the budget is too small; the message gives the smallest that would do.
     """
-    return experiment.preconditioning.planned(lambda products: _plan(experiment, rates, products))
-
-
-def _plan(experiment: Experiment, rates: LinkRates | None, products: int) -> StreamPlan:
     cantilever, memory = experiment.cantilever(), experiment.memory
 
     @functools.cache
     def index_for(format_name: str, count: int) -> MatrixIndex:
         slabs = cantilever.outlines(count, format_name, values_dtype=np.dtype(memory.values))
         return index_of(slabs, cantilever.shape)
+
+    return experiment.preconditioning.planned(lambda products: _plan(experiment, index_for, rates, products))
+
+
+def _plan(
+    experiment: Experiment, index_for: Callable[[str, int], MatrixIndex], rates: LinkRates | None, products: int
+) -> StreamPlan:
+    cantilever, memory = experiment.cantilever(), experiment.memory
+    mesh, dof = cantilever.mesh, cantilever.dof
+
+    def reach_for(index: MatrixIndex) -> int:
+        slabs = [(part.row_start // dof, -(-part.row_stop // dof)) for part in index.subdivisions]
+        lasts = [dof * mesh.last_neighbour(*nodes) + dof - 1 for nodes in slabs]
+        return reach_of([part.row_start for part in index.subdivisions], lasts)
 
     options: dict[str, Any] = {
         "workspace_nbytes": workspace_nbytes(experiment, cantilever.unknowns),
@@ -76,21 +88,24 @@ def _plan(experiment: Experiment, rates: LinkRates | None, products: int) -> Str
             _check_store(store, experiment)
             return plan_stream(store.index, memory.budget, **options)
     plans, refused = [], None
+    cuts: list[tuple[int, ...]] = [CUTS] if memory.subdivisions is None else [(memory.subdivisions,)]
+    if memory.subdivisions is None and products > 1:
+        # First of whole planes: where a format can be cut there, subdivisions couple with their neighbours only.
+        planes = cantilever.mesh.node_counts[0]
+        cuts.insert(0, tuple(count for count in range(1, planes + 1) if planes % count == 0))
     for format_name in _STREAMED_FORMATS if memory.format == "auto" else (memory.format,):
-        if memory.subdivisions is not None:
-            options["counts"] = (memory.subdivisions,)
-        elif products > 1:  # of whole planes, which couple with their neighbours only
-            planes = cantilever.mesh.node_counts[0]
-            options["counts"] = tuple(count for count in range(1, planes + 1) if planes % count == 0)
-        try:
-            limit = cantilever.largest_cut(format_name)
-            if memory.subdivisions is not None and memory.subdivisions > limit:
-                raise InputError(
-                    f"{format_name} can be cut into {limit} subdivisions at most, not {memory.subdivisions}"
-                )
-            plans.append(plan_subdivisions(partial(index_for, format_name), memory.budget, limit=limit, **options))
-        except (BudgetError, InputError) as error:  # another format may need less
-            refused = error
+        for counts in cuts:
+            try:
+                limit = cantilever.largest_cut(format_name)
+                if memory.subdivisions is not None and memory.subdivisions > limit:
+                    raise InputError(
+                        f"{format_name} can be cut into {limit} subdivisions at most, not {memory.subdivisions}"
+                    )
+                options |= {"limit": limit, "reach_for": reach_for, "counts": counts}
+                plans.append(plan_subdivisions(partial(index_for, format_name), memory.budget, **options))
+                break
+            except (BudgetError, InputError) as error:  # another cut or format may need less
+                refused = error
     if not plans:
         assert refused is not None
         raise refused

@@ -43,9 +43,14 @@ class Preconditioning:
 
     def vectors(self, columns: int) -> int:
         """Return how many vectors it holds for so many right-hand sides at a time."""
-        return {"none": 0, "jacobi": 1, "block_jacobi": self.block_size, "chebyshev": self.block_size + 2 * columns}[
-            self.kind
-        ]
+        blocks = 2 if columns == 1 else 3  # of products with the matrix, besides those of the solver
+        held = {
+            "none": 0,
+            "jacobi": 1,
+            "block_jacobi": self.block_size,
+            "chebyshev": self.block_size + blocks * columns,
+        }
+        return held[self.kind]
 
     def planned(self, plan_for: Callable[[int], StreamPlan]) -> StreamPlan:
         """Return the plan that ``plan_for(products)`` makes for the products that follow each other in an application."""

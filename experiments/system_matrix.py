@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,7 +242,7 @@ class SystemOpener:
         if self.preconditioning.kind != "chebyshev" or plan.products_a_sweep == plan.products:
             return whole, plan, None
         given = matrix.to_csr()
-        order = level_order(given, size)
+        order = level_order(given, math.lcm(size, self.preconditioning.block_size))
         reordered = order.matrix(given)
         ordered = convert(CsrMatrix.from_csr(reordered, check=False))
         other = planned(ordered, Couplings.of(reordered, size))
@@ -250,7 +251,7 @@ class SystemOpener:
             text = f"by levels (reverse Cuthill-McKee): a sweep makes {other.products_a_sweep} products"
             self._note("order", f"{text}, in the order of the file {plan.products_a_sweep}")
             return ordered, other, order
-        if plan.products_a_sweep == 1:
+        if 2 * other.reach >= len(other.index.subdivisions):
             self._note("order", "every subdivision couples with too many others for products that share a sweep")
         return whole, plan, None
 

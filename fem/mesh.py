@@ -139,6 +139,20 @@ class BoxMesh:
         bounds = [bisect.bisect_left(nodes, target, key=self.connections_before) for target in targets]
         return [*bounds, self.node_count]
 
+    def last_neighbour(self, start: int, stop: int) -> int:
+        """Return the last node that one of the nodes from start to stop shares an element with; ``start - 1`` for none."""
+        if stop <= start:
+            return start - 1
+        nx, ny, nz = self.node_counts
+
+        def last_of(node: int) -> int:
+            ix, (iy, iz) = node // (ny * nz), divmod(node % (ny * nz), nz)
+            return (min(ix + 1, nx - 1) * ny + min(iy + 1, ny - 1)) * nz + min(iz + 1, nz - 1)
+
+        # The ends of the line and of the plane before the last node's may reach further than it does.
+        ends = ((stop - 1) // length * length - 1 for length in (nz, ny * nz))
+        return max(last_of(node) for node in (stop - 1, *(max(start, end) for end in ends)))
+
     def coordinates(self) -> np.ndarray[Any, Any]:
         """Return the node coordinates, ``(node_count, 3)`` float64."""
         axes = (

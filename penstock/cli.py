@@ -287,7 +287,7 @@ def compare(
         try:
             return compare_experiment(experiment, directory, reporter=RichReporter(console))
         except BaseException as error:
-            if (directory / "configuration.yaml").exists():
+            if (directory / "experiment.yaml").exists():
                 error.add_note(f"what was done is kept; {hint}")
             raise
 

@@ -14,6 +14,9 @@ Blocks of k vectors read and written per iteration besides those of A and M, eac
 S, and W again, for the residual with its Gram matrices; W, P and X, and P and X again, for directions and iterates: ten, when
 the preconditioner is a diagonal or none (32 columns at most; beyond them each Gram matrix reads two more). Any other
 preconditioner writes ``Z = M W`` and reads it twice. Held are B, X, W, S, P and for such a preconditioner Z.
+
+A preconditioner of products with A is asked for ``A Z`` as well. Then S is not a product but ``A M Q + S C^T``, in a pass of
+its own; ``A Z`` and a spare block are held besides. Streamed, all products of an iteration may share a sweep.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.gram_factors import GramFactors, GramFault, factor_gram
-from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner
+from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner, with_product
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
 from penstock.solvers.stopping import (
     FLOOR_FACTOR,
@@ -85,6 +88,8 @@ class BlockCgState:
         before.
     residual_norms : list of list of float
         Relative, of each column, as in the result.
+    s : array, (n, k), optional
+        ``A P``, where the preconditioner's products bring it.
     """
 
     x: Array
@@ -97,6 +102,7 @@ class BlockCgState:
     reasons: list[StopReason | None]
     last_true_residuals: list[float]
     residual_norms: list[list[float]] = field(default_factory=list)
+    s: Array | None = None
 
 
 def block_cg(
@@ -213,9 +219,11 @@ class _Run:
         self.diagonal = M.blocks.reshape(-1) if isinstance(M, DiagonalBlocks) and fused else None
         self.applied = M is not None and not fused
         self.single = A.dtype == np.float32
-        self._memory = {
-            name: A.device.xp.empty(B.size, dtype=B.dtype) for name in ("w", "s", "p", *(["z"] if self.applied else []))
-        }
+        self.with_product = None if M is None else with_product(M, A)
+        # Where S is not formed anew in every iteration, something else must serve as a scratch block.
+        self._spare = "s" if self.with_product is None else "spare"
+        names = ["w", "s", "p", *(["z"] if self.applied else []), *(["image", "spare"] if self.with_product else [])]
+        self._memory = {name: A.device.xp.empty(B.size, dtype=B.dtype) for name in names}
         self.b_norms = self._norms(B)
         with np.errstate(invalid="ignore"):
             self.tolerances = np.maximum(rtol * self.b_norms, atol)
@@ -274,11 +282,16 @@ class _Run:
 
     def go_on(self, state: BlockCgState) -> BlockCgState:
         """Take up a state: its blocks move into the memory of this run."""
-        for name in ("w", "p"):
+        for name in ("w", "p", *(["s"] if self.with_product is not None and state.s is not None else [])):
             given = getattr(state, name)
             view = self._view(name, given.shape[1])
             view[...] = given
             setattr(state, name, view)
+        if self.with_product is None:
+            state.s = None
+        elif state.s is None:  # of a solve with another preconditioner
+            state.s = self._view("s", state.p.shape[1])
+            self._product(state.p, state.s)
         for column, reason in enumerate(state.reasons):
             if reason in (StopReason.STOPPED, StopReason.MAXITER):
                 state.reasons[column] = None
@@ -309,7 +322,7 @@ class _Run:
                 residuals[:, column] = 0  # NaN times zero would be NaN in every other column
         selection = np.zeros((residuals.shape[1], len(state.active)))
         selection[state.active, range(len(state.active))] = 1.0
-        # The residuals may lie where S does, never where W does.
+        # The residuals may lie where S or the spare block does, never where W does.
         state.w = self._view("w", len(state.active))
         self.blocks.combine(state.w, residuals, selection)
         state.p = self._view("p", 0)
@@ -323,7 +336,11 @@ class _Run:
         if self.M is None or not self.applied:
             return self.blocks.gram(w, w, self.diagonal) if grams is None else grams[1]
         z = self._view("z", w.shape[1])
-        self.M.apply(w, z)
+        if self.with_product is None:
+            self.M.apply(w, z)
+        else:
+            self.with_product.apply_with_product(w, z, self._view("image", w.shape[1]))
+            self.products += 1
         return self.blocks.gram(w, z)
 
     def _factors(self, gram: Matrix, *, pending: bool) -> GramFactors | GramFault:
@@ -337,7 +354,8 @@ class _Run:
         """Do one iteration; return why the block cannot go on, if so."""
         k = state.p.shape[1]
         s = self._view("s", k)
-        self._product(state.p, s)
+        if self.with_product is None:
+            self._product(state.p, s)
         curvature = factor_gram(self.blocks.gram(state.p, s), rounded=self.single)
         if isinstance(curvature, GramFault) or not curvature.rank:
             return self._breakdown(curvature, s)
@@ -374,9 +392,9 @@ class _Run:
         if k == 0:
             phi = phi[:0]
         elif not well or k != state.w.shape[1]:
-            q = self._view("s", k)
+            q = self._view(self._spare, k)
             self.blocks.combine(q, state.w, t)
-            self._exchange("w", "s")
+            self._exchange("w", self._spare)
             state.w = q
             again = self._factors(self._precondition(q), pending=True)
             if isinstance(again, GramFault):
@@ -385,15 +403,30 @@ class _Run:
             k = c.shape[0]
         z = self._view("z", state.w.shape[1]) if self.applied else state.w
         in_place = k == old
-        out = state.p if in_place else self._view("s", k)
+        out = state.p if in_place else self._view(self._spare, k)
         if gamma is None:
             self.blocks.combine(out, z, t, self.diagonal)
         else:
             self.blocks.extend(out, z, t, self.diagonal, state.p, c.T, state.x, gamma)
         if not in_place:
-            self._exchange("p", "s")
+            self._exchange("p", self._spare)
+        if self.with_product is not None:
+            state.s = self._turned_image(t, None if gamma is None else c.T, state.w.shape[1], old)
         state.p, state.t, state.phi = out, t, phi
         return None
+
+    def _turned_image(self, t: Matrix, c: Matrix | None, residuals: int, old: int) -> Array:
+        """Return ``A P`` of the new directions from that of the preconditioned residuals and of the old directions."""
+        k, image = t.shape[1], self._view("image", residuals)
+        if c is None:
+            s = self._view("s", k)
+            self.blocks.combine(s, image, t)
+            return s
+        s = self._view("s" if k == old else self._spare, k)
+        self.blocks.add(s, image, t, self._view("s", old), c)
+        if k != old:
+            self._exchange("s", self._spare)
+        return s
 
     def _test(self, state: BlockCgState) -> None:
         """Recompute residuals that claim to be small; where they are not, the search starts again from them."""
@@ -433,8 +466,8 @@ class _Run:
                 self._finish(state, column, why, norm)
 
     def _true_residuals(self, state: BlockCgState) -> Array:
-        """Return ``B - A X`` in the memory of S, at the cost of one product."""
-        residuals = self._view("s", self.columns)
+        """Return ``B - A X`` in the memory of S, or of the spare block, at the cost of one product."""
+        residuals = self._view(self._spare, self.columns)
         residuals[...] = self.B
         self._product(state.x, residuals, alpha=-1.0, beta=1.0)
         return residuals

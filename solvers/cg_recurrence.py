@@ -4,6 +4,10 @@ Values read and written per iteration besides those of A and M, with n rows: p.q
 the two inner products, reads 2 n and writes 2 n (n without a preconditioner); x += alpha p, with p = z + beta p, reads 3 n and
 writes 2 n: 11 n values, 10 n without a preconditioner. A preconditioner of diagonal blocks of b rows is part of the second
 pass and costs its own b n values; any other one is applied between the passes, and r.z then reads 2 n more.
+
+A preconditioner of products with A brings ``w = A z`` along. Then q = A p is not a product but ``w + beta q``, which reads 2 n
+values and writes n: streamed, all products of an iteration may share a sweep. What rounding adds to q that way is not in the
+bound of the drift; convergence is declared on the true residual all the same.
 """
 
 from __future__ import annotations

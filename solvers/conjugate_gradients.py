@@ -53,7 +53,7 @@ _LOOK_SECONDS, _LOOK_SHARE, _PATIENCE_SECONDS = 25e-6, 0.02, 0.5
 
 
 def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
-    """Return the bytes of all vectors of a solve: b, x, r, z, p and q."""
+    """Return the bytes of all vectors of a solve but those of the preconditioner: b, x, r, z, p and q."""
     return 6 * n * int(np.dtype(dtype).itemsize)
 
 
@@ -116,8 +116,8 @@ def cg(
     Parameters
     ----------
     A : operator or matrix
-        Whatever :func:`penstock.spmv.as_operator` takes. Applied once an iteration, and once to test convergence or to
-        replace a residual.
+        Whatever :func:`penstock.spmv.as_operator` takes. Applied once an iteration, unless ``M`` is made of products with it
+        and brings that one along, and once to test convergence or to replace a residual.
     b : array, (n,) or (n, 1)
         Finite; on the device of A.
     x0 : array, (n,), optional
@@ -286,7 +286,9 @@ class _Run:
                 return state, StopReason.CONVERGED, residual
         if not bool(state.p.any()):  # the solve ended before it had a direction, or is to go on beyond its end
             return state, self._restart(state), residual
-        if self.with_product is not None:
+        if self.with_product is None:
+            state.q = None
+        else:
             if state.q is None:  # of a solve with another preconditioner
                 self._product(state.p, self.q)
             else:

@@ -60,6 +60,10 @@ class BlockSpace:
         """
         self._operations.extend(out, z, t, diagonal, p, c, x, gamma)
 
+    def add(self, out: Array, z: Array, t: Matrix, p: Array, c: Matrix) -> None:
+        """Set ``out = Z T + P C``; ``out`` may be ``P``. With as many columns everywhere, reads 2 k n values and writes k n."""
+        self._operations.extend(out, z, t, None, p, c, p[:, :0], np.zeros((p.shape[1], 0)))
+
     def combine(self, out: Array, z: Array, t: Matrix, diagonal: Array | None = None) -> None:
         """Set ``out = D Z T``; reads k n values and writes as many as ``out`` has."""
         self._operations.extend(out, z, t, diagonal, None, None, None, None)

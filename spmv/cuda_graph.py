@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,11 @@ def record_graph(issue: Callable[[], None]) -> RecordedGraph:
         stream.begin_capture(_RELAXED)
         try:
             issue()
-        finally:
-            graph = stream.end_capture()
+        except BaseException:
+            with contextlib.suppress(
+                Exception
+            ):  # of streams that were forked and not joined again: the first error says more
+                stream.end_capture()
+            raise
+        graph = stream.end_capture()
     return RecordedGraph(graph, kept)

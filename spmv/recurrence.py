@@ -120,7 +120,8 @@ class Recurrence:
     def places(self) -> tuple[object, ...]:
         """Return what a recording of kernels depends on: the steps and, on CUDA, the addresses of the vectors."""
         vectors = (self.v, self.before, self.f, self.diagonal, self.image)
-        return (*self.steps, *self.v.shape, *(int(vector.data.ptr) for vector in vectors))
+        addresses = (int(vector.data.ptr) for vector in vectors)
+        return (*self.steps, self.v.shape, self.diagonal.shape, str(self.v.dtype), *addresses)
 
     def kernels(self) -> tuple[object, ...]:
         """Return what decides which kernels take the steps, wherever the vectors are."""

@@ -4,8 +4,8 @@ from penstock.streaming.budget import MemoryBudget
 from penstock.streaming.file_store import FileStore
 from penstock.streaming.host_store import HostStore
 from penstock.streaming.layout import MatrixIndex, Subdivision, index_of
-from penstock.streaming.level_order import Couplings, LevelOrder, level_order
-from penstock.streaming.plan import Forecast, LinkRates, StreamPlan, plan_products, plan_stream, plan_subdivisions
+from penstock.streaming.level_order import Couplings, LevelOrder, level_order, reach_of
+from penstock.streaming.plan import CUTS, Forecast, LinkRates, StreamPlan, plan_products, plan_stream, plan_subdivisions
 from penstock.streaming.schedule import Compute, Copy, HazardError, Release, Schedule, check_hazards
 from penstock.streaming.store import PageLockable, Store
 from penstock.streaming.store_wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper
@@ -13,6 +13,7 @@ from penstock.streaming.streamed_matrix import StreamedMatrix
 from penstock.streaming.timeline import Span, Timeline, foretell
 
 __all__ = [
+    "CUTS",
     "Compute",
     "Copy",
     "CountingStore",
@@ -44,4 +45,5 @@ __all__ = [
     "plan_products",
     "plan_stream",
     "plan_subdivisions",
+    "reach_of",
 ]

@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from penstock.spmv import Array, InputError
 
-__all__ = ["Couplings", "LevelOrder", "level_order"]
+__all__ = ["Couplings", "LevelOrder", "level_order", "reach_of"]
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -53,6 +53,12 @@ class Couplings:
         to_right = np.searchsorted(starts, np.maximum.reduceat(self.last, starts), side="right") - 1
         numbers = np.arange(len(starts))
         return int(max(1, (numbers - to_left).max(), (to_right - numbers).max()))
+
+
+def reach_of(row_starts: Sequence[int], last_rows: Sequence[int]) -> int:
+    """Return the same for slabs of a symmetric pattern of which the last row that each couples with is known."""
+    to_right = np.searchsorted(np.asarray(row_starts), np.asarray(last_rows), side="right") - 1
+    return int(max(1, (to_right - np.arange(len(row_starts))).max()))
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,9 @@ def level_order(A: Any, block_size: int = 1) -> LevelOrder:
     >>> Couplings.of(order.matrix(A)).reach(range(9))
     1
     """
-    if A.shape[0] != A.shape[1] or A.shape[0] % block_size:
+    if getattr(A, "format", "") not in ("csr", "bsr"):
+        raise InputError(f"an order is found for SciPy CSR and BSR matrices, not for {type(A).__name__}")
+    if block_size < 1 or A.shape[0] != A.shape[1] or not A.shape[0] or A.shape[0] % block_size:
         raise InputError(
             f"a matrix of shape {A.shape} does not consist of square blocks of {block_size} rows on the diagonal"
         )

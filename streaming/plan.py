@@ -22,7 +22,8 @@ __all__ = [
     "plan_subdivisions",
 ]
 
-_CANDIDATES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+#: Numbers of subdivisions that plans try.
+CUTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _RINGS = (3, 4, 2)  # the first of equals is taken; the last needs least, and says what would do
 _MOST_SWEEPS = 8  # for products that follow each other: longer rings are tried for up to so many
 
@@ -221,7 +222,7 @@ class StreamPlan:
         numbers = range(len(self.index.subdivisions))
         transferred, computes = sum(transfers) / len(transfers), sum(map(compute, numbers))
         # Nothing arrives until the first subdivision has had all its products, nor after the last one has come.
-        waiting = stages * (stages - 1) * max(map(product, numbers))
+        waiting = stages * (stages - 1) * max(map(product, numbers)) if self.at_end == "turn" else 0.0
         return Forecast(transferred, computes, max(sweep(True), transferred + waiting), sweep(False))
 
     def compared_seconds(self) -> float:
@@ -258,10 +259,10 @@ class StreamPlan:
                 f"overlap {'on' if self.overlap else 'off'}",
             ]
             if self.products > 1:
-                others = "their neighbours" if self.reach == 1 else f"{self.reach} others to either side"
+                others = "their neighbours" if self.reach == 1 else f"at most {self.reach} others to either side"
                 lines.append(
-                    f"products    {self.products_a_sweep} of {self.products} that follow each other in one sweep, as "
-                    f"subdivisions couple with {others}"
+                    f"products    {self.products_a_sweep} of {self.products} that follow each other in one sweep, if "
+                    f"subdivisions couple with {others} only"
                 )
             if self.at_end == "turn":
                 saved = format_nbytes(self.streamed_nbytes - self.sweep_nbytes(1))
@@ -293,7 +294,7 @@ class StreamPlan:
         iteration = self.index.nbytes + 14 * self.columns * 8 * self.index.shape[0]
         memory, mine = iteration / (_EFFICIENCY * self.rates.memory), self.compared_seconds()
         return (
-            f"a solve     about {alone.compared_seconds() / mine:.2g} times as fast as with one product a sweep, and "
+            f"a solve     about {alone.compared_seconds() / mine:.2g} times as fast as with one product in such a sweep, and "
             f"{mine / memory:.2g} times as long as in memory"
         )
 
@@ -440,7 +441,7 @@ def plan_subdivisions(
     at_end: SweepEnd = "turn",
     resident_structure: bool = False,
     rates: LinkRates | None = None,
-    counts: tuple[int, ...] = _CANDIDATES,
+    counts: tuple[int, ...] = CUTS,
 ) -> StreamPlan:
     """Plan a matrix that can still be cut at will: choose the cut, the ring and the resident part by the time of all products.
 
@@ -485,7 +486,8 @@ def plan_subdivisions(
         reach = 1 if products == 1 or reach_for is None else reach_for(index)
         rings = [*_RINGS]
         if products > 1:
-            rings += sorted({(-(-products // sweeps) - 1) * reach + 2 for sweeps in range(1, _MOST_SWEEPS + 1)})
+            long = {(-(-products // sweeps) - 1) * reach + 2 for sweeps in range(1, _MOST_SWEEPS + 1)}
+            rings = [*sorted(long), *_RINGS]
         for ring in rings if slots is None else (slots,):
             try:
                 plan = plan_stream(

@@ -43,7 +43,7 @@ __all__ = ["StreamedMatrix"]
 
 
 _COUNTER = itertools.count(1)
-_MOST_RECORDINGS = 32  # of sweeps: a few MB each
+_MOST_RECORDINGS = 64  # of sweeps: a few MB each; as many as a polynomial of 33 products needs at two a sweep, and more
 
 
 class StreamedMatrix(ValidatedOperator):
@@ -330,7 +330,9 @@ class StreamedMatrix(ValidatedOperator):
 
     @cached_property
     def reach(self) -> int:
-        """How many subdivisions to either side the entries of one reach; found in a sweep of its own."""
+        """How many subdivisions to either side the entries of one reach; found in a sweep of its own, which is not counted
+        among those that turn: the order in which half a matrix adds must not depend on when this is asked for.
+        """
         starts = [subdivision.row_start for subdivision in self.plan.index.subdivisions]
         reaches: list[int] = []
 
@@ -340,7 +342,9 @@ class StreamedMatrix(ValidatedOperator):
                 first, last = (bisect.bisect_right(starts, column) - 1 for column in (columns[0], columns[-1]))
                 reaches.append(max(number - first, last - number))
 
+        direction = self.direction
         self.sweep(visit)
+        self.turn_to(direction)
         return max([1, *reaches])
 
     def products_a_sweep(self) -> int:

@@ -94,7 +94,7 @@ def test_without_a_budget_a_quarter_of_the_matrix_is_taken(tmp_path):
 
 def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        interrupt_at(patch, single_run_module, 60)  # before which only the last way has ended
+        interrupt_at(patch, single_run_module, 60)  # of the first way
         folder, ended = compare_experiment(described(), tmp_path / "run")
     assert not ended
     assert folder.way("memory").checkpoint.exists()

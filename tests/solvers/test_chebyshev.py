@@ -217,3 +217,76 @@ class TestBlocks:
             pytest.raises(InputError, match="subdivisions of the matrix cut blocks of 3 rows"),
         ):
             chebyshev(streamed, 5, block_size=3)
+
+
+class TestBlocksOfRightHandSides:
+    """The product of an iteration comes with the preconditioner's."""
+
+    def problem(self, rough, columns=4):
+        A = rough.matrix("bsr")
+        return A, np.random.default_rng(3).standard_normal((A.shape[0], columns))
+
+    def test_an_iteration_is_one_sweep(self, rough):
+        A, B = self.problem(rough)
+        planes = [A.rows(start, start + 75) for start in range(0, A.shape[0], 75)]
+        store = HostStore.create(planes)
+        with StreamedMatrix(
+            store, 8 * max(s.nbytes for s in store.index.subdivisions), slots=6, products=5
+        ) as streamed:
+            M = chebyshev(streamed, 5)
+            streamed.products_a_sweep()
+            result = block_cg(streamed, B, M=M, rtol=1e-8)
+
+            assert result.converged
+            assert result.sweeps <= result.iterations + 6
+        expected = block_cg(A, B, M=chebyshev(A, 5), rtol=1e-8)
+        np.testing.assert_array_equal(result.x, expected.x)
+
+    @pytest.mark.parametrize("columns", [1, 4])
+    def test_they_are_solved_as_with_a_product_of_its_own(self, rough, columns):
+        A, B = self.problem(rough, columns)
+        M = chebyshev(A, 7, low=0.01, high=4.2)
+        plain = FunctionOperator(lambda r: M @ r, A.shape, A.dtype, A.device)
+
+        one, other = block_cg(A, B, M=M, rtol=1e-9), block_cg(A, B, M=plain, rtol=1e-9)
+
+        assert one.converged
+        assert abs(one.iterations - other.iterations) <= 2
+        scale = np.abs(other.x).max()
+        np.testing.assert_allclose(one.x, other.x, rtol=0, atol=1e-6 * scale)
+
+    def test_repeated_zero_and_dependent_columns_converge(self, rough):
+        A, B = self.problem(rough, 3)
+        B = np.column_stack([B, B[:, 0], np.zeros(A.shape[0]), B @ [1.0, 2.0, -1.0], 1e-9 * B[:, 1]])
+
+        result = block_cg(A, B, M=chebyshev(A, 5), rtol=1e-8)
+
+        assert result.converged
+        residuals = np.linalg.norm(B - A @ result.x, axis=0)
+        assert (residuals <= 1.01e-8 * np.linalg.norm(B, axis=0)).all()
+
+    def test_a_state_goes_on_bit_for_bit(self, rough):
+        A, B = self.problem(rough)
+        M = chebyshev(A, 5)
+        whole = block_cg(A, B, M=M, rtol=1e-8)
+        half = block_cg(A, B, M=M, rtol=1e-8, maxiter=whole.iterations // 2)
+        state = half.state
+        assert state.s is not None
+
+        again = block_cg(A, B, M=M, rtol=1e-8, state=state)
+
+        np.testing.assert_array_equal(again.x, whole.x)
+        assert again.iterations == whole.iterations
+
+    def test_a_state_of_another_preconditioner_is_taken_up(self, rough):
+        A, B = self.problem(rough)
+        half = block_cg(A, B, M=jacobi(A), rtol=1e-8, maxiter=20)
+        assert block_cg(A, B, M=chebyshev(A, 5), rtol=1e-8, state=half.state).converged
+
+
+def test_a_state_that_another_preconditioner_has_moved_is_taken_up(rough):
+    A, b = rough.matrix(), rough.load()
+    state = cg(A, b, M=chebyshev(A, 5), rtol=1e-10, maxiter=5).state
+    state = cg(A, b, M=jacobi(A), rtol=1e-10, maxiter=40, state=state).state
+
+    assert cg(A, b, M=chebyshev(A, 5), rtol=1e-10, state=state).converged

@@ -7,7 +7,7 @@ import scipy.sparse
 from penstock.fem import Cantilever
 from penstock.solvers import cg, chebyshev
 from penstock.spmv import BsrMatrix, InputError, SymmetricBsrMatrix
-from penstock.streaming import Couplings, HostStore, StreamedMatrix, level_order, plan_stream
+from penstock.streaming import Couplings, HostStore, StreamedMatrix, level_order, plan_stream, reach_of
 
 BEAM = Cantilever(nodes=(33, 5, 4), dof=3)
 
@@ -77,6 +77,8 @@ def test_a_shuffled_matrix_sweeps_once_for_many_products(format_):
     ("make", "block_size", "message"),
     [
         (lambda: scipy.sparse.csr_array((4, 6)), 1, "square"),
+        (lambda: scipy.sparse.eye_array(4, format="csr"), 0, "square blocks of 0"),
+        (lambda: np.eye(4), 1, "CSR and BSR matrices, not for ndarray"),
         (lambda: scipy.sparse.eye_array(7, format="csr"), 3, "square blocks of 3"),
         (lambda: scipy.sparse.eye_array(12, format="csr").tobsr((2, 2)), 3, "blocks of 2 rows"),
     ],
@@ -84,3 +86,15 @@ def test_a_shuffled_matrix_sweeps_once_for_many_products(format_):
 def test_what_is_not_made_of_nodes_is_refused(make, block_size, message):
     with pytest.raises(InputError, match=message):
         level_order(make(), block_size)
+
+
+@pytest.mark.parametrize("nodes", [(5, 4, 3), (4, 2, 6), (7, 3, 3), (2, 2, 2)])
+def test_a_mesh_knows_how_far_its_nodes_couple(nodes):
+    beam = Cantilever(nodes=nodes, dof=1)
+    couplings, count = Couplings.of(Cantilever(nodes=nodes, dof=1, clamped=False).matrix("csr").to_csr()), beam.unknowns
+    for start in range(count):
+        for stop in range(start + 1, count + 1):
+            assert beam.mesh.last_neighbour(start, stop) == couplings.last[start:stop].max()
+    for starts in ([0], list(range(0, count, 4)), list(range(0, count, nodes[1] * nodes[2]))):
+        lasts = [beam.mesh.last_neighbour(*slab) for slab in zip(starts, [*starts[1:], count], strict=True)]
+        assert reach_of(starts, lasts) == couplings.reach(starts)
