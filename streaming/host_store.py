@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -77,7 +77,7 @@ class HostStore:
         return cls(index, [[(0, piece)] for piece in pieces], [(piece.ctypes.data, piece.nbytes) for piece in pieces])
 
     @classmethod
-    def from_matrix(cls, A: Any, subdivisions: int) -> Self:
+    def from_matrix(cls, A: Any, subdivisions: int | Sequence[int]) -> Self:
         """Stream a matrix from the arrays in which the caller has it: nothing but row offsets is copied.
 
         Parameters
@@ -85,8 +85,8 @@ class HostStore:
         A : SciPy CSR or BSR matrix, or penstock format on the CPU
             With int32 column indices, or they are copied. Its arrays must not change, nor be freed, while the store is in
             use; they are page-locked in place when a GPU streams from them.
-        subdivisions : int
-            Row slabs of about equal size to cut it into.
+        subdivisions : int or sequence of int
+            Row slabs of about equal size to cut it into, or the rows at which to cut, from 0 to the last.
 
         Raises
         ------
@@ -100,8 +100,9 @@ class HostStore:
             )
         arrays = [array for array in whole.arrays().values() if array.nbytes >= _LEAST_LENT_NBYTES]
         regions = _page_regions([(array.ctypes.data, array.nbytes) for array in arrays])
+        bounds = whole.cut(subdivisions) if isinstance(subdivisions, int) else _checked_bounds(whole, subdivisions)
         builder, segments = IndexBuilder(whole.shape), []
-        for start, stop in itertools.pairwise(whole.cut(subdivisions)):
+        for start, stop in itertools.pairwise(bounds):
             slab = whole.rows(start, stop)
             subdivision = builder.add(slab)
             segments.append(_lend(slab, subdivision, arrays, regions))
@@ -201,6 +202,18 @@ def _is_locked(address: int, nbytes: int) -> bool:
 
     ends = (address + PAGE_NBYTES, address + nbytes - PAGE_NBYTES - 1)
     return all(runtime.pointerGetAttributes(end).type == runtime.memoryTypeHost for end in ends)
+
+
+def _checked_bounds(whole: SparseFormat, bounds: Sequence[int]) -> list[int]:
+    """Refuse rows at which a matrix cannot be cut."""
+    rows, granularity = whole.shape[0], whole.row_granularity
+    found = [int(bound) for bound in bounds]
+    ends = len(found) > 1 and (found[0], found[-1]) == (0, rows)
+    if not ends or any(start >= stop or start % granularity for start, stop in itertools.pairwise(found)):
+        raise InputError(
+            f"rows to cut at must ascend from 0 to {rows}, by multiples of {granularity} but for the last, not {found[:4]} ..."
+        )
+    return found
 
 
 def _page_regions(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

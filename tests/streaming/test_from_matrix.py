@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from penstock.fem import Cantilever
 from penstock.spmv import BsrMatrix, DeviceError, InputError, format_named
 from penstock.streaming import HostStore, StreamedMatrix, host_store, index_of
 from penstock.streaming.budget import PAGE_NBYTES, aligned_buffer
@@ -184,6 +185,9 @@ def test_what_is_no_matrix_of_rows_is_refused(beam, make):
         HostStore.from_matrix(make(beam.matrix("csr").to_csr()), 2)
 
 
+BEAM_MATRIX = Cantilever(nodes=(7, 5, 4), dof=3).matrix("bsr")
+
+
 class FakeRuntime:
     """Page-locking as CUDA does it: a range that touches a locked one is refused."""
 
@@ -250,3 +254,20 @@ class TestPageLocking:
             store.page_lock()
         assert not store.page_locked
         assert runtime.locked == {address: 4096}
+
+
+def test_rows_to_cut_at_may_be_given():
+    A = BEAM_MATRIX
+    store = HostStore.from_matrix(A, [0, 30, 33, A.shape[0]])
+    assert [part.row_start for part in store.index.subdivisions] == [0, 30, 33]
+    x = np.random.default_rng(0).standard_normal(A.shape[1])
+    with StreamedMatrix(store, store.index.nbytes) as streamed:
+        np.testing.assert_array_equal(streamed @ x, A @ x)
+
+
+@pytest.mark.parametrize("bounds", [[], [0], [0, 30], [3, 30, 99_999], [0, 33, 30], [0, 31]])
+def test_rows_at_which_a_matrix_cannot_be_cut_are_refused(bounds):
+    A = BEAM_MATRIX
+    given = [*bounds, A.shape[0]] if bounds in ([0, 33, 30], [0, 31]) else bounds
+    with pytest.raises(InputError, match="rows to cut at must ascend from 0"):
+        HostStore.from_matrix(A, given)

@@ -1,0 +1,88 @@
+"""A matrix that no GPU here holds, solved for one right-hand side by many products a sweep.
+
+    python benchmarks/wavefront_large.py h200x2
+
+A cantilever of 300^3 nodes with 6 unknowns each (26 billion nonzeros, 211 GB of BSR in 256 GiB of host memory, streamed from the
+arrays in which it was assembled) on one GPU, to a true relative residual of 1e-6. A subdivision is a plane of nodes.
+``floor_seconds`` is the bytes moved over the measured link.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from record import argument_parser, record, write
+
+from penstock.experiments.bandwidth import measure_link
+from penstock.fem import Cantilever
+from penstock.solvers import IterationRecord, cg, cg_workspace_nbytes, chebyshev
+from penstock.spmv import Device, parse_nbytes
+from penstock.streaming import HostStore, StreamedMatrix, plan_stream
+
+RTOL = 1e-6
+
+
+class Stages:
+    """Seconds of the parts, told as they end."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        """Note that a part has ended."""
+        now = time.perf_counter()
+        self.seconds[name], self._last = now - self._last, now
+        print(f"{name}: {self.seconds[name]:.1f} s", flush=True)
+
+
+def main() -> None:
+    """Assemble, stream, solve, print and write the JSON."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--nodes", type=int, default=300, help="nodes a side")
+    parser.add_argument("--budget", default="95 GiB", help="of GPU memory for matrix storage")
+    parser.add_argument("--products", type=int, default=25, help="a sweep, odd")
+    arguments = parser.parse_args()
+    device, side, stages = Device.parse(arguments.device), arguments.nodes, Stages()
+    link = measure_link(device, 1 << 30) if device.kind == "cuda" else 1e9
+    beam = Cantilever(side, dof=6)
+    plane, vector = 6 * side * side, 8 * beam.unknowns
+    stages.end("start")
+    matrix = beam.matrix("bsr")
+    stages.end("assemble")
+    with HostStore.from_matrix(matrix, range(0, beam.unknowns + 1, plane)) as store:
+        if device.kind == "cuda":
+            store.page_lock()
+        stages.end("page-lock")
+        workspace = cg_workspace_nbytes(beam.unknowns) + 8 * vector
+        plan = plan_stream(store.index, arguments.budget, products=arguments.products, workspace_nbytes=workspace)
+        print(plan.explain(), flush=True)
+        with StreamedMatrix(store, parse_nbytes(arguments.budget), device=device, plan=plan) as A:
+            stages.end("open")
+            M, b = chebyshev(A, arguments.products, block_size=6), device.asarray(beam.load())
+            stages.end("prepare")
+            before = time.perf_counter()
+
+            def monitor(of: IterationRecord) -> None:
+                print(f"  iteration {of.iteration}, residual {of.residual_norm:.2e}, {of.seconds:.0f} s", flush=True)
+
+            result = cg(A, b, M=M, rtol=RTOL, monitor=monitor)
+            seconds = time.perf_counter() - before
+            stages.end("solve")
+            more: dict[str, Any] = {
+                "matrix_bytes": matrix.nbytes, "nnz": matrix.nnz, "unknowns": beam.unknowns, "rtol": RTOL,
+                "iterations": result.iterations, "sweeps": result.sweeps, "true_residual": result.true_residual,
+                "reason": result.reason.name.lower(), "products": arguments.products,
+                "products_a_sweep": A.products_a_sweep(), "slots": plan.slots, "resident": len(plan.resident),
+                "budget_bytes": plan.budget_nbytes, "peak_budget_bytes": A.budget.peak_nbytes, "seconds_of": stages.seconds,
+            }  # fmt: skip
+    print(f"{result.message}: {result.sweeps} sweeps, {seconds / result.sweeps:.3f} s each")
+    floor, moved = result.bytes_streamed / link, result.bytes_streamed
+    entry = record(f"wavefront/large/cube{side}-dof6", [seconds], floor=floor, nbytes=moved, peers={}, **more)
+    write("wavefront_large", arguments, {"link_GBps": link / 1e9}, [entry])
+
+
+if __name__ == "__main__":
+    main()
