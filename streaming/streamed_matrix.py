@@ -43,6 +43,7 @@ __all__ = ["StreamedMatrix"]
 
 
 _COUNTER = itertools.count(1)
+_BINDING = 1.5  # times the computations of a sweep, from which on transfers decide how it is played
 _MOST_RECORDINGS = 64  # of sweeps: a few MB each; as many as a polynomial of 33 products needs at two a sweep, and more
 
 
@@ -152,7 +153,9 @@ class StreamedMatrix(ValidatedOperator):
         if self.device.kind == "cpu":
             self._executor = HostExecutor(self.store, slots, **options)
         else:
-            self._executor = CudaExecutor(self.store, self.device, slots, **options)
+            forecast = plan.forecast()
+            binds = forecast is not None and forecast.transfer > _BINDING * forecast.compute
+            self._executor = CudaExecutor(self.store, self.device, slots, link_binds=binds, **options)
         for number, buffer in zip(everything, structures or (), strict=False):
             self._executor.load(number, buffer, "structure")
         for number, buffer in zip(numbers, resident, strict=True):
