@@ -118,6 +118,35 @@ class TestAgainstNumpy:
             np.testing.assert_array_equal(target.get(p_there), target.get(out))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_add_leaves_everything_else_alone(target, shape, dtype):
+    n, k, k_p, _k_x, k_out = shape
+    rng = np.random.default_rng(n)
+    z, p = (rng.uniform(-1, 1, (n, columns)).astype(dtype) for columns in (k, k_p))
+    t, c = rng.uniform(-1, 1, (k, k_out)), rng.uniform(-1, 1, (k_p, k_out))
+    space, z_there, p_there = (
+        space_for(target, n, max(k, k_p, k_out), dtype),
+        target.put(z.copy()),
+        target.put(p.copy()),
+    )
+    out = target.put(np.full((n, k_out), np.nan, dtype=dtype))
+
+    with target.running():
+        space.add(out, z_there, t, p_there, c)
+        if k_out == k_p:
+            kept = target.get(p_there).copy()
+            space.add(p_there, z_there, t, p_there, c)
+
+    unit = float(np.finfo(dtype).eps)
+    expected = z.astype(float) @ t + p.astype(float) @ c
+    np.testing.assert_allclose(target.get(out), expected, rtol=0, atol=8 * (k + k_p) * unit)
+    np.testing.assert_array_equal(target.get(z_there), z)
+    if k_out == k_p:
+        np.testing.assert_array_equal(kept, p)
+        np.testing.assert_array_equal(target.get(p_there), target.get(out))
+
+
 @pytest.mark.parametrize("columns", [1, 7, 16])
 def test_the_number_of_threads_changes_no_bit(columns):
     import numba
