@@ -86,7 +86,7 @@ def _plan(
     if memory.store is not None and memory.store.exists():
         with FileStore(memory.store) as store:
             _check_store(store, experiment)
-            return plan_stream(store.index, memory.budget, **options)
+            return plan_stream(store.index, memory.budget, reach=reach_for(store.index), **options)
     plans, refused = [], None
     cuts: list[tuple[int, ...]] = [CUTS] if memory.subdivisions is None else [(memory.subdivisions,)]
     if memory.subdivisions is None and products > 1:

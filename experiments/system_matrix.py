@@ -52,6 +52,7 @@ from penstock.streaming import (
     level_order,
     plan_stream,
     plan_subdivisions,
+    reach_of_store,
 )
 from penstock.streaming.budget import check_room
 
@@ -66,6 +67,7 @@ _LEFT_FREE = 0.1
 _PADDING_NBYTES = 8192
 # Another order of the rows must be worth its while.
 _BETTER = 0.9
+_COUPLED = "every subdivision couples with too many others for products that share a sweep"
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,21 @@ class SystemOpener:
         index = store.index
         self._decide(index.shape, index.dtype, _block_size_of(index), LARGEST_BLOCK)
         room = self._room()
-        rates = None if room is None or room >= index.nbytes else self._rates(index.nbytes, Path(self.source))
+        streamed = room is not None and room < index.nbytes
+        rates, reach = (self._rates(index.nbytes, Path(self.source)) if streamed else None), 1
+        if streamed and self.preconditioning.kind == "chebyshev":
+            with self.reporter.stage("survey"):
+                reach = reach_of_store(store)
+            if 2 * reach >= len(index.subdivisions):
+                self._note("order", _COUPLED)
         plan = self.preconditioning.planned(
             lambda products: plan_stream(
-                index, index.nbytes if room is None else room, rates=rates, products=products, **self._load()
+                index,
+                index.nbytes if room is None else room,
+                rates=rates,
+                products=products,
+                reach=reach,
+                **self._load(),
             )
         )
         self._note("symmetry", "not checked: a store is not held as a whole; it is taken to be symmetric")
@@ -252,7 +265,7 @@ class SystemOpener:
             self._note("order", f"{text}, in the order of the file {plan.products_a_sweep}")
             return ordered, other, order
         if 2 * other.reach >= len(other.index.subdivisions):
-            self._note("order", "every subdivision couples with too many others for products that share a sweep")
+            self._note("order", _COUPLED)
         return whole, plan, None
 
     def _decide(self, shape: tuple[int, int], dtype: Any, block_size: int | None, most: int) -> None:

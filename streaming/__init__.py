@@ -4,7 +4,7 @@ from penstock.streaming.budget import MemoryBudget
 from penstock.streaming.file_store import FileStore
 from penstock.streaming.host_store import HostStore
 from penstock.streaming.layout import MatrixIndex, Subdivision, index_of
-from penstock.streaming.level_order import Couplings, LevelOrder, level_order, reach_of
+from penstock.streaming.level_order import Couplings, LevelOrder, level_order, reach_of, reach_of_store
 from penstock.streaming.plan import CUTS, Forecast, LinkRates, StreamPlan, plan_products, plan_stream, plan_subdivisions
 from penstock.streaming.schedule import Compute, Copy, HazardError, Release, Schedule, check_hazards
 from penstock.streaming.store import PageLockable, Store
@@ -46,4 +46,5 @@ __all__ = [
     "plan_stream",
     "plan_subdivisions",
     "reach_of",
+    "reach_of_store",
 ]

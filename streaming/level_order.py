@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,10 @@ import scipy.sparse
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from penstock.spmv import Array, InputError
+from penstock.streaming.budget import aligned_buffer
+from penstock.streaming.store import Store
 
-__all__ = ["Couplings", "LevelOrder", "level_order", "reach_of"]
+__all__ = ["Couplings", "LevelOrder", "level_order", "reach_of", "reach_of_columns", "reach_of_store"]
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -59,6 +62,27 @@ def reach_of(row_starts: Sequence[int], last_rows: Sequence[int]) -> int:
     """Return the same for slabs of a symmetric pattern of which the last row that each couples with is known."""
     to_right = np.searchsorted(np.asarray(row_starts), np.asarray(last_rows), side="right") - 1
     return int(max(1, (to_right - np.arange(len(row_starts))).max()))
+
+
+def reach_of_columns(row_starts: Sequence[int], columns: Sequence[range]) -> int:
+    """Return the same for slabs of which the columns from the first to the last are known."""
+    reaches = [1]
+    for number, found in enumerate(columns):
+        if found:
+            first, last = (bisect.bisect_right(row_starts, column) - 1 for column in (found[0], found[-1]))
+            reaches += [number - first, last - number]
+    return max(reaches)
+
+
+def reach_of_store(store: Store) -> int:
+    """Return the same for a stored matrix; reads all of its structure, but no values."""
+    index, columns = store.index, []
+    for number, subdivision in enumerate(index.subdivisions):
+        structure = aligned_buffer(subdivision.part_nbytes("structure"))
+        store.read_into(number, structure, "structure")
+        values: np.ndarray[Any, Any] = np.empty(subdivision.part_nbytes("values"), dtype=np.uint8)  # never touched
+        columns.append(index.view(number, values, structure).column_range())
+    return reach_of_columns([subdivision.row_start for subdivision in index.subdivisions], columns)
 
 
 @dataclass(frozen=True)

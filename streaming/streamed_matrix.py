@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import sys
 import threading
@@ -32,6 +31,7 @@ from penstock.streaming.budget import MemoryBudget, check_room
 from penstock.streaming.cuda_executor import CudaExecutor
 from penstock.streaming.host_executor import HostExecutor
 from penstock.streaming.layout import Visit
+from penstock.streaming.level_order import reach_of_columns
 from penstock.streaming.plan import StreamPlan, plan_stream
 from penstock.streaming.product_graphs import LEAST_RECORDED, ProductGraphs
 from penstock.streaming.reader import describe_subdivision
@@ -337,18 +337,14 @@ class StreamedMatrix(ValidatedOperator):
         among those that turn: the order in which half a matrix adds must not depend on when this is asked for.
         """
         starts = [subdivision.row_start for subdivision in self.plan.index.subdivisions]
-        reaches: list[int] = []
+        columns, direction = [range(0)] * len(starts), self.direction
 
         def visit(number: int, slab: SparseFormat) -> None:
-            columns = slab.column_range()
-            if columns:
-                first, last = (bisect.bisect_right(starts, column) - 1 for column in (columns[0], columns[-1]))
-                reaches.append(max(number - first, last - number))
+            columns[number] = slab.column_range()
 
-        direction = self.direction
         self.sweep(visit)
         self.turn_to(direction)
-        return max([1, *reaches])
+        return reach_of_columns(starts, columns)
 
     def products_a_sweep(self) -> int:
         """Return how many products of a recurrence one sweep makes: as many as the ring has room for.

@@ -7,7 +7,16 @@ import scipy.sparse
 from penstock.fem import Cantilever
 from penstock.solvers import cg, chebyshev
 from penstock.spmv import BsrMatrix, InputError, SymmetricBsrMatrix
-from penstock.streaming import Couplings, HostStore, StreamedMatrix, level_order, plan_stream, reach_of
+from penstock.streaming import (
+    Couplings,
+    FileStore,
+    HostStore,
+    StreamedMatrix,
+    level_order,
+    plan_stream,
+    reach_of,
+    reach_of_store,
+)
 
 BEAM = Cantilever(nodes=(33, 5, 4), dof=3)
 
@@ -98,3 +107,12 @@ def test_a_mesh_knows_how_far_its_nodes_couple(nodes):
     for starts in ([0], list(range(0, count, 4)), list(range(0, count, nodes[1] * nodes[2]))):
         lasts = [beam.mesh.last_neighbour(*slab) for slab in zip(starts, [*starts[1:], count], strict=True)]
         assert reach_of(starts, lasts) == couplings.reach(starts)
+
+
+@pytest.mark.parametrize("name", ["csr", "bsr", "sliced_bsr", "symmetric_bsr"])
+def test_a_store_tells_its_reach_by_its_structure(name, tmp_path):
+    slabs = list(BEAM.subdivisions(9, name))
+    store = FileStore.create(tmp_path / "store", slabs, shape=BEAM.shape)
+    with store, StreamedMatrix(store, store.index.nbytes // 2) as A:
+        starts = [part.row_start for part in store.index.subdivisions]
+        assert reach_of_store(store) == A.reach == Couplings.of(BEAM.matrix("bsr").to_csr(), 3).reach(starts)
