@@ -20,7 +20,7 @@ from typing import Any
 
 from calls import CallTrace
 from peer import Peer, seconds_of
-from record import argument_parser, record, write
+from record import argument_parser, record, told, write
 
 from penstock.experiments import Experiment
 from penstock.experiments.bandwidth import measure_link, measure_memory
@@ -103,16 +103,6 @@ def _penstock_cg(A: Operator, M: Operator, b: Array, maxiter: int) -> Any:
     result = cg(A, b, M=M, rtol=0.0, maxiter=maxiter)
     assert result.iterations == maxiter, result.message
     return result
-
-
-def told(entry: dict[str, Any], what: str) -> dict[str, Any]:
-    """Print a record in a line, and return it."""
-    peers = ", ".join(f"{name} {1e3 * seconds:.4g}" for name, seconds in entry["peers"].items())
-    print(
-        f"{entry['name']}: {what} {1e3 * entry['seconds']:.4g} ms, floor {1e3 * entry['floor_seconds']:.4g} ms; {peers}",
-        flush=True,
-    )
-    return entry
 
 
 def measure_block_iteration(cube: Cube, format_name: str, columns: int) -> list[dict[str, Any]]:

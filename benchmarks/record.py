@@ -49,6 +49,16 @@ def record(
     }
 
 
+def told(entry: dict[str, Any], what: str) -> dict[str, Any]:
+    """Print what a record measured in a line, and return it."""
+    peers = ", ".join(f"{name} {1e3 * seconds:.4g}" for name, seconds in entry["peers"].items())
+    print(
+        f"{entry['name']}: {what} {1e3 * entry['seconds']:.4g} ms, floor {1e3 * entry['floor_seconds']:.4g} ms; {peers}",
+        flush=True,
+    )
+    return entry
+
+
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the arguments that all benchmarks share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)

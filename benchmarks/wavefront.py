@@ -29,7 +29,7 @@ import numpy as np
 import scipy.sparse
 from matplotlib.figure import Figure
 from peer import seconds_of
-from record import argument_parser, record, write
+from record import argument_parser, record, told, write
 
 from penstock.experiments.bandwidth import measure_link
 from penstock.experiments.rates import machine_rates
@@ -159,7 +159,7 @@ class Reordered(System):
 
     def reach(self, index: Any) -> int:
         """Return how many others a subdivision couples with."""
-        return self._couplings.reach([part.row_start for part in index.subdivisions])
+        return self._couplings.reach(index.row_starts)
 
 
 def measure_sweeps(system: System, rates: LinkRates, link: float, many: int) -> list[dict[str, Any]]:
@@ -181,7 +181,7 @@ def measure_sweeps(system: System, rates: LinkRates, link: float, many: int) -> 
             single = single or statistics.median(samples)
             entry = record(f"wavefront/sweep/{name}/{system.name}/p{products}", samples, floor=moved / link, nbytes=moved,
                            peers={"p1": single}, **described(plan))  # fmt: skip
-            records.append(told(entry))
+            records.append(told(entry, "a sweep" if "/sweep/" in entry["name"] else "a solve"))
     return records
 
 
@@ -205,16 +205,6 @@ def described(plan: StreamPlan) -> dict[str, Any]:
         "resident": len(plan.resident), "products": plan.products, "products_a_sweep": plan.products_a_sweep,
         "matrix_bytes": plan.index.nbytes, "budget_bytes": plan.budget_nbytes, "storage_bytes": plan.storage_nbytes,
     }  # fmt: skip
-
-
-def told(entry: dict[str, Any]) -> dict[str, Any]:
-    """Print a record in a line, and return it."""
-    peers = ", ".join(f"{name} {1e3 * seconds:.4g}" for name, seconds in entry["peers"].items())
-    print(
-        f"{entry['name']}: {1e3 * entry['seconds']:.4g} ms, floor {1e3 * entry['floor_seconds']:.4g} ms; {peers}",
-        flush=True,
-    )
-    return entry
 
 
 def measure_solves(system: System, rates: LinkRates, link: float) -> list[dict[str, Any]]:
@@ -257,7 +247,7 @@ def measure_solves(system: System, rates: LinkRates, link: float) -> list[dict[s
     moved, name = result.bytes_streamed, f"wavefront/solve/wavefront/{system.name}"
     entries.append(record(name, seconds, floor=moved / link, nbytes=moved, peers=peers, **more))
     for entry in entries:
-        told(entry)
+        told(entry, "a sweep" if "/sweep/" in entry["name"] else "a solve")
     print(f"  {middle / memory:.2f} x memory, {peers['streamed'] / middle:.1f} x faster than overlap alone", flush=True)
     return entries
 

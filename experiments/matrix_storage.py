@@ -70,8 +70,10 @@ def _plan(
 
     def reach_for(index: MatrixIndex) -> int:
         slabs = [(part.row_start // dof, -(-part.row_stop // dof)) for part in index.subdivisions]
-        lasts = [dof * mesh.last_neighbour(*nodes) + dof - 1 for nodes in slabs]
-        return reach_of([part.row_start for part in index.subdivisions], lasts)
+        # The pattern is symmetric: what couples to the left couples to the right as well.
+        return reach_of(
+            index.row_starts, [range(dof * nodes[0], dof * (mesh.last_neighbour(*nodes) + 1)) for nodes in slabs]
+        )
 
     options: dict[str, Any] = {
         "workspace_nbytes": workspace_nbytes(experiment, cantilever.unknowns),

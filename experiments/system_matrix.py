@@ -244,7 +244,7 @@ class SystemOpener:
                     limit=-(-whole.shape[0] // whole.row_granularity),
                     rates=rates,
                     products=products,
-                    reach_for=lambda index: couplings.reach([part.row_start for part in index.subdivisions]),
+                    reach_for=lambda index: couplings.reach(index.row_starts),
                     **self._load(),
                 )
             )

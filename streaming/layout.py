@@ -159,6 +159,11 @@ class MatrixIndex:
         """Stored scalars."""
         return sum(subdivision.nnz for subdivision in self.subdivisions)
 
+    @property
+    def row_starts(self) -> list[int]:
+        """First row of each subdivision."""
+        return [subdivision.row_start for subdivision in self.subdivisions]
+
     def same_layout(self, other: MatrixIndex) -> bool:
         """Tell whether another index cuts a matrix of the same kind in the same way; checksums may differ."""
         return replace(self, subdivisions=_outlined(self)) == replace(other, subdivisions=_outlined(other))

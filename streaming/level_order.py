@@ -15,9 +15,13 @@ from penstock.spmv import Array, InputError
 from penstock.streaming.budget import aligned_buffer
 from penstock.streaming.store import Store
 
-__all__ = ["Couplings", "LevelOrder", "level_order", "reach_of", "reach_of_columns", "reach_of_store"]
+__all__ = ["Couplings", "LevelOrder", "level_order", "reach_of", "reach_of_store"]
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _block_size(A: Any) -> int:
+    return int(A.blocksize[0]) if A.format == "bsr" else 1
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Couplings:
 
         ``block_size`` is that of the blocks in which it will be stored, which widen the rows.
         """
-        size = A.blocksize[0] if A.format == "bsr" else 1
+        size = _block_size(A)
         offsets, columns = np.asarray(A.indptr), np.asarray(A.indices)
         filled = np.diff(offsets) > 0
         rows = np.arange(len(filled))
@@ -50,22 +54,22 @@ class Couplings:
         return cls(first // block_size * block_size, last // block_size * block_size + block_size - 1)
 
     def reach(self, row_starts: Sequence[int]) -> int:
-        """Return how many slabs to either side the rows of one couple with, at least 1, if slabs begin at these rows."""
-        starts = np.asarray(row_starts)
-        to_left = np.searchsorted(starts, np.minimum.reduceat(self.first, starts), side="right") - 1
-        to_right = np.searchsorted(starts, np.maximum.reduceat(self.last, starts), side="right") - 1
-        numbers = np.arange(len(starts))
-        return int(max(1, (numbers - to_left).max(), (to_right - numbers).max()))
+        """Return :func:`reach_of` slabs that begin at these rows."""
+        firsts = np.minimum.reduceat(self.first, row_starts).tolist()
+        stops = (np.maximum.reduceat(self.last, row_starts) + 1).tolist()
+        return reach_of(row_starts, [range(*bounds) for bounds in zip(firsts, stops, strict=True)])
 
 
-def reach_of(row_starts: Sequence[int], last_rows: Sequence[int]) -> int:
-    """Return the same for slabs of a symmetric pattern of which the last row that each couples with is known."""
-    to_right = np.searchsorted(np.asarray(row_starts), np.asarray(last_rows), side="right") - 1
-    return int(max(1, (to_right - np.arange(len(row_starts))).max()))
+def reach_of(row_starts: Sequence[int], columns: Sequence[range]) -> int:
+    """Return how many slabs to either side one couples with, at least 1.
 
-
-def reach_of_columns(row_starts: Sequence[int], columns: Sequence[range]) -> int:
-    """Return the same for slabs of which the columns from the first to the last are known."""
+    Parameters
+    ----------
+    row_starts : sequence of int
+        Where slabs begin.
+    columns : sequence of range
+        From the first to the last column of each; empty without entries. Of a symmetric pattern one end will do.
+    """
     reaches = [1]
     for number, found in enumerate(columns):
         if found:
@@ -75,14 +79,14 @@ def reach_of_columns(row_starts: Sequence[int], columns: Sequence[range]) -> int
 
 
 def reach_of_store(store: Store) -> int:
-    """Return the same for a stored matrix; reads all of its structure, but no values."""
+    """Return :func:`reach_of` the slabs of a stored matrix; reads all of its structure, but no values."""
     index, columns = store.index, []
     for number, subdivision in enumerate(index.subdivisions):
         structure = aligned_buffer(subdivision.part_nbytes("structure"))
         store.read_into(number, structure, "structure")
         values: np.ndarray[Any, Any] = np.empty(subdivision.part_nbytes("values"), dtype=np.uint8)  # never touched
         columns.append(index.view(number, values, structure).column_range())
-    return reach_of_columns([subdivision.row_start for subdivision in index.subdivisions], columns)
+    return reach_of(index.row_starts, columns)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class LevelOrder:
 
     def matrix(self, A: Any) -> Any:
         """Return a SciPy CSR or BSR matrix in the new order, with sorted columns; takes the memory of a second one."""
-        size = A.blocksize[0] if A.format == "bsr" else 1
+        size = _block_size(A)
         if self.block_size % size:
             raise InputError(f"blocks of {size} rows cannot be put in an order of nodes of {self.block_size} unknowns")
         nodes = LevelOrder(self.permutation, self.block_size // size).rows
@@ -162,7 +166,7 @@ def level_order(A: Any, block_size: int = 1) -> LevelOrder:
         raise InputError(
             f"a matrix of shape {A.shape} does not consist of square blocks of {block_size} rows on the diagonal"
         )
-    own = A.blocksize[0] if A.format == "bsr" else 1
+    own = _block_size(A)
     if block_size % own:
         raise InputError(f"blocks of {own} rows do not divide nodes of {block_size} unknowns")
     count, size = A.shape[0] // block_size, block_size // own

@@ -31,7 +31,7 @@ from penstock.streaming.budget import MemoryBudget, check_room
 from penstock.streaming.cuda_executor import CudaExecutor
 from penstock.streaming.host_executor import HostExecutor
 from penstock.streaming.layout import Visit
-from penstock.streaming.level_order import reach_of_columns
+from penstock.streaming.level_order import reach_of
 from penstock.streaming.plan import StreamPlan, plan_stream
 from penstock.streaming.product_graphs import LEAST_RECORDED, ProductGraphs
 from penstock.streaming.reader import describe_subdivision
@@ -123,9 +123,8 @@ class StreamedMatrix(ValidatedOperator):
         self._places: tuple[int, ...] = ()  # shape and addresses of the vectors of the last call of apply_each
         self._graphs: ProductGraphs | None = None
         self._recordings: dict[tuple[object, ...], RecordedGraph] = {}  # of sweeps
-        self._loaded: set[tuple[object, ...]] = (
-            set()
-        )  # kernels that sweeps have started, without which none is recorded
+        # Kernels that sweeps in a direction have started; others cannot be recorded.
+        self._loaded: set[tuple[object, ...]] = set()
         self._executor: HostExecutor | CudaExecutor | None = None
         # One allocation for the ring and what is resident: nothing is allocated again until close.
         storage = self.budget.allocate(self._purpose, self.plan.storage_nbytes, self.device)
@@ -336,7 +335,7 @@ class StreamedMatrix(ValidatedOperator):
         """How many subdivisions to either side the entries of one reach; found in a sweep of its own, which is not counted
         among those that turn: the order in which half a matrix adds must not depend on when this is asked for.
         """
-        starts = [subdivision.row_start for subdivision in self.plan.index.subdivisions]
+        starts = self.plan.index.row_starts
         columns, direction = [range(0)] * len(starts), self.direction
 
         def visit(number: int, slab: SparseFormat) -> None:
@@ -344,7 +343,7 @@ class StreamedMatrix(ValidatedOperator):
 
         self.sweep(visit)
         self.turn_to(direction)
-        return reach_of_columns(starts, columns)
+        return reach_of(starts, columns)
 
     def products_a_sweep(self) -> int:
         """Return how many products of a recurrence one sweep makes: as many as the ring has room for.
@@ -363,7 +362,7 @@ class StreamedMatrix(ValidatedOperator):
 
     def keeps_together(self, rows: int) -> bool:
         """Return whether subdivisions begin at multiples of so many rows."""
-        return all(subdivision.row_start % rows == 0 for subdivision in self.plan.index.subdivisions)
+        return all(start % rows == 0 for start in self.plan.index.row_starts)
 
     def advance(self, recurrence: Recurrence) -> None:
         """Take all steps of a recurrence, several in a sweep.
