@@ -165,7 +165,7 @@ class Reordered(System):
 def measure_sweeps(system: System, rates: LinkRates, link: float, many: int) -> list[dict[str, Any]]:
     """A sweep with one product, and with many that follow each other, in the same storage and the same cut."""
     records = []
-    for name, count in (("bsr", system.planes), ("symmetric_bsr", system.planes // 2)):
+    for name, count in (("bsr", system.planes), ("symmetric_bsr", system.planes)):
         single = 0.0
         for products in (1, many):
             plan = system.plan(name, rates, products, counts=(count,), slots=max(3, products + 1))

@@ -10,12 +10,12 @@ from numba import prange
 
 from penstock.spmv import (
     Array,
-    BsrMatrix,
     FunctionOperator,
     HasDiagonalBlocks,
     InputError,
     Operator,
     ValidatedOperator,
+    VectorSpace,
     as_operator,
     device_of,
 )
@@ -56,9 +56,7 @@ class DiagonalBlocks(ValidatedOperator):
         self.device = device_of(blocks)
         self.dtype = blocks.dtype
         self.shape = (count * size, count * size)
-        numbers = self.device.xp.arange(count + 1)
-        arrays = {"row_offsets": numbers, "column_indices": numbers[:-1].astype(np.int32), "values": blocks}
-        self._matrix = BsrMatrix.from_arrays(self.shape, self.dtype, arrays, {})
+        self._space = VectorSpace(self.device)
 
     @property
     def recordable(self) -> bool:
@@ -66,7 +64,7 @@ class DiagonalBlocks(ValidatedOperator):
         return True
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        self._matrix._apply(x, out, alpha, beta)
+        self._space.three_terms(-alpha, self.blocks, None, x, 0.0, x, beta, out)
 
 
 def jacobi(A: Any) -> DiagonalBlocks:

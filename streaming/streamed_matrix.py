@@ -23,12 +23,11 @@ from penstock.spmv import (
     as_vectors,
     format_named,
 )
-from penstock.spmv.cuda_graph import RecordedGraph
 from penstock.spmv.formats.base import check_block_size, scale
 from penstock.spmv.operator import as_output
 from penstock.spmv.recurrence import Recurrence
 from penstock.streaming.budget import MemoryBudget, check_room
-from penstock.streaming.cuda_executor import CudaExecutor
+from penstock.streaming.cuda_executor import CudaExecutor, RecordedSweep
 from penstock.streaming.host_executor import HostExecutor
 from penstock.streaming.layout import Visit
 from penstock.streaming.level_order import reach_of
@@ -122,7 +121,7 @@ class StreamedMatrix(ValidatedOperator):
         self._residents: dict[int, SparseFormat] = {}
         self._places: tuple[int, ...] = ()  # shape and addresses of the vectors of the last call of apply_each
         self._graphs: ProductGraphs | None = None
-        self._recordings: dict[tuple[object, ...], RecordedGraph] = {}  # of sweeps
+        self._recordings: dict[tuple[object, ...], RecordedSweep] = {}
         # Kernels that sweeps in a direction have started; others cannot be recorded.
         self._loaded: set[tuple[object, ...]] = set()
         self._executor: HostExecutor | CudaExecutor | None = None
