@@ -3,22 +3,25 @@
     python benchmarks/wavefront_large.py h200x2
 
 A cantilever of 300^3 nodes with 6 unknowns each (26 billion nonzeros, 211 GB of BSR in 256 GiB of host memory, streamed from the
-arrays in which it was assembled) on one GPU, to a true relative residual of 1e-6. A subdivision is a plane of nodes.
+arrays in which it was assembled) on one GPU, to a true relative residual of 1e-6. A subdivision is a plane of nodes; the plan
+chooses how many products share a sweep.
 ``floor_seconds`` is the bytes moved over the measured link.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from record import argument_parser, record, write
 
-from penstock.experiments.bandwidth import measure_link
+from penstock.experiments.rates import machine_rates
 from penstock.fem import Cantilever
 from penstock.solvers import IterationRecord, cg, cg_workspace_nbytes, chebyshev
 from penstock.spmv import Device, parse_nbytes
-from penstock.streaming import HostStore, StreamedMatrix, plan_stream
+from penstock.streaming import HostStore, StreamedMatrix, plan_products, plan_stream
 
 RTOL = 1e-6
 
@@ -42,11 +45,10 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--nodes", type=int, default=300, help="nodes a side")
-    parser.add_argument("--budget", default="95 GiB", help="of GPU memory for matrix storage")
-    parser.add_argument("--products", type=int, default=25, help="a sweep, odd")
+    parser.add_argument("--budget", default="100 GiB", help="of GPU memory for matrix storage")
     arguments = parser.parse_args()
     device, side, stages = Device.parse(arguments.device), arguments.nodes, Stages()
-    link = measure_link(device, 1 << 30) if device.kind == "cuda" else 1e9
+    rates = machine_rates(device, Path(), fresh=True)
     beam = Cantilever(side, dof=6)
     plane, vector = 6 * side * side, 8 * beam.unknowns
     stages.end("start")
@@ -57,11 +59,12 @@ def main() -> None:
             store.page_lock()
         stages.end("page-lock")
         workspace = cg_workspace_nbytes(beam.unknowns) + 8 * vector
-        plan = plan_stream(store.index, arguments.budget, products=arguments.products, workspace_nbytes=workspace)
+        planned = partial(plan_stream, store.index, arguments.budget, workspace_nbytes=workspace, rates=rates)
+        plan = plan_products(lambda products: planned(products=products))
         print(plan.explain(), flush=True)
         with StreamedMatrix(store, parse_nbytes(arguments.budget), device=device, plan=plan) as A:
             stages.end("open")
-            M, b = chebyshev(A, arguments.products, block_size=6), device.asarray(beam.load())
+            M, b = chebyshev(A, "auto", block_size=6), device.asarray(beam.load())
             stages.end("prepare")
             before = time.perf_counter()
 
@@ -74,14 +77,14 @@ def main() -> None:
             more: dict[str, Any] = {
                 "matrix_bytes": matrix.nbytes, "nnz": matrix.nnz, "unknowns": beam.unknowns, "rtol": RTOL,
                 "iterations": result.iterations, "sweeps": result.sweeps, "true_residual": result.true_residual,
-                "reason": result.reason.name.lower(), "products": arguments.products,
+                "reason": result.reason.name.lower(), "products": M.products,
                 "products_a_sweep": A.products_a_sweep(), "slots": plan.slots, "resident": len(plan.resident),
                 "budget_bytes": plan.budget_nbytes, "peak_budget_bytes": A.budget.peak_nbytes, "seconds_of": stages.seconds,
             }  # fmt: skip
     print(f"{result.message}: {result.sweeps} sweeps, {seconds / result.sweeps:.3f} s each")
-    floor, moved = result.bytes_streamed / link, result.bytes_streamed
+    floor, moved = result.bytes_streamed / rates.link, result.bytes_streamed
     entry = record(f"wavefront/large/cube{side}-dof6", [seconds], floor=floor, nbytes=moved, peers={}, **more)
-    write("wavefront_large", arguments, {"link_GBps": link / 1e9}, [entry])
+    write("wavefront_large", arguments, {"link_GBps": rates.link / 1e9, "read_GBps": rates.memory / 1e9}, [entry])
 
 
 if __name__ == "__main__":
