@@ -247,7 +247,8 @@ class _Run:
         self.products = 0  # with A, by the solver itself
         self.floor: float | None = None
         self.began = time.perf_counter()
-        self.starting_seconds = 0.0  # of the iterations since the last look; on a CPU, all of their time
+        # Processor time of starting the iterations since the last look, without that of waiting for a GPU.
+        self.starting_seconds = 0.0
         self.traffic = Traffic(A)
         self._recurrence: CgRecurrence | None = None
 
@@ -300,9 +301,9 @@ class _Run:
         """Do some iterations; return a reason to stop, and the true residual norm if it is known."""
         if self._recurrence is None:
             self._recurrence = self._first_recurrence(state)
-        recurrence, before, began = self._recurrence, state.iteration, time.perf_counter()
+        recurrence, before, began = self._recurrence, state.iteration, time.thread_time()
         recurrence.advance(iterations)
-        self.starting_seconds = time.perf_counter() - began
+        self.starting_seconds = time.thread_time() - began
         self.products += iterations
         numbers = recurrence.look()
         state.iteration = int(numbers[Number.ITERATION])

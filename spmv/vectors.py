@@ -121,8 +121,63 @@ def _combine_cuda(alpha: float, x: Array, beta: float, y: Array) -> None:
     function(grid, (_CUDA_THREADS,), (np.int64(x.size), np.float64(alpha), x, np.float64(beta), y))
 
 
+_AT_ONCE = 840  # rows that take all passes below before the next ones; every block of up to 8 rows divides it
+
+
 @rounded_serial_and_parallel
-def _three_terms(
+def _three_terms_of_vector(
+    scaled: bool,
+    driven: bool,
+    clears: bool,
+    a: float,
+    blocks: Array,
+    f: Array,
+    y: Array,
+    b: float,
+    v: Array,
+    c: float,
+    out: Array,
+) -> None:
+    size = blocks.shape[1]
+    for part in prange(-(-out.shape[0] // _AT_ONCE)):
+        start, stop = part * _AT_ONCE, min((part + 1) * _AT_ONCE, out.shape[0])
+        rows, of_y, of_out = stop - start, y[start:stop], out[start:stop]
+        # One simple loop after the other, so that each uses vector registers.
+        change, total = np.empty(_AT_ONCE), np.empty(_AT_ONCE)
+        if driven:
+            of_f = f[start:stop]
+            for i in range(rows):
+                change[i] = np.float64(of_f[i]) - np.float64(of_y[i])
+        else:
+            for i in range(rows):
+                change[i] = 0.0 - np.float64(of_y[i])
+        if scaled:
+            of_blocks = blocks[start // size : stop // size]
+            for block in range(rows // size):
+                for row in range(size):
+                    scalar = 0.0
+                    for column in range(size):
+                        scalar += np.float64(of_blocks[block, row, column]) * change[block * size + column]
+                    total[block * size + row] = a * scalar
+        else:
+            for i in range(rows):
+                total[i] = a * change[i]
+        if b != 0.0:
+            of_v = v[start:stop]
+            for i in range(rows):
+                total[i] += b * np.float64(of_v[i])
+        if c != 0.0:
+            for i in range(rows):
+                total[i] += c * np.float64(of_out[i])
+        for i in range(rows):
+            of_out[i] = total[i]
+        if clears:
+            for i in range(rows):
+                of_y[i] = 0.0
+
+
+@rounded_serial_and_parallel
+def _three_terms_of_block(
     scaled: bool,
     driven: bool,
     clears: bool,
@@ -170,9 +225,9 @@ def _as_blocks(diagonal: Array | None, out: Array) -> Array:
 def _three_terms_cpu(
     a: float, diagonal: Array | None, f: Array | None, y: Array, b: float, v: Array, c: float, out: Array, clears: bool
 ) -> None:
-    given, rows, blocks = (diagonal is not None, f is not None), out.shape[0], _as_blocks(diagonal, out)
-    f, y, v, out = (block.reshape(rows, -1) for block in (v if f is None else f, y, v, out))
-    _three_terms[out.size > SERIAL_CHUNKS * CHUNK](*given, clears, a, blocks, f, y, b, v, c, out)
+    kernels = _three_terms_of_vector if out.ndim == 1 else _three_terms_of_block
+    arrays = (a, _as_blocks(diagonal, out), v if f is None else f, y, b, v, c, out)
+    kernels[out.size > SERIAL_CHUNKS * CHUNK](diagonal is not None, f is not None, clears, *arrays)
 
 
 @register_kernel("vector", "three_terms", "cuda")

@@ -97,7 +97,7 @@ class CudaExecutor:
                 )
             self._copy_stream = cupy.cuda.Stream(non_blocking=True) if overlap else None
             self._events = _Events(len(slots))
-            [self._played] = _new_events(1)
+            self._played = cupy.cuda.Event(block=True, disable_timing=True)
 
     @property
     def staged(self) -> bool:

@@ -178,15 +178,16 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
 
 # Every part of the work owns a run of chunks and writes to its own rows; what falls below them waits in an overflow of its
 # own, as long as the bandwidth of the matrix, and is added in the end, part after part: so the bits depend on nothing but
-# the number of parts.
+# the number of parts. Below the last part is nobody else's.
+_NOWHERE = np.iinfo(np.int32).max
 
 
 @parallel_kernel
 def _reach(parts: int, first_row: int, block_rows: int, offsets: Array, columns: Array) -> tuple[Array, Array]:
     """Return the first block row below each part, and how many block rows below it the part adds to."""
     chunks = offsets.shape[0] - 1
-    ends, reach = np.zeros(parts, dtype=np.int64), np.zeros(parts, dtype=np.int64)
-    for part in prange(parts):
+    ends, reach = np.full(parts, _NOWHERE, dtype=np.int64), np.zeros(parts, dtype=np.int64)
+    for part in prange(parts - 1):
         last = chunks * (part + 1) // parts
         ends[part] = first_row + min(last * HEIGHT, block_rows)
         for block in range(offsets[chunks * part // parts], offsets[last]):
@@ -195,7 +196,63 @@ def _reach(parts: int, first_row: int, block_rows: int, offsets: Array, columns:
 
 
 @parallel_kernel
-def _multiply_vector(
+def _multiply_vector_3(
+    first_row: int,
+    block_rows: int,
+    ends: Array,
+    overflow: Array,
+    offsets: Array,
+    columns: Array,
+    values: Array,
+    x: Array,
+    out: Array,
+    alpha: float,
+) -> None:
+    chunks, parts = offsets.shape[0] - 1, ends.shape[0]
+    for part in prange(parts):
+        end = ends[part]
+        own, total = np.empty((3, HEIGHT)), np.empty((3, HEIGHT))
+        for chunk in range(chunks * part // parts, chunks * (part + 1) // parts):
+            rows, row = min(HEIGHT, block_rows - chunk * HEIGHT), first_row + chunk * HEIGHT
+            total[:] = 0.0
+            for p in range(rows):
+                for r in range(3):
+                    own[r, p] = x[(row + p) * 3 + r]
+            for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
+                column = columns[block : block + HEIGHT]
+                a = values[block * 9 : (block + HEIGHT) * 9].reshape(9, HEIGHT)
+                for p in range(rows):
+                    k = np.int64(column[p])
+                    if k < 0:
+                        continue
+                    a00, a01, a02 = np.float64(a[0, p]), np.float64(a[1, p]), np.float64(a[2, p])
+                    a10, a11, a12 = np.float64(a[3, p]), np.float64(a[4, p]), np.float64(a[5, p])
+                    a20, a21, a22 = np.float64(a[6, p]), np.float64(a[7, p]), np.float64(a[8, p])
+                    x0, x1, x2 = np.float64(x[3 * k]), np.float64(x[3 * k + 1]), np.float64(x[3 * k + 2])
+                    total[0, p] += a00 * x0 + a01 * x1 + a02 * x2
+                    total[1, p] += a10 * x0 + a11 * x1 + a12 * x2
+                    total[2, p] += a20 * x0 + a21 * x1 + a22 * x2
+                    if k > row + p:
+                        x0, x1, x2 = own[0, p], own[1, p], own[2, p]
+                        t0 = alpha * (a00 * x0 + a10 * x1 + a20 * x2)
+                        t1 = alpha * (a01 * x0 + a11 * x1 + a21 * x2)
+                        t2 = alpha * (a02 * x0 + a12 * x1 + a22 * x2)
+                        if k < end:
+                            out[3 * k] += t0
+                            out[3 * k + 1] += t1
+                            out[3 * k + 2] += t2
+                        else:
+                            j = 3 * (k - end)
+                            overflow[part, j, 0] += t0
+                            overflow[part, j + 1, 0] += t1
+                            overflow[part, j + 2, 0] += t2
+            for p in range(rows):
+                for r in range(3):
+                    out[(row + p) * 3 + r] += alpha * total[r, p]
+
+
+@parallel_kernel
+def _multiply_vector_any(
     size: int,
     first_row: int,
     block_rows: int,
@@ -295,12 +352,15 @@ def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, a
     if key not in known:
         known[key] = _reach(parts, *rows, A.chunk_offsets, A.column_indices)
     ends, reach = known[key]
-    overflow = np.zeros((parts, max(0, int(reach.max())) * size, vectors))
-    product = _multiply_vector if x.ndim == 1 else _multiply_block
-    product(size, *rows, ends, overflow, A.chunk_offsets, A.column_indices, A.values, x, out, alpha)
-    for part, length in enumerate(np.maximum(reach, 0) * size):
-        end = ends[part] * size
-        out[end : end + length] += overflow[part, :length].reshape(-1, *x.shape[1:])
+    overflow = np.zeros((parts - 1, int(reach.max()) * size, vectors))
+    arrays = (ends, overflow, A.chunk_offsets, A.column_indices, A.values, x, out, alpha)
+    if x.ndim == 1 and size == 3:
+        _multiply_vector_3(*rows, *arrays)
+    else:
+        product = _multiply_vector_any if x.ndim == 1 else _multiply_block
+        product(size, *rows, *arrays)
+    for end, beyond, below in zip(ends * size, reach * size, overflow, strict=False):
+        out[end : end + beyond] += below[:beyond].reshape(-1, *x.shape[1:])
 
 
 _MOST_PARTS = 4

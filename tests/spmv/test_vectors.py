@@ -92,16 +92,17 @@ def test_three_terms_with_dense_blocks_on_the_diagonal(dtype, columns, size, tar
 
 
 @pytest.mark.parametrize("columns", [(), (3,)])
-def test_three_terms_have_the_same_bits_however_the_rows_are_cut(columns):
+@pytest.mark.parametrize("size", [1, 3])
+def test_three_terms_have_the_same_bits_however_the_rows_are_cut(columns, size):
     """One thread or all, the compiled loop rounds alike."""
     f, y, v, out = np.random.default_rng(0).standard_normal((4, 60_000, *columns))
-    diagonal, space = np.random.default_rng(1).uniform(1, 2, 60_000), VectorSpace(CPU)
+    blocks, space = np.random.default_rng(1).uniform(1, 2, (60_000 // size, size, size)), VectorSpace(CPU)
     whole, parts = out.copy(), out.copy()
 
-    space.three_terms(0.3, diagonal, f, y, 1.7, v, -0.7, whole)
-    for start in range(0, 60_000, 1111):
-        rows = slice(start, start + 1111)
-        space.three_terms(0.3, diagonal[rows], f[rows], y[rows], 1.7, v[rows], -0.7, parts[rows])
+    space.three_terms(0.3, blocks, f, y, 1.7, v, -0.7, whole)
+    for start in range(0, 60_000, 1110):
+        rows, of_blocks = slice(start, start + 1110), slice(start // size, (start + 1110) // size)
+        space.three_terms(0.3, blocks[of_blocks], f[rows], y[rows], 1.7, v[rows], -0.7, parts[rows])
 
     np.testing.assert_array_equal(whole, parts)
 

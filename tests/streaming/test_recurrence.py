@@ -10,7 +10,7 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import chebyshev
 from penstock.spmv import CsrMatrix, VectorSpace, as_operator, format_named
 from penstock.spmv.recurrence import Recurrence, RecurrenceStep
-from penstock.streaming import FileStore, HostStore, StreamedMatrix
+from penstock.streaming import FileStore, HostStore, LinkRates, StreamedMatrix
 
 DEVICES = [
     "cpu",
@@ -126,11 +126,12 @@ def test_a_sweep_makes_as_many_products_as_the_ring_has_room_for(beam, slots, ov
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
 @pytest.mark.parametrize("name", ["bsr", "symmetric_bsr"])
-def test_the_same_again_in_the_same_memory_has_the_same_bits(thick_beam, name, at_end, device):
-    """From the second time on in each direction, a GPU replays a recording."""
+@pytest.mark.parametrize("link", [1e6, 1e12])
+def test_the_same_again_in_the_same_memory_has_the_same_bits(thick_beam, link, name, at_end, device):
+    """From the second time on in each direction, a GPU replays a recording, in parts if the link is thought to be slow."""
     store, count = HostStore.create(planes(thick_beam, name)), 6
-    budget = ring(store, 4)["budget"] + store.index.nbytes // 4
-    with store, StreamedMatrix(store, budget, slots=4, at_end=at_end, device=device) as A:
+    budget, rates = ring(store, 4)["budget"] + store.index.nbytes // 4, LinkRates(link, 1e12)
+    with store, StreamedMatrix(store, budget, slots=4, at_end=at_end, rates=rates, device=device) as A:
         of, x = recurrence(A, count), A.device.asarray(np.random.default_rng(0).standard_normal(A.shape[0]))
         start, found, product = of.v.copy(), [], expected(thick_beam.matrix(name).to_device(device), count)[0]
         for time in range(7):
@@ -141,7 +142,9 @@ def test_the_same_again_in_the_same_memory_has_the_same_bits(thick_beam, name, a
         for one in found:
             exact = name == "bsr"
             np.testing.assert_allclose(one, product, rtol=0, atol=0 if exact else 1e-12 * np.abs(product).max())
-        assert bool(A._recordings) == (device == "cuda" and at_end != "continue")
+        recorded = device == "cuda" and at_end != "continue"
+        parts = 1 if link == 1e12 else {"turn": 3, "stop": 2}.get(at_end)
+        assert {len(recording) for recording in A._recordings.values()} == ({parts} if recorded else set())
 
 
 def test_part_of_the_matrix_may_be_resident(beam):
