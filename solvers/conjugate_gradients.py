@@ -247,8 +247,7 @@ class _Run:
         self.products = 0  # with A, by the solver itself
         self.floor: float | None = None
         self.began = time.perf_counter()
-        # Processor time of starting the iterations since the last look, without that of waiting for a GPU.
-        self.starting_seconds = 0.0
+        self.starting_seconds = 0.0  # of the iterations since the last look; on a CPU, all of their time
         self.traffic = Traffic(A)
         self._recurrence: CgRecurrence | None = None
 
@@ -301,9 +300,10 @@ class _Run:
         """Do some iterations; return a reason to stop, and the true residual norm if it is known."""
         if self._recurrence is None:
             self._recurrence = self._first_recurrence(state)
-        recurrence, before, began = self._recurrence, state.iteration, time.thread_time()
+        recurrence, before = self._recurrence, state.iteration
+        began, waited = time.perf_counter(), self.traffic.waited_seconds
         recurrence.advance(iterations)
-        self.starting_seconds = time.thread_time() - began
+        self.starting_seconds = time.perf_counter() - began - (self.traffic.waited_seconds - waited)
         self.products += iterations
         numbers = recurrence.look()
         state.iteration = int(numbers[Number.ITERATION])

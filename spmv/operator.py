@@ -70,6 +70,10 @@ class CountsTraffic(Protocol):
     def bytes_streamed(self) -> int:
         """Bytes that those sweeps took over the link."""
 
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that starting those sweeps took the host only because it waited for a GPU meanwhile."""
+
 
 @runtime_checkable
 class PlansWorkspace(Protocol):

@@ -75,6 +75,7 @@ class CudaExecutor:
         self.store = store
         self.slots = slots
         self.timeline: Timeline | None = None
+        self.waited_seconds = 0.0  # in replays, for the sweep or the part before
         self._index = store.index
         self._part = part
         self._link_binds = link_binds
@@ -97,7 +98,7 @@ class CudaExecutor:
                 )
             self._copy_stream = cupy.cuda.Stream(non_blocking=True) if overlap else None
             self._events = _Events(len(slots))
-            self._played = cupy.cuda.Event(block=True, disable_timing=True)
+            [self._played] = _new_events(1)
 
     @property
     def staged(self) -> bool:
@@ -183,7 +184,9 @@ class CudaExecutor:
         compute_stream.wait_event(self._played)
         for graph, lanes in sweep:
             if lanes > 1:
+                began = time.perf_counter()
                 self._played.synchronize()
+                self.waited_seconds += time.perf_counter() - began
             graph.launch()
             self._played.record(compute_stream)
         assert self._copy_stream is not None, "recordable"
@@ -201,9 +204,8 @@ class CudaExecutor:
     ) -> None:
         """Issue steps; slots that are ``settled`` were filled, and read, before the first of them can begin.
 
-        A computation follows the last one of its own stage and the last one of the stage before, and nothing else: with
-        several ``lanes``, streams that take turns whenever the stages begin anew, a stage runs while the one after it still
-        works on what came earlier.
+        Streams, the ``lanes``, take turns whenever the stages begin anew. So a computation follows the one of the stage before
+        in its own stream, and waits for the last one of its own stage; while it runs, a later stage works on what came earlier.
         """
         turn, last = 0, -1
         done: dict[int, Any] = {}  # the last computation of each stage
@@ -219,9 +221,8 @@ class CudaExecutor:
                 stage = step.stage
                 turn, last = turn + (stage <= last), stage
                 lane = lanes[turn % len(lanes)]
-                for before in (stage, stage - 1):
-                    if before in done:
-                        lane.wait_event(done[before])
+                if stage in done:
+                    lane.wait_event(done[stage])
                 if step.slot is not None and step.slot not in ready:
                     if self._staging is not None and (copy := self._staging.arrival(step)):
                         self._transfer(copy, copies, events)

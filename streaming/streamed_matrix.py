@@ -169,6 +169,11 @@ class StreamedMatrix(ValidatedOperator):
         return isinstance(self._executor, CudaExecutor) and self._executor.staged
 
     @property
+    def waited_seconds(self) -> float:
+        """Seconds that starting sweeps took the host only because it waited for a GPU meanwhile."""
+        return self._executor.waited_seconds if isinstance(self._executor, CudaExecutor) else 0.0
+
+    @property
     def workspace_nbytes(self) -> int:
         """Bytes that the plan has set aside for the vectors of a solver."""
         return self.plan.workspace_nbytes
