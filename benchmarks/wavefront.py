@@ -165,10 +165,10 @@ class Reordered(System):
 def measure_sweeps(system: System, rates: LinkRates, link: float, many: int) -> list[dict[str, Any]]:
     """A sweep with one product, and with many that follow each other, in the same storage and the same cut."""
     records = []
-    for name, count in (("bsr", system.planes), ("symmetric_bsr", system.planes)):
+    for name in ("bsr", "symmetric_bsr"):
         single = 0.0
         for products in (1, many):
-            plan = system.plan(name, rates, products, counts=(count,), slots=max(3, products + 1))
+            plan = system.plan(name, rates, products, counts=(system.planes,), slots=max(3, products + 1))
             with system.streamed(plan) as A:
                 x = system.load()
                 z, w = (system.device.xp.empty_like(x) for _ in range(2))

@@ -11,7 +11,6 @@ chooses how many products share a sweep.
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ def main() -> None:
             store.page_lock()
         stages.end("page-lock")
         workspace = cg_workspace_nbytes(beam.unknowns) + 8 * vector
-        planned = partial(plan_stream, store.index, arguments.budget, workspace_nbytes=workspace, rates=rates)
-        plan = plan_products(lambda products: planned(products=products))
+        options = {"workspace_nbytes": workspace, "rates": rates}
+        plan = plan_products(lambda products: plan_stream(store.index, arguments.budget, products=products, **options))
         print(plan.explain(), flush=True)
         with StreamedMatrix(store, parse_nbytes(arguments.budget), device=device, plan=plan) as A:
             stages.end("open")

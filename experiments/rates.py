@@ -22,6 +22,7 @@ from penstock.experiments.bandwidth import (
 )
 from penstock.spmv import Device
 from penstock.streaming import LinkRates
+from penstock.streaming.cuda_executor import LANES
 
 __all__ = ["WORTH_MEASURING_NBYTES", "machine_rates", "rates_file"]
 
@@ -56,7 +57,9 @@ def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> Li
         link = measure_disk(directory)[0] if device.kind == "cpu" else measure_link(device)
         memory = measure_memory(device, _probe_nbytes(device))
         starts = measure_starts(device, directory)
-        rates = LinkRates(link, memory, *starts, scattering=measure_scattering(device, memory))
+        scattering = measure_scattering(device, memory)
+        side_by_side = 1.0 if device.kind == "cpu" else LANES
+        rates = LinkRates(link, memory, *starts, scattering=scattering, side_by_side=side_by_side)
     if device.kind == "cuda":  # what the probes took must not be missing from a budget
         device.xp.get_default_memory_pool().free_all_blocks()
     kept[key] = {"time": time.time(), "rates": asdict(rates)}

@@ -37,6 +37,7 @@ from penstock.solvers.stopping import (
 from penstock.solvers.traffic import Traffic
 from penstock.spmv import (
     Array,
+    CountsWaiting,
     HasAbsoluteProduct,
     InputError,
     Operator,
@@ -247,7 +248,8 @@ class _Run:
         self.products = 0  # with A, by the solver itself
         self.floor: float | None = None
         self.began = time.perf_counter()
-        self.starting_seconds = 0.0  # of the iterations since the last look; on a CPU, all of their time
+        # Of the iterations since the last look, without waiting for a GPU; on a CPU, all of their time.
+        self.starting_seconds = 0.0
         self.traffic = Traffic(A)
         self._recurrence: CgRecurrence | None = None
 
@@ -296,14 +298,17 @@ class _Run:
             state.q = self.q
         return state, None, residual
 
+    def _waited_seconds(self) -> float:
+        return self.A.waited_seconds if isinstance(self.A, CountsWaiting) else 0.0
+
     def advance(self, state: CgState, iterations: int) -> tuple[StopReason | None, float]:
         """Do some iterations; return a reason to stop, and the true residual norm if it is known."""
         if self._recurrence is None:
             self._recurrence = self._first_recurrence(state)
         recurrence, before = self._recurrence, state.iteration
-        began, waited = time.perf_counter(), self.traffic.waited_seconds
+        began, waited = time.perf_counter(), self._waited_seconds()
         recurrence.advance(iterations)
-        self.starting_seconds = time.perf_counter() - began - (self.traffic.waited_seconds - waited)
+        self.starting_seconds = time.perf_counter() - began - (self._waited_seconds() - waited)
         self.products += iterations
         numbers = recurrence.look()
         state.iteration = int(numbers[Number.ITERATION])

@@ -64,6 +64,7 @@ class DiagonalBlocks(ValidatedOperator):
         return True
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        # alpha D x as -alpha D (0 - x)
         self._space.three_terms(-alpha, self.blocks, None, x, 0.0, x, beta, out)
 
 

@@ -20,11 +20,6 @@ class Traffic:
         """Bytes moved."""
         return 0 if self._streamed is None else self._streamed.bytes_streamed - self._nbytes
 
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds that the host has waited for a GPU to start sweeps."""
-        return 0.0 if self._streamed is None else self._streamed.waited_seconds
-
     def sweeps(self, products: int) -> int:
         """Return the passes over the matrix; over a resident one as many as products were made."""
         return products if self._streamed is None else self._streamed.sweeps - self._sweeps

@@ -21,6 +21,7 @@ from penstock.spmv.formats.from_csr import length_permutation
 from penstock.spmv.kernel_table import register_kernel, registered_kernels
 from penstock.spmv.operator import (
     CountsTraffic,
+    CountsWaiting,
     HasAbsoluteProduct,
     HasDiagonalBlocks,
     Operator,
@@ -39,6 +40,7 @@ __all__ = [
     "BudgetError",
     "CooMatrix",
     "CountsTraffic",
+    "CountsWaiting",
     "CsrMatrix",
     "Device",
     "DeviceError",

@@ -13,6 +13,7 @@ from penstock.spmv.errors import InputError
 
 __all__ = [
     "CountsTraffic",
+    "CountsWaiting",
     "HasAbsoluteProduct",
     "HasDiagonalBlocks",
     "Operator",
@@ -70,9 +71,14 @@ class CountsTraffic(Protocol):
     def bytes_streamed(self) -> int:
         """Bytes that those sweeps took over the link."""
 
+
+@runtime_checkable
+class CountsWaiting(Protocol):
+    """An operator that knows how long the host waited while it started products."""
+
     @property
     def waited_seconds(self) -> float:
-        """Seconds that starting those sweeps took the host only because it waited for a GPU meanwhile."""
+        """Seconds so far that the host spent waiting for a GPU while it started products."""
 
 
 @runtime_checkable

@@ -121,7 +121,7 @@ def _combine_cuda(alpha: float, x: Array, beta: float, y: Array) -> None:
     function(grid, (_CUDA_THREADS,), (np.int64(x.size), np.float64(alpha), x, np.float64(beta), y))
 
 
-_AT_ONCE = 840  # rows that take all passes below before the next ones; every block of up to 8 rows divides it
+_AT_ONCE = 800  # rows, about, that take all passes below before the next ones
 
 
 @rounded_serial_and_parallel
@@ -139,11 +139,12 @@ def _three_terms_of_vector(
     out: Array,
 ) -> None:
     size = blocks.shape[1]
-    for part in prange(-(-out.shape[0] // _AT_ONCE)):
-        start, stop = part * _AT_ONCE, min((part + 1) * _AT_ONCE, out.shape[0])
+    most = max(_AT_ONCE // size, 1) * size
+    for part in prange(-(-out.shape[0] // most)):
+        start, stop = part * most, min((part + 1) * most, out.shape[0])
         rows, of_y, of_out = stop - start, y[start:stop], out[start:stop]
         # One simple loop after the other, so that each uses vector registers.
-        change, total = np.empty(_AT_ONCE), np.empty(_AT_ONCE)
+        change, total = np.empty(most), np.empty(most)
         if driven:
             of_f = f[start:stop]
             for i in range(rows):

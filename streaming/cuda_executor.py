@@ -19,12 +19,13 @@ from penstock.streaming.schedule import Compute, Copy, Release, Step
 from penstock.streaming.store import PageLockable, Store
 from penstock.streaming.timeline import Span, SpanKind, Timeline
 
-__all__ = ["CudaExecutor", "RecordedSweep"]
+__all__ = ["LANES", "CudaExecutor", "RecordedSweep"]
 
 #: The parts of a sweep, and in how many streams each computes.
 RecordedSweep = list[tuple[RecordedGraph, int]]
 
-_LANES = 4  # streams among which stages are shared: a subdivision alone does not fill the GPU
+#: Streams among which the stages of a recorded sweep are shared: a subdivision alone does not fill the GPU.
+LANES = 4
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
 
@@ -52,8 +53,9 @@ class CudaExecutor:
 
     Notes
     -----
-    From page-locked memory the host only issues work: it waits for nothing inside a sweep. From a disk it waits for what is
-    read, and issues each transfer when its data are there. Computations run on the caller's current stream.
+    From page-locked memory the host only issues work: it waits for nothing inside a sweep that it plays, and between the parts
+    of one that it replays. From a disk it waits for what is read, and issues each transfer when its data are there.
+    Computations run on the caller's current stream.
     """
 
     def __init__(
@@ -154,10 +156,10 @@ class CudaExecutor:
         """
         transfers = [position for position, step in enumerate(steps) if isinstance(step, Copy)]
         if not transfers or not self._link_binds:
-            return [(steps, _LANES)]
+            return [(steps, LANES)]
         first, slot = transfers[0], steps[transfers[-1]].slot
         last = next(i for i in range(transfers[-1] + 1, len(steps)) if steps[i].slot == slot)
-        return [(steps[:first], _LANES), (steps[first:last], 1), (steps[last:], _LANES)]
+        return [(steps[:first], LANES), (steps[first:last], 1), (steps[last:], LANES)]
 
     def _issue_in_branches(
         self, steps: Sequence[Step], residents: dict[int, SparseFormat], visit: Visit, lanes: int
@@ -176,9 +178,10 @@ class CudaExecutor:
             current.wait_event(join)
 
     def replay(self, sweep: RecordedSweep) -> None:
-        """Issue a recorded sweep. The host waits for the end of the last one, but not for that of this one.
+        """Issue a recorded sweep; the host does not wait for its end.
 
-        A graph of several branches that waits in a stream slows down the transfers of what runs before it, by 6 %.
+        Before a part of several branches it waits for what it has launched before: such a graph, waiting in a stream, slows
+        the transfers of what runs before it, by 6 %.
         """
         compute_stream = self._cupy.cuda.get_current_stream()
         compute_stream.wait_event(self._played)
@@ -204,10 +207,11 @@ class CudaExecutor:
     ) -> None:
         """Issue steps; slots that are ``settled`` were filled, and read, before the first of them can begin.
 
-        Streams, the ``lanes``, take turns whenever the stages begin anew. So a computation follows the one of the stage before
-        in its own stream, and waits for the last one of its own stage; while it runs, a later stage works on what came earlier.
+        Streams, the ``lanes``, take turns whenever the stages begin anew: a :class:`Schedule` issues all stages that follow an
+        arrival in ascending order. So a computation follows the one of the stage before in its own stream, and waits for the
+        last one of its own stage; while it runs, a later stage works on what came earlier.
         """
-        turn, last = 0, -1
+        lane, turn, last = lanes[0], 0, -1
         done: dict[int, Any] = {}  # the last computation of each stage
         ready = set(settled)
         for step in steps:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from penstock.spmv import BudgetError, InputError, format_named, format_nbytes, parse_nbytes
+from penstock.streaming.cuda_executor import LANES
 from penstock.streaming.layout import MatrixIndex, Part
 from penstock.streaming.product_graphs import LEAST_RECORDED
 from penstock.streaming.schedule import Schedule, SweepEnd
@@ -44,6 +45,8 @@ class LinkRates:
         ended; on a CPU, until all threads do.
     scattering : float
         Of the memory rate, what products of formats that ``scatter`` reach. Others reach 0.80 to 0.98.
+    side_by_side : float
+        Products of one sweep that run at once, so that gaps of one are filled by others.
     """
 
     link: float
@@ -52,6 +55,7 @@ class LinkRates:
     product_start: float = 10e-6
     product_gap: float = 4e-6
     scattering: float = 0.7
+    side_by_side: float = 1.0
 
 
 # Numbers of products that are tried, and taken where they share no sweep; at how many one is worth half of its own.
@@ -59,7 +63,7 @@ _PRODUCTS, _PRODUCTS_IN_MEMORY, _HALVED = (5, 9, 13, 17, 21, 25, 33), 9, 40
 # Of the read bandwidth, what products of the formats here reach (0.80 to 0.98 on an H200).
 _EFFICIENCY = 0.85
 # Where nothing was measured, plans are compared on a GPU of 2025; predictions are made from measured rates only.
-_TYPICAL = LinkRates(55e9, 4.4e12)
+_TYPICAL = LinkRates(55e9, 4.4e12, side_by_side=LANES)
 
 
 @dataclass(frozen=True)
@@ -198,9 +202,9 @@ class StreamPlan:
             subdivision = self.index.subdivisions[number]
             # Its entries of the result are written, and about as many of the vector read; a step of a recurrence is a pass
             # of its own, which reads five vectors and writes one.
-            values, kernels = (2, 1) if stages == 1 else (8, 2)
+            values, gaps = (2, 1.0) if stages == 1 else (8, 2.0 / rates.side_by_side)
             vectors = 8 * values * self.columns * (subdivision.row_stop - subdivision.row_start)
-            seconds = subdivision.nbytes / rate + vectors / (_EFFICIENCY * rates.memory) + kernels * rates.product_gap
+            seconds = subdivision.nbytes / rate + vectors / (_EFFICIENCY * rates.memory) + gaps * rates.product_gap
             # Many products are started by one call.
             return seconds if stages > 1 or self.repeats >= LEAST_RECORDED else max(seconds, rates.product_start)
 

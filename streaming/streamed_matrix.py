@@ -170,7 +170,7 @@ class StreamedMatrix(ValidatedOperator):
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds that starting sweeps took the host only because it waited for a GPU meanwhile."""
+        """Seconds so far that the host spent waiting for a GPU while it started sweeps."""
         return self._executor.waited_seconds if isinstance(self._executor, CudaExecutor) else 0.0
 
     @property

@@ -92,16 +92,16 @@ def test_three_terms_with_dense_blocks_on_the_diagonal(dtype, columns, size, tar
 
 
 @pytest.mark.parametrize("columns", [(), (3,)])
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, 3, 7])
 def test_three_terms_have_the_same_bits_however_the_rows_are_cut(columns, size):
     """One thread or all, the compiled loop rounds alike."""
-    f, y, v, out = np.random.default_rng(0).standard_normal((4, 60_000, *columns))
-    blocks, space = np.random.default_rng(1).uniform(1, 2, (60_000 // size, size, size)), VectorSpace(CPU)
+    f, y, v, out = np.random.default_rng(0).standard_normal((4, 63_000, *columns))
+    blocks, space = np.random.default_rng(1).uniform(1, 2, (63_000 // size, size, size)), VectorSpace(CPU)
     whole, parts = out.copy(), out.copy()
 
     space.three_terms(0.3, blocks, f, y, 1.7, v, -0.7, whole)
-    for start in range(0, 60_000, 1110):
-        rows, of_blocks = slice(start, start + 1110), slice(start // size, (start + 1110) // size)
+    for start in range(0, 63_000, 1260):
+        rows, of_blocks = slice(start, start + 1260), slice(start // size, (start + 1260) // size)
         space.three_terms(0.3, blocks[of_blocks], f[rows], y[rows], 1.7, v[rows], -0.7, parts[rows])
 
     np.testing.assert_array_equal(whole, parts)

@@ -4,7 +4,6 @@ Streams and events are played by stand-ins that keep, of everything issued, the 
 """
 
 import itertools
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +20,7 @@ class Stream:
 
     def __init__(self, non_blocking=True):
         self.before = frozenset()
+        self.ptr = self
 
     def wait_event(self, event):
         self.before |= event.before
@@ -43,36 +43,37 @@ class Event:
         self.before = stream.before
 
 
+class Lent:
+    """A store whose pieces say which subdivision they belong to by their address."""
+
+    def segments(self, number, part):
+        yield 0, SimpleNamespace(ctypes=SimpleNamespace(data=number), nbytes=1)
+
+
 class Recorder(CudaExecutor):
     """Plays the parts of a sweep, one after the other, and notes what was issued and what had ended before."""
 
     def __init__(self, link_binds):
-        runtime = SimpleNamespace(memcpyAsync=lambda *arguments: None)
+        runtime = SimpleNamespace(memcpyAsync=self.copy)
         cuda = SimpleNamespace(Stream=Stream, get_current_stream=lambda: Stream.current, runtime=runtime)
         self._cupy, self._copy_stream, self._staging = SimpleNamespace(cuda=cuda), Stream(), None
-        self._link_binds, self.slots, self.timeline = link_binds, [None] * SLOTS, None
+        self._link_binds, self._direct, self._part, self.timeline = link_binds, Lent(), "whole", None
+        self.slots = [SimpleNamespace(data=SimpleNamespace(ptr=slot)) for slot in range(SLOTS)]
         self.issued = {}
 
     def note(self, kind, subdivision, detail, stream):
         what = (kind, subdivision, detail)
         self.issued[what] = stream.issue(what)
 
-    def _transfer(self, step, stream, events, *, wait=True):
-        if wait:
-            stream.wait_event(events.released[step.slot])
-        self.note("copy", step.subdivision, step.slot, stream)
-        events.arrived[step.slot].record(stream)
+    def copy(self, slot, subdivision, nbytes, kind, stream):
+        self.note("copy", subdivision, slot, stream)
 
     def _slab(self, step, residents):
         return None
 
-    @contextmanager
-    def _recorded(self, *arguments):
-        yield
-
     def run(self, steps):
         parts = self._parts(steps)
-        with Stream() as _:
+        with Stream():
             for part, lanes in parts:
                 self._issue_in_branches(
                     part, {}, lambda number, slab, stage: self.note("compute", number, stage, Stream.current), lanes
