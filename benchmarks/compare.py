@@ -16,7 +16,8 @@ from typing import Any
 from experiment import measured_link
 from record import argument_parser, record, told, write
 
-from penstock.experiments import compare_experiment, read_experiment
+from penstock.experiments import read_experiment
+from penstock.experiments.comparison import compare_experiment
 from penstock.spmv import Device
 
 
