@@ -2,10 +2,12 @@
 
 from penstock.streaming.budget import MemoryBudget
 from penstock.streaming.file_store import FileStore
+from penstock.streaming.forecast import Forecast, LinkRates
 from penstock.streaming.host_store import HostStore
 from penstock.streaming.layout import MatrixIndex, Subdivision, index_of
 from penstock.streaming.level_order import Couplings, LevelOrder, level_order, reach_of, reach_of_store
-from penstock.streaming.plan import CUTS, Forecast, LinkRates, StreamPlan, plan_products, plan_stream, plan_subdivisions
+from penstock.streaming.plan import StreamPlan
+from penstock.streaming.planning import CUTS, plan_products, plan_stream, plan_subdivisions
 from penstock.streaming.schedule import Compute, Copy, HazardError, Release, Schedule, check_hazards
 from penstock.streaming.store import PageLockable, Store
 from penstock.streaming.store_wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper

@@ -31,7 +31,8 @@ from penstock.streaming.cuda_executor import CudaExecutor, RecordedSweep
 from penstock.streaming.host_executor import HostExecutor
 from penstock.streaming.layout import Visit
 from penstock.streaming.level_order import reach_of
-from penstock.streaming.plan import StreamPlan, plan_stream
+from penstock.streaming.plan import StreamPlan
+from penstock.streaming.planning import plan_stream
 from penstock.streaming.product_graphs import LEAST_RECORDED, ProductGraphs
 from penstock.streaming.reader import describe_subdivision
 from penstock.streaming.schedule import Step
