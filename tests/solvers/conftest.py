@@ -3,6 +3,7 @@
 import numba
 import numpy as np
 import pytest
+from block_solves import PRECONDITIONERS, right_hand_sides, staggered
 
 from penstock.fem import Cantilever, LognormalMaterial
 
@@ -49,3 +50,23 @@ def spd():
         return (matrix + matrix.T) / 2
 
     return make
+
+
+@pytest.fixture(scope="module")
+def dense(A):
+    return A.to_csr().toarray()
+
+
+@pytest.fixture(params=PRECONDITIONERS)
+def preconditioner(request):
+    """Makes one for a matrix."""
+    return PRECONDITIONERS[request.param]
+
+
+@pytest.fixture(scope="module")
+def hard():
+    """Five columns that leave the block one by one, of which one starts so far away that the search starts again."""
+    B, atol = staggered()
+    X0 = np.zeros_like(B)
+    X0[:, 1] = 1e10 * right_hand_sides(252, 1, seed=1)[:, 0]
+    return B, X0, atol
