@@ -155,7 +155,7 @@ class ResultsFolder:
             return _samples_summary(result)
         lines = [
             f"{result['message']}",
-            f"unknowns         {result['unknowns']:,}, {result['nonzeros']:,} stored scalars, "
+            f"unknowns         {result['unknowns']:,}, {result['nonzeros']:,} nonzeros, "
             f"matrix of {format_nbytes(result['matrix_nbytes'])} as {result['format']}",
             f"iterations       {result['iterations']}, true relative residual {_number(result['true_residual'])}",
         ]

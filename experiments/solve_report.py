@@ -86,6 +86,7 @@ def describe_solve(
         "streamed_nbytes_per_sweep": plan.streamed_nbytes,
         "subdivisions": len(plan.index.subdivisions),
         "slots": plan.slots,
+        "products_a_sweep": plan.products_a_sweep,
         "overlap": plan.overlap,
         "format": plan.index.format_name,
         # Where products share sweeps, these are of two kinds.

@@ -300,6 +300,8 @@ def compare(
     console.print(
         f"A results folder for each way, the records and a figure are in {folder.path}", highlight=False, soft_wrap=True
     )
+    if not all(record.get("converged") for record in json.loads(folder.records.read_text(encoding="utf-8"))):
+        raise typer.Exit(1)  # a way was refused, or did not converge
 
 
 @app.command()

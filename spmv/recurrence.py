@@ -15,7 +15,7 @@ __all__ = ["AdvancesRecurrences", "Recurrence", "RecurrenceStep"]
 
 @dataclass(frozen=True)
 class RecurrenceStep:
-    """``v[j+1] = a D (f - A v[j]) + b v[j] + c v[j-1]``; what is multiplied by zero is not read.
+    """``v[j+1] = a D (f - A v[j]) + b v[j] + c v[j-1]``; what a ``b`` or ``c`` of zero multiplies is not read.
 
     Parameters
     ----------

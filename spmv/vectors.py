@@ -67,7 +67,7 @@ class VectorSpace:
 
         D is a diagonal ``(n,)``, or dense blocks on it ``(n / size, size, size)``. D and f may be left out. Reads 5 n k values
         and writes n k: with ``y = A v`` the step of a three-term recurrence of polynomials in ``D A``. What is multiplied by a
-        factor of zero is not read. ``clears`` sets y to zero afterwards.
+        ``b`` or ``c`` of zero is not read. ``clears`` sets y to zero afterwards.
         """
         kernel = find_kernel("vector", "three_terms", self.device.kind)
         kernel(a, diagonal, f, y, b, v, c, out, clears)

@@ -9,7 +9,7 @@ from penstock.spmv import BudgetError, InputError, format_nbytes, parse_nbytes
 from penstock.streaming.forecast import LinkRates
 from penstock.streaming.layout import MatrixIndex
 from penstock.streaming.plan import StreamPlan
-from penstock.streaming.schedule import SweepEnd
+from penstock.streaming.schedule import SweepEnd, check_sweep_end
 
 __all__ = ["CUTS", "plan_products", "plan_stream", "plan_subdivisions"]
 
@@ -99,6 +99,9 @@ def plan_stream(
             f"a product takes at least 1 vector and reaches 1 subdivision, and a sweep makes 1 product, not {columns}, "
             f"{reach} and {min(repeats, products)}"
         )
+    if any(number % 1 for number in (columns, repeats, products, reach, slots or 2)):
+        raise InputError("vectors, products, slots and subdivisions are counted in whole numbers")
+    check_sweep_end(at_end)
     plan = StreamPlan(
         index, budget_nbytes, 0, 0, frozenset(), columns, repeats, workspace_nbytes, overlap, at_end,
         rates=rates, products=products, reach=reach,

@@ -49,6 +49,12 @@ class HazardError(InputError):
     """A schedule reads a slot before its data arrive, overwrites data still needed, or leaks a slot."""
 
 
+def check_sweep_end(at_end: str) -> None:
+    """Refuse an end of sweeps that is none."""
+    if at_end not in get_args(SweepEnd):
+        raise InputError(f"at_end must be one of {', '.join(get_args(SweepEnd))}, not {at_end!r}")
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Sweeps over all subdivisions through a ring of slots.
@@ -83,8 +89,7 @@ class Schedule:
     at_end: SweepEnd = "continue"
 
     def __post_init__(self) -> None:
-        if self.at_end not in get_args(SweepEnd):
-            raise InputError(f"at_end must be one of {', '.join(get_args(SweepEnd))}, not {self.at_end!r}")
+        check_sweep_end(self.at_end)
 
     @cached_property
     def streamed(self) -> tuple[int, ...]:

@@ -58,6 +58,8 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
     A product reads about half the bytes of :class:`SlicedBsrMatrix` and forms both contributions of a block in one pass.
     On a GPU they are added to ``out`` by atomic operations, so last digits may differ between runs. On the CPU every
     thread but the last collects what falls below its rows in memory of its own, as long as the bandwidth of the matrix.
+    With float32 vectors both contributions are added to ``out`` in float32; those of a block row to itself are summed in
+    float64 before.
 
     A row slab knows the blocks of its rows only, so it adds to rows below it as well, through :meth:`apply_slab`, and
     cannot be applied alone.

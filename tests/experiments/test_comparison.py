@@ -10,7 +10,8 @@ from interrupting import interrupt_at
 from typer.testing import CliRunner
 
 from penstock.cli import app
-from penstock.experiments import Experiment
+from penstock.experiments import Experiment, run_experiment
+from penstock.experiments import comparison as comparison_module
 from penstock.experiments import single_run as single_run_module
 from penstock.experiments.comparison import WAYS, compare_experiment
 from penstock.spmv import InputError
@@ -116,6 +117,30 @@ def test_a_way_that_is_refused_is_noted_and_the_others_go_on(tmp_path):
     assert records["memory"]["converged"]
     assert "budget" in records["overlap"]["refused"]
     assert "refused: " in folder.table.read_text()
+
+
+def test_a_cut_that_cannot_be_is_noted_and_the_command_fails(tmp_path):
+    file = tmp_path / "small.yaml"
+    memory = {**DESCRIBED["memory"], "subdivisions": 100_000}
+    file.write_text(yaml.safe_dump({**DESCRIBED, "model": {"nodes": [16, 5, 5], "dof": 3}, "memory": memory}))
+    result = CliRunner().invoke(app, ["compare", str(file), "--output", str(tmp_path / "run")])
+
+    assert result.exit_code == 1, result.output
+    records = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    assert [("refused" in record) for record in records] == [False, True, True, True]
+    assert "subdivisions at most" in records[1]["refused"]
+
+
+def test_a_brief_solve_is_made_twice(tmp_path, monkeypatch):
+    """In the first one kernels are loaded."""
+    solved = []
+    monkeypatch.setattr(
+        comparison_module, "run_experiment", lambda *args, **rest: solved.append(args) or run_experiment(*args, **rest)
+    )
+    folder, _ = compare_experiment(described(), tmp_path / "run")
+    assert len(solved) == 2 * len(WAYS)
+    for record in records_of(folder).values():
+        assert record["products_a_sweep"] == (record["products"] if record["way"] == "wavefront" else 1)
 
 
 @pytest.mark.parametrize("sections", [{"material": {"kind": "lognormal", "samples": 3}}, {"load": {"samples": 2}}])

@@ -143,6 +143,12 @@ def test_fewer_than_two_slots_are_refused_for_what_they_are(slots):
         plan_stream(index_with([PAGE_NBYTES] * 20), 9 * PAGE_NBYTES, slots=slots)
 
 
+@pytest.mark.parametrize("option", [{"products": 2.5}, {"slots": 3.5}, {"at_end": "sideways"}])
+def test_what_cannot_be_counted_or_is_no_end_is_refused(option):
+    with pytest.raises(InputError, match=r"whole numbers|at_end must be"):
+        plan_stream(index_with([PAGE_NBYTES] * 20), 9 * PAGE_NBYTES, **option)
+
+
 def test_overlap_changes_the_order_of_steps_and_not_the_memory():
     index = index_with([PAGE_NBYTES] * 20)
     hidden, plain = (plan_stream(index, "40 KiB", overlap=overlap) for overlap in (True, False))
