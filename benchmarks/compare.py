@@ -33,10 +33,11 @@ def main() -> None:
         folder, _ = compare_experiment(experiment, Path(directory) / "ways")
         ways: list[dict[str, Any]] = json.loads(folder.records.read_text(encoding="utf-8"))
         links.append(measured_link(device, Path(directory)))
-    entries, seconds = [], {way["way"]: way["seconds"] for way in ways}
-    for way in ways:
-        name, nbytes = way["way"], way["bytes_streamed"]
-        matrix = f"{'x'.join(map(str, mesh.node_counts))}-dof{experiment.model.dof}"
+    ended = {way["way"]: way for way in ways if "refused" not in way}
+    matrix = f"{'x'.join(map(str, mesh.node_counts))}-dof{experiment.model.dof}"
+    entries, seconds = [], {name: way["seconds"] for name, way in ended.items()}
+    for name, way in ended.items():
+        nbytes = way["bytes_streamed"]
         peers = {other: taken for other, taken in seconds.items() if other != name}
         entry = record(
             f"compare/{matrix}/{name}", [way["seconds"]], floor=nbytes / max(links), nbytes=nbytes, peers=peers

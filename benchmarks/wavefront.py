@@ -181,7 +181,7 @@ def measure_sweeps(system: System, rates: LinkRates, link: float, many: int) -> 
             single = single or statistics.median(samples)
             entry = record(f"wavefront/sweep/{name}/{system.name}/p{products}", samples, floor=moved / link, nbytes=moved,
                            peers={"p1": single}, **described(plan))  # fmt: skip
-            records.append(told(entry, "a sweep" if "/sweep/" in entry["name"] else "a solve"))
+            records.append(told(entry, "a sweep"))
     return records
 
 
@@ -247,7 +247,7 @@ def measure_solves(system: System, rates: LinkRates, link: float) -> list[dict[s
     moved, name = result.bytes_streamed, f"wavefront/solve/wavefront/{system.name}"
     entries.append(record(name, seconds, floor=moved / link, nbytes=moved, peers=peers, **more))
     for entry in entries:
-        told(entry, "a sweep" if "/sweep/" in entry["name"] else "a solve")
+        told(entry, "a solve")
     print(f"  {middle / memory:.2f} x memory, {peers['streamed'] / middle:.1f} x faster than overlap alone", flush=True)
     return entries
 

@@ -159,12 +159,13 @@ def _solved(
             if folder.checkpoint.exists():
                 outcome = resume_experiment(folder.path, reporter=reporter)
             else:
-                shutil.rmtree(folder.path, ignore_errors=True)  # of a run that was killed before its first checkpoint
                 changed = _changed(experiment, memory=way.memory(experiment), solver=way.solver(experiment))
-                outcome = run_experiment(changed, folder.path, reporter=reporter)
-                if not outcome.interrupted and folder.read_json(folder.result)["seconds"]["solve"] < _BRIEF_SECONDS:
-                    shutil.rmtree(folder.path)
+                for _ in range(2):
+                    # Of a run that was killed before its first checkpoint, or was brief.
+                    shutil.rmtree(folder.path, ignore_errors=True)
                     outcome = run_experiment(changed, folder.path, reporter=reporter)
+                    if outcome.interrupted or folder.read_json(folder.result)["seconds"]["solve"] >= _BRIEF_SECONDS:
+                        break
         except (InputError, MemoryError) as error:  # of others the cause may pass
             record = {"way": name, "title": way.title, "refused": str(error)}
             folder.path.mkdir(exist_ok=True)

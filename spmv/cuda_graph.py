@@ -50,9 +50,8 @@ def record_graph(issue: Callable[[], None]) -> RecordedGraph:
         try:
             issue()
         except BaseException:
-            with contextlib.suppress(
-                Exception
-            ):  # of streams that were forked and not joined again: the first error says more
+            # It fails where streams were forked and not joined again; the first error says more.
+            with contextlib.suppress(Exception):
                 stream.end_capture()
             raise
         graph = stream.end_capture()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from penstock.fem import Cantilever
 from penstock.spmv import BsrMatrix, DeviceError, InputError, format_named
 from penstock.streaming import HostStore, StreamedMatrix, host_store, index_of
 from penstock.streaming.budget import PAGE_NBYTES, aligned_buffer
@@ -185,9 +184,6 @@ def test_what_is_no_matrix_of_rows_is_refused(beam, make):
         HostStore.from_matrix(make(beam.matrix("csr").to_csr()), 2)
 
 
-BEAM_MATRIX = Cantilever(nodes=(7, 5, 4), dof=3).matrix("bsr")
-
-
 class FakeRuntime:
     """Page-locking as CUDA does it: a range that touches a locked one is refused."""
 
@@ -256,8 +252,8 @@ class TestPageLocking:
         assert runtime.locked == {address: 4096}
 
 
-def test_rows_to_cut_at_may_be_given():
-    A = BEAM_MATRIX
+def test_rows_to_cut_at_may_be_given(beam):
+    A = beam.matrix("bsr")
     store = HostStore.from_matrix(A, [0, 30, 33, A.shape[0]])
     assert [part.row_start for part in store.index.subdivisions] == [0, 30, 33]
     x = np.random.default_rng(0).standard_normal(A.shape[1])
@@ -266,8 +262,8 @@ def test_rows_to_cut_at_may_be_given():
 
 
 @pytest.mark.parametrize("bounds", [[], [0], [0, 30], [3, 30, 99_999], [0, 33, 30], [0, 31]])
-def test_rows_at_which_a_matrix_cannot_be_cut_are_refused(bounds):
-    A = BEAM_MATRIX
+def test_rows_at_which_a_matrix_cannot_be_cut_are_refused(beam, bounds):
+    A = beam.matrix("bsr")
     given = [*bounds, A.shape[0]] if bounds in ([0, 33, 30], [0, 31]) else bounds
     with pytest.raises(InputError, match="rows to cut at must ascend from 0"):
         HostStore.from_matrix(A, given)
