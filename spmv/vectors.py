@@ -122,6 +122,7 @@ def _combine_cuda(alpha: float, x: Array, beta: float, y: Array) -> None:
 
 
 _AT_ONCE = 800  # rows, about, that take all passes below before the next ones
+_SERIAL_ROWS = 4096  # take one thread less time than it takes to wake others; a step of a recurrence finds them awake
 
 
 @rounded_serial_and_parallel
@@ -152,14 +153,25 @@ def _three_terms_of_vector(
         else:
             for i in range(rows):
                 change[i] = 0.0 - np.float64(of_y[i])
-        if scaled:
-            of_blocks = blocks[start // size : stop // size]
-            for block in range(rows // size):
+        if scaled and size == 1:
+            of_diagonal = blocks[start:stop, 0, 0]
+            for i in range(rows):
+                total[i] = a * (np.float64(of_diagonal[i]) * change[i])
+        elif scaled and size == 3:
+            of_blocks = blocks[start // 3 : stop // 3].reshape(-1)
+            for i in range(0, rows, 3):
+                c0, c1, c2 = change[i], change[i + 1], change[i + 2]
+                for r in range(i, i + 3):
+                    d = of_blocks[3 * r : 3 * r + 3]
+                    total[r] = a * (np.float64(d[0]) * c0 + np.float64(d[1]) * c1 + np.float64(d[2]) * c2)
+        elif scaled:
+            for block in range(start // size, stop // size):
+                first = block * size - start
                 for row in range(size):
                     scalar = 0.0
                     for column in range(size):
-                        scalar += np.float64(of_blocks[block, row, column]) * change[block * size + column]
-                    total[block * size + row] = a * scalar
+                        scalar += np.float64(blocks[block, row, column]) * change[first + column]
+                    total[first + row] = a * scalar
         else:
             for i in range(rows):
                 total[i] = a * change[i]
@@ -228,7 +240,7 @@ def _three_terms_cpu(
 ) -> None:
     kernels = _three_terms_of_vector if out.ndim == 1 else _three_terms_of_block
     arrays = (a, _as_blocks(diagonal, out), v if f is None else f, y, b, v, c, out)
-    kernels[out.size > SERIAL_CHUNKS * CHUNK](diagonal is not None, f is not None, clears, *arrays)
+    kernels[out.size > _SERIAL_ROWS](diagonal is not None, f is not None, clears, *arrays)
 
 
 @register_kernel("vector", "three_terms", "cuda")
