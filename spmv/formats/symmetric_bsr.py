@@ -205,7 +205,8 @@ _SLOTS_AHEAD = 3
 
 # Three unknowns a node. A block is read into registers once and multiplied both ways. Every array of a chunk has one dimension
 # and so one pointer: with two the compiler keeps one for each scalar of a block, more than there are registers. The numbers
-# are multiples of HEIGHT.
+# are multiples of HEIGHT. Sums are complete before a branch: a multiplication that the compiler moves out of one is not fused
+# with its addition any more, and Numba optimises what it has in its cache once more than what it has just compiled.
 @parallel_kernel
 def _multiply_vector_3(
     first_row: int,
@@ -249,16 +250,19 @@ def _multiply_vector_3(
                     total[p + 64] = total[p + 64] + a20 * x0 + a21 * x1 + a22 * x2
                     if k > row + p:
                         x0, x1, x2 = own[p], own[p + 32], own[p + 64]
+                        t0 = a00 * x0 + a10 * x1 + a20 * x2
+                        t1 = a01 * x0 + a11 * x1 + a21 * x2
+                        t2 = a02 * x0 + a12 * x1 + a22 * x2
                         if k < end:
                             j = 3 * k
-                            out[j] = out[j] + a00 * x0 + a10 * x1 + a20 * x2
-                            out[j + 1] = out[j + 1] + a01 * x0 + a11 * x1 + a21 * x2
-                            out[j + 2] = out[j + 2] + a02 * x0 + a12 * x1 + a22 * x2
+                            out[j] += t0
+                            out[j + 1] += t1
+                            out[j + 2] += t2
                         else:
                             j = 3 * (k - end)
-                            below[j] = below[j] + a00 * x0 + a10 * x1 + a20 * x2
-                            below[j + 1] = below[j + 1] + a01 * x0 + a11 * x1 + a21 * x2
-                            below[j + 2] = below[j + 2] + a02 * x0 + a12 * x1 + a22 * x2
+                            below[j] += t0
+                            below[j + 1] += t1
+                            below[j + 2] += t2
             for p in range(rows):
                 for r in range(3):
                     out[(row + p) * 3 + r] += alpha * total[32 * r + p]

@@ -184,8 +184,8 @@ class TestArguments:
         with pytest.raises(InputError, match="instead of real numbers of shape"):
             cg(L, R[:, 0].copy(), M=M)
 
-    def test_numbers_of_products_and_steps_are_whole(self, L):
-        for arguments in ({"products": 2.5}, {"products": 4}, {"lanczos": -1}, {"lanczos": 1.5}):
+    def test_numbers_of_products_and_rounds_are_whole(self, L):
+        for arguments in ({"products": 2.5}, {"products": 4}, {"rounds": -1}, {"rounds": 1.5}):
             with pytest.raises(InputError):
                 chebyshev(L, **arguments)
 
