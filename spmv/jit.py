@@ -8,6 +8,7 @@ from numba import njit
 
 __all__ = [
     "KernelPair",
+    "inlined",
     "parallel_kernel",
     "reassociating_kernel",
     "rounded_serial_and_parallel",
@@ -25,6 +26,9 @@ parallel_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
 serial_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
     nogil=True, cache=True, fastmath={"contract"}, error_model="numpy"
 )
+
+#: Functions that are copied into the kernels that call them, before anything is compiled.
+inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(nogil=True, inline="always")
 
 #: Small functions whose sums may be formed in any order, the same one whenever they are called with the same lengths.
 reassociating_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(

@@ -24,9 +24,19 @@ from penstock.spmv.formats.from_csr import (
 )
 from penstock.spmv.formats.sell import rows_of_chunks
 from penstock.spmv.formats.sliced_bsr import HEIGHT, gather_rows
-from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.intrinsics import (
+    WIDTH,
+    add_triples,
+    consecutive,
+    load,
+    load_triples,
+    multiply,
+    multiply_add,
+    prefetch,
+    store,
+)
+from penstock.spmv.jit import inlined, parallel_kernel
 from penstock.spmv.kernel_table import find_kernel, register_kernel
-from penstock.spmv.prefetch import prefetch
 
 if TYPE_CHECKING:
     from penstock.spmv.structure import MatrixStructure
@@ -203,10 +213,63 @@ def _reach(parts: int, first_row: int, block_rows: int, offsets: Array, columns:
 _SLOTS_AHEAD = 3
 
 
-# Three unknowns a node. A block is read into registers once and multiplied both ways. Every array of a chunk has one dimension
-# and so one pointer: with two the compiler keeps one for each scalar of a block, more than there are registers. The numbers
-# are multiples of HEIGHT. Sums are complete before a branch: a multiplication that the compiler moves out of one is not fused
-# with its addition any more, and Numba optimises what it has in its cache once more than what it has just compiled.
+# Three unknowns a node. A block is read into registers once and multiplied both ways. Neighbours of neighbouring nodes are
+# numbered alike, mostly: then WIDTH rows go together. ``below`` takes what falls on rows from ``end`` on.
+#
+# Arrays have one dimension and so one pointer: with two the compiler keeps one for each scalar of a block, more than there are
+# registers. Sums are complete before a branch: a multiplication that the compiler moves out of one is not fused with its addition
+# any more, and what Numba has in its cache it has optimised once more than what it has just compiled.
+@inlined
+def _multiply_rows_3(
+    p: int, row: int, k: int, a: Array, own: Array, total: Array, x: Array, out: Array, below: Array, end: int
+) -> None:
+    """Multiply the blocks of rows p to p + WIDTH of a chunk both ways; their columns follow k."""
+    x0, x1, x2 = load_triples(x, 3 * k)
+    a00, a01, a02 = load(a, p), load(a, p + 32), load(a, p + 64)
+    a10, a11, a12 = load(a, p + 96), load(a, p + 128), load(a, p + 160)
+    a20, a21, a22 = load(a, p + 192), load(a, p + 224), load(a, p + 256)
+    total0, total1, total2 = load(total, p), load(total, p + 32), load(total, p + 64)
+    store(total, p, multiply_add(a02, x2, multiply_add(a01, x1, multiply_add(a00, x0, total0))))
+    store(total, p + 32, multiply_add(a12, x2, multiply_add(a11, x1, multiply_add(a10, x0, total1))))
+    store(total, p + 64, multiply_add(a22, x2, multiply_add(a21, x1, multiply_add(a20, x0, total2))))
+    if k > row:
+        x0, x1, x2 = load(own, p), load(own, p + 32), load(own, p + 64)
+        t0 = multiply_add(a20, x2, multiply_add(a10, x1, multiply(a00, x0)))
+        t1 = multiply_add(a21, x2, multiply_add(a11, x1, multiply(a01, x0)))
+        t2 = multiply_add(a22, x2, multiply_add(a12, x1, multiply(a02, x0)))
+        if k < end:
+            add_triples(out, 3 * k, t0, t1, t2)
+        else:
+            add_triples(below, 3 * (k - end), t0, t1, t2)
+
+
+@inlined
+def _multiply_row_3(
+    p: int, row: int, k: int, a: Array, own: Array, total: Array, x: Array, out: Array, below: Array, end: int
+) -> None:
+    """Multiply the block of row p of a chunk both ways; its column is k."""
+    x0, x1, x2 = np.float64(x[3 * k]), np.float64(x[3 * k + 1]), np.float64(x[3 * k + 2])
+    a00, a01, a02 = np.float64(a[p]), np.float64(a[p + 32]), np.float64(a[p + 64])
+    a10, a11, a12 = np.float64(a[p + 96]), np.float64(a[p + 128]), np.float64(a[p + 160])
+    a20, a21, a22 = np.float64(a[p + 192]), np.float64(a[p + 224]), np.float64(a[p + 256])
+    total[p] = total[p] + a00 * x0 + a01 * x1 + a02 * x2
+    total[p + 32] = total[p + 32] + a10 * x0 + a11 * x1 + a12 * x2
+    total[p + 64] = total[p + 64] + a20 * x0 + a21 * x1 + a22 * x2
+    if k > row:
+        x0, x1, x2 = own[p], own[p + 32], own[p + 64]
+        t0 = a00 * x0 + a10 * x1 + a20 * x2
+        t1 = a01 * x0 + a11 * x1 + a21 * x2
+        t2 = a02 * x0 + a12 * x1 + a22 * x2
+        if k < end:
+            out[3 * k] += t0
+            out[3 * k + 1] += t1
+            out[3 * k + 2] += t2
+        else:
+            below[3 * (k - end)] += t0
+            below[3 * (k - end) + 1] += t1
+            below[3 * (k - end) + 2] += t2
+
+
 @parallel_kernel
 def _multiply_vector_3(
     first_row: int,
@@ -236,33 +299,17 @@ def _multiply_vector_3(
             for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
                 column = columns[block : block + HEIGHT]
                 a = values[block * 9 : (block + HEIGHT) * 9]
-                for p in range(rows):
-                    prefetch(a, (_SLOTS_AHEAD * HEIGHT + p) * 9)
-                    k = np.int64(column[p])
-                    if k < 0:
+                for first in range(0, rows, WIDTH):
+                    last, k = min(first + WIDTH, rows), np.int64(column[first])
+                    for p in range(first, first + WIDTH):
+                        prefetch(a, (_SLOTS_AHEAD * HEIGHT + p) * 9)
+                    same_part = k >= end or k + WIDTH <= end
+                    if last == first + WIDTH and k >= 0 and same_part and consecutive(column, first):
+                        _multiply_rows_3(first, row + first, k, a, own, total, x, out, below, end)
                         continue
-                    x0, x1, x2 = np.float64(x[3 * k]), np.float64(x[3 * k + 1]), np.float64(x[3 * k + 2])
-                    a00, a01, a02 = np.float64(a[p]), np.float64(a[p + 32]), np.float64(a[p + 64])
-                    a10, a11, a12 = np.float64(a[p + 96]), np.float64(a[p + 128]), np.float64(a[p + 160])
-                    a20, a21, a22 = np.float64(a[p + 192]), np.float64(a[p + 224]), np.float64(a[p + 256])
-                    total[p] = total[p] + a00 * x0 + a01 * x1 + a02 * x2
-                    total[p + 32] = total[p + 32] + a10 * x0 + a11 * x1 + a12 * x2
-                    total[p + 64] = total[p + 64] + a20 * x0 + a21 * x1 + a22 * x2
-                    if k > row + p:
-                        x0, x1, x2 = own[p], own[p + 32], own[p + 64]
-                        t0 = a00 * x0 + a10 * x1 + a20 * x2
-                        t1 = a01 * x0 + a11 * x1 + a21 * x2
-                        t2 = a02 * x0 + a12 * x1 + a22 * x2
-                        if k < end:
-                            j = 3 * k
-                            out[j] += t0
-                            out[j + 1] += t1
-                            out[j + 2] += t2
-                        else:
-                            j = 3 * (k - end)
-                            below[j] += t0
-                            below[j + 1] += t1
-                            below[j + 2] += t2
+                    for p in range(first, last):
+                        if column[p] >= 0:
+                            _multiply_row_3(p, row + p, np.int64(column[p]), a, own, total, x, out, below, end)
             for p in range(rows):
                 for r in range(3):
                     out[(row + p) * 3 + r] += alpha * total[32 * r + p]
