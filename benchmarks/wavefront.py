@@ -114,7 +114,7 @@ class System:
         return plan_subdivisions(
             functools.cache(lambda count: index_of(self.outlines(name, count), (self.n, self.n))),
             self.budget, limit=self.planes, counts=counts, rates=rates, products=products, reach_for=self.reach,
-            workspace_nbytes=cg_workspace_nbytes(self.n) + 40 * self.n, **options,
+            workspace_nbytes=cg_workspace_nbytes(self.n) + 64 * self.n, **options,
         )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def main() -> None:
         if device.kind == "cuda":
             store.page_lock()
         stages.end("page-lock")
-        workspace = cg_workspace_nbytes(beam.unknowns) + 8 * vector
+        workspace = cg_workspace_nbytes(beam.unknowns) + 11 * vector
         options = {"workspace_nbytes": workspace, "rates": rates}
         plan = plan_products(lambda products: plan_stream(store.index, arguments.budget, products=products, **options))
         print(plan.explain(), flush=True)

@@ -118,7 +118,7 @@ def workspace_nbytes(experiment: Experiment, unknowns: int) -> int:
     """Return the bytes of all vectors of an experiment's solve, those of the preconditioner included."""
     kind, columns = experiment.solver.preconditioner, experiment.columns
     vector = np.dtype(np.float64).itemsize * unknowns
-    held = experiment.preconditioning.vectors(columns) * vector
+    held = experiment.preconditioning.vectors(columns, Device.parse(experiment.memory.device)) * vector
     if not experiment.is_block:
         return cg_workspace_nbytes(unknowns) + held
     return block_cg_workspace_nbytes(unknowns, columns, preconditioned=kind in ("block_jacobi", "chebyshev")) + held

@@ -69,7 +69,8 @@ class Chebyshev(ValidatedOperator):
     Notes
     -----
     Because the degree is odd, the operator is positive definite for any ``high``: one that is too small makes CG slow,
-    never wrong. Each step reads 5 n values besides those of A and writes n. Two vectors are held besides r and z.
+    never wrong. Each step reads 5 n values besides those of A and writes n. Two vectors are held besides r and z, and of a
+    matrix that is streamed to a GPU three more.
 
     Streamed, the products share sweeps: see :meth:`StreamedMatrix.advance`.
     """
@@ -84,6 +85,9 @@ class Chebyshev(ValidatedOperator):
         self._space = VectorSpace(A.device)
         self._image: Array | None = None
         self._other: Array | None = None
+        # A GPU replays sweeps from recordings, which are of certain vectors: those, whatever vectors a solve has.
+        self._replayed = isinstance(A, AdvancesRecurrences) and A.device.kind == "cuda"
+        self._own: list[Array] = []
 
     @property
     def recordable(self) -> bool:
@@ -92,7 +96,16 @@ class Chebyshev(ValidatedOperator):
 
     def apply_with_product(self, r: Array, z: Array, w: Array) -> None:
         """Set ``z = M r`` and ``w = A z``, all of a shape, by ``products`` products that follow each other."""
-        self._run(r, z, w, [*self._steps, _PRODUCT])
+        steps = [*self._steps, _PRODUCT]
+        if not self._replayed:
+            self._run(r, z, w, steps)
+            return
+        if not self._own or self._own[0].shape != r.shape:
+            self._own = [self.device.xp.empty_like(r) for _ in range(3)]
+        own_r, own_z, own_w = self._own
+        own_r[...] = r
+        self._run(own_r, own_z, own_w, steps)
+        z[...], w[...] = own_z, own_w
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         if self._other is None or self._other.shape != x.shape:

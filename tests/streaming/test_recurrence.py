@@ -147,6 +147,26 @@ def test_the_same_again_in_the_same_memory_has_the_same_bits(thick_beam, link, n
         assert {len(recording) for recording in A._recordings.values()} == ({parts} if recorded else set())
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_polynomial_of_any_vectors_is_recorded_once_in_each_direction(beam, device):
+    store, resident = HostStore.create(planes(beam)), chebyshev(beam.matrix("bsr"), 5, high=3.0)
+    with store, StreamedMatrix(store, device=device, **ring(store, 6)) as A:
+        M, kept = chebyshev(A, 5, high=3.0), []
+        for seed in range(6):
+            r = np.random.default_rng(seed).standard_normal(A.shape[0])
+            own = A.device.asarray(r)
+            z, w = A.device.xp.empty_like(own), A.device.xp.empty_like(own)
+            M.apply_with_product(own, z, w)
+            kept.append((own, z, w))  # so that the next vectors are elsewhere
+            expected_z, expected_w = np.empty_like(r), np.empty_like(r)
+            resident.apply_with_product(r, expected_z, expected_w)
+            np.testing.assert_array_equal(A.device.to_host(own), r)
+            rounding = 1e-13 if device == "cuda" else 0
+            np.testing.assert_allclose(A.device.to_host(z), expected_z, rtol=0, atol=rounding * abs(expected_z).max())
+            np.testing.assert_allclose(A.device.to_host(w), expected_w, rtol=0, atol=rounding * abs(expected_w).max())
+        assert len(A._recordings) == (2 if device == "cuda" else 0)
+
+
 def test_part_of_the_matrix_may_be_resident(beam):
     store = HostStore.create(planes(beam))
     budget = ring(store, 3)["budget"] + store.index.nbytes // 3
