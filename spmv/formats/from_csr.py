@@ -167,7 +167,16 @@ def chunks_of_blocks(
 
 
 def stored_blocks(
-    offsets: Array, column_indices: Array, values: Array, permutation: Array, rows: int, height: int, size: int
+    offsets: Array,
+    column_indices: Array,
+    values: Array,
+    permutation: Array,
+    rows: int,
+    height: int,
+    size: int,
+    *,
+    first_row: int = 0,
+    within: int | None = None,
 ) -> tuple[Array, Array, Array]:
     """Return block rows, block columns and blocks ``(blocks, size, size)`` of chunks, padding left out.
 
@@ -178,15 +187,20 @@ def stored_blocks(
     rows : int
         Number of (block) rows.
     height, size : int
+    first_row, within : int
+        Only blocks so close to the diagonal, whose column in (block) row 0 is ``first_row``.
     """
     xp = _module(offsets)
     entries = xp.flatnonzero(column_indices >= 0)
     chunks = xp.searchsorted(offsets, entries, side="right") - 1
     positions = chunks * height + entries % height
+    block_rows = permutation[positions].astype(np.int64) if permutation.size else positions
+    if within is not None:
+        near = xp.abs(block_rows + first_row - column_indices[entries]) <= within
+        entries, block_rows = entries[near], block_rows[near]
     # A scalar of a block lies `height` from the next, a slot size * size * height from the next.
     first = (entries - entries % height) * (size * size) + entries % height
     scalars = values[first[:, None] + xp.arange(size * size)[None, :] * height]
-    block_rows = permutation[positions].astype(np.int64) if permutation.size else positions
     return block_rows, column_indices[entries].astype(np.int64), scalars.reshape(-1, size, size)
 
 

@@ -147,9 +147,10 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
             values = xp.concatenate((values, values[right]))
         return rows, columns, values
 
-    def _upper_triplets(self) -> tuple[Array, Array, Array]:
+    def _upper_triplets(self, **near: int) -> tuple[Array, Array, Array]:
         arrays = (self.chunk_offsets, self.column_indices, self.values, self.permutation)
-        return scalar_triplets(*stored_blocks(*arrays, self.shape[0] // self.block_size, HEIGHT, self.block_size))
+        block_rows = self.shape[0] // self.block_size
+        return scalar_triplets(*stored_blocks(*arrays, block_rows, HEIGHT, self.block_size, **near))
 
     def rows(self, start: int, stop: int) -> Self:
         """Return the blocks of rows ``start`` to ``stop``, multiples of the granularity unless the last, as views."""
@@ -178,8 +179,10 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
         """Fill ``blocks`` with what this slab holds of them, and with its mirror image."""
+        within = -(-blocks.shape[1] // self.block_size)
         for start, slab in self.slabs():
-            rows, columns, values = slab._upper_triplets()
+            first_block = (first_row + start) // self.block_size
+            rows, columns, values = slab._upper_triplets(first_row=first_block, within=within)
             rows = rows + (first_row + start)
             copy_diagonal_blocks(rows, columns, values, blocks)
             copy_diagonal_blocks(columns, rows, values, blocks)
