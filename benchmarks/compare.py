@@ -2,7 +2,7 @@
 
     python benchmarks/compare.py cpu2 examples/cantilever.yaml --repeats 3
 
-All ways take turns, so often; their medians count. Each solves the same system to the same tolerance, with the format and cut
+All ways take so many turns; their medians count. Each solves the same system to the same tolerance, with the format and cut
 that the plan chooses for it. ``floor_seconds`` is the bytes moved over the link (of the disk, or page-locked memory), measured
 before and after.
 """
@@ -27,8 +27,10 @@ def main() -> None:
     """Measure, print and write the JSON."""
     parser = argument_parser(__doc__)
     parser.add_argument("experiment", type=Path)
-    parser.add_argument("--repeats", type=int, default=1, help="how often every way is gone")
+    parser.add_argument("--repeats", type=int, default=1, help="turns of all ways")
     arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error("--repeats counts turns: 1 or more")
     experiment = read_experiment(arguments.experiment)
     device, mesh = Device.parse(experiment.memory.device), experiment.cantilever().mesh
     with tempfile.TemporaryDirectory(dir=".") as directory:
@@ -46,7 +48,7 @@ def main() -> None:
         nbytes = way["bytes_streamed"]
         peers = {other: statistics.median(taken) for other, taken in seconds.items() if other != name}
         entry = record(f"compare/{matrix}/{name}", seconds[name], floor=nbytes / max(links), nbytes=nbytes, peers=peers)
-        entries.append(told(entry | {"way": way}, "a solve"))
+        entries.append(told(entry | {"way": way | {"seconds": entry["seconds"]}}, "a solve"))
     write("compare", arguments, {"link_GBps": max(links) / 1e9}, entries)
 
 

@@ -118,7 +118,8 @@ def workspace_nbytes(experiment: Experiment, unknowns: int) -> int:
     """Return the bytes of all vectors of an experiment's solve, those of the preconditioner included."""
     kind, columns = experiment.solver.preconditioner, experiment.columns
     vector = np.dtype(np.float64).itemsize * unknowns
-    held = experiment.preconditioning.vectors(columns, Device.parse(experiment.memory.device)) * vector
+    recorded = experiment.memory.budget is not None and Device.parse(experiment.memory.device).kind == "cuda"
+    held = experiment.preconditioning.vectors(columns, recorded=recorded) * vector
     if not experiment.is_block:
         return cg_workspace_nbytes(unknowns) + held
     return block_cg_workspace_nbytes(unknowns, columns, preconditioned=kind in ("block_jacobi", "chebyshev")) + held

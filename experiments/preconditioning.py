@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.solvers import block_jacobi, chebyshev
-from penstock.spmv import Device, Operator
+from penstock.spmv import Operator
 from penstock.streaming import StreamedMatrix, StreamPlan, plan_products
 
 __all__ = ["PreconditionerKind", "Preconditioning", "Products"]
@@ -41,11 +41,18 @@ class Preconditioning:
             return chebyshev(A, self.products, block_size=self.block_size if aligned else 1)
         return None if self.kind == "none" else block_jacobi(A, 1 if self.kind == "jacobi" else self.block_size)
 
-    def vectors(self, columns: int, device: Device) -> int:
-        """Return how many vectors it holds at most for so many right-hand sides at a time."""
+    def vectors(self, columns: int, *, recorded: bool) -> int:
+        """Return how many vectors it holds for so many right-hand sides at a time.
+
+        Parameters
+        ----------
+        columns : int
+        recorded : bool
+            Whether sweeps are recorded and replayed, as those of a matrix are that is streamed to a GPU.
+        """
         blocks = 2 if columns == 1 else 3  # of products with the matrix, besides those of the solver
-        if device.kind == "cuda":
-            blocks += 3  # if the matrix is streamed: those of which sweeps are recorded
+        if recorded:
+            blocks += 3
         held = {
             "none": 0,
             "jacobi": 1,

@@ -289,7 +289,8 @@ class SystemOpener:
         if kind == "block_jacobi" and block_size is None:
             raise InputError("the matrix does not consist of dense blocks; choose --precond jacobi or chebyshev")
         self.preconditioning = Preconditioning(kind, block_size or 1, self.products)
-        held: int = self.preconditioning.vectors(self.together, self.device) * n * np.dtype(dtype).itemsize
+        on_gpu = self.device.kind == "cuda"  # where it may turn out to be streamed
+        held: int = self.preconditioning.vectors(self.together, recorded=on_gpu) * n * np.dtype(dtype).itemsize
         self._vectors_nbytes = self.solver_nbytes + held
 
     def _load(self) -> dict[str, Any]:

@@ -25,9 +25,10 @@ __all__ = ["Chebyshev", "chebyshev", "check_products", "largest_eigenvalue"]
 # The largest eigenvalue is found from below; a bound that is a little high costs little, one that is too low more.
 _MARGIN = 1.05
 _PRODUCTS, _MOST_PRODUCTS = 9, 33
-# Products of a round that measures the largest eigenvalue: two rounds of 9 find more of it than ten Lanczos steps do. More than
-# 17, of an eigenvalue more than 8 times the estimate, might overflow in float32.
-_LEAST_MEASURED, _MOST_MEASURED, _FAR_BELOW = 9, 17, 8
+# Products of a round that measures the largest eigenvalue: two rounds of 9 find more of it than ten Lanczos steps do.
+_LEAST_MEASURED, _MOST_MEASURED = 9, 17
+# How far above an estimate an eigenvalue is taken to be at most, and how many digits a vector may grow by: float32 has 38.
+_FURTHEST, _GROWTH_DIGITS = 10.0, 15.0
 _PRODUCT = RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)
 
 
@@ -238,25 +239,28 @@ def largest_eigenvalue(A: Operator, diagonal: DiagonalBlocks, rounds: int, produ
         bound = float(image.max())
     elif not rounds:
         raise InputError(f"{type(A).__name__} cannot form |A| x: give high, or rounds to measure it")
+    if not rounds:
+        return bound
     # The same numbers on every device.
     v = A.device.asarray(np.random.default_rng(0).standard_normal(n), dtype=A.dtype)
     space, product = VectorSpace(A.device), xp.empty_like(v)
-    degrees = [min(max(products, _LEAST_MEASURED), _MOST_MEASURED) // 2 * 2] * rounds
-    # Polynomials grow fast above the estimate. Where nothing is known, the quotient of the random vector is the first one.
-    estimate = max(1.0, bound / _FAR_BELOW) if bound < math.inf else 1.0
-    if bound == math.inf:
-        degrees.insert(0, 0)
+    most = min(max(products, _LEAST_MEASURED), _MOST_MEASURED) // 2 * 2
+    # The quotient of the random vector is the first estimate where nothing is known.
+    estimate, degrees = 1.0, [most] * rounds if bound < math.inf else [0] + [most] * rounds
     for degree in degrees:
         v /= space.norm(v)
         # Of t = 2 / estimate D A - 1, which is between -1 and 1 below the estimate: T[j+1] = 2 t T[j] - T[j-1].
         first = RecurrenceStep(-2 / estimate, -1.0, 0.0, driven=False)
         later = RecurrenceStep(-4 / estimate, -2.0, -1.0, driven=False)
+        # T[j] of an eigenvalue x above the estimate is at most (4 x / estimate)^j.
+        growth = 4 * max(1.0, min(bound / estimate, _FURTHEST))
+        degree = min(degree, int(_GROWTH_DIGITS / math.log10(growth)) // 2 * 2)
         steps = [first, *[later] * (degree - 1)][:degree]
-        Recurrence([*steps, _PRODUCT], v, product, v, diagonal.blocks, image, space).run(A)
-        energy = space.dot(v, product)
-        if not energy > 0:  # the matrix is not positive definite, as solvers will find
-            break
+        Recurrence([*steps, _PRODUCT], v, product, v, diagonal.blocks, image, space, repeats=False).run(A)
         # In the inner product of A, in which D A is symmetric.
         diagonal._apply(product, image, 1.0, 0.0)
-        estimate = space.dot(product, image) / energy
-    return min(bound, _MARGIN * estimate) if rounds else bound
+        energy, quotient = space.dot(v, product), space.dot(product, image)
+        if not (0 < energy < math.inf and 0 < quotient < math.inf):  # of no positive definite matrix of usual size
+            return bound
+        estimate = quotient / energy
+    return min(bound, _MARGIN * estimate)

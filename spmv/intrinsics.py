@@ -6,7 +6,8 @@ processor cannot foresee. In a kernel, four float64 stand in one variable::
     x0, x1, x2 = load_triples(x, 3 * k)
     store(total, p, multiply_add(load(a, p), x0, load(total, p)))
 
-Arrays have one dimension and are contiguous. No index is checked.
+Arrays have one dimension and are contiguous. No index is checked. Numba's cache on disk notices only changes of the file that a
+kernel stands in: after one here, change that as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, models, register_model
 
 __all__ = [
@@ -164,7 +166,10 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """Return where the element is of an array and an index, the first two arguments."""
-    return builder.gep(context.make_array(signature.args[0])(context, builder, arguments[0]).data, [arguments[1]])
+    kind = signature.args[0]
+    if kind.ndim != 1 or kind.layout != "C":
+        raise NumbaTypeError(f"an intrinsic takes contiguous arrays of one dimension, not {kind}")
+    return builder.gep(context.make_array(kind)(context, builder, arguments[0]).data, [arguments[1]])
 
 
 def _after(builder: Any, address: Any, count: int) -> Any:

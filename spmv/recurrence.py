@@ -61,6 +61,8 @@ class Recurrence:
     image : array of the shape of v
         Work. :meth:`scatter` and :meth:`complete` take it as zero and leave it so.
     space : VectorSpace
+    repeats : bool
+        Whether the same steps will be taken of the same vectors again, so that a GPU had better record them.
 
     Notes
     -----
@@ -76,6 +78,7 @@ class Recurrence:
     diagonal: Array
     image: Array
     space: VectorSpace
+    repeats: bool = True
 
     def run(self, A: Operator) -> Array:
         """Take all steps and return the last vector; the one before it is the other of the two given."""

@@ -122,7 +122,9 @@ def _combine_cuda(alpha: float, x: Array, beta: float, y: Array) -> None:
 
 
 _AT_ONCE = 800  # rows, about, that take all passes below before the next ones
-_SERIAL_ROWS = 4096  # take one thread less time than it takes to wake others; a step of a recurrence finds them awake
+_SERIAL_STEP = (
+    4096  # so many numbers take one thread less time than two; in a recurrence, products have woken the others
+)
 
 
 @rounded_serial_and_parallel
@@ -158,12 +160,12 @@ def _three_terms_of_vector(
             for i in range(rows):
                 total[i] = a * (np.float64(of_diagonal[i]) * change[i])
         elif scaled and size == 3:
-            of_blocks = blocks[start // 3 : stop // 3].reshape(-1)
-            for i in range(0, rows, 3):
-                c0, c1, c2 = change[i], change[i + 1], change[i + 2]
-                for r in range(i, i + 3):
-                    d = of_blocks[3 * r : 3 * r + 3]
-                    total[r] = a * (np.float64(d[0]) * c0 + np.float64(d[1]) * c1 + np.float64(d[2]) * c2)
+            for block in range(start // 3, stop // 3):
+                first = 3 * block - start
+                c0, c1, c2 = change[first], change[first + 1], change[first + 2]
+                for r in range(3):
+                    d0, d1, d2 = blocks[block, r, 0], blocks[block, r, 1], blocks[block, r, 2]
+                    total[first + r] = a * (np.float64(d0) * c0 + np.float64(d1) * c1 + np.float64(d2) * c2)
         elif scaled:
             for block in range(start // size, stop // size):
                 first = block * size - start
@@ -240,7 +242,7 @@ def _three_terms_cpu(
 ) -> None:
     kernels = _three_terms_of_vector if out.ndim == 1 else _three_terms_of_block
     arrays = (a, _as_blocks(diagonal, out), v if f is None else f, y, b, v, c, out)
-    kernels[out.size > _SERIAL_ROWS](diagonal is not None, f is not None, clears, *arrays)
+    kernels[out.size > _SERIAL_STEP](diagonal is not None, f is not None, clears, *arrays)
 
 
 @register_kernel("vector", "three_terms", "cuda")

@@ -381,7 +381,7 @@ class StreamedMatrix(ValidatedOperator):
         if count == 1:
             recurrence.run_whole(self, range(total))
             return
-        places = recurrence.places() if self.device.kind == "cuda" else None
+        places = recurrence.places() if self.device.kind == "cuda" and recurrence.repeats else None
         for first in range(0, total, count):
             visit = self._scattering_visit(recurrence, first) if self._scatters else self._visit(recurrence, first)
             kernels = (*recurrence.kernels(), self.direction)

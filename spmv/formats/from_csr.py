@@ -175,7 +175,7 @@ def stored_blocks(
     height: int,
     size: int,
     *,
-    first_row: int = 0,
+    first_block_row: int = 0,
     within: int | None = None,
 ) -> tuple[Array, Array, Array]:
     """Return block rows, block columns and blocks ``(blocks, size, size)`` of chunks, padding left out.
@@ -187,8 +187,10 @@ def stored_blocks(
     rows : int
         Number of (block) rows.
     height, size : int
-    first_row, within : int
-        Only blocks so close to the diagonal, whose column in (block) row 0 is ``first_row``.
+    first_block_row : int
+        Of the larger matrix, where this is a slab of one.
+    within : int, optional
+        Only blocks at most so many block columns from the diagonal.
     """
     xp = _module(offsets)
     entries = xp.flatnonzero(column_indices >= 0)
@@ -196,7 +198,7 @@ def stored_blocks(
     positions = chunks * height + entries % height
     block_rows = permutation[positions].astype(np.int64) if permutation.size else positions
     if within is not None:
-        near = xp.abs(block_rows + first_row - column_indices[entries]) <= within
+        near = xp.abs(block_rows + first_block_row - column_indices[entries]) <= within
         entries, block_rows = entries[near], block_rows[near]
     # A scalar of a block lies `height` from the next, a slot size * size * height from the next.
     first = (entries - entries % height) * (size * size) + entries % height

@@ -147,10 +147,10 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
             values = xp.concatenate((values, values[right]))
         return rows, columns, values
 
-    def _upper_triplets(self, **near: int) -> tuple[Array, Array, Array]:
+    def _upper_triplets(self, first_block_row: int = 0, within: int | None = None) -> tuple[Array, Array, Array]:
         arrays = (self.chunk_offsets, self.column_indices, self.values, self.permutation)
-        block_rows = self.shape[0] // self.block_size
-        return scalar_triplets(*stored_blocks(*arrays, block_rows, HEIGHT, self.block_size, **near))
+        sizes = (self.shape[0] // self.block_size, HEIGHT, self.block_size)
+        return scalar_triplets(*stored_blocks(*arrays, *sizes, first_block_row=first_block_row, within=within))
 
     def rows(self, start: int, stop: int) -> Self:
         """Return the blocks of rows ``start`` to ``stop``, multiples of the granularity unless the last, as views."""
@@ -179,10 +179,9 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
         """Fill ``blocks`` with what this slab holds of them, and with its mirror image."""
-        within = -(-blocks.shape[1] // self.block_size)
+        within = -(-(blocks.shape[1] - 1) // self.block_size)  # blocks that a diagonal block may lie in
         for start, slab in self.slabs():
-            first_block = (first_row + start) // self.block_size
-            rows, columns, values = slab._upper_triplets(first_row=first_block, within=within)
+            rows, columns, values = slab._upper_triplets((first_row + start) // self.block_size, within)
             rows = rows + (first_row + start)
             copy_diagonal_blocks(rows, columns, values, blocks)
             copy_diagonal_blocks(columns, rows, values, blocks)
@@ -212,8 +211,9 @@ def _reach(parts: int, first_row: int, block_rows: int, offsets: Array, columns:
 
 
 # How far ahead the scalars are asked for. Of 1 to 14 slots three did best. Without, a product with 110 MB on two cores took
-# 6.6 ms instead of 3.0, and slab by slab 9.6 instead of 3.5: its 36 lines a slot are not read in order.
+# 6.6 ms instead of 3.0, and slab by slab 9.6 instead of 3.5: the lines of a slot are not read in order.
 _SLOTS_AHEAD = 3
+assert HEIGHT == 32 and HEIGHT % WIDTH == 0, "the products with three unknowns a node are written for it"  # noqa: PT018
 
 
 # Three unknowns a node. A block is read into registers once and multiplied both ways. Neighbours of neighbouring nodes are
@@ -433,7 +433,7 @@ def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, a
     else:
         product = _multiply_vector_any if x.ndim == 1 else _multiply_block
         product(size, *rows, *arrays)
-    for end, beyond, below in zip(ends * size, reach * size, overflow, strict=False):
+    for end, beyond, below in zip(ends * size, reach * size, overflow, strict=True):
         out[end : end + beyond] += below[:beyond]
 
 

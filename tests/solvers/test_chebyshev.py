@@ -94,13 +94,32 @@ def test_the_bound_lies_between_the_largest_eigenvalue_and_the_rigorous_norm(rou
 @pytest.mark.parametrize("products", [1, 9, 33])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_the_bound_of_a_matrix_with_one_large_eigenvalue_is_found(products, dtype):
-    """That of a constant vector is as many times the average as there are rows."""
+    """That of a constant vector is half as many times the average as there are rows."""
     n = 3000
     A = FunctionOperator(lambda x: x + x.sum(), (n, n), dtype)
 
     found = largest_eigenvalue(A, DiagonalBlocks(np.full((n, 1, 1), 0.5, dtype)), 2, products)
 
     assert found == pytest.approx(1.05 * (n + 1) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_the_bound_in_float32_is_that_in_float64_whatever_the_scale(rough, scale):
+    csr = rough.matrix().to_csr() * scale
+    one, other = (as_operator(csr.astype(dtype)) for dtype in (np.float32, np.float64))
+
+    found, expected = (largest_eigenvalue(A, block_jacobi(A, 3), 2, 33) for A in (one, other))
+
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_cannot_be_measured_leaves_the_rigorous_bound(rough):
+    A = rough.matrix()
+    D = jacobi(A)
+    broken = FunctionOperator(lambda x: x * np.nan, A.shape, A.dtype)
+
+    assert largest_eigenvalue(broken, D, 2) == np.inf
+    assert largest_eigenvalue(A, DiagonalBlocks(-D.blocks), 2) == largest_eigenvalue(A, D, 0)
 
 
 def test_no_more_is_measured_than_the_diagonal_of_a_diagonal_matrix():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import njit
+from numba.core.errors import TypingError
 
 from penstock.spmv.intrinsics import (
     WIDTH,
@@ -69,6 +70,13 @@ def test_integers_that_follow_each_other(dtype, integer):
     columns = np.array([4, 5, 6, 7, 9, 10, 11, 11, 12], integer)
 
     assert [bool(_follow(columns, index)) for index in range(6)] == [True, False, False, False, False, False]
+
+
+def test_other_than_contiguous_vectors_are_refused(dtype):
+    x, parts, out = np.zeros(30, dtype)[::2], np.zeros(12, dtype), np.zeros(14, dtype)
+
+    with pytest.raises(TypingError, match="contiguous arrays of one dimension"):
+        _triples(x, parts, out)
 
 
 @njit

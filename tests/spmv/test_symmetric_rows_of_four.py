@@ -1,0 +1,68 @@
+"""Half of a matrix with three unknowns a node, whose rows are multiplied four at a time where their columns follow each other."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numba
+import numpy as np
+import pytest
+import scipy.sparse
+
+from penstock.spmv import SymmetricBsrMatrix
+
+NODES = 167  # the last chunk is short
+OFFSETS = (1, 3, 30, 31, 33, 64)
+
+
+@pytest.fixture(scope="module")
+def banded():
+    """Long runs of columns that follow each other, interrupted where nodes lack some of their neighbours."""
+    rng = np.random.default_rng(0)
+    pattern = np.eye(NODES, dtype=bool)
+    for offset in OFFSETS:
+        rows = np.flatnonzero(rng.random(NODES - offset) < 0.95)
+        pattern[rows, rows + offset] = pattern[rows + offset, rows] = True
+    values = rng.standard_normal((3 * NODES, 3 * NODES)) * np.kron(pattern, np.ones((3, 3)))
+    return scipy.sparse.csr_array(values + values.T)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = numba.get_num_threads()
+    if request.param > numba.config.NUMBA_NUM_THREADS:
+        pytest.skip("this machine has fewer threads")
+    numba.set_num_threads(request.param)
+    yield request.param
+    numba.set_num_threads(before)
+
+
+@pytest.mark.parametrize("cuts", [(), (96,), (33 * 3, 128 * 3, 129 * 3), (4 * 3, 160 * 3)])
+@pytest.mark.parametrize("values", [np.float64, np.float32])
+@pytest.mark.parametrize("vectors", [np.float64, np.float32])
+def test_products_of_slabs_agree_with_those_of_the_definition(banded, threads, cuts, values, vectors):
+    A = banded.astype(vectors)
+    x, start = np.random.default_rng(1).standard_normal((2, A.shape[0])).astype(vectors)
+    stored = A.toarray().astype(values).astype(np.float64)
+    expected = start - 1.7 * (stored @ x.astype(np.float64))
+    found, bounds = start.copy(), (0, *cuts, A.shape[0])
+    for first, stop in pairwise(bounds):
+        slab = SymmetricBsrMatrix.slab_from_csr(A[first:stop], first, values_dtype=values, check=False)
+        slab.apply_slab(first, x, found, -1.7, 1.0)
+
+    unit = np.finfo(vectors).eps
+    bound = 60 * unit * (np.abs(start) + 1.7 * np.abs(stored) @ np.abs(x.astype(np.float64)))
+    assert (np.abs(found - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 6])
+def test_blocks_on_the_diagonal_are_those_of_the_matrix_wherever_slabs_begin(banded, size):
+    n = banded.shape[0] // (size * 3) * size * 3
+    A = banded[:n, :n].tocsr()
+    blocks, dense = np.zeros((n // size, size, size)), A.toarray()
+    bounds = (0, 33 * 3, 130 * 3, n)
+    for first, stop in pairwise(bounds):
+        SymmetricBsrMatrix.slab_from_csr(A[first:stop], first, check=False).add_diagonal_blocks(first, blocks)
+
+    expected = np.stack([dense[k : k + size, k : k + size] for k in range(0, n, size)])
+    np.testing.assert_array_equal(blocks, expected)
