@@ -32,6 +32,7 @@ from peer import seconds_of
 from record import argument_parser, record, told, write
 
 from penstock.experiments.bandwidth import measure_link
+from penstock.experiments.preconditioning import Preconditioning
 from penstock.experiments.rates import machine_rates
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import block_jacobi, cg, cg_workspace_nbytes, chebyshev, jacobi
@@ -111,10 +112,11 @@ class System:
     def plan(self, name: str, rates: LinkRates, products: int, **options: Any) -> StreamPlan:
         """Plan a format for so many products that follow each other."""
         counts = options.pop("counts", self.counts())
+        held = Preconditioning("chebyshev", 3).vectors(1, recorded=True)
         return plan_subdivisions(
             functools.cache(lambda count: index_of(self.outlines(name, count), (self.n, self.n))),
             self.budget, limit=self.planes, counts=counts, rates=rates, products=products, reach_for=self.reach,
-            workspace_nbytes=cg_workspace_nbytes(self.n) + 64 * self.n, **options,
+            workspace_nbytes=cg_workspace_nbytes(self.n) + 8 * held * self.n, **options,
         )  # fmt: skip
 
 

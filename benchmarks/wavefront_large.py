@@ -16,6 +16,7 @@ from typing import Any
 
 from record import argument_parser, record, write
 
+from penstock.experiments.preconditioning import Preconditioning
 from penstock.experiments.rates import machine_rates
 from penstock.fem import Cantilever
 from penstock.solvers import IterationRecord, cg, cg_workspace_nbytes, chebyshev
@@ -57,7 +58,8 @@ def main() -> None:
         if device.kind == "cuda":
             store.page_lock()
         stages.end("page-lock")
-        workspace = cg_workspace_nbytes(beam.unknowns) + 11 * vector
+        held = Preconditioning("chebyshev", 6).vectors(1, recorded=True)
+        workspace = cg_workspace_nbytes(beam.unknowns) + held * vector
         options = {"workspace_nbytes": workspace, "rates": rates}
         plan = plan_products(lambda products: plan_stream(store.index, arguments.budget, products=products, **options))
         print(plan.explain(), flush=True)

@@ -13,7 +13,7 @@ from penstock.fem.mesh import BoxMesh
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseFormat, format_named
 from penstock.spmv.formats.base import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
-from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.jit import inlined, parallel_kernel
 
 __all__ = ["ASSEMBLED_FORMATS", "CHUNKED_FORMATS", "assemble_rows", "outline_rows"]
 
@@ -204,7 +204,7 @@ def _connections_before(start: int, stop: int, nx: int, ny: int, nz: int) -> Arr
     return before
 
 
-@njit(nogil=True, inline="always")
+@inlined
 def _add_connection(
     ix: int, iy: int, iz: int, jx: int, jy: int, jz: int, nx: int, ny: int, nz: int,
     blocks: Array, factors: Array, first_layer: int, total: Array,
@@ -221,7 +221,7 @@ def _add_connection(
                     total[entry] += factor * blocks[a, b, entry]
 
 
-@njit(nogil=True, inline="always")
+@inlined
 def _clamp(total: Array, dof: int, same_node: bool) -> None:
     """Leave nothing of a clamped connection but the diagonal of a node with itself."""
     for entry in range(total.shape[0]):

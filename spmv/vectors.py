@@ -122,9 +122,8 @@ def _combine_cuda(alpha: float, x: Array, beta: float, y: Array) -> None:
 
 
 _AT_ONCE = 800  # rows, about, that take all passes below before the next ones
-_SERIAL_STEP = (
-    4096  # so many numbers take one thread less time than two; in a recurrence, products have woken the others
-)
+# So many numbers take one thread less time than two: in a recurrence, products have woken the others before.
+_SERIAL_STEP = 4096
 
 
 @rounded_serial_and_parallel
