@@ -15,6 +15,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("penstock needs Python 3.11 or later") if sys.version_info < (3, 11) else None'

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from record import argument_parser, record, write
 
-from penstock.experiments.bandwidth import measure_memory
-from penstock.experiments.product_timing import time_by_host_clock
 from penstock.fem import Cantilever, LognormalMaterial, Material, UniformMaterial
 from penstock.spmv import CPU
+from penstock.spmv.model.timing import time_by_host_clock
+from penstock.streaming.measurement.probes import measure_memory
 
 MATERIALS: dict[str, Material] = {"uniform": UniformMaterial(), "lognormal": LognormalMaterial(0.5, 1)}
 SUBDIVISIONS = 32
@@ -37,7 +37,7 @@ def main() -> None:
     samples = time_by_host_clock({str(key): assemble(beam) for key, beam in beams.items()}, CPU, repeats=5)
     records = []
     for (dof, name), beam in beams.items():
-        nbytes = sum(outline.nbytes for outline in beam.outlines(SUBDIVISIONS))
+        nbytes = sum(outline.nbytes for outline in beam.symbolic_slabs(SUBDIVISIONS))
         entry = record(
             f"assembly/bsr/cube{beam.mesh.node_counts[0]}-dof{dof}-{name}",
             samples[str((dof, name))],

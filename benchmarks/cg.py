@@ -23,12 +23,12 @@ from peer import Peer, seconds_of
 from record import argument_parser, record, told, write
 
 from penstock.experiments import Experiment
-from penstock.experiments.bandwidth import measure_link, measure_memory
-from penstock.experiments.loads import right_hand_sides
+from penstock.experiments.cantilever.loads import right_hand_sides
 from penstock.fem import Cantilever
 from penstock.solvers import block_cg, block_cg_workspace_nbytes, cg, cg_workspace_nbytes, jacobi
 from penstock.spmv import Array, Device, Operator
-from penstock.streaming import HostStore, StreamedMatrix, plan_stream
+from penstock.streaming import HostStore, StreamedMatrix, Workload, plan_stream
+from penstock.streaming.measurement.probes import measure_link, measure_memory
 
 RTOL = 1e-5
 # Values per row that an iteration reads and writes besides those of A: the solvers' modules count them. The product reads p
@@ -167,7 +167,7 @@ def measure_streamed(cube: Cube, columns: int, link: float) -> list[dict[str, An
             cube.n, columns, preconditioned=False
         )  # Jacobi needs no block of its own
         workspace = block_nbytes if together > 1 else cg_workspace_nbytes(cube.n)
-        plan = plan_stream(store.index, budget, columns=together, workspace_nbytes=workspace)
+        plan = plan_stream(store.index, budget, workload=Workload(columns=together, workspace_nbytes=workspace))
         return StreamedMatrix(store, budget, device=device, plan=plan), workspace
 
     def entry(name: str, samples: list[float], moved: list[int], A: StreamedMatrix, workspace: int, **more: Any) -> Any:

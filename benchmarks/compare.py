@@ -19,7 +19,7 @@ from experiment import measured_link
 from record import argument_parser, record, told, write
 
 from penstock.experiments import read_experiment
-from penstock.experiments.comparison import compare_experiment
+from penstock.experiments.cantilever.comparison import compare_experiment
 from penstock.spmv import Device
 
 

@@ -20,10 +20,10 @@ from peer import Peer, seconds_of
 from record import argument_parser, record, write
 
 from penstock.experiments import read_experiment, run_experiment
-from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
-from penstock.experiments.loads import right_hand_sides
+from penstock.experiments.cantilever.loads import right_hand_sides
 from penstock.solvers import block_jacobi, cg
 from penstock.spmv import CPU, Device
+from penstock.streaming.measurement.probes import measure_disk, measure_link, measure_memory
 
 
 def measured_link(device: Device, folder: Path) -> float:

@@ -15,8 +15,8 @@ from record import argument_parser, write
 from rich.console import Console
 
 from penstock.experiments import RichReporter
-from penstock.experiments.overlap_configuration import read_overlap_study
-from penstock.experiments.overlap_report import run_overlap_study
+from penstock.experiments.overlap.configuration import read_overlap_study
+from penstock.experiments.overlap.report import run_overlap_study
 
 
 def main() -> None:
@@ -29,8 +29,8 @@ def main() -> None:
     figures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=".") as place:
         study = read_overlap_study(arguments.study)
-        folder = run_overlap_study(study, Path(place) / "study", reporter=RichReporter(Console()))
-        result = folder.records()
+        folder, _ = run_overlap_study(study, Path(place) / "study", reporter=RichReporter(Console()))
+        result = folder.read()
         print(folder.gains.read_text(encoding="utf-8"), flush=True)
         for picture in folder.path.glob("*.png"):
             shutil.copy(picture, figures)

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from penstock.experiments.environment import describe_environment
+from penstock.experiments.reporting.environment import describe_environment
 
 RESULTS = Path(__file__).parent / "results"
 

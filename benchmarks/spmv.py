@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from record import argument_parser, write
 
-from penstock.experiments.bandwidth import measure_memory
-from penstock.experiments.matrix_files import read_matrix
-from penstock.experiments.product_benchmark import Case, compare_products, default_cases, study_cases
-from penstock.experiments.product_report import detect_block_size
-from penstock.experiments.product_timing import time_in_turn
+from penstock.experiments.formats.benchmark import Case, compare_products, default_cases, study_cases
+from penstock.matrix_files import read_matrix
 from penstock.spmv import CsrMatrix, Device, format_named
+from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.model.timing import time_in_turn
+from penstock.streaming.measurement.probes import measure_memory
 
 IRREGULAR = (
     "web",
@@ -127,9 +127,9 @@ def main() -> None:
             named = read_matrix(f"cube{side}-dof{dof}")
             A = on_device(named.matrix, device)
             del named.matrix.data, named.matrix.indices
-            name, size = named.name, dof if dof > 1 else None
+            name = named.name
             if "cubes" in parts:
-                cases = default_cases(size, symmetric=True)
+                cases = default_cases(MatrixStatistics.of(A), dof)
                 found = compare_products(name, A, cases, **common)
                 show(found)
                 records += found
@@ -154,7 +154,7 @@ def main() -> None:
             matrix = generated(name)
             A = on_device(matrix, device)
             kernels = [Case("csr", {"strategy": label}, label) for label in ("vector", "balanced")]
-            cases = default_cases(detect_block_size(A), symmetric=False) + kernels
+            cases = default_cases(MatrixStatistics.of(A), symmetric=False) + kernels
             found = compare_products(name, A, cases, **common)
             show(found)
             records += found

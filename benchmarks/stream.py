@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from record import argument_parser, record, write
 
-from penstock.experiments.bandwidth import measure_disk, measure_link, measure_memory
-from penstock.experiments.product_timing import time_by_host_clock
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.spmv import CPU, Device
-from penstock.streaming import FileStore, HostStore, StreamedMatrix, plan_stream
+from penstock.spmv.model.timing import time_by_host_clock
+from penstock.streaming import FileStore, HostStore, Ring, StreamedMatrix, plan_stream
+from penstock.streaming.measurement.probes import measure_disk, measure_link, measure_memory
 
 SLOTS, SWEEPS = 3, 4
 LONG_RUN = 1000
@@ -85,8 +85,8 @@ def measure(
     with contextlib.ExitStack() as opened:
 
         def matrix(overlap: bool) -> StreamedMatrix:
-            at_end: Any = "turn" if case.turning else "continue"
-            plan = plan_stream(index, None, slots=SLOTS, overlap=overlap, at_end=at_end)
+            ring = Ring(slots=SLOTS, overlap=overlap, sweeps="alternate" if case.turning else "cyclic")
+            plan = plan_stream(index, None, ring=ring)
             return opened.enter_context(StreamedMatrix(store, plan.storage_nbytes, device=device, plan=plan))
 
         on, off = matrix(True), matrix(False)
@@ -131,7 +131,7 @@ def memory_in_use(device: Device) -> dict[str, int]:
 def long_run(store: FileStore | HostStore, device: Device, matrix_name: str) -> dict[str, Any]:
     """Return a record of what 1,000 sweeps add to the memory that 10 of them left in use."""
     x = device.xp.ones(store.index.shape[1])
-    plan = plan_stream(store.index, None, slots=SLOTS)
+    plan = plan_stream(store.index, None, ring=Ring(slots=SLOTS))
     with StreamedMatrix(store, plan.storage_nbytes, device=device, plan=plan) as A:
         out = A @ x
         for _ in range(9):

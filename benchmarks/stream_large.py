@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from record import argument_parser, record, write
 
-from penstock.experiments.bandwidth import measure_link, measure_memory
-from penstock.experiments.product_timing import time_by_host_clock
 from penstock.fem import Cantilever
 from penstock.spmv import Device
-from penstock.streaming import HostStore, StreamedMatrix, plan_stream
+from penstock.spmv.model.timing import time_by_host_clock
+from penstock.streaming import HostStore, Ring, StreamedMatrix, plan_stream
+from penstock.streaming.measurement.probes import measure_link, measure_memory
 
 CASES = {160: ("8 GiB", 64), 300: ("6 GiB", 128)}  # nodes a side: budget, subdivisions
 
@@ -60,7 +60,7 @@ def main() -> None:
         print(f"{nodes}^3 nodes: {matrix.nbytes / 1e9:.1f} GB assembled in {assembly:.1f} s", flush=True)
         with HostStore.from_matrix(matrix, count) as store:
             locking, _ = timed(store.page_lock)
-            plan = plan_stream(store.index, budget, slots=3, at_end="continue")
+            plan = plan_stream(store.index, budget, ring=Ring(slots=3, sweeps="cyclic"))
             print(plan.explain(), flush=True)
             with StreamedMatrix(store, budget, device=device, plan=plan) as A:
                 x = device.asarray(np.random.default_rng(0).standard_normal(beam.unknowns))

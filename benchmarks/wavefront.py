@@ -8,18 +8,17 @@ of the BSR matrix: a cube, a slender beam, and the cube with its nodes shuffled 
 - ``memory``: CG with Jacobi and with block Jacobi on symmetric BSR, whichever is faster;
 - ``no_overlap``, ``streamed``: CG with Jacobi on BSR in the same storage, part of it resident, some iterations measured and
   scaled to those that the same solve takes in memory, with the same bits;
-- ``wavefront``: CG with a Chebyshev polynomial in the matrix scaled by the blocks of its nodes; format, cut and number of
-  products are chosen by the plan.
+- ``wavefront``: CG with a Chebyshev polynomial in the matrix scaled by the blocks of its nodes; format, cut and degree are
+  chosen by the plan.
 
 Sweeps are timed several in a row; ``floor_seconds`` is the bytes moved over the measured link.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,27 +30,31 @@ from matplotlib.figure import Figure
 from peer import seconds_of
 from record import argument_parser, record, told, write
 
-from penstock.experiments.bandwidth import measure_link
-from penstock.experiments.preconditioning import Preconditioning
-from penstock.experiments.rates import machine_rates
 from penstock.fem import Cantilever, LognormalMaterial
-from penstock.solvers import block_jacobi, cg, cg_workspace_nbytes, chebyshev, jacobi
-from penstock.spmv import Array, CsrMatrix, Device, SparseFormat, format_named
+from penstock.solvers import block_jacobi, cg, cg_workspace_nbytes, chebyshev, jacobi, preconditioner_spec
+from penstock.spmv import Array, CsrMatrix, Device, InputError, SparseMatrix, format_named
+from penstock.spmv.formats.partition import cut_rows
 from penstock.streaming import (
-    Couplings,
+    Candidate,
+    ColumnExtents,
     HostStore,
     LevelOrder,
     LinkRates,
+    Ring,
     StreamedMatrix,
     StreamPlan,
+    Workload,
+    choose,
     index_of,
     level_order,
-    plan_products,
-    plan_subdivisions,
 )
+from penstock.streaming.measurement.probes import measure_link
+from penstock.streaming.measurement.rates import machine_rates
 
 RTOL, SWEEPS, SCALED = 1e-8, 8, 60
 FORMATS = ("bsr", "sliced_bsr", "symmetric_bsr")
+#: Degrees of the polynomial that are tried; the first is taken where nothing need be streamed.
+DEGREES = (9, 5, 13, 17, 21, 25, 33)
 COUNTS = tuple(2**k for k in range(3, 10))
 
 
@@ -69,16 +72,16 @@ class System:
         self.name, self.device = name, device
         self.beam = Cantilever(nodes=nodes, dof=3, material=LognormalMaterial(sigma=0.5, seed=1))
         self.n, self.planes = self.beam.unknowns, nodes[0]
-        self._made: dict[str, SparseFormat] = {}
+        self._made: dict[str, SparseMatrix] = {}
         self.budget = self.matrix("bsr").nbytes // 4
 
-    def matrix(self, name: str) -> SparseFormat:
+    def matrix(self, name: str) -> SparseMatrix:
         """Return the whole matrix, made once."""
         if name not in self._made:
             self._made[name] = self.make(name)
         return self._made[name]
 
-    def make(self, name: str) -> SparseFormat:
+    def make(self, name: str) -> SparseMatrix:
         """Make the whole matrix."""
         return self.beam.matrix(name)
 
@@ -90,13 +93,13 @@ class System:
         """Return the cuts to try: of whole planes."""
         return tuple(count for count in COUNTS if self.planes % count == 0)
 
-    def slabs(self, name: str, count: int) -> Iterator[SparseFormat]:
+    def slabs(self, name: str, count: int) -> Iterator[SparseMatrix]:
         """Return the subdivisions."""
         return self.beam.subdivisions(count, name)
 
-    def outlines(self, name: str, count: int) -> Iterable[SparseFormat]:
+    def symbolic_slabs(self, name: str, count: int) -> Iterable[SparseMatrix]:
         """Return what is known of them without their entries."""
-        return self.beam.outlines(count, name)
+        return self.beam.symbolic_slabs(count, name)
 
     def reach(self, index: Any) -> int:
         """Return how many others a subdivision couples with."""
@@ -109,15 +112,30 @@ class System:
         with store, StreamedMatrix(store, self.budget, device=self.device, plan=plan) as A:
             yield A
 
-    def plan(self, name: str, rates: LinkRates, products: int, **options: Any) -> StreamPlan:
-        """Plan a format for so many products that follow each other."""
-        counts = options.pop("counts", self.counts())
-        held = Preconditioning("chebyshev", 3).vectors(1, recorded=True)
-        return plan_subdivisions(
-            functools.cache(lambda count: index_of(self.outlines(name, count), (self.n, self.n))),
-            self.budget, limit=self.planes, counts=counts, rates=rates, products=products, reach_for=self.reach,
-            workspace_nbytes=cg_workspace_nbytes(self.n) + 8 * held * self.n, **options,
-        )  # fmt: skip
+    def candidates(self, formats: Sequence[str], degrees: Sequence[int], counts: Sequence[int]) -> Iterator[Candidate]:
+        """Yield the matrix in every format and cut, for every degree of the polynomial."""
+        held = preconditioner_spec("chebyshev", block_size=3).vectors(1, streamed_to_gpu=True)
+        workspace = cg_workspace_nbytes(self.n) + 8 * held * self.n
+        for name, count in itertools.product(formats, sorted({min(count, self.planes) for count in counts})):
+            try:
+                index = index_of(self.symbolic_slabs(name, count), (self.n, self.n))
+            except InputError:  # too many entries for one slab
+                continue
+            reach = self.reach(index)
+            for degree in degrees:
+                yield Candidate(index, Workload(degree=degree, workspace_nbytes=workspace), reach)
+
+    def plan(
+        self,
+        rates: LinkRates,
+        formats: Sequence[str],
+        degrees: Sequence[int],
+        ring: Ring | None = None,
+        *,
+        counts: Sequence[int] | None = None,
+    ) -> StreamPlan:
+        """Choose format, cut and degree among those given; by default all cuts are tried."""
+        return choose(self.candidates(formats, degrees, counts or self.counts()), self.budget, ring, rates=rates)
 
 
 class Reordered(System):
@@ -133,10 +151,10 @@ class Reordered(System):
         self.order = level_order(blocks, 3)
         blocks = self.order.matrix(blocks)
         self._load = self.order.forward(shuffle.forward(self.beam.load()))
-        self._couplings = Couplings.of(blocks)
+        self._couplings = ColumnExtents.of(blocks)
         self._csr = CsrMatrix.from_csr(blocks.tocsr(), check=False)
 
-    def make(self, name: str) -> SparseFormat:
+    def make(self, name: str) -> SparseMatrix:
         """Make the whole matrix; before it is shuffled, the given one."""
         if not hasattr(self, "_csr"):
             return super().make(name)
@@ -150,12 +168,12 @@ class Reordered(System):
         """Return the cuts to try: of any rows."""
         return tuple(range(8, 129, 4))
 
-    def slabs(self, name: str, count: int) -> Iterator[SparseFormat]:
+    def slabs(self, name: str, count: int) -> Iterator[SparseMatrix]:
         """Return the subdivisions, about equal."""
         whole = self.matrix(name)
-        return (whole.rows(*part) for part in itertools.pairwise(whole.cut(count)))
+        return (whole.rows(*part) for part in itertools.pairwise(cut_rows(whole, count)))
 
-    def outlines(self, name: str, count: int) -> Iterable[SparseFormat]:
+    def symbolic_slabs(self, name: str, count: int) -> Iterable[SparseMatrix]:
         """Return the subdivisions."""
         return self.slabs(name, count)
 
@@ -170,7 +188,8 @@ def measure_sweeps(system: System, rates: LinkRates, link: float, many: int) -> 
     for name in ("bsr", "symmetric_bsr"):
         single = 0.0
         for products in (1, many):
-            plan = system.plan(name, rates, products, counts=(system.planes,), slots=max(3, products + 1))
+            ring = Ring(slots=max(3, products + 1))
+            plan = system.plan(rates, [name], [products], ring, counts=[system.planes])
             with system.streamed(plan) as A:
                 x = system.load()
                 z, w = (system.device.xp.empty_like(x) for _ in range(2))
@@ -178,7 +197,7 @@ def measure_sweeps(system: System, rates: LinkRates, link: float, many: int) -> 
                 sweep: Callable[[], Any] = (
                     partial(A.apply, x, w) if M is None else partial(M.apply_with_product, x, z, w)
                 )
-                assert products == 1 or A.products_a_sweep() >= products, "one sweep"
+                assert products == 1 or A.powers_per_sweep() >= products, "one sweep"
                 samples, moved = times(system.device, sweep, A)
             single = single or statistics.median(samples)
             entry = record(f"wavefront/sweep/{name}/{system.name}/p{products}", samples, floor=moved / link, nbytes=moved,
@@ -204,7 +223,7 @@ def described(plan: StreamPlan) -> dict[str, Any]:
     """Return what a plan decided."""
     return {
         "format": plan.index.format_name, "subdivisions": len(plan.index.subdivisions), "slots": plan.slots,
-        "resident": len(plan.resident), "products": plan.products, "products_a_sweep": plan.products_a_sweep,
+        "resident": len(plan.resident), "products": plan.workload.degree, "products_a_sweep": plan.powers_per_sweep,
         "matrix_bytes": plan.index.nbytes, "budget_bytes": plan.budget_nbytes, "storage_bytes": plan.storage_nbytes,
     }  # fmt: skip
 
@@ -226,9 +245,7 @@ def measure_solves(system: System, rates: LinkRates, link: float) -> list[dict[s
                 f"wavefront/solve/{way}/{system.name}", [seconds], floor=moved / link, nbytes=moved, peers={}, **more
             )
         )
-    plan = min(
-        (plan_products(partial(system.plan, name, rates)) for name in FORMATS), key=lambda plan: plan.compared_seconds()
-    )
+    plan = system.plan(rates, FORMATS, DEGREES)
     print(plan.explain(), flush=True)
     with system.streamed(plan) as A:
         M = chebyshev(A, "auto", block_size=3)
@@ -281,7 +298,7 @@ def streamed_seconds(
     system: System, rates: LinkRates, b: Array, iterations: int, *, overlap: bool
 ) -> tuple[float, dict[str, Any]]:
     """Return the seconds of a solve with one product a sweep, from some of its iterations."""
-    plan = system.plan("bsr", rates, 1, overlap=overlap)
+    plan = system.plan(rates, ["bsr"], [1], Ring(overlap=overlap))
     with system.streamed(plan) as A:
         M = jacobi(A)
         cg(A, b, M=M, maxiter=3)
@@ -298,7 +315,8 @@ def same_bits(system: System, rates: LinkRates, many: int) -> list[dict[str, Any
     options: dict[str, Any] = {"rtol": 0.0, "maxiter": 20}
     found.append(cg(resident, b, M=chebyshev(resident, many, high=4.2), **options).x)
     del resident
-    with system.streamed(system.plan("bsr", rates, many, counts=(system.planes,), slots=many + 1)) as A:
+    plan = system.plan(rates, ["bsr"], [many], Ring(slots=many + 1), counts=[system.planes])
+    with system.streamed(plan) as A:
         seconds, result = seconds_of(system.device, partial(cg, A, b, M=chebyshev(A, many, high=4.2), **options))
         found.append(result.x)
     equal = bool((found[0] == found[1]).all())

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from record import argument_parser, record, write
+from wavefront import DEGREES
 
-from penstock.experiments.preconditioning import Preconditioning
-from penstock.experiments.rates import machine_rates
 from penstock.fem import Cantilever
-from penstock.solvers import IterationRecord, cg, cg_workspace_nbytes, chebyshev
+from penstock.solvers import IterationRecord, cg, cg_workspace_nbytes, chebyshev, preconditioner_spec
 from penstock.spmv import Device, parse_nbytes
-from penstock.streaming import HostStore, StreamedMatrix, plan_products, plan_stream
+from penstock.streaming import Candidate, HostStore, StreamedMatrix, Workload, choose
+from penstock.streaming.measurement.rates import machine_rates
 
 RTOL = 1e-6
 
@@ -58,10 +58,11 @@ def main() -> None:
         if device.kind == "cuda":
             store.page_lock()
         stages.end("page-lock")
-        held = Preconditioning("chebyshev", 6).vectors(1, recorded=True)
+        held = preconditioner_spec("chebyshev", block_size=6).vectors(1, streamed_to_gpu=True)
         workspace = cg_workspace_nbytes(beam.unknowns) + held * vector
-        options = {"workspace_nbytes": workspace, "rates": rates}
-        plan = plan_products(lambda products: plan_stream(store.index, arguments.budget, products=products, **options))
+        workloads = [Workload(degree=degree, workspace_nbytes=workspace) for degree in DEGREES]
+        candidates = (Candidate(store.index, workload) for workload in workloads)
+        plan = choose(candidates, arguments.budget, rates=rates)
         print(plan.explain(), flush=True)
         with StreamedMatrix(store, parse_nbytes(arguments.budget), device=device, plan=plan) as A:
             stages.end("open")
@@ -78,8 +79,8 @@ def main() -> None:
             more: dict[str, Any] = {
                 "matrix_bytes": matrix.nbytes, "nnz": matrix.nnz, "unknowns": beam.unknowns, "rtol": RTOL,
                 "iterations": result.iterations, "sweeps": result.sweeps, "true_residual": result.true_residual,
-                "reason": result.reason.name.lower(), "products": M.products,
-                "products_a_sweep": A.products_a_sweep(), "slots": plan.slots, "resident": len(plan.resident),
+                "reason": result.reason.name.lower(), "products": M.degree,
+                "products_a_sweep": A.powers_per_sweep(), "slots": plan.slots, "resident": len(plan.resident),
                 "budget_bytes": plan.budget_nbytes, "peak_budget_bytes": A.budget.peak_nbytes, "seconds_of": stages.seconds,
             }  # fmt: skip
     print(f"{result.message}: {result.sweeps} sweeps, {seconds / result.sweeps:.3f} s each")

@@ -12,7 +12,7 @@ from penstock.streaming import Compute, Schedule
 SUBDIVISIONS, PRODUCTS = 14, 4
 COLORS = ["#d7e6f4", "#8fb8dd", "#1f6fb2", "#e07b28"]
 
-schedule = Schedule(SUBDIVISIONS, frozenset(), PRODUCTS + 1, overlap=True, at_end="stop")
+schedule = Schedule(SUBDIVISIONS, frozenset(), PRODUCTS + 1, overlap=True, sweeps="restart")
 figure = Figure(figsize=(8.4, 3.9), layout="constrained")
 axes = figure.subplots()
 for step in schedule.sweep(0, stages=PRODUCTS):

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 from numba import prange
 
-from penstock.spmv import CsrMatrix, SparseFormat, register_kernel
-from penstock.spmv.cuda_module import cuda_function, launch, type_names
-from penstock.spmv.jit import parallel_kernel
+from penstock.spmv import CsrMatrix, SparseMatrix, register_kernel
+from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.jit import parallel_kernel
 
 SOURCE = str(Path(__file__).with_name("diagonals.cu"))
 
 
 @dataclass(frozen=True, eq=False)
-class DiaMatrix(SparseFormat, name="dia"):
+class DiaMatrix(SparseMatrix, name="dia"):
     shape: tuple
     dtype: np.dtype
     offsets: np.ndarray  # column minus row of each diagonal

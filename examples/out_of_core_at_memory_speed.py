@@ -11,12 +11,22 @@ import time
 from functools import partial
 from pathlib import Path
 
-from penstock.experiments.figures import draw_comparison
-from penstock.experiments.rates import machine_rates
+from penstock.experiments.reporting.figures import draw_comparison
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import cg, chebyshev, jacobi
 from penstock.spmv import Device
-from penstock.streaming import FileStore, HostStore, StreamedMatrix, index_of, plan_products, plan_stream
+from penstock.streaming import (
+    Candidate,
+    FileStore,
+    HostStore,
+    Ring,
+    StreamedMatrix,
+    Workload,
+    choose,
+    index_of,
+    plan_stream,
+)
+from penstock.streaming.measurement.rates import machine_rates
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--nodes", type=int, default=24, help="nodes a side of the cube")
@@ -28,12 +38,13 @@ beam = Cantilever(nodes=options.nodes, dof=3, material=LognormalMaterial(sigma=0
 b = device.asarray(beam.load())
 rates = machine_rates(device, Path.cwd())
 
-# A subdivision for every plane of nodes couples with its neighbours only: that lets products share sweeps.
-index = index_of(beam.outlines(options.nodes, "bsr"), beam.shape)
+# A subdivision for every plane of nodes couples with its neighbours only: that lets powers of the matrix share sweeps.
+index = index_of(beam.symbolic_slabs(options.nodes, "bsr"), beam.shape)
 budget = index.nbytes // 4
-one_product = partial(plan_stream, index, budget, rates=rates)
-many_products = plan_products(lambda products: one_product(products=products))
-print(many_products.explain(), end="\n\n")
+one_power = partial(plan_stream, index, budget, rates=rates)
+candidates = (Candidate(index, Workload(degree=degree)) for degree in (5, 9, 13, 17, 25, 33))
+several_powers = choose(candidates, budget, rates=rates)
+print(several_powers.explain(), end="\n\n")
 
 records, histories = [], []
 
@@ -50,7 +61,7 @@ def solve(title, A, M, moves):
     return result
 
 
-print(f"{'way':<32}{'solve':>10}{'iterations':>12}{'sweeps':>8}{'GB moved':>10}")
+print(f"{'variant':<32}{'solve':>10}{'iterations':>12}{'sweeps':>8}{'GB moved':>10}")
 resident = beam.matrix().to_device(device)
 solve("in memory", resident, jacobi(resident), moves=False)
 del resident
@@ -62,13 +73,13 @@ with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # on the disk that 
         if device.kind == "cpu"
         else HostStore.create(slabs)
     )
-    ways = {
-        "streamed, no overlap": (one_product(overlap=False), jacobi),
-        "streamed, overlap": (one_product(), jacobi),
-        "streamed, many products a sweep": (many_products, partial(chebyshev, products="auto")),
+    variants = {
+        "streamed, no overlap": (one_power(ring=Ring(overlap=False)), jacobi),
+        "streamed, overlap": (one_power(), jacobi),
+        "streamed, several powers a sweep": (several_powers, partial(chebyshev, degree="auto")),
     }
     with store:
-        for title, (plan, preconditioner) in ways.items():
+        for title, (plan, preconditioner) in variants.items():
             with StreamedMatrix(store, budget, device=device, plan=plan) as A:
                 last = solve(title, A, preconditioner(A), moves=True)
 

@@ -1,6 +1,6 @@
-"""Model problems: stiffness matrices of boxes of 8-node hexahedra with 1, 3 or 6 degrees of freedom a node."""
+"""Model problems: stiffness matrices of boxes of 8-node hexahedra with 1, 3 or 6 degrees of freedom per node."""
 
-from penstock.fem.assembly import assemble_rows, outline_rows
+from penstock.fem.assembly import assemble_rows, symbolic_rows
 from penstock.fem.cantilever import LOAD_KINDS, Cantilever, Element
 from penstock.fem.closed_forms import (
     cosine_mode,
@@ -35,7 +35,7 @@ __all__ = [
     "end_load",
     "face_load",
     "integrate_body_load",
-    "outline_rows",
+    "symbolic_rows",
     "timoshenko_tip_deflection",
     "uniform_source_profile",
     "write_vtkhdf",

@@ -1,4 +1,4 @@
-"""Assembly of the global matrix of a box mesh, a slab of node rows at a time, straight into BSR or CSR arrays."""
+"""Assembles the matrix of a box mesh, one slab of node rows at a time, directly into BSR or CSR arrays."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numba import njit, prange
 
 from penstock.fem.material import Material
 from penstock.fem.mesh import BoxMesh
-from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseFormat, format_named
-from penstock.spmv.formats.base import INT32_MAX
+from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseMatrix, format_named
+from penstock.spmv.compilation.jit import inlined, parallel_kernel
+from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
-from penstock.spmv.jit import inlined, parallel_kernel
 
-__all__ = ["ASSEMBLED_FORMATS", "CHUNKED_FORMATS", "assemble_rows", "outline_rows"]
+__all__ = ["ASSEMBLED_FORMATS", "CHUNKED_FORMATS", "assemble_rows", "symbolic_rows"]
 
 Array = np.ndarray[Any, Any]
 
@@ -36,16 +36,16 @@ def assemble_rows(
     clamped: bool = True,
     values_dtype: Any = np.float64,
     offsets_dtype: Any = np.int32,
-) -> SparseFormat:
+) -> SparseMatrix:
     """Assemble the rows of nodes ``start`` to ``stop``.
 
     Parameters
     ----------
     mesh : BoxMesh
     element_matrix : array, (8 * dof, 8 * dof)
-        Stiffness of an element of factor 1, symmetric.
+        Symmetric stiffness of an element with material factor 1.
     material : Material
-        Factors of the elements.
+        Factor of each element.
     start, stop : int
         Node numbers.
     format_name : str
@@ -58,52 +58,62 @@ def assemble_rows(
 
     Returns
     -------
-    SparseFormat, ((stop - start) * dof, node_count * dof)
+    SparseMatrix, ((stop - start) * dof, node_count * dof)
         Every connection of two nodes is stored. An entry and its mirror image are equal to the last bit, because both
         sum the same products in the order of the element numbers.
 
     Notes
     -----
-    Needs the slab and the material of its element layers, nothing else.
+    Needs memory only for the slab and the material of its element layers.
     """
-    if format_name in CHUNKED_FORMATS:
-        rows = assemble_rows(
-            mesh,
-            element_matrix,
-            material,
-            start,
-            stop,
-            format_name="csr",
-            clamped=clamped,
-            values_dtype=values_dtype,
-            offsets_dtype=np.int64,
-        )
-        options = {"block_size": _dof(element_matrix), "check": False}
-        if format_name == "sliced_bsr":
-            options["sorting_scope"] = 1  # rows of a mesh are even, and slabs of any cut hold the same bits
-        return format_named(format_name).slab_from_csr(rows, start * _dof(element_matrix), **options)
-    slab = outline_rows(
+    dof, chunked = len(element_matrix) // 8, format_name in CHUNKED_FORMATS
+    slab = symbolic_rows(
         mesh,
-        _dof(element_matrix),
+        dof,
         start,
         stop,
-        format_name=format_name,
+        format_name="csr" if chunked else format_name,
         values_dtype=values_dtype,
-        offsets_dtype=offsets_dtype,
+        offsets_dtype=np.int64 if chunked else offsets_dtype,
     )
     arrays = {name: np.empty(array.shape, array.dtype) for name, array in slab.arrays().items()}
-    dof, (nx, ny, nz) = _dof(element_matrix), mesh.node_counts
+    by_scalar_rows = slab.name == "csr"
+    _assemble_into(arrays, mesh, element_matrix, material, start, stop, by_scalar_rows, clamped)
+    rows = slab.from_arrays(slab.shape, slab.dtype, arrays, slab.parameters())
+    return _chunked(rows, format_name, start * dof, dof) if chunked else rows
+
+
+def _assemble_into(
+    arrays: dict[str, Array],
+    mesh: BoxMesh,
+    element_matrix: Array,
+    material: Material,
+    start: int,
+    stop: int,
+    by_scalar_rows: bool,
+    clamped: bool,
+) -> None:
+    """Fill the arrays of a BSR slab, or of a CSR slab if ``by_scalar_rows``."""
+    dof, (nx, ny, nz) = len(element_matrix) // 8, mesh.node_counts
     first_layer = max(start // (ny * nz) - 1, 0)
     last_layer = min(max(stop - 1, 0) // (ny * nz), nx - 2)
     factors = np.stack([material.layer(layer, (ny - 1, nz - 1)) for layer in range(first_layer, last_layer + 1)])
     blocks = np.ascontiguousarray(element_matrix.reshape(8, dof, 8, dof).swapaxes(1, 2)).reshape(8, 8, dof * dof)
     before = _connections_before(start, stop, nx, ny, nz)
     target = (arrays["row_offsets"], arrays["column_indices"], arrays["values"].reshape(-1))
-    _fill(format_name == "csr", start, stop, nx, ny, nz, dof, before, *target, blocks, factors, first_layer, clamped)
-    return slab.from_arrays(slab.shape, slab.dtype, arrays, slab.parameters())
+    _fill(by_scalar_rows, start, stop, nx, ny, nz, dof, before, *target, blocks, factors, first_layer, clamped)
 
 
-def outline_rows(
+def _chunked(rows: SparseMatrix, format_name: str, first_row: int, dof: int) -> SparseMatrix:
+    """Convert an assembled CSR slab to a chunked format."""
+    options: dict[str, Any] = {"block_size": dof, "check": False}
+    if format_name == "sliced_bsr":
+        # Rows of a mesh have similar lengths, and without sorting the slabs of any cut hold the same bits.
+        options["sorting_scope"] = 1
+    return format_named(format_name).slab_from_csr(rows, first_row, **options)
+
+
+def symbolic_rows(
     mesh: BoxMesh,
     dof: int,
     start: int,
@@ -112,8 +122,8 @@ def outline_rows(
     format_name: str = "bsr",
     values_dtype: Any = np.float64,
     offsets_dtype: Any = np.int32,
-) -> SparseFormat:
-    """Return a slab of the right shapes and types whose arrays take no memory: what a plan needs to know."""
+) -> SparseMatrix:
+    """Return a symbolic slab: the shapes and types of the assembled slab, with arrays that need no memory."""
     connections = mesh.connections_before(stop) - mesh.connections_before(start)
     columns, entries = mesh.node_count, connections
     if format_name == "csr":
@@ -122,62 +132,69 @@ def outline_rows(
         columns *= dof
     if columns > INT32_MAX:
         raise InputError(f"{columns} columns do not fit 32-bit column indices")
-    most = int(np.iinfo(offsets_dtype).max)
-    if entries > most:
-        raise InputError(f"nodes {start} to {stop} hold {entries} entries, more than a slab's {most}: cut finer")
+    largest = int(np.iinfo(offsets_dtype).max)
+    if entries > largest:
+        raise InputError(
+            f"nodes {start} to {stop} hold {entries} entries, a slab at most {largest}; cut the matrix into more slabs"
+        )
     shape = ((stop - start) * dof, mesh.node_count * dof)
-
-    def blank(dtype: Any, *lengths: int) -> Array:
-        return np.broadcast_to(np.zeros((), dtype), lengths)
-
     if format_name == "bsr":
         arrays = {
-            "row_offsets": blank(offsets_dtype, stop - start + 1),
-            "column_indices": blank(np.int32, connections),
-            "values": blank(values_dtype, connections, dof, dof),
+            "row_offsets": _symbolic_array(offsets_dtype, stop - start + 1),
+            "column_indices": _symbolic_array(np.int32, connections),
+            "values": _symbolic_array(values_dtype, connections, dof, dof),
         }
         return BsrMatrix.from_arrays(shape, np.float64, arrays, {})
     if format_name == "csr":
         arrays = {
-            "row_offsets": blank(offsets_dtype, (stop - start) * dof + 1),
-            "column_indices": blank(np.int32, connections * dof * dof),
-            "values": blank(values_dtype, connections * dof * dof),
+            "row_offsets": _symbolic_array(offsets_dtype, (stop - start) * dof + 1),
+            "column_indices": _symbolic_array(np.int32, connections * dof * dof),
+            "values": _symbolic_array(values_dtype, connections * dof * dof),
         }
-        whole = CsrMatrix.tuned(mesh.connections * dof * dof, mesh.node_count * dof)
+        whole = CsrMatrix.whole_matrix_parameters(mesh.connections * dof * dof, mesh.node_count * dof)
         return CsrMatrix.from_arrays(shape, np.float64, arrays, whole)
     if format_name in CHUNKED_FORMATS:
-        if start % HEIGHT or (stop % HEIGHT and stop != mesh.node_count):
-            raise InputError(f"slabs of {format_name} hold whole chunks of {HEIGHT} nodes, not nodes {start} to {stop}")
-        starts = _chunk_offsets(*mesh.node_counts, format_name == "symmetric_bsr")
-        first = start // HEIGHT
-        offsets = starts[first : -(-stop // HEIGHT) + 1] - starts[first]
-        arrays = {
-            "chunk_offsets": offsets,
-            "column_indices": blank(np.int32, int(offsets[-1])),
-            "values": blank(values_dtype, int(offsets[-1]) * dof * dof),
-            "permutation": blank(np.int32, 0),
-        }
-        parameters = {"block_size": dof} | ({"sorting_scope": 1} if format_name == "sliced_bsr" else {})
-        return format_named(format_name).from_arrays(shape, np.float64, arrays, parameters)
+        return _symbolic_chunks(mesh, dof, start, stop, format_name, values_dtype)
     format_named(format_name)
     raise InputError(
         f"the generator assembles {', '.join(ASSEMBLED_FORMATS)}; convert one of these to {format_name} with from_csr"
     )
 
 
-def _dof(element_matrix: Array) -> int:
-    return len(element_matrix) // 8
+def _symbolic_chunks(
+    mesh: BoxMesh, dof: int, start: int, stop: int, format_name: str, values_dtype: Any
+) -> SparseMatrix:
+    """Return a symbolic slab of a chunked format."""
+    if start % HEIGHT or (stop % HEIGHT and stop != mesh.node_count):
+        raise InputError(f"slabs of {format_name} hold whole chunks of {HEIGHT} nodes, not nodes {start} to {stop}")
+    starts = _chunk_offsets(*mesh.node_counts, format_name == "symmetric_bsr")
+    first = start // HEIGHT
+    offsets = starts[first : -(-stop // HEIGHT) + 1] - starts[first]
+    arrays = {
+        "chunk_offsets": offsets,
+        "column_indices": _symbolic_array(np.int32, int(offsets[-1])),
+        "values": _symbolic_array(values_dtype, int(offsets[-1]) * dof * dof),
+        "permutation": _symbolic_array(np.int32, 0),
+    }
+    shape = ((stop - start) * dof, mesh.node_count * dof)
+    parameters = {"block_size": dof} | ({"sorting_scope": 1} if format_name == "sliced_bsr" else {})
+    return format_named(format_name).from_arrays(shape, np.float64, arrays, parameters)
+
+
+def _symbolic_array(dtype: Any, *lengths: int) -> Array:
+    """Return one zero, broadcast to a shape."""
+    return np.broadcast_to(np.zeros((), dtype), lengths)
 
 
 @functools.lru_cache(maxsize=4)
 def _chunk_offsets(nx: int, ny: int, nz: int, upper: bool) -> Array:
-    """Return where each chunk of the whole matrix begins; every cut of it has the same chunks, so plans count them once."""
+    """Return where each chunk of the whole matrix begins; cached, because every cut has the same chunks."""
     return np.concatenate([[0], np.cumsum(_chunk_widths(nx, ny, nz, upper) * HEIGHT)])
 
 
 @njit(nogil=True, cache=True)
 def _chunk_widths(nx: int, ny: int, nz: int, upper: bool) -> Array:
-    """Return the most connections that a node of each chunk has: all, or those with itself and nodes of larger number."""
+    """Return the most connections of a node in each chunk; with ``upper``, only those with itself and later nodes."""
     nodes = nx * ny * nz
     widths = np.zeros(-(-nodes // HEIGHT), np.int64)
     for node in range(nodes):
@@ -186,7 +203,7 @@ def _chunk_widths(nx: int, ny: int, nz: int, upper: bool) -> Array:
         y = 3 - (iy == 0) - (iy == ny - 1)
         z = 3 - (iz == 0) - (iz == nz - 1)
         count = x * y * z
-        if upper:  # those of the plane before, of the line before, and the node before
+        if upper:  # minus the previous plane, the previous line and the previous node
             count -= (ix > 0) * y * z + (iy > 0) * z + (iz > 0)
         widths[node // HEIGHT] = max(widths[node // HEIGHT], count)
     return widths
@@ -209,7 +226,7 @@ def _add_connection(
     ix: int, iy: int, iz: int, jx: int, jy: int, jz: int, nx: int, ny: int, nz: int,
     blocks: Array, factors: Array, first_layer: int, total: Array,
 ) -> None:  # fmt: skip
-    """Sum, over the elements that nodes i and j share, in the order of their numbers, factor times element block."""
+    """Sum factor times element block over the elements that nodes i and j share, in the order of their numbers."""
     total[:] = 0.0
     for ex in range(max(ix, jx, 1) - 1, min(ix, jx, nx - 2) + 1):
         for ey in range(max(iy, jy, 1) - 1, min(iy, jy, ny - 2) + 1):
@@ -223,7 +240,7 @@ def _add_connection(
 
 @inlined
 def _clamp(total: Array, dof: int, same_node: bool) -> None:
-    """Leave nothing of a clamped connection but the diagonal of a node with itself."""
+    """Zero a clamped connection, except for the diagonal of a node with itself."""
     for entry in range(total.shape[0]):
         if not same_node or entry % (dof + 1) != 0:
             total[entry] = 0.0
@@ -234,7 +251,7 @@ def _fill(
     by_scalar_rows: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, before: Array, offsets: Array,
     columns: Array, values: Array, blocks: Array, factors: Array, first_layer: int, clamped: bool,
 ) -> None:  # fmt: skip
-    """Fill BSR arrays, or CSR arrays if ``by_scalar_rows``; they differ in where a scalar of a block goes."""
+    """Fill BSR arrays, or CSR arrays if ``by_scalar_rows``; only the positions of a block's scalars differ."""
     offsets[0] = 0
     for row in prange(stop - start):
         node = start + row

@@ -1,4 +1,4 @@
-"""The model problem: a box clamped at x = 0, as a matrix of any size and its loads."""
+"""The model problem: a box clamped at x = 0, its matrix at any size, and its loads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.fem.assembly import CHUNKED_FORMATS, assemble_rows, outline_rows
+from penstock.fem.assembly import CHUNKED_FORMATS, assemble_rows, symbolic_rows
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
 from penstock.fem.load import body_load, end_load
 from penstock.fem.material import Material, UniformMaterial
 from penstock.fem.mesh import BoxMesh
 from penstock.fem.micropolar import MicropolarElasticity
-from penstock.spmv import InputError, SparseFormat
+from penstock.spmv import InputError, SparseMatrix
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
 __all__ = ["LOAD_KINDS", "Cantilever", "Element"]
@@ -56,17 +56,17 @@ class Cantilever:
     Parameters
     ----------
     nodes : int or (int, int, int)
-        Nodes a side.
+        Nodes along each side; one number for a cube.
     dof : {1, 3, 6}
         Heat conduction, linear elasticity, micropolar elasticity.
     lengths : float or (float, float, float)
-        Side lengths; one number gives cubic elements and that length along x.
+        Side lengths; one number is the length along x, and all elements are cubes.
     material : Material
         Factor of the stiffness of each element; uniform by default.
     element : Element, optional
-        Moduli other than the default ones (conductivity 1; Young's modulus 1 and Poisson's ratio 0.3).
+        Material law; by default with conductivity 1, or Young's modulus 1 and Poisson's ratio 0.3.
     clamped : bool
-        False leaves the null space of rigid motions in the matrix.
+        False keeps the null space of rigid motions.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class Cantilever:
         if self.dof not in _ELEMENTS:
             raise InputError(f"dof must be 1 (conduction), 3 (elasticity) or 6 (micropolar), not {self.dof!r}")
         if self.element is not None and self.element.dof != self.dof:
-            raise InputError(f"the element has {self.element.dof} degrees of freedom a node, dof says {self.dof}")
+            raise InputError(f"the element has {self.element.dof} degrees of freedom per node, but dof is {self.dof}")
         self.mesh  # noqa: B018 - refuse bad nodes and lengths now
 
     @cached_property
@@ -103,7 +103,7 @@ class Cantilever:
 
     @property
     def unknowns(self) -> int:
-        """Rows of the matrix, clamped ones among them."""
+        """Rows of the matrix, including clamped ones."""
         return self.mesh.node_count * self.dof
 
     @property
@@ -113,33 +113,35 @@ class Cantilever:
 
     @property
     def nnz(self) -> int:
-        """Stored scalars of the matrix, without assembling it."""
+        """Number of stored scalars, known without assembling."""
         return self.mesh.connections * self.dof**2
 
-    def matrix(self, format_name: str = "bsr", *, values_dtype: Any = np.float64) -> SparseFormat:
-        """Assemble the whole matrix in memory, in ``csr``, or in ``bsr`` or another format with blocks of dof x dof."""
+    def matrix(self, format_name: str = "bsr", *, values_dtype: Any = np.float64) -> SparseMatrix:
+        """Assemble the whole matrix in memory; formats other than ``csr`` store blocks of dof x dof."""
         return self._assemble(0, self.mesh.node_count, format_name, values_dtype, np.int64)
 
     def subdivisions(
         self, count: int, format_name: str = "bsr", *, values_dtype: Any = np.float64
-    ) -> Iterator[SparseFormat]:
+    ) -> Iterator[SparseMatrix]:
         """Assemble the matrix in ``count`` row slabs of nearly equal size, one at a time.
 
-        Memory is one slab. Put together they hold the arrays of :meth:`matrix`, bit for bit; those of ``sliced_bsr`` and
-        ``symmetric_bsr`` hold whole chunks of 32 nodes, but for the last.
+        Needs memory for one slab. Joined, the slabs equal the arrays of :meth:`matrix` bit for bit. Slabs of ``sliced_bsr``
+        and ``symmetric_bsr`` hold whole chunks of 32 nodes, except the last.
         """
         for start, stop in itertools.pairwise(self._cut(count, format_name)):
             yield self._assemble(start, stop, format_name, values_dtype, np.int32)
 
-    def outlines(self, count: int, format_name: str = "bsr", *, values_dtype: Any = np.float64) -> list[SparseFormat]:
-        """Return what :meth:`subdivisions` will yield, with shapes and types but no memory: the input of a plan."""
+    def symbolic_slabs(
+        self, count: int, format_name: str = "bsr", *, values_dtype: Any = np.float64
+    ) -> list[SparseMatrix]:
+        """Return the slabs of :meth:`subdivisions` with shapes and types but without memory: the input of a plan."""
         return [
-            outline_rows(self.mesh, self.dof, start, stop, format_name=format_name, values_dtype=values_dtype)
+            symbolic_rows(self.mesh, self.dof, start, stop, format_name=format_name, values_dtype=values_dtype)
             for start, stop in itertools.pairwise(self._cut(count, format_name))
         ]
 
     def _cut(self, count: int, format_name: str) -> list[int]:
-        """Cut the nodes into slabs; those of chunked formats hold whole chunks."""
+        """Cut the nodes into slabs; slabs of chunked formats hold whole chunks."""
         if format_name not in CHUNKED_FORMATS:
             return self.mesh.cut(count)
         chunks = self.largest_cut(format_name)
@@ -147,7 +149,7 @@ class Cantilever:
             raise InputError(f"cannot cut {chunks} chunks of {HEIGHT} nodes into {count} slabs")
         bounds, last = [0], chunks - count + 1
         for part, bound in enumerate(self.mesh.cut(count)[1:-1], start=1):
-            # At least one chunk a slab, and one left for each slab to come.
+            # At least one chunk per slab, with one left for each later slab.
             bounds.append(min(max(round(bound / HEIGHT), bounds[-1] + 1), last + part - 1))
         return [*(bound * HEIGHT for bound in bounds), self.mesh.node_count]
 
@@ -156,7 +158,7 @@ class Cantilever:
         nodes = self.mesh.node_count
         return -(-nodes // HEIGHT) if format_name in CHUNKED_FORMATS else nodes
 
-    def _assemble(self, start: int, stop: int, format_name: str, values_dtype: Any, offsets_dtype: Any) -> SparseFormat:
+    def _assemble(self, start: int, stop: int, format_name: str, values_dtype: Any, offsets_dtype: Any) -> SparseMatrix:
         return assemble_rows(
             self.mesh,
             self._element_matrix,
@@ -180,7 +182,7 @@ class Cantilever:
         ----------
         *kinds : str
             ``shear`` (end force along -z), ``shear_y``, ``axial`` (along x), ``torsion`` (end moment about x), or
-            ``body`` (along -z; a uniform source for 1 degree of freedom). Default: ``shear``, or ``body`` for 1.
+            ``body`` (along -z; a uniform source for 1 degree of freedom). Default: ``shear``, or ``body`` if dof is 1.
         magnitude : float
             Total force, moment or source over the whole face or volume.
 
@@ -196,7 +198,7 @@ class Cantilever:
         if kind not in LOAD_KINDS:
             raise InputError(f"unknown load {kind!r}; known: {', '.join(LOAD_KINDS)}")
         if self.dof == 1 and kind != "body":
-            raise InputError(f"load {kind!r} is a force; heat conduction (dof 1) takes 'body', a uniform source")
+            raise InputError(f"load {kind!r} is a force; heat conduction (dof 1) has only 'body', a uniform source")
         if not np.isfinite(magnitude):
             raise InputError(f"the load's magnitude must be finite, not {magnitude}")
         x, y, z = self.mesh.side_lengths

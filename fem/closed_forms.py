@@ -1,4 +1,4 @@
-"""Solutions known in closed form, to hold the generator against."""
+"""Closed-form solutions to verify the generator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def uniform_source_profile(x: Array, length: float, source: float = 1.0, conduct
 def cosine_mode(coordinates: Array, lengths: tuple[float, float, float]) -> Array:
     """Return ``sin(pi x / 2 Lx) cos(pi y / Ly) cos(pi z / Lz)``, zero at x = 0 and without flux elsewhere, ``(m,)``.
 
-    It is one term of the double cosine series in y and z by which any conduction problem on the box can be solved.
+    One term of the double cosine series in y and z that solves any conduction problem on the box.
     """
     x, y, z = (np.pi * coordinates / lengths).T
     return np.asarray(np.sin(x / 2) * np.cos(y) * np.cos(z))

@@ -1,4 +1,4 @@
-"""One degree of freedom a node: heat conduction, or the Poisson equation."""
+"""Heat conduction (the Poisson equation): one degree of freedom per node."""
 
 from __future__ import annotations
 

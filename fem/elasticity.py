@@ -1,4 +1,4 @@
-"""Three degrees of freedom a node: isotropic linear elasticity."""
+"""Isotropic linear elasticity: three degrees of freedom per node."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LinearElasticity:
         return C
 
     def stiffness(self, spacing: tuple[float, float, float]) -> np.ndarray[Any, Any]:
-        """Return the element matrix, ``(24, 24)``, the three displacements of a node adjacent."""
+        """Return the element matrix, ``(24, 24)``; the three displacements of a node are adjacent."""
         return integrate_stiffness(_strain_operator, self.moduli(), spacing)
 
     def rigid_body_modes(self, coordinates: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""Fields for ParaView: the VTKHDF ImageData format, written with h5py."""
+"""Writes fields for ParaView in the VTKHDF ImageData format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_vtkhdf(path: str | Path, mesh: BoxMesh, fields: Mapping[str, np.ndarra
         Conventionally ends in ``.vtkhdf``.
     mesh : BoxMesh
     fields : mapping
-        Name to values, ``(nodes,)`` or ``(nodes, components)`` in the order of the mesh. In ParaView, *Warp By Vector*
+        Values by name, ``(nodes,)`` or ``(nodes, components)`` in the order of the mesh. In ParaView, *Warp By Vector*
         on a displacement of three components shows the deformed body.
     """
     nx, ny, nz = mesh.node_counts
@@ -44,7 +44,7 @@ def write_vtkhdf(path: str | Path, mesh: BoxMesh, fields: Mapping[str, np.ndarra
         root.attrs["Direction"] = np.eye(3).ravel()
         points = root.create_group("PointData")
         for name, values in fields.items():
-            # VTK lets x run fastest, the mesh z.
+            # x runs fastest in VTK, z in the mesh.
             points[name] = np.ascontiguousarray(
                 np.asarray(values).reshape(nx, ny, nz, *np.shape(values)[1:]).swapaxes(0, 2)
             )

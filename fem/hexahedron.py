@@ -31,7 +31,7 @@ def shape_gradients(point: Matrix, spacing: tuple[float, float, float]) -> Matri
 
 
 def gauss_points(order: int = 2) -> list[tuple[Matrix, float]]:
-    """Return points and weights of the tensor Gauss rule with ``order`` points a direction (total weight 8)."""
+    """Return points and weights of the tensor Gauss rule with ``order`` points per direction (total weight 8)."""
     points, weights = np.polynomial.legendre.leggauss(order)
     return [
         (points[list(index)], float(weights[list(index)].prod())) for index in itertools.product(range(order), repeat=3)
@@ -53,8 +53,8 @@ def integrate_stiffness(strain_operator: Any, moduli: Matrix, spacing: tuple[flo
     Returns
     -------
     array, (8 * dof, 8 * dof) float64
-        Symmetric to the last bit: rounding in the quadrature is averaged away, so that a later exchange of rows and
-        columns, or storage of one half, loses nothing.
+        Symmetric to the last bit: averaged with its transpose, so that exchanging rows and columns, or storing one half,
+        loses nothing.
     """
     jacobian = float(np.prod(spacing)) / 8
     stiffness = sum(

@@ -17,33 +17,33 @@ Field = Callable[[Array], Array]
 
 
 def _nodal_lengths(count: int, length: float) -> Array:
-    """Integrals of the linear shape functions along one direction: half an element at the ends, one within."""
+    """Return the integrals of the linear shape functions along one direction: half an element at the ends, one inside."""
     weights = np.full(count, length / (count - 1))
     weights[[0, -1]] /= 2
     return weights
 
 
 def body_load(mesh: BoxMesh, density: Array) -> Array:
-    """Return the load of a constant density a volume, ``(dof,)``, as a vector ``(node_count * dof,)``."""
+    """Return the load ``(node_count * dof,)`` of a constant density per volume, ``(dof,)``."""
     x, y, z = (_nodal_lengths(*pair) for pair in zip(mesh.node_counts, mesh.side_lengths, strict=True))
     volumes = (x[:, None, None] * y[:, None] * z).reshape(-1, 1)
     return np.asarray(volumes * np.asarray(density, dtype=float)).reshape(-1)
 
 
 def end_load(mesh: BoxMesh, traction: Field, dof: int) -> Array:
-    """Return the load of a traction on the face x = L that is linear in y and z.
+    """Return the load of a traction on the face x = L, linear in y and z.
 
     Parameters
     ----------
     mesh : BoxMesh
     traction : callable
-        Maps coordinates ``(m, 3)`` to forces (and couples) an area, ``(m, dof)``.
+        Maps coordinates ``(m, 3)`` to forces (and couples) per area, ``(m, dof)``.
     dof : int
 
     Notes
     -----
-    Each node of the face gets the integral of its shape function times the traction at the node (lumped), which is exact
-    for constants, and whose resultant force and moment about the face's centre are those of the nodal values.
+    Lumped: each node of the face gets the integral of its shape function times the traction at the node. This is exact
+    for constants, and the resultant force and moment about the face's centre are those of the nodal values.
     """
     nx, ny, nz = mesh.node_counts
     _, y, z = (_nodal_lengths(*pair) for pair in zip(mesh.node_counts, mesh.side_lengths, strict=True))
@@ -63,7 +63,7 @@ def integrate_body_load(mesh: BoxMesh, density: Field, dof: int, *, order: int =
         Maps coordinates ``(m, 3)`` to densities ``(m, dof)``.
     dof : int
     order : int
-        Gauss points a direction.
+        Gauss points per direction.
     """
     nx, ny, nz = mesh.element_counts
     spacing = np.array(mesh.spacing)
@@ -92,7 +92,7 @@ def face_load(mesh: BoxMesh, axis: int, side: int, traction: Field, dof: int, *,
         Maps coordinates ``(m, 3)`` to tractions ``(m, dof)``.
     dof : int
     order : int
-        Gauss points a direction.
+        Gauss points per direction.
     """
     points, weights = np.polynomial.legendre.leggauss(order)
     others = [other for other in range(3) if other != axis]

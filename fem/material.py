@@ -1,4 +1,4 @@
-"""How stiff each element is, relative to the uniform body. Layers of elements are generated one at a time."""
+"""Material fields: a stiffness factor for each element, generated one layer of elements at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LognormalMaterial", "Material", "TwoPhaseMaterial", "UniformMaterial
 
 def _check_seed(seed: Any) -> None:
     if not (isinstance(seed, int | np.integer) and seed >= 0):
-        raise InputError(f"seed must be a whole number from 0, not {seed!r}")
+        raise InputError(f"seed must be a whole number, 0 or more, not {seed!r}")
 
 
 class Material(Protocol):
@@ -50,7 +50,7 @@ class LognormalMaterial:
 
     def __post_init__(self) -> None:
         if not 0 <= self.sigma < np.inf:
-            raise InputError(f"sigma must be a number from 0, not {self.sigma}")
+            raise InputError(f"sigma must be a finite number, 0 or more, not {self.sigma}")
         _check_seed(self.seed)
 
     def layer(self, index: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
@@ -60,7 +60,7 @@ class LognormalMaterial:
 
 @dataclass(frozen=True)
 class TwoPhaseMaterial:
-    """Inclusions of another stiffness, element by element at random.
+    """Random inclusions of another stiffness, drawn element by element.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A box cut into equal 8-node hexahedra, with closed forms for everything that depends on its numbering."""
+"""Structured mesh of a box with 8-node hexahedra; counts and neighbours have closed forms."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from penstock.spmv import InputError
 __all__ = ["BoxMesh"]
 
 
-def _numbers(given: Any, convert: Callable[[Any], Any]) -> Any:
-    """Convert one number, or a sequence of them to a tuple; return an empty tuple if any is not such a number."""
+def _numbers(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Convert a number, or a sequence to a tuple of numbers; return an empty tuple if any of them is invalid."""
     try:
-        numbers = tuple(given) if np.iterable(given) else (given,)
+        numbers = tuple(value) if np.iterable(value) else (value,)
         if any(isinstance(number, bool | str) for number in numbers):
             return ()
         converted = tuple(convert(number) for number in numbers)
     except (TypeError, ValueError):
         return ()
-    return converted if np.iterable(given) else converted[0]
+    return converted if np.iterable(value) else converted[0]
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class BoxMesh:
     nodes : int or (int, int, int)
         Nodes along each side, at least 2; one number for a cube.
     lengths : float or (float, float, float)
-        Side lengths; one number makes all elements cubes with that length along x.
+        Side lengths; one number is the length along x, and all elements are cubes.
 
     Notes
     -----
-    Nodes are numbered ``(ix * ny + iy) * nz + iz``, so that planes of constant x are contiguous and a node couples with
-    nodes of its own and the two neighbouring planes only.
+    Nodes are numbered ``(ix * ny + iy) * nz + iz``, so planes of constant x are contiguous and a node couples
+    only with nodes of its own and the two neighbouring planes.
     """
 
     nodes: int | tuple[int, int, int]
@@ -91,7 +91,7 @@ class BoxMesh:
 
     @cached_property
     def _neighbours(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """How many nodes each node is connected with along one direction, itself included: 2 at the ends, 3 within."""
+        """Number of nodes connected with each node along one direction, including itself: 2 at the ends, 3 inside."""
         lines = tuple(np.full(count, 3, dtype=np.int64) for count in self.node_counts)
         for line in lines:
             line[0] -= 1
@@ -100,11 +100,11 @@ class BoxMesh:
 
     @property
     def connections(self) -> int:
-        """Ordered pairs of nodes that share an element, a node with itself included: the blocks of the matrix."""
+        """Number of ordered pairs of nodes that share an element, including each node with itself: the blocks of the matrix."""
         return int(np.prod([line.sum() for line in self._neighbours]))
 
     def connections_before(self, node: int) -> int:
-        """Count the connections of all nodes before ``node`` (0 to ``node_count``), without forming them."""
+        """Count the connections of all nodes before ``node`` (0 to ``node_count``), without listing them."""
         _, ny, nz = self.node_counts
         x, y, z = self._neighbours
         ix, rest = divmod(node, ny * nz)
@@ -117,7 +117,7 @@ class BoxMesh:
     def cut(self, parts: int) -> list[int]:
         """Cut the nodes into contiguous parts of nearly equal numbers of connections.
 
-        Where they can all have the same number of planes of constant x they do: a part then couples with its neighbours only.
+        If all parts can have the same number of planes of constant x, they do; a part then couples only with its neighbours.
 
         Parameters
         ----------
@@ -127,8 +127,8 @@ class BoxMesh:
         Returns
         -------
         list of int
-            ``parts + 1`` node numbers from 0 to ``node_count`` that never descend; nearly as many parts as nodes leave
-            some parts empty.
+            ``parts + 1`` node numbers from 0 to ``node_count``, never descending; with nearly one part per node, some
+            parts are empty.
         """
         if not 1 <= parts <= self.node_count:
             raise InputError(f"cannot cut {self.node_count} nodes into {parts} parts")
@@ -140,7 +140,7 @@ class BoxMesh:
         return [*bounds, self.node_count]
 
     def last_neighbour(self, start: int, stop: int) -> int:
-        """Return the last node that one of the nodes from start to stop shares an element with; ``start - 1`` for none."""
+        """Return the last neighbour of the nodes from start to stop; ``start - 1`` if there are no nodes."""
         if stop <= start:
             return start - 1
         nx, ny, nz = self.node_counts
@@ -149,7 +149,7 @@ class BoxMesh:
             ix, (iy, iz) = node // (ny * nz), divmod(node % (ny * nz), nz)
             return (min(ix + 1, nx - 1) * ny + min(iy + 1, ny - 1)) * nz + min(iz + 1, nz - 1)
 
-        # The ends of the line and of the plane before the last node's may reach further than it does.
+        # The last node of the previous line, or of the previous plane, may have a later neighbour than the last node.
         ends = ((stop - 1) // length * length - 1 for length in (nz, ny * nz))
         return max(last_of(node) for node in (stop - 1, *(max(start, end) for end in ends)))
 

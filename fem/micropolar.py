@@ -1,4 +1,4 @@
-"""Six degrees of freedom a node: micropolar (Cosserat) elasticity, displacements and independent rotations."""
+"""Micropolar (Cosserat) elasticity: displacements and independent rotations, six degrees of freedom per node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MicropolarElasticity:
     ----------
     lame_lambda, mu, kappa, alpha, beta, gamma : float
         The six moduli. The energy is positive if kappa > 0, 2 mu + kappa > 0, 3 lambda + 2 mu + kappa > 0,
-        gamma > |beta| and 3 alpha + beta + gamma > 0; anything else is refused.
+        gamma > |beta| and 3 alpha + beta + gamma > 0; other values are refused.
     """
 
     dof: ClassVar[int] = 6
@@ -58,16 +58,16 @@ class MicropolarElasticity:
     def from_engineering(
         cls, young: float = 1.0, poisson: float = 0.3, *, coupling: float = 0.5, characteristic_length: float = 0.1
     ) -> Self:
-        """Choose the moduli from quantities that are measured.
+        """Compute the moduli from measurable quantities.
 
         Parameters
         ----------
         young, poisson : float
-            Of the body in uniaxial tension.
+            Young's modulus and Poisson's ratio in uniaxial tension.
         coupling : float
-            Coupling number squared ``kappa / (2 (mu + kappa))``, between 0 and 1: 0 is the classical body.
+            Coupling number squared ``kappa / (2 (mu + kappa))``, between 0 and 1: 0 is classical elasticity.
         characteristic_length : float
-            Length in bending, squared ``gamma / (2 (2 mu + kappa))``; beta is taken as gamma / 2 and alpha as 0.
+            Length in bending, squared ``gamma / (2 (2 mu + kappa))``; beta is set to gamma / 2 and alpha to 0.
         """
         if not (0 < coupling < 1 and characteristic_length > 0):
             raise InputError(
@@ -88,7 +88,7 @@ class MicropolarElasticity:
         return C
 
     def stiffness(self, spacing: tuple[float, float, float]) -> np.ndarray[Any, Any]:
-        """Return the element matrix, ``(48, 48)``, the six unknowns of a node adjacent."""
+        """Return the element matrix, ``(48, 48)``; the six unknowns of a node are adjacent."""
         return integrate_stiffness(_strain_operator, self.moduli(), spacing)
 
     def rigid_body_modes(self, coordinates: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

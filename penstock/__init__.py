@@ -1,10 +1,26 @@
 """Iterative solution of sparse symmetric positive definite systems, whether or not the matrix fits in device memory.
 
-The subpackages are ``penstock.spmv`` (apply a matrix), ``penstock.streaming`` (a matrix larger than the device),
-``penstock.solvers``, ``penstock.fem`` (model problems) and ``penstock.experiments`` (runs described in YAML).
-Importing ``penstock`` itself loads none of them.
+``penstock.solve(A, b)`` solves a system. The subpackages are ``penstock.spmv`` (apply a matrix), ``penstock.streaming`` (a
+matrix larger than the device), ``penstock.solvers``, ``penstock.fem`` (model problems) and ``penstock.experiments`` (runs
+described in YAML). Importing ``penstock`` itself loads none of them.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.front_door import solve
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "solve"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load ``solve`` when it is first asked for."""
+    if name == "solve":
+        from penstock.front_door import solve
+
+        return solve
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,19 +1,28 @@
-"""Solve symmetric positive definite systems."""
+"""Solves symmetric positive definite systems: CG, block CG and preconditioners."""
 
-from penstock.solvers.block_conjugate_gradients import BlockCgState, block_cg, block_cg_workspace_nbytes
+from penstock.solvers.block_cg import block_cg, block_cg_workspace_nbytes
+from penstock.solvers.block_cg_method import BlockCgState
+from penstock.solvers.cg import cg, cg_workspace_nbytes
+from penstock.solvers.cg_method import CgState
 from penstock.solvers.chebyshev import Chebyshev, chebyshev
-from penstock.solvers.conjugate_gradients import CgState, cg, cg_workspace_nbytes
+from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, preconditioner_spec
 from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner, block_jacobi, jacobi
+from penstock.solvers.problem import SOLVERS, LinearProblem, Method
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
 from penstock.solvers.solve_many import choose_block_size, solve_many
 
 __all__ = [
+    "PRECONDITIONERS",
+    "SOLVERS",
     "BlockCgState",
     "BlockSolveResult",
     "CgState",
     "Chebyshev",
     "DiagonalBlocks",
     "IterationRecord",
+    "LinearProblem",
+    "Method",
+    "PreconditionerSpec",
     "SolveResult",
     "StopReason",
     "as_preconditioner",
@@ -25,5 +34,6 @@ __all__ = [
     "chebyshev",
     "choose_block_size",
     "jacobi",
+    "preconditioner_spec",
     "solve_many",
 ]

@@ -1,4 +1,4 @@
-"""Factors of small Gram matrices that may have lost rank: the part of a block solver that tells how many vectors it has."""
+"""Factors small Gram matrices that may have lost rank, for block solvers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["GramFactors", "GramFault", "factor_gram"]
 
 Matrix = np.ndarray[Any, Any]
 
-# Of a Gram matrix with ones on its diagonal, computed from vectors in float64. Its rounding errors are of the order of 1e-16
-# times its size: eigenvalues below the rank's limit cannot be told from zero, and vectors orthogonalised with smaller ones
-# than the other limit are so to ten digits at best, which a second pass mends. Less than the last is not rounding.
+# Limits for a Gram matrix with a unit diagonal, computed from float64 vectors. Its rounding errors are of the order of 1e-16
+# times its size. Eigenvalues below _RANK are numerically zero. With eigenvalues below _WELL, vectors are orthogonal to ten
+# digits at best, and a second pass is needed. An eigenvalue below _NEGATIVE is not due to rounding.
 _RANK, _WELL, _NEGATIVE = 1e-12, 1e-6, -1e-8
-# The same when one side of it was rounded to float32, as the products of a float32 operator are.
+# The same if one factor of the Gram matrix was rounded to float32, for example by a float32 operator.
 _RANK32, _WELL32, _NEGATIVE32 = 1e-6, 1e-3, -1e-3
 
 
 class GramFault(enum.Enum):
-    """Why a matrix has no such factors."""
+    """Why a matrix cannot be factored."""
 
     NOT_FINITE = enum.auto()
     NOT_POSITIVE = enum.auto()
@@ -29,14 +29,14 @@ class GramFault(enum.Enum):
 
 @dataclass(frozen=True)
 class GramFactors:
-    """``W = (W T) C`` up to rounding, with columns of ``W T`` that are orthonormal in the inner product of the Gram matrix.
+    """``W = (W T) C`` up to rounding; the columns of ``W T`` are orthonormal in the inner product of the Gram matrix.
 
     Parameters
     ----------
     t : array, (k, rank)
     c : array, (rank, k)
     well : bool
-        Whether Cholesky was enough: no pivot below the limit, so that no second pass is made.
+        Whether Cholesky was accurate: no pivot below the limit, so no second pass is needed.
     """
 
     t: Matrix
@@ -45,12 +45,12 @@ class GramFactors:
 
     @property
     def rank(self) -> int:
-        """Columns that are linearly independent."""
+        """Number of linearly independent columns."""
         return int(self.c.shape[0])
 
     @property
     def inverse(self) -> Matrix:
-        """Inverse of the Gram matrix, on the space that its columns span."""
+        """Inverse of the Gram matrix on the space spanned by its columns."""
         inverse: Matrix = self.t @ self.t.T
         return inverse
 
@@ -58,8 +58,8 @@ class GramFactors:
 def factor_gram(gram: Matrix, *, rounded: bool = False) -> GramFactors | GramFault:
     """Factor a Gram matrix ``W^T M W``, columns of W of any length; ``rounded`` if M W was rounded to float32.
 
-    By Cholesky, or, where a pivot tells that too many digits would be lost, by the eigenvectors of the matrix scaled to a unit
-    diagonal, dropping directions that rounding cannot tell from zero (Stathopoulos and Wu 2002, SVQB).
+    Uses Cholesky. If a small pivot shows that too many digits would be lost, uses the eigenvectors of the matrix scaled to a
+    unit diagonal and drops directions with numerically zero eigenvalues (Stathopoulos and Wu 2002, SVQB).
     """
     least, well, negative = (_RANK32, _WELL32, _NEGATIVE32) if rounded else (_RANK, _WELL, _NEGATIVE)
     if not np.isfinite(gram).all():
@@ -78,12 +78,12 @@ def factor_gram(gram: Matrix, *, rounded: bool = False) -> GramFactors | GramFau
             pass
         else:
             if np.diag(upper).min() ** 2 > well:
-                # A triangular matrix needs no pivots, so this is substitution, too.
+                # For a triangular matrix, the inverse is computed by substitution without pivoting.
                 return GramFactors(scale[:, None] * np.linalg.inv(upper), upper * lengths, well=True)
     values, vectors = np.linalg.eigh(scaled)
     if values.size and values[0] < negative:
         return GramFault.NOT_POSITIVE
-    kept = values > least
-    root = np.sqrt(values[kept])
-    vectors = vectors[:, kept]
+    significant = values > least
+    root = np.sqrt(values[significant])
+    vectors = vectors[:, significant]
     return GramFactors(scale[:, None] * vectors / root, root[:, None] * vectors.T * lengths, well=False)

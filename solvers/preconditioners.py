@@ -1,13 +1,15 @@
-"""Preconditioners are operators: they are applied like a matrix and handed to a solver as ``M``."""
+"""Jacobi and block Jacobi preconditioners, and the conversion of any ``M`` to an operator."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numba import prange
 
+from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import (
     Array,
     FunctionOperator,
@@ -19,16 +21,24 @@ from penstock.spmv import (
     as_operator,
     device_of,
 )
-from penstock.spmv.jit import parallel_kernel
+from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 
-__all__ = ["AppliesWithProduct", "DiagonalBlocks", "as_preconditioner", "block_jacobi", "jacobi", "with_product"]
-
-_LARGEST_BLOCK = 8
+__all__ = [
+    "AppliesWithProduct",
+    "BlockJacobiSpec",
+    "DiagonalBlocks",
+    "JacobiSpec",
+    "as_preconditioner",
+    "block_jacobi",
+    "jacobi",
+    "with_product",
+]
 
 
 @runtime_checkable
 class AppliesWithProduct(Protocol):
-    """A preconditioner made of products with a matrix ``A``, which one product more follows at little cost."""
+    """A preconditioner made of products with a matrix ``A``, which can append one more product at little cost."""
 
     A: Operator
 
@@ -37,17 +47,17 @@ class AppliesWithProduct(Protocol):
 
 
 def with_product(M: object, A: Operator) -> AppliesWithProduct | None:
-    """Return a preconditioner that is made of products with this very A, else None."""
+    """Return M if it is made of products with the same object A, else None."""
     return M if isinstance(M, AppliesWithProduct) and M.A is A else None
 
 
 class DiagonalBlocks(ValidatedOperator):
-    """Multiplication by a matrix of dense blocks on the diagonal, which CG does in passing.
+    """Multiplication by a block-diagonal matrix, which CG applies inside its own passes.
 
     Parameters
     ----------
     blocks : array, (n / b, b, b)
-        On the device of the vectors, of their type; b is 1 to 8.
+        On the device of the vectors and of their type; b is 1 to 8.
     """
 
     def __init__(self, blocks: Array) -> None:
@@ -59,13 +69,43 @@ class DiagonalBlocks(ValidatedOperator):
         self._space = VectorSpace(self.device)
 
     @property
-    def recordable(self) -> bool:
-        """Products start kernels only."""
+    def capturable(self) -> bool:
+        """True: products only start kernels."""
         return True
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         # alpha D x as -alpha D (0 - x)
         self._space.three_terms(-alpha, self.blocks, None, x, 0.0, x, beta, out)
+
+
+@dataclass(frozen=True)
+class JacobiSpec(PreconditionerSpec, name="jacobi"):
+    """Specification of :func:`jacobi`."""
+
+    writes_vector: ClassVar[bool] = False
+
+    def build(self, A: Operator) -> Operator:
+        """Return the inverse of the diagonal."""
+        return jacobi(A)
+
+    def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
+        """Return 1, for the diagonal."""
+        return 1
+
+
+@dataclass(frozen=True)
+class BlockJacobiSpec(PreconditionerSpec, name="block_jacobi"):
+    """Specification of :func:`block_jacobi`."""
+
+    needs_blocks: ClassVar[bool] = True
+
+    def build(self, A: Operator) -> Operator:
+        """Return the inverses of the diagonal blocks."""
+        return block_jacobi(A, self.block_size)
+
+    def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
+        """Return the number of rows of a block."""
+        return self.block_size
 
 
 def jacobi(A: Any) -> DiagonalBlocks:
@@ -74,18 +114,18 @@ def jacobi(A: Any) -> DiagonalBlocks:
     Raises
     ------
     InputError
-        If A does not know its diagonal, or an entry of it is not positive; the first such row is named.
+        If A cannot return its diagonal, or an entry of it is not positive; the message names the first such row.
     """
     return block_jacobi(A, 1)
 
 
 def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
-    """Return the inverses of the dense diagonal blocks of A, such as those of the unknowns of a node.
+    """Return the inverses of the dense diagonal blocks of A, for example those of a node's unknowns.
 
     Parameters
     ----------
     A : operator or matrix
-        Anything that knows its diagonal blocks: a penstock format, a streamed matrix, or what becomes one of these.
+        Anything that can return its diagonal blocks: a penstock format, a streamed matrix, or a type convertible to one.
     size : int
         Rows of a block, 1 to 8; must divide the number of rows.
 
@@ -97,7 +137,7 @@ def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
     Raises
     ------
     InputError
-        If A does not know its diagonal, or a block is not positive definite; the first such row is named.
+        If A cannot return its diagonal, or a block is not positive definite; the message names the first such row.
     """
     operator = as_operator(A)
     if not isinstance(operator, HasDiagonalBlocks):
@@ -105,8 +145,8 @@ def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
             f"{type(A).__name__} does not know its diagonal; build the preconditioner from the matrix, or pass your own "
             "operator as M"
         )
-    if not 1 <= size <= _LARGEST_BLOCK or size % 1:
-        raise InputError(f"the blocks of a preconditioner have 1 to {_LARGEST_BLOCK} rows, not {size}")
+    if not 1 <= size <= LARGEST_DENSE_BLOCK or size % 1:
+        raise InputError(f"the blocks of a preconditioner have 1 to {LARGEST_DENSE_BLOCK} rows, not {size}")
     if operator.shape[0] != operator.shape[1]:
         raise InputError(f"a preconditioner is made of a square matrix, not of one of shape {operator.shape}")
     blocks = operator.device.to_host(operator.diagonal_blocks(int(size))).astype(np.float64)
@@ -152,7 +192,7 @@ def _invert_blocks(blocks: Array, inverses: Array, positive: Array) -> None:
                 else:
                     positive[k] = False
                     factor[column, column] = 1.0
-        for column in range(size):  # L^-1 in the place of L
+        for column in range(size):  # L^-1 overwrites L
             factor[column, column] = 1.0 / factor[column, column]
             for row in range(column + 1, size):
                 entry = 0.0
@@ -164,15 +204,15 @@ def _invert_blocks(blocks: Array, inverses: Array, positive: Array) -> None:
                 entry = 0.0
                 for inner in range(row, size):
                     entry += factor[inner, row] * factor[inner, column]
-                # Symmetric to the last bit, as CG assumes of a preconditioner.
+                # Exactly symmetric, as CG requires of a preconditioner.
                 inverses[k, row, column] = inverses[k, column, row] = entry
 
 
 def as_preconditioner(M: Any, A: Operator) -> Operator:
-    """Return what was given as ``M`` as an operator of the shape of A; a plain function maps r to z.
+    """Return ``M`` as an operator of the shape of A; a plain function maps r to z.
 
-    A ``LinearOperator`` of SciPy, such as a ``pyamg`` hierarchy's ``aspreconditioner()``, works on the host: for a matrix on
-    a GPU every residual goes there and back.
+    A SciPy ``LinearOperator``, for example a ``pyamg`` hierarchy's ``aspreconditioner()``, works on the host: for a matrix on
+    a GPU every residual is copied to the host and back.
 
     Raises
     ------
@@ -181,7 +221,7 @@ def as_preconditioner(M: Any, A: Operator) -> Operator:
     """
     if callable(M) and not hasattr(M, "shape"):
         M = FunctionOperator(M, A.shape, A.dtype, A.device)
-    elif hasattr(M, "matvec") and not isinstance(M, Operator):  # a LinearOperator takes vectors of any type
+    elif hasattr(M, "matvec") and not isinstance(M, Operator):  # a LinearOperator accepts vectors of any type
         function = M.matvec
         if A.device.kind == "cuda" and not type(M).__module__.startswith("cupyx."):
 
@@ -197,5 +237,5 @@ def as_preconditioner(M: Any, A: Operator) -> Operator:
             f"the preconditioner works in {operator.dtype}, the matrix in {A.dtype}; build it in that type"
         )
     if operator.device != A.device:
-        raise InputError(f"the preconditioner lives on {operator.device}, the matrix on {A.device}")
+        raise InputError(f"the preconditioner is on {operator.device}, the matrix on {A.device}")
     return operator

@@ -1,4 +1,4 @@
-"""What a solver returns: the solution, why it stopped, and what that took."""
+"""Results of solvers: the solution, the reason for stopping, and the cost."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from penstock.spmv import Array
+from penstock.spmv import Array, format_nbytes
 
 __all__ = ["BlockSolveResult", "IterationRecord", "SolveResult", "StopReason"]
 
 
 class StopReason(enum.Enum):
-    """Why a solver stopped. The value of a member is what a user should know and do."""
+    """Why a solver stopped. The value of a member explains the reason and what to do."""
 
     CONVERGED = "converged: the true residual ||b - A x|| meets the tolerance"
     MAXITER = "stopped at maxiter before the residual met the tolerance; raise maxiter or use a better preconditioner"
-    STOPPED = "stopped on request between two iterations; the state in the result goes on from here"
+    STOPPED = "stopped on request between two iterations; resume from the state in the result"
     NOT_POSITIVE_DEFINITE = (
         "stopped because p.Ap <= 0 for a search direction p: the matrix is not positive definite; check its sign, its "
         "boundary conditions and its symmetry"
@@ -37,17 +37,17 @@ class StopReason(enum.Enum):
     )
     ROUNDING_FLOOR = (
         "stopped because the true residual no longer falls: it has reached the rounding floor u || |A||x| || / ||b|| of "
-        "this system, which no solver in this precision gets much below; loosen rtol above the true residual"
+        "this system, and no solver in this precision gets much lower; loosen rtol above the true residual"
     )
     STAGNATED = (
         "stopped because the true residual no longer falls although the recursive one does; the operator is less accurate "
-        "than the tolerance asks (reduced storage?), or A or M is not symmetric"
+        "than the tolerance requires (reduced storage?), or A or M is not symmetric"
     )
 
 
 @dataclass(frozen=True)
 class IterationRecord:
-    """What ``monitor`` receives whenever a solver looks at its residual.
+    """The argument of ``monitor``, which solvers call whenever they read the residual.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ class IterationRecord:
     residual_norm : float
         Recursive ``||r||`` relative to ``||b||``.
     seconds : float
-        Since the solver was called.
+        Time since the solver was called.
     bytes_streamed : int
-        By the matrix since the solver was called; 0 if it is resident.
+        Bytes streamed since the solver was called; 0 if the matrix is resident.
     state : Any
-        What the solver needs to go on from here; valid until the monitor returns, so copy what you keep.
+        The state to resume from; valid until the monitor returns, so make a copy to keep it.
     """
 
     iteration: int
@@ -80,23 +80,25 @@ class SolveResult:
         The last iterate.
     reason : StopReason
     message : str
-        The reason in words, with the numbers of this solve.
+        The reason, with the numbers of this solve.
     iterations : int
     residual_norms : list of float
         Recursive ``||r|| / ||b||`` at the start and after each iteration.
     true_residual : float
         ``||b - A x|| / ||b||`` computed from A, b and x at the end (``||b - A x||`` if b is zero).
     rounding_floor : float or None
-        Estimate of the smallest residual this precision allows, if it was needed.
+        Estimate of the smallest residual in this precision, if it was computed.
     sweeps : int
-        Passes over the matrix, those for true residuals included; of a streamed matrix also those of a preconditioner.
+        Sweeps over the matrix, including those for true residuals; for a streamed matrix also those of the preconditioner.
     bytes_streamed : int
-        Bytes those sweeps moved; 0 for a resident matrix.
+        Bytes moved by these sweeps; 0 for a resident matrix.
     timings : dict
-        Seconds: ``total``; on the CPU also ``matrix``, the solver's own products, and, of ``cg``, ``preconditioner``, the
+        Seconds: ``total``; on the CPU also ``matrix``, the solver's own products, and for ``cg`` ``preconditioner``, the
         part of it that is not fused with other work on vectors.
     state : Any
-        Hand it back as ``state=`` to go on.
+        Pass it as ``state=`` to resume.
+    decisions : str
+        The decisions of :func:`penstock.solve`, for :meth:`explain`.
     """
 
     x: Array
@@ -110,6 +112,7 @@ class SolveResult:
     bytes_streamed: int
     timings: dict[str, float]
     state: Any = field(repr=False, default=None)
+    decisions: str = field(repr=False, default="")
 
     @classmethod
     def of(
@@ -121,7 +124,7 @@ class SolveResult:
         rounding_floor: float | None,
         **spent: Any,
     ) -> Self:
-        """Return a result with its iterations counted and its message written."""
+        """Return a result with its number of iterations and its message."""
         iterations = len(residual_norms) - 1
         message = f"{reason.value} (iteration {iterations}, true relative residual {true_residual:.3g}"
         message += ")" if rounding_floor is None else f", estimated floor {rounding_floor:.3g})"
@@ -134,11 +137,15 @@ class SolveResult:
 
     @property
     def info(self) -> int:
-        """SciPy's code: 0 converged, the number of iterations if that ran out, negative for a breakdown."""
+        """SciPy's code: 0 if converged, the number of iterations if stopped early, negative for a breakdown."""
         if self.converged:
             return 0
         limits = (StopReason.MAXITER, StopReason.STOPPED, StopReason.ROUNDING_FLOOR, StopReason.STAGNATED)
         return max(self.iterations, 1) if self.reason in limits else -1
+
+    def explain(self) -> str:
+        """Return a description of the decisions, the outcome and the cost, one fact per line."""
+        return _explanation(self, self.message, self.true_residual)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.x, self.info))
@@ -153,13 +160,15 @@ class BlockSolveResult:
     x : array, (n, columns)
         The last iterates.
     columns : tuple of SolveResult
-        One for each right-hand side, with what all of them took together.
+        One for each right-hand side, with the cost of all of them together.
     iterations : int
-        Of the block.
+        Number of iterations of the block.
     sweeps, bytes_streamed, timings
         As in :class:`SolveResult`.
     state : Any
-        Hand it back as ``state=`` to go on.
+        Pass it as ``state=`` to resume.
+    decisions : str
+        The decisions of :func:`penstock.solve`, for :meth:`explain`.
     """
 
     x: Array
@@ -169,6 +178,7 @@ class BlockSolveResult:
     bytes_streamed: int
     timings: dict[str, float]
     state: Any = field(repr=False, default=None)
+    decisions: str = field(repr=False, default="")
 
     @property
     def converged(self) -> bool:
@@ -181,5 +191,23 @@ class BlockSolveResult:
         codes = [column.info for column in self.columns]
         return min(codes) if min(codes) < 0 else max(codes)
 
+    def explain(self) -> str:
+        """Return a description of the decisions, the outcome and the cost, one fact per line."""
+        converged = sum(column.converged for column in self.columns)
+        residual = max(column.true_residual for column in self.columns)
+        return _explanation(self, f"{converged} of {len(self.columns)} right-hand sides converged", residual)
+
     def __iter__(self) -> Iterator[Any]:
         return iter((self.x, self.info))
+
+
+def _explanation(result: SolveResult | BlockSolveResult, outcome: str, residual: float) -> str:
+    moved = f", {format_nbytes(result.bytes_streamed)} streamed" if result.bytes_streamed else ""
+    facts = {
+        "outcome": outcome,
+        "residual": f"{residual:.3g} relative to b, computed from A, b and x",
+        "cost": f"{result.iterations} iterations, {result.sweeps} sweeps over the matrix{moved}, "
+        f"{result.timings.get('total', 0.0):.3g} s",
+    }
+    lines = [f"{title:<11} {text}" for title, text in facts.items()]
+    return "\n".join([result.decisions, *lines] if result.decisions else lines)

@@ -1,4 +1,4 @@
-"""Any number of right-hand sides, in blocks that fit."""
+"""Solves for any number of right-hand sides, in blocks that fit the memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.block_conjugate_gradients import block_cg, block_cg_workspace_nbytes
+from penstock.solvers.block_cg import block_cg, block_cg_workspace_nbytes
+from penstock.solvers.checks import check_finite
 from penstock.solvers.preconditioners import as_preconditioner
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
-from penstock.solvers.stopping import check_finite
 from penstock.spmv import (
     Array,
     BudgetError,
@@ -24,14 +24,14 @@ from penstock.spmv import (
     format_nbytes,
     parse_nbytes,
 )
-from penstock.spmv.block_vectors import LARGEST_BLOCK
+from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
 __all__ = ["LARGEST_RESIDENT_BLOCK", "choose_block_size", "solve_many"]
 
-# With more columns, vectors take more time than a matrix in memory, and their arithmetic grows with the square of the
-# columns. The passes over a streamed matrix take longer than that.
+# With more columns, work on vectors needs more time than products with a resident matrix, and its arithmetic grows with the
+# square of the columns. Sweeps over a streamed matrix are slower than that.
 LARGEST_RESIDENT_BLOCK = 32
-# Of the memory that is free, what is left to others.
+# The fraction of the free memory that is not used.
 _LEFT_FREE = 0.1
 
 
@@ -53,24 +53,23 @@ def solve_many(
     A : operator or matrix
         As for :func:`cg`.
     B : array, (n, columns)
-        On the device of A; or on the host, from where blocks of columns go to the device one after the other, and the
-        solutions come back.
+        On the device of A; or on the host, from which blocks of columns are copied to the device one after the other, and
+        the solutions back.
     X0 : array, (n, columns), optional
-        First guesses, where B is.
+        Initial guesses, on the device of B.
     block_size : int, optional
-        Columns solved together; by default what :func:`choose_block_size` says.
+        Columns solved together; by default from :func:`choose_block_size`.
     memory : int or str, optional
-        Memory for the vectors of a block, such as ``"8 GiB"``; first guesses and what a preconditioner holds for itself,
-        such as two blocks of :func:`chebyshev`, come on top. By default what a streamed matrix's plan has set aside for
-        vectors, else most of what is free.
+        Memory for the vectors of a block, for example ``"8 GiB"``. Initial guesses and the preconditioner's own blocks, two
+        for :func:`chebyshev`, are not included. By default the memory that a streamed matrix's plan reserves for vectors,
+        else most of the free memory.
     M, monitor, **options
-        As for :func:`block_cg`. Iterations that a monitor sees are those of a block. If it stops one, no other is begun.
+        As for :func:`block_cg`. A monitor receives the iterations of each block. If it stops one, no other is started.
 
     Returns
     -------
     BlockSolveResult
-        With all columns, also such as were not begun, whose residuals are NaN if there was a guess; iterations, sweeps,
-        bytes and seconds are those of all blocks together.
+        Columns that were not started have NaN residuals if there was a guess. Costs are totals over all blocks.
 
     Raises
     ------
@@ -80,95 +79,129 @@ def solve_many(
         If the memory does not hold the vectors of one column.
     """
     operator = as_operator(A)
-    B, X0 = (np.asarray(given, dtype=operator.dtype) if isinstance(given, list | tuple) else given for given in (B, X0))
-    if B.ndim != 2 or B.shape[0] != operator.shape[0] or not B.shape[1]:
-        raise InputError(f"B must have shape ({operator.shape[0]}, columns) with at least one column, not {B.shape}")
-    if X0 is not None and X0.shape != B.shape:
-        raise InputError(f"X0 must have the shape of B, {B.shape}, not {X0.shape}")
-    if options.get("state") is not None:
-        raise InputError("a state belongs to one block; go on from it with block_cg")
-    if block_size is None:
-        block_size = choose_block_size(operator, B.shape[1], memory)
-    elif not 1 <= block_size <= LARGEST_BLOCK:
-        raise InputError(f"block_size must be 1 to {LARGEST_BLOCK}, but is {block_size}")
+    B, X0 = (np.asarray(V, dtype=operator.dtype) if isinstance(V, list | tuple) else V for V in (B, X0))
+    _check_arguments(operator, B, X0, options.get("state"))
+    block_size = _checked_block_size(operator, B.shape[1], block_size, memory)
     if M is not None:
         M = as_preconditioner(M, operator)
-    home = device_of(B)
-    for name, given in (("B", B), ("X0", X0)):  # before the first block is solved
-        if given is not None:
-            check_finite(name, given, home.xp)
-    # What is not begun keeps its guess.
-    x = home.xp.zeros(B.shape, dtype=operator.dtype) if X0 is None else home.xp.array(X0, dtype=operator.dtype)
-    columns: list[SolveResult] = []
-    iterations = sweeps = streamed = 0
-    timings: dict[str, float] = {}
+    total = _Total(operator, B, X0)
     for start in range(0, B.shape[1], block_size):
-        chosen = slice(start, start + block_size)
-        if any(column.reason is StopReason.STOPPED for column in columns):
-            for column in range(start, B.shape[1]):
-                residual = math.nan if X0 is not None else float(bool(B[:, column].any()))
-                columns.append(_not_begun(x[:, column], residual))
+        if total.stopped:
+            total.add_not_started(start)
             break
-
-        def moved(block: Array, chosen: slice = chosen) -> Array:
-            part = home.xp.ascontiguousarray(block[:, chosen])
-            return part if home == operator.device else operator.device.asarray(part)
-
-        guess = None if X0 is None else moved(X0)
-        result = block_cg(operator, moved(B), guess, M=M, monitor=monitor, **options)
-        x[:, chosen] = result.x if home == operator.device else operator.device.to_host(result.x)
-        columns += [
-            SolveResult(**{**vars(column), "x": x[:, start + number]}) for number, column in enumerate(result.columns)
-        ]
-        iterations, sweeps = iterations + result.iterations, sweeps + result.sweeps
-        streamed += result.bytes_streamed
-        timings = {name: timings.get(name, 0.0) + seconds for name, seconds in result.timings.items()}
+        block = slice(start, start + block_size)
+        guess = None if X0 is None else total.to_device(X0, block)
+        result = block_cg(operator, total.to_device(B, block), guess, M=M, monitor=monitor, **options)
+        total.add(result, block)
         del result, guess  # their blocks make room for the next ones
-    return BlockSolveResult(x, tuple(columns), iterations, sweeps, streamed, timings)
+    return total.result()
 
 
-def _not_begun(x: Array, residual: float) -> SolveResult:
-    return SolveResult.of(x, StopReason.STOPPED, [residual], residual, None, sweeps=0, bytes_streamed=0, timings={})
+def _check_arguments(A: Operator, B: Array, X0: Array | None, state: object) -> None:
+    if B.ndim != 2 or B.shape[0] != A.shape[0] or not B.shape[1]:
+        raise InputError(f"B must have shape ({A.shape[0]}, columns) with at least one column, not {B.shape}")
+    if X0 is not None and X0.shape != B.shape:
+        raise InputError(f"X0 must have the shape of B, {B.shape}, not {X0.shape}")
+    if state is not None:
+        raise InputError("a state belongs to one block; resume from it with block_cg")
+
+
+def _checked_block_size(A: Operator, columns: int, block_size: int | None, memory: int | str | None) -> int:
+    if block_size is None:
+        return choose_block_size(A, columns, memory)
+    if not 1 <= block_size <= LARGEST_VECTOR_BLOCK:
+        raise InputError(f"block_size must be 1 to {LARGEST_VECTOR_BLOCK}, but is {block_size}")
+    return block_size
+
+
+class _Total:
+    """The solutions of all blocks and their total cost; B and X0 are checked before the first block is solved."""
+
+    def __init__(self, A: Operator, B: Array, X0: Array | None) -> None:
+        self._A, self._B, self._guessed, self._home = A, B, X0 is not None, device_of(B)
+        xp = self._home.xp
+        for name, vectors in (("B", B), ("X0", X0)):
+            if vectors is not None:
+                check_finite(name, vectors, xp)
+        # Columns that are not started return their guess.
+        self._x = xp.zeros(B.shape, dtype=A.dtype) if X0 is None else xp.array(X0, dtype=A.dtype)
+        self._columns: list[SolveResult] = []
+        self._iterations = self._sweeps = self._bytes_streamed = 0
+        self._timings: dict[str, float] = {}
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a monitor has stopped a block."""
+        return any(column.reason is StopReason.STOPPED for column in self._columns)
+
+    def to_device(self, vectors: Array, block: slice) -> Array:
+        """Return a block of columns on the device of A."""
+        part = self._home.xp.ascontiguousarray(vectors[:, block])
+        return part if self._home == self._A.device else self._A.device.asarray(part)
+
+    def add(self, result: BlockSolveResult, block: slice) -> None:
+        """Store the solutions of a block and add its cost."""
+        self._x[:, block] = result.x if self._home == self._A.device else self._A.device.to_host(result.x)
+        for number, column in enumerate(result.columns, start=block.start):
+            self._columns.append(SolveResult(**{**vars(column), "x": self._x[:, number]}))
+        self._iterations += result.iterations
+        self._sweeps += result.sweeps
+        self._bytes_streamed += result.bytes_streamed
+        self._timings = {name: self._timings.get(name, 0.0) + seconds for name, seconds in result.timings.items()}
+
+    def add_not_started(self, start: int) -> None:
+        """Add the columns from ``start`` on, whose solve was not started."""
+        for number in range(start, self._B.shape[1]):
+            residual = math.nan if self._guessed else float(bool(self._B[:, number].any()))
+            x, cost = self._x[:, number], {"sweeps": 0, "bytes_streamed": 0, "timings": {}}
+            self._columns.append(SolveResult.of(x, StopReason.STOPPED, [residual], residual, None, **cost))
+
+    def result(self) -> BlockSolveResult:
+        """Return the result for all columns."""
+        totals = (self._iterations, self._sweeps, self._bytes_streamed, self._timings)
+        return BlockSolveResult(self._x, tuple(self._columns), *totals)
 
 
 def choose_block_size(A: Any, columns: int, memory: int | str | None = None) -> int:
-    """Return how many of so many right-hand sides to solve together.
+    """Return the number of right-hand sides to solve together.
 
-    The most that fit the memory, as one pass over the matrix serves them all and each column helps the others: up to 64 for
-    a streamed matrix, whose passes are dear, and up to 32 for a resident one. Blocks are then made equally large.
+    It is the largest number that fits the memory, because one pass over the matrix serves all columns and each column helps
+    the others: up to 64 for a streamed matrix, whose sweeps are slow, and up to 32 for a resident one. It is then reduced so
+    that all blocks have about the same size.
 
     Parameters
     ----------
     A : operator or matrix
     columns : int
+        Number of right-hand sides.
     memory : int or str, optional
-        For the vectors of a block; as for :func:`solve_many`.
+        Memory for the vectors of a block; as for :func:`solve_many`.
 
     Raises
     ------
     InputError
         If there is no column.
     BudgetError
-        If it does not hold the vectors of one column.
+        If the vectors of one column do not fit the memory.
     """
     if columns < 1:
         raise InputError(f"there must be at least one right-hand side, not {columns}")
     A = as_operator(A)
     room, n = _room(A) if memory is None else parse_nbytes(memory), A.shape[0]
-    each = block_cg_workspace_nbytes(n, 1, A.dtype)
-    if room < each:
+    column_nbytes = block_cg_workspace_nbytes(n, 1, A.dtype)
+    if room < column_nbytes:
         raise BudgetError(
-            f"the vectors of one right-hand side need {format_nbytes(each)}, but {format_nbytes(room)} are there for them; "
+            f"the vectors of one right-hand side need {format_nbytes(column_nbytes)}, but {format_nbytes(room)} are available; "
             "free memory, or plan a smaller budget for the matrix"
         )
-    useful = LARGEST_BLOCK if isinstance(A, CountsTraffic) else LARGEST_RESIDENT_BLOCK
-    largest = min(useful, room // each, columns)
+    useful = LARGEST_VECTOR_BLOCK if isinstance(A, CountsTraffic) else LARGEST_RESIDENT_BLOCK
+    largest = min(useful, room // column_nbytes, columns)
     blocks = -(-columns // largest)
     return -(-columns // blocks)
 
 
 def _room(A: Operator) -> int:
-    """Return the bytes that vectors may take."""
+    """Return the bytes available for vectors."""
     if isinstance(A, PlansWorkspace) and A.workspace_nbytes:
         return A.workspace_nbytes
     return int((1 - _LEFT_FREE) * A.device.free_nbytes())

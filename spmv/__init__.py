@@ -1,5 +1,6 @@
 """Apply a sparse matrix to a vector or a block of vectors, on the CPU or a CUDA device."""
 
+from penstock.spmv.compilation.table import register_kernel, registered_kernels
 from penstock.spmv.conversion import FunctionOperator, as_operator
 from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import BudgetError, DeviceError, InputError, PenstockError, StoreError
@@ -12,13 +13,13 @@ from penstock.spmv.formats import (
     SellMatrix,
     SlicedBsrMatrix,
     SlicedEllMatrix,
-    SparseFormat,
+    SparseMatrix,
     SymmetricBsrMatrix,
     format_named,
     format_names,
 )
-from penstock.spmv.formats.from_csr import length_permutation
-from penstock.spmv.kernel_table import register_kernel, registered_kernels
+from penstock.spmv.formats.convert import length_permutation
+from penstock.spmv.model.suggestion import Suggestion, suggest_format
 from penstock.spmv.operator import (
     CountsTraffic,
     CountsWaiting,
@@ -30,8 +31,7 @@ from penstock.spmv.operator import (
     as_vectors,
 )
 from penstock.spmv.sizes import format_nbytes, parse_nbytes
-from penstock.spmv.suggestion import Suggestion, suggest_format
-from penstock.spmv.vectors import VectorSpace
+from penstock.spmv.vectors.space import VectorSpace
 
 __all__ = [
     "CPU",
@@ -56,7 +56,7 @@ __all__ = [
     "SellMatrix",
     "SlicedBsrMatrix",
     "SlicedEllMatrix",
-    "SparseFormat",
+    "SparseMatrix",
     "StoreError",
     "Suggestion",
     "SymmetricBsrMatrix",

@@ -1,4 +1,4 @@
-"""Turning whatever a user holds into an operator."""
+"""Converts matrices, arrays and SciPy operators to operators."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["FunctionOperator", "as_operator"]
 
 
 class FunctionOperator(ValidatedOperator):
-    """An operator given by a function that maps a vector, or a block of vectors, to its image.
+    """An operator defined by a function that maps a vector, or a block of vectors, to its image.
 
     Parameters
     ----------
     function : callable
         ``function(x) -> A @ x`` for ``x`` of shape ``(columns,)``; also for ``(columns, k)`` if ``blocks`` is true,
-        otherwise blocks go through it column by column.
+        otherwise blocks are passed column by column.
     shape : (int, int)
     dtype : dtype
         Type of the vectors.
     device : Device
-        Where the function expects them.
+        Device on which the function expects them.
     blocks : bool
-        Whether the function takes blocks.
+        Whether the function accepts blocks.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class FunctionOperator(ValidatedOperator):
             columns = [self.function(self.device.xp.ascontiguousarray(x[:, k])) for k in range(x.shape[1])]
             product = self.device.xp.stack(columns, axis=1)
         if getattr(product, "shape", None) != out.shape or product.dtype.kind not in "fiub":
-            given = f"{product.dtype} of shape {product.shape}" if hasattr(product, "dtype") else type(product).__name__
-            raise InputError(f"the operator's function returned {given} instead of real numbers of shape {out.shape}")
+            kind = f"{product.dtype} of shape {product.shape}" if hasattr(product, "dtype") else type(product).__name__
+            raise InputError(f"the operator's function returned {kind} instead of real numbers of shape {out.shape}")
         if beta == 0.0:
             out[...] = alpha * product
         else:
@@ -70,7 +70,7 @@ def as_operator(A: Any) -> Operator:
     Parameters
     ----------
     A : object
-        A penstock format or any operator (returned as it is), a SciPy or CuPy sparse matrix or array, a dense NumPy or
+        A penstock format or any operator (returned unchanged), a SciPy or CuPy sparse matrix or array, a dense NumPy or
         CuPy array, or a ``scipy.sparse.linalg.LinearOperator``. SciPy BSR with square blocks up to 8 becomes
         :class:`BsrMatrix`, other sparse matrices :class:`CsrMatrix`, sharing their arrays where types allow.
 
@@ -106,15 +106,19 @@ def as_operator(A: Any) -> Operator:
         dtype = A.dtype if A.dtype == np.float32 else np.dtype(np.float64)
         return FunctionOperator(lambda x: A @ x, A.shape, dtype, device_of(A), blocks=True)
     raise InputError(
-        f"cannot use {type(A).__name__} as an operator; give a penstock format, a scipy.sparse or cupyx.scipy.sparse "
+        f"cannot use {type(A).__name__} as an operator; pass a penstock format, a scipy.sparse or cupyx.scipy.sparse "
         "matrix, a dense array or a LinearOperator"
     )
 
 
 def _csr_from_cupy(A: Any) -> CsrMatrix:
-    """Share a CuPy CSR matrix after checking its structure on the host."""
+    """Wrap a CuPy CSR matrix without a copy, after checking its structure on the host."""
     host = A.get()
-    checked = CsrMatrix.from_csr(host)
+    host_matrix = CsrMatrix.from_csr(host)
     dtype = np.dtype(host.dtype)
-    arrays = {"row_offsets": A.indptr.astype(np.int64), "column_indices": A.indices, "values": A.data}
-    return CsrMatrix.from_arrays(checked.shape, dtype, arrays, checked.parameters())
+    arrays = {
+        "row_offsets": A.indptr.astype(np.int64),
+        "column_indices": A.indices.astype(np.int32, copy=False),
+        "values": A.data,
+    }
+    return CsrMatrix.from_arrays(host_matrix.shape, dtype, arrays, host_matrix.parameters())

@@ -1,4 +1,4 @@
-"""Where arrays live and kernels run: the ``cpu``, which is always there, or a ``cuda`` device."""
+"""Devices that hold arrays and run kernels: the ``cpu``, always available, or a ``cuda`` device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Device:
-    """A place for arrays and kernels.
+    """A device that holds arrays and runs kernels.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Device:
 
     @classmethod
     def parse(cls, name: str | Device) -> Device:
-        """Read ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; a CUDA device must be usable.
+        """Parse ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; a CUDA device must be usable.
 
         Raises
         ------
@@ -53,7 +53,7 @@ class Device:
             raise InputError(f"unknown device {name!r}; expected 'cpu', 'cuda' or 'cuda:<number>'")
         number, count = int(index or 0), cuda_device_count()
         if number >= count:
-            raise DeviceError(f"device {name!r} asked for, but {count} CUDA devices are visible; use a smaller number")
+            raise DeviceError(f"device {name!r} requested, but {count} CUDA devices are visible; use a smaller number")
         return cls("cuda", number)
 
     @property
@@ -76,41 +76,41 @@ class Device:
         """Return ``array`` as a NumPy array."""
         return CPU.asarray(array)  # type: ignore[no-any-return]
 
-    def host_twin(self, array: Array) -> np.ndarray[Any, Any]:
-        """Return an array on the host to which :meth:`copy_to_twin` copies fast: page-locked for a GPU, itself on the CPU."""
+    def pinned_like(self, array: Array) -> np.ndarray[Any, Any]:
+        """Return a page-locked host buffer for :meth:`copy_to_pinned`; on the CPU, the array itself."""
         if self.kind == "cpu":
             return array  # type: ignore[no-any-return]
         import cupyx
 
         return cupyx.empty_like_pinned(array)  # type: ignore[no-any-return]
 
-    def copy_to_twin(self, array: Array, twin: np.ndarray[Any, Any]) -> None:
-        """Bring an array's twin up to date when all work given to CuPy's current stream has ended; wait for that."""
+    def copy_to_pinned(self, array: Array, pinned: np.ndarray[Any, Any]) -> None:
+        """Copy an array to its pinned copy, in order on CuPy's current stream, and wait until it has arrived."""
         if self.kind == "cuda":
             stream = self.xp.cuda.get_current_stream()
-            array.get(stream=stream, out=twin, blocking=False)
+            array.get(stream=stream, out=pinned, blocking=False)
             stream.synchronize()
 
     def copy_to_device(self, source: np.ndarray[Any, Any], array: Array) -> None:
-        """Copy a few numbers from the host, in turn with other work; the source, not page-locked, may be changed at once."""
+        """Copy a small host array, in stream order; the source must not be page-locked and may be changed at once."""
         if self.kind == "cpu":
             array[...] = source
         else:
             array.set(source, stream=self.xp.cuda.get_current_stream())
 
     def current(self) -> AbstractContextManager[Any]:
-        """Return a context in which this device is the one that CuPy allocates and launches on."""
+        """Return a context in which CuPy allocates and launches on this device."""
         return nullcontext() if self.kind == "cpu" else self.xp.cuda.Device(self.index)
 
     def free_nbytes(self) -> int:
-        """Return the bytes of memory that nothing uses: on a GPU with what CuPy holds in reserve."""
+        """Return the bytes of free memory; on a GPU including the unused part of CuPy's pool."""
         if self.kind == "cpu":
             return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
         with self.current():
             return int(self.xp.cuda.runtime.memGetInfo()[0]) + int(self.xp.get_default_memory_pool().free_bytes())
 
     def synchronize(self) -> None:
-        """Wait until all work given to this device has ended."""
+        """Wait until all work queued on this device has ended."""
         if self.kind == "cuda":
             self.xp.cuda.Device(self.index).synchronize()
 
@@ -134,13 +134,13 @@ def cuda_device_count() -> int:
         import cupy
     except ImportError as error:
         raise DeviceError(
-            "a CUDA device was asked for, but CuPy is not installed: pip install 'penstock[cuda]' (CUDA 13) or "
+            "a CUDA device was requested, but CuPy is not installed: pip install 'penstock[cuda]' (CUDA 13) or "
             "'penstock[cuda12]', or use device: cpu"
         ) from error
     try:
         return int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DeviceError(f"a CUDA device was asked for, but none is usable ({error}); use device: cpu") from error
+        raise DeviceError(f"a CUDA device was requested, but none is usable ({error}); use device: cpu") from error
 
 
 def device_of(array: Array) -> Device:

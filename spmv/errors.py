@@ -1,14 +1,14 @@
-"""Every error that penstock raises on purpose.
+"""The exceptions that penstock raises.
 
 ::
 
     PenstockError
-    ├── InputError          (ValueError)    a matrix, vector, option or file that cannot mean what it says
-    ├── BudgetError         (MemoryError)   a request that does not fit the memory it was allowed
+    ├── InputError          (ValueError)    an invalid matrix, vector, option or file
+    ├── BudgetError         (MemoryError)   a request that exceeds its memory budget
     ├── StoreError          (OSError)       a matrix on disk or in host memory that cannot be read or written
-    └── DeviceError         (RuntimeError)  an accelerator that is asked for and is not there
+    └── DeviceError         (RuntimeError)  a requested accelerator that is not usable
 
-Each also derives from the built-in error a caller would expect, so ``except ValueError`` keeps working.
+Each also derives from the matching built-in exception, so ``except ValueError`` keeps working.
 """
 
 __all__ = ["BudgetError", "DeviceError", "InputError", "PenstockError", "StoreError"]
@@ -19,11 +19,11 @@ class PenstockError(Exception):
 
 
 class InputError(PenstockError, ValueError):
-    """What was handed over cannot be used; the message says what was expected and what came."""
+    """An argument or file is invalid; the message says what was expected and what was received."""
 
 
 class BudgetError(PenstockError, MemoryError):
-    """A request exceeds the memory it was allowed; the message names the smallest budget that would do."""
+    """A request exceeds its memory budget; the message names the smallest sufficient budget."""
 
 
 class StoreError(PenstockError, OSError):
@@ -31,4 +31,4 @@ class StoreError(PenstockError, OSError):
 
 
 class DeviceError(PenstockError, RuntimeError):
-    """The requested device is not usable; the message says why and what would make it so."""
+    """The requested device is not usable; the message says why and how to make it so."""

@@ -1,4 +1,4 @@
-"""What can be applied: the operator protocol, and a base class that validates once so that mathematics need not."""
+"""The operator protocol, and a base class that validates arguments in one place."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Operator(Protocol):
 
 @runtime_checkable
 class HasDiagonalBlocks(Protocol):
-    """An operator that knows the dense blocks on its diagonal, which Jacobi preconditioners need."""
+    """An operator that provides the dense blocks on its diagonal, which Jacobi preconditioners need."""
 
     def diagonal_blocks(self, size: int) -> Array:
         """Return the blocks as an array ``(rows / size, size, size)``."""
@@ -53,7 +53,7 @@ class HasDiagonalBlocks(Protocol):
 
 @runtime_checkable
 class HasAbsoluteProduct(Protocol):
-    """An operator that can form ``|A| @ x``, which bounds the rounding error of ``A @ x``."""
+    """An operator that can compute ``|A| @ x``, which bounds the rounding error of ``A @ x``."""
 
     def apply_absolute(self, x: Array) -> Array:
         """Return ``|A| @ x`` for ``x`` of shape ``(columns,)``."""
@@ -61,7 +61,7 @@ class HasAbsoluteProduct(Protocol):
 
 @runtime_checkable
 class CountsTraffic(Protocol):
-    """An operator that moves its matrix over a link and counts what it moved."""
+    """An operator that moves its matrix over a link and counts the traffic."""
 
     @property
     def sweeps(self) -> int:
@@ -69,29 +69,29 @@ class CountsTraffic(Protocol):
 
     @property
     def bytes_streamed(self) -> int:
-        """Bytes that those sweeps took over the link."""
+        """Bytes that those sweeps moved over the link."""
 
 
 @runtime_checkable
 class CountsWaiting(Protocol):
-    """An operator that knows how long the host waited while it started products."""
+    """An operator that measures how long the host waited while launching products."""
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds so far that the host spent waiting for a GPU while it started products."""
+        """Total seconds that the host waited for a GPU while launching products."""
 
 
 @runtime_checkable
 class PlansWorkspace(Protocol):
-    """An operator whose plan has set aside memory for the vectors of a solver."""
+    """An operator whose plan reserves memory for the vectors of a solver."""
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes for vectors beside the matrix; 0 if the plan says nothing of them."""
+        """Bytes reserved for vectors beside the matrix; 0 if the plan reserves none."""
 
 
 class ValidatedOperator(ABC):
-    """Base of operators: ``apply`` checks shapes, types and devices, ``_apply`` holds only the mathematics."""
+    """Base of operators: ``apply`` checks shapes, types and devices; ``_apply`` contains only the mathematics."""
 
     # Annotations only: a subclass sets them as attributes, as fields of a dataclass, or as properties.
     shape: tuple[int, int]
@@ -99,8 +99,8 @@ class ValidatedOperator(ABC):
     device: Device
 
     @property
-    def recordable(self) -> bool:
-        """Whether a product only starts kernels of this library, the same ones every time, so that a CUDA graph may replay it."""
+    def capturable(self) -> bool:
+        """Whether every product only launches the same kernels of this library, so that a CUDA graph can capture it."""
         return False
 
     @abstractmethod
@@ -113,10 +113,10 @@ class ValidatedOperator(ABC):
         Parameters
         ----------
         x : array, (columns,) or (columns, k)
-            A vector, or k vectors with the k values of a row adjacent (C order). Real; whole numbers and narrower floats
-            are cast to ``dtype``, wider floats are refused.
+            A vector, or k vectors with the k values of a row adjacent (C order). Real; integers and narrower floats are
+            cast to ``dtype``, wider floats are refused.
         out : array, (rows,) or (rows, k), optional
-            Where to write; of type ``dtype``, C-contiguous, not overlapping ``x``. Allocated if not given.
+            Result; of type ``dtype``, C-contiguous, not overlapping ``x``. Allocated by default.
         alpha, beta : float
             Scalars. With ``beta == 0`` the old content of ``out``, NaN or not, has no effect.
 
@@ -144,15 +144,15 @@ class ValidatedOperator(ABC):
         return self.apply(x)
 
 
-def product_of(operator: Operator) -> Callable[[Array, Array, float, float], object]:
-    """Return ``product(x, out, alpha, beta)`` without the checks of ``apply``, for callers whose vectors cannot be wrong."""
+def unchecked_product(operator: Operator) -> Callable[[Array, Array, float, float], object]:
+    """Return ``product(x, out, alpha, beta)`` without the checks of ``apply``, for callers with validated vectors."""
     if isinstance(operator, ValidatedOperator):
         return operator._apply
     return lambda x, out, alpha, beta: operator.apply(x, out, alpha=alpha, beta=beta)
 
 
 def as_output(out: Array | None, shape: tuple[int, ...], operator: Operator, x: Array, name: str) -> Array:
-    """Return ``out``, or a new array in its place, for the products of an operator with ``x``.
+    """Return ``out`` after validation, or a new array if it is None, for a product with ``x``.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def as_vectors(x: Array, length: int, operator: Operator, name: str) -> Array:
     """
     if not hasattr(x, "dtype"):
         x = operator.device.asarray(x)
-        if x.dtype == np.float64:  # Python numbers take the type they are used in
+        if x.dtype == np.float64:  # Python numbers adopt the type of the operator
             x = x.astype(operator.dtype)
     if x.ndim not in (1, 2) or x.shape[0] != length:
         raise InputError(f"{name} must have shape ({length},) or ({length}, k), not {x.shape}")

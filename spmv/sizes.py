@@ -1,4 +1,4 @@
-"""Numbers of bytes, as people write and read them."""
+"""Parses and formats sizes in bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def parse_nbytes(size: int | float | str) -> int:
-    """Read a size such as ``"2 GiB"``, ``"500MB"`` or a number of bytes.
+    """Return the bytes of a size: ``"2 GiB"``, ``"500MB"`` or a number of bytes.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def parse_nbytes(size: int | float | str) -> int:
 
 
 def format_nbytes(nbytes: float) -> str:
-    """Write a number of bytes for people, in binary units.
+    """Format a number of bytes in binary units.
 
     Examples
     --------

@@ -1,28 +1,34 @@
-"""A matrix larger than the memory that computes with it: stores, plans, schedules and the streamed operator."""
+"""Streams matrices larger than device memory: stores, plans, schedules and the streamed operator."""
 
-from penstock.streaming.budget import MemoryBudget
-from penstock.streaming.file_store import FileStore
-from penstock.streaming.forecast import Forecast, LinkRates
-from penstock.streaming.host_store import HostStore
-from penstock.streaming.layout import MatrixIndex, Subdivision, index_of
-from penstock.streaming.level_order import Couplings, LevelOrder, level_order, reach_of, reach_of_store
-from penstock.streaming.plan import StreamPlan
-from penstock.streaming.planning import CUTS, plan_products, plan_stream, plan_subdivisions
-from penstock.streaming.schedule import Compute, Copy, HazardError, Release, Schedule, check_hazards
-from penstock.streaming.store import PageLockable, Store
-from penstock.streaming.store_wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper
+from penstock.streaming.execution.budget import MemoryBudget
+from penstock.streaming.execution.executor import Executor, ExecutorSetup, SweepKey
+from penstock.streaming.planning.choice import CUTS, Candidate, choose
+from penstock.streaming.planning.estimate import LinkRates, SweepEstimate
+from penstock.streaming.planning.ordering import ColumnExtents, LevelOrder, level_order, reach_of, reach_of_store
+from penstock.streaming.planning.plan import StreamPlan, plan_stream
+from penstock.streaming.planning.schedule import Compute, Copy, HazardError, Release, Schedule, check_hazards
+from penstock.streaming.planning.simulate import simulate
+from penstock.streaming.planning.timeline import Span, Timeline
+from penstock.streaming.planning.workload import Ring, Workload
+from penstock.streaming.stores.base import PageLockable, Store
+from penstock.streaming.stores.file_store import FileStore
+from penstock.streaming.stores.host_store import HostStore
+from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
+from penstock.streaming.stores.packing import index_of
+from penstock.streaming.stores.wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper
 from penstock.streaming.streamed_matrix import StreamedMatrix
-from penstock.streaming.timeline import Span, Timeline, foretell
 
 __all__ = [
     "CUTS",
+    "Candidate",
+    "ColumnExtents",
     "Compute",
     "Copy",
     "CountingStore",
-    "Couplings",
+    "Executor",
+    "ExecutorSetup",
     "FaultyStore",
     "FileStore",
-    "Forecast",
     "HazardError",
     "HostStore",
     "LevelOrder",
@@ -31,6 +37,7 @@ __all__ = [
     "MemoryBudget",
     "PageLockable",
     "Release",
+    "Ring",
     "Schedule",
     "SlowStore",
     "Span",
@@ -39,14 +46,16 @@ __all__ = [
     "StreamPlan",
     "StreamedMatrix",
     "Subdivision",
+    "SweepEstimate",
+    "SweepKey",
     "Timeline",
+    "Workload",
     "check_hazards",
-    "foretell",
+    "choose",
     "index_of",
     "level_order",
-    "plan_products",
     "plan_stream",
-    "plan_subdivisions",
     "reach_of",
     "reach_of_store",
+    "simulate",
 ]

@@ -6,10 +6,8 @@ import scipy.sparse
 from tolerances import product_bound
 
 from penstock.spmv import format_named
-from penstock.spmv.kernel_table import find_kernel, has_kernel
+from penstock.spmv.compilation.table import find_kernel, has_kernel
 
-# Parts of a row are added to out one by one, on a GPU by atomics: the order, and with it the last digits, may vary.
-ADDING = ("coo", "ell", "hyb", "symmetric_bsr")
 PRECISIONS = [
     pytest.param(np.float64, np.float64, id="f64"),
     pytest.param(np.float32, np.float64, id="f32-stored"),
@@ -46,7 +44,7 @@ def build(name: str, keywords: dict, pattern, values_dtype, dtype):
     A = scipy.sparse.kron(pattern, np.ones((size, size)), format="csr")
     A.sort_indices()
     A.data = generator.uniform(-1, 1, A.nnz).astype(values_dtype).astype(dtype)
-    if name == "symmetric_bsr":
+    if format_named(name).traits.half:
         A = (A + A.T).tocsr()
         A.sort_indices()
         A.data = A.data.astype(values_dtype).astype(dtype)
@@ -57,7 +55,7 @@ def build(name: str, keywords: dict, pattern, values_dtype, dtype):
 def patterns_for(name: str, size: int) -> dict[str, scipy.sparse.csr_array]:
     """Return the awkward patterns that a format can hold."""
     patterns = awkward_patterns(size)
-    square = name == "symmetric_bsr"
+    square = format_named(name).traits.half
     return {label: A for label, A in patterns.items() if A.shape[0] == A.shape[1] or not square}
 
 
@@ -76,7 +74,9 @@ def check_products(name, keywords, values_dtype, dtype, target) -> None:
                         x = generator.uniform(-1, 1, (A.shape[1], *shape)).astype(dtype)
                         out = generator.uniform(-1, 1, (A.shape[0], *shape)).astype(dtype)
                         expected = alpha * (A @ x.astype(np.float64)) + beta * out.astype(np.float64)
-                        bound = product_bound(abs(A), x, out, alpha, beta, dtype, additions=name in ADDING)
+                        bound = product_bound(
+                            abs(A), x, out, alpha, beta, dtype, additions=format_named(name).traits.adds
+                        )
                         result = target.put(out.copy() if beta else np.full_like(out, np.nan))
 
                         operation = "spmv" if columns is None else "spmm"

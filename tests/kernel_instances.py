@@ -6,8 +6,8 @@ template arguments that some test needs, but not the whole product of block size
 
 from itertools import product
 
-from penstock.spmv.block_vectors import FUSED_TILES, TILES, gram_parts
 from penstock.spmv.formats.chunk_products import spmm_tile, spmv_expression
+from penstock.spmv.vectors.block_space import FUSED_TILES, TILES, gram_parts
 
 TYPES = ("double, double", "float, double", "float, float")  # stored values, vectors
 OFFSETS = ("int", "long long")

@@ -8,7 +8,8 @@ import pytest
 from cuda_emulator import EmulatedModule, EmulatorUnavailableError
 from kernel_instances import EMULATED
 
-from penstock.spmv import Device, DeviceError, cuda_module
+from penstock.spmv import Device, DeviceError
+from penstock.spmv.compilation import cuda_module
 from penstock.spmv.device import cuda_device_count
 
 

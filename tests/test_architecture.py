@@ -1,4 +1,4 @@
-"""The shape of the project: who may import whom, what is packaged, what is public."""
+"""The shape of the project: what is packaged, what is public, how large files and functions are."""
 
 import ast
 import importlib
@@ -9,31 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("spmv", "streaming", "solvers", "fem", "experiments")
-MAY_IMPORT = {
-    "spmv": set(),
-    "streaming": {"spmv"},
-    "solvers": {"spmv"},
-    "fem": {"spmv"},
-    "experiments": {"spmv", "streaming", "solvers", "fem"},
-}
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-
-
-def imported_folders(path: Path) -> set[str]:
-    """Return the penstock subpackages that a file imports."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    return {name.split(".")[1] for name in names if name.startswith("penstock.")}
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_imports_only_what_lies_below_it(folder):
-    for path in (ROOT / folder).rglob("*.py"):
-        assert imported_folders(path) <= MAY_IMPORT[folder] | {folder}, path.name
 
 
 def test_the_list_of_packages_is_that_of_the_disk():
@@ -70,3 +46,31 @@ def test_importing_penstock_loads_nothing_heavy():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
     assert loaded == "[]"
+
+
+SOURCES = [
+    path for folder in (*FOLDERS, "benchmarks", "examples", "docs") for path in sorted((ROOT / folder).rglob("*.py"))
+] + sorted((ROOT / "penstock").glob("*.py"))
+# Functions whose parameters are the interface that people know from SciPy, and the command of that name.
+MANY_PARAMETERS = {"solve", "cg", "block_cg"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path):
+    text = path.read_text()
+
+    assert len(text.splitlines()) <= 350 or path.parent.name == "benchmarks"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60 or is_kernel(node) or path.parent.name == "benchmarks", node.name
+            parameters = [argument.arg for argument in node.args.args + node.args.kwonlyargs]
+            allowed = node.name.startswith("_") or node.name in MANY_PARAMETERS or is_kernel(node)
+            assert len(set(parameters) - {"self", "cls"}) <= 10 or allowed, node.name
+
+
+def is_kernel(node: ast.FunctionDef) -> bool:
+    """Whether a function is compiled by Numba."""
+    return any(
+        isinstance(decorator, ast.Name) and ("kernel" in decorator.id or "parallel" in decorator.id)
+        for decorator in node.decorator_list
+    )

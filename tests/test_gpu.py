@@ -12,18 +12,11 @@ from kernel_targets import gpu_count
 from penstock.experiments import Experiment, plan_experiment, run_experiment
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import block_jacobi, cg, jacobi
-from penstock.solvers.cg_passes import Number
-from penstock.solvers.cg_recurrence import CgRecurrence
+from penstock.solvers.cg import CgRecurrence
+from penstock.solvers.cg_kernels import Scalar
 from penstock.spmv import BudgetError, CsrMatrix, DeviceError, InputError, StoreError
-from penstock.streaming import (
-    FaultyStore,
-    FileStore,
-    HostStore,
-    MemoryBudget,
-    StreamedMatrix,
-    host_store,
-    plan_stream,
-)
+from penstock.streaming import FaultyStore, FileStore, HostStore, MemoryBudget, Ring, StreamedMatrix, plan_stream
+from penstock.streaming.stores import host_store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")]
 
@@ -57,7 +50,7 @@ def test_streamed_products_are_bit_equal_to_resident_ones(stores, format_name, o
     x = gpu_array(np.random.default_rng(0).standard_normal(shape))
     expected = (resident @ x).get()
 
-    with StreamedMatrix(store, int(share * store.index.nbytes), device="cuda", overlap=overlap) as A:
+    with StreamedMatrix(store, int(share * store.index.nbytes), ring=Ring(overlap=overlap), device="cuda") as A:
         products = [(A @ x).get() for _ in range(5)]
 
         assert A.bytes_streamed == sum(map(A.plan.sweep_nbytes, range(5))) > 0
@@ -105,7 +98,7 @@ def test_iterations_allocate_nothing_and_the_host_runs_ahead_of_them():
     recurrence.look()
     recurrence.advance(200)
     assert not cupy.cuda.get_current_stream().done, "the host waited for the iterations"
-    assert recurrence.look()[Number.ITERATION] == 203
+    assert recurrence.look()[Scalar.ITERATION] == 203
 
 
 def test_a_streamed_solve_is_bit_equal_to_the_resident_one(stores):
@@ -161,10 +154,9 @@ def test_transfers_overlap_kernels_in_the_recorded_timeline():
     assert any(t.start < k.stop and k.start < t.stop for t in transfers for k in kernels)
 
 
-def same_products(store, expected, x, sweeps=5, **options):
+def same_products(store, expected, x, ring=None, budget=None, sweeps=5):
     """Stream products, compare them bit by bit, and return the matrix, closed, for its plan and counters."""
-    options = {"budget": store.index.nbytes // 3, **options}
-    with StreamedMatrix(store, device="cuda", **options) as A:
+    with StreamedMatrix(store, budget or store.index.nbytes // 3, device="cuda", ring=ring) as A:
         for _ in range(sweeps):
             np.testing.assert_array_equal((A @ x).get(), expected)
         assert A.bytes_streamed == sum(map(A.plan.sweep_nbytes, range(sweeps))) > 0
@@ -186,12 +178,12 @@ def file_store(tmp_path_factory):
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
+@pytest.mark.parametrize("sweep_order", ["alternate", "cyclic", "restart"])
 @pytest.mark.parametrize("slots", [2, 3, 4])
-def test_whatever_sweeps_do_at_their_end_the_bits_are_the_same(stores, product, overlap, at_end, slots):
+def test_whatever_sweeps_do_at_their_end_the_bits_are_the_same(stores, product, overlap, sweep_order, slots):
     x, expected = product
 
-    same_products(stores["bsr"], expected, x, overlap=overlap, at_end=at_end, slots=slots)
+    same_products(stores["bsr"], expected, x, Ring(slots=slots, overlap=overlap, sweeps=sweep_order))
 
 
 def test_a_run_may_turn_at_will(stores, product):
@@ -209,7 +201,8 @@ def test_with_a_resident_structure_only_values_move(stores, file_store, product,
     store = stores["bsr"] if kind == "HostStore" else file_store
     structure, values = store.index.part_nbytes("structure"), store.index.part_nbytes("values")
 
-    A = same_products(store, expected, x, budget=structure + values // 3, resident_structure=True, overlap=overlap)
+    ring = Ring(overlap=overlap, resident_structure=True)
+    A = same_products(store, expected, x, ring, budget=structure + values // 3)
 
     assert A.plan.streamed_nbytes + A.plan.resident_nbytes == values
     assert A.budget.peak_nbytes <= structure + values // 3
@@ -244,21 +237,21 @@ def test_a_callers_matrix_streams_from_where_it_lies(make, region, overlap, monk
     with HostStore.from_matrix(A, SUBDIVISIONS) as store:
         pieces = [piece for number in range(SUBDIVISIONS) for _, piece in store.segments(number)]
         assert any(np.shares_memory(piece, array) for piece in pieces for array in arrays)
-        streamed = same_products(store, (resident @ x).get(), x, overlap=overlap)
+        streamed = same_products(store, (resident @ x).get(), x, Ring(overlap=overlap))
         assert store.page_locked
         assert streamed.plan.slots
-        same_products(store, (resident @ x).get(), x, resident_structure=True, budget=store.index.nbytes * 2 // 3)
+        same_products(store, (resident @ x).get(), x, Ring(resident_structure=True), budget=store.index.nbytes * 2 // 3)
     assert not store.page_locked
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
-def test_a_file_streams_through_page_locked_buffers(file_store, product, overlap, at_end):
+@pytest.mark.parametrize("sweep_order", ["alternate", "cyclic", "restart"])
+def test_a_file_streams_through_page_locked_buffers(file_store, product, overlap, sweep_order):
     x, expected = product
-    with StreamedMatrix(file_store, file_store.index.nbytes // 3, device="cuda", overlap=overlap) as A:
+    with StreamedMatrix(file_store, file_store.index.nbytes // 3, ring=Ring(overlap=overlap), device="cuda") as A:
         assert A.staged is True
 
-    same_products(file_store, expected, x, overlap=overlap, at_end=at_end)
+    same_products(file_store, expected, x, Ring(overlap=overlap, sweeps=sweep_order))
 
 
 def test_host_memory_is_not_staged(stores):
@@ -275,7 +268,7 @@ def test_memory_that_the_system_refuses_to_lock_is_staged(product, overlap, monk
     x, expected = product
     store = HostStore.create(BEAM.subdivisions(SUBDIVISIONS))
     with pytest.warns(UserWarning, match="refused to page-lock"):
-        A = StreamedMatrix(store, store.index.nbytes // 3, device="cuda", overlap=overlap)
+        A = StreamedMatrix(store, store.index.nbytes // 3, ring=Ring(overlap=overlap), device="cuda")
     with A:
         assert A.staged is True
         for _ in range(5):
@@ -283,9 +276,11 @@ def test_memory_that_the_system_refuses_to_lock_is_staged(product, overlap, monk
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("at_end", ["turn", "continue"])
+@pytest.mark.parametrize("sweep_order", ["alternate", "cyclic"])
 @pytest.mark.parametrize("fault", [0, 3, 11, 17, 29])
-def test_a_staged_read_that_fails_is_one_error_and_the_matrix_stays_usable(file_store, product, overlap, at_end, fault):
+def test_a_staged_read_that_fails_is_one_error_and_the_matrix_stays_usable(
+    file_store, product, overlap, sweep_order, fault
+):
     def fail(read, number):
         if read == residents + fault:
             raise StoreError("the disk is gone")
@@ -294,8 +289,8 @@ def test_a_staged_read_that_fails_is_one_error_and_the_matrix_stays_usable(file_
     budget = file_store.index.nbytes // 3
     residents = len(plan_stream(file_store.index, budget).resident)
     errors = 0
-    options = {"device": "cuda", "overlap": overlap, "at_end": at_end}
-    with StreamedMatrix(FaultyStore(file_store, fail), budget, **options) as A:
+    ring = Ring(overlap=overlap, sweeps=sweep_order)
+    with StreamedMatrix(FaultyStore(file_store, fail), budget, device="cuda", ring=ring) as A:
         for _ in range(6):
             try:
                 np.testing.assert_array_equal((A @ x).get(), expected)
@@ -345,7 +340,7 @@ def test_a_computation_that_fails_says_where_and_the_matrix_stays_usable(stores,
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_recording_from_a_file_shows_reads_transfers_and_computations(file_store, product, overlap):
     x, _ = product
-    with StreamedMatrix(file_store, file_store.index.nbytes // 3, device="cuda", overlap=overlap) as A:
+    with StreamedMatrix(file_store, file_store.index.nbytes // 3, ring=Ring(overlap=overlap), device="cuda") as A:
         with A.recording() as timeline:
             A @ x
             A @ x

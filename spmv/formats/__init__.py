@@ -1,6 +1,6 @@
 """Sparse formats, one file each. Importing this package registers them and their kernels."""
 
-from penstock.spmv.formats.base import SparseFormat, format_named, format_names
+from penstock.spmv.formats.base import SparseMatrix, format_named, format_names
 from penstock.spmv.formats.bsr import BsrMatrix
 from penstock.spmv.formats.coo import CooMatrix
 from penstock.spmv.formats.csr import CsrMatrix
@@ -20,7 +20,7 @@ __all__ = [
     "SellMatrix",
     "SlicedBsrMatrix",
     "SlicedEllMatrix",
-    "SparseFormat",
+    "SparseMatrix",
     "SymmetricBsrMatrix",
     "format_named",
     "format_names",

@@ -1,32 +1,35 @@
-"""What every sparse format shares: arrays that a store can write and a slot can hold, and products through the table."""
+"""Base class of the sparse formats: named arrays, slabs, and products through the table of kernels."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse
 
+from penstock.spmv.compilation.table import find_kernel, has_kernel
 from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import InputError
-from penstock.spmv.kernel_table import find_kernel, has_kernel
+from penstock.spmv.formats.limits import check_block_size
+from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.traits import Traits
 from penstock.spmv.operator import ValidatedOperator, as_vectors
+from penstock.spmv.registry import Registry
 
-if TYPE_CHECKING:
-    from penstock.spmv.structure import MatrixStructure
+__all__ = ["FORMATS", "UNEVEN_VARIATION", "SparseMatrix", "format_named", "format_names"]
 
-__all__ = ["INT32_MAX", "SparseFormat", "format_named", "format_names"]
-
-INT32_MAX = 2**31 - 1
 _SLAB_NBYTES = 32 << 20
+#: Coefficient of variation of row lengths above which some lanes of a warp wait for others.
+UNEVEN_VARIATION = 0.5
 
-_FORMATS: dict[str, type[SparseFormat]] = {}
+#: All formats by name; packages add theirs in the entry point group ``penstock.formats``.
+FORMATS: Registry[str, type[SparseMatrix]] = Registry("format", "penstock.formats")
 
 
-def format_named(name: str) -> type[SparseFormat]:
+def format_named(name: str) -> type[SparseMatrix]:
     """Return the format class of that name.
 
     Raises
@@ -34,25 +37,22 @@ def format_named(name: str) -> type[SparseFormat]:
     InputError
         If no such format is registered; the message lists those that are.
     """
-    try:
-        return _FORMATS[name]
-    except KeyError:
-        raise InputError(f"unknown format {name!r}; known: {', '.join(format_names())}") from None
+    return FORMATS[name]
 
 
 def format_names() -> list[str]:
     """Return the names of all registered formats, sorted."""
-    return sorted(_FORMATS)
+    return FORMATS.keys()
 
 
-class SparseFormat(ValidatedOperator):
+class SparseMatrix(ValidatedOperator):
     """Base of sparse formats. A subclass is a frozen dataclass whose fields are its arrays and scalar parameters.
 
-    A subclass is declared as ``class CsrMatrix(SparseFormat, name="csr")``, which registers it, and its constructor
-    takes ``shape``, ``dtype`` and what ``arrays()`` and ``parameters()`` return, by name.
+    A subclass is declared as ``class CsrMatrix(SparseMatrix, name="csr")``, which registers it, and its constructor
+    accepts ``shape``, ``dtype`` and what ``arrays()`` and ``parameters()`` return, by name.
 
-    A new format needs ``from_csr``, ``triplets``, ``rows`` and one kernel, ``"spmv"``; blocks of vectors then
-    go through it column by column until it has a kernel ``"spmm"`` of its own.
+    A new format needs ``from_csr``, ``triplets``, ``rows`` and one kernel, ``"spmv"``; blocks of vectors are then
+    multiplied column by column until it has a kernel ``"spmm"`` of its own.
 
     Notes
     -----
@@ -61,15 +61,43 @@ class SparseFormat(ValidatedOperator):
     """
 
     name: ClassVar[str]
-    #: Whether a row slab also adds to rows outside itself, as half of a symmetric matrix does: ``out`` is then scaled by
-    #: beta once, before the first slab.
-    scatters: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits("unnamed")
     values: Array
 
     def __init_subclass__(cls, *, name: str, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.name = name
-        _FORMATS[name] = cls
+        if "traits" not in cls.__dict__:
+            cls.traits = Traits(name)
+        FORMATS.add(name, cls)
+
+    @classmethod
+    def candidates(cls, statistics: MatrixStatistics) -> Iterator[dict[str, Any]]:
+        """Yield the parameters of ``from_csr`` that are worth trying for a matrix, the most promising first.
+
+        Blocked formats try the two block sizes with the fewest added zeros. Formats that store half a matrix are tried only
+        for symmetric matrices, with block size 1 if no larger one fits.
+        """
+        if cls.traits.half and not statistics.symmetry.to_rounding:
+            return
+        fills = statistics.fills
+        sizes = sorted(fills, key=lambda size: (fills[size], size), reverse=True)[:2]
+        if not cls.traits.blocked:
+            yield {}
+        elif sizes or cls.traits.half:
+            yield from ({"block_size": size} for size in sizes or [1])
+
+    @classmethod
+    def efficiency(cls, statistics: MatrixStatistics, device_kind: str, columns: int = 1) -> float:
+        """Return the share of the memory bandwidth that products with ``columns`` vectors are expected to reach."""
+        traits = cls.traits
+        share = traits.efficiency[device_kind]
+        if device_kind == "cpu":
+            return share
+        if columns > 1:
+            share /= 1 + columns / traits.halving_columns
+        waits = traits.uneven_rows_wait and statistics.variation > UNEVEN_VARIATION
+        return share / (1 + statistics.variation) if waits else share
 
     @classmethod
     @abstractmethod
@@ -89,7 +117,7 @@ class SparseFormat(ValidatedOperator):
 
     @classmethod
     def slab_from_csr(cls, A: Any, first_row: int, **parameters: Any) -> Self:
-        """Convert a row slab of a larger matrix, whose row 0 is ``first_row``; parameters as for ``from_csr``."""
+        """Convert a row slab that begins at row ``first_row`` of a larger matrix; parameters as for ``from_csr``."""
         return cls.from_csr(A, **parameters)
 
     @abstractmethod
@@ -117,17 +145,15 @@ class SparseFormat(ValidatedOperator):
         return int(self.triplets()[0].size)
 
     @classmethod
-    def predicted_nbytes(cls, structure: MatrixStructure, **parameters: Any) -> int:
-        """Return the bytes this format would take for a matrix, without building it; parameters as for ``from_csr``.
+    def predicted_nbytes(cls, statistics: MatrixStatistics, **parameters: Any) -> int:
+        """Return the bytes of a matrix in this format, without building it; parameters as for ``from_csr``.
 
-        The type of the values is that of the structure.
-
-        What is not foreseen is taken to be as large as CSR.
+        Values have the type of the statistics. A format without its own prediction is assumed to be as large as CSR.
         """
-        return structure.nnz * (structure.values_itemsize + 4) + 8 * (structure.shape[0] + 1)
+        return statistics.nnz * (statistics.values_itemsize + 4) + 8 * (statistics.shape[0] + 1)
 
     def product_nbytes(self, columns: int = 1, *, beta: float = 0.0) -> int:
-        """Return the bytes a product with ``columns`` vectors moves at least: the matrix, x and out, each once.
+        """Return the least bytes that a product with ``columns`` vectors moves: the matrix, x and out, each once.
 
         With ``beta != 0`` out is read as well.
         """
@@ -146,24 +172,24 @@ class SparseFormat(ValidatedOperator):
         return {name: tuple(array.shape) for name, array in self.arrays().items()}
 
     def check_shapes(self) -> None:
-        """Refuse arrays that do not fit each other, such as those described by a damaged index.
+        """Refuse arrays whose shapes do not fit each other, for example from a damaged index.
 
         Raises
         ------
         InputError
-            Naming the array and both shapes.
+            If a shape is wrong; the message names the array and both shapes.
         """
         for name, shape in self.array_shapes().items():
-            found = tuple(self.arrays()[name].shape)
-            if found != shape:
-                raise InputError(f"{self.name} array {name} has shape {found} instead of {shape}")
+            actual = tuple(self.arrays()[name].shape)
+            if actual != shape:
+                raise InputError(f"{self.name} array {name} has shape {actual} instead of {shape}")
 
     def parameters(self) -> dict[str, int]:
         """Return the scalar parameters by name: the fields that are neither arrays nor the matrix's shape and type."""
         return {name: int(value) for name, value in self._contents().items() if not hasattr(value, "ndim")}
 
     @classmethod
-    def tuned(cls, nnz: int, rows: int) -> dict[str, int]:
+    def whole_matrix_parameters(cls, nnz: int, rows: int) -> dict[str, int]:
         """Return the parameters that follow from the size of the *whole* matrix, which every slab of it must share."""
         return {}
 
@@ -197,7 +223,7 @@ class SparseFormat(ValidatedOperator):
 
     @property
     def chunk_rows(self) -> int:
-        """Rows between two of the offsets that are stored; the granularity may be a multiple of it."""
+        """Rows between two stored offsets; the granularity may be a multiple of this."""
         return self.row_granularity
 
     def to_device(self, device: Device | str) -> Self:
@@ -207,8 +233,8 @@ class SparseFormat(ValidatedOperator):
         return self.from_arrays(self.shape, self.dtype, arrays, self.parameters())
 
     @property
-    def recordable(self) -> bool:
-        """Products with vectors and blocks of vectors start kernels only."""
+    def capturable(self) -> bool:
+        """True: products with vectors and blocks of vectors only launch kernels."""
         return True
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
@@ -227,46 +253,21 @@ class SparseFormat(ValidatedOperator):
                 out[:, k] = column
 
     def apply_slab(self, first_row: int, x: Array, out: Array, alpha: float, beta: float) -> None:
-        """Add this slab's share of a product into ``out``, that of the whole matrix; its row 0 is ``first_row``.
+        """Add this slab's share of a product to ``out``, the result of the whole matrix; its row 0 is ``first_row``.
 
-        A format that ``scatters`` ignores ``beta``: ``out`` was scaled before.
+        Formats that store half a matrix ignore ``beta``: ``out`` was scaled before.
         """
         self._apply(x, out[first_row : first_row + self.shape[0]], alpha, beta)
 
     def slabs(self, nbytes: int = _SLAB_NBYTES) -> Iterator[tuple[int, Self]]:
-        """Cut the matrix into slabs of about ``nbytes`` of values each; yields the first row and the slab."""
+        """Yield slabs with about ``nbytes`` of values each, as pairs of first row and slab."""
         count = max(1, -(-self.values.nbytes // nbytes))
         step = max(1, self.shape[0] // count // self.row_granularity) * self.row_granularity
         for start in range(0, self.shape[0], step):
             yield start, self.rows(start, min(start + step, self.shape[0]))
 
-    def cut(self, parts: int) -> list[int]:
-        """Return ``parts + 1`` row numbers that cut a matrix on the CPU into slabs with nearly equal numbers of stored entries.
-
-        No slab is empty, and all but the last end at a multiple of the granularity. Formats that keep no offsets of rows or
-        chunks are cut into equal numbers of rows.
-
-        Raises
-        ------
-        InputError
-            If there are not that many slabs in it.
-        """
-        granules = -(-self.shape[0] // self.row_granularity)
-        if not 1 <= parts <= granules:
-            raise InputError(f"cannot cut {granules} pieces of {self.row_granularity} rows into {parts} slabs")
-        offsets = (self.arrays().get(name) for name in ("row_offsets", "chunk_offsets"))
-        stored: Array = next((found for found in offsets if found is not None), np.arange(granules + 1))
-        if stored.size > granules + 1:  # several chunks a sorting scope
-            stored = np.append(stored[: -1 : self.row_granularity // self.chunk_rows], stored[-1])
-        targets = [int(stored[-1]) * part // parts for part in range(parts)]
-        bounds = np.searchsorted(stored, targets, side="left")
-        # At least one granule a slab, and one left for each slab to come.
-        each = np.arange(parts)
-        bounds = np.minimum(np.maximum.accumulate(np.maximum(bounds, each) - each) + each, granules - parts + each)
-        return [*(int(bound) * self.row_granularity for bound in bounds), self.shape[0]]
-
     def column_range(self) -> range:
-        """Return the columns from the first to the last stored entry's; of blocks, all of their columns."""
+        """Return the range from the first to the last column with a stored entry; blocks count with all their columns."""
         size = self.parameters().get("block_size", self.values.shape[-1] if self.values.ndim == 3 else 1)
         first, last = self.shape[1], -1
         for name, indices in self.arrays().items():
@@ -283,17 +284,17 @@ class SparseFormat(ValidatedOperator):
         )
 
     def apply_absolute(self, x: Array) -> Array:
-        """Return ``|A| @ x``, formed slab by slab in at most 32 MiB of further memory."""
+        """Return ``|A| @ x``, computed slab by slab in at most 32 MiB of additional memory."""
         x = as_vectors(x, self.shape[1], self, "x")
         if x.ndim != 1:
-            raise InputError(f"x must have shape ({self.shape[1]},), not {x.shape}: this product takes one vector")
+            raise InputError(f"x must have shape ({self.shape[1]},), not {x.shape}: this product needs one vector")
         with self.device.current():
             out = self.device.xp.zeros(self.shape[0], dtype=self.dtype)
             self.add_absolute(0, x, out)
         return out
 
     def add_absolute(self, first_row: int, x: Array, out: Array) -> None:
-        """Put this slab's share of ``|A| @ x`` into ``out``, that of the whole matrix, zeroed before."""
+        """Add this slab's share of ``|A| @ x`` to ``out``, the result of the whole matrix, zeroed before."""
         for start, slab in self.slabs():
             slab.absolute().apply_slab(first_row + start, x, out, 1.0, 0.0)
 
@@ -314,7 +315,7 @@ class SparseFormat(ValidatedOperator):
         return blocks
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
-        """Fill ``blocks``, those of the whole matrix, with what this slab holds of them; its row 0 is ``first_row``."""
+        """Fill this slab's part of ``blocks``, the diagonal blocks of the whole matrix; its row 0 is ``first_row``."""
         kind = self.device.kind
         if has_kernel(self.name, "diagonal_blocks", kind):
             find_kernel(self.name, "diagonal_blocks", kind)(self, first_row, blocks)
@@ -325,7 +326,7 @@ class SparseFormat(ValidatedOperator):
 
 
 def copy_diagonal_blocks(rows: Array, columns: Array, values: Array, blocks: Array) -> None:
-    """Copy those of some entries that lie in dense blocks on the diagonal."""
+    """Copy the entries that lie in dense blocks on the diagonal."""
     size = blocks.shape[1]
     inside = rows // size == columns // size
     blocks[rows[inside] // size, rows[inside] % size, columns[inside] % size] = values[inside]
@@ -337,26 +338,3 @@ def scale(out: Array, beta: float) -> None:
         out.fill(0)
     elif beta != 1.0:
         out *= out.dtype.type(beta)
-
-
-def check_block_size(size: int, rows: int) -> int:
-    """Return the number of diagonal blocks, or refuse a size that does not divide the rows."""
-    if size < 1 or rows % size:
-        raise InputError(f"a block size must divide the {rows} rows of the matrix; {size} does not")
-    return rows // size
-
-
-def narrow_offsets(offsets: Array, start: int, stop: int) -> Array:
-    """Return ``offsets[start : stop + 1]`` counted from 0 as int32, as every subdivision holds them.
-
-    Raises
-    ------
-    InputError
-        If the slab holds more than 2**31 - 1 entries.
-    """
-    part = offsets[start : stop + 1] - offsets[start]
-    if part.size and int(part[-1]) > INT32_MAX:
-        raise InputError(
-            f"rows {start} to {stop} hold {int(part[-1])} entries, more than a slab's {INT32_MAX}: cut finer"
-        )
-    return part.astype(np.int32)

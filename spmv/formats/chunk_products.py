@@ -1,4 +1,4 @@
-"""Products of matrices in interleaved chunks, which SELL, ELL, sliced ELL and sliced BSR share."""
+"""Products of matrices in interleaved chunks, shared by SELL, ELL, sliced ELL and sliced BSR."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from penstock.spmv.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.chunk_size import scheduled
+from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import Array
-from penstock.spmv.jit import parallel_kernel, serial_kernel
-from penstock.spmv.scheduling import scheduled
 
 __all__ = [
     "SpmmTile",
@@ -36,8 +36,8 @@ def _add(total: float, columns: Array, values: Array, x: Array, entry: int) -> f
     return total + np.float64(values[entry]) * np.float64(x[np.uint64(np.uint32(column))])
 
 
-# Sums stand in scalars: an array of them would be loaded and stored at every entry. The more rows of a chunk go together,
-# the longer the runs that are read from memory: with chunks of 32, sixteen at a time took 4.6 ms where four took 7.8.
+# Sums are scalars: an array of them would be loaded and stored at every entry. The more rows of a chunk are processed
+# together, the longer the contiguous reads: with chunks of 32, sixteen rows at a time needed 4.6 ms, four needed 7.8.
 
 
 @parallel_kernel
@@ -52,7 +52,7 @@ def spmv_strips_of_16(
     alpha: float,
     beta: float,
 ) -> None:
-    """Multiply a vector, sixteen rows at a time; they divide the chunk height or are all rows but the last fifteen."""
+    """Multiply a vector, sixteen rows at a time; no strip of sixteen may cross the end of a chunk."""
     for strip in prange((out.shape[0] + 15) // 16):
         first_position = 16 * strip
         chunk = first_position // height
@@ -95,7 +95,7 @@ def _spmv_strips_of_8(
     alpha: float,
     beta: float,
 ) -> None:
-    """The same, eight rows at a time."""
+    """Multiply a vector, eight rows at a time; they must divide the chunk height."""
     for strip in prange((out.shape[0] + 7) // 8):
         first_position = 8 * strip
         chunk = first_position // height
@@ -182,7 +182,7 @@ def multiply_chunks(
     *,
     at_once: int,
 ) -> None:
-    """Multiply a vector on the CPU, with threads taking ``at_once`` rows at a time or, for 0, equal shares."""
+    """Multiply a vector on the CPU; threads fetch ``at_once`` rows at a time, or equal shares for 0."""
     strips = {16: spmv_strips_of_16, 8: _spmv_strips_of_8, 1: spmv_rows}
     rows, product = next((rows, strips[rows]) for rows in strips if height % rows == 0)
     with scheduled(-(-at_once // rows)):
@@ -190,11 +190,11 @@ def multiply_chunks(
 
 
 def stored(A: Any) -> tuple[Any, ...]:
-    """Return the arguments that say what a matrix in chunks holds, as the kernels of sell.cu take them."""
+    """Return the arguments of the kernels of sell.cu that describe a matrix in chunks."""
     return A.chunk_offsets, A.column_indices, A.values, np.int32(A.permutation.size > 0), A.permutation
 
 
-#: Slots loaded before the first is used, by block size; measured on an H200, where 6 to 14 scalars do equally well.
+#: Slots loaded before the first is used, by block size; measured on an H200, where 6 to 14 scalars are equally fast.
 _BATCHES = {1: 9, 2: 3}
 
 
@@ -211,7 +211,7 @@ def launch_spmv(A: Any, rows: int, height: int, size: int, x: Array, out: Array,
 
 
 def launch_spmm(A: Any, rows: int, height: int, size: int, x: Array, out: Array, alpha: float, beta: float) -> None:
-    """Multiply a block of vectors, composed of kernels for 32, 16, 8, 4 and 2 columns and one for what is left."""
+    """Multiply a block of vectors, with kernels for 32, 16, 8, 4 and 2 columns and a general one for the rest."""
     types, columns = type_names(A.values, x), out.shape[1]
     factors = (np.float64(alpha), np.float64(beta))
     first = 0
@@ -236,14 +236,14 @@ def launch_spmm(A: Any, rows: int, height: int, size: int, x: Array, out: Array,
 
 
 def _in_packs(vectors: Array) -> bool:
-    """Whether every row begins at a multiple of 16 bytes."""
+    """Return whether every row begins at a multiple of 16 bytes."""
     address = vectors.data.ptr if hasattr(vectors, "get") else vectors.ctypes.data
     return bool(address % 16 == 0 and vectors.strides[0] % 16 == 0)
 
 
 @dataclass(frozen=True)
 class SpmmTile:
-    """How ``sell_spmm`` divides its work; see there."""
+    """Template parameters of ``sell_spmm``, explained there."""
 
     vectors: int
     rows_per_lane: int
@@ -252,7 +252,7 @@ class SpmmTile:
     threads: int
 
     def group_rows(self, columns: int) -> int:
-        """Rows that 32 lanes serve."""
+        """Return the rows that 32 lanes process."""
         return 32 // (columns // self.vectors) * self.rows_per_lane
 
     def expression(self, types: str, size: int, columns: int, plain: bool) -> str:
@@ -268,8 +268,8 @@ _SHARED_NBYTES = 48 << 10
 def spmm_tile(size: int, columns: int, value_itemsize: int, vector_itemsize: int) -> SpmmTile:
     """Choose the tile for a block size and a number of columns; measured on an H200 for sizes 1 and 3, 16 and 32 columns.
 
-    Scalars: whole lines of x go to several rows at once. Blocks: four columns a lane share each value that is read from
-    shared memory. The block of threads is the largest whose stages fit 48 KiB.
+    With scalars, lanes load whole lines of x for several rows at once. With blocks, each value read from shared memory
+    serves four columns per lane. The block of threads is the largest whose stages fit 48 KiB.
     """
     pack = 16 // vector_itemsize
     vectors = min(columns, pack if size == 1 or size > 4 else max(pack, 4))

@@ -1,28 +1,28 @@
-"""Coordinate storage (COO): a row index, a column index and a value an entry."""
+"""Coordinate storage (COO): a row index, a column index and a value per entry."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numba import get_num_threads, prange
 
-from penstock.spmv.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
+from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
+from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import INT32_MAX, SparseFormat, scale
+from penstock.spmv.formats.base import SparseMatrix, scale
 from penstock.spmv.formats.csr import CsrMatrix
-from penstock.spmv.jit import parallel_kernel, serial_kernel
-from penstock.spmv.kernel_table import register_kernel
-
-if TYPE_CHECKING:
-    from penstock.spmv.structure import MatrixStructure
+from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.traits import Traits
 
 __all__ = ["CooMatrix", "oversubscription"]
 
-#: Groups of 32 lanes for each group that the hardware runs at once, by number of entries (Tsai, Cojean and Anzt 2020,
-#: section 3.1, after Flegar et al.): below 2e5, below 2e6, from there on; and for AMD with limits 1e5 and 1e7.
+#: Groups of 32 lanes per group that the hardware runs at once, by number of entries (Tsai, Cojean and Anzt 2020,
+#: section 3.1, after Flegar et al.), with limits 2e5 and 2e6, or 1e5 and 1e7 for AMD.
 _OVERSUBSCRIPTION = {
     "nvidia": ((200_000, 8), (2_000_000, 32), (None, 128)),
     "amd": ((100_000, 2), (10_000_000, 8), (None, 32)),
@@ -30,7 +30,7 @@ _OVERSUBSCRIPTION = {
 
 
 def oversubscription(entries: int, vendor: str = "nvidia") -> int:
-    """Return how many groups of lanes share the work of one that the hardware runs at a time.
+    """Return how many groups of lanes to launch per group that the hardware runs at once.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def oversubscription(entries: int, vendor: str = "nvidia") -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class CooMatrix(SparseFormat, name="coo"):
+class CooMatrix(SparseMatrix, name="coo"):
     """A sparse matrix as a list of entries in row order.
 
     Parameters
@@ -55,9 +55,11 @@ class CooMatrix(SparseFormat, name="coo"):
 
     Notes
     -----
-    A product reads ``values + 8`` bytes an entry. On a GPU the work is balanced over entries (Flegar and Anzt 2017) and
+    A product reads ``values + 8`` bytes per entry. On a GPU the work is balanced over entries (Flegar and Anzt 2017) and
     rows are completed by atomic additions, so last digits may differ between runs.
     """
+
+    traits: ClassVar[Traits] = Traits("COO", adds=True, uneven_rows_wait=False, efficiency={"cpu": 0.6, "cuda": 0.6})
 
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]
@@ -81,9 +83,9 @@ class CooMatrix(SparseFormat, name="coo"):
         return cls(A.shape, A.dtype, rows, A.column_indices, A.values)
 
     @classmethod
-    def predicted_nbytes(cls, structure: MatrixStructure, **parameters: Any) -> int:
-        """Return the bytes this format would take."""
-        return structure.nnz * (structure.values_itemsize + 8)
+    def predicted_nbytes(cls, statistics: MatrixStatistics, **parameters: Any) -> int:
+        """Return the bytes of a matrix in this format."""
+        return statistics.nnz * (statistics.values_itemsize + 8)
 
     def triplets(self) -> tuple[Array, Array, Array]:
         """Return the arrays themselves."""
@@ -109,7 +111,7 @@ class CooMatrix(SparseFormat, name="coo"):
 
 @serial_kernel
 def _share(part: int, parts: int, rows: Array) -> tuple[int, int]:
-    """Entries of one part, about equally many, moved up to where a row begins: no two parts write to one row."""
+    """Return the entries of one part: a nearly equal share, cut where a row begins, so no two parts write to one row."""
     first, stop = rows.size * part // parts, rows.size * (part + 1) // parts
     while 0 < first < rows.size and rows[first] == rows[first - 1]:
         first += 1

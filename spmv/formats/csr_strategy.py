@@ -1,4 +1,4 @@
-"""How CUDA kernels divide the work on a CSR matrix, and which division suits which row lengths."""
+"""Strategies by which CUDA kernels divide the work on a CSR matrix, chosen by row lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CsrStrategy(IntEnum):
 
 
 class Thresholds(NamedTuple):
-    """A matrix with more entries than ``entries``, or a longer row than ``longest_row`` and ``over_mean`` means, is balanced."""
+    """Limits for the balanced strategy: more ``entries``, or a row longer than ``longest_row`` and ``over_mean`` mean rows."""
 
     entries: float
     longest_row: float
@@ -29,7 +29,7 @@ class Thresholds(NamedTuple):
 
 
 #: Tsai, Cojean and Anzt (2020), Algorithm 3, with their values for a V100 and a Radeon VII, and our own. On an H200 the
-#: vector kernel is the faster one at any size as long as no row keeps one group of lanes much longer than the others.
+#: vector kernel is faster at any size unless some row keeps its lanes busy much longer than the others.
 THRESHOLDS = {
     "ginkgo_nvidia": Thresholds(1e6, 1024),
     "ginkgo_amd": Thresholds(1e8, 768),
@@ -59,9 +59,9 @@ def choose_lanes(mean_row: float, longest_row: int, rule: Lanes = "auto") -> int
     Parameters
     ----------
     mean_row : float
-        Entries of the mean row.
+        Mean entries per row.
     longest_row : int
-        Entries of the longest.
+        Entries of the longest row.
     rule : {"auto", "mean", "longest"}
         The largest power of two not above the mean row (AMD lab notes 2022; Zhang, Li and Jiang 2019), not above the
         longest (Tsai, Cojean and Anzt 2020), or, by default, not above a third of the mean: each lane then has three

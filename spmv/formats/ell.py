@@ -1,40 +1,39 @@
-"""ELLPACK: all rows padded to the same width and stored by columns."""
+"""ELLPACK: all rows padded to the same width and stored slot by slot."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numba import prange
 
-from penstock.spmv.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
+from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import SparseFormat, scale
+from penstock.spmv.formats.base import SparseMatrix, scale
 from penstock.spmv.formats.chunk_products import spmv_rows, spmv_strips_of_16
+from penstock.spmv.formats.convert import chunks_of_slots
 from penstock.spmv.formats.csr import CsrMatrix
-from penstock.spmv.formats.from_csr import chunks_of_slots
-from penstock.spmv.jit import parallel_kernel
-from penstock.spmv.kernel_table import register_kernel
+from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.traits import Traits
 from penstock.spmv.sizes import format_nbytes
-
-if TYPE_CHECKING:
-    from penstock.spmv.structure import MatrixStructure
 
 __all__ = ["EllMatrix"]
 
 _BLOCK = 512
 _SMALLEST_GROUP = 32
-#: Padding may multiply the storage by this before the conversion is refused, unless the result is small anyway.
+#: Conversion is refused if padding multiplies the storage by more than this, unless the result is small.
 _LARGEST_GROWTH = 10
 _SMALL_NBYTES = 16 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class EllMatrix(SparseFormat, name="ell"):
-    """A sparse matrix of equally wide rows, in the order of its columns of entries.
+class EllMatrix(SparseMatrix, name="ell"):
+    """A sparse matrix with rows padded to equal width, stored slot by slot.
 
     Parameters
     ----------
@@ -50,13 +49,15 @@ class EllMatrix(SparseFormat, name="ell"):
     blocks_per_row : int
         CUDA: thread blocks that share the entries of a row; more than one needs an atomic addition each.
     lanes : int
-        CUDA: 0, or the lanes of one warp on each row in the older kernel, a power of two up to 32.
+        CUDA: 0, or the lanes per row of the older kernel, a power of two up to 32.
 
     Notes
     -----
-    A product reads ``(values + 4) * width * rows`` bytes. Groups and blocks a row follow Tsai, Cojean and Anzt (2020),
+    A product reads ``(values + 4) * width * rows`` bytes. Groups and blocks per row follow Tsai, Cojean and Anzt (2020),
     Algorithms 4 and 5.
     """
+
+    traits: ClassVar[Traits] = Traits("ELL", adds=True, efficiency={"cpu": 0.55, "cuda": 0.75})
 
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]
@@ -85,7 +86,7 @@ class EllMatrix(SparseFormat, name="ell"):
         values_dtype : dtype, optional
         check : bool
         lanes : int
-            Use the older CUDA kernel with so many lanes a row, to compare.
+            Use the older CUDA kernel with this many lanes per row, for comparison.
         warps : int, optional
             Warps that the GPU runs at once, for Algorithm 5; by default those of ``A``'s device, 8448 if that is the CPU.
         growth : float
@@ -94,7 +95,7 @@ class EllMatrix(SparseFormat, name="ell"):
         Raises
         ------
         InputError
-            If the padding would explode; the message gives both sizes.
+            If padding makes the storage too large; the message gives both sizes.
         """
         A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
         if lanes not in (0, 1, 2, 4, 8, 16, 32):
@@ -123,7 +124,7 @@ class EllMatrix(SparseFormat, name="ell"):
 
     @classmethod
     def configuration(cls, width: int, rows: int, warps: int) -> dict[str, int]:
-        """Choose groups and blocks a row (Tsai, Cojean and Anzt 2020, Algorithm 5).
+        """Choose groups and blocks per row (Tsai, Cojean and Anzt 2020, Algorithm 5).
 
         Examples
         --------
@@ -140,9 +141,9 @@ class EllMatrix(SparseFormat, name="ell"):
         return {"groups": groups, "blocks_per_row": blocks_per_row}
 
     @classmethod
-    def predicted_nbytes(cls, structure: MatrixStructure, **parameters: Any) -> int:
-        """Return the bytes this format would take."""
-        return structure.shape[0] * structure.longest * (structure.values_itemsize + 4)
+    def predicted_nbytes(cls, statistics: MatrixStatistics, **parameters: Any) -> int:
+        """Return the bytes of a matrix in this format."""
+        return statistics.shape[0] * statistics.longest * (statistics.values_itemsize + 4)
 
     def triplets(self) -> tuple[Array, Array, Array]:
         """Return row indices, column indices and values of the stored entries, row by row."""
@@ -151,7 +152,7 @@ class EllMatrix(SparseFormat, name="ell"):
         return rows, self.column_indices[slots, rows].astype(np.int64), self.values[slots, rows]
 
     def rows(self, start: int, stop: int) -> Self:
-        """Return rows ``start`` to ``stop``, as wide as the whole; a copy, since they do not lie together."""
+        """Return rows ``start`` to ``stop``, as wide as the whole; a copy, since rows are not contiguous."""
         xp = self.device.xp
         arrays = {name: xp.ascontiguousarray(array[:, start:stop]) for name, array in self.arrays().items()}
         return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
@@ -201,7 +202,7 @@ def _spmm(column_indices: Array, values: Array, x: Array, out: Array, alpha: flo
 
 @register_kernel("ell", "spmv", "cpu")
 def _spmv_cpu(A: EllMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
-    # One chunk as high as the matrix; the rows behind the last full strip of sixteen make a chunk that begins later.
+    # One chunk as high as the matrix; the rows after the last full strip of sixteen are passed as a shifted chunk.
     rows, none = A.shape[0], np.empty(0, dtype=np.int32)
     columns, values = A.column_indices.reshape(-1), A.values.reshape(-1)
     full = rows // 16 * 16

@@ -1,25 +1,24 @@
-"""HYB: the regular part of every row in ELL, what is longer in COO."""
+"""HYB: the first entries of every row in ELL, the rest in COO."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from penstock.spmv.cuda_module import NOMINAL_WARPS
+from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS
+from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import SparseFormat
+from penstock.spmv.formats.base import SparseMatrix
+from penstock.spmv.formats.convert import chunks_of_slots
 from penstock.spmv.formats.coo import CooMatrix
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.ell import EllMatrix
-from penstock.spmv.formats.from_csr import chunks_of_slots
-from penstock.spmv.kernel_table import find_kernel, register_kernel
-
-if TYPE_CHECKING:
-    from penstock.spmv.structure import MatrixStructure
+from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.traits import Traits
 
 __all__ = ["HybMatrix", "ell_width"]
 
@@ -35,9 +34,9 @@ def ell_width(lengths: Array, partition: str, values_itemsize: int = 8) -> int:
         Row lengths.
     partition : str
         ``"hybrid{n}"``: the n % quantile of the lengths (Anzt, Tomov and Dongarra 2014). ``"hybridlimit{n}"``: that, but
-        at most 0.0001 times the number of rows (Tsai, Cojean and Anzt 2020, section 3.4). ``"minstorage"``: what needs
-        the least memory, a quantile at ``4 / (values + 8)``: a slot of padding costs ``values + 4`` bytes a row, moving
-        an entry to COO costs 4 more.
+        at most 0.0001 times the number of rows (Tsai, Cojean and Anzt 2020, section 3.4). ``"minstorage"``: the width
+        with the least memory, the quantile at ``4 / (values + 8)``: a slot of padding costs ``values + 4`` bytes per row,
+        moving an entry to COO 4 more.
     values_itemsize : int
 
     Raises
@@ -50,8 +49,8 @@ def ell_width(lengths: Array, partition: str, values_itemsize: int = 8) -> int:
         raise InputError(f"partition must be hybrid<n>, hybridlimit<n> (n in percent) or minstorage, not {partition!r}")
     if lengths.size == 0:
         return 0
-    # Storing w entries a row in ELL costs w (v + 4) a row, the rest (v + 8) an entry; the least is where a share of
-    # (v + 4) / (v + 8) of the rows is longer than w, that is at the quantile 4 / (v + 8).
+    # Storing w entries per row in ELL costs w (v + 4) per row, the rest (v + 8) per entry; the minimum is where a share
+    # of (v + 4) / (v + 8) of the rows is longer than w, that is at the quantile 4 / (v + 8).
     quantile = 4 / (values_itemsize + 8) if match is None else int(match[2]) / 100
     ascending = lengths.copy()
     ascending.sort()
@@ -60,7 +59,7 @@ def ell_width(lengths: Array, partition: str, values_itemsize: int = 8) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class HybMatrix(SparseFormat, name="hyb"):
+class HybMatrix(SparseMatrix, name="hyb"):
     """A sparse matrix in two parts that are multiplied one after the other.
 
     Parameters
@@ -72,7 +71,7 @@ class HybMatrix(SparseFormat, name="hyb"):
     ell_values : array, (width, rows) float64 or float32
     row_indices, column_indices : array, (rest,) int32
     values : array, (rest,) float64 or float32
-        The entries that are left, in row order.
+        The remaining entries, in row order.
     groups, blocks_per_row : int
         Of the ELL part; see :class:`EllMatrix`.
 
@@ -81,6 +80,8 @@ class HybMatrix(SparseFormat, name="hyb"):
     Source: Bell and Garland (2008); the partition of Tsai, Cojean and Anzt (2020). The COO part uses atomic additions on a
     GPU, so last digits may differ between runs.
     """
+
+    traits: ClassVar[Traits] = Traits("HYB", adds=True, uneven_rows_wait=False, efficiency={"cpu": 0.5, "cuda": 0.75})
 
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]
@@ -119,27 +120,27 @@ class HybMatrix(SparseFormat, name="hyb"):
         none = xp.empty(0, dtype=np.int32)
         indices, values = chunks_of_slots(A, none, offsets, max(rows, 1), A.values_dtype)
         row_indices = CooMatrix.from_csr(A, check=False).row_indices
-        left = xp.flatnonzero(xp.arange(A.nnz) - A.row_offsets[row_indices] >= width)
+        rest = xp.flatnonzero(xp.arange(A.nnz) - A.row_offsets[row_indices] >= width)
         return cls(
             A.shape,
             A.dtype,
             indices.reshape(width, rows),
             values.reshape(width, rows),
-            row_indices[left],
-            A.column_indices[left],
-            A.values[left],
+            row_indices[rest],
+            A.column_indices[rest],
+            A.values[rest],
             **EllMatrix.configuration(width, rows, warps=NOMINAL_WARPS),
         )
 
     @classmethod
     def predicted_nbytes(
-        cls, structure: MatrixStructure, *, partition: str = "hybridlimit33", **parameters: Any
+        cls, statistics: MatrixStatistics, *, partition: str = "hybridlimit33", **parameters: Any
     ) -> int:
-        """Return the bytes this format would take."""
-        itemsize = structure.values_itemsize
-        width = ell_width(structure.lengths, partition, itemsize)
-        left = int(np.maximum(structure.lengths - width, 0).sum())
-        return width * structure.shape[0] * (itemsize + 4) + left * (itemsize + 8)
+        """Return the bytes of a matrix in this format."""
+        itemsize = statistics.values_itemsize
+        width = ell_width(statistics.lengths, partition, itemsize)
+        rest = int(np.maximum(statistics.lengths - width, 0).sum())
+        return width * statistics.shape[0] * (itemsize + 4) + rest * (itemsize + 8)
 
     @property
     def ell(self) -> EllMatrix:
@@ -165,7 +166,7 @@ class HybMatrix(SparseFormat, name="hyb"):
         return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
 
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes that fit the number of rows, the width and the number of entries left."""
+        """Return the shapes that fit the number of rows, the width and the number of remaining entries."""
         shapes = self.ell.array_shapes()
         ell = {"ell_column_indices": shapes["column_indices"], "ell_values": shapes["values"]}
         return {**ell, **self.coo.array_shapes()}

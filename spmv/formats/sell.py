@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from penstock.spmv.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
+from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import SparseFormat
+from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.chunk_products import launch_spmm, launch_spmv, multiply_block, multiply_chunks, stored
+from penstock.spmv.formats.convert import chunk_offsets, chunks_of_slots, length_permutation, stored_blocks
 from penstock.spmv.formats.csr import CsrMatrix
-from penstock.spmv.formats.from_csr import chunk_offsets, chunks_of_slots, length_permutation, stored_blocks
-from penstock.spmv.kernel_table import register_kernel
-from penstock.spmv.scheduling import rows_at_once, scheduled
-
-if TYPE_CHECKING:
-    from penstock.spmv.structure import MatrixStructure
+from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.traits import Traits
 
 __all__ = ["SellMatrix", "arrange_chunks", "choose_sorting_scope", "register_sell", "rows_of_chunks"]
 
@@ -27,7 +26,7 @@ _GOOD_ENOUGH = 0.02
 
 
 def choose_sorting_scope(lengths: Array, height: int) -> int:
-    """Return the smallest sorting scope tried whose storage is within 2 % of that of a full sort.
+    """Return the smallest tried sorting scope with storage within 2 % of that of a full sort.
 
     A small scope keeps neighbouring rows together, and with them what they read of x (Kreutzer et al. 2014, section 3.4).
 
@@ -40,7 +39,7 @@ def choose_sorting_scope(lengths: Array, height: int) -> int:
     Returns
     -------
     int
-        1, or C times a power of two; of many, every second one is tried.
+        1, or C times a power of two; if there are many, only every second one is tried.
     """
     rows = max(int(lengths.size), 1)
 
@@ -85,7 +84,7 @@ def arrange_chunks(lengths: Array, height: int, sorting_scope: int | Literal["au
     scope = choose_sorting_scope(lengths, height) if sorting_scope == "auto" else sorting_scope
     check_power_of_two(scope, "sorting_scope")
     if scope != 1 and scope % height:
-        raise InputError(f"sorting_scope must be 1 or a power of two from the chunk height {height} on, not {scope}")
+        raise InputError(f"sorting_scope must be 1 or a power of two, at least the chunk height {height}, not {scope}")
     if scope == 1:
         return scope, lengths[:0].astype(np.int32), chunk_offsets(lengths, height)
     permutation = length_permutation(lengths, scope)
@@ -93,7 +92,7 @@ def arrange_chunks(lengths: Array, height: int, sorting_scope: int | Literal["au
 
 
 @dataclass(frozen=True, eq=False)
-class SellMatrix(SparseFormat, name="sell"):
+class SellMatrix(SparseMatrix, name="sell"):
     """A sparse matrix in chunks of C rows, each padded to its longest and stored slot by slot.
 
     Parameters
@@ -104,7 +103,7 @@ class SellMatrix(SparseFormat, name="sell"):
     chunk_offsets : array, (chunks + 1,) int64
         Where each chunk begins.
     column_indices : array, (stored,) int32
-        Entry s of the row at position p of a chunk stands s * C + p behind the chunk's begin; -1 is padding.
+        Entry s of the row at position p of a chunk is s * C + p after the chunk's start; -1 is padding.
     values : array, (stored,) float64 or float32
     permutation : array, (rows,) or (0,) int32
         Row at each position; empty for the natural order.
@@ -113,12 +112,14 @@ class SellMatrix(SparseFormat, name="sell"):
     sorting_scope : int
         sigma, 1 or a multiple of C. Row slabs start and stop at multiples of it.
     lanes : int
-        CUDA lanes a row, a power of two; more than one for few long rows.
+        CUDA lanes per row, a power of two; more than one for few long rows.
 
     Notes
     -----
     A product reads ``(values + 4) * stored`` bytes. Source: Kreutzer, Hager, Wellein, Fehske and Bishop (2014).
     """
+
+    traits: ClassVar[Traits] = Traits(r"SELL-C-$\sigma$", efficiency={"cpu": 0.7, "cuda": 0.96}, halving_columns=25)
 
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]
@@ -152,14 +153,14 @@ class SellMatrix(SparseFormat, name="sell"):
             sigma, 1 or a power of two that C divides; by default the smallest that saves nearly all the padding a full
             sort would.
         lanes : int or "auto"
-            CUDA lanes a row; by default 1, more where there are too few rows to fill a GPU.
+            CUDA lanes per row; by default 1, more if there are too few rows to fill a GPU.
         values_dtype : dtype, optional
         check : bool
 
         Raises
         ------
         InputError
-            If C or sigma is not as said.
+            If C, sigma or lanes is invalid.
         """
         A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
         check_power_of_two(chunk_height, "chunk_height")
@@ -186,15 +187,15 @@ class SellMatrix(SparseFormat, name="sell"):
     @classmethod
     def predicted_nbytes(
         cls,
-        structure: MatrixStructure,
+        statistics: MatrixStatistics,
         *,
         chunk_height: int = 32,
         sorting_scope: int | Literal["auto"] = "auto",
         **parameters: Any,
     ) -> int:
-        """Return the bytes this format would take."""
-        _, permutation, offsets = arrange_chunks(structure.lengths, chunk_height, sorting_scope)
-        return int(offsets[-1]) * (structure.values_itemsize + 4) + int(offsets.nbytes + permutation.nbytes)
+        """Return the bytes of a matrix in this format."""
+        _, permutation, offsets = arrange_chunks(statistics.lengths, chunk_height, sorting_scope)
+        return int(offsets[-1]) * (statistics.values_itemsize + 4) + int(offsets.nbytes + permutation.nbytes)
 
     def triplets(self) -> tuple[Array, Array, Array]:
         """Return row indices, column indices and values of the stored entries, chunk by chunk."""
@@ -223,9 +224,9 @@ class SellMatrix(SparseFormat, name="sell"):
         return int((self.column_indices >= 0).sum())
 
     @functools.cached_property
-    def rows_at_once(self) -> int:
-        """Rows that a CPU thread takes at a time; 0 for equal shares."""
-        return self.chunk_height * rows_at_once(self.chunk_offsets, self.nbytes)
+    def chunk_size(self) -> int:
+        """Rows that a CPU thread fetches at a time; 0 for equal shares."""
+        return self.chunk_height * chunk_size(self.chunk_offsets, self.nbytes)
 
     @property
     def row_granularity(self) -> int:
@@ -239,13 +240,13 @@ class SellMatrix(SparseFormat, name="sell"):
 
 
 def check_power_of_two(number: Any, name: str) -> None:
-    """Refuse what is not a power of two that fits."""
+    """Refuse anything but a power of two up to 2**40."""
     if not isinstance(number, int | np.integer) or number < 1 or number & (number - 1) or number > 2**40:
         raise InputError(f"{name} must be a power of two up to 2**40, not {number!r}")
 
 
 def _lanes(rows: int, nnz: int, height: int) -> int:
-    """Use more lanes a row until about 2**18 threads are busy, as long as each still has eight entries to add."""
+    """Return the lanes per row: more until about 2**18 threads are busy, while each still has eight entries to add."""
     lanes = 1
     while lanes * rows < 2**18 and nnz > 8 * 2 * lanes * rows and 2 * lanes * height <= 1024:
         lanes *= 2
@@ -253,7 +254,7 @@ def _lanes(rows: int, nnz: int, height: int) -> int:
 
 
 def rows_of_chunks(A: Any, start: int, stop: int, height: int, size: int = 1) -> dict[str, Array]:
-    """Return the arrays of a slab of a format in chunks of ``height`` rows of blocks of ``size`` x ``size``.
+    """Return the arrays of a slab in chunks of ``height`` block rows with blocks of ``size`` x ``size``.
 
     Raises
     ------
@@ -280,11 +281,11 @@ def _chunks(A: SellMatrix) -> tuple[int, Array, Array, Array, Array]:
 
 
 def _spmv_cpu(A: SellMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
-    multiply_chunks(*_chunks(A), x, out, alpha, beta, at_once=A.rows_at_once)
+    multiply_chunks(*_chunks(A), x, out, alpha, beta, at_once=A.chunk_size)
 
 
 def _spmm_cpu(A: SellMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
-    with scheduled(A.rows_at_once):
+    with scheduled(A.chunk_size):
         multiply_block(*_chunks(A), x, out, alpha, beta)
 
 
@@ -304,7 +305,7 @@ def _spmm_cuda(A: SellMatrix, x: Array, out: Array, alpha: float, beta: float) -
 
 
 def register_sell(name: str) -> None:
-    """Enter the kernels under the name of a format with these arrays."""
+    """Register the kernels for a format with the arrays of SELL."""
     register_kernel(name, "spmv", "cpu")(_spmv_cpu)
     register_kernel(name, "spmm", "cpu")(_spmm_cpu)
     register_kernel(name, "spmv", "cuda")(_spmv_cuda)

@@ -1,38 +1,36 @@
-"""Sliced BSR: SELL-C-sigma whose entries are small dense blocks, 32 block rows interleaved."""
+"""Sliced BSR: SELL-C-sigma with small dense blocks as entries, 32 block rows interleaved."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numba import prange
 
+from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
+from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import Array
-from penstock.spmv.formats.base import SparseFormat
+from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.chunk_products import launch_spmm, launch_spmv
-from penstock.spmv.formats.csr import CsrMatrix
-from penstock.spmv.formats.from_csr import (
+from penstock.spmv.formats.convert import (
     chunks_of_blocks,
-    count_blocks,
     scalar_triplets,
     stored_blocks,
 )
+from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.sell import arrange_chunks, rows_of_chunks
-from penstock.spmv.jit import parallel_kernel, serial_kernel
-from penstock.spmv.kernel_table import register_kernel
-
-if TYPE_CHECKING:
-    from penstock.spmv.structure import MatrixStructure
+from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks
+from penstock.spmv.formats.traits import Traits
 
 __all__ = ["HEIGHT", "SlicedBsrMatrix"]
 
-#: Block rows of a chunk: the lanes of a warp, so that every load of one is contiguous.
+#: Block rows per chunk: the lanes of a warp, so that every load of a warp is contiguous.
 HEIGHT = 32
 
 
 @dataclass(frozen=True, eq=False)
-class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
+class SlicedBsrMatrix(SparseMatrix, name="sliced_bsr"):
     """A sparse matrix of small dense blocks in chunks of 32 block rows, stored slot by slot and scalar by scalar.
 
     Parameters
@@ -44,9 +42,9 @@ class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
     chunk_offsets : array, (chunks + 1,) int64
         Where each chunk begins, in blocks.
     column_indices : array, (stored blocks,) int32
-        Block columns: that of slot s and position p of a chunk stands s * 32 + p behind its begin; -1 is padding.
+        Block columns: slot s of position p is s * 32 + p after the start of the chunk; -1 is padding.
     values : array, (stored blocks * block size ** 2,) float64 or float32
-        Scalar (r, c) of that block stands at ``((s * b + r) * b + c) * 32 + p`` behind the chunk's begin times b * b.
+        Scalar (r, c) of that block is ``((s * b + r) * b + c) * 32 + p`` after the chunk's start times b * b.
     permutation : array, (block rows,) or (0,) int32
         Block row at each position; empty for the natural order.
     block_size : int
@@ -57,9 +55,13 @@ class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
     Notes
     -----
     Each of 32 neighbouring threads owns a block row, so every load of the matrix is contiguous: the fastest format here
-    for matrices of finite elements with several degrees of freedom a node. A product reads ``values * b * b + 4`` bytes a
+    for finite-element matrices with several degrees of freedom per node. A product reads ``values * b * b + 4`` bytes per
     stored block.
     """
+
+    traits: ClassVar[Traits] = Traits(
+        "sliced BSR", blocked=True, streams=True, efficiency={"cpu": 0.6, "cuda": 0.97}, halving_columns=28
+    )
 
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]
@@ -95,10 +97,10 @@ class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
         Raises
         ------
         InputError
-            If the block size or the scope is not as said.
+            If the block size or the scope is invalid.
         """
         A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
-        counts = count_blocks(A, block_size)
+        counts = count_blocks(A.device, A.shape, A.row_offsets, A.column_indices, block_size)
         scope, permutation, offsets = arrange_chunks(counts, HEIGHT, sorting_scope)
         indices, values = chunks_of_blocks(A, block_size, permutation, offsets, HEIGHT, A.values_dtype)
         return cls(A.shape, A.dtype, offsets, indices, values, permutation, block_size, scope)
@@ -106,15 +108,15 @@ class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
     @classmethod
     def predicted_nbytes(
         cls,
-        structure: MatrixStructure,
+        statistics: MatrixStatistics,
         *,
         block_size: int = 3,
         sorting_scope: int | Literal["auto"] = "auto",
         **parameters: Any,
     ) -> int:
-        """Return the bytes this format would take."""
-        _, permutation, offsets = arrange_chunks(structure.blocks(block_size), HEIGHT, sorting_scope)
-        stored = int(offsets[-1]) * (block_size**2 * structure.values_itemsize + 4)
+        """Return the bytes of a matrix in this format."""
+        _, permutation, offsets = arrange_chunks(statistics.blocks(block_size), HEIGHT, sorting_scope)
+        stored = int(offsets[-1]) * (block_size**2 * statistics.values_itemsize + 4)
         return stored + int(offsets.nbytes + permutation.nbytes)
 
     def triplets(self) -> tuple[Array, Array, Array]:
@@ -155,7 +157,7 @@ class SlicedBsrMatrix(SparseFormat, name="sliced_bsr"):
 
 @serial_kernel
 def gather_rows(size: int, columns: Array, x: Array, gathered: Array) -> None:
-    """Fetch what a slot's blocks multiply, 0 for padding: loops over ``gathered`` then use vector registers."""
+    """Gather the entries of x for a slot's blocks, 0 for padding: loops over ``gathered`` then use vector registers."""
     for p in range(HEIGHT):
         column = np.int64(columns[p])
         for c in range(size):

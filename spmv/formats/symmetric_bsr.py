@@ -1,82 +1,75 @@
-"""Symmetric BSR: only the diagonal and what is right of it, in small dense blocks; half the bytes of the whole."""
+"""Symmetric BSR: only the upper triangle, in small dense blocks, with half the bytes of the whole."""
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numba import get_num_threads, prange
+from numba import get_num_threads
 
-from penstock.spmv.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
+from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import SparseFormat, copy_diagonal_blocks, scale
-from penstock.spmv.formats.csr import CsrMatrix
-from penstock.spmv.formats.from_csr import (
-    check_symmetric,
+from penstock.spmv.formats.base import SparseMatrix, copy_diagonal_blocks, scale
+from penstock.spmv.formats.convert import (
     chunk_offsets,
     chunks_of_blocks,
-    count_blocks,
     scalar_triplets,
     stored_blocks,
 )
+from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.sell import rows_of_chunks
-from penstock.spmv.formats.sliced_bsr import HEIGHT, gather_rows
-from penstock.spmv.intrinsics import (
-    WIDTH,
-    add_triples,
-    consecutive,
-    load,
-    load_triples,
-    multiply,
-    multiply_add,
-    prefetch,
-    store,
+from penstock.spmv.formats.sliced_bsr import HEIGHT
+from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks
+from penstock.spmv.formats.symmetric_bsr_kernels import (
+    _multiply_block,
+    _multiply_vector_3,
+    _multiply_vector_any,
+    _reach,
 )
-from penstock.spmv.jit import inlined, parallel_kernel
-from penstock.spmv.kernel_table import find_kernel, register_kernel
-
-if TYPE_CHECKING:
-    from penstock.spmv.structure import MatrixStructure
+from penstock.spmv.formats.symmetry import measure_symmetry
+from penstock.spmv.formats.traits import Traits
 
 __all__ = ["SymmetricBsrMatrix"]
 
 
 @dataclass(frozen=True, eq=False)
-class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
-    """An exactly symmetric matrix by its upper half, in chunks of 32 block rows as in :class:`SlicedBsrMatrix`.
+class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
+    """A symmetric matrix stored as its upper half, in chunks of 32 block rows as in :class:`SlicedBsrMatrix`.
 
     Parameters
     ----------
     shape : (int, int)
-        Rows and columns in scalars, multiples of the block size; those of a slab are not equal.
+        Rows and columns in scalars, multiples of the block size; a slab has fewer rows than columns.
     dtype : dtype
         Type of the vectors.
     chunk_offsets : array, (chunks + 1,) int64
         Where each chunk begins, in blocks.
     column_indices : array, (stored blocks,) int32
-        Block columns, none left of the diagonal; -1 is padding.
+        Block columns, on or right of the diagonal; -1 is padding.
     values : array, (stored blocks * block size ** 2,) float64 or float32
     permutation : array, (0,) int32
-        Always the natural order.
+        Empty: always the natural order.
     block_size : int
         1 to 8.
 
     Notes
     -----
-    A product reads about half the bytes of :class:`SlicedBsrMatrix` and forms both contributions of a block in one pass.
-    On a GPU they are added to ``out`` by atomic operations, so last digits may differ between runs. On the CPU every
-    thread but the last collects what falls below its rows in memory of its own, as long as the bandwidth of the matrix.
-    With float32 vectors both contributions are added to ``out`` in float32; those of a block row to itself are summed in
-    float64 before.
+    A product reads about half the bytes of :class:`SlicedBsrMatrix` and computes both contributions of a block, its own
+    and that of its mirror image, in one pass. On a GPU they are added to ``out`` by atomic operations, so last digits may
+    differ between runs. On the CPU every thread but the last collects its contributions to rows below its own in a private
+    buffer, as long as the bandwidth of the matrix. With float32 vectors both contributions are added to ``out`` in
+    float32; those of a block row to itself are first summed in float64.
 
-    A row slab knows the blocks of its rows only, so it adds to rows below it as well, through :meth:`apply_slab`, and
-    cannot be applied alone.
+    A row slab also adds to rows below it, so it is applied by :meth:`apply_slab` and cannot be applied alone.
     """
 
-    scatters: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(
+        "symmetric BSR", blocked=True, half=True, adds=True, streams=True, efficiency={"cpu": 0.25, "cuda": 0.75}
+    )
 
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]
@@ -97,16 +90,18 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
             1 to 8; must divide the rows.
         values_dtype : dtype, optional
         check : bool
-            Verify order and range of the entries, and that every one equals its mirror image.
+            Verify order and range of the entries, and that mirror images differ by no more than rounding (1e-12 relative to the
+            diagonal), as in every matrix that was assembled by adding element matrices. The upper triangle then stands for
+            both.
 
         Raises
         ------
         InputError
-            If the matrix is not exactly symmetric.
+            If the matrix is not symmetric to rounding.
         """
         A = CsrMatrix.from_csr(A, check=check)
         if check:
-            check_symmetric(A)  # before rounding makes unequal values equal
+            _check_symmetric(A)  # before rounding makes unequal values equal
         return cls.slab_from_csr(A, 0, block_size=block_size, values_dtype=values_dtype, check=False)
 
     @classmethod
@@ -121,11 +116,11 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
     ) -> Self:
         """Convert a row slab of a larger symmetric matrix; its row 0 is ``first_row``, a multiple of the granularity.
 
-        Whether the larger one is symmetric cannot be seen from a slab; the lower half is not looked at.
+        A slab cannot show whether the larger matrix is symmetric; its lower half is ignored.
         """
         A = CsrMatrix.from_csr(CsrMatrix.from_csr(A, check=check), values_dtype=values_dtype)
         first = first_row // max(block_size, 1)
-        counts = count_blocks(A, block_size, upper=first)
+        counts = count_blocks(A.device, A.shape, A.row_offsets, A.column_indices, block_size, upper=first)
         if first_row % block_size:
             raise InputError(f"a slab must begin at a multiple of the block size {block_size}, not at row {first_row}")
         offsets, none = chunk_offsets(counts, HEIGHT), A.device.xp.empty(0, dtype=np.int32)
@@ -133,13 +128,13 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
         return cls(A.shape, A.dtype, offsets, indices, values, none, block_size)
 
     @classmethod
-    def predicted_nbytes(cls, structure: MatrixStructure, *, block_size: int = 3, **parameters: Any) -> int:
-        """Return the bytes this format would take."""
-        offsets = chunk_offsets(structure.blocks(block_size, upper=True), HEIGHT)
-        return int(offsets[-1]) * (block_size**2 * structure.values_itemsize + 4) + int(offsets.nbytes)
+    def predicted_nbytes(cls, statistics: MatrixStatistics, *, block_size: int = 3, **parameters: Any) -> int:
+        """Return the bytes of a matrix in this format."""
+        offsets = chunk_offsets(statistics.blocks(block_size, upper=True), HEIGHT)
+        return int(offsets[-1]) * (block_size**2 * statistics.values_itemsize + 4) + int(offsets.nbytes)
 
     def triplets(self) -> tuple[Array, Array, Array]:
-        """Return row indices, column indices and values of every scalar; of a whole matrix, of both halves."""
+        """Return row indices, column indices and values of every scalar; for a whole matrix, of both halves."""
         rows, columns, values = self._upper_triplets()
         if self.shape[0] == self.shape[1]:
             xp, right = self.device.xp, columns // self.block_size > rows // self.block_size
@@ -153,7 +148,7 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
         return scalar_triplets(*stored_blocks(*arrays, *sizes, first_block_row=first_block_row, within=within))
 
     def rows(self, start: int, stop: int) -> Self:
-        """Return the blocks of rows ``start`` to ``stop``, multiples of the granularity unless the last, as views."""
+        """Return rows ``start`` to ``stop``, multiples of the granularity unless the last, as views."""
         arrays = rows_of_chunks(self, start, stop, HEIGHT, self.block_size)
         return self.from_arrays((stop - start, self.shape[1]), self.dtype, arrays, self.parameters())
 
@@ -169,7 +164,7 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
 
     @property
     def nnz(self) -> int:
-        """Number of stored scalars, padding left out: about half of those of the matrix."""
+        """Number of stored scalars, padding left out: about half of the matrix's."""
         return int((self.column_indices >= 0).sum()) * self.block_size**2
 
     @property
@@ -178,8 +173,8 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
         return HEIGHT * self.block_size
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
-        """Fill ``blocks`` with what this slab holds of them, and with its mirror image."""
-        within = -(-(blocks.shape[1] - 1) // self.block_size)  # blocks that a diagonal block may lie in
+        """Fill this slab's part of ``blocks``, and its mirror image."""
+        within = -(-(blocks.shape[1] - 1) // self.block_size)  # distance of wanted blocks from the diagonal
         for start, slab in self.slabs():
             rows, columns, values = slab._upper_triplets((first_row + start) // self.block_size, within)
             rows = rows + (first_row + start)
@@ -187,231 +182,23 @@ class SymmetricBsrMatrix(SparseFormat, name="symmetric_bsr"):
             copy_diagonal_blocks(columns, rows, values, blocks)
 
     def apply_slab(self, first_row: int, x: Array, out: Array, alpha: float, beta: float) -> None:
-        """Add both contributions of this slab's blocks to ``out``, that of the whole matrix and already scaled."""
+        """Add both contributions of this slab's blocks to ``out``, the result of the whole matrix, scaled before."""
         find_kernel("symmetric_bsr", "add_slab", self.device.kind)(self, first_row, x, out, alpha)
 
 
-# Every part of the work owns a run of chunks and writes to its own rows; what falls below them waits in an overflow of its
-# own, as long as the bandwidth of the matrix, and is added in the end, part after part: so the bits depend on nothing but
-# the number of parts. Nobody else writes below the last part, so its overflow stays empty.
-_NOWHERE = np.iinfo(np.int32).max
+def _check_symmetric(A: CsrMatrix) -> None:
+    if A.shape[0] != A.shape[1]:
+        raise InputError(f"a symmetric matrix must be square, not {A.shape[0]} x {A.shape[1]}")
+    symmetry = measure_symmetry(A.device, A.shape, A.row_offsets, A.column_indices, A.values)
+    if not symmetry.to_rounding:
+        raise InputError(
+            f"{symmetry.beyond_rounding} of {A.nnz} entries differ from their mirror image by more than rounding, most of all "
+            f"entry ({symmetry.row}, {symmetry.column}): half of the matrix cannot represent it; use (A + A.T) / 2 if that is "
+            "meant, or another format"
+        )
 
 
-@parallel_kernel
-def _reach(parts: int, first_row: int, block_rows: int, offsets: Array, columns: Array) -> tuple[Array, Array]:
-    """Return the first block row below each part, and how many block rows below it the part adds to."""
-    chunks = offsets.shape[0] - 1
-    ends, reach = np.full(parts, _NOWHERE, dtype=np.int64), np.zeros(parts, dtype=np.int64)
-    for part in prange(parts - 1):
-        last = chunks * (part + 1) // parts
-        ends[part] = first_row + min(last * HEIGHT, block_rows)
-        for block in range(offsets[chunks * part // parts], offsets[last]):
-            reach[part] = max(reach[part], np.int64(columns[block]) + 1 - ends[part])
-    return ends, reach
-
-
-# How far ahead the scalars are asked for. Of 1 to 14 slots three did best. Without, a product with 110 MB on two cores took
-# 6.6 ms instead of 3.0, and slab by slab 9.6 instead of 3.5: the lines of a slot are not read in order.
-_SLOTS_AHEAD = 3
-assert HEIGHT == 32 and HEIGHT % WIDTH == 0, "the products with three unknowns a node are written for it"  # noqa: PT018
-
-
-# Three unknowns a node. A block is read into registers once and multiplied both ways. Neighbours of neighbouring nodes are
-# numbered alike, mostly: then WIDTH rows go together. ``below`` takes what falls on rows from ``end`` on.
-#
-# Arrays have one dimension and so one pointer: with two the compiler keeps one for each scalar of a block, more than there are
-# registers. Sums are complete before a branch: a multiplication that the compiler moves out of one is not fused with its addition
-# any more, and what Numba has in its cache it has optimised once more than what it has just compiled.
-@inlined
-def _multiply_rows_3(
-    p: int, row: int, k: int, a: Array, own: Array, total: Array, x: Array, out: Array, below: Array, end: int
-) -> None:
-    """Multiply the blocks of rows p to p + WIDTH of a chunk both ways; their columns follow k."""
-    x0, x1, x2 = load_triples(x, 3 * k)
-    a00, a01, a02 = load(a, p), load(a, p + 32), load(a, p + 64)
-    a10, a11, a12 = load(a, p + 96), load(a, p + 128), load(a, p + 160)
-    a20, a21, a22 = load(a, p + 192), load(a, p + 224), load(a, p + 256)
-    total0, total1, total2 = load(total, p), load(total, p + 32), load(total, p + 64)
-    store(total, p, multiply_add(a02, x2, multiply_add(a01, x1, multiply_add(a00, x0, total0))))
-    store(total, p + 32, multiply_add(a12, x2, multiply_add(a11, x1, multiply_add(a10, x0, total1))))
-    store(total, p + 64, multiply_add(a22, x2, multiply_add(a21, x1, multiply_add(a20, x0, total2))))
-    if k > row:
-        x0, x1, x2 = load(own, p), load(own, p + 32), load(own, p + 64)
-        t0 = multiply_add(a20, x2, multiply_add(a10, x1, multiply(a00, x0)))
-        t1 = multiply_add(a21, x2, multiply_add(a11, x1, multiply(a01, x0)))
-        t2 = multiply_add(a22, x2, multiply_add(a12, x1, multiply(a02, x0)))
-        if k < end:
-            add_triples(out, 3 * k, t0, t1, t2)
-        else:
-            add_triples(below, 3 * (k - end), t0, t1, t2)
-
-
-@inlined
-def _multiply_row_3(
-    p: int, row: int, k: int, a: Array, own: Array, total: Array, x: Array, out: Array, below: Array, end: int
-) -> None:
-    """Multiply the block of row p of a chunk both ways; its column is k."""
-    x0, x1, x2 = np.float64(x[3 * k]), np.float64(x[3 * k + 1]), np.float64(x[3 * k + 2])
-    a00, a01, a02 = np.float64(a[p]), np.float64(a[p + 32]), np.float64(a[p + 64])
-    a10, a11, a12 = np.float64(a[p + 96]), np.float64(a[p + 128]), np.float64(a[p + 160])
-    a20, a21, a22 = np.float64(a[p + 192]), np.float64(a[p + 224]), np.float64(a[p + 256])
-    total[p] = total[p] + a00 * x0 + a01 * x1 + a02 * x2
-    total[p + 32] = total[p + 32] + a10 * x0 + a11 * x1 + a12 * x2
-    total[p + 64] = total[p + 64] + a20 * x0 + a21 * x1 + a22 * x2
-    if k > row:
-        x0, x1, x2 = own[p], own[p + 32], own[p + 64]
-        t0 = a00 * x0 + a10 * x1 + a20 * x2
-        t1 = a01 * x0 + a11 * x1 + a21 * x2
-        t2 = a02 * x0 + a12 * x1 + a22 * x2
-        if k < end:
-            out[3 * k] += t0
-            out[3 * k + 1] += t1
-            out[3 * k + 2] += t2
-        else:
-            below[3 * (k - end)] += t0
-            below[3 * (k - end) + 1] += t1
-            below[3 * (k - end) + 2] += t2
-
-
-@parallel_kernel
-def _multiply_vector_3(
-    first_row: int,
-    block_rows: int,
-    ends: Array,
-    reach: Array,
-    overflow: Array,
-    offsets: Array,
-    columns: Array,
-    values: Array,
-    x: Array,
-    out: Array,
-    alpha: float,
-) -> None:
-    chunks, parts = offsets.shape[0] - 1, ends.shape[0]
-    for part in prange(parts):
-        end, below = ends[part], overflow[part]
-        for i in range(3 * reach[part]):
-            below[i] = 0.0
-        own, total = np.empty(96), np.empty(96)
-        for chunk in range(chunks * part // parts, chunks * (part + 1) // parts):
-            rows, row = min(HEIGHT, block_rows - chunk * HEIGHT), first_row + chunk * HEIGHT
-            total[:] = 0.0
-            for p in range(rows):
-                for r in range(3):
-                    own[32 * r + p] = alpha * x[(row + p) * 3 + r]
-            for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
-                column = columns[block : block + HEIGHT]
-                a = values[block * 9 : (block + HEIGHT) * 9]
-                for first in range(0, rows, WIDTH):
-                    last, k = min(first + WIDTH, rows), np.int64(column[first])
-                    for p in range(first, first + WIDTH):
-                        prefetch(a, (_SLOTS_AHEAD * HEIGHT + p) * 9)
-                    same_part = k >= end or k + WIDTH <= end
-                    if last == first + WIDTH and k >= 0 and same_part and consecutive(column, first):
-                        _multiply_rows_3(first, row + first, k, a, own, total, x, out, below, end)
-                        continue
-                    for p in range(first, last):
-                        if column[p] >= 0:
-                            _multiply_row_3(p, row + p, np.int64(column[p]), a, own, total, x, out, below, end)
-            for p in range(rows):
-                for r in range(3):
-                    out[(row + p) * 3 + r] += alpha * total[32 * r + p]
-
-
-@parallel_kernel
-def _multiply_vector_any(
-    size: int,
-    first_row: int,
-    block_rows: int,
-    ends: Array,
-    reach: Array,
-    overflow: Array,
-    offsets: Array,
-    columns: Array,
-    values: Array,
-    x: Array,
-    out: Array,
-    alpha: float,
-) -> None:
-    chunks, parts = offsets.shape[0] - 1, ends.shape[0]
-    for part in prange(parts):
-        end = ends[part] * size
-        for row in range(size * reach[part]):
-            overflow[part, row] = 0.0
-        total, below = np.empty((size, HEIGHT)), np.empty((size, HEIGHT))
-        own, gathered = np.zeros((size, HEIGHT)), np.empty((size, HEIGHT))
-        for chunk in range(chunks * part // parts, chunks * (part + 1) // parts):
-            rows, row = min(HEIGHT, block_rows - chunk * HEIGHT), first_row + chunk * HEIGHT
-            total[:] = 0.0
-            for p in range(rows):
-                for r in range(size):
-                    own[r, p] = x[(row + p) * size + r]
-            for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
-                column = columns[block : block + HEIGHT]
-                scalars = values[block * size * size : (block + HEIGHT) * size * size]
-                gather_rows(size, column, x, gathered)
-                below[:] = 0.0
-                for r in range(size):
-                    for c in range(size):
-                        for p in range(HEIGHT):
-                            value = np.float64(scalars[(r * size + c) * HEIGHT + p])
-                            total[r, p] += value * gathered[c, p]
-                            below[c, p] += value * own[r, p]
-                for p in range(rows):
-                    if column[p] > row + p:
-                        for c in range(size):
-                            j = np.int64(column[p]) * size + c
-                            if j < end:
-                                out[j] += alpha * below[c, p]
-                            else:
-                                overflow[part, j - end] += alpha * below[c, p]
-            for p in range(rows):
-                for r in range(size):
-                    out[(row + p) * size + r] += alpha * total[r, p]
-
-
-@parallel_kernel
-def _multiply_block(
-    size: int,
-    first_row: int,
-    block_rows: int,
-    ends: Array,
-    reach: Array,
-    overflow: Array,
-    offsets: Array,
-    columns: Array,
-    values: Array,
-    x: Array,
-    out: Array,
-    alpha: float,
-) -> None:
-    chunks, parts = offsets.shape[0] - 1, ends.shape[0]
-    for part in prange(parts):
-        end = ends[part] * size
-        for row in range(size * reach[part]):
-            overflow[part, row] = 0.0
-        for chunk in range(chunks * part // parts, chunks * (part + 1) // parts):
-            for place in range(min(HEIGHT, block_rows - chunk * HEIGHT)):
-                row = first_row + chunk * HEIGHT + place
-                for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
-                    column = np.int64(columns[block + place])
-                    if column < 0:
-                        break
-                    for r in range(size):
-                        for c in range(size):
-                            i, j = row * size + r, column * size + c
-                            value = alpha * np.float64(values[block * size * size + (r * size + c) * HEIGHT + place])
-                            for k in range(x.shape[1]):
-                                out[i, k] += value * np.float64(x[j, k])
-                            if column > row and j < end:
-                                for k in range(x.shape[1]):
-                                    out[j, k] += value * np.float64(x[i, k])
-                            elif column > row:
-                                for k in range(x.shape[1]):
-                                    overflow[part, j - end, k] += value * np.float64(x[i, k])
-
-
-# Finding them takes a third of the time of a product: they are kept as long as the matrix, whose structure stays.
+# Computing the reaches costs a third of a product; they are cached as long as the matrix lives, since its structure is fixed.
 _REACHES: weakref.WeakKeyDictionary[SymmetricBsrMatrix, dict[tuple[int, ...], tuple[Array, Array, int]]]
 _REACHES = weakref.WeakKeyDictionary()
 
@@ -426,7 +213,7 @@ def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, a
         ends, reach = _reach(parts, *rows, A.chunk_offsets, A.column_indices)
         known[key] = ends, reach, int(reach.max())
     ends, reach, furthest = known[key]
-    overflow = np.empty((parts, furthest * size, *x.shape[1:]))  # every part clears its own
+    overflow = np.empty((parts, furthest * size, *x.shape[1:]))  # each part clears its own
     arrays = (ends, reach, overflow, A.chunk_offsets, A.column_indices, A.values, x, out, alpha)
     if x.ndim == 1 and size == 3:
         _multiply_vector_3(*rows, *arrays)
@@ -449,7 +236,7 @@ def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, 
     if x.ndim == 1:
         function = cuda_function("symmetric_bsr.cu", f"symmetric_bsr_spmv<{names}>")
         chunks = -(-block_rows // HEIGHT)
-        # A slab alone leaves much of a GPU without work: several threads then share the slots of a row.
+        # A slab alone leaves much of a GPU idle: several threads then share the slots of a row.
         parts = max(1, min(_MOST_PARTS, NOMINAL_WARPS // 2 // max(chunks, 1)))
         if chunks:
             function((-(-chunks * HEIGHT // 256), parts), (256,), (*sizes, *arrays))

@@ -1,4 +1,4 @@
-"""Checks on the arrays that a user hands over as a compressed sparse matrix."""
+"""Checks the arrays of compressed sparse matrices from users."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numba import njit
 
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import INT32_MAX
+from penstock.spmv.formats.limits import INT32_MAX
 
 __all__ = ["check_compressed_rows", "check_values"]
 
@@ -32,12 +32,12 @@ def _first_defect(offsets: Array, indices: Array, columns: int) -> tuple[int, in
 
 
 def check_compressed_rows(offsets: Array, indices: Array, shape: tuple[int, int], what: str) -> None:
-    """Refuse offsets that do not ascend and column indices out of range, out of order or double.
+    """Refuse offsets that do not ascend and column indices out of range, out of order or duplicate.
 
     Raises
     ------
     InputError
-        Naming the first row at fault, the column, and what to call.
+        If there is a defect; the message names the first wrong row, the column, and what to call.
     """
     rows, columns = shape
     if columns > INT32_MAX:
@@ -55,7 +55,7 @@ def check_compressed_rows(offsets: Array, indices: Array, shape: tuple[int, int]
         raise InputError(f"{what}: {messages[defect]}")
 
 
-def check_values(given: Any, what: str, *, finite: bool = True) -> np.ndarray[Any, Any]:
+def check_values(data: Any, what: str, *, finite: bool = True) -> np.ndarray[Any, Any]:
     """Return values as float64 or float32, or refuse them.
 
     Raises
@@ -63,14 +63,12 @@ def check_values(given: Any, what: str, *, finite: bool = True) -> np.ndarray[An
     InputError
         If they are complex or not numbers, or one of them is NaN or infinite.
     """
-    values: np.ndarray[Any, Any] = np.asarray(given)
+    values: np.ndarray[Any, Any] = np.asarray(data)
     if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
         raise InputError(f"{what} has values of type {values.dtype}; only real float64 and float32 are supported")
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float64)
     if finite and not np.isfinite(values).all():
         place = int(np.argmin(np.isfinite(values.ravel())))
-        raise InputError(
-            f"{what} holds {values.ravel()[place]} at stored entry {place}; NaN and Inf cannot be solved with"
-        )
+        raise InputError(f"{what} holds {values.ravel()[place]} at stored entry {place}; all entries must be finite")
     return values

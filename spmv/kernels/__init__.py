@@ -1,1 +1,1 @@
-"""CUDA sources, compiled at run time by ``penstock.spmv.cuda_module``."""
+"""CUDA sources, compiled at run time by ``penstock.spmv.compilation.cuda_module``."""

@@ -1,18 +1,18 @@
 // Arithmetic on blocks of k vectors, k up to 64, that lie side by side: Gram matrices X^T Y, and combinations of columns.
 //
-// All of it is made of products of tiles of 8 x 4 by 4 x 8 numbers, which tensor cores multiply in double precision and
-// which take everything from registers. A group of 32 lanes holds such tiles spread over its lanes (PTX ISA, mma.m8n8k4):
+// Everything is built from products of 8 x 4 by 4 x 8 tiles, which tensor cores multiply in double precision with all
+// operands in registers. A group of 32 lanes holds such tiles spread over its lanes (PTX ISA, mma.m8n8k4):
 // lane l holds element (l / 4, l % 4) of the left one, (l % 4, l / 4) of the right one, and (l / 4, 2 (l % 4) + e), e = 0, 1,
-// of the sum. Two facts spare every exchange between lanes:
-//   * A sum over an index may run in any order. Lane l holds elements 2 (l % 4) + e of eight, and product e takes those.
-//   * Left and right may change places if the sum is to be transposed.
-// So lane l reads rows l / 4 of a block of vectors, columns 2 (l % 4) + e of a tile of eight. Combinations of these leave
-// either the same layout, which is written back, or, with places changed, rows 2 (l % 4) + e and column l / 4, which is what a
-// Gram matrix takes as its left and right.
+// of the sum. Two facts avoid all exchange between lanes:
+//   * A sum over an index may run in any order. Lane l holds elements 2 (l % 4) + e of eight, and product e uses those.
+//   * Swapping left and right transposes the sum.
+// So lane l reads rows l / 4 of a block of vectors, columns 2 (l % 4) + e of a tile of eight. Combinations of these have
+// either the same layout, which is written back, or, with left and right swapped, rows 2 (l % 4) + e and column l / 4, the
+// layout of both operands of a Gram matrix.
 //
 // Matrices of k x k coefficients come as fragments: for rows 8 t + 2 (l % 4) + e and columns 8 j + l / 4, the 32 numbers of
-// all lanes one after the other, at ((2 t + e) tiles + j) 32; rows and columns from k on are zero. Bit t tiles + j of the mask
-// that comes with them says whether tile (t, j) has numbers other than zero: half of a triangular matrix is skipped.
+// all lanes in order, at ((2 t + e) tiles + j) 32; rows and columns from k on are zero. Bit t tiles + j of the mask
+// that comes with them is set if tile (t, j) is not zero: half of a triangular matrix is skipped.
 
 // sum += left right, for tiles as above.
 __device__ __forceinline__ void multiply_tiles(double (&sum)[2], const double left, const double right)
@@ -85,7 +85,7 @@ struct Gram {
             for (int j = 0; j < tiles; ++j) sums[i][j][0] = sums[i][j][1] = 0.0;
     }
 
-    // Adds the product of four rows, one a lane modulo 4; left and right hold a column a lane / 4 of each tile.
+    // Adds the product of four rows; lane l holds row l % 4 and column l / 4 of each tile of left and right.
     template <typename Left, typename Right>
     __device__ __forceinline__ void add(const int part, const int used, const Left left, const Right right)
     {
@@ -96,7 +96,7 @@ struct Gram {
                 if (j >= i * parts + part && j < used) multiply_tiles(sums[i][j], left(i), right(j));
     }
 
-    // Writes the sum over the block of threads, group after group. `shared` has room for the sums.
+    // Writes the sum over the block of threads, group after group; `shared` must hold the sums.
     __device__ __forceinline__ void leave(const int part, double* __restrict__ partials, double* shared)
     {
         const int groups = blockDim.x / 32, group = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -122,7 +122,7 @@ struct Gram {
     }
 };
 
-// Adds up what `blocks` blocks left of Gram matrices: one thread a number.
+// Sums the partial Gram matrices of `blocks` blocks: one thread per number.
 __global__ void __launch_bounds__(256) block_sum(
     const int numbers, const int blocks, const double* __restrict__ partials, double* __restrict__ sums)
 {
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(256) block_sum(
     sums[number] = sum;
 }
 
-// X^T D Y, its tiles on and above the diagonal; D is one unless `weighted`. Reads 2 k n values with one part, whose number is
-// that of blocks along y; with more of them, whose sums fit the registers, each part reads all of Y.
+// X^T D Y, its tiles on and above the diagonal; D is the identity unless `weighted`. The parts, one per block along y,
+// are small enough for their sums to fit the registers. Reads 2 k n values with one part; with more, each reads all of Y.
 template <typename Vector, int tiles, int parts>
 __global__ void __launch_bounds__(256) block_gram(
     const long long n, const int k, const bool weighted, const Vector* __restrict__ x, const Vector* __restrict__ y,
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(256) block_gram(
     gram.leave(part, partials, shared);
 }
 
-// W := W T - S Xi, with the Gram matrices W^T W and, of two, W^T D W. Reads 2 k n values and writes k n.
+// W := W T - S Xi, and the Gram matrices W^T W and, if `grams` is 2, W^T D W. Reads 2 k n values and writes k n.
 template <typename Vector, int tiles, int grams>
 __global__ void __launch_bounds__(256, tiles <= 4 ? 2 : 1) block_descend(
     const long long n, const int k, const Mask t_tiles, const Mask xi_tiles, const double* __restrict__ t,
@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(256, tiles <= 4 ? 2 : 1) block_descend(
     if constexpr (grams > 1) weighted.leave(0, partials + (long long)gridDim.x * tiles * tiles * 64, shared);
 }
 
-// out := D Z T + P C, and X += P Gamma; D is one unless `weighted`. Z, P, X and out have k, k_p, k_x and k_out columns; P and X
-// may have none. out may be P itself if k_out is k_p. Reads (k + k_p + k_x) n values, writes (k_out + k_x) n.
+// out := D Z T + P C, and X += P Gamma; D is the identity unless `weighted`. Z, P, X and out have k, k_p, k_x and k_out
+// columns; P and X may have none. out may be P itself if k_out is k_p. Reads (k + k_p + k_x) n values, writes (k_out + k_x) n.
 template <typename Vector, int tiles>
 __global__ void __launch_bounds__(256, tiles <= 4 ? 2 : 1) block_extend(
     const long long n, const int k, const int k_p, const int k_x, const int k_out, const bool weighted,

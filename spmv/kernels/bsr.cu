@@ -1,11 +1,11 @@
 // Block compressed sparse rows with square blocks of `size` scalars a side, row-major. Template parameters: Value, the
 // stored type; Vector, that of x and out; Offset, of the row offsets. Sums are formed in double.
 
-// out = alpha A x + beta out, 32 neighbouring lanes a block row. Lane = group * size + r: the group walks over every
-// (32 / size)-th block, the lane over row r of it, so that neighbouring lanes read neighbouring memory; lanes left over
-// (2 of 32 for size 3 and 6) idle. `batch` blocks are loaded before the first is used. Launch: 32 threads a block row
-// rounded up to whole blocks; small ones keep the lines of x in the first-level cache.
-// Reads sizeof(Value) * size * size + 4 bytes a block, gathers x, writes out.
+// out = alpha A x + beta out, 32 neighbouring lanes per block row. Lane = group * size + r: the group processes every
+// (32 / size)-th block, the lane row r of it, so that neighbouring lanes read neighbouring memory; lanes left over
+// (2 of 32 for size 3 and 6) idle. `batch` blocks are loaded before the first is used. Launch: 32 threads per block row
+// rounded up to whole blocks; small blocks keep the lines of x in the first-level cache.
+// Reads sizeof(Value) * size * size + 4 bytes per block, gathers x, writes out.
 template <typename Value, typename Vector, typename Offset, int size>
 __global__ void __launch_bounds__(256) bsr_spmv(
     const long long block_rows, const Offset* __restrict__ row_offsets, const int* __restrict__ column_indices,
@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(256) bsr_spmv(
     if (block_row < block_rows && lane < size) store_product(out + block_row * size + lane, total, alpha, beta);
 }
 
-// The same for a C-ordered block of vectors: one thread per entry of out. Launch: rows * columns threads rounded up.
+// out = alpha A x + beta out for a C-ordered block of vectors: one thread per entry of out. Launch: rows * columns threads
+// rounded up.
 template <typename Value, typename Vector, typename Offset, int size>
 __global__ void __launch_bounds__(256) bsr_spmm(
     const long long rows, const long long columns, const Offset* __restrict__ row_offsets,

@@ -1,10 +1,10 @@
-// The small vocabulary in which all kernels are written, so that one source compiles for NVIDIA through NVRTC, for AMD
-// through hiprtc, and for a CPU under the emulator of the tests.
+// Macros and functions that all kernels use, so that one source compiles for NVIDIA through NVRTC, for AMD through hiprtc,
+// and for a CPU under the emulator of the tests.
 //
 //   PENSTOCK_SHUFFLE(value, lane, width)     the value held by lane `lane` of the caller's group of `width` lanes
 //   PENSTOCK_SHUFFLE_DOWN(value, by, width)  the value held `by` lanes further on in that group
 //   PENSTOCK_STREAM_LOAD(pointer)            a load of data that is used once, which need not stay in cache
-//   PENSTOCK_SYNC_GROUP()                    waits for the caller's 32 lanes; what they wrote to shared memory is seen then
+//   PENSTOCK_SYNC_GROUP()                    waits for the caller's 32 lanes; their writes to shared memory are visible then
 //   PENSTOCK_COPY_ASYNC(bytes, target, source)  copies 4, 8 or 16 aligned bytes to shared memory, past the registers
 //   PENSTOCK_COPY_COMMIT()                   closes a batch of such copies
 //   PENSTOCK_COPY_WAIT(count)                waits until all but the newest `count` batches of this lane have arrived
@@ -53,7 +53,7 @@ __device__ __forceinline__ void copy_async(void* target, const void* source)
 #endif
 #define PENSTOCK_COPY_ASYNC(bytes, target, source) copy_async<bytes>((target), (source))
 
-// A power of two of neighbouring numbers, 16 bytes at most, that are loaded and stored by one instruction.
+// Neighbouring numbers, a power of two and 16 bytes at most, that one instruction loads or stores.
 template <typename Number, int count>
 struct alignas(count * sizeof(Number)) Pack {
     Number number[count];

@@ -1,25 +1,19 @@
 // One iteration of preconditioned conjugate gradients in three passes, whose scalars never leave the device.
 //
-// Every pass is started with the same grid of blocks of 256 threads. A pass leaves one partial sum a block and inner
-// product; each block of the next pass adds them all up, in the same order, so that no kernel in between is needed and all
-// blocks agree to the last bit. No pass writes one of `numbers` that another block of the same pass reads. Where vectors are
-// spread over several GPUs, the partial sums are what has to be added up between two passes.
+// Every pass is launched with the same grid of blocks of 256 threads. A pass writes one partial sum per block and inner
+// product; each block of the next pass sums them all in the same order, so that no kernel in between is needed and all
+// blocks agree to the last bit. No pass writes one of `numbers` that another block of the same pass reads. With vectors
+// spread over several GPUs, only the partial sums have to be added up between two passes.
 //
 // Vector is the element type; all arithmetic is in double.
 
 constexpr int THREADS = 256, ITEMS = 4, TILE = THREADS * ITEMS;
 
-// In the order of solvers/cg_recurrence.py, which explains them.
-enum Number {
-    RHO, NEXT_RHO, ALPHA, CURVATURE, RESIDUAL_SQUARED, THRESHOLD_SQUARED, UNIT, MATRIX_NORM, DRIFT, FIRST_DRIFT, ADVANCED,
-    ACTIVE, HALT, ITERATION
-};
-enum Sum { P_Q, P_P, Q_Q, R_R, R_Z, X_X };
-enum Halt { NO_HALT, SMALL, DRIFTED, BAD_CURVATURE, BAD_PRECONDITIONER, NOT_FINITE };
+// The enums Scalar, Sum and Halt are written from those of solvers/cg_kernels.py, which explains them.
 
 __device__ __forceinline__ bool is_finite(const double value) { return value - value == 0.0; }
 
-// The sum of one number of each thread of the block; every thread gets it. All threads must come here.
+// The sum of one number per thread over the block, returned to every thread. All threads must call it.
 __device__ __forceinline__ double sum_over_block(double value)
 {
     __shared__ double sums[THREADS / 32];
@@ -39,7 +33,7 @@ __device__ __forceinline__ void leave(double* partials, const Sum which, double 
     if (threadIdx.x == 0) partials[which * gridDim.x + blockIdx.x] = value;
 }
 
-// What `blocks` blocks of an earlier pass left.
+// The sum of the partial sums that `blocks` blocks of an earlier pass wrote.
 __device__ __forceinline__ double gather(const double* partials, const Sum which, const int blocks)
 {
     double sum = 0.0;
@@ -47,8 +41,8 @@ __device__ __forceinline__ double gather(const double* partials, const Sum which
     return sum_over_block(sum);
 }
 
-// Ends an iteration: how far may rounding have driven the recursive residual from the true one (van der Vorst and Ye 2000)?
-// Done by one block, of the next iteration or before the host looks at the numbers, whichever comes first.
+// Ends an iteration: bounds the drift of the recursive residual from the true one by rounding (van der Vorst and Ye 2000).
+// Run by one block, in the next iteration or before the host reads the numbers, whichever comes first.
 __device__ __forceinline__ void close_iteration(const double* partials, double* numbers, const int blocks)
 {
     const double solution_squared = gather(partials, X_X, blocks);
@@ -58,7 +52,7 @@ __device__ __forceinline__ void close_iteration(const double* partials, double* 
         const double unit = numbers[UNIT], residual = sqrt(numbers[RESIDUAL_SQUARED]);
         const double drift = numbers[DRIFT] + unit * (numbers[MATRIX_NORM] * sqrt(solution_squared) + residual);
         const double limit = sqrt(unit) * residual, first = numbers[FIRST_DRIFT];
-        // Formed anew, the residual must be better by much, and good enough; and the tolerance must be out of reach without.
+        // A recomputed residual must be much better, and good enough, and the tolerance must be out of reach without it.
         const bool harmful = drift > limit && 100.0 * drift * drift > numbers[THRESHOLD_SQUARED];
         if (numbers[HALT] == NO_HALT && harmful && drift > 10.0 * first && first <= limit) numbers[HALT] = DRIFTED;
         numbers[DRIFT] = drift;
@@ -67,7 +61,7 @@ __device__ __forceinline__ void close_iteration(const double* partials, double* 
     numbers[ACTIVE] = numbers[HALT] == NO_HALT;
 }
 
-// One block, for a grid of `blocks`.
+// Launch: one block, after passes with `blocks` blocks.
 __global__ void __launch_bounds__(256) cg_close(const int blocks, const double* __restrict__ partials, double* __restrict__ numbers)
 {
     close_iteration(partials, numbers, blocks);
@@ -98,7 +92,7 @@ __global__ void __launch_bounds__(256) cg_curvature(
 }
 
 // alpha = rho / p.q, r -= alpha q, r.r, and with a preconditioner of dense diagonal blocks of `size` also z = M r and r.z.
-// Reads 2 n values and writes n; with blocks reads size n more and writes n more. Size 0 leaves r.r in the place of r.z.
+// Reads 2 n values and writes n; with a preconditioner, reads size n more and writes n more. Size 0 writes r.r in place of r.z.
 template <typename Vector, int size>
 __global__ void __launch_bounds__(256) cg_descend(
     const long long n, const Vector* __restrict__ q, const Vector* __restrict__ diagonal_blocks, Vector* __restrict__ r,
@@ -154,7 +148,7 @@ __global__ void __launch_bounds__(256) cg_descend(
     leave(partials, R_Z, size == 0 ? r_r : r_z);
 }
 
-// r.z, after a preconditioner that is not known here: reads 2 n values.
+// r.z, after a preconditioner with kernels of its own: reads 2 n values.
 template <typename Vector>
 __global__ void __launch_bounds__(256) cg_residual_product(
     const long long n, const Vector* __restrict__ r, const Vector* __restrict__ z, double* __restrict__ partials)

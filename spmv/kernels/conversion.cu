@@ -1,10 +1,10 @@
-// Filling other formats from compressed sparse rows. Template parameters: Value, the type stored; Source, that of the CSR
+// Converts compressed sparse rows to other formats. Template parameters: Value, the type stored; Source, that of the CSR
 // values; Offset, that of the CSR row offsets.
 
-// Copies each row of a CSR matrix into slots: entry s of the row that position p holds goes to base + s * step, where base
-// and step say where the format keeps slot 0 and how far apart slots are: chunk_offsets[p / height] + p % height and height.
-// Eight lanes a row read neighbouring entries, and four rows of a warp write neighbouring slots. Slots past the row's end
-// were filled with column -1 and value 0 before; slots past the width are left out. Launch: 8 threads a row, rounded up.
+// Copies each row of a CSR matrix into slots: entry s of the row at position p goes to
+// chunk_offsets[p / height] + p % height + s * height.
+// Eight lanes per row read neighbouring entries, and four rows of a warp write neighbouring slots. Slots past the row's end
+// were filled with column -1 and value 0 before; entries past the width are left out. Launch: 8 threads per row, rounded up.
 template <typename Value, typename Source, typename Offset>
 __global__ void __launch_bounds__(256) fill_slots(
     const long long rows, const long long height, const Offset* __restrict__ row_offsets,
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(256) fill_slots(
     }
 }
 
-// The blocks of one block row, in ascending order of their columns, found by eight lanes that merge the block's scalar rows:
+// The blocks of one block row, in ascending order of their columns, by eight lanes that merge its scalar rows:
 // lane r < size walks along row r. `visit(slot, column, lane's first entry, its end)` is called by all lanes for each block
 // whose column is not below `lowest`. Returns the number of blocks.
 template <int size, typename Offset, typename Visit>
@@ -43,7 +43,7 @@ __device__ __forceinline__ int merge_rows(
             const int other = PENSTOCK_SHUFFLE(column, r ^ by, 8);
             column = other < column ? other : column;
         }
-        // The four groups of a warp go on together, for all its lanes must reach the shuffles.
+        // The four groups of a warp continue together, since all its lanes must reach the shuffles.
         int busy = column != none;
         for (int by = 16; by > 7; by /= 2) busy |= PENSTOCK_SHUFFLE(busy, (threadIdx.x % 32) ^ by, 32);
         if (!busy) return blocks;
@@ -55,7 +55,7 @@ __device__ __forceinline__ int merge_rows(
     }
 }
 
-// Counts the blocks of each block row; those left of the diagonal are left out if `upper`. Launch: 8 threads a block row.
+// Counts the blocks of each block row; with `upper`, not those left of the diagonal. Launch: 8 threads per block row.
 template <typename Offset, int size>
 __global__ void __launch_bounds__(256) count_blocks(
     const long long block_rows, const int upper, const Offset* __restrict__ row_offsets,
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(256) count_blocks(
 }
 
 // Copies the blocks of each block row into chunks of `height` interleaved block rows, as sell.cu reads them; a height of 1
-// is BSR. column_indices were filled with -1 and values with 0 before. Launch: 8 threads a block row.
+// is BSR. column_indices were filled with -1 and values with 0 before. Launch: 8 threads per block row.
 template <typename Value, typename Source, typename Offset, int size>
 __global__ void __launch_bounds__(256) fill_blocks(
     const long long block_rows, const int upper, const long long height, const Offset* __restrict__ row_offsets,
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(256) fill_blocks(
         });
 }
 
-// Adds to *count the entries whose mirror image is missing or differs. Launch: one thread a row, rounded up.
+// Adds to *count the entries whose mirror image is missing or differs. Launch: one thread per row, rounded up.
 template <typename Source, typename Offset>
 __global__ void __launch_bounds__(256) count_asymmetric(
     const long long rows, const Offset* __restrict__ row_offsets, const int* __restrict__ source_columns,

@@ -1,10 +1,10 @@
 // Coordinate storage, sorted by rows. Template parameters: Value, the stored type; Vector, that of x and out. Sums are formed
 // in double within a segment; a row that several segments share is completed by atomic additions in the type of out.
 
-// out += alpha A x, balanced over nonzeros (Flegar and Anzt 2017): each group of 32 lanes goes through `share` consecutive
-// entries, 32 at a time. While all lanes stay in one row they add up on their own; when some lane's row changes, a
-// segmented scan sums each row's lanes and its first lane adds the sum to out. Launch: 32 threads a share. out was scaled
-// by beta before. Reads sizeof(Value) + 8 bytes an entry.
+// out += alpha A x, balanced over nonzeros (Flegar and Anzt 2017): each group of 32 lanes processes `share` consecutive
+// entries, 32 at a time. While all lanes stay in one row each adds up its own sum; when some lane's row changes, a
+// segmented scan sums each row's lanes and its first lane adds the sum to out. Launch: 32 threads per share. out was scaled
+// by beta before. Reads sizeof(Value) + 8 bytes per entry.
 template <typename Value, typename Vector>
 __global__ void __launch_bounds__(256) coo_spmv(
     const long long entries, const long long share, const int* __restrict__ row_indices,
@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(256) coo_spmv(
     }
 }
 
-// The same for a C-ordered block of vectors: `lanes` lanes, a power of two up to 32, take neighbouring columns and go
-// through `share` entries together, adding to out whenever the row changes. Launch: a group of `lanes` threads for every
+// out += alpha A x for a C-ordered block of vectors: `lanes` lanes, a power of two up to 32, process neighbouring columns and
+// `share` entries together, adding to out whenever the row changes. Launch: a group of `lanes` threads for every
 // share and every `lanes` columns.
 template <typename Value, typename Vector>
 __global__ void __launch_bounds__(256) coo_spmm(

@@ -1,7 +1,7 @@
 // Compressed sparse rows. Template parameters: Value, the stored type; Vector, that of x and out; Offset, of the row
 // offsets. Sums are formed in double.
 
-// What one lane adds up of a row: every `lanes`-th entry from its own on. Four are loaded before the first is used, so that
+// The sum of one lane over its part of a row: every `lanes`-th entry. Four are loaded before the first is used, so that
 // enough bytes are in flight; the first product is formed while the rest still loads, and each lane sums sequentially
 // before lanes are combined (first add during load and algorithm cascading, Zhang, Li and Jiang 2019).
 template <int lanes, typename Value, typename Vector, typename Offset>
@@ -30,7 +30,7 @@ __device__ __forceinline__ double lane_sum(
 
 // out = alpha A x + beta out, with `lanes` neighbouring lanes on one row (Bell and Garland 2008, the vector kernel; one
 // lane is their scalar kernel). Launch: one thread per lane, rows * lanes threads rounded up to whole blocks.
-// Reads (sizeof(Value) + 4) bytes an entry and sizeof(Offset) a row, gathers x, writes out.
+// Reads (sizeof(Value) + 4) bytes per entry and sizeof(Offset) per row, gathers x, writes out.
 template <typename Value, typename Vector, typename Offset, int lanes>
 __global__ void __launch_bounds__(512) csr_spmv(
     const long long rows, const Offset* __restrict__ row_offsets, const int* __restrict__ column_indices,
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(512) csr_spmv(
     if (row < rows && lane == 0) store_product(out + row, total, alpha, beta);
 }
 
-// The same with lanes combined through shared memory instead of shuffles, to compare the two as hypre does. The order of
+// Like csr_spmv, with lanes combined through shared memory instead of shuffles, for comparison as in hypre. The order of
 // summation is that of csr_spmv, so the bits agree. Blocks of 256 threads.
 template <typename Value, typename Vector, typename Offset, int lanes>
 __global__ void __launch_bounds__(256) csr_spmv_shared(
@@ -65,11 +65,11 @@ __global__ void __launch_bounds__(256) csr_spmv_shared(
     if (row < rows && lane == 0) store_product(out + row, part[threadIdx.x], alpha, beta);
 }
 
-// out = alpha A x + beta out, load-balanced: a block of 256 threads takes `csr_tile` steps of the merge of row ends with
-// entries (Merrill and Garland 2016), so neither one very long row nor many empty ones hold it up. tile_rows[] says how many
-// rows have ended before each tile; the other steps before it were entries. Products go through shared memory; a thread sums
-// a short row, a warp a long one. A row that began in an earlier block, or goes on in the next, leaves its part in head[] or
-// tail[] for csr_join_tiles. Launch: ceil((rows + entries) / csr_tile) blocks.
+// out = alpha A x + beta out, load-balanced: a block of 256 threads processes `csr_tile` steps of the merge of row ends
+// with entries (Merrill and Garland 2016), so neither one very long row nor many empty ones delay it. tile_rows[] counts the
+// rows that have ended before each tile; the other steps before it were entries. Products go through shared memory; a thread
+// sums a short row, a warp a long one. For a row that began in an earlier block, or continues in the next, the partial sum is
+// left in head[] or tail[] for csr_join_tiles. Launch: ceil((rows + entries) / csr_tile) blocks.
 constexpr int csr_tile = 2048, csr_short_row = 48;
 
 template <typename Value, typename Vector, typename Offset>
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(256) csr_spmv_balanced(
         if (column[b] >= 0) product[b * 256 + threadIdx.x] = double(value[b]) * double(x[column[b]]);
     __syncthreads();
 
-    // Rows first_row to last_row - 1 end here; last_row, if entries of it are here, goes on in the next block.
+    // Rows first_row to last_row - 1 end here; last_row, if some of its entries are here, continues in the next block.
     const int count = int(last_row - first_row) + (last_row < rows ? 1 : 0);
     for (int k = threadIdx.x; k < count; k += 256) {
         const long long row = first_row + k, row_start = row_offsets[row], row_stop = row_offsets[row + 1];
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(256) csr_spmv_balanced(
     }
 }
 
-// Completes the rows that csr_spmv_balanced cut, given as numbers of the tiles in which they begin: a warp sums the parts
-// of each, in an order that depends on the matrix alone. Launch: 32 threads a row, rounded up to whole blocks.
+// Completes the rows that csr_spmv_balanced cut, given by the numbers of the tiles in which they begin: a warp sums the parts
+// of each, in an order that depends only on the matrix. Launch: 32 threads per row, rounded up to whole blocks.
 template <typename Vector, typename Offset>
 __global__ void __launch_bounds__(256) csr_join_tiles(
     const long long cut_rows, const Offset* __restrict__ row_offsets, const long long* __restrict__ tile_rows,
@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(256) csr_join_tiles(
     if (lane == 0) store_product(out + row, total + head[last_tile], alpha, beta);
 }
 
-// out = alpha A x + beta out for a C-ordered block of vectors: one thread per entry of out, so that neighbouring threads read neighbouring
-// columns of the same row of x. Launch: rows * columns threads rounded up to whole blocks.
+// out = alpha A x + beta out for a C-ordered block of vectors: one thread per entry of out, so that neighbouring
+// threads read neighbouring columns of the same row of x. Launch: rows * columns threads rounded up to whole blocks.
 template <typename Value, typename Vector, typename Offset>
 __global__ void __launch_bounds__(256) csr_spmm(
     const long long rows, const long long columns, const Offset* __restrict__ row_offsets,

@@ -1,10 +1,10 @@
-// ELLPACK: every row padded to the same width, stored by columns, so that the entry in slot s of row i stands at
-// [s * rows + i]; column index -1 is padding and closes the row. Template parameters: Value, the stored type; Vector, that
+// ELLPACK: every row padded to the same width, stored by columns, so that the entry in slot s of row i is at
+// [s * rows + i]; column index -1 is padding and ends the row. Template parameters: Value, the stored type; Vector, that
 // of x and out. Sums are formed in double.
 
 // out = alpha A x + beta out after Tsai, Cojean and Anzt (2020), Algorithm 4. A block of 512 threads serves 512 / groups
-// rows, `groups` groups of neighbouring threads each taking every groups-th slot of them; sums meet in shared memory. With
-// blocks_per_row > 1 several blocks share the slots of a row and add to out, scaled before, by one atomic each (`add`).
+// rows: each of `groups` groups of neighbouring threads processes every groups-th slot, and sums are combined in shared memory.
+// With blocks_per_row > 1 several blocks share the slots of a row and add to out, scaled before, by one atomic each (`add`).
 // Launch: blocks_per_row blocks of 512 for every 512 / groups rows.
 template <typename Value, typename Vector, bool add>
 __global__ void __launch_bounds__(512) ell_spmv(
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(512) ell_spmv(
     else store_product(out + row, total, alpha, beta);
 }
 
-// The older kernel (Anzt, Tomov and Dongarra 2014), kept to compare with: `lanes` neighbouring threads of one warp share a
+// The older kernel (Anzt, Tomov and Dongarra 2014), kept for comparison: `lanes` neighbouring threads of one warp share a
 // row, so that neighbouring threads read memory a whole column apart. Launch: rows * lanes threads, rounded up.
 template <typename Value, typename Vector, int lanes>
 __global__ void __launch_bounds__(256) ell_spmv_lanes(
@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(256) ell_spmv_lanes(
     if (row < rows && lane == 0) store_product(out + row, total, alpha, beta);
 }
 
-// The same for a C-ordered block of vectors: one thread per column of a row. Launch: rows * columns threads, rounded up.
+// out = alpha A x + beta out for a C-ordered block of vectors: one thread per column of a row. Launch: rows * columns threads,
+// rounded up.
 template <typename Value, typename Vector>
 __global__ void __launch_bounds__(256) ell_spmm(
     const long long rows, const int width, const long long columns, const int* __restrict__ column_indices,

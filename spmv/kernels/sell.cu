@@ -1,19 +1,19 @@
 // SELL-C-sigma (Kreutzer et al. 2014) and its blocked form, sliced BSR: chunks of `height` (block) rows, interleaved so that
-// neighbouring threads, one a row, read neighbouring memory. Scalar (r, c) of the block in slot s of position p stands at
+// neighbouring threads, one per row, read neighbouring memory. Scalar (r, c) of the block in slot s of position p is at
 // values[chunk_offsets[chunk] * size * size + ((s * size + r) * size + c) * height + p], its column at
 // column_indices[chunk_offsets[chunk] + s * height + p]; -1 is padding and is never multiplied.
 // Template parameters: Value, the stored type; Vector, that of x and out; size, scalars on a side of a block (1 for SELL).
-// Sums are formed in double, slot after slot, so their order depends on neither the chunk nor the permutation.
+// Sums are formed in double, slot after slot, so their order does not depend on the chunk or the permutation.
 
-// Row of the matrix that position `position` of the storage holds; the natural order if it is not permuted.
+// Row of the matrix at a position of the storage; the natural order if it is not permuted.
 __device__ __forceinline__ long long stored_row(const int permuted, const int* __restrict__ permutation, const long long position)
 {
     return permuted ? (long long)permutation[position] : position;
 }
 
-// out = alpha A x + beta out, one thread a (block) row. `batch` slots are loaded before the first is used, so that enough
-// bytes are in flight. Launch: one thread a row, rounded up to whole blocks.
-// Reads sizeof(Value) * size * size + 4 bytes a stored block, padding included, gathers x, writes out.
+// out = alpha A x + beta out, one thread per (block) row. `batch` slots are loaded before the first is used, so that enough
+// bytes are in flight. Launch: one thread per row, rounded up to whole blocks.
+// Reads sizeof(Value) * size * size + 4 bytes per stored block, padding included, gathers x, writes out.
 template <typename Value, typename Vector, int size, int batch>
 __global__ void __launch_bounds__(256) sell_spmv(
     const long long rows, const int height, const long long* __restrict__ chunk_offsets,
@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(256) sell_spmv(
     for (int r = 0; r < size; ++r) store_product(out + row + r, total[r], alpha, beta);
 }
 
-// The same with `lanes` lanes a row, for matrices with few long rows: lane t takes every lanes-th slot from t on, and lanes
-// are combined through shared memory in a fixed order. The lanes of a chunk stand apart by its height, so that neighbouring
-// threads still read neighbouring memory. Launch: blocks of height * lanes threads, at most 1024, one a chunk.
+// Like sell_spmv with `lanes` lanes per row, for matrices with few long rows: lane t processes every lanes-th slot from t on;
+// lanes are combined through shared memory in a fixed order. The lanes of a chunk stand apart by its height, so that neighbouring
+// threads still read neighbouring memory. Launch: blocks of height * lanes threads, at most 1024, one per chunk.
 template <typename Value, typename Vector>
 __global__ void __launch_bounds__(1024) sell_spmv_lanes(
     const long long rows, const int height, const int lanes, const long long* __restrict__ chunk_offsets,
@@ -89,10 +89,10 @@ __global__ void __launch_bounds__(1024) sell_spmv_lanes(
 // `stride` apart. The matrix is read once for all of them.
 //
 // A lane holds `vectors` columns of `rows_per_lane` neighbouring (block) rows; columns / vectors lanes share those rows and
-// together read whole lines of x. Thirty-two lanes go through their part of a chunk on their own: values and column indices
-// come through shared memory by asynchronous copies, `slots` slots a stage, stages - 1 stages ahead; rows of x come through
-// the first-level cache, which the values bypass. What limits the kernel is that cache: every load of x that touches n
-// lines holds it for n cycles, every value it hands out for one.
+// together read whole lines of x. Each group of 32 lanes processes its part of a chunk independently: values and column indices
+// come through shared memory by asynchronous copies, `slots` slots per stage, stages - 1 stages ahead; rows of x come through
+// the first-level cache, which the values bypass. That cache limits the kernel: every load of x that touches n lines occupies
+// it for n cycles, every value that it delivers for one.
 // Launch: 32 threads for (32 * vectors / columns) * rows_per_lane rows, in blocks of `threads`; that many rows divide the
 // height. Pointers, first_column and stride keep packs of min(vectors * sizeof(Vector), 16) bytes aligned.
 // With `plain`, the height is 32 and the stride is `columns`, known to the compiler: addresses then cost half as much.
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(threads) sell_spmm(
     constexpr int index_piece = group_rows * sizeof(int) < 16 ? group_rows * sizeof(int) : 16;
     constexpr int values_each = value_piece / sizeof(Value), indices_each = index_piece / sizeof(int);
     constexpr int pieces = group_rows / values_each, index_pieces = group_rows / indices_each;
-    // How many values of neighbouring rows one load from shared memory brings.
+    // Values of neighbouring rows per load from shared memory.
     constexpr int together = rows_per_lane * sizeof(Value) > 16 ? 16 / sizeof(Value) : rows_per_lane;
     alignas(16) __shared__ Value staged_values[threads / 32][stages][slots * scalars * group_rows];
     alignas(16) __shared__ int staged_columns[threads / 32][stages][slots * group_rows];
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(threads) sell_spmm(
     }
 }
 
-// The same for any number of columns and any alignment: one thread per column of a (block) row, neighbouring threads on
+// Like sell_spmm for any number of columns and any alignment: one thread per column of a (block) row, neighbouring threads on
 // neighbouring columns. Launch: rows * columns threads rounded up to whole blocks.
 template <typename Value, typename Vector, int size>
 __global__ void __launch_bounds__(256) sell_spmm_any(

@@ -2,12 +2,12 @@
 // parameters: Value, the stored type; Vector, that of x and out; size, scalars on a side of a block. Products are formed in
 // double and added to out by atomic operations in the type of out, so the last digits depend on the order of arrival.
 
-// out += alpha A x, one thread a block row: A[i, j] x[j] is summed for row i, and A[i, j]^T x[i], if j > i, goes to row j.
+// out += alpha A x, one thread per block row: A[i, j] x[j] is summed for row i, and A[i, j]^T x[i], if j > i, goes to row j.
 // In the matrices of meshes the contribution of row i + 1 to column j and the next one of row i to the same j come one slot
-// apart, so each lane offers what it has to add to its left neighbour before it adds it itself: two thirds of the atomics
-// of a 27-point stencil are saved. Launch: 32 threads a chunk, rounded up to whole blocks; with several rows of blocks
-// (gridDim.y) each takes its share of every chunk's slots. out was scaled by beta before.
-// Reads sizeof(Value) * size * size + 4 bytes a stored block, about half of those of the full matrix.
+// apart, so each lane offers its contribution to its left neighbour before adding it itself: this saves two thirds of the
+// atomics of a 27-point stencil. Launch: 32 threads per chunk, rounded up to whole blocks; with several rows of blocks
+// (gridDim.y) each processes its share of every chunk's slots. out was scaled by beta before.
+// Reads sizeof(Value) * size * size + 4 bytes per stored block, about half those of the full matrix.
 template <typename Value, typename Vector, int size>
 __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
     const long long block_rows, const long long first_row, const long long* __restrict__ chunk_offsets,
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
 #pragma unroll
         for (int e = 0; e < size * size; ++e)
             a[e] = PENSTOCK_STREAM_LOAD(blocks + (long long)(slot * size * size + e) * height);
-        double below[size] = {};  // what row `column` gets from the transposed block
+        double below[size] = {};  // contribution of the transposed block to row `column`
         if (column >= 0) {
 #pragma unroll
             for (int c = 0; c < size; ++c) {
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
     }
 }
 
-// The same for a C-ordered block of vectors: one thread per column of a block row. Launch: block_rows * columns threads
+// out += alpha A x for a C-ordered block of vectors: one thread per column of a block row. Launch: block_rows * columns threads
 // rounded up to whole blocks.
 template <typename Value, typename Vector, int size>
 __global__ void __launch_bounds__(256) symmetric_bsr_spmm(

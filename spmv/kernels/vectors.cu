@@ -1,7 +1,7 @@
 // Arithmetic on whole vectors. Vector is the element type; sums are formed in double.
 
-// partial[block] = the part of x . y that this block owns: elements block * threads + thread, then on by the whole grid.
-// Grid and block are fixed by the caller, so the order of summation depends on n alone. Block: 256 threads.
+// partial[block] = this block's part of x . y: elements block * threads + thread, then in steps of the whole grid.
+// Grid and block are fixed by the caller, so the order of summation depends only on n. Block: 256 threads.
 template <typename Vector>
 __global__ void __launch_bounds__(256) dot_partial(
     const long long n, const Vector* __restrict__ x, const Vector* __restrict__ y, double* __restrict__ partial)
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(256) dot_partial(
     }
 }
 
-// y = alpha x + beta y, one thread an element.
+// y = alpha x + beta y, one thread per element.
 template <typename Vector>
 __global__ void __launch_bounds__(256) combine(
     const long long n, const double alpha, const Vector* __restrict__ x, const double beta, Vector* __restrict__ y)
@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(256) combine(
     if (i < n) y[i] = Vector(alpha * double(x[i]) + beta * double(y[i]));
 }
 
-// out = a D (f - y) + b v + c out for blocks of k vectors that lie side by side, one thread `size` rows of a vector; n is rows
+// out = a D (f - y) + b v + c out for blocks of k vectors side by side, one thread per `size` rows of a vector; n is rows
 // times k. D consists of dense blocks of `size` rows on the diagonal. It is left out unless `scaled`, f unless `driven`;
-// `clears` sets y to zero afterwards. What a factor of zero belongs to is not read.
+// `clears` sets y to zero afterwards. Terms with a zero b or c are not read.
 template <typename Vector, int size>
 __global__ void __launch_bounds__(256) three_terms(
     const long long n, const int k, const int scaled, const int driven, const int clears, const double a, const double b,

@@ -105,7 +105,7 @@ def test_control_c_leaves_a_checkpoint_and_resume_finishes(folder):
     output = process.communicate(timeout=60)[0]
 
     assert process.returncode == 130
-    assert "Go on with: penstock run --resume results/beam" in output
+    assert "Stopped on request; resume with: penstock run --resume results/beam" in output
     resumed = penstock("run", "--resume", "results/beam", cwd=folder)
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads((folder / "results" / "beam" / "result.json").read_text())["converged"]

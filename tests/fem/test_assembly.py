@@ -165,7 +165,7 @@ class TestSlabs:
         slabs = list(problem.subdivisions(3, format_name, values_dtype=values_dtype))
 
         assert whole.row_offsets.dtype == np.int64
-        assert whole.parameters() == whole.tuned(whole.nnz, whole.shape[0])
+        assert whole.parameters() == whole.whole_matrix_parameters(whole.nnz, whole.shape[0])
         for slab in slabs:
             assert slab.row_offsets.dtype == np.int32
             assert slab.row_offsets[0] == 0
@@ -178,10 +178,10 @@ class TestSlabs:
     def test_outlines_tell_their_shapes_and_types_and_take_no_memory(self, dof, format_name, values_dtype, count):
         problem = box(dof, nodes=(5, 3, 3))
 
-        outlines = problem.outlines(count, format_name, values_dtype=values_dtype)
+        symbolic_slabs = problem.symbolic_slabs(count, format_name, values_dtype=values_dtype)
 
         slabs = list(problem.subdivisions(count, format_name, values_dtype=values_dtype))
-        for outline, slab in zip(outlines, slabs, strict=True):
+        for outline, slab in zip(symbolic_slabs, slabs, strict=True):
             assert type(outline) is type(slab)
             assert (outline.shape, outline.dtype, outline.nnz) == (slab.shape, slab.dtype, slab.nnz)
             assert outline.nbytes == slab.nbytes
@@ -196,12 +196,12 @@ def test_the_outline_of_a_matrix_larger_than_memory_is_small():
     problem = Cantilever(256, dof=6)
 
     tracemalloc.start()
-    outlines = problem.outlines(64)
+    symbolic_slabs = problem.symbolic_slabs(64)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert sum(outline.nnz for outline in outlines) == problem.nnz
-    assert sum(outline.nbytes for outline in outlines) > 100e9
+    assert sum(outline.nnz for outline in symbolic_slabs) == problem.nnz
+    assert sum(outline.nbytes for outline in symbolic_slabs) > 100e9
     assert peak < 1 << 20
 
 
@@ -210,16 +210,18 @@ def test_a_slab_of_more_entries_than_its_offsets_can_count_is_refused(format_nam
     nodes = {"csr": 256, "bsr": 440}[format_name]  # 4.0e9 scalars, and 2.3e9 blocks
 
     with pytest.raises(InputError, match="2147483647"):
-        Cantilever(nodes, dof=3).outlines(1, format_name)
+        Cantilever(nodes, dof=3).symbolic_slabs(1, format_name)
 
 
 @pytest.mark.parametrize(("format_name", "nodes"), [("csr", 900), ("bsr", 1300)])
 def test_a_matrix_of_more_columns_than_their_indices_can_tell_apart_is_refused(format_name, nodes):
     with pytest.raises(InputError, match="32-bit column indices"):
-        Cantilever(nodes, dof=3).outlines(64, format_name)
+        Cantilever(nodes, dof=3).symbolic_slabs(64, format_name)
 
 
-@pytest.mark.parametrize("make", [lambda problem: problem.matrix("dia"), lambda problem: problem.outlines(2, "dia")])
+@pytest.mark.parametrize(
+    "make", [lambda problem: problem.matrix("dia"), lambda problem: problem.symbolic_slabs(2, "dia")]
+)
 def test_an_unknown_format_is_refused_and_the_known_ones_are_named(make):
     with pytest.raises(InputError, match=r"'dia'; known: .*bsr.*csr"):
         make(box(3))
@@ -256,7 +258,7 @@ def test_slabs_are_made_one_at_a_time_from_the_layers_they_touch(format_name):
 def test_the_slabs_of_a_sweep_never_take_more_memory_than_two_of_them():
     """One is being made while the consumer's variable still holds the last."""
     problem = box(3, nodes=(33, 17, 17), material=UniformMaterial())
-    largest = max(outline.nbytes for outline in problem.outlines(16))
+    largest = max(outline.nbytes for outline in problem.symbolic_slabs(16))
     for _slab in problem.subdivisions(1):  # compile
         pass
 

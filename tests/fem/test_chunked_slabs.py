@@ -29,15 +29,15 @@ class TestChunkedSlabs:
     @pytest.mark.parametrize("values_dtype", [np.float64, np.float32])
     def test_outlines_tell_their_layout(self, dof, format_name, count, values_dtype):
         problem = body(dof)
-        outlines, slabs = (
+        symbolic_slabs, slabs = (
             list(make(count, format_name, values_dtype=values_dtype))
-            for make in (problem.outlines, problem.subdivisions)
+            for make in (problem.symbolic_slabs, problem.subdivisions)
         )
 
-        assert index_of(outlines, problem.shape).same_layout(index_of(slabs, problem.shape))
+        assert index_of(symbolic_slabs, problem.shape).same_layout(index_of(slabs, problem.shape))
         assert len(slabs) == count
         assert all(slab.shape[0] % (32 * dof) == 0 for slab in slabs[:-1])
-        assert all(set(outline.values.strides) == {0} for outline in outlines)  # no memory
+        assert all(set(outline.values.strides) == {0} for outline in symbolic_slabs)  # no memory
 
     @pytest.mark.parametrize("count", [1, 2, 3, 5])
     def test_put_together_they_are_the_whole_bit_for_bit(self, dof, format_name, count):
@@ -77,7 +77,7 @@ def test_cuts_finer_than_chunks_are_refused_with_a_reason(nodes, count, format_n
     problem = body(1, nodes)
 
     assert problem.largest_cut(format_name) == 2
-    for cut in (problem.outlines, lambda *arguments: list(problem.subdivisions(*arguments))):
+    for cut in (problem.symbolic_slabs, lambda *arguments: list(problem.subdivisions(*arguments))):
         with pytest.raises(InputError, match=f"cannot cut 2 chunks of 32 nodes into {count} slabs"):
             cut(count, format_name)
 
@@ -88,7 +88,7 @@ def test_every_cut_that_is_possible_has_no_empty_slab(nodes, format_name):
     problem = body(1, nodes)
 
     for count in range(1, problem.largest_cut(format_name) + 1):
-        rows = [slab.shape[0] for slab in problem.outlines(count, format_name)]
+        rows = [slab.shape[0] for slab in problem.symbolic_slabs(count, format_name)]
         assert (len(rows), sum(rows), min(rows) > 0) == (count, problem.unknowns, True)
 
 

@@ -335,5 +335,5 @@ def test_a_coupling_or_length_outside_its_range_is_refused(coupling, length):
 
 
 def test_an_element_of_other_degrees_of_freedom_than_the_cantilever_is_refused():
-    with pytest.raises(InputError, match="element has 1 degrees of freedom a node, dof says 3"):
+    with pytest.raises(InputError, match="element has 1 degrees of freedom per node, but dof is 3"):
         Cantilever(3, dof=3, element=HeatConduction())

@@ -274,7 +274,7 @@ class TestBreakdown:
 class TestRefused:
     @pytest.mark.parametrize("columns", [0, 65])
     def test_too_few_or_too_many_columns(self, A, columns):
-        with pytest.raises(InputError, match=f"1 to 64 columns, B has {columns}; solve_many takes any number"):
+        with pytest.raises(InputError, match=f"1 to 64 columns, B has {columns}; solve_many solves for any number"):
             block_cg(A, np.ones((252, columns)))
 
     @pytest.mark.parametrize("name", ["B", "X0"])
@@ -283,7 +283,7 @@ class TestRefused:
         blocks = {"B": np.ones((252, 4)), "X0": np.ones((252, 4))}
         blocks[name][17, 2] = value
 
-        with pytest.raises(InputError, match=f"{name} holds {value} at row 17 of column 2; NaN and Inf cannot"):
+        with pytest.raises(InputError, match=f"{name} holds {value} at row 17 of column 2; all entries must be finite"):
             block_cg(A, **blocks)
 
     @pytest.mark.parametrize(

@@ -354,9 +354,9 @@ class TestRefused:
             (1j * scipy.sparse.eye_array(3, format="csr"), "only real float64 and float32 are supported"),
             (scipy.sparse.linalg.aslinearoperator(1j * np.eye(3)), "only real operators are supported"),
             (np.eye(3).astype(object), "type object is not real; only real matrices are supported"),
-            (np.ones(3), "give a penstock format, a .*matrix, a dense array or a LinearOperator"),
-            ("K", "give a penstock format, a .*matrix, a dense array or a LinearOperator"),
-            (None, "give a penstock format, a .*matrix, a dense array or a LinearOperator"),
+            (np.ones(3), "pass a penstock format, a .*matrix, a dense array or a LinearOperator"),
+            ("K", "pass a penstock format, a .*matrix, a dense array or a LinearOperator"),
+            (None, "pass a penstock format, a .*matrix, a dense array or a LinearOperator"),
         ],
     )
     def test_what_is_no_square_real_matrix(self, matrix, advice):
@@ -370,7 +370,7 @@ class TestRefused:
             (np.ones(41), r"b must have shape \(40,\)"),
             (np.ones((1, 40)), r"b must have shape \(40,\)"),
             (np.ones((40, 1, 1)), r"b must have shape \(40,\)"),
-            (np.ones((40, 2)), "b has 2 columns; solve them one by one"),
+            (np.ones((40, 2)), "b has 2 columns; use block_cg"),
             (np.array(1.0), r"b must have shape \(40,\)"),
             (None, r"b must have shape \(40,\)"),
             ([], r"b must have shape \(40,\)"),
@@ -391,7 +391,7 @@ class TestRefused:
         vectors[name] = vectors[name].copy()
         vectors[name][17] = value
 
-        with pytest.raises(InputError, match=f"{name} holds {value} at row 17; NaN and Inf cannot be solved with"):
+        with pytest.raises(InputError, match=f"{name} holds {value} at row 17; all entries must be finite"):
             cg(A, **vectors)
 
     @pytest.mark.parametrize("x0", [np.ones(39), np.ones((40, 2)), np.ones(40, dtype=complex), np.ones(())])

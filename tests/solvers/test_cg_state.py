@@ -10,6 +10,7 @@ from penstock.fem import Cantilever
 from penstock.solvers import CgState, StopReason, block_jacobi, cg, jacobi
 from penstock.spmv import StoreError
 from penstock.streaming import FaultyStore, FileStore, HostStore, StreamedMatrix
+from penstock.streaming.planning.workload import Ring
 
 # Starting this far away costs so many digits that a true residual replaces the recursive one on the way to rtol.
 DISTANCE, RTOL = 1e8, 1e-10
@@ -193,7 +194,7 @@ class TestStreamedSolve:
         ring = ring_nbytes(store)
         budget = ring + int(share * (store.index.nbytes - ring))
         expected = resident_results[format_name, kind]
-        with StreamedMatrix(store, budget, overlap=overlap) as A:
+        with StreamedMatrix(store, budget, ring=Ring(overlap=overlap)) as A:
             M = PRECONDITIONERS[kind](A)
             sweeps, nbytes = A.sweeps, A.bytes_streamed
 

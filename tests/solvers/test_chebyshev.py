@@ -11,6 +11,7 @@ from penstock.solvers.chebyshev import largest_eigenvalue
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import FunctionOperator, InputError, as_operator
 from penstock.streaming import HostStore, StreamedMatrix
+from penstock.streaming.planning.workload import Ring, Workload
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +180,8 @@ def test_it_works_in_float32(beam):
 
 
 @pytest.mark.parametrize("products", [0, 2, -1, 16])
-def test_an_even_number_of_products_is_refused_with_the_reason(A, products):
-    with pytest.raises(InputError, match=f"products must be odd and positive, or auto, not {products}"):
+def test_an_even_degree_is_refused_with_the_reason(A, products):
+    with pytest.raises(InputError, match=f"degree must be odd and positive, or auto, not {products}"):
         chebyshev(A, products)
 
 
@@ -235,7 +236,9 @@ class TestBlocks:
         A = rough.matrix("bsr")
         r = np.random.default_rng(0).standard_normal(A.shape[0])
         store = HostStore.create(rough.subdivisions(7, "bsr"))
-        with StreamedMatrix(store, 5 * max(s.nbytes for s in store.index.subdivisions), products=5) as streamed:
+        with StreamedMatrix(
+            store, 5 * max(s.nbytes for s in store.index.subdivisions), workload=Workload(degree=5)
+        ) as streamed:
             z = chebyshev(streamed, 5, block_size=3) @ r
         np.testing.assert_array_equal(z, chebyshev(A, 5, block_size=3) @ r)
 
@@ -260,11 +263,10 @@ class TestBlocksOfRightHandSides:
         A, B = self.problem(rough)
         planes = [A.rows(start, start + 75) for start in range(0, A.shape[0], 75)]
         store = HostStore.create(planes)
-        with StreamedMatrix(
-            store, 8 * max(s.nbytes for s in store.index.subdivisions), slots=6, products=5
-        ) as streamed:
+        budget = 8 * max(subdivision.nbytes for subdivision in store.index.subdivisions)
+        with StreamedMatrix(store, budget, workload=Workload(degree=5), ring=Ring(slots=6)) as streamed:
             M = chebyshev(streamed, 5)
-            streamed.products_a_sweep()
+            streamed.powers_per_sweep()
             result = block_cg(streamed, B, M=M, rtol=1e-8)
 
             assert result.converged

@@ -145,8 +145,8 @@ class TestStates:
             (lambda state: cg(L, b, state=state), {}, "not a dict"),
             (lambda state: cg(other, np.ones(10), state=state), single, r"shape \(300,\)"),
             (lambda state: block_cg(L, B, state=state), single, "a BlockCgState"),
-            (lambda state: block_cg(L, B[:, :2], state=state), block, r"takes \(300, 2\)"),
-            (lambda state: block_cg(other, np.ones((10, 4)), state=state), block, r"takes \(10, 4\)"),
+            (lambda state: block_cg(L, B[:, :2], state=state), block, r"needs \(300, 2\)"),
+            (lambda state: block_cg(other, np.ones((10, 4)), state=state), block, r"needs \(10, 4\)"),
             (lambda state: cg(L.astype(np.float32), b.astype(np.float32), state=state), single, "float32"),
         ):
             with pytest.raises(InputError, match=told):
@@ -184,8 +184,8 @@ class TestArguments:
         with pytest.raises(InputError, match="instead of real numbers of shape"):
             cg(L, R[:, 0].copy(), M=M)
 
-    def test_numbers_of_products_and_rounds_are_whole(self, L):
-        for arguments in ({"products": 2.5}, {"products": 4}, {"rounds": -1}, {"rounds": 1.5}):
+    def test_degrees_and_rounds_are_whole(self, L):
+        for arguments in ({"degree": 2.5}, {"degree": 4}, {"rounds": -1}, {"rounds": 1.5}):
             with pytest.raises(InputError):
                 chebyshev(L, **arguments)
 

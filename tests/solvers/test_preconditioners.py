@@ -11,6 +11,7 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import as_preconditioner, block_jacobi, cg, jacobi
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, Operator
 from penstock.streaming import HostStore, StreamedMatrix
+from penstock.streaming.planning.workload import Ring
 
 SIZES = (1, 2, 3, 4, 6)
 # Blocks of a shifted random matrix have condition numbers below 100: LAPACK's inverses agree to a few hundred u.
@@ -94,7 +95,7 @@ class TestEqualsTheDenseReference:
         A = matrix()
         bounds = [0, 5, 10, 11, 19, 24]
         slabs = (A[start:stop] for start, stop in itertools.pairwise(bounds))
-        with StreamedMatrix(HostStore.create(slabs), budget, overlap=overlap) as streamed:
+        with StreamedMatrix(HostStore.create(slabs), budget, ring=Ring(overlap=overlap)) as streamed:
             M = make(streamed, size)
 
             assert streamed.sweeps == 1
@@ -195,7 +196,7 @@ class TestAsPreconditioner:
                 as_preconditioner(wrong, A)
 
     def test_what_is_no_operator_is_refused(self):
-        with pytest.raises(InputError, match="cannot use str as an operator; give"):
+        with pytest.raises(InputError, match="cannot use str as an operator; pass"):
             as_preconditioner("jacobi", CsrMatrix.from_csr(matrix()))
 
     def test_a_function_becomes_an_operator_of_the_shape_and_type_of_the_matrix(self):

@@ -13,6 +13,7 @@ from penstock.solvers import (
 )
 from penstock.spmv import BudgetError, InputError
 from penstock.streaming import HostStore, StreamedMatrix
+from penstock.streaming.planning.workload import Workload
 
 EACH = block_cg_workspace_nbytes(252, 1)
 
@@ -58,9 +59,9 @@ def test_a_streamed_matrix_takes_what_its_plan_has_set_aside_and_larger_blocks(A
     store = HostStore.create(beam.subdivisions(8))
     ring = 2 * max(s.nbytes for s in store.index.subdivisions)
     for room, expected in ((100, 64), (5, 5)):
-        with StreamedMatrix(store, ring, workspace_nbytes=room * EACH) as streamed:
+        with StreamedMatrix(store, ring, workload=Workload(workspace_nbytes=room * EACH)) as streamed:
             assert choose_block_size(streamed, 64) == expected
-    with StreamedMatrix(store, ring, workspace_nbytes=40 * EACH) as streamed:
+    with StreamedMatrix(store, ring, workload=Workload(workspace_nbytes=40 * EACH)) as streamed:
         result = solve_many(streamed, B, M=jacobi(streamed), rtol=1e-9)
     np.testing.assert_array_equal(result.x, solve_many(A, B, M=jacobi(A), rtol=1e-9, block_size=35).x)
     assert result.bytes_streamed > 0
@@ -71,7 +72,9 @@ def test_by_default_free_memory_is_what_there_is(A):
 
 
 def test_memory_that_holds_not_even_one_column_is_refused_before_anything_is_done(A, B):
-    with pytest.raises(BudgetError, match=r"vectors of one right-hand side need 11\.81 KiB, but 1\.953 KiB are there"):
+    with pytest.raises(
+        BudgetError, match=r"vectors of one right-hand side need 11\.81 KiB, but 1\.953 KiB are available"
+    ):
         solve_many(A, B, memory=2000)
 
 

@@ -16,9 +16,11 @@ from penstock.streaming import (
     FileStore,
     HostStore,
     MemoryBudget,
+    Ring,
     SlowStore,
     StreamedMatrix,
     Timeline,
+    index_of,
     plan_stream,
 )
 
@@ -118,7 +120,7 @@ class TestEqualsTheResidentMatrix:
     def both(self, open_store, matrices, store_kind, name, budget_kind, overlap):
         store = open_store(store_kind, name)
         budget = budget_nbytes(budget_kind, store.index)
-        with StreamedMatrix(store, budget, overlap=overlap) as streamed:
+        with StreamedMatrix(store, budget, ring=Ring(overlap=overlap)) as streamed:
             yield streamed, matrices[name][0]
 
     @pytest.mark.parametrize("columns", [None, 3], ids=["vector", "block of vectors"])
@@ -175,7 +177,7 @@ def test_the_ring_may_have_any_length_against_the_streamed_pieces(open_store, ma
         budget = slots * slot + spare * slot
         if budget >= store.index.nbytes:
             continue
-        with StreamedMatrix(store, budget, slots=slots, overlap=overlap) as streamed:
+        with StreamedMatrix(store, budget, ring=Ring(slots=slots, overlap=overlap)) as streamed:
             assert streamed.plan.slots == slots
             uneven += len(streamed.plan.schedule.streamed) % slots != 0
             for seed in range(slots + 2):
@@ -191,11 +193,13 @@ def test_it_is_an_operator_with_counters_and_an_absolute_product(store, smallest
 
 
 class TestTraffic:
-    @pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
-    def test_the_bytes_counted_are_those_the_plan_says_and_the_store_gave(self, store, budget_kind, overlap, at_end):
+    @pytest.mark.parametrize("sweep_order", ["alternate", "cyclic", "restart"])
+    def test_the_bytes_counted_are_those_the_plan_says_and_the_store_gave(
+        self, store, budget_kind, overlap, sweep_order
+    ):
         counting = CountingStore(store)
         budget = budget_nbytes(budget_kind, store.index)
-        with StreamedMatrix(counting, budget, overlap=overlap, at_end=at_end) as A:
+        with StreamedMatrix(counting, budget, ring=Ring(overlap=overlap, sweeps=sweep_order)) as A:
             assert counting.nbytes == A.plan.resident_nbytes
             A @ random_vectors(A)
             A.apply_absolute(random_vectors(A))
@@ -204,7 +208,7 @@ class TestTraffic:
             A @ random_vectors(A, columns=2)
             plan, told, sweeps = A.plan, A.bytes_streamed, A.sweeps
 
-        ahead = plan.schedule.streamed[: plan.slots] if overlap and at_end == "continue" else ()
+        ahead = plan.schedule.streamed[: plan.slots] if overlap and sweep_order == "cyclic" else ()
         assert sweeps == 5
         assert told == sum(plan.sweep_nbytes(number) for number in range(5))
         assert (told == 0) == (budget_kind == "all resident")
@@ -215,7 +219,7 @@ class TestTraffic:
     @pytest.mark.parametrize("kind", ["smallest", "half resident"])
     def test_a_turn_saves_what_the_slots_hold(self, store, kind):
         budget = budget_nbytes(kind, store.index)
-        with StreamedMatrix(store, budget, at_end="continue") as A, StreamedMatrix(store, budget) as turning:
+        with StreamedMatrix(store, budget, ring=Ring(sweeps="cyclic")) as A, StreamedMatrix(store, budget) as turning:
             for _ in range(4):
                 A.sweep(lambda number, slab: None)
                 turning.sweep(lambda number, slab: None)
@@ -235,8 +239,10 @@ class TestTraffic:
 
 
 class TestSweep:
-    @pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
-    def test_visits_every_subdivision_once_in_order_with_its_rows(self, store, resident, budget_kind, overlap, at_end):
+    @pytest.mark.parametrize("sweep_order", ["alternate", "cyclic", "restart"])
+    def test_visits_every_subdivision_once_in_order_with_its_rows(
+        self, store, resident, budget_kind, overlap, sweep_order
+    ):
         seen = []
 
         def visit(number, slab):
@@ -246,17 +252,19 @@ class TestSweep:
             np.testing.assert_array_equal(slab.column_indices, rows.column_indices)
             seen.append(number)
 
-        with StreamedMatrix(store, budget_nbytes(budget_kind, store.index), overlap=overlap, at_end=at_end) as A:
+        with StreamedMatrix(
+            store, budget_nbytes(budget_kind, store.index), ring=Ring(overlap=overlap, sweeps=sweep_order)
+        ) as A:
             for _ in range(3):
                 A.sweep(visit)
 
         there, back = list(range(9)), list(range(9))[::-1]
-        assert seen == [*there, *(back if at_end == "turn" else there), *there]
+        assert seen == [*there, *(back if sweep_order == "alternate" else there), *there]
 
     def test_inside_a_sweep_is_refused_and_the_matrix_stays_usable(self, store, smallest, resident, overlap):
         """Its slots are in use: a product from within a visit would overwrite them."""
         x = random_vectors(resident)
-        with StreamedMatrix(store, smallest, overlap=overlap) as A:
+        with StreamedMatrix(store, smallest, ring=Ring(overlap=overlap)) as A:
             with pytest.raises(InputError, match="sweep"):
                 A.sweep(lambda number, slab: A @ x)
 
@@ -286,7 +294,7 @@ class CountingBudget(MemoryBudget):
 class TestBudget:
     def test_all_matrix_storage_is_one_allocation_within_the_budget(self, store, budget_kind, overlap):
         budget = CountingBudget(budget_nbytes(budget_kind, store.index))
-        with StreamedMatrix(store, budget, overlap=overlap) as A:
+        with StreamedMatrix(store, budget, ring=Ring(overlap=overlap)) as A:
             (storage,) = budget.buffers
             start, stop = storage.ctypes.data, storage.ctypes.data + storage.nbytes
 
@@ -352,11 +360,9 @@ class TestAPlanMadeForAnotherCut:
         with pytest.raises(InputError, match=r"plan again from store\.index"):
             StreamedMatrix(store, "16 KiB", plan=plan_stream(other.index, "16 KiB"))
 
-    def test_from_outlines_of_the_same_cut_is_accepted(self, beam, open_store, matrices):
-        from penstock.streaming import index_of
-
+    def test_from_symbolic_slabs_of_the_same_cut_is_accepted(self, beam, open_store, matrices):
         store = open_store("FileStore", "beam bsr float64 storage")
-        plan = plan_stream(index_of(beam.outlines(10), beam.shape), budget_nbytes("smallest", store.index))
+        plan = plan_stream(index_of(beam.symbolic_slabs(10), beam.shape), budget_nbytes("smallest", store.index))
         x = random_vectors(matrices["beam bsr float64 storage"][0])
 
         with StreamedMatrix(store, plan.storage_nbytes, plan=plan) as A:
@@ -375,7 +381,7 @@ class TestFailures:
                 raise StoreError("the disk is gone")
 
         x, expected, full = random_vectors(resident), 0, True
-        with StreamedMatrix(FaultyStore(store, fail), smallest, overlap=overlap) as A:
+        with StreamedMatrix(FaultyStore(store, fail), smallest, ring=Ring(overlap=overlap)) as A:
             errors, good = 0, 0
             for _ in range(6):
                 later = A.plan.sweep_nbytes(2 if A.direction == 1 else 1)
@@ -392,15 +398,15 @@ class TestFailures:
             assert A.sweeps == 5
             assert A.bytes_streamed == expected
 
-    @pytest.mark.parametrize("at_end", ["continue", "stop"])
+    @pytest.mark.parametrize("sweep_order", ["cyclic", "restart"])
     @pytest.mark.parametrize("fault", [0, 1, 5, 8, 9, 10, 20])
-    def test_so_it_does_if_sweeps_do_not_turn(self, store, smallest, resident, overlap, at_end, fault):
+    def test_so_it_does_if_sweeps_do_not_turn(self, store, smallest, resident, overlap, sweep_order, fault):
         def fail(read, number):
             if read == fault:
                 raise StoreError("the disk is gone")
 
         x, errors = random_vectors(resident), 0
-        with StreamedMatrix(FaultyStore(store, fail), smallest, overlap=overlap, at_end=at_end) as A:
+        with StreamedMatrix(FaultyStore(store, fail), smallest, ring=Ring(overlap=overlap, sweeps=sweep_order)) as A:
             for _ in range(5):
                 try:
                     np.testing.assert_array_equal(A @ x, resident @ x)
@@ -417,7 +423,7 @@ class TestFailures:
 
         budget = MemoryBudget(budget_nbytes("half resident", store.index))
         with pytest.raises(StoreError, match="the disk is gone") as caught:
-            StreamedMatrix(FaultyStore(store, fail), budget, overlap=overlap)
+            StreamedMatrix(FaultyStore(store, fail), budget, ring=Ring(overlap=overlap))
 
         assert budget.used_nbytes == 0
         assert reader_threads() == []
@@ -427,7 +433,7 @@ class TestFailures:
         def fail(read, number):
             raise StoreError("the disk is gone")
 
-        with StreamedMatrix(FaultyStore(store, fail), smallest, overlap=overlap) as A:
+        with StreamedMatrix(FaultyStore(store, fail), smallest, ring=Ring(overlap=overlap)) as A:
             for _ in range(3):
                 with pytest.raises(StoreError, match="the disk is gone"):
                     A @ random_vectors(A)
@@ -443,7 +449,7 @@ class TestFailures:
             if number == at:
                 raise error("stop here")
 
-        with StreamedMatrix(store, budget_nbytes(budget_kind, store.index), overlap=overlap) as A:
+        with StreamedMatrix(store, budget_nbytes(budget_kind, store.index), ring=Ring(overlap=overlap)) as A:
             for _ in range(2):
                 with pytest.raises(error, match="stop here"):
                     A.sweep(visit)
@@ -472,7 +478,7 @@ class TestFailures:
 
         x = random_vectors(resident)
         wrapped = FaultyStore(store, interrupt)
-        with StreamedMatrix(wrapped, smallest, overlap=overlap) as A:
+        with StreamedMatrix(wrapped, smallest, ring=Ring(overlap=overlap)) as A:
             with pytest.raises(KeyboardInterrupt):
                 A @ x
 
@@ -486,7 +492,7 @@ class TestFailures:
                 file.seek(start)
                 file.write(b"\xff" * 8)
             with (
-                StreamedMatrix(store, budget_nbytes("smallest", store.index), overlap=overlap) as A,
+                StreamedMatrix(store, budget_nbytes("smallest", store.index), ring=Ring(overlap=overlap)) as A,
                 pytest.raises(StoreError, match=r"subdivision 3 \(rows 24 to 79\)"),
             ):
                 A @ random_vectors(A)
@@ -494,7 +500,7 @@ class TestFailures:
 
 class TestClose:
     def test_stops_the_reader_and_drops_what_was_fetched_ahead(self, store, smallest):
-        A = StreamedMatrix(store, smallest, overlap=True, slots=2)
+        A = StreamedMatrix(store, smallest, ring=Ring(overlap=True, slots=2))
         (reader,) = reader_threads()
         A @ random_vectors(A)
 
@@ -504,15 +510,15 @@ class TestClose:
         assert reader_threads() == []
 
     def test_without_overlap_there_is_no_reader(self, store, budget_kind):
-        with StreamedMatrix(store, budget_nbytes(budget_kind, store.index), overlap=False):
+        with StreamedMatrix(store, budget_nbytes(budget_kind, store.index), ring=Ring(overlap=False)):
             assert reader_threads() == []
 
     def test_all_resident_needs_no_reader(self, store):
-        with StreamedMatrix(store, store.index.nbytes, overlap=True):
+        with StreamedMatrix(store, store.index.nbytes, ring=Ring(overlap=True)):
             assert reader_threads() == []
 
     def test_twice_is_fine(self, store, smallest, overlap):
-        A = StreamedMatrix(store, smallest, overlap=overlap)
+        A = StreamedMatrix(store, smallest, ring=Ring(overlap=overlap))
         A.close()
         A.close()
 
@@ -525,7 +531,7 @@ class TestClose:
                 np.testing.assert_array_equal(A @ x, resident @ x)
 
     def test_use_afterwards_is_refused_with_advice(self, store, smallest, overlap):
-        with StreamedMatrix(store, smallest, overlap=overlap) as A:
+        with StreamedMatrix(store, smallest, ring=Ring(overlap=overlap)) as A:
             A @ random_vectors(A)
 
         uses = [
@@ -542,9 +548,9 @@ class TestClose:
     def test_a_matrix_dropped_without_close_gives_thread_and_memory_back(self, store, smallest):
         """As when a notebook's variable is assigned anew."""
         budget = MemoryBudget(smallest)
-        A = StreamedMatrix(store, budget, overlap=True)
+        A = StreamedMatrix(store, budget, ring=Ring(overlap=True))
         A @ random_vectors(A)
-        (reader,), executor = reader_threads(), A._executor
+        (reader,), executor = reader_threads(), A._sweeper.executor
 
         del A
         gc.collect()
@@ -562,7 +568,9 @@ class TestRecording:
     def recorded(self, store, overlap):
         """Spans of three sweeps with reads of 4 ms and computations of 4 ms."""
         slow = SlowStore(store, latency=0.004)
-        with StreamedMatrix(slow, budget_nbytes("smallest", store.index) + 8192, slots=2, overlap=overlap) as A:
+        with StreamedMatrix(
+            slow, budget_nbytes("smallest", store.index) + 8192, ring=Ring(slots=2, overlap=overlap)
+        ) as A:
             with A.recording() as timeline:
                 for _ in range(self.SWEEPS):
                     A.sweep(lambda number, slab: time.sleep(0.004))
@@ -612,7 +620,7 @@ class TestRecording:
         assert Timeline.from_json(timeline.to_json()) == timeline
 
     def test_times_count_from_the_start_of_the_recording(self, store, smallest, overlap):
-        with StreamedMatrix(store, smallest, overlap=overlap) as A:
+        with StreamedMatrix(store, smallest, ring=Ring(overlap=overlap)) as A:
             time.sleep(0.2)
             with A.recording() as timeline:
                 began = time.perf_counter()
@@ -623,7 +631,7 @@ class TestRecording:
         assert max(span.stop for span in timeline.spans) <= lasted + 0.1
 
     def test_nothing_is_recorded_outside_of_it(self, store, smallest, overlap):
-        with StreamedMatrix(store, smallest, overlap=overlap) as A:
+        with StreamedMatrix(store, smallest, ring=Ring(overlap=overlap)) as A:
             A @ random_vectors(A)
             with A.recording() as timeline:
                 A @ random_vectors(A)
@@ -648,7 +656,7 @@ class TestRecording:
 
         slow = SlowStore(store, latency=0.02)
         x = random_vectors(resident)
-        A = StreamedMatrix(slow, budget_nbytes("smallest", store.index), overlap=True, at_end="continue")
+        A = StreamedMatrix(slow, budget_nbytes("smallest", store.index), ring=Ring(overlap=True, sweeps="cyclic"))
         (reader,) = reader_threads()
         monkeypatch.setattr(time, "perf_counter", slow_clock)
         with A.recording():
@@ -661,7 +669,7 @@ class TestRecording:
 
         alive = reader.is_alive()
         if not alive:
-            A._executor = None  # closing would wait for the dead reader for ever
+            A._sweeper.executor = None  # closing would wait for the dead reader for ever
 
         assert alive, "the reader died, and the next sweep would wait for it for ever"
         with A:
@@ -676,7 +684,7 @@ class TestOverlap:
     def sweep_seconds(self, store, overlap):
         """Return the time of some sweeps, and that of their reads and computations one after the other."""
         slow = SlowStore(store, latency=self.READ_SECONDS)
-        with StreamedMatrix(slow, budget_nbytes("smallest", store.index), overlap=overlap) as A:
+        with StreamedMatrix(slow, budget_nbytes("smallest", store.index), ring=Ring(overlap=overlap)) as A:
             assert len(A.plan.schedule.streamed) == 9
             began = time.perf_counter()
             for _ in range(self.SWEEPS):
@@ -696,15 +704,15 @@ class TestOverlap:
 
         assert seconds >= 0.99 * in_sequence
 
-    @pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
-    def test_between_sweeps_the_ring_goes_on_only_if_it_is_to_continue(self, store, smallest, at_end):
+    @pytest.mark.parametrize("sweep_order", ["alternate", "cyclic", "restart"])
+    def test_between_sweeps_the_ring_goes_on_only_if_it_is_to_continue(self, store, smallest, sweep_order):
         """Transfers go on while the solver works on its vectors; at a turn the slots are full of what comes next."""
         counting = CountingStore(SlowStore(store, latency=self.READ_SECONDS))
-        with StreamedMatrix(counting, smallest, overlap=True, at_end=at_end) as A:
+        with StreamedMatrix(counting, smallest, ring=Ring(overlap=True, sweeps=sweep_order)) as A:
             A.sweep(lambda number, slab: None)
             time.sleep(5 * self.READ_SECONDS)
 
-            assert len(counting.numbers) == 9 + (A.plan.slots if at_end == "continue" else 0)
+            assert len(counting.numbers) == 9 + (A.plan.slots if sweep_order == "cyclic" else 0)
 
 
 def test_a_device_that_is_unknown_is_refused(store, smallest):

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from penstock.spmv import InputError, StoreError, format_named, format_names
+from penstock.spmv.formats.partition import cut_rows
 from penstock.streaming import (
     CountingStore,
     FaultyStore,
     FileStore,
     HostStore,
     MemoryBudget,
+    Ring,
     SlowStore,
     StreamedMatrix,
     plan_stream,
@@ -66,7 +68,7 @@ def stored(resident, tmp_path_factory):
     def get(kind, name):
         if (kind, name) not in made:
             matrix = resident(name)
-            bounds = matrix.cut(SUBDIVISIONS)
+            bounds = cut_rows(matrix, SUBDIVISIONS)
             slabs = (matrix.rows(start, stop) for start, stop in itertools.pairwise(bounds))
             if kind == "HostStore":
                 made[kind, name] = HostStore.create(slabs)
@@ -106,10 +108,10 @@ class TestAResidentStructure:
         largest = max(piece.part_nbytes("values") for piece in index.subdivisions)
         budget = MemoryBudget(index.part_nbytes("structure") + 3 * largest)
         counting, x = CountingStore(store), vectors(index.shape[1])
-        with StreamedMatrix(store, ring(store), overlap=overlap, slots=2) as whole:
+        with StreamedMatrix(store, ring(store), ring=Ring(overlap=overlap, slots=2)) as whole:
             expected = [whole @ x for _ in range(4)]
 
-        with StreamedMatrix(counting, budget, overlap=overlap, slots=2, resident_structure=True) as A:
+        with StreamedMatrix(counting, budget, ring=Ring(overlap=overlap, slots=2, resident_structure=True)) as A:
             assert A.plan.slots == 2
             opened = counting.nbytes
             assert opened == index.part_nbytes("structure") + A.plan.resident_nbytes
@@ -128,7 +130,9 @@ class TestAResidentStructure:
         store, matrix = stored(kind, name), resident(name)
         x = vectors(matrix.shape[1])
         budget = store.index.part_nbytes("structure") + ring(store)
-        with StreamedMatrix(store, min(budget, store.index.nbytes - 1), slots=2, resident_structure=True) as A:
+        with StreamedMatrix(
+            store, min(budget, store.index.nbytes - 1), ring=Ring(slots=2, resident_structure=True)
+        ) as A:
             np.testing.assert_array_equal(A.diagonal_blocks(3), matrix.diagonal_blocks(3))
             np.testing.assert_allclose(A.apply_absolute(x), matrix.apply_absolute(x), rtol=1e-12, atol=1e-300)
 
@@ -139,7 +143,7 @@ class TestApplyEach:
     def test_is_bit_equal_to_products_of_their_own_in_a_single_sweep(self, stored, name, columns):
         store = stored("HostStore", name)
         X = vectors(4, store.index.shape[1], *columns)
-        with StreamedMatrix(store, ring(store), slots=2) as A:
+        with StreamedMatrix(store, ring(store), ring=Ring(slots=2)) as A:
             expected = []
             for x in X:
                 A.turn_to(1)  # what scatters adds to rows in the order of the sweep
@@ -199,7 +203,7 @@ class TestDirection:
 
     def test_alternates_and_can_be_chosen(self, store, overlap):
         there, back = list(range(SUBDIVISIONS)), list(range(SUBDIVISIONS))[::-1]
-        with StreamedMatrix(store, ring(store), overlap=overlap) as A:
+        with StreamedMatrix(store, ring(store), ring=Ring(overlap=overlap)) as A:
             assert (A.direction, self.visited(A), A.direction) == (1, there, -1)
             A.turn_to(-1)
             assert self.visited(A) == back
@@ -211,7 +215,7 @@ class TestDirection:
 
     def test_a_run_may_begin_backwards(self, store, resident, overlap):
         x = vectors(store.index.shape[1])
-        with StreamedMatrix(store, ring(store), overlap=overlap) as A:
+        with StreamedMatrix(store, ring(store), ring=Ring(overlap=overlap)) as A:
             A.turn_to(-1)
             for number in range(4):
                 assert A.direction == (1 if number % 2 else -1)
@@ -219,7 +223,7 @@ class TestDirection:
 
     def test_turning_away_costs_the_ring_and_staying_nothing(self, store, overlap):
         counting = CountingStore(store)
-        with StreamedMatrix(counting, ring(store), overlap=overlap) as A:
+        with StreamedMatrix(counting, ring(store), ring=Ring(overlap=overlap)) as A:
             plan = A.plan
             self.visited(A)
             A.turn_to(-1)
@@ -233,7 +237,7 @@ class TestDirection:
 
     def test_there_and_back_again_before_a_sweep_is_correct(self, store, resident, overlap):
         x = vectors(store.index.shape[1])
-        with StreamedMatrix(store, ring(store), overlap=overlap) as A:
+        with StreamedMatrix(store, ring(store), ring=Ring(overlap=overlap)) as A:
             for direction in (-1, 1, -1, 1):
                 A.turn_to(direction)
             np.testing.assert_array_equal(A @ x, resident("csr") @ x)
@@ -241,18 +245,20 @@ class TestDirection:
             A.turn_to(-1)
             np.testing.assert_array_equal(A @ x, resident("csr") @ x)
 
-    @pytest.mark.parametrize(("at_end", "direction"), [("continue", -1), ("stop", -1), ("turn", 0), ("turn", 2)])
-    def test_one_that_the_plan_does_not_have_is_refused(self, store, at_end, direction):
-        with StreamedMatrix(store, ring(store), at_end=at_end) as A:
+    @pytest.mark.parametrize(
+        ("sweep_order", "direction"), [("cyclic", -1), ("restart", -1), ("alternate", 0), ("alternate", 2)]
+    )
+    def test_one_that_the_plan_does_not_have_is_refused(self, store, sweep_order, direction):
+        with StreamedMatrix(store, ring(store), ring=Ring(sweeps=sweep_order)) as A:
             A.turn_to(1)
-            with pytest.raises(InputError, match=f"not {direction}|do not turn"):
+            with pytest.raises(InputError, match=f"not {direction}|do not alternate"):
                 A.turn_to(direction)
             assert A.direction == 1
 
     def test_of_a_scattering_format_decides_the_bits(self, stored, overlap):
         store = stored("HostStore", "symmetric_bsr")
         x = vectors(store.index.shape[1])
-        with StreamedMatrix(store, ring(store), overlap=overlap) as A:
+        with StreamedMatrix(store, ring(store), ring=Ring(overlap=overlap)) as A:
             alternating = [A @ x for _ in range(4)]
             A.turn_to(1)
             again = A @ x
@@ -263,11 +269,11 @@ class TestDirection:
         np.testing.assert_allclose(alternating[0], alternating[1], rtol=1e-9)
 
 
-@pytest.mark.parametrize("at_end", ["turn", "continue", "stop"])
+@pytest.mark.parametrize("sweep_order", ["alternate", "cyclic", "restart"])
 @pytest.mark.parametrize("pieces", [1, 2, 3])
-def test_without_a_budget_of_a_plan_few_pieces_go_through_a_longer_ring(resident, at_end, overlap, pieces):
+def test_without_a_budget_of_a_plan_few_pieces_go_through_a_longer_ring(resident, sweep_order, overlap, pieces):
     store = HostStore.from_matrix(resident("csr"), pieces)
-    plan = plan_stream(store.index, None, at_end=at_end, overlap=overlap)
+    plan = plan_stream(store.index, None, ring=Ring(sweeps=sweep_order, overlap=overlap))
     x = vectors(store.index.shape[1])
 
     with StreamedMatrix(store, plan.storage_nbytes, plan=plan) as A:
@@ -277,7 +283,7 @@ def test_without_a_budget_of_a_plan_few_pieces_go_through_a_longer_ring(resident
 
 def test_a_ring_longer_than_the_matrix_records_the_slots_its_transfers_went_to(resident):
     store = HostStore.from_matrix(resident("csr"), 1)
-    plan = plan_stream(store.index, None, at_end="continue")
+    plan = plan_stream(store.index, None, ring=Ring(sweeps="cyclic"))
     slow = SlowStore(store, latency=0.02)
     with StreamedMatrix(slow, plan.storage_nbytes, plan=plan) as A, A.recording() as timeline:
         A.sweep(lambda number, slab: None)
@@ -353,7 +359,7 @@ class TestWhatFailedIsTold:
                 raise ValueError("not this one")
 
         with (
-            StreamedMatrix(store, ring(store), overlap=overlap) as A,
+            StreamedMatrix(store, ring(store), ring=Ring(overlap=overlap)) as A,
             pytest.raises(ValueError, match="not this one") as caught,
         ):
             A.sweep(visit)
@@ -368,7 +374,7 @@ class TestWhatFailedIsTold:
                 raise OSError("something with the network")
 
         with (
-            StreamedMatrix(FaultyStore(store, fail), ring(store), overlap=overlap) as A,
+            StreamedMatrix(FaultyStore(store, fail), ring(store), ring=Ring(overlap=overlap)) as A,
             pytest.raises(OSError, match="network") as caught,
         ):
             A @ vectors(store.index.shape[1])
@@ -383,7 +389,7 @@ class TestWhatFailedIsTold:
         with FileStore.create(tmp_path / "store", slabs) as store:
             (tmp_path / "store" / "slabs.bin").write_bytes(b"\1" * store.index.nbytes)
             with (
-                StreamedMatrix(store, ring(store), overlap=overlap) as A,
+                StreamedMatrix(store, ring(store), ring=Ring(overlap=overlap)) as A,
                 pytest.raises(StoreError, match=r"subdivision 0 \(rows 0 to 119\)") as caught,
             ):
                 A @ vectors(420)
@@ -392,7 +398,7 @@ class TestWhatFailedIsTold:
 
 
 def test_a_recording_is_a_chrome_trace(store, overlap):
-    with StreamedMatrix(store, ring(store), overlap=overlap) as A:
+    with StreamedMatrix(store, ring(store), ring=Ring(overlap=overlap)) as A:
         with A.recording() as timeline:
             A @ vectors(store.index.shape[1])
             A @ vectors(store.index.shape[1])

@@ -1,0 +1,1 @@
+"""Cantilevers described in YAML: solved, resumed, sampled and compared."""

@@ -1,0 +1,253 @@
+"""Solves one system in memory, streamed without and with overlap, and with several powers of A per sweep, and compares."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from penstock.experiments.cantilever.configuration import Experiment, read_experiment
+from penstock.experiments.cantilever.run import resume_experiment, run_experiment
+from penstock.experiments.cantilever.single_run import resolved
+from penstock.experiments.reporting import figures
+from penstock.experiments.reporting.atomic import write_json, write_text
+from penstock.experiments.reporting.folder import ResultsFolder
+from penstock.experiments.reporting.progress import Reporter
+from penstock.experiments.reporting.study import Record, Study, StudyFolder, StudyStopped
+from penstock.spmv import InputError, format_nbytes
+
+__all__ = ["VARIANTS", "Comparison", "ComparisonFolder", "Variant", "compare_experiment"]
+
+_BRIEF_SECONDS = 1.0  # a shorter solve is repeated, because the first one may include loading kernels
+_FROM_RESULT = (
+    "converged", "iterations", "sweeps", "products_a_sweep", "bytes_streamed", "true_residual", "format", "sweep_seconds",
+    "device",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to solve the system of an experiment.
+
+    Parameters
+    ----------
+    title : str
+    memory, solver : callable
+        Return the values in these sections of the experiment that differ.
+    """
+
+    title: str
+    memory: Callable[[Experiment], dict[str, Any]]
+    solver: Callable[[Experiment], dict[str, Any]]
+
+
+def _one_power(experiment: Experiment) -> dict[str, Any]:
+    """Return a preconditioner that needs one product per iteration."""
+    polynomial = experiment.preconditioner.degrees(streamed=True) != (1,)
+    return {"preconditioner": "block_jacobi" if polynomial else experiment.solver.preconditioner}
+
+
+def _in_memory(experiment: Experiment) -> dict[str, Any]:
+    """Return memory settings without a budget, and without all settings that need one."""
+    defaults = type(experiment.memory)().model_dump(exclude={"device", "format", "values"})
+    return {**defaults, "budget": None}
+
+
+#: The variants by name, which is also the name of their folder.
+VARIANTS: dict[str, Variant] = {
+    "memory": Variant("in memory", _in_memory, _one_power),
+    "no_overlap": Variant("streamed, no overlap", lambda experiment: {"overlap": False}, _one_power),
+    "overlap": Variant("streamed, overlap", lambda experiment: {"overlap": True}, _one_power),
+    "wavefront": Variant(
+        "streamed, several powers per sweep",
+        lambda experiment: {"overlap": True},
+        lambda experiment: {"preconditioner": "chebyshev"},
+    ),
+}
+
+
+class ComparisonFolder(StudyFolder):
+    """The folder of a comparison: a results folder for each variant, the records, a table and a figure."""
+
+    configuration_name: ClassVar[str] = "experiment.yaml"  # unlike in the folder of a run
+    records_name: ClassVar[str] = "comparison.json"
+    is_list: ClassVar[bool] = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.table = path / "comparison.md"
+        self.figure = path / "comparison.png"
+
+    def variant(self, name: str) -> ResultsFolder:
+        """Return the results folder of a variant."""
+        return ResultsFolder(self.path / name)
+
+
+class Comparison(Study[str, ComparisonFolder]):
+    """Solves the system of an experiment in all variants; a point is the name of a variant.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    folder : ComparisonFolder
+    reporter : Reporter, optional
+    """
+
+    refusals: ClassVar[tuple[type[Exception], ...]] = (InputError, MemoryError)  # other errors may not occur again
+    stops_between_points: ClassVar[bool] = False  # a run stops between two iterations
+
+    def __init__(self, experiment: Experiment, folder: ComparisonFolder, reporter: Reporter | None = None) -> None:
+        super().__init__(folder, reporter)
+        self.experiment = experiment
+
+    def points(self) -> list[str]:
+        """Return the names of all variants."""
+        return list(VARIANTS)
+
+    def is_done(self, point: str) -> bool:
+        """Return whether there is a record of a variant."""
+        return any(record["way"] == point for record in self.records)
+
+    def measure(self, point: str) -> list[Record]:
+        """Solve in one variant, or resume there, and return its record."""
+        folder, title = self.folder.variant(point), VARIANTS[point].title
+        self.reporter.text("Variant", title)
+        refused = self._refused_file(point)
+        if refused.exists():
+            return [folder.read_json(refused)]
+        if not folder.result.exists():
+            self._solve(point, folder)
+        result, spec = folder.read_json(folder.result), read_experiment(folder.configuration).preconditioner
+        return [
+            {
+                "way": point,
+                "title": title,
+                **{key: result[key] for key in _FROM_RESULT},
+                "seconds": result["seconds"]["solve"],
+                "preconditioner": spec.name,
+                "products": getattr(spec, "degree", 1),
+            }
+        ]
+
+    def _solve(self, name: str, folder: ResultsFolder) -> None:
+        if folder.checkpoint.exists():
+            if resume_experiment(folder.path, reporter=self.reporter).interrupted:
+                raise StudyStopped
+            return
+        variant, experiment = VARIANTS[name], self.experiment
+        changed = _changed(experiment, memory=variant.memory(experiment), solver=variant.solver(experiment))
+        for _ in range(2):
+            # Remove a run that was killed before its first checkpoint, or a brief one.
+            shutil.rmtree(folder.path, ignore_errors=True)
+            if run_experiment(changed, folder.path, reporter=self.reporter).interrupted:
+                raise StudyStopped
+            if folder.read_json(folder.result)["seconds"]["solve"] >= _BRIEF_SECONDS:
+                break
+
+    def _refused_file(self, point: str) -> Path:
+        return self.folder.variant(point).path / "refused.json"
+
+    def refused(self, point: str, error: Exception) -> list[Record]:
+        """Record why a variant is not possible, for example because the matrix does not fit in memory."""
+        record = {"way": point, "title": VARIANTS[point].title, "refused": str(error)}
+        path = self._refused_file(point)
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, record)
+        self.reporter.text("Refused", str(error))
+        return [record]
+
+    def save(self) -> None:
+        """Write the records, the table and the figure."""
+        super().save()
+        self.report()
+
+    def report(self) -> None:
+        """Write the table and the figure."""
+        write_text(self.folder.table, _table(self.records))
+        solved = [record for record in self.records if "refused" not in record]
+        if solved:
+            histories = [self.folder.variant(record["way"]).read_residuals()[0] for record in solved]
+            figures.draw_comparison(self.folder.figure, solved, histories)
+
+
+def compare_experiment(
+    experiment: Experiment | None, directory: str | Path, *, reporter: Reporter | None = None
+) -> tuple[ComparisonFolder, bool]:
+    """Solve the system of an experiment in all :data:`VARIANTS`.
+
+    Parameters
+    ----------
+    experiment : Experiment or None
+        One system with one right-hand side. Without ``memory.budget``, the budget is a quarter of its matrix. None resumes the
+        comparison in the folder; finished variants are not solved again.
+    directory : path
+    reporter : Reporter, optional
+        Receives progress.
+
+    Returns
+    -------
+    ComparisonFolder, bool
+        The folder, and whether all variants are done; False after an interrupt. A variant that is refused, for example because
+        the matrix does not fit in memory, is recorded with the reason. A solve of less than a second is repeated once.
+
+    Raises
+    ------
+    InputError
+        If the experiment has samples or several right-hand sides, or there is no comparison to resume.
+    """
+    folder = ComparisonFolder(Path(directory))
+    if experiment is None:
+        if not folder.configuration.exists():
+            raise InputError(f"{folder.path} holds no {folder.configuration.name}; there is no comparison to resume")
+        experiment = read_experiment(folder.configuration)
+    else:
+        experiment = _with_budget(experiment)
+        folder.make()
+        folder.write_configuration(resolved(experiment))
+    return folder, Comparison(experiment, folder, reporter).run()
+
+
+def _with_budget(experiment: Experiment) -> Experiment:
+    """Refuse an experiment with several systems; return it with a budget, by default a quarter of the matrix."""
+    if experiment.material.samples is not None or experiment.is_block:
+        raise InputError("a comparison needs one system and one right-hand side; leave out samples and cases")
+    if experiment.memory.store is not None:
+        raise InputError("memory.store keeps one cut of the matrix, but each variant has its own; leave it out")
+    if experiment.memory.budget is not None:
+        return experiment
+    nbytes = experiment.cantilever().nnz * (4 if experiment.memory.values == "float32" else 8)
+    return _changed(experiment, memory={"budget": nbytes // 4})
+
+
+def _changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:
+    """Return an experiment with other values in some sections."""
+    update = {name: getattr(experiment, name).model_copy(update=values) for name, values in sections.items()}
+    return experiment.model_copy(update=update)
+
+
+def _table(records: list[Record]) -> str:
+    """Return the table in Markdown."""
+    converged = {record["way"]: record["seconds"] for record in records if record.get("converged")}
+    memory, overlap = converged.get("memory"), converged.get("overlap")
+    lines = [
+        "| variant | solve | time / in memory | speed-up over overlap alone | format | products per iteration "
+        "| powers per sweep | iterations | sweeps | moved | a sweep | true residual |",
+        "|" + "---|" * 12,
+    ]
+    for record in records:
+        if "refused" in record:
+            lines.append(f"| {record['title']} | refused: {record['refused']} |" + " |" * 10)
+            continue
+        seconds, done, residual = record["seconds"], record["converged"], record["true_residual"]
+        cells = (
+            record["title"], f"{seconds:.3g} s" + ("" if done else ", not converged"),
+            f"{seconds / memory:.2f}" if memory and done else "-",
+            f"{overlap / seconds:.2f}" if overlap and done else "-",
+            record["format"], record["products"], record["products_a_sweep"], record["iterations"], record["sweeps"],
+            format_nbytes(record["bytes_streamed"]), f"{1e3 * (record['sweep_seconds'] or 0):.3g} ms",
+            "not finite" if residual is None else f"{residual:.2e}",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"

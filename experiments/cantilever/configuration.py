@@ -1,0 +1,294 @@
+"""What an experiment file may say, validated before anything is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
+
+from penstock.experiments.reporting.yaml_files import read_configuration
+from penstock.fem import (
+    Cantilever,
+    Element,
+    HeatConduction,
+    LinearElasticity,
+    LognormalMaterial,
+    Material,
+    MicropolarElasticity,
+    TwoPhaseMaterial,
+    UniformMaterial,
+)
+from penstock.fem.assembly import ASSEMBLED_FORMATS
+from penstock.solvers import PRECONDITIONERS, PreconditionerSpec, preconditioner_spec
+from penstock.spmv import parse_nbytes
+from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
+
+__all__ = ["Experiment", "read_configuration", "read_experiment"]
+
+Size = Annotated[int, BeforeValidator(parse_nbytes)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NodeCount = Annotated[int, Field(ge=2)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Model(Section):
+    """The body and its mesh."""
+
+    nodes: NodeCount | tuple[NodeCount, NodeCount, NodeCount] = Field(
+        description="nodes a side: one number for a cube, or [nx, ny, nz]"
+    )
+    dof: Literal[1, 3, 6] = Field(
+        default=3, description="unknowns a node: 1 heat conduction, 3 elasticity, 6 micropolar elasticity"
+    )
+    lengths: PositiveFloat | tuple[PositiveFloat, PositiveFloat, PositiveFloat] = Field(
+        default=1.0, description="side lengths; one number gives cubic elements and that length along x"
+    )
+
+
+class MaterialSection(Section):
+    """Moduli, and how they vary from element to element."""
+
+    kind: Literal["uniform", "lognormal", "two_phase"] = Field(
+        default="uniform", description="variation between elements"
+    )
+    young: PositiveFloat = Field(default=1.0, description="Young's modulus (dof 3 and 6)")
+    poisson: Annotated[float, Field(gt=-1, lt=0.5)] = Field(default=0.3, description="Poisson's ratio (dof 3 and 6)")
+    conductivity: PositiveFloat = Field(default=1.0, description="dof 1")
+    coupling: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.5, description="micropolar coupling number squared (dof 6)"
+    )
+    characteristic_length: PositiveFloat = Field(default=0.1, description="micropolar length in bending (dof 6)")
+    sigma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.5, description="of the logarithm (lognormal)"
+    )
+    contrast: PositiveFloat = Field(default=100.0, description="stiffness of inclusions (two_phase)")
+    fraction: Annotated[float, Field(ge=0, le=1)] = Field(default=0.3, description="share of inclusions (two_phase)")
+    seed: Annotated[int, Field(ge=0)] = Field(default=1, description="of random factors")
+    samples: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="solve for so many seeds, one after another, from this one on"
+    )
+
+    @model_validator(mode="after")
+    def _samples_are_random(self) -> MaterialSection:
+        if self.samples is not None and self.kind == "uniform":
+            raise ValueError("samples of a uniform material are all the same; choose kind: lognormal or two_phase")
+        return self
+
+    def cantilever(self, model: Model) -> Cantilever:
+        """Return a body of this material."""
+        materials: dict[str, Material] = {
+            "uniform": UniformMaterial(),
+            "lognormal": LognormalMaterial(self.sigma, self.seed),
+            "two_phase": TwoPhaseMaterial(self.contrast, self.fraction, self.seed),
+        }
+        element: Element
+        if model.dof == 1:
+            element = HeatConduction(self.conductivity)
+        elif model.dof == 3:
+            element = LinearElasticity(self.young, self.poisson)
+        else:
+            element = MicropolarElasticity.from_engineering(
+                self.young, self.poisson, coupling=self.coupling, characteristic_length=self.characteristic_length
+            )
+        return Cantilever(model.nodes, model.dof, model.lengths, materials[self.kind], element)
+
+
+LoadKind = Literal["auto", "shear", "shear_y", "axial", "torsion", "body"]
+Magnitude = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class LoadCase(Section):
+    """One of several loads."""
+
+    kind: LoadKind = Field(default="auto", description="auto: end shear, or a uniform source for dof 1")
+    magnitude: Magnitude = Field(default=1.0, description="total force, moment or source")
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return the arguments of :meth:`Cantilever.load`."""
+        return () if self.kind == "auto" else (self.kind,)
+
+
+class LoadSection(LoadCase):
+    """What acts on the body: one load, several cases, or samples of a random load. Several are solved as one block."""
+
+    cases: Annotated[tuple[LoadCase, ...], Field(min_length=1, max_length=LARGEST_VECTOR_BLOCK)] | None = Field(
+        default=None, description="load cases instead of one load: a list of {kind: ..., magnitude: ...}"
+    )
+    samples: Annotated[int, Field(ge=1, le=LARGEST_VECTOR_BLOCK)] | None = Field(
+        default=None, description="samples of the load, each of its entries multiplied by a random number"
+    )
+    spread: PositiveFloat = Field(default=0.2, description="standard deviation of these numbers; their mean is 1")
+    seed: Annotated[int, Field(ge=0)] = Field(default=1, description="of these numbers")
+
+    @model_validator(mode="after")
+    def _cases_or_samples(self) -> LoadSection:
+        if self.cases is not None and self.samples is not None:
+            raise ValueError("cases are loads that are known, samples random ones; give one or the other")
+        given = sorted(self.model_fields_set & {"kind", "magnitude"})
+        if self.cases is not None and given:
+            raise ValueError(f"cases have their own kind and magnitude; leave out {' and '.join(given)}")
+        return self
+
+
+class SolverSection(Section):
+    """How the system is solved."""
+
+    rtol: Annotated[float, Field(ge=0, lt=1)] = Field(default=1e-8, description="true residual over the norm of b")
+    maxiter: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="iterations at most; default 10 x unknowns"
+    )
+    preconditioner: str = Field(
+        default="block_jacobi",
+        description="block_jacobi inverts the blocks of the unknowns of a node; chebyshev is a polynomial in the matrix",
+        json_schema_extra={"enum": [*PRECONDITIONERS.keys()]},
+    )
+    degree: int | Literal["auto"] = Field(
+        default="auto",
+        validation_alias=AliasChoices("degree", "products"),
+        description="with chebyshev: products with the matrix in an iteration, odd; auto: the plan chooses",
+    )
+
+    @model_validator(mode="after")
+    def _preconditioner_exists(self) -> SolverSection:
+        self.spec(1)
+        return self
+
+    def spec(self, block_size: int) -> PreconditionerSpec:
+        """Return the preconditioner of a matrix with dense blocks of this size."""
+        degree = self.degree if self.preconditioner == "chebyshev" else None
+        return preconditioner_spec(self.preconditioner, block_size=block_size, degree=degree)
+
+
+def _check_format(name: str) -> str:
+    """Refuse a format in which no matrix can be assembled."""
+    if name not in ("auto", *ASSEMBLED_FORMATS):
+        raise ValueError(f"expected auto or one of {', '.join(ASSEMBLED_FORMATS)}, not {name!r}")
+    return name
+
+
+FormatName = Annotated[
+    str, AfterValidator(_check_format), WithJsonSchema({"type": "string", "enum": ["auto", *ASSEMBLED_FORMATS]})
+]
+
+
+class MemorySection(Section):
+    """Where the matrix lives and how much of it at a time."""
+
+    device: str = Field(default="cpu", description="cpu, cuda or cuda:<number>", pattern=r"^(cpu|cuda(:\d+)?)$")
+    budget: Size | None = Field(
+        default=None, description="memory for matrix storage, such as 2 GiB; default: the whole matrix stays resident"
+    )
+    format: FormatName = Field(
+        default="auto",
+        description="storage format; auto: bsr in memory; streamed, the one whose sweeps are predicted to be shortest",
+    )
+    values: Literal["float64", "float32"] = Field(default="float64", description="type the matrix is stored in")
+    subdivisions: Annotated[int, Field(ge=1)] | None = Field(default=None, description="default: the plan chooses")
+    slots: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="length of the ring; default: the plan chooses"
+    )
+    overlap: bool = Field(default=True, description="transfer during computation")
+    store: Path | None = Field(
+        default=None, description="directory for the matrix on disk, kept and used again; default: made and removed"
+    )
+
+    @model_validator(mode="after")
+    def _streaming_needs_a_budget(self) -> MemorySection:
+        given = self.model_fields_set & {"subdivisions", "slots", "overlap", "store"}
+        if self.budget is None and given:
+            raise ValueError(
+                f"{', '.join(sorted(given))} say how to stream; that takes a budget, such as budget: 2 GiB"
+            )
+        return self
+
+
+class OutputSection(Section):
+    """What is left behind."""
+
+    directory: Path = Field(default=Path("results"), description="one folder a run is made in it")
+    field: bool = Field(default=True, description="write solution.vtkhdf for ParaView")
+    figures: bool = Field(default=True, description="draw PNG pictures")
+    checkpoint_seconds: PositiveFloat = Field(default=60.0, description="seconds between checkpoints")
+
+
+class Experiment(Section):
+    """A cantilever, its load, and how to solve it."""
+
+    model: Model
+    material: MaterialSection = MaterialSection()
+    load: LoadSection = LoadSection()
+    solver: SolverSection = SolverSection()
+    memory: MemorySection = MemorySection()
+    output: OutputSection = OutputSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections_are_defaults(cls, data: Any) -> Any:
+        """Read ``load:`` with nothing below it as an empty section."""
+        return {key: {} if value is None else value for key, value in data.items()} if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _load_fits_model(self) -> Experiment:
+        for case in self.load.cases or (self.load,):
+            if self.model.dof == 1 and case.kind not in ("auto", "body"):
+                raise ValueError(f"load.kind {case.kind!r} is a force; model.dof 1 (heat conduction) takes 'body'")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_of_one_thing(self) -> Experiment:
+        if self.material.samples is not None:
+            if self.load.cases is not None or self.load.samples is not None:
+                raise ValueError(
+                    "material.samples are solved one after another; give one load, no cases or samples of it"
+                )
+            if self.memory.store is not None:
+                raise ValueError(
+                    "memory.store keeps one matrix, but every one of material.samples has its own; leave it out"
+                )
+        return self
+
+    def cantilever(self) -> Cantilever:
+        """Return the model problem this file describes."""
+        return self.material.cantilever(self.model)
+
+    @property
+    def preconditioner(self) -> PreconditionerSpec:
+        """The preconditioner, with the blocks of the unknowns of a node."""
+        return self.solver.spec(self.model.dof)
+
+    @property
+    def columns(self) -> int:
+        """Right-hand sides that are solved together."""
+        return len(self.load.cases) if self.load.cases is not None else self.load.samples or 1
+
+    @property
+    def is_block(self) -> bool:
+        """Whether right-hand sides are solved as a block, even if it is a block of one."""
+        return self.load.cases is not None or self.load.samples is not None
+
+
+def read_experiment(path: str | Path) -> Experiment:
+    """Read an experiment file.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, is not YAML, or says something that is not allowed; each problem is one line that
+        names the key, and for an unknown key the nearest valid one.
+    """
+    return read_configuration(path, Experiment)

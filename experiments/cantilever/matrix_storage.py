@@ -1,0 +1,251 @@
+"""Where the matrix of an experiment lives, and how it is planned to go through its memory budget."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.experiments.cantilever.configuration import Experiment
+from penstock.fem.assembly import ASSEMBLED_FORMATS
+from penstock.placement import solve_candidates
+from penstock.progress import Reporter
+from penstock.solvers import PreconditionerSpec, block_cg_workspace_nbytes, cg_workspace_nbytes
+from penstock.spmv import CPU, BudgetError, Device, InputError, StoreError, format_named, format_nbytes
+from penstock.spmv.formats.limits import INT32_MAX
+from penstock.streaming import (
+    CUTS,
+    Candidate,
+    FileStore,
+    HostStore,
+    LinkRates,
+    MatrixIndex,
+    Ring,
+    Store,
+    StreamPlan,
+    Workload,
+    choose,
+    index_of,
+    plan_stream,
+    reach_of,
+)
+from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
+
+__all__ = ["measure_rates", "open_store", "plan_experiment", "resident_format", "workspace_nbytes"]
+
+
+def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> StreamPlan:
+    """Plan an experiment without allocating anything of its size; needs neither its device nor the matrix.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    rates : LinkRates, optional
+        Of this machine; without them plans are compared at typical rates and predict no times.
+
+    Raises
+    ------
+    BudgetError
+        If the budget is too small; the message gives the smallest that would do.
+    """
+    cantilever, memory, spec = experiment.cantilever(), experiment.memory, experiment.preconditioner
+
+    def workload(spec: PreconditionerSpec, degree: int) -> Workload:
+        nbytes = workspace_nbytes(experiment, cantilever.unknowns)
+        return Workload(experiment.columns, degree=degree, workspace_nbytes=nbytes)
+
+    if memory.budget is None:
+        index = _symbolic_index(experiment, resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)
+        [degree] = spec.degrees(streamed=False)
+        return plan_stream(index, index.nbytes, workload(spec, degree), rates=rates)
+    ring = Ring(slots=memory.slots, overlap=memory.overlap)
+    if memory.store is not None and memory.store.exists():
+        with FileStore(memory.store) as store:
+            _check_store(store, experiment)
+            index, reach = store.index, _reach(experiment, store.index)
+        degrees = spec.degrees(streamed=index.nbytes > memory.budget)
+        candidates: Iterable[Candidate] = (Candidate(index, workload(spec, degree), reach) for degree in degrees)
+        return choose(candidates, memory.budget, ring, rates=rates)
+    plans: list[StreamPlan] = []
+    refused: Exception = InputError("no format fits")
+    for format_name in _streamed_formats() if memory.format == "auto" else (memory.format,):
+        for counts in _cuts(experiment, format_name):
+            try:
+                candidates = solve_candidates(
+                    functools.partial(_symbolic_index, experiment, format_name),
+                    counts,
+                    [spec],
+                    workload,
+                    functools.partial(_reach, experiment),
+                )
+                plans.append(choose(candidates, memory.budget, ring, rates=rates))
+                break
+            except (BudgetError, InputError) as error:  # another cut or format may need less
+                refused = error
+    if not plans:
+        raise refused
+    plan = min(plans, key=StreamPlan.estimated_solve_seconds)
+    if plan.slots:
+        return plan
+    [degree] = spec.degrees(streamed=False)  # it fits as a whole
+    return plan_stream(plan.index, memory.budget, workload(spec, degree), ring, rates=rates)
+
+
+def _symbolic_index(experiment: Experiment, format_name: str, count: int) -> MatrixIndex:
+    """Return the index of the matrix in a number of subdivisions, without assembling it."""
+    cantilever, dtype = experiment.cantilever(), np.dtype(experiment.memory.values)
+    return index_of(cantilever.symbolic_slabs(count, format_name, values_dtype=dtype), cantilever.shape)
+
+
+def _streamed_formats() -> list[str]:
+    """Return the formats to choose from: those that can be assembled slab by slab and have blocks."""
+    return [name for name in ASSEMBLED_FORMATS if format_named(name).traits.streams]
+
+
+def _cuts(experiment: Experiment, format_name: str) -> Iterator[tuple[int, ...]]:
+    """Yield numbers of subdivisions to try; the second ones only if none of the first fits."""
+    cantilever, wanted = experiment.cantilever(), experiment.memory.subdivisions
+    limit = cantilever.largest_cut(format_name)
+    if wanted is not None:
+        if wanted > limit:
+            raise InputError(f"{format_name} can be cut into {limit} subdivisions at most, not {wanted}")
+        yield (wanted,)
+        return
+    if max(experiment.preconditioner.degrees(streamed=True)) > 1:
+        # Whole planes of nodes couple with their neighbours only, in a format that can be cut there.
+        planes = cantilever.mesh.node_counts[0]
+        yield tuple(sorted({min(count, limit) for count in range(1, planes + 1) if planes % count == 0}))
+    yield tuple(sorted({min(count, limit) for count in CUTS}))
+
+
+def _reach(experiment: Experiment, index: MatrixIndex) -> int:
+    """Return the reach of a cut. The pattern is symmetric: a coupling to the left is one to the right as well."""
+    cantilever, dof = experiment.cantilever(), experiment.cantilever().dof
+    slabs = [(part.row_start // dof, -(-part.row_stop // dof)) for part in index.subdivisions]
+    columns = [range(dof * nodes[0], dof * (cantilever.mesh.last_neighbour(*nodes) + 1)) for nodes in slabs]
+    return reach_of(index.row_starts, columns)
+
+
+def workspace_nbytes(experiment: Experiment, unknowns: int) -> int:
+    """Return the bytes of all vectors of an experiment's solve, those of the preconditioner included."""
+    spec, columns = experiment.preconditioner, experiment.columns
+    to_gpu = experiment.memory.budget is not None and experiment.memory.device.startswith("cuda")
+    held = spec.workspace_nbytes(unknowns, columns, streamed_to_gpu=to_gpu)
+    if not experiment.is_block:
+        return cg_workspace_nbytes(unknowns) + held
+    return block_cg_workspace_nbytes(unknowns, columns, preconditioned=spec.writes_vector) + held
+
+
+def resident_format(experiment: Experiment) -> str:
+    """Return the format of a matrix that stays in the memory that computes."""
+    return "bsr" if experiment.memory.format == "auto" else experiment.memory.format
+
+
+def _store_label(experiment: Experiment) -> str:
+    """Return what determines every entry of the stored matrix."""
+    memory = experiment.memory
+    return f"{experiment.model!r} {experiment.material!r} {memory.values}"
+
+
+def _check_store(store: FileStore, experiment: Experiment) -> None:
+    """Refuse a store that holds another matrix, or another cut than the experiment asks for."""
+    if store.label != _store_label(experiment):
+        raise InputError(f"the store {store.path} holds another matrix ({store.label}); name another memory.store")
+    found, asked = store.index.format_name, experiment.memory.format
+    if asked not in ("auto", found):
+        raise InputError(f"the store {store.path} holds a {found} matrix instead of {asked}; name another memory.store")
+    count, wanted = len(store.index.subdivisions), experiment.memory.subdivisions
+    if wanted is not None and wanted != count:
+        raise InputError(
+            f"the store {store.path} has {count} subdivisions instead of {wanted}; name another memory.store"
+        )
+
+
+def measure_rates(experiment: Experiment, device: Device, directory: Path) -> LinkRates | None:
+    """Return the rates of link and memory, so that a plan can tell the time of a sweep; None for what takes no time.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    device : Device
+    directory : path
+        Where a store on disk would be.
+    """
+    nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
+    if experiment.memory.budget is None or nbytes < WORTH_MEASURING_NBYTES:
+        return None
+    store = experiment.memory.store
+    return machine_rates(device, directory if store is None else _existing(store.parent))
+
+
+@contextlib.contextmanager
+def open_store(
+    experiment: Experiment, plan: StreamPlan, device: Device, path: Path, reporter: Reporter
+) -> Iterator[Store]:
+    """Build the matrix where it is streamed from, or open it: on disk for the CPU, in host memory for a GPU.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    plan : StreamPlan
+        Says how it is cut.
+    device : Device
+        What will compute.
+    path : path
+        Place on disk, if ``memory.store`` names none.
+    reporter : Reporter
+    """
+    memory, cantilever = experiment.memory, experiment.cantilever()
+    count, total = len(plan.index.subdivisions), plan.index.nbytes
+    slabs = cantilever.subdivisions(count, plan.index.format_name, values_dtype=np.dtype(memory.values))
+    with contextlib.ExitStack() as resources:
+        if device.kind == "cuda" and memory.store is None:
+            with reporter.stage("assemble") as stage:
+
+                def counted() -> Iterator[Any]:
+                    for number, slab in enumerate(slabs):
+                        stage.advance(number / count)
+                        yield slab
+
+                host_store = HostStore.create(counted(), cantilever.shape)
+            yield resources.enter_context(host_store)
+            return
+        path = memory.store or path
+        if not path.exists():
+            _check_free_space(path, total)
+            with reporter.stage("assemble") as stage:
+                FileStore.create(
+                    path,
+                    slabs,
+                    shape=cantilever.shape,
+                    label=_store_label(experiment),
+                    progress=lambda written: stage.advance(written / total, f"{format_nbytes(written)} written"),
+                ).close()
+        file_store = resources.enter_context(FileStore(path))
+        _check_store(file_store, experiment)
+        # A GPU streams fastest from memory; a matrix that would fill most of it comes from the disk in every sweep.
+        if device.kind == "cuda" and total < CPU.free_nbytes() // 2:
+            yield resources.enter_context(HostStore.from_store(file_store))
+        else:
+            yield file_store
+
+
+def _check_free_space(path: Path, nbytes: int) -> None:
+    existing = _existing(path.parent)
+    free = shutil.disk_usage(existing).free
+    if free < nbytes:
+        raise StoreError(
+            f"the matrix needs {format_nbytes(nbytes)} of disk, {existing} has {format_nbytes(free)} free; "
+            "name another place as memory.store"
+        )
+
+
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the nearest one above that exists."""
+    folder = folder.absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())

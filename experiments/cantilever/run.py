@@ -1,0 +1,104 @@
+"""Runs an experiment and leaves a results folder: one run, or one for each sample of a random stiffness."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+from penstock.experiments.cantilever.configuration import Experiment, read_experiment
+from penstock.experiments.cantilever.monte_carlo import run_samples
+from penstock.experiments.cantilever.single_run import SingleRun, resolved
+from penstock.experiments.reporting.folder import ResultsFolder
+from penstock.experiments.reporting.outcome import RunOutcome
+from penstock.experiments.reporting.progress import Reporter
+from penstock.spmv import InputError
+
+__all__ = ["RunOutcome", "resume_experiment", "run_experiment"]
+
+
+def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: Reporter | None = None) -> RunOutcome:
+    """Run an experiment from the start.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    directory : path
+        Results folder to make; it must be empty or not exist.
+    reporter : Reporter, optional
+        Receives progress.
+
+    Returns
+    -------
+    RunOutcome
+        If it was interrupted by SIGINT or SIGTERM, the folder holds a checkpoint.
+
+    Raises
+    ------
+    PenstockError
+        If the experiment is not possible with this budget, disk or device; then no folder is left.
+    """
+    folder = ResultsFolder(Path(directory))
+    folder.make()
+    try:
+        folder.write_configuration(resolved(experiment))
+        if experiment.material.samples is not None:
+            return run_samples(experiment, folder, reporter or Reporter())
+        return SingleRun(experiment, folder, reporter or Reporter()).run(resume=False)
+    except BaseException as error:
+        _remove_unless_checkpointed(folder, error)
+        raise
+
+
+def resume_experiment(
+    directory: str | Path, *, maxiter: int | None = None, reporter: Reporter | None = None
+) -> RunOutcome:
+    """Resume a run that did not converge.
+
+    The iterates are bit-equal to those of an uninterrupted run, except for ``symmetric_bsr`` on a GPU, which adds with atomic
+    operations.
+
+    Parameters
+    ----------
+    directory : path
+        Results folder of the run.
+    maxiter : int, optional
+        Replaces that of the experiment, for a run that reached it.
+    reporter : Reporter, optional
+        Receives progress.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no checkpoint.
+    """
+    folder = ResultsFolder(Path(directory))
+    unfinished = not folder.result.exists() or any(folder.samples.glob("*/checkpoint.npz"))
+    if folder.samples.exists() and unfinished:
+        experiment = _with_maxiter(read_experiment(folder.configuration), maxiter)
+        return run_samples(experiment, folder, reporter or Reporter())
+    if folder.solution.exists():
+        raise InputError(
+            f"{folder.path} is of penstock solve; repeat that command with another --output and --guess {folder.solution}"
+        )
+    if not folder.checkpoint.exists():
+        if folder.result.exists():
+            raise InputError(f"the run in {folder.path} is finished; look at it with penstock show {folder.path}")
+        raise InputError(f"{folder.path} holds no {folder.checkpoint.name}; there is nothing to resume")
+    experiment = _with_maxiter(read_experiment(folder.configuration), maxiter)
+    return SingleRun(experiment, folder, reporter or Reporter()).run(resume=True)
+
+
+def _with_maxiter(experiment: Experiment, maxiter: int | None) -> Experiment:
+    if maxiter is None:
+        return experiment
+    solver = experiment.solver.model_copy(update={"maxiter": maxiter})
+    return experiment.model_copy(update={"solver": solver})
+
+
+def _remove_unless_checkpointed(folder: ResultsFolder, error: BaseException) -> None:
+    done = itertools.chain.from_iterable(folder.samples.glob(f"*/{name}") for name in ("result.json", "checkpoint.npz"))
+    if folder.checkpoint.exists() or any(done):
+        error.add_note(f"what was done is kept; resume with: penstock run --resume {folder.path}")
+    else:
+        shutil.rmtree(folder.path, ignore_errors=True)

@@ -1,0 +1,226 @@
+"""One system of an experiment: planned, built, solved and reported."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.experiments.cantilever.configuration import Experiment
+from penstock.experiments.cantilever.kernels import compile_kernels
+from penstock.experiments.cantilever.loads import load_names, right_hand_sides
+from penstock.experiments.cantilever.matrix_storage import measure_rates, open_store, plan_experiment, resident_format
+from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
+from penstock.experiments.reporting.environment import describe_environment
+from penstock.experiments.reporting.folder import ResultsFolder, write_json
+from penstock.experiments.reporting.interrupts import stop_requests
+from penstock.experiments.reporting.outcome import RunOutcome
+from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
+from penstock.progress import Reporter, solve_progress
+from penstock.solvers import (
+    BlockSolveResult,
+    IterationRecord,
+    SolveResult,
+    StopReason,
+    block_cg,
+    cg,
+)
+from penstock.spmv import Device, Operator, StoreError
+from penstock.streaming import MemoryBudget, StreamedMatrix, StreamPlan
+from penstock.streaming.execution.budget import check_room
+
+__all__ = ["SingleRun", "resolved"]
+
+
+def resolved(experiment: Experiment) -> dict[str, Any]:
+    """Return every setting in force, as it can be read again."""
+    data: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
+    if experiment.memory.budget is None:  # without a budget nothing is streamed, and how may not be said
+        data["memory"] = {key: data["memory"][key] for key in ("device", "format", "values")}
+    if experiment.load.cases is not None:
+        data["load"] = {"cases": data["load"]["cases"]}
+    return data
+
+
+class SingleRun:
+    """One run: the experiment, where it writes, and the seconds its parts took."""
+
+    def __init__(self, experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> None:
+        self.experiment = experiment
+        self.folder = folder
+        self.reporter = reporter
+        self.cantilever = experiment.cantilever()
+        self.device = Device.parse(experiment.memory.device)
+        self.seconds: dict[str, float] = {}
+        self.began = time.perf_counter()
+
+    def run(self, *, resume: bool) -> RunOutcome:
+        """Plan, build, solve and report."""
+        checkpoint = Checkpoint(None)
+        if resume:
+            checkpoint = read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
+        compile_kernels(self.experiment, self.reporter)
+        with self._timed("plan"):
+            rates = measure_rates(self.experiment, self.device, self.folder.path)
+            plan = plan_experiment(self.experiment, rates)
+            self._settle(plan)
+        self.folder.write_plan(plan.explain(), self.reporter)
+        # Before the matrix is assembled, which may take long.
+        check_room(self.device, plan.storage_nbytes + plan.workload.workspace_nbytes, "matrix storage and vectors")
+        with contextlib.ExitStack() as resources:
+            resources.enter_context(self.device.current())
+            A: Operator
+            if self.experiment.memory.budget is None:
+                with self._timed("assembly"), self.reporter.stage("assemble"):
+                    dtype = np.dtype(self.experiment.memory.values)
+                    name = resident_format(self.experiment)
+                    A = self.cantilever.matrix(name, values_dtype=dtype).to_device(self.device)
+            else:
+                with self._timed("assembly"):
+                    opened = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter)
+                    store = resources.enter_context(opened)
+                budget = MemoryBudget(self.experiment.memory.budget)
+                A = resources.enter_context(StreamedMatrix(store, budget, device=self.device, plan=plan))
+            with self._timed("solve"):
+                result, spent = self._solve(A, checkpoint)
+            # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
+            self._save(spent)
+            reason = reason_of(result)
+            if reason is StopReason.STOPPED:
+                return RunOutcome(self.folder, reason)
+            self._report(A, plan, result, spent, checkpoint.seconds)
+        if result.converged:  # otherwise --resume with a larger maxiter may go on
+            self.folder.checkpoint.unlink(missing_ok=True)
+        for left in (self.folder.matrix, *self.folder.path.glob(f"{self.folder.matrix.name}.partial-*")):
+            shutil.rmtree(left, ignore_errors=True)  # the other ones are of runs that were killed while they wrote
+        return RunOutcome(self.folder, reason)
+
+    def _settle(self, plan: StreamPlan) -> None:
+        """Write down what the plan decided, so that going on or running again does not depend on what is measured then."""
+        if self.experiment.memory.budget is not None:
+            decided: dict[str, Any] = {"format": plan.index.format_name, "subdivisions": len(plan.index.subdivisions)}
+            if plan.slots:
+                decided["slots"] = plan.slots
+            memory = self.experiment.memory.model_copy(update=decided)
+            solver = self.experiment.solver
+            if plan.workload.degree > 1:
+                solver = solver.model_copy(update={"degree": plan.workload.degree})
+            self.experiment = self.experiment.model_copy(update={"memory": memory, "solver": solver})
+            self.folder.write_configuration(resolved(self.experiment))
+
+    @contextlib.contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[part] = time.perf_counter() - began
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint; a disk that is full must not end a solve that can go on."""
+        try:
+            write_checkpoint(self.folder.checkpoint, checkpoint, self.device)
+        except StoreError as error:
+            self.reporter.text("Warning", str(error))
+
+    def _solve(self, A: Operator, checkpoint: Checkpoint) -> tuple[SolveResult | BlockSolveResult, Checkpoint]:
+        """Solve, with checkpoints, and return the result and all that was spent, earlier runs included."""
+        solver = self.experiment.solver
+        b = self.device.asarray(right_hand_sides(self.experiment, self.cantilever))
+        began = time.perf_counter()
+        with self.reporter.stage("prepare"):
+            M = self.experiment.preconditioner.build(A)
+
+        # Formats that scatter add in the order of the sweep: the direction is part of the state. It is noted between two
+        # iterations, because a solve that stops sweeps once more, for the true residual.
+        direction = checkpoint.direction
+        if checkpoint.state is not None and isinstance(A, StreamedMatrix):
+            A.turn_to(direction)
+
+        def spent(state: SolverState) -> Checkpoint:
+            sweeps = A.sweeps if isinstance(A, StreamedMatrix) else 0
+            streamed = A.bytes_streamed if isinstance(A, StreamedMatrix) else 0
+            seconds = checkpoint.seconds + time.perf_counter() - began
+            return Checkpoint(
+                state, checkpoint.sweeps + sweeps, checkpoint.bytes_streamed + streamed, seconds, direction
+            )
+
+        last_write = time.perf_counter()
+        with stop_requests(self.reporter) as stop, self.reporter.stage("solve") as stage:
+
+            def monitor(record: IterationRecord) -> bool:
+                nonlocal last_write, direction
+                direction = A.direction if isinstance(A, StreamedMatrix) else 1
+                stage.advance(*solve_progress(record, solver.rtol))
+                if time.perf_counter() - last_write > self.experiment.output.checkpoint_seconds:
+                    self._save(spent(record.state))
+                    last_write = time.perf_counter()
+                return stop.is_set()
+
+            solve: Callable[..., Any] = block_cg if self.experiment.is_block else cg
+            result = solve(A, b, rtol=solver.rtol, maxiter=solver.maxiter, M=M, monitor=monitor, state=checkpoint.state)
+        return result, spent(result.state)
+
+    def _report(
+        self, A: Operator, plan: StreamPlan, result: SolveResult | BlockSolveResult, spent: Checkpoint, before: float
+    ) -> None:
+        """Write everything a finished run leaves; ``before`` are the seconds of earlier runs that it went on from."""
+        folder = self.folder
+        x = self.device.to_host(result.x)
+        if isinstance(A, StreamedMatrix) and plan.slots:
+            record_sweep(folder, A, result.x)  # with all right-hand sides, as the solve does
+        self.seconds["solve"] = spent.seconds
+        self.seconds["total"] = time.perf_counter() - self.began + before
+        tips = [self.cantilever.tip_deflection(column) for column in x.reshape(len(x), -1).T]
+        # Of different load cases a mean says nothing, nor do samples that did not converge.
+        meant = [] if self.experiment.load.cases else tips
+        if self.experiment.load.samples:
+            meant = [tip for tip, column in zip(tips, columns_of(result), strict=True) if column.converged]
+        summary = describe_solve(
+            A,
+            plan,
+            result,
+            rtol=self.experiment.solver.rtol,
+            sweeps=spent.sweeps,
+            bytes_streamed=spent.bytes_streamed,
+            seconds=spent.seconds,
+            budget_nbytes=self.experiment.memory.budget,
+        )
+        summary |= {
+            "nonzeros": self.cantilever.nnz,
+            "quantity": "tip temperature" if self.cantilever.dof == 1 else "tip deflection",
+            "tip_deflection": statistics.fmean(meant) if meant else None,
+            "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "solve", "total")},
+        }
+        if self.experiment.is_block:
+            summary |= self._several(columns_of(result), tips)
+            summary["tip_deflection_deviation"] = statistics.stdev(meant) if len(meant) > 1 else None
+        write_json(folder.environment, describe_environment())
+        folder.write_residuals([column.residual_norms for column in columns_of(result)])
+        if self.experiment.output.field:
+            folder.write_field(self.cantilever, x, samples=self.experiment.load.samples is not None)
+        write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
+        if self.experiment.output.figures:
+            with self.reporter.stage("draw") as stage:
+                folder.draw(self.cantilever)
+                stage.advance(1.0)
+        self.reporter.text("Result", folder.summary())
+
+    def _several(self, columns: tuple[SolveResult, ...], tips: list[float]) -> dict[str, Any]:
+        """Return what each load case or sample came to."""
+        told = zip(load_names(self.experiment.load), columns, tips, strict=True)
+        return {
+            "columns": [
+                {
+                    "name": name,
+                    "reason": column.reason.name.lower(),
+                    "true_residual": column.true_residual,
+                    "tip_deflection": tip,
+                }
+                for name, column, tip in told
+            ],
+            "samples": self.experiment.load.samples,
+        }

@@ -1,0 +1,1 @@
+"""Compares storage formats and peer libraries on one matrix."""

@@ -1,0 +1,241 @@
+"""Runs the communication-hiding study in a folder, point by point, and reports its gains."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from penstock.experiments.overlap.configuration import OverlapStudy, read_overlap_study
+from penstock.experiments.overlap.figures import draw_rates, draw_timelines
+from penstock.experiments.overlap.measurement import CaseMeasurement
+from penstock.experiments.overlap.study import OverlapPoint, check_study, study_points
+from penstock.experiments.reporting.atomic import write_json, write_text
+from penstock.experiments.reporting.environment import check_same_machine, describe_environment
+from penstock.experiments.reporting.progress import Reporter, Stage
+from penstock.experiments.reporting.study import Record, Study, StudyFolder
+from penstock.spmv import Device
+from penstock.streaming import Timeline
+from penstock.streaming.measurement.rates import machine_rates
+
+__all__ = ["OverlapFolder", "gains_table", "run_overlap_study"]
+
+_COLUMNS = (
+    "matrix", "dof", "format", "protocol", "device", "subdivisions", "repeats", "columns", "overlap", "seconds",
+    "transfer_seconds", "compute_seconds", "floor_seconds", "times_floor", "predicted_seconds", "gflops",
+    "transfer_gflops", "compute_gflops", "serial_gflops", "gain", "hidden", "link_fraction", "memory_fraction",
+    "result_copy_seconds", "change_vectors_seconds", "products_checked", "worst_error",
+)  # fmt: skip
+
+# Statements of the paper for (dof, nodes): gain in per cent, GFLOP/s with overlap, subdivisions.
+_PAPER: dict[tuple[int, int], tuple[str, str]] = {
+    (3, 128): ("just above 40 %", "about 33"),
+    (6, 128): ("65.7 % at 61 subdivisions", "53.07"),
+}
+_PAPER_SERIAL = {1: 1.08, 3: 2.67, 6: 3.20}  # at 128^3 nodes
+
+
+class OverlapFolder(StudyFolder):
+    """The folder of a study: records, figures, timelines and the table of gains."""
+
+    records_name: ClassVar[str] = "overlap.json"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.table = path / "overlap.csv"
+        self.gains = path / "gains.md"
+        self.timelines = path / "timelines"
+
+    def draw(self) -> list[Path]:
+        """Draw all figures and return their paths."""
+        result, drawn = self.read(), []
+        for (matrix, repeats, columns), records in _comparable(result["records"]).items():
+            name = f"{matrix}-r{repeats}" + (f"-k{columns}" if columns > 1 else "")
+            drawn.append(self.path / f"{name}.png")
+            draw_rates(drawn[-1], records, result["limits"]["read_GBps"])
+            best = min((r for r in records if r["overlap"] == "on"), key=lambda r: r["seconds"])
+            stored = self._timeline_of(best["name"])
+            if stored.exists():
+                spans = self.read_json(stored)
+                drawn.append(self.path / f"{name}-timeline.png")
+                title = f"{matrix}, {best['subdivisions']} subdivisions, {repeats} products, {best['device']}"
+                draw_timelines(drawn[-1], Timeline.from_json(spans["off"]), Timeline.from_json(spans["on"]), title)
+        return drawn
+
+    def _timeline_of(self, name: str) -> Path:
+        return self.timelines / f"{name.removeprefix('overlap/').replace('/on/', '-').replace('/', '-')}.json"
+
+    def write_timelines(self, name: str, timelines: dict[str, Timeline]) -> None:
+        """Write the timelines of a point, overlap off and on, as spans and as Chrome traces."""
+        path = self._timeline_of(name)
+        self.timelines.mkdir(exist_ok=True)
+        write_json(path, {kind: timeline.to_json() for kind, timeline in timelines.items()})
+        for kind, timeline in timelines.items():
+            write_text(path.with_name(f"{path.stem}-{kind}.trace.json"), timeline.to_chrome_trace())
+
+    def write_table(self, records: list[Record]) -> None:
+        """Write the most important values of all records as CSV."""
+        table = io.StringIO()
+        writer = csv.DictWriter(table, _COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        write_text(self.table, table.getvalue())
+
+
+class OverlapRun(Study[OverlapPoint, OverlapFolder]):
+    """Measures the points of a study; the points of one matrix share it and follow each other.
+
+    Parameters
+    ----------
+    study : OverlapStudy
+    folder : OverlapFolder
+    reporter : Reporter, optional
+    """
+
+    def __init__(self, study: OverlapStudy, folder: OverlapFolder, reporter: Reporter | None = None) -> None:
+        super().__init__(folder, reporter)
+        self.study = study
+        self._header: Record = {}
+        self._remaining: list[OverlapPoint] = []
+        self._case: CaseMeasurement | None = None
+        self._stage = Stage()
+
+    def points(self) -> list[OverlapPoint]:
+        """Return all combinations of the study's parameters."""
+        return study_points(self.study)
+
+    def is_done(self, point: OverlapPoint) -> bool:
+        """Return whether there is a record of a point with overlap, which is written last."""
+        return any(record["name"] == point.name("on") for record in self.records)
+
+    def header(self) -> Record:
+        """Return the machine and its limits."""
+        return self._header
+
+    def load(self) -> list[Record]:
+        """Return the records of earlier runs.
+
+        Raises
+        ------
+        InputError
+            If they were measured on another machine.
+        """
+        result = self.folder.read()
+        check_same_machine(result, self.folder.path)
+        self._header = describe_environment()
+        return list(result["records"])
+
+    def prepare(self, missing: Sequence[OverlapPoint]) -> None:
+        """Measure the rates of the machine."""
+        self._remaining = list(missing)
+        with self.reporter.stage("measure") as stage:
+            self.rates = machine_rates(Device.parse(self.study.device), self._matrix_folder, fresh=True)
+            stage.advance(1.0, f"link {self.rates.link / 1e9:.3g} GB/s, memory {self.rates.memory / 1e9:.4g} GB/s")
+        self._header["limits"] = {"read_GBps": self.rates.memory / 1e9, "link_GBps": self.rates.link / 1e9}
+
+    @property
+    def _matrix_folder(self) -> Path:
+        return self.study.folder or self.folder.path
+
+    def measure(self, point: OverlapPoint) -> list[Record]:
+        """Measure a point, and write its timelines."""
+        if self._case is None or self._case.case != point.case:
+            self._case = None
+            self.resources.close()
+            self._stage = self.resources.enter_context(self.reporter.stage(point.case.name))
+            self._case = CaseMeasurement(self.study, point.case, self.rates, self._matrix_folder, self._stage)
+        same = [other for other in self._remaining if other.case == point.case]
+        self._stage.advance(
+            same.index(point) / len(same), f"{point.subdivisions} subdivisions, {point.repeats} products"
+        )
+        records, timelines = self._case.measure(point)
+        self.folder.write_timelines(point.name("on"), timelines)
+        self._stage.advance((same.index(point) + 1) / len(same))
+        return records
+
+    def save(self) -> None:
+        """Write the table and then the records, which decide what is done."""
+        self.folder.write_table(self.records)
+        super().save()
+
+    def report(self) -> None:
+        """Write the table of gains and draw the figures."""
+        write_text(self.folder.gains, gains_table(self.records))
+        with self.reporter.stage("draw") as stage:
+            self.folder.draw()
+            stage.advance(1.0)
+
+
+def run_overlap_study(
+    study: OverlapStudy | None, directory: str | Path, *, reporter: Reporter | None = None
+) -> tuple[OverlapFolder, bool]:
+    """Measure all points of a study, or those that are missing, and draw the figures.
+
+    Parameters
+    ----------
+    study : OverlapStudy or None
+        None resumes the study in the folder.
+    directory : path
+        Results folder to make, or to resume in.
+    reporter : Reporter, optional
+
+    Returns
+    -------
+    OverlapFolder, bool
+        The folder, and whether all points are measured; False if the study was stopped on request.
+
+    Raises
+    ------
+    PenstockError
+        If the study is not possible with this memory, disk or device, or a product is wrong. Points measured before are kept.
+    """
+    folder = OverlapFolder(Path(directory))
+    resumed = study is None
+    if study is None:
+        study = read_overlap_study(folder.configuration)
+    check_study(study)
+    if not resumed:
+        if study.folder is not None:  # it may be resumed from another working directory
+            study = study.model_copy(update={"folder": study.folder.resolve()})
+        folder.make()
+        folder.write_configuration(study.model_dump(mode="json", exclude_unset=True))
+    return folder, OverlapRun(study, folder, reporter).run()
+
+
+def gains_table(records: list[dict[str, Any]]) -> str:
+    """Return a Markdown table of the best point of each matrix, with the statements of the paper.
+
+    ``planned`` is the number of subdivisions with the shortest predicted time, and how much slower its sweep was than the best.
+    """
+    lines = [
+        "| matrix | products | subdivisions | GFLOP/s on | gain | hidden | x max(T, C) | off: x (T + C) | planned | serial | "
+        "paper: gain | paper: GFLOP/s | paper: serial |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    off = {record["name"].replace("/off/", "/on/"): record for record in records if record["overlap"] == "off"}
+    on = [record for record in records if record["overlap"] == "on"]
+    for (matrix, repeats, columns), group in _comparable(on).items():
+        best = min(group, key=lambda record: record["seconds"])
+        planned = min(group, key=lambda record: record["predicted_seconds"])
+        comparable = best["protocol"] == "paper" and (best["repeats"], best["columns"]) == (50, 1)
+        cube = best["nodes"] if comparable and isinstance(best["nodes"], int) else 0
+        gain, rate = _PAPER.get((best["dof"], cube), ("not stated", "not stated"))
+        serial = f"{_PAPER_SERIAL[best['dof']]:.2f}" if cube == 128 else "not stated"
+        products = str(repeats) + (f" of {columns} vectors" if columns > 1 else "")
+        lines.append(
+            f"| {matrix} | {products} | {best['subdivisions']} | {best['gflops']:.4g} | {100 * best['gain']:.1f} % | "
+            f"{100 * best['hidden']:.1f} % | {best['times_floor']:.3f} | {off[best['name']]['times_floor']:.3f} | "
+            f"{planned['subdivisions']}: +{100 * (planned['seconds'] / best['seconds'] - 1):.1f} % | "
+            f"{best['serial_gflops']:.3g} | {gain} | {rate} | {serial} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _comparable(records: list[dict[str, Any]]) -> dict[tuple[str, int, int], list[dict[str, Any]]]:
+    """Return records by matrix, repeats and columns: those that may be compared with each other."""
+    groups: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["matrix"], record["repeats"], record["columns"]), []).append(record)
+    return groups

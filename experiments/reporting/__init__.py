@@ -1,0 +1,1 @@
+"""Results folders, figures, progress bars, checkpoints."""

@@ -1,0 +1,143 @@
+"""Writes the state of a solve to disk so that it can be resumed, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.experiments.reporting.atomic import write_file
+from penstock.solvers import BlockCgState, CgState, StopReason
+from penstock.spmv import Array, Device, InputError
+
+__all__ = ["Checkpoint", "SolverState", "read_checkpoint", "write_checkpoint"]
+
+_CG_VECTORS = ("x", "r", "p")
+_CG_NUMBERS = (
+    "rho",
+    "last_true_residual",
+    "matrix_norm",
+    "drift",
+    "first_drift",
+    "iteration",
+    "replacements",
+)
+_BLOCK_VECTORS = ("x", "w", "p")
+_BLOCK_LISTS = ("t", "phi", "last_true_residuals", "residual_norms")
+
+SolverState = CgState | BlockCgState
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a solve, and the time and traffic it needed so far.
+
+    Parameters
+    ----------
+    state : CgState, BlockCgState or None
+        Between two iterations; None before the first.
+    sweeps, bytes_streamed : int
+        Total of all runs so far.
+    seconds : float
+        Time of the solve, total of all runs so far.
+    direction : int
+        Direction of the next sweep, for :meth:`StreamedMatrix.turn_to`: 1 for ascending rows, -1 for descending rows; 1 for a
+        resident matrix.
+    """
+
+    state: SolverState | None
+    sweeps: int = 0
+    bytes_streamed: int = 0
+    seconds: float = 0.0
+    direction: int = 1
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint, device: Device) -> None:
+    """Write a checkpoint; if that fails or is interrupted, the old one stays complete.
+
+    Parameters
+    ----------
+    path : path
+        Ends in ``.npz``.
+    checkpoint : Checkpoint
+        With a state.
+    device : Device
+        Where its vectors live.
+
+    Raises
+    ------
+    StoreError
+        If the disk is full or refuses.
+    """
+    state = checkpoint.state
+    assert state is not None, "a checkpoint on disk has a state"
+    contents = _contents(state, device)
+    contents |= {
+        "spent_seconds": checkpoint.seconds,
+        "spent": np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction]),
+    }
+    write_file(path, lambda file: np.savez(file, **contents), sync=True)
+
+
+def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
+    """Read a checkpoint; its vectors come to the device.
+
+    Raises
+    ------
+    InputError
+        If it does not exist, is damaged, or belongs to a system with another number of unknowns.
+    """
+    try:
+        with np.load(path) as data:
+            state = _state(data, device)
+            seconds = float(data["spent_seconds"])
+            sweeps, bytes_streamed, direction = (int(number) for number in data["spent"])
+    except FileNotFoundError:
+        raise InputError(f"{path.parent} has no {path.name}; nothing to resume") from None
+    except Exception as error:  # numpy raises many kinds for a damaged archive
+        raise InputError(f"{path} is damaged ({error}); start the run anew") from error
+    if state.x.shape[0] != unknowns:
+        raise InputError(f"{path} holds vectors of another length than the {unknowns} unknowns of this run")
+    return Checkpoint(state, sweeps, bytes_streamed, seconds, direction)
+
+
+def _contents(state: SolverState, device: Device) -> dict[str, Any]:
+    """Return the arrays and numbers of a state by name, on the host."""
+    if isinstance(state, CgState):
+        return {
+            **{name: device.to_host(getattr(state, name)) for name in _CG_VECTORS},
+            **_optional("q", state.q, device),
+            "numbers": np.array([float(getattr(state, name)) for name in _CG_NUMBERS]),
+            "residual_norms": np.array(state.residual_norms),
+        }
+    return {
+        **{name: device.to_host(getattr(state, name)) for name in _BLOCK_VECTORS},
+        **_optional("s", state.s, device),
+        **{name: np.array(getattr(state, name)) for name in _BLOCK_LISTS},
+        "active": np.array(state.active, dtype=np.int64),
+        "iteration": state.iteration,
+        "reasons": np.array([reason.name if reason else "" for reason in state.reasons]),
+    }
+
+
+def _optional(name: str, vectors: Array | None, device: Device) -> dict[str, Any]:
+    return {} if vectors is None else {name: device.to_host(vectors)}
+
+
+def _state(data: Any, device: Device) -> SolverState:
+    """Return the state from its contents."""
+    if "numbers" in data:
+        numbers = dict(zip(_CG_NUMBERS, data["numbers"].tolist(), strict=True))
+        counts = {name: int(numbers.pop(name)) for name in ("iteration", "replacements")}
+        vectors = {name: device.asarray(data[name]) for name in _CG_VECTORS}
+        q = device.asarray(data["q"]) if "q" in data else None
+        return CgState(**vectors, **numbers, **counts, residual_norms=data["residual_norms"].tolist(), q=q)
+    x, w, p = (device.asarray(data[name]) for name in _BLOCK_VECTORS)
+    return BlockCgState(
+        x, w, p, data["t"], data["phi"], data["active"].tolist(), int(data["iteration"]),
+        [StopReason[name] if name else None for name in data["reasons"].tolist()],
+        data["last_true_residuals"].tolist(), data["residual_norms"].tolist(),
+        device.asarray(data["s"]) if "s" in data else None,
+    )  # fmt: skip

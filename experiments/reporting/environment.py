@@ -1,0 +1,109 @@
+"""Describes the machine and the library versions behind a result, without names of users, hosts or paths."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock import __version__
+from penstock.spmv import CPU, Device, DeviceError, InputError, PenstockError, format_nbytes
+from penstock.spmv.device import cuda_device_count
+from penstock.streaming.measurement.probes import measure_disk, measure_link, measure_memory
+
+__all__ = ["check_same_machine", "describe_environment", "measure_machine"]
+
+_LIBRARIES = ("numpy", "scipy", "numba", "cupy-cuda13x", "cupy-cuda12x", "h5py", "matplotlib")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return hardware and versions as plain JSON values."""
+    versions = {"penstock": __version__, "python": platform.python_version()}
+    for library in _LIBRARIES:
+        try:
+            versions[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"machine": _machine(), "versions": versions}
+
+
+def check_same_machine(recorded: dict[str, Any], path: Path) -> None:
+    """Refuse to resume a study on another machine.
+
+    Parameters
+    ----------
+    recorded : dict
+        Contents of a file of records; without an environment nothing is checked.
+    path : path
+        What the message calls the study.
+
+    Raises
+    ------
+    InputError
+        If processor, number of cores or GPUs differ.
+    """
+    machine = _machine() if "machine" in recorded else {}
+    for part in ("processor", "cores", "gpus") if machine else ():
+        if recorded["machine"].get(part) != machine[part]:
+            raise InputError(f"{path} was begun on another machine ({part} differ); its records cannot be compared")
+
+
+def _machine() -> dict[str, Any]:
+    machine: dict[str, Any] = {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "processor": _processor_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        machine["memory"] = format_nbytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    machine["gpus"] = _gpus()
+    return machine
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> list[dict[str, str]]:
+    try:
+        count = cuda_device_count()
+    except DeviceError:
+        return []
+    runtime = Device("cuda").xp.cuda.runtime
+    gpus = []
+    for number in range(count):
+        properties = runtime.getDeviceProperties(number)
+        gpus.append({"name": properties["name"].decode(), "memory": format_nbytes(properties["totalGlobalMem"])})
+    return gpus
+
+
+def measure_machine(gpus: int) -> list[tuple[str, str]]:
+    """Measure bandwidths of memory, of the disk with the current folder and of the links to the GPUs, as pairs of text."""
+
+    def rate(measurement: Callable[[], float], device: Device = CPU) -> str:
+        with device.current():
+            return f"{measurement() / 1e9:.3g} GB/s"
+
+    rows = [("host memory, read", rate(partial(measure_memory, CPU)))]
+    try:
+        disk, direct = measure_disk(Path.cwd())
+        cache = "around the page cache" if direct else "through the page cache"
+        rows.append(("disk here, read", f"{disk / 1e9:.3g} GB/s {cache}"))
+    except (OSError, PenstockError) as error:
+        rows.append(("disk here, read", f"not measured: {error}"))
+    for number in range(gpus):
+        device = Device("cuda", number)
+        rows.append((f"{device} memory, read", rate(partial(measure_memory, device, 1 << 30), device)))
+        rows.append((f"{device} link", rate(partial(measure_link, device), device)))
+    return rows

@@ -1,0 +1,203 @@
+"""Draws the pictures of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+from penstock.fem import BoxMesh
+from penstock.streaming import Timeline
+from penstock.streaming.planning.timeline import SpanKind
+
+__all__ = [
+    "draw_comparison",
+    "draw_convergence",
+    "draw_deformed",
+    "draw_monte_carlo",
+    "draw_spans",
+    "draw_timeline",
+    "draw_tip_deflections",
+]
+
+_BLUE, _ORANGE, _GREY = "#1f6fb2", "#e07b28", "#8a8f98"
+_ROWS: dict[SpanKind, tuple[str, str]] = {
+    "compute": ("kernels", _BLUE),
+    "transfer": ("transfers", _ORANGE),
+    "read": ("disk", _GREY),
+}
+_FACE_POINTS = 33  # most points drawn along a side of the box
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+
+
+def draw_convergence(path: Path, histories: list[list[float]], true_residual: float, rtol: float) -> None:
+    """Draw the recursive residuals, one line per right-hand side, the largest true residual and the tolerance."""
+    figure = Figure(figsize=(6.4, 3.8))
+    axes = figure.subplots()
+    several = len(histories) > 1
+    axes.set(yscale="log")
+    for number, norms in enumerate(histories):
+        label = None if number else f"recursive residuals of {len(histories)}" if several else "recursive residual"
+        axes.plot(norms, color=_BLUE, linewidth=0.7 if several else 1.2, alpha=0.6 if several else 1, label=label)
+    if not any(norm > 0 for norms in histories for norm in norms):
+        axes.set(yscale="linear")  # the right-hand side is zero
+    if true_residual > 0:
+        label = f"{'largest ' if several else ''}true residual {true_residual:.2e}"
+        axes.plot([max(map(len, histories)) - 1], [true_residual], "o", color=_ORANGE, label=label)
+    if rtol > 0:
+        axes.axhline(rtol, color=_GREY, linestyle="--", linewidth=1, label=f"tolerance {rtol:.0e}")
+    axes.set(xlabel="iteration", ylabel=r"$\|r\| / \|b\|$")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def draw_tip_deflections(path: Path, tips: dict[str, float], quantity: str, *, samples: bool) -> None:
+    """Draw deflections: of load cases as bars, of samples as a histogram with mean and standard deviation."""
+    figure = Figure(figsize=(6.4, 3.8))
+    axes = figure.subplots()
+    values = np.array(list(tips.values()))
+    if samples:
+        axes.hist(values, bins=max(5, int(np.sqrt(values.size)) + 1), color=_BLUE, edgecolor="white")
+        mean, deviation = values.mean(), values.std(ddof=1) if values.size > 1 else 0.0
+        axes.axvspan(mean - deviation, mean + deviation, color=_ORANGE, alpha=0.2, label="mean and deviation")
+        axes.axvline(mean, color=_ORANGE, label=f"mean {mean:.4g}")
+        axes.set(xlabel=quantity, ylabel="samples", title=f"{values.size} samples of the load")
+        axes.legend(frameon=False)
+    else:
+        axes.bar([name.replace("_", " ", 1) for name in tips], values, color=_BLUE)
+        axes.axhline(0, color=_GREY, linewidth=0.8)
+        axes.set(ylabel=quantity, title="load cases")
+        axes.tick_params(axis="x", rotation=45 if len(tips) > 6 else 0)
+    axes.grid(alpha=0.3, axis="y")
+    _save(figure, path)
+
+
+def draw_monte_carlo(path: Path, tips: list[float], quantity: str) -> None:
+    """Draw mean and standard deviation of the deflection against the number of samples."""
+    figure = Figure(figsize=(6.4, 5.2))
+    above, below = figure.subplots(2, sharex=True)
+    values, count = np.array(tips), np.arange(1, len(tips) + 1)
+    mean = np.cumsum(values) / count
+    squares = np.array([values[:stop].var(ddof=1) if stop > 1 else np.nan for stop in count])
+    error = np.sqrt(squares / count)
+    above.plot(count, values, ".", color=_GREY, markersize=4, label="samples")
+    above.plot(count, mean, color=_BLUE, label="mean")
+    above.fill_between(count, mean - 2 * error, mean + 2 * error, color=_BLUE, alpha=0.2, label="two standard errors")
+    above.set(ylabel=quantity)
+    above.legend(frameon=False, fontsize=8)
+    below.plot(count, np.sqrt(squares), color=_ORANGE)
+    below.set(xlabel="samples of the stiffness", ylabel="standard deviation")
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def draw_comparison(path: Path, records: list[dict[str, Any]], histories: list[list[float]]) -> None:
+    """Draw the time of each variant of a solve as a bar, and its residuals over time."""
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    bars, curves = figure.subplots(1, 2, width_ratios=[1, 1.3])
+    colors = [_GREY, "#b9c4d0", _BLUE, _ORANGE]
+    for place, (record, norms) in enumerate(zip(records, histories, strict=True)):
+        color, seconds = colors[place % len(colors)], record["seconds"]
+        bars.barh(place, seconds, color=color)
+        bars.text(seconds, place, f" {seconds:.3g} s", va="center", fontsize=8)
+        iterations = max(1, len(norms) - 1)
+        curves.plot(
+            [seconds * (k + 1) / (iterations + 1) for k in range(len(norms))], norms, color=color, label=record["title"]
+        )
+    bars.set(xlabel="seconds", yticks=range(len(records)), yticklabels=[record["title"] for record in records])
+    bars.margins(x=0.2)
+    bars.invert_yaxis()
+    curves.set(xscale="log", yscale="log", xlabel="seconds", ylabel=r"$\|r\| / \|b\|$")
+    curves.legend(frameon=False, fontsize=8)
+    for axes in (bars, curves):
+        axes.grid(alpha=0.3, axis="x" if axes is bars else "both")
+    _save(figure, path)
+
+
+def draw_timeline(path: Path, timeline: Timeline, title: str = "") -> None:
+    """Draw when transfers and kernels ran, one row each, with the numbers of the subdivisions."""
+    figure = Figure(figsize=(9, 2.2))
+    axes = figure.subplots()
+    draw_spans(axes, timeline)
+    axes.set(xlabel="milliseconds", title=title)
+    _save(figure, path)
+
+
+def draw_spans(axes: Any, timeline: Timeline) -> None:
+    """Draw the spans of a timeline, one row for each kind."""
+    spans = timeline.spans
+    kinds = [kind for kind in _ROWS if kind != "read" or any(span.kind == kind for span in spans)]
+    begin = min((span.start for span in spans), default=0.0)
+    length = max((span.stop for span in spans), default=1.0) - begin
+    for span in spans:
+        row, color = kinds.index(span.kind), _ROWS[span.kind][1]
+        start, width = (span.start - begin) * 1e3, (span.stop - span.start) * 1e3
+        wide = width > 0.028 * length * 1e3
+        edge = "white" if wide else color  # a thin bar keeps its colour, and stays visible
+        axes.broken_barh([(start, width)], (row - 0.38, 0.76), facecolor=color, edgecolor=edge, linewidth=0.4)
+        if wide:
+            axes.text(
+                start + width / 2, row, str(span.subdivision), ha="center", va="center", color="white", fontsize=7
+            )
+    axes.set_yticks(range(len(kinds)), [_ROWS[kind][0] for kind in kinds])
+    axes.set_ylim(-0.6, len(kinds) - 0.4)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any], title: str = "") -> None:
+    """Draw the box, displaced by the solution and coloured by its magnitude; a temperature only colours it.
+
+    Parameters
+    ----------
+    path : path
+    mesh : BoxMesh
+    solution : array, (nodes, dof)
+    title : str
+    """
+    values = np.asarray(solution, dtype=float).reshape(*mesh.node_counts, -1)
+    moves = values.shape[-1] >= 3
+    displacement = values[..., :3] if moves else np.zeros((*mesh.node_counts, 3))
+    amount = np.linalg.norm(displacement, axis=-1) if moves else values[..., 0]
+    largest = float(np.abs(displacement).max())
+    scale = 0.15 * max(mesh.side_lengths) / largest if largest > 0 else 1.0
+    positions = mesh.coordinates().reshape(*mesh.node_counts, 3) + scale * displacement
+    polygons, colors = [], []
+    for axis in range(3):
+        for end in (0, -1):
+            face, shade = np.take(positions, end, axis=axis), np.take(amount, end, axis=axis)
+            picks = [
+                np.unique(np.linspace(0, count - 1, min(count, _FACE_POINTS)).astype(int)) for count in shade.shape
+            ]
+            face, shade = face[np.ix_(*picks)], shade[np.ix_(*picks)]
+            quads = np.stack([face[:-1, :-1], face[1:, :-1], face[1:, 1:], face[:-1, 1:]], axis=2)
+            polygons.append(quads.reshape(-1, 4, 3))
+            colors.append(((shade[:-1, :-1] + shade[1:, :-1] + shade[1:, 1:] + shade[:-1, 1:]) / 4).ravel())
+    color = np.concatenate(colors)
+    norm = Normalize(float(color.min()), float(color.max()) or 1.0)
+    figure = Figure(figsize=(7, 4.5))
+    axes: Any = figure.add_subplot(projection="3d")
+    faces = Poly3DCollection(
+        np.concatenate(polygons), facecolors=matplotlib.colormaps["viridis"](norm(color)), linewidths=0
+    )
+    axes.add_collection3d(faces)
+    corners = np.concatenate(polygons).reshape(-1, 3)
+    low, high = corners.min(axis=0), corners.max(axis=0)
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), zlim=(low[2], high[2]), xlabel="x", ylabel="y", zlabel="z")
+    axes.set_box_aspect(np.maximum(high - low, 1e-12), zoom=0.9)
+    axes.view_init(elev=18, azim=-62)
+    axes.locator_params(nbins=4)
+    axes.set(title=title)
+    label = f"displacement (drawn {scale:.2g} times)" if moves else "temperature"
+    figure.colorbar(ScalarMappable(norm=norm, cmap="viridis"), ax=axes, shrink=0.6, pad=0.12, label=label)
+    _save(figure, path)

@@ -1,0 +1,119 @@
+"""The results folder of a run: written once, shown any number of times."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any, ClassVar
+
+import h5py
+import numpy as np
+
+from penstock.experiments.reporting import figures
+from penstock.experiments.reporting.atomic import replacing, write_json, write_text
+from penstock.experiments.reporting.base_folder import BaseFolder
+from penstock.experiments.reporting.progress import Reporter
+from penstock.experiments.reporting.summary import quantity_of, summary_of
+from penstock.fem import Cantilever, write_vtkhdf
+from penstock.streaming import Timeline
+
+__all__ = ["ResultsFolder", "write_json", "write_text"]
+
+_FIELD = {1: "temperature", 3: "displacement", 6: "displacement"}
+
+
+class ResultsFolder(BaseFolder):
+    """Names and formats of all files in the results folder of a run.
+
+    Parameters
+    ----------
+    path : path
+    """
+
+    missing_advice: ClassVar[str] = ": not a finished run; see penstock run --resume"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.plan = path / "plan.txt"
+        self.result = path / "result.json"
+        self.residuals = path / "residuals.csv"
+        self.environment = path / "environment.json"
+        self.timeline = path / "timeline.json"
+        self.trace = path / "timeline.trace.json"
+        self.field = path / "solution.vtkhdf"
+        self.solution = path / "solution.npy"
+        self.checkpoint = path / "checkpoint.npz"
+        self.matrix = path / "matrix"
+        self.samples = path / "samples"
+
+    def write_plan(self, text: str, reporter: Reporter) -> None:
+        """Write a plan and show it."""
+        write_text(self.plan, text + "\n")
+        reporter.text("Plan", text)
+
+    def write_residuals(self, histories: list[list[float]]) -> None:
+        """Write the residual histories, one line per iteration; where a shorter history has ended, its last value is repeated."""
+        names = ["relative_residual", *(f"relative_residual_{number}" for number in range(2, len(histories) + 1))]
+        rows = range(max(map(len, histories)))
+        lines = [f"{k}," + ",".join(repr(norms[min(k, len(norms) - 1)]) for norms in histories) for k in rows]
+        write_text(self.residuals, "\n".join([",".join(["iteration", *names]), *lines]) + "\n")
+
+    def read_residuals(self) -> list[list[float]]:
+        """Return the residual histories of all right-hand sides."""
+        with open(self.residuals, encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))[1:]
+        return [[float(row[column]) for row in rows] for column in range(1, len(rows[0]))]
+
+    def write_field(self, cantilever: Cantilever, solution: np.ndarray[Any, Any], *, samples: bool = False) -> None:
+        """Write the solution for ParaView: each load case under its number, of samples the mean and the deviation."""
+        name, fields = _FIELD[cantilever.dof], {}
+        columns = solution.reshape(len(solution), -1)
+        named = {f"_{number}": column for number, column in enumerate(columns.T[1:], 2)}
+        if samples:
+            named = {"_deviation": columns.std(axis=1, ddof=1)} if columns.shape[1] > 1 else {}
+        for suffix, column in {"": columns.mean(axis=1) if samples else columns[:, 0], **named}.items():
+            values = column.reshape(-1, cantilever.dof)
+            fields[name + suffix] = values[:, 0] if cantilever.dof == 1 else values[:, :3]
+            if cantilever.dof == 6:
+                fields["rotation" + suffix] = values[:, 3:]
+        with replacing(self.field) as partial:
+            write_vtkhdf(partial, cantilever.mesh, fields)
+
+    def draw(self, cantilever: Cantilever | None) -> list[Path]:
+        """Draw all pictures for which the folder has data and return their paths; without a body, none of the body."""
+        result = self.read_json(self.result)
+        if "stiffness_samples" in result:
+            path = self.path / "monte_carlo.png"
+            tips = [sample["tip_deflection"] for sample in result["stiffness_samples"] if sample["converged"]]
+            figures.draw_monte_carlo(path, tips, quantity_of(result))
+            return [path]
+        drawn = []
+        if "columns" in result:
+            drawn.append(self.path / "tip_deflections.png")
+            tips_by_name = {column["name"]: column["tip_deflection"] for column in result["columns"]}
+            figures.draw_tip_deflections(drawn[-1], tips_by_name, quantity_of(result), samples=bool(result["samples"]))
+        drawn.append(self.path / "convergence.png")
+        figures.draw_convergence(drawn[-1], self.read_residuals(), result["true_residual"] or 0.0, result["rtol"])
+        if self.timeline.exists():
+            drawn.append(self.path / "timeline.png")
+            title = f"one sweep, overlap {'on' if result['overlap'] else 'off'}, {result['device']}"
+            figures.draw_timeline(drawn[-1], Timeline.from_json(self.read_json(self.timeline)), title)
+        if cantilever is not None and self.field.exists():
+            drawn += self._draw_body(cantilever, result)
+        return drawn
+
+    def _draw_body(self, cantilever: Cantilever, result: dict[str, Any]) -> list[Path]:
+        """Draw the deformed body, unless the solution has values that are not finite."""
+        with h5py.File(self.field) as file:
+            values = np.asarray(file["VTKHDF/PointData"][_FIELD[cantilever.dof]]).swapaxes(0, 2)
+        if not np.isfinite(values).all():
+            return []
+        path = self.path / "deformed.png"
+        first_column = result.get("columns", [{}])[0].get("name", "")
+        title = "mean of the samples" if result.get("samples") else first_column.replace("_", " ", 1)
+        figures.draw_deformed(path, cantilever.mesh, values, title)
+        return [path]
+
+    def summary(self) -> str:
+        """Return the result in words, one line per fact."""
+        return summary_of(self.read_json(self.result))

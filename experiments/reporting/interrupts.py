@@ -1,0 +1,46 @@
+"""Stops long work at the next good moment when a signal asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.experiments.reporting.progress import Reporter
+
+__all__ = ["stop_requests"]
+
+
+@contextlib.contextmanager
+def stop_requests(reporter: Reporter, current: str = "this iteration") -> Iterator[threading.Event]:
+    """Turn the first SIGINT or SIGTERM into an event; a second one raises KeyboardInterrupt.
+
+    Parameters
+    ----------
+    reporter : Reporter
+        Shows that the request was received.
+    current : str
+        What is still finished before stopping.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in signals}
+
+    def handle(number: int, frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        reporter.text(f"Stopping after {current}", "Interrupt again to stop at once.")
+
+    for number in signals:
+        signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,23 @@
+"""The outcome of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.experiments.reporting.folder import ResultsFolder
+from penstock.solvers import StopReason
+
+__all__ = ["RunOutcome"]
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """The results folder of a run, and why the solver stopped."""
+
+    folder: ResultsFolder
+    reason: StopReason
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it stopped on request; the folder then holds what is needed to continue."""
+        return self.reason is StopReason.STOPPED

@@ -1,0 +1,116 @@
+"""Describes a finished solve in plain values: the part of a report that all kinds of solves share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from penstock.experiments.reporting.atomic import write_json, write_text
+from penstock.experiments.reporting.folder import ResultsFolder
+from penstock.solvers import BlockSolveResult, SolveResult, StopReason
+from penstock.spmv import Array, Operator
+from penstock.streaming import StreamedMatrix, StreamPlan
+
+__all__ = ["columns_of", "describe_solve", "reason_of", "record_sweep", "worst"]
+
+
+def columns_of(result: SolveResult | BlockSolveResult) -> tuple[SolveResult, ...]:
+    """Return the results of all right-hand sides."""
+    return result.columns if isinstance(result, BlockSolveResult) else (result,)
+
+
+def reason_of(result: SolveResult | BlockSolveResult) -> StopReason:
+    """Return why a solve ended: STOPPED if any right-hand side was stopped, else the reason of the worst one."""
+    stopped = any(column.reason is StopReason.STOPPED for column in columns_of(result))
+    return StopReason.STOPPED if stopped else worst(result).reason
+
+
+def worst(result: SolveResult | BlockSolveResult) -> SolveResult:
+    """Return the worst right-hand side: one that did not converge, or else the one with the largest true residual."""
+
+    def badness(column: SolveResult) -> tuple[bool, float]:
+        residual = column.true_residual
+        return not column.converged, math.inf if math.isnan(residual) else residual
+
+    return max(columns_of(result), key=badness)
+
+
+def describe_solve(
+    A: Operator,
+    plan: StreamPlan,
+    result: SolveResult | BlockSolveResult,
+    *,
+    rtol: float,
+    sweeps: int,
+    bytes_streamed: int,
+    seconds: float,
+    budget_nbytes: int | None,
+) -> dict[str, Any]:
+    """Return the solver's result, its time and traffic, and both as fractions of the measured rates.
+
+    Parameters
+    ----------
+    A : Operator
+        A :class:`StreamedMatrix`, or a resident matrix.
+    plan : StreamPlan
+    result : SolveResult or BlockSolveResult
+    rtol : float
+    sweeps, bytes_streamed : int
+        Of the whole solve, including earlier runs that it was resumed from.
+    seconds : float
+        Of the whole solve, likewise.
+    budget_nbytes : int or None
+        Budget for matrix storage, if there was one.
+    """
+    streamed = A if isinstance(A, StreamedMatrix) else None
+    nbytes, rates, shown = plan.index.nbytes, plan.rates, worst(result)
+
+    def fraction(moved: int, rate: float | None) -> float | None:
+        return moved / seconds / rate if rate and seconds else None
+
+    return {
+        "converged": result.converged,
+        "reason": shown.reason.name.lower(),
+        "message": shown.message,
+        "iterations": result.iterations,
+        "true_residual": float(np.max([column.true_residual for column in columns_of(result)])),  # NaN if any is NaN
+        "rounding_floor": shown.rounding_floor,
+        "rtol": rtol,
+        "sweeps": sweeps,
+        "bytes_streamed": bytes_streamed,
+        "matrix_nbytes": nbytes,
+        "budget_nbytes": budget_nbytes,
+        "peak_budget_nbytes": streamed.budget.peak_nbytes if streamed else nbytes,
+        **_plan_facts(plan),
+        # With several powers per sweep, a solve has two kinds of sweeps, so there is no one prediction.
+        "predicted_sweep_seconds": None if plan.powers_per_sweep > 1 else plan.predicted_seconds(),
+        "sweep_seconds": seconds / sweeps if sweeps else None,
+        "link_fraction": fraction(bytes_streamed, rates.link if rates else None),
+        "memory_fraction": fraction(sweeps * nbytes, rates.memory if rates and plan.powers_per_sweep == 1 else None),
+        "staged": streamed is not None and streamed.staged,
+        "direct_reads": streamed is not None and getattr(streamed.store, "direct", False),
+        "unknowns": A.shape[0],
+        "device": str(A.device),
+    }
+
+
+def _plan_facts(plan: StreamPlan) -> dict[str, Any]:
+    return {
+        "resident_nbytes": plan.resident_nbytes,
+        "streamed_nbytes_per_sweep": plan.streamed_nbytes,
+        "subdivisions": len(plan.index.subdivisions),
+        "slots": plan.slots,
+        "products_a_sweep": plan.powers_per_sweep,
+        "overlap": plan.ring.overlap,
+        "format": plan.index.format_name,
+    }
+
+
+def record_sweep(folder: ResultsFolder, A: StreamedMatrix, x: Array) -> None:
+    """Record the times of transfers and kernels in one additional sweep, so that recording does not slow the solve."""
+    with A.recording() as timeline:
+        A.apply(x)
+    write_json(folder.timeline, timeline.to_json())
+    write_text(folder.trace, timeline.to_chrome_trace())

@@ -1,0 +1,94 @@
+"""The result of a run in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.spmv import format_nbytes
+
+__all__ = ["quantity_of", "summary_of"]
+
+
+def summary_of(result: dict[str, Any]) -> str:
+    """Return the contents of a ``result.json`` in words, one line per fact."""
+    if "stiffness_samples" in result:
+        return _samples_summary(result)
+    lines = [
+        f"{result['message']}",
+        f"unknowns         {result['unknowns']:,}, {result['nonzeros']:,} nonzeros, "
+        f"matrix of {format_nbytes(result['matrix_nbytes'])} as {result['format']}",
+        f"iterations       {result['iterations']}, true relative residual {_number(result['true_residual'])}",
+    ]
+    if result.get("tip_deflection") is not None:
+        lines.append(f"{quantity_of(result):<16} {_deflection(result)}")
+    if result.get("columns") and not result["samples"]:
+        lines.append(f"{quantity_of(result):<16} of each load case")
+        lines += [f"  {column['name']:<14} {_number(column['tip_deflection'])}" for column in result["columns"]]
+    if result.get("largest_error") is not None:
+        lines.append(f"error            {result['largest_error']:.3g} at most, against the known solution, all ones")
+    if result["budget_nbytes"] is not None:
+        lines.append(
+            f"matrix storage   {format_nbytes(result['peak_budget_nbytes'])} at most, of a budget of "
+            f"{format_nbytes(result['budget_nbytes'])}"
+        )
+    if result["bytes_streamed"]:
+        lines.append(_traffic(result))
+    if result["link_fraction"] is not None:
+        lines.append(_sweeps(result))
+    lines.append("seconds          " + ", ".join(f"{name} {value:.2f}" for name, value in result["seconds"].items()))
+    return "\n".join(lines)
+
+
+def quantity_of(result: dict[str, Any]) -> str:
+    """Return the name of the deflection; results of old versions do not contain it."""
+    return str(result.get("quantity", "tip deflection"))
+
+
+def _number(value: float | None) -> str:
+    """Return a number for people; null in JSON stands for one that is not finite."""
+    return "not a finite number" if value is None else f"{value:.6g}"
+
+
+def _traffic(result: dict[str, Any]) -> str:
+    rate = result["bytes_streamed"] / max(result["seconds"]["solve"], 1e-9) / 1e9
+    direct = ", read around the page cache" if result["direct_reads"] else ""
+    return (
+        f"streamed         {format_nbytes(result['bytes_streamed'])} in {result['sweeps']} sweeps, "
+        f"{rate:.3g} GB/s over the whole solve{direct}"
+    )
+
+
+def _sweeps(result: dict[str, Any]) -> str:
+    predicted, memory = result["predicted_sweep_seconds"], result["memory_fraction"]
+    return (
+        f"a sweep          {result['sweep_seconds'] * 1e3:.3g} ms with all vector work"
+        + ("" if predicted is None else f", {predicted * 1e3:.3g} ms predicted")
+        + f"; {100 * result['link_fraction']:.3g} % of the link's rate"
+        + ("" if memory is None else f", {100 * memory:.3g} % of the memory's")
+        + (", through staging buffers" if result["staged"] else "")
+    )
+
+
+def _deflection(result: dict[str, Any]) -> str:
+    """Return the deflection; for samples also the uncertainty of its mean."""
+    text, deviation = _number(result["tip_deflection"]), result.get("tip_deflection_deviation")
+    if deviation is None:
+        return text
+    samples = result.get("stiffness_samples")
+    converged = [column["reason"] == "converged" for column in result.get("columns", ())]
+    count = sum(converged) if samples is None else sum(sample["converged"] for sample in samples)
+    return f"mean {text} +- {deviation / count**0.5:.2g}, standard deviation {deviation:.4g}, of {count} samples"
+
+
+def _samples_summary(result: dict[str, Any]) -> str:
+    samples = result["stiffness_samples"]
+    failed = [str(sample["seed"]) for sample in samples if not sample["converged"]]
+    iterations = [sample["iterations"] for sample in samples]
+    lines = [
+        f"{len(samples) - len(failed)} of {len(samples)} samples of the stiffness converged"
+        + (f"; not those of seeds {', '.join(failed)}" if failed else ""),
+        f"{quantity_of(result):<16} {_deflection(result)}",
+        f"iterations       {min(iterations)} to {max(iterations)} a sample, {result['unknowns']:,} unknowns",
+        f"seconds          {result['seconds']['solve']:.2f} for the solves",
+    ]
+    return "\n".join(lines)

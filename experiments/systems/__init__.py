@@ -1,0 +1,1 @@
+"""Linear systems in files."""

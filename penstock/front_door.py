@@ -1,0 +1,129 @@
+"""``penstock.solve``: one call for any symmetric positive definite matrix, resident or streamed.
+
+A matrix larger than its memory is streamed: to a GPU from the caller's arrays, page-locked in place, or from converted ones; on a
+CPU from a store on disk. The preconditioner ``"auto"`` is Jacobi, by blocks where the matrix has them, or, streamed, a Chebyshev
+polynomial where the plan expects it to be faster. A matrix that is symmetric to rounding, as every assembled one is, may be
+stored by its upper half; ``explain()`` says so.
+
+Errors: :class:`InputError` if A is not square, not symmetric to rounding, or has a diagonal entry that is not positive, or if an
+option or a vector does not fit; :class:`BudgetError` if the memory holds neither the matrix nor two slots of it, or not the
+vectors; :class:`DeviceError` if the device is not there.
+
+>>> import penstock
+>>> from penstock.fem import Cantilever
+>>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+>>> result = penstock.solve(beam.matrix().to_csr(), beam.load(), device="cpu")
+>>> result.converged, result.x.shape
+(True, (243,))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.given import GivenMatrix, GivenVectors, as_given_matrix
+from penstock.progress import Reporter, RichReporter
+from penstock.request import Request
+from penstock.solvers import IterationRecord, PreconditionerSpec
+from penstock.spmv import CPU, Device, DeviceError, parse_nbytes
+from penstock.spmv.device import cuda_device_count
+from penstock.system import AnyResult, open_system
+
+__all__ = ["find_device", "solve"]
+
+
+def solve(
+    A: Any,
+    b: Any,
+    *,
+    device: str = "auto",
+    memory: int | str | None = None,
+    rtol: float = 1e-8,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    preconditioner: str | PreconditionerSpec = "auto",
+    block_size: int | Literal["auto"] = "auto",
+    near_null_space: Any = None,
+    x0: Any = None,
+    monitor: Callable[[IterationRecord], object] | None = None,
+    progress: bool = False,
+    folder: str | Path | None = None,
+) -> AnyResult:
+    """Solve ``A x = b`` for a symmetric positive definite A, whether or not it fits the memory of the device.
+
+    Parameters
+    ----------
+    A : SciPy, CuPy or penstock matrix, store, path of a matrix file or of a store, or operator
+        Symmetric to rounding. Entries may be unsorted or given several times: they are summed in a copy.
+    b : NumPy, CuPy or pandas array, (n,), (n, 1) or (n, k)
+        Of any real type and order.
+    device : str
+        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"auto"``: the GPU if there is one, else the CPU.
+    memory : int or str, optional
+        For the matrix on the device, ``"6 GiB"`` for example; by default what is free, less a tenth and the vectors.
+    rtol, atol : float
+        Converged means ``||b - A x|| <= max(rtol ||b||, atol)`` for each column, computed from A, b and x.
+    maxiter : int, optional
+        Iterations at most; 10 n by default.
+    preconditioner : str or PreconditionerSpec
+        ``"auto"``, a registered name, or a choice with options of its own, ``ChebyshevSpec(degree=9)``.
+    block_size : int or "auto"
+        Rows of the dense blocks of A, such as the unknowns of a node; ``"auto"`` finds them.
+    near_null_space : array, (n, k), optional
+        Vectors that A nearly maps to zero; refused if the preconditioner has no use for them.
+    x0 : array, optional
+        First guess, of the shape of b.
+    monitor : callable, optional
+        ``monitor(record)`` at every look at the residual; stops the solve if it returns True.
+    progress : bool
+        Show progress bars on the terminal.
+    folder : str or path, optional
+        Where a CPU puts the store of a matrix that does not fit; by default the temporary folder.
+
+    Returns
+    -------
+    SolveResult, or BlockSolveResult for k > 1 columns
+        ``x`` lives where b does, in its shape; ``explain()`` says what was decided, why, and what it cost.
+    """
+    vectors, reporter = GivenVectors.of(b, "b"), RichReporter.on_terminal() if progress else Reporter()
+    options = {} if near_null_space is None else {"near_null_space": near_null_space}
+    limits = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
+    given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
+    place = find_device(device, given)
+    request = Request(place, vectors.columns, room, preconditioner, block_size, options, given.name)
+    return _solve(given, request, vectors, x0, limits, folder, reporter)
+
+
+def _solve(
+    given: GivenMatrix,
+    request: Request,
+    vectors: GivenVectors,
+    x0: Any,
+    limits: dict[str, Any],
+    folder: str | Path | None,
+    reporter: Reporter,
+) -> AnyResult:
+    began = time.perf_counter()
+    guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
+    with open_system(given.promoted(vectors.dtype), request, folder=folder, reporter=reporter) as system:
+        opened = time.perf_counter()
+        result = system.solve(vectors, guess, **limits)
+        cost = f"opened in {opened - began:.3g} s, solved in {time.perf_counter() - opened:.3g} s"
+        return replace(result, decisions="\n".join([*system.explain(), f"{'time':<11} {cost}"]))
+
+
+def find_device(name: str, given: GivenMatrix) -> Device:
+    """Return the device of a name; ``auto`` is where the matrix lives on a GPU, else the first GPU, else the CPU."""
+    if name != "auto":
+        return Device.parse(name)
+    if given.device is not None and given.device.kind == "cuda":
+        return given.device
+    with contextlib.suppress(DeviceError):
+        if cuda_device_count():
+            return Device("cuda")
+    return CPU

@@ -1,0 +1,73 @@
+"""Calls of CPU kernels on small data, so that Numba compiles them: each function is a task for a process of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.fem import Cantilever
+from penstock.solvers import DiagonalBlocks, chebyshev
+from penstock.solvers.cg import CgRecurrence
+from penstock.spmv import CPU, Array, BsrMatrix, Operator, ValidatedOperator, VectorSpace
+from penstock.spmv.model.stencil import stencil_matrix
+from penstock.streaming import HostStore, StreamedMatrix
+
+__all__ = ["assemble", "iterate", "multiply", "polynomial"]
+
+_NODES, _SIDE, _BLOCKS = (9, 17, 17), 24, 8400
+
+
+def assemble(format_name: str, dof: int) -> None:
+    """Call the kernels of the assembly."""
+    for _ in Cantilever(nodes=_NODES, dof=dof).subdivisions(2, format_name):
+        pass
+
+
+def multiply(format_name: str, dof: int) -> None:
+    """Call the kernels of products, resident and streamed."""
+    A = stencil_matrix(_SIDE, format_name, block_size=dof)
+    x, out = np.ones(A.shape[0]), np.empty(A.shape[0])
+    A.apply(x, out)
+    with HostStore.from_matrix(A, 8) as store, StreamedMatrix(store, 7 * max(store.index.sizes["whole"])) as streamed:
+        streamed.apply(x, out)
+        streamed.apply_absolute(x)
+
+
+def polynomial(dof: int) -> None:
+    """Call the kernels of a Chebyshev polynomial on vectors, and those of diagonal blocks."""
+    A = _Identity(_BLOCKS * dof)
+    chebyshev(A, 3, block_size=dof, high=2.0).apply(np.ones(A.shape[0]))
+
+
+def iterate(dof: int, preconditioner: str) -> None:
+    """Call the kernels of an iteration of conjugate gradients on vectors, and of the measurement of rates."""
+    n = _BLOCKS * dof
+    A = _Identity(n)
+    blocks = {"jacobi": 1, "block_jacobi": dof}.get(preconditioner)
+    M = _Identity(n, A) if blocks is None else DiagonalBlocks(np.ones((n // blocks, blocks, blocks)))
+    x, r, p, q, z, w = (np.ones(n) for _ in range(6))
+    recurrence = CgRecurrence(A, M, x, r, p, q, z, w if blocks is None else None)
+    recurrence.put(next_rho=1.0, unit=1e-16)
+    recurrence.advance(2)
+    recurrence.look()
+    VectorSpace(CPU).dot(x, r)
+    offsets, columns, values = np.arange(33), np.arange(32, dtype=np.int32), np.tile(np.eye(3), (32, 1, 1))
+    BsrMatrix((96, 96), np.dtype(np.float64), offsets, columns, values).apply(np.ones(96))
+
+
+class _Identity(ValidatedOperator):
+    """The identity as a matrix, and as a preconditioner that consists of products with it."""
+
+    def __init__(self, n: int, A: Operator | None = None) -> None:
+        self.shape, self.dtype, self.device = (n, n), np.dtype(np.float64), CPU
+        self.A = A
+
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        out[...] = alpha * x
+
+    def apply_with_product(self, r: Array, z: Array, w: Array) -> None:
+        """Set ``z = w = r``."""
+        z[...] = w[...] = r
+
+    def diagonal_blocks(self, size: int) -> Array:
+        """Return dense identities."""
+        return np.tile(np.eye(size), (self.shape[0] // size, 1, 1))

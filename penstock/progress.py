@@ -1,0 +1,102 @@
+"""Shows a person how a run goes; without a reporter a run is silent."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from penstock.solvers import BlockCgState, IterationRecord
+from penstock.spmv import format_nbytes
+
+__all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
+
+
+class Stage:
+    """One part of a run; this one reports nothing."""
+
+    def advance(self, done: float, detail: str = "") -> None:
+        """Say how much is done, as a share from 0 to 1."""
+
+
+class Reporter:
+    """Receives what a run has to say; this one ignores it."""
+
+    def text(self, title: str, body: str) -> None:
+        """Show a text under a title."""
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[Stage]:
+        """Open a part of the run that may take a while."""
+        yield Stage()
+
+
+class _LogStage(Stage):
+    def __init__(self) -> None:
+        self.detail = ""
+
+    def advance(self, done: float, detail: str = "") -> None:
+        self.detail = detail
+
+
+class _RichStage(Stage):
+    def __init__(self, progress: Progress, title: str) -> None:
+        self._progress, self._task = progress, progress.add_task(title, total=1.0, detail="")
+
+    def advance(self, done: float, detail: str = "") -> None:
+        self._progress.update(self._task, completed=min(max(done, 0.0), 1.0), detail=detail)
+
+
+class RichReporter(Reporter):
+    """Shows texts and progress bars on a terminal; on anything else, texts only."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    @classmethod
+    def on_terminal(cls) -> RichReporter:
+        """Return a reporter on the standard error stream."""
+        return cls(Console(stderr=True))
+
+    def text(self, title: str, body: str) -> None:
+        """Print a title in bold and the text below it."""
+        self.console.print(f"[bold]{title}[/bold]")
+        self.console.print(body, highlight=False, markup=False, soft_wrap=True)
+        self.console.print()
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[Stage]:
+        """Show a bar with times until the part is over; a log gets one line instead."""
+        if not self.console.is_terminal:
+            log = _LogStage()
+            began = time.perf_counter()
+            yield log
+            seconds = time.perf_counter() - began
+            self.console.print(f"{title:<10} {seconds:8.2f} s  {log.detail}", highlight=False, soft_wrap=True)
+            return
+        columns = (
+            TextColumn("{task.description:<10}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[detail]}"),
+        )
+        with Progress(*columns, console=self.console, refresh_per_second=4) as progress:
+            stage = _RichStage(progress, title)
+            yield stage
+
+
+def solve_progress(record: IterationRecord, rtol: float) -> tuple[float, str]:
+    """Return the share done, on a logarithmic scale of the residual, and a line with residual and bytes."""
+    norms = record.state.residual_norms
+    first_residual = max(of[0] for of in norms) if isinstance(record.state, BlockCgState) else norms[0]
+    goal = math.log(max(first_residual, 1e-300) / max(rtol, 1e-300))
+    reached = math.log(max(first_residual, 1e-300) / max(record.residual_norm, 1e-300))
+    streamed = f", {format_nbytes(record.bytes_streamed)} streamed" if record.bytes_streamed else ""
+    detail = f"iteration {record.iteration}, residual {record.residual_norm:.2e}{streamed}"
+    return (reached / goal if goal > 0 else 1.0), detail

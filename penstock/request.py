@@ -1,0 +1,148 @@
+"""What a caller of a solve asks for, and what was decided: plain data between the front door and placement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.solvers import (
+    PreconditionerSpec,
+    block_cg_workspace_nbytes,
+    cg_workspace_nbytes,
+    preconditioner_spec,
+)
+from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_nbytes
+from penstock.streaming import LevelOrder, StreamPlan, Workload
+
+__all__ = ["Placement", "Request", "Vectors", "room_for_matrix"]
+
+# Share of the free memory that matrix and vectors leave to others.
+_LEFT_FREE = 0.1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller asks for.
+
+    Parameters
+    ----------
+    device : Device
+        What computes.
+    columns : int
+        Right-hand sides.
+    memory : int or None
+        Bytes for matrix storage on the device; None: what is free, less a reserve and the vectors.
+    preconditioner : str or PreconditionerSpec
+        A registered name, ``"auto"``, or a choice with options of its own.
+    block_size : int or "auto"
+        Rows of the dense blocks of the matrix, such as the unknowns of a node.
+    options : dict
+        Options of the preconditioner, such as ``degree``.
+    name : str
+        What messages call the matrix.
+    """
+
+    device: Device
+    columns: int = 1
+    memory: int | None = None
+    preconditioner: str | PreconditionerSpec = "auto"
+    block_size: int | Literal["auto"] = "auto"
+    options: dict[str, Any] = field(default_factory=dict)
+    name: str = "A"
+
+    def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
+        """Return the preconditioners between which the plan chooses.
+
+        ``auto`` is Jacobi, by blocks where the matrix has them; where it is streamed, a Chebyshev polynomial as well, whose
+        products share sweeps.
+        """
+        if isinstance(self.preconditioner, PreconditionerSpec):
+            return [self.preconditioner.with_block_size(block_size)]
+        if self.preconditioner != "auto":
+            spec = preconditioner_spec(self.preconditioner, block_size=block_size, **self.options)
+            if spec.needs_blocks and block_size == 1:
+                raise InputError("the matrix does not consist of dense blocks; choose jacobi or chebyshev")
+            return [spec]
+        names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
+        return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What was decided.
+
+    Parameters
+    ----------
+    plan : StreamPlan
+        It streams nothing if the matrix fits.
+    spec : PreconditionerSpec
+    together : int
+        Right-hand sides that are solved together.
+    solver_nbytes : int
+        Of their vectors, without those of the preconditioner.
+    nonzeros : int
+        Of the matrix, as far as known.
+    facts : tuple of (str, str)
+        What a user should know besides the plan: a title and a sentence each.
+    matrix : SparseMatrix or None
+        The converted matrix on the host or where it was, unless the plan is for a store.
+    order : LevelOrder or None
+        The order of the rows of the matrix, if it is not the caller's.
+    """
+
+    plan: StreamPlan
+    spec: PreconditionerSpec
+    together: int
+    solver_nbytes: int
+    nonzeros: int
+    facts: tuple[tuple[str, str], ...]
+    matrix: SparseMatrix | None = None
+    order: LevelOrder | None = None
+
+    def explain(self) -> str:
+        """Return the plan and the facts in words, one line each."""
+        return "\n".join([self.plan.explain(), *(f"{title:<11} {text}" for title, text in self.facts)])
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """How many right-hand sides are solved together, and the bytes of the solver's vectors."""
+
+    together: int
+    solver_nbytes: int
+    n: int
+    dtype: Any
+
+    @classmethod
+    def fitting(cls, request: Request, n: int, dtype: Any, most: int) -> Vectors:
+        """Solve as many together as fit half of the free memory, ``most`` at most, in blocks of about equal size."""
+        if request.columns == 1:
+            return cls(1, cg_workspace_nbytes(n, dtype), n, dtype)
+        each = block_cg_workspace_nbytes(n, 1, dtype)
+        fit = max(1, request.device.free_nbytes() // 2 // each)
+        blocks = -(-request.columns // min(request.columns, most, fit))
+        together = -(-request.columns // blocks)
+        return cls(together, together * each, n, dtype)
+
+    def nbytes(self, request: Request, spec: PreconditionerSpec) -> int:
+        """Return the bytes of all vectors, with those of the preconditioner; on a GPU the matrix may turn out to be streamed."""
+        on_gpu = request.device.kind == "cuda"
+        held = spec.workspace_nbytes(self.n, self.together, self.dtype, streamed_to_gpu=on_gpu)
+        return self.solver_nbytes + held
+
+    def workload(self, request: Request, spec: PreconditionerSpec, degree: int) -> Workload:
+        """Return what a plan must know of the solver."""
+        return Workload(self.together, degree=degree, workspace_nbytes=self.nbytes(request, spec))
+
+
+def room_for_matrix(request: Request, vectors_nbytes: int) -> int:
+    """Return the bytes for matrix storage."""
+    if request.memory is not None:
+        return request.memory
+    room: int = int((1 - _LEFT_FREE) * request.device.free_nbytes()) - vectors_nbytes
+    if room <= 0:
+        raise BudgetError(
+            f"the vectors need {format_nbytes(vectors_nbytes)}, which leaves nothing of the free memory of {request.device} to "
+            "the matrix; free memory, or use another device"
+        )
+    return room

@@ -1,0 +1,286 @@
+"""A system opened where it computes: the matrix resident or streamed, its preconditioner, and the solve."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from penstock.given import GivenMatrix, GivenVectors
+from penstock.placement import place_index, place_matrix
+from penstock.progress import Reporter, solve_progress
+from penstock.request import Placement, Request
+from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, cg, jacobi, solve_many
+from penstock.spmv import CPU, CsrMatrix, InputError, Operator, SparseMatrix, format_nbytes
+from penstock.spmv.formats.partition import row_slabs
+from penstock.streaming import (
+    FileStore,
+    HostStore,
+    LinkRates,
+    MatrixIndex,
+    MemoryBudget,
+    Store,
+    StreamedMatrix,
+    index_of,
+    reach_of,
+    reach_of_store,
+)
+from penstock.streaming.execution.budget import check_room
+from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
+from penstock.streaming.stores.whole import read_whole
+
+__all__ = ["AnyResult", "OpenSystem", "open_system"]
+
+AnyResult = SolveResult | BlockSolveResult
+
+# Host memory, in sizes of a store, that reading it as a whole and putting it into another order needs.
+_REWRITE = 5
+
+
+@dataclass
+class OpenSystem:
+    """A matrix that is ready to be applied.
+
+    Parameters
+    ----------
+    A : Operator
+    request : Request
+    placement : Placement or None
+        None for an operator of the caller, which is applied as it is.
+    reporter : Reporter
+    """
+
+    A: Operator
+    request: Request
+    placement: Placement | None
+    reporter: Reporter
+
+    def explain(self) -> list[str]:
+        """Return what was decided, one line a fact."""
+        if self.placement is None:
+            rows = self.A.shape[0]
+            return [f"{'matrix':<11} {rows:,} x {rows:,}, {type(self.A).__name__}, applied as it is on {self.A.device}"]
+        return [self.placement.explain(), f"{'device':<11} {self.A.device}"]
+
+    def preconditioner(self) -> Operator | None:
+        """Build the preconditioner."""
+        if self.placement is None:
+            return _preconditioner_of_operator(self.A, self.request)
+        spec = self.placement.spec
+        if spec.name == "none" and isinstance(self.A, StreamedMatrix):
+            jacobi(self.A)  # only for its check of the diagonal, at the cost of one sweep: a store may hold anything
+        return spec.build(self.A)
+
+    def solve(
+        self,
+        b: GivenVectors,
+        x0: GivenVectors | None = None,
+        *,
+        rtol: float,
+        atol: float = 0.0,
+        maxiter: int | None = None,
+        monitor: Callable[[IterationRecord], object] | None = None,
+    ) -> AnyResult:
+        """Solve for the right-hand sides; x comes back where b lives, in its shape."""
+        A, device = self.A, self.A.device
+        order = None if self.placement is None else self.placement.order
+        b.check_rows(A.shape[0])
+        with device.current():
+            with self.reporter.stage("prepare"):
+                M = self.preconditioner()
+            options: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "M": M}
+            with self.reporter.stage("solve") as stage:
+                blocks = 1 if self.placement is None else -(-b.columns // self.placement.together)
+                bar = _SolveBar(stage.advance, rtol, blocks)
+
+                def watched(record: IterationRecord) -> bool:
+                    bar.advance(record)
+                    return monitor is not None and bool(monitor(record))
+
+                options["monitor"] = watched
+                result: AnyResult
+                if b.columns == 1:
+                    guess = None if x0 is None else x0.column(device, A.dtype, order)
+                    result = cg(A, b.column(device, A.dtype, order), guess, **options)
+                else:
+                    memory = None if self.placement is None else self.placement.solver_nbytes
+                    guess = None if x0 is None else x0.block(A.dtype, order)
+                    result = solve_many(A, b.block(A.dtype, order), guess, memory=memory, **options)
+            return cast(AnyResult, b.returned(result, order))
+
+
+class _SolveBar:
+    """The share of a solve that is done; of several blocks, of all of them together."""
+
+    def __init__(self, advance: Callable[[float, str], object], rtol: float, blocks: int) -> None:
+        self._advance, self._rtol, self._blocks = advance, rtol, blocks
+        self._block, self._last = 0, 0
+
+    def advance(self, record: IterationRecord) -> None:
+        """Take note of a look at the residual."""
+        if record.iteration <= self._last:
+            self._block += 1
+        self._last = record.iteration
+        done, detail = solve_progress(record, self._rtol)
+        if self._blocks > 1:
+            done = (self._block + done) / self._blocks
+            detail = f"block {self._block + 1} of {self._blocks}, {detail}"
+        self._advance(done, detail)
+
+
+def _preconditioner_of_operator(A: Operator, request: Request) -> Operator | None:
+    """Return what a caller asks for, or Jacobi where the operator knows its diagonal."""
+    block_size = 1 if request.block_size == "auto" else request.block_size
+    [spec] = request.specs(block_size, streamed=False)
+    try:
+        return spec.build(A)
+    except InputError:
+        if request.preconditioner == "auto" and not hasattr(A, "diagonal_blocks"):
+            return None
+        raise
+
+
+@contextmanager
+def open_system(
+    given: GivenMatrix,
+    request: Request,
+    *,
+    folder: str | Path | None = None,
+    reporter: Reporter | None = None,
+    announce: Callable[[Placement], object] | None = None,
+) -> Iterator[OpenSystem]:
+    """Decide how a matrix is stored and used, and open it where it computes.
+
+    Parameters
+    ----------
+    given : GivenMatrix
+    request : Request
+    folder : path, optional
+        As for :func:`solve`.
+    reporter : Reporter, optional
+    announce : callable, optional
+        ``announce(placement)`` before memory for the matrix is taken.
+    """
+    reporter = reporter or Reporter()
+    with ExitStack() as resources:
+        opener = _Opener(request, None if folder is None else Path(folder), reporter, announce, resources)
+        resources.enter_context(request.device.current())
+        yield opener.open(given)
+
+
+@dataclass
+class _Opener:
+    request: Request
+    folder: Path | None
+    reporter: Reporter
+    announce: Callable[[Placement], object] | None
+    resources: ExitStack
+
+    def open(self, given: GivenMatrix) -> OpenSystem:
+        if isinstance(given.matrix, StreamedMatrix) or given.kind == "operator":
+            return OpenSystem(cast(Operator, given.matrix), self.request, None, self.reporter)
+        if given.kind == "store":
+            return self._open_store(cast(Store, given.matrix))
+        if given.kind == "csr":
+            return self._open_csr(given)
+        return self._open_format(cast(SparseMatrix, given.matrix))
+
+    def _open_csr(self, given: GivenMatrix) -> OpenSystem:
+        matrix = cast(CsrMatrix, given.matrix)
+        given.matrix = None  # it may be large, and is not needed any more unless the caller holds it
+        if self.request.device.kind == "cpu":
+            matrix = matrix.to_device(CPU)
+        return self._open_placed(self._place(matrix))
+
+    def _place(self, matrix: CsrMatrix) -> Placement:
+        with self.reporter.stage("convert") as stage:
+            placement = place_matrix(matrix, self.request, rates=self._rates)
+            stage.advance(1.0)
+        return placement
+
+    def _open_placed(self, placement: Placement) -> OpenSystem:
+        self._announce(placement)
+        whole = placement.matrix
+        assert whole is not None, "a matrix in memory is converted"
+        if not placement.plan.slots:
+            return self._opened(whole.to_device(self.request.device), placement)
+        count = len(placement.plan.index.subdivisions)
+        if self.request.device.kind == "cuda":
+            return self._streamed(HostStore.from_matrix(whole.to_device(CPU), count), placement)
+        return self._streamed(self._written(whole.to_device(CPU), placement), placement)
+
+    def _open_format(self, matrix: SparseMatrix) -> OpenSystem:
+        """Keep the format that the caller has chosen."""
+        host = matrix.to_device(CPU)
+
+        def index_for(count: int) -> MatrixIndex:
+            return index_of(row_slabs(host, count), host.shape)
+
+        def reach_for(index: MatrixIndex) -> int:
+            slabs = row_slabs(host, len(index.subdivisions))
+            return reach_of(index.row_starts, [slab.column_range() for slab in slabs])
+
+        index = index_for(1 + matrix.nbytes // (1 << 31))
+        placement = place_index(index, self.request, reach_for=reach_for, rates=self._rates, index_for=index_for)
+        return self._open_placed(replace(placement, matrix=matrix))
+
+    def _open_store(self, store: Store) -> OpenSystem:
+        with self.reporter.stage("survey"):
+            placement = place_index(
+                store.index, self.request, reach_for=lambda index: reach_of_store(store), rates=self._rates
+            )
+        powers = placement.plan.powers_per_sweep
+        wanted = max(max(spec.degrees(streamed=True)) for spec in self.request.specs(1, streamed=True))
+        if placement.plan.slots and powers < wanted and _REWRITE * store.index.nbytes < CPU.free_nbytes():
+            with self.reporter.stage("read"):
+                whole = CsrMatrix.from_csr(read_whole(store), strategy="auto", check=False)
+            found = self._place(whole)
+            if found.order is not None:  # worth it: another copy of the matrix is made in that order
+                return self._open_placed(found)
+        self._announce(placement)
+        fits = store.index.nbytes < CPU.free_nbytes() // 2
+        on_disk = not hasattr(store, "segments")
+        if self.request.device.kind == "cuda" and placement.plan.slots and on_disk and fits:
+            with self.reporter.stage("read"):
+                store = self.resources.enter_context(HostStore.from_store(store))
+        return self._streamed(store, placement)
+
+    def _streamed(self, store: Store, placement: Placement) -> OpenSystem:
+        if hasattr(store, "__enter__") and placement.matrix is not None:
+            self.resources.enter_context(cast(Any, store))
+        budget = MemoryBudget(placement.plan.budget_nbytes)
+        matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.plan)
+        return self._opened(self.resources.enter_context(matrix), placement)
+
+    def _written(self, whole: SparseMatrix, placement: Placement) -> FileStore:
+        """Write a matrix to disk, for a CPU to stream from; removed at the end."""
+        total, count = placement.plan.index.nbytes, len(placement.plan.index.subdivisions)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        place = self.resources.enter_context(tempfile.TemporaryDirectory(prefix="penstock-", dir=self.folder))
+        with self.reporter.stage("write") as stage:
+            return FileStore.create(
+                Path(place) / "matrix",
+                row_slabs(whole, count),
+                shape=whole.shape,
+                label=self.request.name,
+                progress=lambda written: stage.advance(written / total, f"{format_nbytes(written)} written"),
+            )
+
+    def _announce(self, placement: Placement) -> None:
+        """Hand on what was decided, and refuse a plan for which the device has no room."""
+        if self.announce is not None:
+            self.announce(placement)
+        needed = placement.plan.storage_nbytes + placement.plan.workload.workspace_nbytes
+        check_room(self.request.device, needed, "matrix storage and vectors")
+
+    def _rates(self, nbytes: int) -> LinkRates | None:
+        if nbytes < WORTH_MEASURING_NBYTES:
+            return None
+        return machine_rates(self.request.device, self.folder or Path(tempfile.gettempdir()))
+
+    def _opened(self, A: Operator, placement: Placement) -> OpenSystem:
+        return OpenSystem(A, self.request, placement, self.reporter)

@@ -1,0 +1,91 @@
+"""What commands share: the terminal, folders for results, and the end of a command that is interrupted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from penstock.progress import Reporter
+
+__all__ = ["INTERRUPTED", "complete", "free_name", "noting_interrupts", "open_terminal", "say", "study_directory"]
+
+Outcome = TypeVar("Outcome")
+
+#: Exit code of a command that was interrupted or stopped on request.
+INTERRUPTED = 130
+
+
+def say(title: str, error: BaseException) -> None:
+    """Print an error and its notes on the standard error stream."""
+    Console(stderr=True).print(f"[bold red]{title}[/bold red]", end=" ")
+    print(error, *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
+
+
+def open_terminal() -> tuple[Console, Reporter]:
+    """Return a console, wide if the output is no terminal, and a reporter that prints on it."""
+    from penstock.progress import RichReporter
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    return console, RichReporter(console)
+
+
+def study_directory(command: str, file: Path | None, output: Path | None, resume: Path | None) -> Path:
+    """Return the folder of a study: the one to resume, the one named by --output, or a free name."""
+    if (file is None) == (resume is None) or (resume is not None and output is not None):
+        raise typer.BadParameter("name a study FILE, with --output or not, or a folder to --resume")
+    return resume or output or free_name(Path("results") / f"{command}-{file.stem if file else ''}")
+
+
+def complete(
+    action: Callable[[], tuple[Outcome, bool]], hint: str, console: Console, kept: Path | None = None
+) -> Outcome:
+    """Return the outcome of a long action; if it does not complete, say what can be done with its results.
+
+    Parameters
+    ----------
+    action : callable
+        Returns its outcome, and whether it completed. If it was stopped on request, the command ends with exit code 130.
+    hint : str
+        How to resume, or where partial results are.
+    console : Console
+    kept : path, optional
+        A file that exists if there are partial results; the hint is then added to errors.
+    """
+
+    def noted() -> tuple[Outcome, bool]:
+        try:
+            return action()
+        except BaseException as error:
+            if kept is not None and kept.exists():
+                error.add_note(f"what was done is kept; {hint}")
+            raise
+
+    outcome, completed = noting_interrupts(noted)
+    if not completed:
+        console.print(f"Stopped on request; {hint}", highlight=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED)
+    return outcome
+
+
+def noting_interrupts(action: Callable[[], Outcome]) -> Outcome:
+    """Return the result of an action; print the notes of an interrupt, which typer would not, and end with exit code 130."""
+    try:
+        return action()
+    except KeyboardInterrupt as error:
+        say("interrupted", error)
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def free_name(path: Path) -> Path:
+    """Return the path, or the first of path-2, path-3 ... that does not exist or is empty."""
+    candidate, number = path, 1
+    while candidate.exists() and any(candidate.iterdir()):
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate

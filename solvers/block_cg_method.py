@@ -1,0 +1,240 @@
+"""Controls block conjugate gradients around the iteration: active columns, restarts, and the end of each column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from penstock.solvers.problem import LinearProblem, Method
+from penstock.solvers.result import BlockSolveResult, StopReason
+from penstock.spmv import Array
+
+__all__ = ["BlockCgState", "BlockConjugateGradients"]
+
+Matrix = np.ndarray[Any, Any]
+
+
+@dataclass
+class BlockCgState:
+    """Everything that the next iteration needs; a checkpoint is a saved state.
+
+    Parameters
+    ----------
+    x : array, (n, columns)
+        Iterates.
+    w, p : array, (n, k)
+        The block of residuals before it is made orthonormal, and the search directions; k falls as columns converge.
+    t : float64 array on the host, (k, k)
+        ``Q = W T``.
+    phi : float64 array on the host, (k, active columns)
+        ``R = Q phi``.
+    active : list of int
+        Columns that the block still iterates on.
+    iteration : int
+    reasons : list of StopReason or None
+        For each column; None until it has ended and its true residual has been tested.
+    last_true_residuals : list of float
+        ``||b - A x||`` of each column when it was last computed to test convergence, or when the column ended; infinite
+        before.
+    residual_norms : list of list of float
+        Relative norms of each column, as in the result.
+    s : array, (n, k), optional
+        ``A P``, if the preconditioner computes it.
+    """
+
+    x: Array
+    w: Array
+    p: Array
+    t: Matrix
+    phi: Matrix
+    active: list[int]
+    iteration: int
+    reasons: list[StopReason | None]
+    last_true_residuals: list[float]
+    residual_norms: list[list[float]] = field(default_factory=list)
+    s: Array | None = None
+
+
+class Recurrence(Protocol):
+    """The iteration and the memory of its blocks."""
+
+    @property
+    def with_product(self) -> object:
+        """The preconditioner if it also computes products with A, else None."""
+
+    def norms(self, block: Array) -> Matrix:
+        """Return the norms of the columns of a block."""
+
+    def view(self, name: str, columns: int) -> Array:
+        """Return the memory of a block as a block with this number of columns."""
+
+    def true_residuals(self, x: Array) -> Array:
+        """Return ``B - A X`` in scratch memory."""
+
+    def restart(self, state: BlockCgState, residuals: Array) -> StopReason | None:
+        """Restart with the residuals of the active columns."""
+
+    def iterate(self, state: BlockCgState) -> StopReason | None:
+        """Do one iteration; return the reason if the block cannot continue."""
+
+
+class BlockConjugateGradients(Method, name="block_cg"):
+    """Block conjugate gradients for one problem.
+
+    Parameters
+    ----------
+    problem : LinearProblem
+        With right-hand sides ``(n, columns)``.
+    recurrence : callable
+        Returns the iteration; see :class:`penstock.solvers.block_cg.BlockRecurrence`.
+    """
+
+    State: ClassVar[type] = BlockCgState
+
+    def __init__(self, problem: LinearProblem, recurrence: Callable[[LinearProblem], Recurrence]) -> None:
+        self.problem = problem
+        self._recurrence = recurrence(problem)
+        problem.set_norms(self._recurrence.norms(problem.b))
+        self.final_residuals: dict[int, float] = {}
+
+    def start(self, x0: Array | None) -> BlockCgState:
+        """Compute the first residuals and search directions."""
+        problem, count = self.problem, self.problem.columns
+        x = problem.A.device.xp.zeros_like(problem.b) if x0 is None else x0.copy()
+        none = self._recurrence.view("p", 0)
+        state = BlockCgState(x, none, none, np.eye(0), np.eye(0), [], 0, [None] * count, [math.inf] * count)
+        for columns, reason in ((problem.empty, StopReason.CONVERGED), (problem.out_of_range, StopReason.NOT_FINITE)):
+            for column in columns:
+                self._finish(state, column, reason, float(problem.b_norms[column]))
+                x[:, column] = 0
+        residuals, norms = problem.b, problem.b_norms
+        if x0 is not None:
+            residuals = self._recurrence.true_residuals(state.x)
+            norms = self._recurrence.norms(residuals)
+        state.residual_norms = [[problem.relative(norms[column], column)] for column in range(count)]
+        for column in _pending(state):
+            norm = float(norms[column])
+            if not math.isfinite(norm):
+                self._finish(state, column, StopReason.NOT_FINITE, norm)
+            elif norm <= problem.tolerances[column]:
+                self._finish(state, column, StopReason.CONVERGED, norm)
+        self._restart(state, residuals)
+        return state
+
+    def _finish(self, state: BlockCgState, column: int, reason: StopReason, norm: float) -> None:
+        """Set the reason and the true residual of a column that has ended; a resumed call need not compute it again."""
+        state.reasons[column] = reason
+        state.last_true_residuals[column] = self.final_residuals[column] = norm
+
+    def resume(self, state: BlockCgState) -> BlockCgState:
+        """Resume from a state: its blocks are copied to the memory of the recurrence."""
+        recurrence, problem = self._recurrence, self.problem
+        computes_image = recurrence.with_product is not None
+        for name in ("w", "p", *(["s"] if computes_image and state.s is not None else [])):
+            block = getattr(state, name)
+            view = recurrence.view(name, block.shape[1])
+            view[...] = block
+            setattr(state, name, view)
+        if not computes_image:
+            state.s = None
+        elif state.s is None:  # the state is from a solve with another preconditioner
+            state.s = recurrence.view("s", state.p.shape[1])
+            problem.product(state.p, state.s)
+        for column, reason in enumerate(state.reasons):
+            if reason in (StopReason.STOPPED, StopReason.MAXITER):
+                state.reasons[column] = None
+        ended = [column for column, reason in enumerate(state.reasons) if reason is not None]
+        before = len(_pending(state))
+        for column in ended:  # the tolerance may differ from that of the earlier call
+            self.final_residuals[column] = norm = state.last_true_residuals[column]
+            met, reason = norm <= problem.tolerances[column], state.reasons[column]
+            if met and reason in (StopReason.ROUNDING_FLOOR, StopReason.STAGNATED):
+                state.reasons[column] = StopReason.CONVERGED
+            elif reason is StopReason.CONVERGED and not met:
+                state.reasons[column] = None
+        if len(_pending(state)) > before:
+            self._restart(state, recurrence.true_residuals(state.x))
+        return state
+
+    def running(self, state: BlockCgState) -> bool:
+        """Return whether any column is still being solved."""
+        return None in state.reasons
+
+    def residual_norm(self, state: BlockCgState) -> float:
+        """Return the largest relative residual of the running columns, or of all if none runs."""
+        running = [state.residual_norms[column][-1] for column in _pending(state)]
+        return max(running, default=max(norms[-1] for norms in state.residual_norms))
+
+    def _restart(self, state: BlockCgState, residuals: Array) -> None:
+        """Restart with the residuals ``B - A X`` of all pending columns."""
+        state.active = _pending(state)
+        if not state.active:
+            return
+        for column, reason in enumerate(state.reasons):
+            if reason is StopReason.NOT_FINITE and residuals is not self.problem.b:
+                residuals[:, column] = 0  # NaN times zero would be NaN in every other column
+        fault = self._recurrence.restart(state, residuals)
+        if fault is not None:
+            self._stop(state, state.active, fault)
+
+    def advance(self, state: BlockCgState, iterations: int) -> StopReason | None:
+        """Iterate; when no column is active, test the true residuals."""
+        for _ in range(iterations):
+            reason = self._recurrence.iterate(state)
+            if reason is not None:
+                return reason
+            if not state.active:
+                self._test(state)
+                break
+        return None
+
+    def _test(self, state: BlockCgState) -> None:
+        """Compute the true residuals when the recursive ones are small; restart from those that are not small."""
+        residuals = self._recurrence.true_residuals(state.x)
+        norms = self._recurrence.norms(residuals)
+        for column in _pending(state):
+            previous, norm = state.last_true_residuals[column], float(norms[column])
+            state.last_true_residuals[column] = norm
+            if norm <= self.problem.tolerances[column]:
+                self._finish(state, column, StopReason.CONVERGED, norm)
+            elif not math.isfinite(norm):
+                self._finish(state, column, StopReason.NOT_FINITE, norm)
+            elif self.problem.is_useless(norm, previous):
+                self._finish(state, column, self.problem.stagnation(state.x, norm, column), norm)
+        self._restart(state, residuals)
+
+    def end(self, state: BlockCgState, reason: StopReason) -> None:
+        """Compute the true residuals of the running columns and stop them."""
+        self._stop(state, _pending(state), reason)
+
+    def _stop(self, state: BlockCgState, columns: list[int], reason: StopReason) -> None:
+        norms = self._recurrence.norms(self._recurrence.true_residuals(state.x))
+        breakdown = reason in (StopReason.NOT_POSITIVE_DEFINITE, StopReason.INCONSISTENT)
+        for column in columns:
+            tested, norm = math.isfinite(state.last_true_residuals[column]), float(norms[column])
+            verdict = self.problem.verdict(reason, norm, state.residual_norms[column], column)
+            if verdict is not StopReason.CONVERGED and breakdown and tested:
+                # Near the rounding floor directions are noise, and so may their curvature be.
+                verdict = self.problem.stagnation(state.x, norm, column)
+            if verdict in (StopReason.STOPPED, StopReason.MAXITER):  # a resumed solve must not depend on this test
+                state.reasons[column], self.final_residuals[column] = verdict, norm
+            else:
+                self._finish(state, column, verdict, norm)
+
+    def result(self, state: BlockCgState) -> BlockSolveResult:
+        """Return the result."""
+        spent = self.problem.spent(matrix=self.problem.matrix_seconds)
+        columns = []
+        for column, reason in enumerate(state.reasons):
+            assert reason is not None, "the solve has ended"
+            history, residual = state.residual_norms[column], self.final_residuals[column]
+            columns.append(self.problem.column_result(state.x[:, column], reason, history, residual, column, **spent))
+        return BlockSolveResult(state.x, tuple(columns), state.iteration, **spent, state=state)
+
+
+def _pending(state: BlockCgState) -> list[int]:
+    return [column for column, reason in enumerate(state.reasons) if reason is None]

@@ -1,0 +1,299 @@
+"""Controls conjugate gradients around the iteration: start, restart, residual replacement, end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from penstock.solvers.cg_kernels import Halt, Scalar
+from penstock.solvers.preconditioners import with_product
+from penstock.solvers.problem import LinearProblem, Method
+from penstock.solvers.result import SolveResult, StopReason
+from penstock.spmv import Array, CountsWaiting
+
+__all__ = ["CgState", "ConjugateGradients"]
+
+
+@dataclass
+class CgState:
+    """Everything that the next iteration needs; a checkpoint is a saved state.
+
+    Parameters
+    ----------
+    x, r, p : array, (n,)
+        Iterate, recursive residual, search direction.
+    rho : float
+        ``r . M r``.
+    iteration : int
+    last_true_residual : float
+        ``||b - A x||`` when it was last computed to test convergence; infinite before.
+    residual_norms : list of float
+        Relative, as in the result.
+    matrix_norm : float
+        Largest ``||A p|| / ||p||`` so far.
+    drift, first_drift : float
+        Bound of the distance, due to rounding, between the recursive and the true residual; its value when the residual was last
+        computed as ``b - A x``.
+    replacements : int
+        Number of times that the residual was computed as ``b - A x`` after the first time.
+    q : array, (n,), optional
+        ``A p``, if the preconditioner computes it.
+    """
+
+    x: Array
+    r: Array
+    p: Array
+    rho: float
+    iteration: int = 0
+    last_true_residual: float = math.inf
+    residual_norms: list[float] = field(default_factory=list)
+    matrix_norm: float = 0.0
+    drift: float = 0.0
+    first_drift: float = 0.0
+    replacements: int = 0
+    q: Array | None = None
+
+
+class Recurrence(Protocol):
+    """The iteration on vectors of the caller, which halts by itself when the host must act."""
+
+    matrix_seconds: float
+    preconditioner_seconds: float
+
+    def advance(self, iterations: int) -> None:
+        """Start iterations."""
+
+    def look(self) -> np.ndarray[Any, Any]:
+        """Wait for them and return the scalars."""
+
+    def norms(self, since: int) -> list[float]:
+        """Return ``||r||`` after each iteration from number ``since`` on."""
+
+    def put(self, **scalars: float) -> None:
+        """Change scalars and end a halt."""
+
+
+class ConjugateGradients(Method, name="cg"):
+    """Conjugate gradients for one problem: start, restart, residual replacement, and the response to a halt.
+
+    Parameters
+    ----------
+    problem : LinearProblem
+        With one right-hand side, ``(n,)``.
+    recurrence : callable
+        Returns the iteration for given vectors; see :class:`penstock.solvers.cg.CgRecurrence`.
+    """
+
+    State: ClassVar[type] = CgState
+
+    def __init__(self, problem: LinearProblem, recurrence: Callable[..., Recurrence]) -> None:
+        self.problem, A, b = problem, problem.A, problem.b
+        self._make_recurrence = recurrence
+        problem.set_norms(np.array([problem.space.norm(b)]))
+        self._tolerance, self._threshold = float(problem.tolerances[0]), float(problem.thresholds[0])
+        empty_like = A.device.xp.empty_like
+        self.q = empty_like(b)
+        self.z: Array | None = None if problem.M is None else empty_like(b)
+        self._with_product = with_product(problem.M, A)
+        self.w: Array | None = None if self._with_product is None else empty_like(b)
+        self._recurrence: Recurrence | None = None
+
+    def start(self, x0: Array | None) -> CgState:
+        """Compute the first residual and search direction."""
+        problem, xp = self.problem, self.problem.A.device.xp
+        if problem.empty or problem.out_of_range:
+            zero, norm = xp.zeros_like(problem.b), float(problem.b_norms[0])
+            self.reason, self.residual = StopReason.CONVERGED if problem.empty else StopReason.NOT_FINITE, norm
+            first = norm if problem.empty else 1.0
+            return CgState(zero, problem.b.copy(), zero.copy(), 1.0, residual_norms=[first])
+        x = xp.zeros_like(problem.b) if x0 is None else x0.copy()
+        r = problem.b.copy()
+        if x0 is not None:
+            problem.product(x, r, alpha=-1.0, beta=1.0)  # r = b - A x
+        norm = problem.space.norm(r)
+        state = CgState(x, r, xp.zeros_like(r), 1.0, residual_norms=[problem.relative(norm)])
+        self.residual = norm
+        self.reason = self._restart(state) if math.isfinite(norm) else StopReason.NOT_FINITE
+        if norm <= self._tolerance:  # r was computed from A, b and x: it is the true residual
+            self.reason = StopReason.CONVERGED
+        return state
+
+    def resume(self, state: CgState) -> CgState:
+        """Resume from a state; that of a converged solve may need no iteration."""
+        problem = self.problem
+        if problem.empty or problem.out_of_range:
+            return self.start(None)
+        if problem.space.norm(state.r) <= self._tolerance:
+            self.residual = self._true_residual(state, replace=False)
+            if self.residual <= self._tolerance:
+                self.reason = StopReason.CONVERGED
+                return state
+        if not bool(state.p.any()):  # the solve ended without a direction, or had converged
+            self.reason = self._restart(state)
+            return state
+        if self._with_product is None:
+            state.q = None
+        else:
+            if state.q is None:  # the state is from a solve with another preconditioner
+                problem.product(state.p, self.q)
+            else:
+                self.q[...] = state.q
+            state.q = self.q
+        return state
+
+    def advance(self, state: CgState, iterations: int) -> None:
+        """Iterate, read the scalars, and respond to a halt."""
+        if self._recurrence is None:
+            problem = self.problem
+            self._recurrence = self._make_recurrence(
+                problem.A, problem.M, state.x, state.r, state.p, self.q, self.z, self.w
+            )
+            initial = {"threshold_squared": self._threshold**2, "unit": problem.unit, "iteration": state.iteration}
+            self._recurrence.put(**initial, **_scalars(state))
+        recurrence, before = self._recurrence, state.iteration
+        began, waited = time.perf_counter(), self._waited_seconds()
+        recurrence.advance(iterations)
+        self.starting_seconds = time.perf_counter() - began - (self._waited_seconds() - waited)
+        self.problem.products += iterations
+        scalars = recurrence.look()
+        state.iteration = int(scalars[Scalar.ITERATION])
+        state.rho, state.matrix_norm = float(scalars[Scalar.RHO]), float(scalars[Scalar.MATRIX_NORM])
+        state.drift = float(scalars[Scalar.DRIFT])
+        state.residual_norms += map(self.problem.relative, recurrence.norms(before))
+        self._respond_to(Halt(int(scalars[Scalar.HALT])), float(scalars[Scalar.CURVATURE]), state, recurrence)
+
+    def _respond_to(self, halt: Halt, curvature: float, state: CgState, recurrence: Recurrence) -> None:
+        self.residual = math.nan
+        if halt is Halt.SMALL:
+            self.reason = self._test(state, recurrence)
+        elif halt is Halt.DRIFTED:
+            self.reason = self._replace(state, recurrence)
+        elif halt is Halt.BAD_CURVATURE:
+            self.reason = self._breakdown(curvature, state)
+            self.residual = self._true_residual(state, replace=False)
+        elif halt is Halt.BAD_PRECONDITIONER:
+            self.reason = StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
+        elif halt is Halt.NOT_FINITE:
+            self.reason = StopReason.NOT_FINITE
+            self.residual = self._true_residual(state, replace=False)
+
+    def _waited_seconds(self) -> float:
+        A = self.problem.A
+        return A.waited_seconds if isinstance(A, CountsWaiting) else 0.0
+
+    def iterations_left(self, state: CgState) -> float:
+        """Return the expected number of further iterations at the mean convergence rate so far; infinite without a rate."""
+        norms, target = state.residual_norms, self.problem.relative(self._threshold)
+        if len(norms) < 2 or not 0 < norms[-1] < norms[0] or target <= 0:
+            return math.inf
+        rate = math.log(norms[0] / norms[-1]) / (len(norms) - 1)
+        return max(0.0, math.log(norms[-1] / target) / rate)
+
+    def _test(self, state: CgState, recurrence: Recurrence) -> StopReason | None:
+        """Compute the true residual when the recursive one is small; restart from it if it is not small."""
+        previous, residual = state.last_true_residual, self._true_residual(state)
+        state.last_true_residual = self.residual = residual
+        state.replacements += 1
+        if residual <= self._tolerance:
+            state.p[...] = 0  # a solve that resumes from this state restarts
+            return StopReason.CONVERGED
+        reason = self._restart(state)
+        if reason is None and self.problem.is_useless(residual, previous):
+            reason = self.problem.stagnation(state.x, residual)
+        recurrence.put(**_scalars(state))
+        return reason
+
+    def _replace(self, state: CgState, recurrence: Recurrence) -> StopReason | None:
+        """Replace the recursive residual by the true one and continue in the same direction."""
+        residual = self._true_residual(state)
+        state.replacements += 1
+        if not math.isfinite(residual) or residual <= self._tolerance:
+            self.residual = residual
+            return StopReason.CONVERGED if residual <= self._tolerance else StopReason.NOT_FINITE
+        reason, _ = self._precondition(state)
+        if state.q is not None:
+            self.problem.product(state.p, state.q)
+        self._reset_drift(state, residual)
+        recurrence.put(**_scalars(state))
+        return reason
+
+    def _restart(self, state: CgState) -> StopReason | None:
+        """Restart with the preconditioned residual as direction; the residual was computed as ``b - A x``."""
+        reason, z = self._precondition(state)
+        if reason is None:
+            state.p[...] = z
+            if self.w is not None:
+                self.q[...] = self.w
+                state.q = self.q
+            self._reset_drift(state, self.problem.space.norm(state.r))
+        return reason
+
+    def _precondition(self, state: CgState) -> tuple[StopReason | None, Array]:
+        """Set ``z = M r``, ``rho = r.z`` and, if the preconditioner computes it, ``w = A z``."""
+        z = state.r
+        if self._with_product is not None:
+            z = self.z
+            self._with_product.apply_with_product(state.r, z, self.w)
+            self.problem.products += 1
+        elif self.problem.M is not None:
+            z = self.z
+            self.problem.M.apply(state.r, z)
+        rho = self.problem.space.dot(state.r, z)
+        if not math.isfinite(rho):
+            return StopReason.NOT_FINITE, z
+        if rho <= 0:
+            return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE, z
+        state.rho = rho
+        return None, z
+
+    def _reset_drift(self, state: CgState, residual: float) -> None:
+        problem = self.problem
+        state.drift = problem.unit * (state.matrix_norm * problem.space.norm(state.x) + residual)
+        state.first_drift = state.drift
+
+    def _true_residual(self, state: CgState, *, replace: bool = True) -> float:
+        """Return ``||b - A x||`` at the cost of one product; ``replace`` overwrites r with this residual."""
+        target = state.r if replace else (self.q if self.w is None else self.w)
+        return self.problem.space.norm(self.problem.true_residual(state.x, target))
+
+    def _breakdown(self, curvature: float, state: CgState) -> StopReason:
+        if not math.isfinite(curvature):
+            return StopReason.NOT_FINITE
+        if curvature == 0 and self.problem.space.norm(state.p) == 0:  # the squares of its entries underflow
+            return StopReason.NOT_FINITE
+        if curvature == 0 and not bool(self.q.any()):
+            return StopReason.INCONSISTENT
+        # Near the rounding floor the direction is noise, and so may its curvature be.
+        if state.last_true_residual < math.inf:
+            return self.problem.stagnation(state.x, state.last_true_residual)
+        return StopReason.NOT_POSITIVE_DEFINITE
+
+    def end(self, state: CgState, reason: StopReason) -> None:
+        """Stop and compute the true residual."""
+        self.residual = self._true_residual(state, replace=False)
+        self.reason = self.problem.verdict(reason, self.residual, state.residual_norms)
+
+    def result(self, state: CgState, shape: tuple[int, ...]) -> SolveResult:
+        """Return the result, with x in the shape of the caller's b."""
+        assert self.reason is not None, "the solve has ended"
+        if math.isnan(self.residual) and self.reason is not StopReason.NOT_FINITE:
+            self.residual = self._true_residual(state, replace=False)
+        recurrence = self._recurrence
+        spent = self.problem.spent(
+            matrix=0.0 if recurrence is None else recurrence.matrix_seconds,
+            preconditioner=0.0 if recurrence is None else recurrence.preconditioner_seconds,
+        )
+        norms = state.residual_norms
+        return self.problem.column_result(
+            state.x.reshape(shape), self.reason, norms, self.residual, state=state, **spent
+        )
+
+
+def _scalars(state: CgState) -> dict[str, float]:
+    names = ("matrix_norm", "drift", "first_drift")
+    return {"next_rho": state.rho, **{name: getattr(state, name) for name in names}}

@@ -1,0 +1,77 @@
+"""Checks the arguments of solvers."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from penstock.spmv import Array, InputError, Operator
+
+__all__ = ["check_finite", "check_maxiter", "check_state", "check_tolerances"]
+
+
+def check_tolerances(rtol: float, atol: float) -> None:
+    """Check that tolerances are finite numbers and not negative.
+
+    Raises
+    ------
+    InputError
+        If one is not; the message names it.
+    """
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if not isinstance(value, Real) or not 0 <= value < math.inf:
+            raise InputError(f"{name} must be a number, finite and not negative, not {value!r}")
+
+
+def check_maxiter(maxiter: int | None) -> None:
+    """Raise an InputError if the iteration limit is negative or not a whole number."""
+    if maxiter is not None and (not isinstance(maxiter, Real) or not maxiter >= 0 or maxiter != maxiter // 1):
+        raise InputError(f"maxiter must be a whole number and not negative, not {maxiter!r}")
+
+
+def check_finite(name: str, values: Array, xp: Any) -> None:
+    """Check that a vector or block of vectors contains no NaN or Inf.
+
+    Raises
+    ------
+    InputError
+        If it does; the message names the first such entry.
+    """
+    finite = xp.isfinite(values)
+    if bool(finite.all()):
+        return
+    row, *column = (int(index) for index in np.unravel_index(int(xp.argmin(finite)), values.shape))
+    where = f"row {row} of column {column[0]}" if column else f"row {row}"
+    raise InputError(f"{name} holds {float(values[row, *column])} at {where}; all entries must be finite")
+
+
+def check_state(state: Any, kind: type, shape: tuple[int, ...], operator: Operator) -> None:
+    """Check that a state belongs to this solver and system.
+
+    Parameters
+    ----------
+    state : object
+    kind : type
+    shape : tuple of int
+        Expected shape of its iterates.
+    operator : Operator
+        The matrix of the system.
+
+    Raises
+    ------
+    InputError
+        If its class, or the shape or type of its iterates, is another one, or it is read-only.
+    """
+    if not isinstance(state, kind):
+        raise InputError(f"state must be a {kind.__name__} of an earlier call, not a {type(state).__name__}")
+    x = state.x  # type: ignore[attr-defined]
+    if x.shape != shape or x.dtype != operator.dtype:
+        raise InputError(
+            f"the state holds iterates of shape {x.shape} and type {x.dtype}, but this system needs {shape} and "
+            f"{operator.dtype}; resume with the system that it came from"
+        )
+    if not getattr(x.flags, "writeable", True):
+        raise InputError("the state is read-only, but a solve changes it in place; give a copy.deepcopy of it")

@@ -1,0 +1,105 @@
+"""The registry of preconditioners: how each is built, and the memory that plans reserve for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from penstock.spmv import InputError, Operator
+from penstock.spmv.registry import Registry
+
+__all__ = ["PRECONDITIONERS", "NoPreconditioner", "PreconditionerSpec", "preconditioner_spec"]
+
+
+@dataclass(frozen=True)
+class PreconditionerSpec:
+    """The name and options of a preconditioner; each subclass is defined next to the preconditioner it builds.
+
+    A subclass is declared as ``class JacobiSpec(PreconditionerSpec, name="jacobi")``, which registers it. Its fields are the
+    options for YAML files, the command line and :func:`penstock.solve`.
+
+    Parameters
+    ----------
+    block_size : int
+        Rows of the dense blocks on the diagonal of the matrix, for example the unknowns of a node; 1 without blocks.
+    """
+
+    name: ClassVar[str]
+    #: Whether the preconditioner requires a matrix with dense diagonal blocks of more than one row.
+    needs_blocks: ClassVar[bool] = False
+    #: Whether applying it writes a separate vector; a diagonal is applied inside other passes.
+    writes_vector: ClassVar[bool] = True
+
+    block_size: int = 1
+
+    def __init_subclass__(cls, *, name: str, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.name = name
+        PRECONDITIONERS.add(name, cls)
+
+    def build(self, A: Operator) -> Operator | None:
+        """Return the preconditioner of a matrix."""
+        raise InputError(f"{type(self).__name__} must define build() for the preconditioner {self.name}")
+
+    def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
+        """Return the number of vectors the preconditioner stores when ``columns`` right-hand sides are solved together."""
+        return 0
+
+    def degrees(self, *, streamed: bool) -> tuple[int, ...]:
+        """Return the numbers of consecutive products per iteration from which a plan may choose."""
+        return (1,)
+
+    def with_degree(self, degree: int) -> Self:
+        """Return this specification with the degree of a plan."""
+        return self
+
+    def with_block_size(self, size: int) -> Self:
+        """Return this specification for dense blocks of this size."""
+        return replace(self, block_size=size)
+
+    def workspace_nbytes(self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False) -> int:
+        """Return the bytes that the preconditioner needs besides the matrix and the solver's vectors."""
+        return self.vectors(columns, streamed_to_gpu=streamed_to_gpu) * n * int(np.dtype(dtype).itemsize)
+
+
+#: All preconditioners by name; packages add theirs in the entry point group ``penstock.preconditioners``.
+PRECONDITIONERS: Registry[str, type[PreconditionerSpec]] = Registry("preconditioner", "penstock.preconditioners")
+
+
+def preconditioner_spec(name: str, **options: Any) -> PreconditionerSpec:
+    """Return the specification of a preconditioner.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`PRECONDITIONERS`.
+    **options
+        Its options, for example ``degree=9`` for ``chebyshev``; None means the default.
+
+    Raises
+    ------
+    InputError
+        If there is no such preconditioner or option.
+    """
+    cls = PRECONDITIONERS[name]
+    known = {entry.name for entry in dataclasses.fields(cls)}
+    changed = {option: value for option, value in options.items() if value is not None}
+    if unknown := sorted(changed.keys() - known):
+        raise InputError(
+            f"the preconditioner {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known)) or 'none'}"
+        )
+    return cls(**changed)
+
+
+@dataclass(frozen=True)
+class NoPreconditioner(PreconditionerSpec, name="none"):
+    """Plain conjugate gradients."""
+
+    writes_vector: ClassVar[bool] = False
+
+    def build(self, A: Operator) -> Operator | None:
+        """Return None."""
+        return None

@@ -1,0 +1,306 @@
+"""The linear problem and the iteration loop that all Krylov methods share."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.solvers.checks import check_finite, check_state, check_tolerances
+from penstock.solvers.preconditioners import as_preconditioner
+from penstock.solvers.residual_checks import ResidualChecks
+from penstock.solvers.result import IterationRecord, SolveResult, StopReason
+from penstock.spmv import (
+    Array,
+    CountsTraffic,
+    HasAbsoluteProduct,
+    InputError,
+    Operator,
+    VectorSpace,
+    as_operator,
+    as_vectors,
+)
+from penstock.spmv.registry import Registry
+
+__all__ = ["SOLVERS", "LinearProblem", "Method"]
+
+Norms = np.ndarray[Any, np.dtype[np.float64]]
+
+#: A true residual within this factor of the estimated rounding floor counts as having reached it.
+_FLOOR_FACTOR = 100
+#: If the true residual stays above this fraction of its value at the last restart, further restarts are useless.
+_USELESS_RESTART = 0.5
+#: Squares of norms must stay within the range of float64, also after products with the matrix and for small residuals.
+_SMALLEST_NORM, _LARGEST_NORM = 1e-100, 1e140
+
+
+class LinearProblem:
+    """``A x = b`` for one or several right-hand sides, with a preconditioner and tolerances.
+
+    Parameters
+    ----------
+    A : operator or matrix
+        Anything :func:`penstock.spmv.as_operator` accepts; square.
+    b : array, (n,), (n, 1) or (n, k)
+        Finite; on the device of A.
+    M : operator, matrix or function, optional
+        Approximates the inverse of A.
+    rtol, atol : float
+        A column b has converged when ``||b - A x|| <= max(rtol ||b||, atol)``, computed from A, b and x.
+    name : str
+        The name of the right-hand sides in messages.
+
+    Attributes
+    ----------
+    b : array, (n,) or (n, k)
+    b_norms, tolerances, thresholds : float64 array, (columns,)
+        The true residual is tested when the recursive one is below the threshold: the tolerance, or one rounding unit of b,
+        below which the recursive residual carries no information.
+    unit : float
+        Rounding unit of the vectors.
+    products : int
+        Number of the solver's own products with A.
+
+    Raises
+    ------
+    InputError
+        If A is not square or empty, b has another length or holds NaN, or a tolerance is negative.
+    """
+
+    def __init__(self, A: Any, b: Array, M: Any = None, *, rtol: float, atol: float, name: str = "b") -> None:
+        self.A: Operator = as_operator(A)
+        rows, columns = self.A.shape
+        if rows != columns or rows == 0:
+            raise InputError(f"a solver needs a square matrix with at least one row, not one of shape {self.A.shape}")
+        check_tolerances(rtol, atol)
+        self.b = self.vectors(name, b)
+        self.M: Operator | None = None if M is None else as_preconditioner(M, self.A)
+        self.rtol, self.atol = float(rtol), float(atol)
+        self.n = rows
+        self.columns = 1 if self.b.ndim == 1 else int(self.b.shape[1])
+        self.space = VectorSpace(self.A.device)
+        self.unit = float(np.finfo(str(self.A.dtype)).eps) / 2
+        self.products = 0
+        self.matrix_seconds = 0.0
+        self.floors: dict[int, float] = {}
+        self.began = time.perf_counter()
+        self._streamed: CountsTraffic | None = self.A if isinstance(self.A, CountsTraffic) else None
+        self._before = (0, 0) if self._streamed is None else (self._streamed.sweeps, self._streamed.bytes_streamed)
+
+    def vectors(self, name: str, given: Array) -> Array:
+        """Return the caller's vectors after checking that they are finite, on the device of A and of its type."""
+        vectors = as_vectors(given, self.A.shape[0], self.A, name)
+        check_finite(name, vectors, self.A.device.xp)
+        return vectors
+
+    def guess(self, given: Array | None, state: object, name: str) -> Array | None:
+        """Return an initial guess in the shape of b, or None."""
+        if given is None:
+            return None
+        if state is not None:
+            raise InputError(f"a state contains the iterate to resume from; give {name} or state, not both")
+        vectors = self.vectors(name, given)
+        if vectors.size != self.b.size:
+            raise InputError(f"{name} must have the shape of the right-hand side, {self.b.shape}, not {vectors.shape}")
+        return vectors.reshape(self.b.shape)
+
+    def set_norms(self, b_norms: Norms) -> None:
+        """Set ``||b||`` of each column, as the method computes norms, and the tolerances."""
+        self.b_norms = b_norms
+        with np.errstate(invalid="ignore"):
+            self.tolerances = np.maximum(self.rtol * b_norms, self.atol)
+        self.thresholds = np.maximum(self.tolerances, self.unit * b_norms)
+
+    @property
+    def empty(self) -> list[int]:
+        """Columns that ``x = 0`` solves: b is zero, or so small that its squares underflow, and below ``atol``."""
+        small = (self.b_norms <= _SMALLEST_NORM) & (self.atol >= _SMALLEST_NORM)
+        return [column for column in self._unusual if small[column] or not bool(self._column(self.b, column).any())]
+
+    @property
+    def out_of_range(self) -> list[int]:
+        """Other columns whose squares leave the range of numbers."""
+        empty = self.empty
+        return [column for column in self._unusual if column not in empty]
+
+    @property
+    def _unusual(self) -> list[int]:
+        in_range = (self.b_norms >= _SMALLEST_NORM) & (self.b_norms <= _LARGEST_NORM)
+        unusual: list[int] = np.flatnonzero(~in_range).tolist()
+        return unusual
+
+    @staticmethod
+    def _column(vectors: Array, column: int) -> Array:
+        return vectors if vectors.ndim == 1 else vectors[:, column]
+
+    def product(self, x: Array, out: Array, alpha: float = 1.0, beta: float = 0.0) -> None:
+        """Set ``out = alpha A x + beta out``, counted and timed."""
+        began = time.perf_counter()
+        self.A.apply(x, out, alpha=alpha, beta=beta)
+        self.products += 1
+        self.matrix_seconds += time.perf_counter() - began
+
+    def true_residual(self, x: Array, out: Array) -> Array:
+        """Set ``out = b - A x`` at the cost of one product, and return it."""
+        out[...] = self.b
+        self.product(x, out, alpha=-1.0, beta=1.0)
+        return out
+
+    def relative(self, norm: float, column: int = 0) -> float:
+        """Return a norm relative to ``||b||``; 1 for a column whose squares leave the range, as its iterate is zero."""
+        b_norm = float(self.b_norms[column])
+        if not _SMALLEST_NORM <= b_norm <= _LARGEST_NORM and column in self.out_of_range:
+            return 1.0
+        return float(norm) / b_norm if b_norm > 0 else float(norm)
+
+    def is_useless(self, residual: float, previous: float) -> bool:
+        """Return whether the true residual has fallen too little since the last restart for another one to help."""
+        return not residual < _USELESS_RESTART * previous
+
+    def stagnation(self, x: Array, residual: float, column: int = 0) -> StopReason:
+        """Return why the residual no longer falls: the rounding floor of the system, or another cause."""
+        if isinstance(self.A, HasAbsoluteProduct):
+            xp = self.A.device.xp
+            bound = self.A.apply_absolute(xp.abs(xp.ascontiguousarray(self._column(x, column))))
+            self.products += 1
+            self.floors[column] = self.unit * self.space.norm(bound)
+            if residual <= _FLOOR_FACTOR * self.floors[column]:
+                return StopReason.ROUNDING_FLOOR
+        return StopReason.STAGNATED
+
+    def verdict(self, reason: StopReason, residual: float, history: list[float], column: int = 0) -> StopReason:
+        """Return the final reason to stop, given the true residual.
+
+        CONVERGED if the residual meets the tolerance. INCONSISTENT if iterations ran out and the residual is larger than
+        conjugate gradients produce for any consistent system: residuals exceed the first one at most by the square root of the
+        condition number, which is less than ``1 / unit`` for every solvable system.
+        """
+        if residual <= self.tolerances[column]:
+            return StopReason.CONVERGED
+        diverged = self.relative(residual, column) > max(1.0, history[0]) / math.sqrt(self.unit)
+        return StopReason.INCONSISTENT if reason is StopReason.MAXITER and diverged else reason
+
+    def run(
+        self,
+        method: Method,
+        state: Any,
+        *,
+        maxiter: int | None = None,
+        callback: Callable[[Array], object] | None = None,
+        monitor: Callable[[IterationRecord], object] | None = None,
+        checks: ResidualChecks | None = None,
+    ) -> None:
+        """Iterate until the method ends, iterations run out, or the monitor requests a stop."""
+        limit, checks = 10 * self.n if maxiter is None else int(maxiter), checks or ResidualChecks()
+        while method.running(state):
+            if state.iteration >= limit:
+                method.end(state, StopReason.MAXITER)
+                return
+            before, began = state.iteration, time.perf_counter()
+            count = min(checks.every, limit - before)
+            with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported as NOT_FINITE
+                reason = method.advance(state, count)
+            checks.adapt(time.perf_counter() - began, method.starting_seconds, count, method.iterations_left(state))
+            if state.iteration > before:  # a breakdown does not count as an iteration
+                if callback is not None:
+                    callback(state.x)
+                if monitor is not None and monitor(self._record(method, state)):
+                    reason = reason or StopReason.STOPPED
+            if reason is not None and method.running(state):
+                method.end(state, reason)
+
+    def _record(self, method: Method, state: Any) -> IterationRecord:
+        seconds = time.perf_counter() - self.began
+        return IterationRecord(state.iteration, method.residual_norm(state), seconds, self.bytes_streamed, state)
+
+    @property
+    def bytes_streamed(self) -> int:
+        """Bytes that A has moved since the solve began; 0 for a resident matrix."""
+        return 0 if self._streamed is None else self._streamed.bytes_streamed - self._before[1]
+
+    @property
+    def sweeps(self) -> int:
+        """Sweeps over the matrix since the solve began; for a resident matrix, the number of products."""
+        return self.products if self._streamed is None else self._streamed.sweeps - self._before[0]
+
+    def spent(self, **timings: float) -> dict[str, Any]:
+        """Return the entries of a result that describe the cost of the solve."""
+        seconds = {"total": time.perf_counter() - self.began}
+        if self.A.device.kind == "cpu":  # on a GPU the host only starts the parts
+            seconds |= timings
+        return {"sweeps": self.sweeps, "bytes_streamed": self.bytes_streamed, "timings": seconds}
+
+    def column_result(
+        self, x: Array, reason: StopReason, history: list[float], residual: float, column: int = 0, **spent: Any
+    ) -> SolveResult:
+        """Return the result of one right-hand side."""
+        floor = self.floors.get(column)
+        relative_floor = None if floor is None else self.relative(floor, column)
+        return SolveResult.of(x, reason, history, self.relative(residual, column), relative_floor, **spent)
+
+
+class Method(ABC):
+    """A Krylov method for a :class:`LinearProblem`: how it starts, iterates and ends.
+
+    A subclass is declared as ``class ConjugateGradients(Method, name="cg")``, which registers it in :data:`SOLVERS`. Its state
+    is a dataclass with at least ``x`` and ``iteration``; a checkpoint is a saved state.
+    """
+
+    name: ClassVar[str]
+    State: ClassVar[type]
+    problem: LinearProblem
+    #: The reason for stopping and the final norm of the true residual, for methods with one right-hand side.
+    reason: StopReason | None = None
+    residual: float = math.nan
+    #: Seconds of the last call of ``advance`` in which the host only started work for a GPU.
+    starting_seconds: float = 0.0
+
+    def __init_subclass__(cls, *, name: str, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.name = name
+        SOLVERS.add(name, cls)
+
+    @abstractmethod
+    def start(self, x0: Array | None) -> Any:
+        """Return the state before the first iteration."""
+
+    @abstractmethod
+    def advance(self, state: Any, iterations: int) -> StopReason | None:
+        """Iterate; return the reason if the solve cannot continue."""
+
+    def resume(self, state: Any) -> Any:
+        """Resume from the state of an earlier call."""
+        return state
+
+    def running(self, state: Any) -> bool:
+        """Return whether any right-hand side is still being solved."""
+        return self.reason is None
+
+    def end(self, state: Any, reason: StopReason) -> None:
+        """Stop the right-hand sides that still run and compute their true residuals."""
+        scratch = self.problem.A.device.xp.empty_like(self.problem.b)
+        self.residual = self.problem.space.norm(self.problem.true_residual(state.x, scratch))
+        self.reason = self.problem.verdict(reason, self.residual, state.residual_norms)
+
+    def residual_norm(self, state: Any) -> float:
+        """Return the relative residual to report: the largest of the columns that still run."""
+        return float(state.residual_norms[-1])
+
+    def iterations_left(self, state: Any) -> float:
+        """Return the expected number of further iterations; infinite if unknown."""
+        return math.inf
+
+    def begin(self, x0: Array | None, state: Any, shape: tuple[int, ...], operator: Operator) -> Any:
+        """Start, or resume from a state after checking that it belongs to this method and system."""
+        if state is None:
+            return self.start(x0)
+        check_state(state, self.State, shape, operator)
+        return self.resume(state)
+
+
+#: All methods by name; packages add theirs in the entry point group ``penstock.solvers``.
+SOLVERS: Registry[str, type[Method]] = Registry("solver", "penstock.solvers")

@@ -1,0 +1,1 @@
+"""Compiles, looks up and launches kernels on CPUs and CUDA devices."""

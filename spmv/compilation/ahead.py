@@ -1,0 +1,101 @@
+"""Compiles CPU kernels ahead of a run, in several processes: within one process Numba compiles one kernel at a time."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["CompileTask", "compile_ahead", "is_cached"]
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class CompileTask:
+    """A function that calls kernels on small data, so that Numba compiles them and keeps them in its cache on disk.
+
+    Parameters
+    ----------
+    function : str
+        ``"package.module:name"``.
+    kernels : tuple of str
+        Kernels that it compiles, named in the same way; if all of them are cached, there is nothing to do.
+    arguments : dict
+        Keyword arguments, as JSON has them.
+    """
+
+    function: str
+    kernels: tuple[str, ...]
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> bool:
+        """Whether any of its kernels has not been compiled on this machine."""
+        return not all(is_cached(_named(kernel)) for kernel in self.kernels)
+
+
+def _named(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def is_cached(kernel: Any) -> bool:
+    """Return whether Numba's cache on disk holds a compiled version of a kernel, or of both of a pair.
+
+    Numba has no public way to ask; where its cache does not answer as expected, kernels count as cached, and are compiled when
+    they are first called.
+    """
+    if isinstance(kernel, tuple):
+        return any(map(is_cached, kernel))
+    try:
+        return bool(kernel._cache._cache_file._load_index())
+    except (AttributeError, OSError):
+        return True
+
+
+def compile_ahead(tasks: Sequence[CompileTask], advance: Callable[[float, str], object]) -> None:
+    """Run the tasks that are needed, each in a process, as many at a time as there are cores.
+
+    A process that fails is ignored: its kernels are compiled when they are first called, and an error is reported then.
+
+    Parameters
+    ----------
+    tasks : sequence of CompileTask
+    advance : callable
+        ``advance(share, text)`` as tasks end.
+    """
+    waiting = [task for task in tasks if task.needed]
+    running: list[subprocess.Popen[bytes]] = []
+    total, ended = len(waiting), 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                running.append(_start(waiting.pop(0)))
+            time.sleep(_POLL_SECONDS)
+            still = [process for process in running if process.poll() is None]
+            ended, running = ended + len(running) - len(still), still
+            advance(ended / total, "compiling kernels (first run only)")
+    finally:
+        for process in running:  # interrupted: what has been compiled stays in the cache
+            process.terminate()
+
+
+def _start(task: CompileTask) -> subprocess.Popen[bytes]:
+    code = "import sys; from penstock.spmv.compilation.ahead import run_task; run_task(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, task.function, json.dumps(task.arguments)]
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # threads that wait must not slow the other processes
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
+
+
+def run_task(function: str, arguments: str) -> None:
+    """Run a task in this process."""
+    _named(function)(**json.loads(arguments))

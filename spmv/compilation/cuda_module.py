@@ -1,0 +1,90 @@
+"""Compiles the CUDA sources at run time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from enum import IntEnum
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.spmv.device import Array
+
+__all__ = [
+    "NOMINAL_WARPS",
+    "compile_function",
+    "cuda_function",
+    "cuda_source",
+    "launch",
+    "share_enums",
+    "type_names",
+]
+
+#: Warps that an H200 runs at once, for choices that must not depend on the machine.
+NOMINAL_WARPS = 8448
+
+#: What ``cupy.RawModule.get_function`` returns: a call with grid, block and arguments.
+KernelFunction = Callable[..., None]
+
+_TYPE_NAMES = {np.dtype(np.float64): "double", np.dtype(np.float32): "float", np.dtype(np.int32): "int"}
+_TYPE_NAMES[np.dtype(np.int64)] = "long long"
+
+
+def type_names(*arrays: Array) -> str:
+    """Return the C++ element types of arrays as template arguments, for example ``"double, double, int"``."""
+    return ", ".join(_TYPE_NAMES[np.dtype(array.dtype)] for array in arrays)
+
+
+_SHARED_ENUMS: dict[str, tuple[type[IntEnum], ...]] = {}
+
+
+def share_enums(file_name: str, *enums: type[IntEnum]) -> None:
+    """Write Python enums into a kernel file, so that both sides cannot differ."""
+    _SHARED_ENUMS[file_name] = enums
+
+
+def _enum_in_cpp(enum: type[IntEnum]) -> str:
+    members = ", ".join(f"{member.name} = {int(member)}" for member in enum)
+    return f"enum {enum.__name__} {{ {members} }};"
+
+
+@functools.cache
+def cuda_source(file_name: str) -> str:
+    """Return the source of a kernel file, preceded by common.cuh; ``#line`` directives keep compiler messages exact.
+
+    ``file_name`` is a file of ``penstock.spmv.kernels``, or the absolute path of another one.
+    """
+    folder = resources.files("penstock.spmv.kernels")
+    files = {"common.cuh": folder / "common.cuh", file_name: folder / file_name}
+    if Path(file_name).is_absolute():
+        files[file_name] = Path(file_name)
+    sources = [f'#line 1 "{name}"\n{file.read_text()}' for name, file in files.items()]
+    sources[1:1] = map(_enum_in_cpp, _SHARED_ENUMS.get(file_name, ()))
+    return "\n".join(sources)
+
+
+def compile_function(file_name: str, expression: str) -> KernelFunction:
+    """Compile one instantiation for CuPy's current device; CuPy caches the binary on disk."""
+    import cupy
+
+    module = cupy.RawModule(code=cuda_source(file_name), options=("--std=c++17",), name_expressions=[expression])
+    function: KernelFunction = module.get_function(expression)
+    return function
+
+
+@functools.cache
+def cuda_function(file_name: str, expression: str) -> KernelFunction:
+    """Return the compiled instantiation of a kernel template, for example ``csr_spmv<double, double, int, 8>``.
+
+    CuPy's functions load themselves on whichever device is current when they are called.
+    """
+    return compile_function(file_name, expression)
+
+
+def launch(function: KernelFunction, threads: int, block: int, arguments: tuple[Any, ...]) -> None:
+    """Launch a kernel with at least ``threads`` threads in blocks of ``block``; without threads do nothing."""
+    if threads:
+        function((-(-threads // block),), (block,), arguments)

@@ -1,0 +1,242 @@
+"""Converts CSR to chunks of scalars or of small blocks, on the device that holds the matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.device import Array
+from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.formats.statistics import check_whole, first_kept, next_block
+
+__all__ = [
+    "chunk_offsets",
+    "chunks_of_blocks",
+    "chunks_of_slots",
+    "length_permutation",
+    "scalar_triplets",
+    "stored_blocks",
+]
+
+
+def length_permutation(lengths: Array, scope: int) -> Array:
+    """Order rows by descending length inside scopes of ``scope`` consecutive rows; equal lengths keep their order.
+
+    Parameters
+    ----------
+    lengths : int64 array, (rows,)
+    scope : int
+        The sorting scope sigma; the last scope may be shorter.
+
+    Returns
+    -------
+    int32 array, (rows,)
+        The row at each position, on the same device.
+
+    Notes
+    -----
+    A solver may work in the sorted order throughout: with ``p`` this permutation, it solves ``A[p][:, p]`` for ``b[p]``, and
+    its result holds ``x[p]``. SELL then needs no permutation of its own, and columns stay as close as rows are.
+    """
+    xp = _module(lengths)
+    rows = xp.arange(lengths.size, dtype=np.int64)
+    longest = int(lengths.max()) if lengths.size else 0
+    # One sort key per row: scope, then descending length, then position inside the scope.
+    keys = (rows // scope * (longest + 1) + (longest - lengths)) * scope + rows % scope
+    keys.sort()
+    return (keys // (scope * (longest + 1)) * scope + keys % scope).astype(np.int32)
+
+
+def chunk_offsets(lengths: Array, height: int) -> Array:
+    """Return where each chunk of ``height`` rows begins, in entries, with its rows padded to the longest.
+
+    Parameters
+    ----------
+    lengths : int64 array, (rows,)
+        Row lengths in the order of storage.
+    height : int
+
+    Returns
+    -------
+    int64 array, (chunks + 1,)
+    """
+    xp = _module(lengths)
+    chunks = -(-lengths.size // height)
+    padded = xp.zeros(chunks * height, dtype=np.int64)
+    padded[: lengths.size] = lengths
+    offsets = xp.zeros(chunks + 1, dtype=np.int64)
+    if chunks:
+        xp.cumsum(padded.reshape(chunks, height).max(axis=1) * height, out=offsets[1:])
+    return offsets
+
+
+def chunks_of_slots(
+    A: CsrMatrix, permutation: Array, offsets: Array, height: int, values_dtype: Any
+) -> tuple[Array, Array]:
+    """Return column indices and values of ``A`` in chunks of ``height`` interleaved rows, padded with -1 and 0.
+
+    Entries past a chunk's width are left out. ``permutation`` may be empty: the natural order.
+    """
+    xp, rows, size = A.device.xp, A.shape[0], int(offsets[-1])
+    column_indices, values = xp.full(size, -1, dtype=np.int32), xp.zeros(size, dtype=values_dtype)
+    source, target = (A.row_offsets, A.column_indices, A.values), (permutation, offsets, column_indices, values)
+    if A.device.kind == "cpu":
+        _fill_slots(rows, height, *source, *target)
+    else:
+        names = type_names(values, A.values, A.row_offsets)
+        function = cuda_function("conversion.cu", f"fill_slots<{names}>")
+        scalars = (np.int64(rows), np.int64(height))
+        launch(function, 8 * rows, 256, (*scalars, *source, np.int32(permutation.size > 0), *target))
+    return column_indices, values
+
+
+def chunks_of_blocks(
+    A: CsrMatrix,
+    size: int,
+    permutation: Array,
+    offsets: Array,
+    height: int,
+    values_dtype: Any,
+    *,
+    upper: int | None = None,
+) -> tuple[Array, Array]:
+    """Return column indices and values of ``A`` in chunks of ``height`` interleaved block rows; a height of 1 is BSR.
+
+    Blocks that hold any stored entry are stored whole, with zeros where nothing was stored; ``upper`` as for
+    :func:`count_blocks`.
+    """
+    xp, block_rows, blocks = A.device.xp, A.shape[0] // size, int(offsets[-1])
+    column_indices = xp.full(blocks, -1, dtype=np.int32)
+    values = xp.zeros(blocks * size * size, dtype=values_dtype)
+    source, target = (A.row_offsets, A.column_indices, A.values), (permutation, offsets, column_indices, values)
+    if A.device.kind == "cpu":
+        _fill_blocks(block_rows, size, first_kept(upper), height, *source, *target)
+    else:
+        check_whole(upper)
+        names = type_names(values, A.values, A.row_offsets)
+        function = cuda_function("conversion.cu", f"fill_blocks<{names}, {size}>")
+        scalars = (np.int64(block_rows), np.int32(upper is not None), np.int64(height))
+        launch(function, 8 * block_rows, 256, (*scalars, *source, np.int32(permutation.size > 0), *target))
+    return column_indices, values
+
+
+def stored_blocks(
+    offsets: Array,
+    column_indices: Array,
+    values: Array,
+    permutation: Array,
+    rows: int,
+    height: int,
+    size: int,
+    *,
+    first_block_row: int = 0,
+    within: int | None = None,
+) -> tuple[Array, Array, Array]:
+    """Return block rows, block columns and blocks ``(blocks, size, size)`` of chunks, padding left out.
+
+    Parameters
+    ----------
+    offsets, column_indices, values, permutation : array
+        As :func:`chunks_of_blocks` returns them.
+    rows : int
+        Number of (block) rows.
+    height, size : int
+    first_block_row : int
+        Block row of the larger matrix at which this slab begins.
+    within : int, optional
+        Return only blocks at most this many block columns from the diagonal.
+    """
+    xp = _module(offsets)
+    entries = xp.flatnonzero(column_indices >= 0)
+    chunks = xp.searchsorted(offsets, entries, side="right") - 1
+    positions = chunks * height + entries % height
+    block_rows = permutation[positions].astype(np.int64) if permutation.size else positions
+    if within is not None:
+        near = xp.abs(block_rows + first_block_row - column_indices[entries]) <= within
+        entries, block_rows = entries[near], block_rows[near]
+    # Consecutive scalars of a block are `height` apart, consecutive slots size * size * height.
+    first = (entries - entries % height) * (size * size) + entries % height
+    scalars = values[first[:, None] + xp.arange(size * size)[None, :] * height]
+    return block_rows, column_indices[entries].astype(np.int64), scalars.reshape(-1, size, size)
+
+
+def scalar_triplets(block_rows: Array, block_columns: Array, blocks: Array) -> tuple[Array, Array, Array]:
+    """Return row indices, column indices and values of the scalars of blocks ``(count, size, size)``."""
+    xp, size = _module(blocks), blocks.shape[1]
+    r, c = xp.arange(size)[None, :, None], xp.arange(size)[None, None, :]
+    rows = block_rows[:, None, None] * size + r + xp.zeros_like(c)
+    columns = block_columns[:, None, None] * size + xp.zeros_like(r) + c
+    return rows.reshape(-1), columns.reshape(-1), blocks.reshape(-1)
+
+
+def _module(array: Array) -> Any:
+    if not hasattr(array, "get"):
+        return np
+    import cupy
+
+    return cupy
+
+
+@parallel_kernel
+def _fill_slots(
+    rows: int,
+    height: int,
+    row_offsets: Array,
+    source_columns: Array,
+    source_values: Array,
+    permutation: Array,
+    offsets: Array,
+    column_indices: Array,
+    values: Array,
+) -> None:
+    for position in prange(rows):
+        row = np.int64(permutation[position]) if permutation.size else np.int64(position)
+        base, stop = offsets[position // height] + position % height, offsets[position // height + 1]
+        for entry in range(row_offsets[row], row_offsets[row + 1]):
+            target = base + (entry - row_offsets[row]) * height
+            if target < stop:
+                column_indices[target] = source_columns[entry]
+                values[target] = source_values[entry]
+
+
+@parallel_kernel
+def _fill_blocks(
+    block_rows: int,
+    size: int,
+    upper: int,
+    height: int,
+    row_offsets: Array,
+    source_columns: Array,
+    source_values: Array,
+    permutation: Array,
+    offsets: Array,
+    column_indices: Array,
+    values: Array,
+) -> None:
+    for position in prange(block_rows):
+        block_row = np.int64(permutation[position]) if permutation.size else np.int64(position)
+        first, place = offsets[position // height], position % height
+        entries = np.empty(size, dtype=np.int64)  # current entry of each scalar row
+        for r in range(size):
+            entries[r] = row_offsets[block_row * size + r]
+        slot = 0
+        while True:
+            column = next_block(block_row, entries, row_offsets, source_columns)
+            if column > INT32_MAX:
+                break
+            kept = column >= block_row + upper
+            for r in range(size):
+                stop = row_offsets[block_row * size + r + 1]
+                while entries[r] < stop and source_columns[entries[r]] // size == column:
+                    if kept:
+                        scalar = (slot * size + r) * size + source_columns[entries[r]] - column * size
+                        values[first * (size * size) + scalar * height + place] = source_values[entries[r]]
+                    entries[r] += 1
+            if kept:
+                column_indices[first + slot * height + place] = column
+                slot += 1

@@ -1,0 +1,37 @@
+"""Limits that all formats share: 32-bit indices, small dense blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.spmv.device import Array
+from penstock.spmv.errors import InputError
+
+__all__ = ["INT32_MAX", "LARGEST_DENSE_BLOCK", "check_block_size", "narrow_offsets"]
+
+INT32_MAX = 2**31 - 1
+#: Rows of the largest dense blocks that formats store and preconditioners invert.
+LARGEST_DENSE_BLOCK = 8
+
+
+def check_block_size(size: int, rows: int) -> int:
+    """Return the number of diagonal blocks, or refuse a size that does not divide the rows."""
+    if size < 1 or rows % size:
+        raise InputError(f"a block size must divide the {rows} rows of the matrix; {size} does not")
+    return rows // size
+
+
+def narrow_offsets(offsets: Array, start: int, stop: int) -> Array:
+    """Return ``offsets[start : stop + 1]`` counted from 0 as int32, as every subdivision holds them.
+
+    Raises
+    ------
+    InputError
+        If the slab holds more than 2**31 - 1 entries.
+    """
+    part = offsets[start : stop + 1] - offsets[start]
+    if part.size and int(part[-1]) > INT32_MAX:
+        raise InputError(
+            f"rows {start} to {stop} hold {int(part[-1])} entries, more than a slab's {INT32_MAX}: cut finer"
+        )
+    return part.astype(np.int32)

@@ -1,0 +1,208 @@
+"""Statistics that decide the speed of a product: how many entries, in which rows, in which blocks, and whether symmetric."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numba import prange
+
+from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
+from penstock.spmv.device import CPU, Array, Device
+from penstock.spmv.errors import InputError
+from penstock.spmv.formats.limits import INT32_MAX, LARGEST_DENSE_BLOCK, check_block_size
+from penstock.spmv.formats.symmetry import Symmetry, measure_symmetry
+
+__all__ = ["MatrixStatistics", "count_blocks", "first_kept", "next_block"]
+
+#: Blocks are worth a blocked format if more than this share of their scalars is stored.
+_WORTHWHILE_FILL = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixStatistics:
+    """Statistics of a sparse matrix; each is computed when it is first asked for, and once.
+
+    Parameters
+    ----------
+    shape : (int, int)
+    lengths : int64 array, (rows,)
+        Stored entries of each row, on the host.
+    dtype, values_dtype : dtype
+        Types of the vectors and of the stored values.
+    device : Device
+    row_offsets, column_indices, values : array
+        The matrix in CSR, on that device.
+    strategy : int, optional
+        The :class:`CsrStrategy` that a :class:`CsrMatrix` was given.
+    """
+
+    shape: tuple[int, int]
+    lengths: np.ndarray[Any, Any]
+    dtype: np.dtype[np.generic]
+    values_dtype: np.dtype[np.generic]
+    device: Device
+    row_offsets: Array
+    column_indices: Array
+    values: Array
+    strategy: int | None = None
+    _counts: dict[tuple[int, bool], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, A: Any, *, values_dtype: Any = None) -> Self:
+        """Return the statistics of a :class:`CsrMatrix` or a SciPy CSR matrix with sorted rows."""
+        if hasattr(A, "row_offsets"):
+            arrays = (A.row_offsets, A.column_indices, A.values)
+        else:
+            arrays = (A.indptr.astype(np.int64, copy=False), A.indices.astype(np.int32, copy=False), A.data)
+        lengths = np.diff(CPU.asarray(arrays[0])).astype(np.int64)
+        stored = np.dtype(values_dtype or arrays[2].dtype)
+        return cls(
+            (int(A.shape[0]), int(A.shape[1])),
+            lengths,
+            np.dtype(A.dtype),
+            stored,
+            getattr(A, "device", CPU),
+            *arrays,
+            getattr(A, "strategy", None),
+        )
+
+    @property
+    def nnz(self) -> int:
+        """Stored entries."""
+        return int(self.lengths.sum())
+
+    @property
+    def values_itemsize(self) -> int:
+        """Bytes of a stored value."""
+        return self.values_dtype.itemsize
+
+    @property
+    def mean(self) -> float:
+        """Mean row length."""
+        return self.nnz / max(self.shape[0], 1)
+
+    @property
+    def longest(self) -> int:
+        """Entries of the longest row."""
+        return int(self.lengths.max()) if self.lengths.size else 0
+
+    @property
+    def variation(self) -> float:
+        """Coefficient of variation of the row lengths: standard deviation over mean."""
+        return float(self.lengths.std() / self.mean) if self.nnz else 0.0
+
+    @cached_property
+    def symmetry(self) -> Symmetry:
+        """How far entries are from their mirror images; one pass over the matrix."""
+        return measure_symmetry(self.device, self.shape, self.row_offsets, self.column_indices, self.values)
+
+    @cached_property
+    def fills(self) -> dict[int, float]:
+        """The fill of every block size, 2 to 8, for which it exceeds one half."""
+        fills = {size: self.fill(size) for size in range(2, LARGEST_DENSE_BLOCK + 1)}
+        return {size: fill for size, fill in fills.items() if fill > _WORTHWHILE_FILL}
+
+    def fill(self, size: int) -> float:
+        """Return the share of the scalars in blocks of a size that are stored; 0 if the size does not divide the shape."""
+        if self.shape[0] % size or self.shape[1] % size:
+            return 0.0
+        return self.nnz / max(1, int(self.blocks(size).sum()) * size * size)
+
+    def blocks(self, size: int, *, upper: bool = False) -> np.ndarray[Any, Any]:
+        """Return the number of ``size`` x ``size`` blocks of each block row; with ``upper`` none left of the diagonal."""
+        if (size, upper) not in self._counts:
+            counts = count_blocks(
+                self.device, self.shape, self.row_offsets, self.column_indices, size, upper=0 if upper else None
+            )
+            self._counts[size, upper] = CPU.asarray(counts)
+        return self._counts[size, upper]
+
+
+def count_blocks(
+    device: Device,
+    shape: tuple[int, int],
+    row_offsets: Array,
+    column_indices: Array,
+    size: int,
+    *,
+    upper: int | None = None,
+) -> Array:
+    """Count the blocks of ``size`` x ``size`` that each block row of a CSR matrix needs.
+
+    Parameters
+    ----------
+    device : Device
+        Where the arrays live.
+    shape : (int, int)
+    row_offsets, column_indices : array
+    size : int
+    upper : int, optional
+        Leave out the blocks left of the diagonal. The number of the first block row in the matrix that this is a slab of, 0 for
+        a whole matrix; slabs are converted on the CPU.
+
+    Returns
+    -------
+    int64 array, (block rows,)
+
+    Raises
+    ------
+    InputError
+        If the block size is not 1 to 8, or does not divide the shape.
+    """
+    if not 1 <= size <= LARGEST_DENSE_BLOCK:
+        largest = LARGEST_DENSE_BLOCK
+        raise InputError(f"blocks must be 1 x 1 to {largest} x {largest}, not {size} x {size}")
+    check_block_size(size, shape[1])
+    block_rows = check_block_size(size, shape[0])
+    counts = device.xp.zeros(block_rows, dtype=np.int64)
+    if device.kind == "cpu":
+        _count_blocks(size, first_kept(upper), row_offsets, column_indices, counts)
+    else:
+        check_whole(upper)
+        function = cuda_function("conversion.cu", f"count_blocks<{type_names(row_offsets)}, {size}>")
+        arguments = (np.int64(block_rows), np.int32(upper is not None), row_offsets, column_indices, counts)
+        launch(function, 8 * block_rows, 256, arguments)
+    return counts
+
+
+def first_kept(upper: int | None) -> int:
+    """Return what the kernels add to a block row for the first block column that they keep."""
+    return -INT32_MAX if upper is None else upper
+
+
+def check_whole(upper: int | None) -> None:
+    """Refuse a row slab of a symmetric matrix on a GPU."""
+    if upper:
+        raise InputError("row slabs of a symmetric matrix are converted on the CPU; use slab.to_device('cpu')")
+
+
+@serial_kernel
+def next_block(block_row: int, entries: Array, row_offsets: Array, source_columns: Array) -> int:
+    """Return the least block column that the scalar rows of a block row have yet to come to; past INT32_MAX, none."""
+    size, column = entries.size, np.int64(INT32_MAX) + 1
+    for r in range(size):
+        if entries[r] < row_offsets[block_row * size + r + 1]:
+            column = min(column, np.int64(source_columns[entries[r]]) // size)
+    return column  # type: ignore[return-value]
+
+
+@parallel_kernel
+def _count_blocks(size: int, upper: int, row_offsets: Array, source_columns: Array, counts: Array) -> None:
+    for block_row in prange(counts.shape[0]):
+        entries = np.empty(size, dtype=np.int64)  # how far each scalar row has come
+        for r in range(size):
+            entries[r] = row_offsets[block_row * size + r]
+        while True:
+            column = next_block(block_row, entries, row_offsets, source_columns)
+            if column > INT32_MAX:
+                break
+            for r in range(size):
+                stop = row_offsets[block_row * size + r + 1]
+                while entries[r] < stop and source_columns[entries[r]] // size == column:
+                    entries[r] += 1
+            if column >= block_row + upper:
+                counts[block_row] += 1

@@ -1,0 +1,1 @@
+"""Predicted and measured times of products, and the format that suits a matrix."""

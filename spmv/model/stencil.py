@@ -1,0 +1,63 @@
+"""Matrices with the memory accesses of 3-D elasticity, built in no time: for measuring rates and compiling kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.spmv import BsrMatrix, InputError, SlicedBsrMatrix, SparseMatrix, SymmetricBsrMatrix
+from penstock.spmv.formats.sliced_bsr import HEIGHT
+
+__all__ = ["stencil_matrix"]
+
+
+def stencil_matrix(side: int, format_name: str, *, block_size: int = 3, xp: Any = np) -> SparseMatrix:
+    """Return a matrix of ``side^3`` nodes, each coupled with its 26 neighbours by dense blocks of random values.
+
+    Nodes at the sides are coupled with those of the next line: products need the same time as on a box mesh.
+
+    Parameters
+    ----------
+    side : int
+        Nodes a side.
+    format_name : {"bsr", "sliced_bsr", "symmetric_bsr"}
+    block_size : int
+    xp : module
+        NumPy or CuPy, where the arrays are made.
+    """
+    steps = (-1, 0, 1)
+    offsets = sorted({(x * side + y) * side + z for x in steps for y in steps for z in steps})
+    if format_name == "symmetric_bsr":
+        offsets = [offset for offset in offsets if offset >= 0]
+    nodes, scalars = side**3, block_size**2
+    shape, dtype = (block_size * nodes, block_size * nodes), np.dtype(np.float64)
+    if format_name == "bsr":
+        columns = xp.arange(nodes)[:, None] + xp.asarray(offsets)
+        inside = (columns >= 0) & (columns < nodes)
+        row_offsets = xp.concatenate([xp.zeros(1, dtype=np.int64), xp.cumsum(inside.sum(axis=1))])
+        indices = columns[inside].astype(np.int32)
+        values = _dominant(xp.random.random((indices.size, block_size, block_size)), xp)
+        return BsrMatrix(shape, dtype, row_offsets.astype(np.int64), indices, values)
+    if format_name not in ("sliced_bsr", "symmetric_bsr"):
+        raise InputError(f"a stencil is made in bsr, sliced_bsr and symmetric_bsr, not in {format_name}")
+    rows = xp.arange(-(-nodes // HEIGHT) * HEIGHT).reshape(-1, 1, HEIGHT)
+    columns = rows + xp.asarray(offsets)[:, None]
+    columns[(columns < 0) | (columns >= nodes) | (rows >= nodes)] = -1
+    chunk_offsets = xp.arange(len(rows) + 1, dtype=np.int64) * (len(offsets) * HEIGHT)
+    indices, none = columns.reshape(-1).astype(np.int32), xp.empty(0, dtype=np.int32)
+    # The blocks of a chunk stand slot by slot; within a slot, scalar by scalar.
+    values = xp.random.random((len(rows), len(offsets), scalars, HEIGHT))
+    slot, diagonal = offsets.index(0), xp.arange(block_size) * (block_size + 1)
+    values[:, slot, :, :] = 0.0
+    values[:, slot, diagonal, :] = 30.0 * block_size
+    if format_name == "symmetric_bsr":
+        return SymmetricBsrMatrix(shape, dtype, chunk_offsets, indices, values.reshape(-1), none, block_size)
+    return SlicedBsrMatrix(shape, dtype, chunk_offsets, indices, values.reshape(-1), none, block_size)
+
+
+def _dominant(values: Any, xp: Any) -> Any:
+    """Return random blocks with a larger diagonal."""
+    diagonal = xp.arange(values.shape[1])
+    values[:, diagonal, diagonal] += 30.0
+    return values

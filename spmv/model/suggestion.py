@@ -1,0 +1,153 @@
+"""Which format suits a matrix: a ranking by the roofline model, and the best few timed if asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from penstock.spmv.device import Device
+from penstock.spmv.errors import InputError
+from penstock.spmv.formats import SparseMatrix, format_named, format_names
+from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.model.roofline import predicted_seconds
+from penstock.spmv.model.timing import time_by_host_clock
+from penstock.spmv.sizes import format_nbytes
+
+__all__ = ["Suggestion", "rank_formats", "suggest_format"]
+
+_NOMINAL_BANDWIDTH = {"cpu": 30e9, "cuda": 4.4e12}
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One way to store a matrix.
+
+    Parameters
+    ----------
+    format_name : str
+    parameters : dict
+        What to call ``from_csr`` with.
+    nbytes : int
+        Bytes it takes.
+    predicted_seconds : float
+        Of a product, by the roofline model and the efficiency of the format's kernel.
+    measured_seconds : float or None
+        Median of a product, if it was timed.
+    """
+
+    format_name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    nbytes: int = 0
+    predicted_seconds: float = 0.0
+    measured_seconds: float | None = None
+
+    def build(self, A: Any) -> SparseMatrix:
+        """Convert a matrix accordingly."""
+        return format_named(self.format_name).from_csr(A, **self.parameters)
+
+    def __str__(self) -> str:
+        parameters = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
+        timed = "" if self.measured_seconds is None else f", measured {self.measured_seconds * 1e3:.3g} ms"
+        return (
+            f"{self.format_name}({parameters}): {format_nbytes(self.nbytes)}, predicted "
+            f"{self.predicted_seconds * 1e3:.3g} ms{timed}"
+        )
+
+
+def suggest_format(
+    A: Any,
+    *,
+    device: Device | str | None = None,
+    columns: int = 1,
+    bandwidth: float | None = None,
+    symmetric: bool | None = None,
+    measure: int = 0,
+) -> list[Suggestion]:
+    """Rank the formats for a matrix, best first.
+
+    Parameters
+    ----------
+    A : scipy.sparse.csr_array or CsrMatrix
+    device : Device or str, optional
+        Where products will run; by default where ``A`` lives.
+    columns : int
+        Vectors that are multiplied at once.
+    bandwidth : float, optional
+        Measured memory bandwidth in bytes a second; it scales all predictions alike.
+    symmetric : bool, optional
+        False leaves out formats of half a symmetric matrix. By default they are ranked if the matrix is symmetric to rounding.
+    measure : int
+        Convert to so many of the best, time five products each after a warm-up, and rank these by their times.
+
+    Returns
+    -------
+    list of Suggestion
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> suggest_format(Cantilever(nodes=8, dof=3).matrix().to_csr(), device="cpu")[0].format_name
+    'bsr'
+    """
+    if not isinstance(A, CsrMatrix):
+        A = CsrMatrix.from_csr(A.tocsr() if hasattr(A, "tocsr") else A, strategy="auto")
+    if min(A.shape) == 0 or columns != int(columns) or columns < 1:
+        raise InputError(f"a matrix of shape {A.shape} and {columns} vectors leave nothing to multiply")
+    if bandwidth is not None and not bandwidth > 0:
+        raise InputError(f"bandwidth is in bytes a second and positive, not {bandwidth}")
+    if measure != int(measure) or measure < 0:
+        raise InputError(f"measure is the number of formats to time, 0 or more, not {measure!r}")
+    chosen = A.device if device is None else Device.parse(device)
+    ranking = rank_formats(MatrixStatistics.of(A), chosen.kind, columns, bandwidth=bandwidth)
+    if symmetric is False:
+        ranking = [suggestion for suggestion in ranking if not format_named(suggestion.format_name).traits.half]
+    measured: list[Suggestion] = []
+    left: list[Suggestion] = []
+    source = A.to_device(chosen) if measure else A
+    for suggestion in ranking:
+        timed = _timed(suggestion, source, columns) if len(measured) < measure else None
+        (left if timed is None else measured).append(timed or suggestion)
+    return sorted(measured, key=lambda suggestion: suggestion.measured_seconds or 0.0) + left
+
+
+def rank_formats(
+    statistics: MatrixStatistics, device_kind: str, columns: int = 1, *, bandwidth: float | None = None
+) -> list[Suggestion]:
+    """Rank all registered formats by the time of a product that the roofline model and their efficiency predict; pure.
+
+    Parameters
+    ----------
+    statistics : MatrixStatistics
+    device_kind : {"cpu", "cuda"}
+    columns : int
+        Vectors that are multiplied at once.
+    bandwidth : float, optional
+        Bytes a second; by default a nominal one, which ranks just as well.
+    """
+    rate = bandwidth or _NOMINAL_BANDWIDTH[device_kind]
+    ranking = []
+    for name in format_names():
+        cls = format_named(name)
+        for parameters in cls.candidates(statistics):
+            seconds = predicted_seconds(cls, rate, columns, statistics=statistics, **parameters)
+            seconds /= cls.efficiency(statistics, device_kind, columns)
+            ranking.append(Suggestion(name, parameters, cls.predicted_nbytes(statistics, **parameters), seconds))
+    return sorted(ranking, key=lambda suggestion: suggestion.predicted_seconds)
+
+
+def _timed(suggestion: Suggestion, A: CsrMatrix, columns: int) -> Suggestion | None:
+    """Return the suggestion with its time on the matrix's device; None if the conversion is refused."""
+    device = A.device
+    try:
+        matrix = suggestion.build(A)
+    except (InputError, MemoryError):
+        return None
+    shape = (A.shape[1],) if columns == 1 else (A.shape[1], columns)
+    x = device.asarray(np.random.default_rng(0).uniform(-1, 1, shape).astype(A.dtype))
+    out = matrix.apply(x)
+    samples = time_by_host_clock({"product": lambda: matrix.apply(x, out)}, device, repeats=5)["product"]
+    return replace(suggestion, measured_seconds=median(samples))

@@ -1,0 +1,89 @@
+"""Tables of named things: formats, kernels, preconditioners, solvers. One class, so that all of them behave alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from penstock.spmv.errors import InputError
+
+__all__ = ["Registry"]
+
+Key = TypeVar("Key", bound=Hashable)
+Thing = TypeVar("Thing")
+
+
+class Registry(Generic[Key, Thing]):
+    """A table that refuses to replace an entry, and finds what installed packages offer.
+
+    Parameters
+    ----------
+    kind : str
+        What messages call an entry, such as ``"format"``.
+    group : str, optional
+        Entry point group of other packages, such as ``"penstock.formats"``. Their modules are loaded when an unknown key is
+        looked up or all keys are listed; a module registers its things when it is imported.
+
+    Examples
+    --------
+    >>> colours = Registry("colour")
+    >>> colours.add("red", "#ff0000")
+    >>> colours.add("red", "#ee0000")
+    Traceback (most recent call last):
+        ...
+    penstock.spmv.errors.InputError: a colour 'red' exists already: '#ff0000'; choose another name
+    """
+
+    def __init__(self, kind: str, group: str | None = None) -> None:
+        self._kind = kind
+        self._group = group
+        self._entries: dict[Key, Thing] = {}
+
+    def add(self, key: Key, thing: Thing) -> None:
+        """Enter a thing.
+
+        A module that is loaded again, as in a notebook, may enter its things again.
+
+        Raises
+        ------
+        InputError
+            If the key is taken by something defined elsewhere.
+        """
+        if key in self._entries and not _same_definition(self._entries[key], thing):
+            raise InputError(f"a {self._kind} {key!r} exists already: {self._entries[key]!r}; choose another name")
+        self._entries[key] = thing
+
+    def remove(self, key: Key) -> None:
+        """Take an entry out again, as tests do."""
+        del self._entries[key]
+
+    def __getitem__(self, key: Key) -> Thing:
+        if key not in self._entries:
+            self._load_entry_points()
+        try:
+            return self._entries[key]
+        except KeyError:
+            raise InputError(f"unknown {self._kind} {key!r}; known: {', '.join(map(str, self.keys()))}") from None
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def keys(self) -> list[Key]:
+        """Return all keys, sorted."""
+        self._load_entry_points()
+        return sorted(self._entries)  # type: ignore[type-var]
+
+    def _load_entry_points(self) -> None:
+        group, self._group = self._group, None  # once: importing a module may look something up
+        for entry in entry_points(group=group) if group else ():
+            entry.load()
+
+
+def _same_definition(one: Any, other: Any) -> bool:
+    """Tell whether two functions or classes come from the same place in the same module."""
+
+    def place(thing: Any) -> tuple[Any, Any]:
+        return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+
+    return place(one) == place(other) != (None, None)

@@ -1,0 +1,1 @@
+"""Kernels on vectors and blocks of vectors."""

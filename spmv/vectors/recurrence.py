@@ -1,0 +1,131 @@
+"""Three-term recurrences: polynomials in a matrix applied to a vector, by consecutive products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from penstock.spmv.device import Array
+from penstock.spmv.operator import Operator, unchecked_product
+from penstock.spmv.vectors.space import VectorSpace
+
+__all__ = ["AdvancesRecurrences", "Recurrence", "RecurrenceStep"]
+
+
+@dataclass(frozen=True)
+class RecurrenceStep:
+    """``v[j+1] = a D (f - A v[j]) + b v[j] + c v[j-1]``; terms with a zero factor are not read.
+
+    Parameters
+    ----------
+    a, b, c : float
+    scaled, driven : bool
+        Whether D and f are present. Without them, ``RecurrenceStep(-1, 0, 0, scaled=False, driven=False)`` is the product
+        ``A v[j]``, and steps with nonzero ``b`` build a Newton basis.
+    """
+
+    a: float
+    b: float
+    c: float
+    scaled: bool = True
+    driven: bool = True
+
+
+@runtime_checkable
+class AdvancesRecurrences(Protocol):
+    """An operator that computes several products of a recurrence in one pass over its matrix."""
+
+    def advance(self, recurrence: Recurrence) -> None:
+        """Perform all steps."""
+
+    def preferred_degree(self) -> int | None:
+        """Return the polynomial degree that makes the best use of a pass; None if it does not matter."""
+
+    def keeps_together(self, rows: int) -> bool:
+        """Return whether every block of ``rows`` rows, which D may couple, is always advanced as a whole."""
+
+
+@dataclass
+class Recurrence:
+    """A three-term recurrence with the two vectors that it needs at any depth.
+
+    Parameters
+    ----------
+    steps : sequence of RecurrenceStep
+    v, before : array, (n,) or (n, k)
+        ``v[0]`` and ``v[-1]``; every step overwrites the older one of them.
+    f : array, (n,) or (n, k)
+    diagonal : array, (n,) or (n / size, size, size)
+        D: a diagonal, or dense blocks on it.
+    image : array of the shape of v
+        Workspace. :meth:`scatter` and :meth:`complete` expect it to be zero and leave it zero.
+    space : VectorSpace
+    repeats : bool
+        Whether the same steps will be repeated on the same vectors, so that capturing them in a CUDA graph pays.
+
+    Notes
+    -----
+    Rows may be advanced in any order that respects two dependencies: the previous stage has advanced all rows that the
+    row's product reads, and all rows whose products read the row. The new vector then overwrites the one before the last,
+    which nothing reads any more (Demmel et al. 2007 describe this wavefront, for caches).
+    """
+
+    steps: Sequence[RecurrenceStep]
+    v: Array
+    before: Array
+    f: Array
+    diagonal: Array
+    image: Array
+    space: VectorSpace
+    repeats: bool = True
+
+    def run(self, A: Operator) -> Array:
+        """Perform all steps and return the last vector, ``v`` or ``before``; the other is the one before it."""
+        if isinstance(A, AdvancesRecurrences):
+            A.advance(self)
+        else:
+            self.run_whole(A, range(len(self.steps)))
+        return self.vectors(len(self.steps))[0]
+
+    def run_whole(self, A: Operator, stages: range) -> None:
+        """Perform some steps for all rows, by products of the whole matrix."""
+        product, rows = unchecked_product(A), slice(0, self.v.shape[0])
+        for stage in stages:
+            self.advance(stage, rows, lambda x, out: product(x, out, 1.0, 0.0))
+
+    def vectors(self, stage: int) -> tuple[Array, Array]:
+        """Return the vector that a stage multiplies, and the one that it overwrites."""
+        return (self.before, self.v) if stage % 2 else (self.v, self.before)
+
+    def advance(self, stage: int, rows: slice, product: Callable[[Array, Array], object]) -> None:
+        """Perform a step for some rows; ``product(x, out)`` computes their product."""
+        image = self.image[rows]
+        product(self.vectors(stage)[0], image)
+        self._step(stage, rows, image, clears=False)
+
+    def scatter(self, stage: int, add: Callable[[Array, Array], object]) -> None:
+        """Let ``add(x, image)`` add part of a step's product to the image, a vector of all rows."""
+        add(self.vectors(stage)[0], self.image)
+
+    def complete(self, stage: int, rows: slice) -> None:
+        """Perform a step for rows whose product is complete in the image."""
+        if rows.start < rows.stop:
+            self._step(stage, rows, self.image[rows], clears=True)
+
+    def _step(self, stage: int, rows: slice, image: Array, *, clears: bool) -> None:
+        step, (v, new) = self.steps[stage], self.vectors(stage)
+        size = self.diagonal.shape[-1] if self.diagonal.ndim == 3 else 1
+        blocks = slice(rows.start // size, rows.stop // size)
+        diagonal, f = self.diagonal[blocks] if step.scaled else None, self.f[rows] if step.driven else None
+        self.space.three_terms(step.a, diagonal, f, image, step.b, v[rows], step.c, new[rows], clears)
+
+    def capture_key(self) -> tuple[object, ...]:
+        """Return what a captured graph depends on: the steps and, on CUDA, the addresses of the vectors."""
+        vectors = (self.v, self.before, self.f, self.diagonal, self.image)
+        addresses = (int(vector.data.ptr) for vector in vectors)
+        return (*self.steps, self.v.shape, self.diagonal.shape, str(self.v.dtype), *addresses)
+
+    def kernels(self) -> tuple[object, ...]:
+        """Return what selects the kernels of the steps, regardless of the vectors' addresses."""
+        return (self.v.shape[1:], self.diagonal.shape[1:], *sorted({step.scaled for step in self.steps}))

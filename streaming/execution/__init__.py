@@ -1,0 +1,1 @@
+"""Executes plans: transfers, computations, and the memory for both."""

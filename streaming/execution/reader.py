@@ -1,0 +1,167 @@
+"""Reads parts of a store into buffers in a separate thread, in the order of the requests."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.spmv import StoreError
+from penstock.streaming.stores.base import Store
+from penstock.streaming.stores.matrix_index import Part
+
+__all__ = ["Reader", "describe_subdivision"]
+
+
+def describe_subdivision(store: Store, number: int) -> str:
+    """Return the description of a subdivision for messages: its number, its rows and its store."""
+    place = getattr(store, "path", None) or f"a {type(store).__name__}"
+    return f"subdivision {number} ({store.index.subdivisions[number]}) of {place}"
+
+
+@dataclass(frozen=True)
+class _Request:
+    number: int
+    slot: int
+    buffer: np.ndarray[Any, Any]
+    ready: Callable[[], object] | None
+
+
+class _Marker:
+    """Passes through both queues after all earlier requests."""
+
+
+class Reader:
+    """Reads parts of subdivisions in a separate thread or in the calling thread.
+
+    Parameters
+    ----------
+    store : Store
+    part : Part
+        The part of each subdivision to read.
+    threaded : bool
+        False: requests are read at once, in the calling thread.
+    stall_seconds : float
+        A read that takes longer is an error.
+    note : callable
+        ``note(number, slot, start, stop)``, with clock times, is called after each read by the thread that read.
+
+    Notes
+    -----
+    Arrivals come in the order of the requests, so one queue to the thread and one back are the only synchronisation. Their
+    ``put`` and ``get`` are atomic for an interrupt, unlike the locks inside a ``Future``. The thread never runs Numba code.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        part: Part,
+        *,
+        threaded: bool,
+        stall_seconds: float,
+        note: Callable[[int, int, float, float], None],
+    ) -> None:
+        self._store, self._part, self._note = store, part, note
+        self._stall_seconds = stall_seconds
+        self._stalled = False  # whether a wait has timed out
+        self._requests: queue.SimpleQueue[_Request | _Marker | None] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[_Request | _Marker | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="penstock-reader", daemon=True) if threaded else None
+        if self._thread is not None:
+            self._thread.start()
+
+    def request(
+        self, number: int, slot: int, buffer: np.ndarray[Any, Any], ready: Callable[[], object] | None = None
+    ) -> None:
+        """Request subdivision ``number`` in the buffer of a slot; the reading thread calls ``ready()`` before it reads."""
+        self._requests.put(_Request(number, slot, buffer, ready))
+        if self._thread is None:
+            self._serve_one()
+
+    def wait_for(self, number: int) -> None:
+        """Wait for the next arrival, which must be subdivision ``number``.
+
+        Raises
+        ------
+        StoreError
+            If the store fails, or nothing arrives for ``stall_seconds``.
+        """
+        try:
+            arrival = self._arrivals.get(timeout=self._stall_seconds)
+        except queue.Empty:
+            raise self._stall(describe_subdivision(self._store, number)) from None
+        if isinstance(arrival, BaseException):
+            raise arrival
+        assert isinstance(arrival, _Request), "markers end in drain"
+        assert arrival.number == number, "arrivals come in the order of requests"
+
+    def drain(self, *, patient: bool = True) -> None:
+        """Wait for all requests and discard them; if not ``patient``, do not wait again after a timeout.
+
+        A marker follows the requests through both queues: an interrupt could disturb a count of them.
+
+        Raises
+        ------
+        StoreError
+            If nothing arrives for ``stall_seconds``; a later drain then waits for the remaining reads.
+        """
+        marker, patience = _Marker(), self._stall_seconds if patient or not self._stalled else 0.0
+        self._requests.put(marker)
+        if self._thread is None:
+            while self._serve_one() is not marker:
+                pass
+        while True:
+            try:
+                if self._arrivals.get(timeout=patience) is marker:
+                    self._stalled = False
+                    return
+            except queue.Empty:
+                raise self._stall(f"a {type(self._store).__name__}") from None
+
+    def close(self) -> None:
+        """Stop the thread and wait for its end; after a stall the thread ends with its read."""
+        if self._thread is not None:
+            self._requests.put(None)
+            self._thread.join(0.0 if self._stalled else self._stall_seconds)
+            self._thread = None
+
+    def _stall(self, what: str) -> StoreError:
+        self._stalled = True
+        return StoreError(
+            f"nothing came from {what} for {self._stall_seconds:g} s: the disk or its server stalls; check it, then apply "
+            "the matrix again"
+        )
+
+    def _serve(self) -> None:
+        while self._serve_one() is not None:
+            pass
+
+    def _serve_one(self) -> _Request | _Marker | None:
+        """Serve one request and return it; None stops the thread."""
+        request = self._requests.get()
+        if isinstance(request, _Request):
+            try:
+                if request.ready is not None:
+                    request.ready()
+                start = time.perf_counter()
+                self._store.read_into(request.number, request.buffer, self._part)
+                self._note(request.number, request.slot, start, time.perf_counter())
+            except BaseException as error:  # raised in the thread that waits for the data
+                self._arrivals.put(_with_note(error, describe_subdivision(self._store, request.number)))
+            else:
+                self._arrivals.put(request)
+        elif request is not None:
+            self._arrivals.put(request)
+        return request
+
+
+def _with_note(error: BaseException, where: str) -> BaseException:
+    """Add the place to an error of the store, unless its message contains it."""
+    if isinstance(error, Exception) and where not in str(error):
+        error.add_note(f"while reading {where}")
+    return error

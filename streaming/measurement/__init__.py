@@ -1,0 +1,1 @@
+"""Measures the rates of this machine for predicted times of plans."""

@@ -1,0 +1,171 @@
+"""Predicts the time of a sweep from measured rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from penstock.spmv import format_named
+from penstock.streaming.planning.schedule import Schedule
+from penstock.streaming.planning.simulate import simulate
+from penstock.streaming.planning.workload import Workload
+from penstock.streaming.stores.matrix_index import MatrixIndex
+
+__all__ = [
+    "EFFICIENCY",
+    "LANES",
+    "LEAST_CAPTURED",
+    "TYPICAL",
+    "LinkRates",
+    "SweepEstimate",
+    "estimate_sweep",
+    "least_sweep_seconds",
+]
+
+#: Streams in which a captured sweep computes: one subdivision alone does not fill the GPU.
+LANES = 4
+#: With fewer products per subdivision a CUDA graph is not worth capturing.
+LEAST_CAPTURED = 4
+#: Fraction of the read bandwidth that products reach (0.80 to 0.98 on an H200).
+EFFICIENCY = 0.85
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """Measured rates of a machine.
+
+    Parameters
+    ----------
+    link, memory : float
+        Bytes per second over the link (or from the disk), and read by kernels from memory.
+    transfer_start, product_start : float
+        Seconds that the host needs to start a transfer and a product. The defaults are those of a PCIe 5 link, from the
+        measured rates of pieces of 1 and 256 MiB, and of a kernel launched from Python.
+    product_gap : float
+        Seconds of a product beyond the time for its bytes: until the whole GPU is busy, and until its last part has ended; on
+        a CPU, until all threads work.
+    scattering : float
+        Fraction of the memory rate that products with half of a symmetric matrix reach. Others reach 0.80 to 0.98.
+    side_by_side : float
+        Number of products of one sweep that run concurrently and fill each other's gaps.
+    """
+
+    link: float
+    memory: float
+    transfer_start: float = 11e-6
+    product_start: float = 10e-6
+    product_gap: float = 4e-6
+    scattering: float = 0.7
+    side_by_side: float = 1.0
+
+
+#: An H200 behind PCIe 5. Plans are compared at these rates if none were measured; predicted times use measured rates only.
+TYPICAL = LinkRates(55e9, 4.4e12, side_by_side=LANES)
+
+
+@dataclass(frozen=True)
+class SweepEstimate:
+    """Predicted seconds of a sweep in steady state.
+
+    Parameters
+    ----------
+    transfer, compute : float
+        All transfers alone, and all computations alone.
+    overlapped, sequential : float
+        The sweep with overlap on and off, simulated with the plan's schedule.
+    """
+
+    transfer: float
+    compute: float
+    overlapped: float
+    sequential: float
+
+    def seconds(self, overlap: bool) -> float:
+        """Return the time of a sweep with or without overlap."""
+        return self.overlapped if overlap else self.sequential
+
+    @property
+    def binding(self) -> str:
+        """The bottleneck of a sweep with overlap."""
+        return "the link" if self.transfer > self.compute else "memory"
+
+
+class PlannedSweeps(Protocol):
+    """The part of a :class:`StreamPlan` that determines the time of a sweep."""
+
+    @property
+    def index(self) -> MatrixIndex: ...
+
+    @property
+    def workload(self) -> Workload: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def powers_per_sweep(self) -> int: ...
+
+    def nbytes_of(self, number: int) -> int: ...
+
+
+class _Sweep:
+    """The times of single transfers and computations of a sweep in steady state."""
+
+    def __init__(self, plan: PlannedSweeps, rates: LinkRates) -> None:
+        self._plan, self._rates = plan, rates
+        self._stages = plan.powers_per_sweep
+        half = format_named(plan.index.format_name).traits.half
+        self._memory_rate = rates.memory * (rates.scattering if half else EFFICIENCY)
+
+    def transfer(self, number: int) -> float:
+        return self._plan.nbytes_of(number) / self._rates.link + self._rates.transfer_start
+
+    def product(self, number: int) -> float:
+        plan, rates = self._plan, self._rates
+        subdivision = plan.index.subdivisions[number]
+        # A product writes its rows of the result and reads about the same number of vector entries. A step of a recurrence
+        # is a separate pass that reads five vectors and writes one.
+        values, gaps = (2, 1.0) if self._stages == 1 else (8, 2.0 / rates.side_by_side)
+        vectors = 8 * values * plan.workload.columns * (subdivision.row_stop - subdivision.row_start)
+        bandwidths = subdivision.nbytes / self._memory_rate + vectors / (EFFICIENCY * rates.memory)
+        seconds = bandwidths + gaps * rates.product_gap
+        # One call starts many products.
+        one_call = self._stages > 1 or plan.workload.repeats >= LEAST_CAPTURED
+        return seconds if one_call else max(seconds, rates.product_start)
+
+    def compute(self, number: int) -> float:
+        return self._plan.workload.repeats * self._stages * self.product(number)
+
+    def totals(self) -> tuple[float, float, float]:
+        """Return the seconds of all transfers, of all computations, and those for which the link must wait."""
+        schedule, numbers = self._plan.schedule, range(len(self._plan.index.subdivisions))
+        later = [number for number in (1, 2) if schedule.sweeps != "restart"] or [0]
+        transferred = sum(sum(map(self.transfer, schedule.transfers(number))) for number in later) / len(later)
+        # No transfer runs until all products with the first subdivision are done, nor after the last one has arrived.
+        alternate, stages = schedule.sweeps == "alternate", self._stages
+        waiting = stages * (stages - 1) * max(map(self.product, numbers)) if alternate else 0.0
+        return transferred, sum(map(self.compute, numbers)), waiting
+
+    def simulated(self, overlap: bool) -> float:
+        """Return the mean of sweeps 1 and 2, one in each direction if they alternate."""
+        schedule = replace(self._plan.schedule, overlap=overlap)
+        if schedule.sweeps == "restart":
+            return simulate(schedule.sweep(0), self.transfer, self.compute, overlap=overlap).spans[-1].stop
+        steps = schedule.prologue() + schedule.sweep(0)
+        before = simulate(steps, self.transfer, self.compute, overlap=overlap).last("compute")
+        steps += schedule.sweep(1) + schedule.sweep(2)
+        return (simulate(steps, self.transfer, self.compute, overlap=overlap).last("compute") - before) / 2
+
+
+def estimate_sweep(plan: PlannedSweeps, rates: LinkRates) -> SweepEstimate:
+    """Predict the time of a sweep in steady state."""
+    sweep = _Sweep(plan, rates)
+    transferred, computed, waiting = sweep.totals()
+    overlapped = max(sweep.simulated(True), transferred + waiting)
+    return SweepEstimate(transferred, computed, overlapped, sweep.simulated(False))
+
+
+def least_sweep_seconds(plan: PlannedSweeps, rates: LinkRates) -> float:
+    """Return a lower bound of the time of a sweep, without simulating it."""
+    transferred, computed, waiting = _Sweep(plan, rates).totals()
+    return max(computed, transferred + waiting if plan.schedule.overlap else transferred + computed)

@@ -1,0 +1,180 @@
+"""Bandwidth-reducing order of the unknowns, needed for several powers per sweep."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+from penstock.spmv import Array, InputError
+from penstock.streaming.stores.base import Store
+from penstock.streaming.stores.buffers import aligned_buffer
+
+__all__ = ["ColumnExtents", "LevelOrder", "level_order", "reach_of", "reach_of_store"]
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _block_size(A: Any) -> int:
+    return int(A.blocksize[0]) if A.format == "bsr" else 1
+
+
+@dataclass(frozen=True)
+class ColumnExtents:
+    """The first and the last column of every row, which determine the reach of any cut.
+
+    Parameters
+    ----------
+    first, last : int64 array, (rows,)
+    """
+
+    first: Integers
+    last: Integers
+
+    @classmethod
+    def of(cls, A: Any, block_size: int = 1) -> ColumnExtents:
+        """Return the extents of a SciPy CSR or BSR matrix.
+
+        ``block_size`` is the size of the blocks in which the matrix will be stored: rows are widened to whole blocks.
+        """
+        size = _block_size(A)
+        offsets, columns = np.asarray(A.indptr), np.asarray(A.indices)
+        filled = np.diff(offsets) > 0
+        rows = np.arange(len(filled))
+        first, last = rows.astype(np.int64), rows.astype(np.int64)  # an empty row couples with itself only
+        if columns.size:
+            first[filled] = np.minimum.reduceat(columns, offsets[:-1][filled])
+            last[filled] = np.maximum.reduceat(columns, offsets[:-1][filled])
+        first, last = np.repeat(size * first, size), np.repeat(size * last + size - 1, size)
+        return cls(first // block_size * block_size, last // block_size * block_size + block_size - 1)
+
+    def reach(self, row_starts: Sequence[int]) -> int:
+        """Return :func:`reach_of` slabs that begin at these rows."""
+        firsts = np.minimum.reduceat(self.first, row_starts).tolist()
+        stops = (np.maximum.reduceat(self.last, row_starts) + 1).tolist()
+        return reach_of(row_starts, [range(*bounds) for bounds in zip(firsts, stops, strict=True)])
+
+
+def reach_of(row_starts: Sequence[int], columns: Sequence[range]) -> int:
+    """Return the largest number of slabs to either side that a slab couples with, at least 1.
+
+    Parameters
+    ----------
+    row_starts : sequence of int
+        First row of each slab.
+    columns : sequence of range
+        From the first to the last column of each slab; empty for a slab without entries. For a symmetric pattern the columns
+        on one side of the diagonal are enough.
+    """
+    reaches = [1]
+    for number, extent in enumerate(columns):
+        if extent:
+            first, last = (bisect.bisect_right(row_starts, column) - 1 for column in (extent[0], extent[-1]))
+            reaches += [number - first, last - number]
+    return max(reaches)
+
+
+def reach_of_store(store: Store) -> int:
+    """Return :func:`reach_of` the slabs of a stored matrix; reads all of its structure, but no values."""
+    index, columns = store.index, []
+    for number, subdivision in enumerate(index.subdivisions):
+        structure = aligned_buffer(subdivision.part_nbytes("structure"))
+        store.read_into(number, structure, "structure")
+        values: np.ndarray[Any, Any] = np.empty(subdivision.part_nbytes("values"), dtype=np.uint8)  # never read
+        columns.append(index.view(number, values, structure).column_range())
+    return reach_of(index.row_starts, columns)
+
+
+@dataclass(frozen=True)
+class LevelOrder:
+    """A permutation of the unknowns.
+
+    Parameters
+    ----------
+    permutation : int64 array, (rows / block_size,)
+        The old number of each node.
+    block_size : int
+        Number of unknowns of a node, which stay together.
+    """
+
+    permutation: Integers
+    block_size: int = 1
+
+    @property
+    def rows(self) -> Integers:
+        """The old number of each row."""
+        return (self.block_size * self.permutation[:, None] + np.arange(self.block_size)).reshape(-1)
+
+    def matrix(self, A: Any) -> Any:
+        """Return a SciPy CSR or BSR matrix in the new order, with sorted columns; needs the memory of a second matrix."""
+        size = _block_size(A)
+        if self.block_size % size:
+            raise InputError(f"blocks of {size} rows do not divide nodes of {self.block_size} unknowns")
+        nodes = LevelOrder(self.permutation, self.block_size // size).rows
+        # The permuted pattern carries the numbers of the blocks.
+        numbers = np.arange(A.indices.size, dtype=np.int64)
+        pattern = scipy.sparse.csr_array((numbers, A.indices, A.indptr), shape=(nodes.size, nodes.size))[nodes]
+        place = np.empty(nodes.size, dtype=pattern.indices.dtype)
+        place[nodes] = np.arange(nodes.size)
+        pattern.indices = place[pattern.indices]
+        pattern.has_sorted_indices = False
+        pattern.sort_indices()
+        arrays = (A.data[pattern.data], pattern.indices, pattern.indptr)
+        return type(A)(arrays, shape=A.shape)
+
+    def forward(self, vectors: Array) -> Array:
+        """Return vectors, ``(n,)`` or ``(n, k)``, from the old order in the new one."""
+        return vectors[self.rows]
+
+    def back(self, vectors: Array) -> Array:
+        """Return vectors from the new order in the old one."""
+        restored = np.empty_like(vectors)
+        restored[self.rows] = vectors
+        return restored
+
+
+def level_order(A: Any, block_size: int = 1) -> LevelOrder:
+    """Return the reverse Cuthill-McKee order, by the levels of a breadth-first search (Cuthill and McKee 1969; George 1971).
+
+    Rows couple only with rows of their own level and of the adjacent levels, so slabs at least as thick as a level couple
+    only with their neighbours. The search is SciPy's.
+
+    Parameters
+    ----------
+    A : SciPy CSR or BSR matrix
+        With a symmetric pattern.
+    block_size : int
+        Number of unknowns that stay together, for example those of a node.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> path = scipy.sparse.diags_array([1.0, 2.0, 1.0], offsets=[-1, 0, 1], shape=(9, 9)).tocsr()
+    >>> mixed = np.random.default_rng(0).permutation(9)
+    >>> A = path[mixed][:, mixed].tocsr()
+    >>> order = level_order(A)
+    >>> ColumnExtents.of(order.matrix(A)).reach(range(9))
+    1
+    """
+    if getattr(A, "format", "") not in ("csr", "bsr"):
+        raise InputError(f"level_order needs a SciPy CSR or BSR matrix, not {type(A).__name__}")
+    if block_size < 1 or A.shape[0] != A.shape[1] or not A.shape[0] or A.shape[0] % block_size:
+        raise InputError(
+            f"level_order needs a square matrix that blocks of {block_size} rows divide, not one of shape {A.shape}"
+        )
+    stored_size = _block_size(A)
+    if block_size % stored_size:
+        raise InputError(f"blocks of {stored_size} rows do not divide nodes of {block_size} unknowns")
+    count, size = A.shape[0] // block_size, block_size // stored_size
+    rows = np.repeat(np.arange(A.indptr.size - 1) // size, np.diff(A.indptr)) if size > 1 else None
+    ones = np.ones(A.indices.size, dtype=np.int8)
+    if rows is None:
+        graph = scipy.sparse.csr_array((ones, A.indices, A.indptr), shape=(count, count))
+    else:
+        graph = scipy.sparse.coo_array((ones, (rows, A.indices // size)), shape=(count, count)).tocsr()
+    return LevelOrder(reverse_cuthill_mckee(graph, symmetric_mode=True).astype(np.int64), block_size)

@@ -1,0 +1,71 @@
+"""Describes what is computed with a matrix and how the ring of slots is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.spmv import InputError
+from penstock.streaming.planning.schedule import SweepOrder, check_sweep_order
+
+__all__ = ["Ring", "Workload"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is computed with the matrix.
+
+    Parameters
+    ----------
+    columns : int
+        Vectors per product.
+    repeats : int
+        Products with each subdivision per sweep, each with different vectors.
+    degree : int
+        Consecutive powers of the matrix, for a polynomial of this degree. One sweep computes several of them if subdivisions
+        couple with few others.
+    workspace_nbytes : int
+        Bytes of the solver's vectors, which the budget does not include.
+    """
+
+    columns: int = 1
+    repeats: int = 1
+    degree: int = 1
+    workspace_nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        _check_counts(columns=self.columns, repeats=self.repeats, degree=self.degree)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """How the ring of slots is run.
+
+    Parameters
+    ----------
+    slots : int, optional
+        Number of slots, at least 2. By default 3 if they use at most half of the budget, else 2; for a degree above 1, enough
+        for all powers in one sweep if the budget allows.
+    overlap : bool
+        Transfer during computations. False is for comparison: the same memory without communication hiding.
+    sweeps : {"alternate", "cyclic", "restart"}
+        How successive sweeps are connected; see :class:`Schedule`.
+    resident_structure : bool
+        Keep offsets and column indices of all subdivisions, and stream values only.
+    """
+
+    slots: int | None = None
+    overlap: bool = True
+    sweeps: SweepOrder = "alternate"
+    resident_structure: bool = False
+
+    def __post_init__(self) -> None:
+        check_sweep_order(self.sweeps)
+        if self.slots is not None and (self.slots < 2 or self.slots % 1):
+            raise InputError(f"slots must be at least 2 and a whole number; got slots={self.slots}")
+
+
+def _check_counts(**counts: int) -> None:
+    """Raise an InputError if a number is not a positive whole number."""
+    wrong = [f"{name}={count}" for name, count in counts.items() if count < 1 or count % 1]
+    if wrong:
+        raise InputError(f"{', '.join(counts)} must be whole numbers, at least 1; got {', '.join(wrong)}")

@@ -1,0 +1,1 @@
+"""Stores hold matrices on disk or in host memory, cut into subdivisions."""

@@ -1,0 +1,46 @@
+"""The interface of a matrix store."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from penstock.streaming.stores.matrix_index import MatrixIndex, Part
+
+__all__ = ["PageLockable", "Store"]
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A matrix cut into subdivisions and kept outside the memory of the computing device.
+
+    :class:`penstock.streaming.stores.testing.StoreContract` tests an implementation.
+    """
+
+    @property
+    def index(self) -> MatrixIndex:
+        """The description of the matrix and its subdivisions."""
+
+    def read_into(self, number: int, buffer: np.ndarray[Any, Any], part: Part = "whole") -> None:
+        """Read a part of subdivision ``number`` into a page-aligned byte buffer that is at least as long as the part.
+
+        Padding between arrays need not be written. May be called from any thread, by one thread at a time.
+        """
+
+
+@runtime_checkable
+class PageLockable(Protocol):
+    """A store in host memory: once its memory is page-locked, a GPU can copy from it directly."""
+
+    def segments(self, number: int, part: Part = "whole") -> list[tuple[int, np.ndarray[Any, Any]]]:
+        """Return views of the bytes of a part of subdivision ``number``, each with its offset in the part."""
+
+    def page_lock(self) -> None:
+        """Page-lock the memory; does nothing if it is locked already.
+
+        Raises
+        ------
+        DeviceError
+            If the system refuses.
+        """

@@ -1,0 +1,276 @@
+"""Stores a matrix on disk, in a directory with a JSON index and one file of page-aligned slabs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from penstock.spmv import InputError, SparseMatrix, StoreError, format_nbytes
+from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
+from penstock.streaming.stores.matrix_index import MatrixIndex, Part
+from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, pack, row_slabs_of
+
+__all__ = ["FileStore"]
+
+_VERSION = 2
+_INDEX, _DATA = "index.json", "slabs.bin"
+
+
+class FileStore:
+    """Open a matrix on disk.
+
+    Parameters
+    ----------
+    path : path
+        The directory that :meth:`create` made.
+    direct : bool, optional
+        Bypass the page cache (``O_DIRECT``), so that a matrix larger than memory does not evict everything else and timings
+        are those of the disk. By default wherever the file system supports it.
+
+    Raises
+    ------
+    StoreError
+        If the store is missing, unfinished, truncated or of another version.
+
+    Notes
+    -----
+    The checksums of a subdivision are verified when it is read for the first time.
+    """
+
+    def __init__(self, path: str | Path, *, direct: bool | None = None) -> None:
+        self.path = Path(path)
+        self.index, self.label = _read_index(self.path)
+        lengths = [subdivision.nbytes for subdivision in self.index.subdivisions]
+        self._offsets = np.cumsum([0, *lengths]).tolist()
+        self._verified: set[tuple[int, int, int]] = set()
+        data = self.path / _DATA
+        nbytes = data.stat().st_size if data.exists() else 0
+        if nbytes != self._offsets[-1]:
+            raise StoreError(
+                f"{data} has {nbytes} bytes instead of {self._offsets[-1]}: it was truncated or is not finished; build the "
+                "store again"
+            )
+        self._descriptor, self.direct = _open_for_reading(data, direct)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        row_slabs: Iterable[Any],
+        *,
+        shape: tuple[int, int] | None = None,
+        overwrite: bool = False,
+        label: str = "",
+        format: str = "auto",
+        block_size: int | Literal["auto"] = "auto",
+        progress: Callable[[int], None] | None = None,
+    ) -> Self:
+        """Write row slabs to disk one by one and open the store.
+
+        Parameters
+        ----------
+        path : path
+            Directory to create. The store is written under a temporary name beside it and renamed at the end, so an
+            interrupted build leaves nothing that could be mistaken for a matrix.
+        row_slabs : iterable
+            SciPy CSR or BSR matrices, or penstock formats, in row order, each with all columns of the matrix. One is held
+            at a time. A whole SciPy matrix is cut into slabs.
+        shape : (int, int), optional
+            Expected shape of the whole matrix.
+        overwrite : bool
+            Replace a store of that name.
+        label : str
+            A description, saved with the store.
+        format : str
+            Format of the stored slabs. ``"auto"``: SciPy slabs made of dense blocks, for example of a node's unknowns, become
+            BSR; other SciPy slabs and penstock formats stay as they are. ``"symmetric_bsr"`` stores the upper half of a
+            matrix that the caller knows to be symmetric: slabs must begin at multiples of the block size.
+        block_size : int or "auto"
+            Rows of the dense blocks; ``"auto"`` detects them in the first slab.
+        progress : callable, optional
+            Called with the bytes written so far after each slab.
+
+        Raises
+        ------
+        InputError
+            If a slab is not valid, the slabs do not add up to ``shape``, or ``path`` exists.
+        StoreError
+            If the disk is full or fails.
+        """
+        path = Path(path)
+        if path.exists() and not (overwrite and (path / _INDEX).exists()):
+            raise InputError(f"{path} exists; choose another name" + ("" if overwrite else " or pass overwrite=True"))
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
+        try:
+            converter = SlabConverter(format, block_size)
+            index = _write_slabs(
+                path, partial / _DATA, map(converter.convert, row_slabs_of(row_slabs, format)), shape, progress
+            )
+            _write_index(partial / _INDEX, index, label, path)
+            _rename(partial, path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return cls(path)
+
+    def read_into(self, number: int, buffer: np.ndarray[Any, Any], part: Part = "whole") -> None:
+        """Read a part of subdivision ``number`` into a page-aligned buffer.
+
+        Raises
+        ------
+        StoreError
+            If the disk fails, the file ends early, or a checksum does not match; the message names file, subdivision and rows.
+        """
+        subdivision = self.index.subdivisions[number]
+        where = f"subdivision {number} ({subdivision}) of {self.path}"
+        if self._descriptor < 0:
+            raise StoreError(f"cannot read {where}: the store is closed; open it again with FileStore(path)")
+        start, nbytes = subdivision.bytes_of(part).start, subdivision.part_nbytes(part)
+        target, done = buffer[:nbytes], 0
+        while done < nbytes:
+            try:
+                count = os.preadv(self._descriptor, [target.data[done:]], self._offsets[number] + start + done)
+            except OSError as error:
+                raise StoreError(f"cannot read {where}: {error.strerror or error}; check the disk") from error
+            if count == 0:
+                raise StoreError(
+                    f"{where} ends after {start + done} of {subdivision.nbytes} bytes; build the store again"
+                )
+            done += count
+        for piece, checksum in subdivision.checksums_of(part):
+            key = (number, piece.start, piece.stop)
+            if key not in self._verified:
+                if zlib.crc32(target[piece.start - start : piece.stop - start].data) != checksum:
+                    raise StoreError(
+                        f"{where} does not match its checksum: the file was altered; build the store again"
+                    )
+                self._verified.add(key)
+
+    def close(self) -> None:
+        """Close the file; the store stays on disk."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.close()
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn an OSError of a write into a StoreError that names the store and the free space."""
+    try:
+        yield
+    except OSError as error:
+        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
+        advice = f"; {format_nbytes(free)} are free there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StoreError(
+            f"cannot write the store {path}: {error.strerror or error}{advice}; nothing was left"
+        ) from error
+
+
+def _json_checksum(content: Any) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _write_index(file_path: Path, index: MatrixIndex, label: str, store_path: Path) -> None:
+    content = {"label": label, **index.to_json()}
+    with _writing(store_path), open(file_path, "w", encoding="utf-8") as file:
+        json.dump({"penstock_store": _VERSION, "checksum": _json_checksum(content), **content}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _rename(partial: Path, path: Path) -> None:
+    """Give a finished store its name; a store it replaces is moved aside first and deleted at the end."""
+    with _writing(path):
+        replaced = partial.with_name(f"{partial.name}-replaced")
+        if path.exists():
+            path.rename(replaced)
+        partial.chmod(0o755)
+        partial.rename(path)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _write_slabs(
+    path: Path,
+    data: Path,
+    row_slabs: Iterable[SparseMatrix],
+    shape: tuple[int, int] | None,
+    progress: Callable[[int], None] | None,
+) -> MatrixIndex:
+    builder, written, buffer = IndexBuilder(shape), 0, aligned_buffer(0)
+    with contextlib.ExitStack() as files:
+        with _writing(path):
+            file = files.enter_context(open(data, "wb", buffering=0))
+        for slab in row_slabs:  # outside of _writing: errors of the caller's iterable pass unchanged
+            subdivision = builder.add(slab)
+            if buffer.nbytes < subdivision.nbytes:
+                buffer = aligned_buffer(subdivision.nbytes)
+            piece = buffer[: subdivision.nbytes]
+            pack(slab, subdivision, piece)
+            del slab  # before the next one is created
+            builder.set_checksums(piece)
+            remaining = piece.data
+            with _writing(path):
+                while remaining:
+                    remaining = remaining[file.write(remaining) :]
+            written += subdivision.nbytes
+            if progress is not None:
+                progress(written)
+        with _writing(path):
+            os.fsync(file.fileno())
+            if hasattr(os, "posix_fadvise"):  # reads bypass the page cache, so the file need not stay in it
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return builder.finish()
+
+
+def _read_index(path: Path) -> tuple[MatrixIndex, str]:
+    try:
+        with open(path / _INDEX, encoding="utf-8") as file:
+            data = json.load(file)
+    except FileNotFoundError:
+        raise StoreError(f"{path} is not a store: it has no {_INDEX}; make one with FileStore.create") from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {path / _INDEX}: {error}; build the store again") from error
+    if not isinstance(data, dict) or data.pop("penstock_store", None) != _VERSION:
+        raise StoreError(f"{path / _INDEX} is not an index of version {_VERSION}; build the store again")
+    if data.pop("checksum", None) != _json_checksum(data):
+        raise StoreError(f"{path / _INDEX}: the index is damaged (its checksum does not match); build the store again")
+    label = str(data.pop("label", ""))
+    return MatrixIndex.from_json(data), label
+
+
+def _open_for_reading(data: Path, direct: bool | None) -> tuple[int, bool]:
+    """Return a file descriptor and whether it bypasses the page cache."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if direct is not False and flag:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(data, os.O_RDONLY | flag)
+            try:
+                os.preadv(descriptor, [aligned_buffer(PAGE_NBYTES).data], 0)
+                return descriptor, True
+            except OSError:  # some file systems accept the flag but refuse the read
+                os.close(descriptor)
+                raise
+    if direct:
+        raise StoreError(f"{data}: this file system cannot bypass the page cache; leave direct=None")
+    return os.open(data, os.O_RDONLY), False

@@ -1,0 +1,238 @@
+"""Describes a stored matrix: its subdivisions, and where their arrays lie."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import ConfigDict, TypeAdapter
+
+from penstock.spmv import (
+    Array,
+    InputError,
+    PenstockError,
+    SparseMatrix,
+    StoreError,
+    format_named,
+)
+from penstock.streaming.stores.buffers import PAGE_NBYTES
+
+__all__ = ["ArrayField", "MatrixIndex", "Part", "Subdivision", "lay_out"]
+
+#: The part of a subdivision to read: the whole, the structure (offsets and indices), or the values.
+Part = Literal["whole", "structure", "values"]
+
+_ARRAY_ALIGNMENT = 256
+
+
+def _round_up(nbytes: int, multiple: int) -> int:
+    return -(-nbytes // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class ArrayField:
+    """One array inside a slab: ``nbytes`` bytes, starting at ``offset``."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def part(self) -> Part:
+        """The part of the subdivision that contains the array."""
+        return "values" if np.dtype(self.dtype).kind == "f" else "structure"
+
+
+@dataclass(frozen=True)
+class Subdivision:
+    """A contiguous row slab of the matrix that is transferred as one piece.
+
+    Parameters
+    ----------
+    row_start, row_stop : int
+        Its rows in the whole matrix.
+    nnz : int
+        Number of stored scalars.
+    fields : tuple of ArrayField
+        Where its arrays lie: first the structure (offsets and indices); then, from the next page on, the values.
+    nbytes : int
+        Length of the piece, including padding to whole pages.
+    checksums : (int, int) or None
+        CRC-32 of structure and values; None for a subdivision that exists only in a plan or in host memory.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    row_start: int
+    row_stop: int
+    nnz: int
+    fields: tuple[ArrayField, ...]
+    nbytes: int
+    checksums: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        return f"rows {self.row_start} to {self.row_stop - 1}"
+
+    @cached_property
+    def values_start(self) -> int:
+        """Offset of the values, at a page boundary."""
+        return next((field.offset for field in self.fields if field.part == "values"), self.nbytes)
+
+    def bytes_of(self, part: Part) -> slice:
+        """Return where a part lies in the piece, including padding to whole pages."""
+        return slice(
+            self.values_start if part == "values" else 0, self.values_start if part == "structure" else self.nbytes
+        )
+
+    def part_nbytes(self, part: Part) -> int:
+        """Return the length of a part in bytes."""
+        where = self.bytes_of(part)
+        return where.stop - where.start  # type: ignore[no-any-return]
+
+    def checksums_of(self, part: Part) -> list[tuple[slice, int]]:
+        """Return the ranges of the piece in a part that have a checksum, with their checksums."""
+        assert self.checksums is not None, "a stored subdivision has checksums"
+        parts: tuple[tuple[Part, int], ...] = (("structure", self.checksums[0]), ("values", self.checksums[1]))
+        return [(self.bytes_of(name), checksum) for name, checksum in parts if part in ("whole", name)]
+
+
+@dataclass(frozen=True)
+class MatrixIndex:
+    """The description of a matrix cut into subdivisions, without its entries.
+
+    Parameters
+    ----------
+    shape : (int, int)
+    dtype : str
+        Type of the vectors.
+    format_name : str
+        Format of every slab.
+    parameters : dict
+        Parameters of the format, the same for every slab, so that kernels sum in the same order as on the whole matrix.
+    subdivisions : tuple of Subdivision
+        In row order, without gaps.
+    """
+
+    shape: tuple[int, int]
+    dtype: str
+    format_name: str
+    parameters: dict[str, int]
+    subdivisions: tuple[Subdivision, ...]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Total bytes of all pieces."""
+        return sum(subdivision.nbytes for subdivision in self.subdivisions)
+
+    @cached_property
+    def nnz(self) -> int:
+        """Number of stored scalars."""
+        return sum(subdivision.nnz for subdivision in self.subdivisions)
+
+    @property
+    def row_starts(self) -> list[int]:
+        """First row of each subdivision."""
+        return [subdivision.row_start for subdivision in self.subdivisions]
+
+    def same_layout(self, other: MatrixIndex) -> bool:
+        """Return whether another index has the same matrix type and the same cut; checksums may differ."""
+        return replace(self, subdivisions=_symbolic(self)) == replace(other, subdivisions=_symbolic(other))
+
+    def part_nbytes(self, part: Part) -> int:
+        """Return the total bytes of a part of all pieces."""
+        return sum(self.sizes[part])
+
+    @cached_property
+    def sizes(self) -> dict[Part, list[int]]:
+        """The bytes of every part of every piece, by part."""
+        parts: tuple[Part, ...] = ("whole", "structure", "values")
+        return {part: [subdivision.part_nbytes(part) for subdivision in self.subdivisions] for part in parts}
+
+    def view(self, number: int, buffer: Array, structure: Array | None = None) -> SparseMatrix:
+        """Return subdivision ``number`` as a matrix whose arrays are views of byte buffers.
+
+        ``buffer`` contains the whole piece, or only its values if ``structure`` contains the rest.
+        """
+        subdivision = self.subdivisions[number]
+        arrays = {}
+        for field in subdivision.fields:
+            source, start = buffer, field.offset
+            if structure is not None and field.part == "structure":
+                source = structure
+            elif structure is not None:
+                start -= subdivision.values_start
+            arrays[field.name] = source[start : start + field.nbytes].view(field.dtype).reshape(field.shape)
+        shape = (subdivision.row_stop - subdivision.row_start, self.shape[1])
+        return format_named(self.format_name).from_arrays(shape, self.dtype, arrays, self.parameters)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the index as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> MatrixIndex:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        StoreError
+            If an entry is missing, has the wrong type, or contradicts the others.
+        """
+        try:
+            index = TypeAdapter(cls).validate_python(data)
+            index._check()
+        except (PenstockError, ValueError, TypeError, IndexError) as error:
+            raise StoreError(f"the store's index is damaged ({error}); build the store again") from error
+        return index
+
+    def _check(self) -> None:
+        """Lay out every slab again from the shapes of its arrays and compare the results."""
+        if self.dtype not in ("float64", "float32") or self.shape[1] < 0:
+            raise InputError(f"a matrix cannot have {self.shape[1]} columns and type {self.dtype}")
+        row = 0
+        for number, subdivision in enumerate(self.subdivisions):
+            arrays = {f.name: np.broadcast_to(np.zeros((), f.dtype), f.shape) for f in subdivision.fields}
+            shape = (subdivision.row_stop - row, self.shape[1])
+            slab = format_named(self.format_name).from_arrays(shape, self.dtype, arrays, self.parameters)
+            slab.check_shapes()
+            # Shapes do not show how many of the stored scalars are padding.
+            scalars = sum(math.prod(f.shape) for f in subdivision.fields if f.dtype.startswith("float"))
+            expected = lay_out(slab, row, min(max(subdivision.nnz, 0), scalars))
+            if replace(subdivision, checksums=None) != expected:
+                raise InputError(f"the layout of subdivision {number} contradicts its rows and arrays")
+            row = subdivision.row_stop
+        if row != self.shape[0]:
+            raise InputError(f"the subdivisions hold {row} of {self.shape[0]} rows")
+
+
+def _symbolic(index: MatrixIndex) -> tuple[Subdivision, ...]:
+    """Return the subdivisions without checksums and entry counts, which symbolic slabs do not know."""
+    return tuple(replace(subdivision, nnz=0, checksums=None) for subdivision in index.subdivisions)
+
+
+def lay_out(slab: SparseMatrix, row_start: int, nnz: int | None = None) -> Subdivision:
+    """Return where the arrays of a slab, real or symbolic, lie in one contiguous piece; ``nnz`` is counted unless given."""
+    offset, fields = 0, []
+    for part in ("structure", "values"):
+        for name, array in slab.arrays().items():
+            field = ArrayField(name, str(np.dtype(array.dtype)), tuple(array.shape), offset)
+            if field.part == part:
+                fields.append(field)
+                offset = _round_up(offset + field.nbytes, _ARRAY_ALIGNMENT)
+        offset = _round_up(offset, PAGE_NBYTES)
+    nbytes = max(offset, PAGE_NBYTES)
+    if nnz is None:
+        symbolic = not any(slab.values.strides)  # its values are one broadcast zero: padding cannot be recognised
+        nnz = int(slab.values.size) if symbolic else slab.nnz
+    return Subdivision(row_start, row_start + slab.shape[0], nnz, tuple(fields), nbytes)

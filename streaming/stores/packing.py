@@ -1,0 +1,225 @@
+"""Packs row slabs into contiguous pieces of bytes and builds their index."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import scipy.sparse
+
+from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseMatrix, format_named
+from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision, lay_out
+
+__all__ = ["IndexBuilder", "SlabConverter", "as_matrix", "as_slab", "index_of", "pack", "row_slabs_of"]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The properties that all slabs of a matrix share."""
+
+    format: type[SparseMatrix]
+    columns: int
+    dtype: str
+    values_dtype: str
+    row_granularity: int
+    parameters: dict[str, int]
+
+    @classmethod
+    def of(cls, slab: SparseMatrix) -> _Kind:
+        types = str(slab.dtype), str(slab.values_dtype)
+        return cls(type(slab), slab.shape[1], *types, slab.row_granularity, slab.parameters())
+
+
+class IndexBuilder:
+    """Builds the index of a matrix slab by slab.
+
+    Parameters
+    ----------
+    shape : (int, int), optional
+        Expected shape of the whole matrix; an error if the slabs do not add up to it.
+    """
+
+    def __init__(self, shape: tuple[int, int] | None = None) -> None:
+        self.shape = None if shape is None else (int(shape[0]), int(shape[1]))
+        self._subdivisions: list[Subdivision] = []
+        self._kind: _Kind | None = None  # of the first slab, which itself can be freed
+
+    @property
+    def _rows(self) -> int:
+        return self._subdivisions[-1].row_stop if self._subdivisions else 0
+
+    def add(self, slab: SparseMatrix) -> Subdivision:
+        """Lay out the next slab and return its description.
+
+        Raises
+        ------
+        InputError
+            If its columns, format or types differ from those of the first slab.
+        """
+        kind = _Kind.of(slab)
+        first = self._kind = self._kind or kind
+        expected = self.shape[1] if self.shape else first.columns
+        if kind.columns != expected:
+            raise InputError(f"slab {len(self._subdivisions)} has {kind.columns} columns instead of {expected}")
+        if replace(kind, parameters=first.parameters) != first:
+            raise InputError(
+                f"slab {len(self._subdivisions)} is {slab.name} of {slab.values_dtype}, the first one is "
+                f"{first.format.name} of {first.values_dtype}; all slabs must have one format, block size and type"
+            )
+        subdivision = lay_out(slab, self._rows)
+        self._subdivisions.append(subdivision)
+        return subdivision
+
+    def set_checksums(self, piece: np.ndarray[Any, Any]) -> None:
+        """Set the checksums of the last subdivision from its piece."""
+        last = self._subdivisions[-1]
+        structure, values = (zlib.crc32(piece[last.bytes_of(part)].data) for part in ("structure", "values"))
+        self._subdivisions[-1] = replace(last, checksums=(structure, values))
+
+    def finish(self) -> MatrixIndex:
+        """Return the index.
+
+        Raises
+        ------
+        InputError
+            If there was no slab, or the rows do not add up to the expected shape.
+        """
+        if self._kind is None:
+            raise InputError("no row slab was given; a matrix needs at least one row")
+        shape = self.shape or (self._rows, self._kind.columns)
+        if self._rows != shape[0]:
+            raise InputError(f"the slabs hold {self._rows} rows together, but the shape says {shape[0]}")
+        nnz = sum(subdivision.nnz for subdivision in self._subdivisions)
+        parameters = {**self._kind.parameters, **self._kind.format.whole_matrix_parameters(nnz, shape[0])}
+        return MatrixIndex(shape, self._kind.dtype, self._kind.format.name, parameters, tuple(self._subdivisions))
+
+
+def index_of(slabs: Iterable[SparseMatrix], shape: tuple[int, int] | None = None) -> MatrixIndex:
+    """Return the index that a store of these slabs, real or symbolic, would have."""
+    builder = IndexBuilder(shape)
+    for slab in slabs:
+        builder.add(slab)
+    return builder.finish()
+
+
+def as_matrix(A: Any) -> SparseMatrix:
+    """Return a matrix in a penstock format; SciPy CSR and BSR are validated and share their arrays where types allow.
+
+    Raises
+    ------
+    InputError
+        If it has another type or is not valid.
+    """
+    if scipy.sparse.issparse(A):
+        if A.format not in ("csr", "bsr"):
+            raise InputError(f"a matrix or row slab must be CSR or BSR, not {A.format.upper()}; call .tocsr()")
+        A = BsrMatrix.from_bsr(A) if A.format == "bsr" else CsrMatrix.from_csr(A)
+    if not isinstance(A, SparseMatrix):
+        raise InputError(
+            f"a matrix or row slab must be a SciPy CSR or BSR matrix or a penstock format, not {type(A).__name__}"
+        )
+    return A
+
+
+def as_slab(slab: Any) -> SparseMatrix:
+    """Return a row slab as :func:`as_matrix` does, with int32 offsets."""
+    matrix = as_matrix(slab)
+    return matrix.rows(0, matrix.shape[0])  # a view, with the offsets of a subdivision
+
+
+def pack(slab: SparseMatrix, subdivision: Subdivision, buffer: np.ndarray[Any, Any]) -> None:
+    """Write the arrays of a slab into a byte buffer of ``subdivision.nbytes``; gaps are filled with zeros."""
+    buffer[:] = 0
+    for field in subdivision.fields:
+        target = buffer[field.offset : field.offset + field.nbytes].view(field.dtype).reshape(field.shape)
+        target[...] = slab.arrays()[field.name]
+
+
+class SlabConverter:
+    """Converts row slabs to the format of a store.
+
+    Parameters
+    ----------
+    format_name : str
+        A registered format, or ``"auto"``: SciPy slabs become BSR if the first one is made of dense blocks; other SciPy slabs
+        and slabs in a penstock format stay as they are.
+    block_size : int or "auto"
+        Rows of dense blocks; ``"auto"`` detects them in the first slab.
+    """
+
+    def __init__(self, format_name: str = "auto", block_size: int | Literal["auto"] = "auto") -> None:
+        self._format: type[SparseMatrix] | None = None if format_name == "auto" else format_named(format_name)
+        self._block_size = block_size
+        self._row = 0
+        self._parameters: dict[str, int] | None = None
+
+    def convert(self, source: Any) -> SparseMatrix:
+        """Return the next slab, with int32 offsets.
+
+        Raises
+        ------
+        InputError
+            If it is not a SciPy or penstock matrix, not valid, or cannot be converted.
+        """
+        slab = as_slab(source)
+        first_row, self._row = self._row, self._row + slab.shape[0]
+        unchanged = self._format is None and isinstance(source, SparseMatrix)
+        if unchanged or not isinstance(slab, CsrMatrix):
+            return slab
+        if self._parameters is None:
+            self._decide(slab)
+        if self._format is None or isinstance(slab, self._format):
+            return slab
+        converted = self._format.slab_from_csr(slab, first_row, check=False, **self._parameters or {})
+        chosen = converted.parameters()
+        if self._parameters is not None and "sorting_scope" in chosen:  # later slabs share what the first one needed
+            self._parameters.setdefault("sorting_scope", chosen["sorting_scope"])
+        return converted.rows(0, converted.shape[0])
+
+    def _decide(self, slab: CsrMatrix) -> None:
+        """Choose format and block size by the first slab: the fewest bytes."""
+        statistics, sizes = MatrixStatistics.of(slab), [self._block_size]
+        if self._block_size == "auto":
+            sizes = [1, *statistics.fills]
+        blocked = self._format or BsrMatrix
+
+        def nbytes(size: Any) -> int:
+            if self._format is None and size == 1:
+                return CsrMatrix.predicted_nbytes(statistics)
+            return blocked.predicted_nbytes(statistics, block_size=size)
+
+        best: Any = min(sizes, key=nbytes)
+        if self._format is None and best > 1:
+            self._format = BsrMatrix
+        self._parameters = {"block_size": best} if self._format is not None and self._format.traits.blocked else {}
+
+
+def row_slabs_of(given: Any, format_name: str = "auto") -> Iterable[Any]:
+    """Return row slabs; a whole SciPy matrix is cut into pieces of 1 MiB or more, 64 at most.
+
+    SciPy matrices are iterable, row by row, which is never wanted here. Slabs end at multiples of the blocks, and of the
+    chunks of 32 blocks in formats that have them.
+    """
+    if not scipy.sparse.issparse(given):
+        return given  # type: ignore[no-any-return]
+    A = given if given.format == "bsr" else given.tocsr()
+    multiple = 840 if A.format == "csr" else A.blocksize[0]  # 840 rows are whole blocks of 1 to 8 rows
+    if format_name not in ("auto", "csr", "bsr"):
+        multiple *= 32
+    pieces = max(1, min(64, A.data.nbytes >> 20))
+    step = max(1, -(-A.shape[0] // pieces // multiple)) * multiple
+    return (_rows_of(A, start, min(start + step, A.shape[0])) for start in range(0, A.shape[0], step))
+
+
+def _rows_of(A: Any, start: int, stop: int) -> Any:
+    if A.format == "csr":
+        return A[start:stop]
+    size = A.blocksize[0]
+    offsets = A.indptr[start // size : stop // size + 1]
+    blocks = slice(offsets[0], offsets[-1])
+    arrays = (A.data[blocks], A.indices[blocks], offsets - offsets[0])
+    return type(A)(arrays, shape=(stop - start, A.shape[1]))

@@ -1,0 +1,40 @@
+"""Every CUDA kernel compiles for AMD's architectures through hiprtc, without a GPU."""
+
+import hiprtc
+import pytest
+from kernel_instances import EMULATED
+
+from penstock.spmv.compilation.cuda_module import cuda_source
+
+ARCHITECTURES = ("gfx90a", "gfx1030")  # warps of 64 lanes and of 32
+
+
+@pytest.fixture(autouse=True)
+def _needs_hiprtc():
+    try:
+        hiprtc.load_hiprtc()
+    except hiprtc.HiprtcUnavailableError as error:
+        pytest.skip(f"hiprtc is not installed: {error}")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("file_name", sorted(EMULATED))
+def test_instantiations_compile(file_name, architecture):
+    size = hiprtc.compile_for(architecture, cuda_source(file_name), EMULATED[file_name])
+
+    assert size > 1000 * len(EMULATED[file_name])  # machine code of about a kilobyte a kernel at least
+
+
+def test_a_compile_error_names_the_kernel_file_and_line():
+    with pytest.raises(RuntimeError, match=r"csr\.cu:\d+:\d+: error: .*'integer'"):
+        hiprtc.compile_for(
+            "gfx90a", cuda_source("csr.cu").replace("const int lane ", "const integer lane "), EMULATED["csr.cu"][:1]
+        )
+
+
+def test_the_nvidia_spelling_of_a_shuffle_is_refused():
+    # Under hiprtc it is not known, so the tests above show that the AMD branch of common.cuh is the one compiled.
+    source = "__global__ void kernel(double* out) { *out = __shfl_sync(0xffffffffu, *out, 0, 32); }"
+
+    with pytest.raises(RuntimeError, match="__shfl_sync"):
+        hiprtc.compile_for("gfx90a", source, ["kernel"])
