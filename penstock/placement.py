@@ -16,7 +16,7 @@ from penstock.solvers import (
     PreconditionerSpec,
 )
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
-from penstock.spmv import CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
+from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
@@ -217,7 +217,7 @@ def _place_streamed(
                 A, order, extents = CsrMatrix.from_csr(reordered, check=False), found, other_extents
             elif 2 * other.reach >= len(other.index.subdivisions):
                 facts.append(("order", _COUPLED))
-    whole = _converted(A, smallest)
+    whole = _converted(A, smallest).to_device(CPU)  # to be cut there, and streamed from there
     plan = best_plan(
         lambda count: index_of(row_slabs(whole, count), whole.shape),
         extents,
