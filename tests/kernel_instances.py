@@ -1,11 +1,13 @@
 """The kernel instantiations that the library can ask for, by file: all are compiled, and enough of them are emulated.
 
 ``INSTANCES`` holds every one. ``EMULATED`` holds those that tests launch under the emulator: every kernel with every pair of
-template arguments that some test needs, but not the whole product of block sizes, columns and types.
+template arguments that some test needs, but not the whole product of block sizes, columns and types. ``ENDS`` holds the first
+and the last of every kernel: what the further architectures compile, whose instructions differ but not their templates.
 """
 
 from itertools import product
 
+import penstock.solvers.cg_kernels  # noqa: F401 - writes its enumerations into the source of its kernels
 from penstock.spmv.formats.chunk_products import spmm_tile, spmv_expression
 from penstock.spmv.vectors.block_space import FUSED_TILES, TILES, gram_parts
 
@@ -146,3 +148,17 @@ EMULATED = {
         )
     ),
 }
+
+
+def _ends(instances: list[str]) -> list[str]:
+    """Return the first and the last instantiation of every kernel."""
+    first: dict[str, str] = {}
+    last: dict[str, str] = {}
+    for instance in instances:
+        kernel = instance.partition("<")[0]
+        first.setdefault(kernel, instance)
+        last[kernel] = instance
+    return list(dict.fromkeys([*first.values(), *last.values()]))
+
+
+ENDS = {file_name: _ends(instances) for file_name, instances in INSTANCES.items()}

@@ -4,7 +4,7 @@ import re
 
 import nvrtc
 import pytest
-from kernel_instances import ARCHITECTURES, EMULATED, INSTANCES
+from kernel_instances import ARCHITECTURES, ENDS, INSTANCES
 
 from penstock.spmv.compilation.cuda_module import cuda_source
 
@@ -20,7 +20,7 @@ def _needs_nvrtc():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("file_name", sorted(INSTANCES))
 def test_instantiations_compile(file_name, architecture):
-    instances = (INSTANCES if architecture == "sm_90" else EMULATED)[file_name]
+    instances = (INSTANCES if architecture == "sm_90" else ENDS)[file_name]
 
     size = nvrtc.compile_for(architecture, cuda_source(file_name), instances)
 
