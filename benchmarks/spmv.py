@@ -11,11 +11,10 @@ exceed the cache four times; each record carries its raw samples, its seed and i
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
-from pathlib import Path
 from typing import Any
 
+import matrices
 import numpy as np
 from record import argument_parser, write
 
@@ -40,16 +39,6 @@ IRREGULAR = (
     "wide",
 )
 REGULAR = ("stencil5", "stencil7", "stencil27", "lattice4d", "fem_shell", "dense")
-
-
-def generated(name: str) -> Any:
-    """Return a matrix of benchmarks/matrices.py."""
-    spec = importlib.util.spec_from_file_location("matrices", Path(__file__).with_name("matrices.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.build(name)
 
 
 def on_device(A: Any, device: Device) -> CsrMatrix:
@@ -103,6 +92,60 @@ def show(records: list[dict[str, Any]]) -> None:
         )
 
 
+class Comparison:
+    """The records of all parts, measured one after the other."""
+
+    def __init__(self, device: Device, repeats: int) -> None:
+        self.device, self.repeats = device, repeats
+        self.gpu = device.kind == "cuda"
+        self.limit = measure_memory(device, (8 << 30) if self.gpu else (512 << 20))
+        self.records: list[dict[str, Any]] = []
+
+    def compare(self, name: str, A: CsrMatrix, cases: list[Case], **options: Any) -> list[dict[str, Any]]:
+        """Measure, print and keep."""
+        common = {"device": self.device, "bandwidth": self.limit, "repeats": self.repeats}
+        found = compare_products(name, A, cases, **{**common, **options})
+        show(found)
+        self.records += found
+        return found
+
+    def cubes(self, nodes: int, parts: list[str]) -> None:
+        """Cubes of 1, 3 and 6 degrees of freedom a node: every format, and blocks of vectors."""
+        for dof, side in ((1, nodes), (3, nodes), (6, nodes * 3 // 4)):
+            named = read_matrix(f"cube{side}-dof{dof}")
+            A = on_device(named.matrix, self.device)
+            del named.matrix.data, named.matrix.indices
+            if "cubes" in parts:
+                found = self.compare(named.name, A, default_cases(MatrixStatistics.of(A), dof))
+                if self.gpu:
+                    self.records += conversions(named.name, A, found, self.limit)
+                if dof == 3:
+                    stored = [Case("bsr", {"block_size": 3}, "float32"), Case("sell", {}, "float32")]
+                    self.compare(named.name, A, stored, values_dtype=np.float32)
+            if "blocks" in parts and dof < 6:
+                names = ["csr", "sell"] if dof == 1 else ["csr", "bsr", "sliced_bsr"]
+                cases = [Case(label, {"block_size": 3} if "bsr" in label else {}) for label in names]
+                self.compare(named.name, A, cases, columns=(2, 4, 8, 16, 32))
+            del A
+            if self.gpu:
+                self.device.xp.get_default_memory_pool().free_all_blocks()
+
+    def irregular(self) -> None:
+        """The generated matrices."""
+        for name in (*IRREGULAR, *REGULAR):
+            A = on_device(matrices.build(name), self.device)
+            kernels = [Case("csr", {"strategy": label}, label) for label in ("vector", "balanced")]
+            self.compare(name, A, default_cases(MatrixStatistics.of(A), symmetric=False) + kernels)
+
+    def study(self) -> None:
+        """Parameters of formats that have some, as far as they have not been measured."""
+        for name in ("power", "web", "amg_coarse", "stencil7", "rail"):
+            A = on_device(matrices.build(name), self.device)
+            known = {record["name"] for record in self.records}
+            cases = study_cases(A.shape[0], self.device.kind)
+            self.compare(name, A, [case for case in cases if f"spmv/{case.label}/{name}" not in known], repeats=5)
+
+
 def main() -> None:
     """Measure, print and write the JSON."""
     parser = argument_parser(__doc__)
@@ -114,59 +157,16 @@ def main() -> None:
     )
     parser.add_argument("--benchmark", default="spmv", help="first part of the JSON's name")
     arguments = parser.parse_args()
-    device = Device.parse(arguments.device)
-    gpu = device.kind == "cuda"
+    comparison = Comparison(Device.parse(arguments.device), arguments.repeats)
+    gpu = comparison.gpu
     parts = arguments.part or (["cubes", "blocks", "irregular", "study"] if gpu else ["cubes", "irregular"])
-    limit = measure_memory(device, (8 << 30) if gpu else (512 << 20))
-    nodes = arguments.nodes or (128 if gpu else 40)
-    records: list[dict[str, Any]] = []
-    common: dict[str, Any] = {"device": device, "bandwidth": limit, "repeats": arguments.repeats}
-
     if "cubes" in parts or "blocks" in parts:
-        for dof, side in ((1, nodes), (3, nodes), (6, nodes * 3 // 4)):
-            named = read_matrix(f"cube{side}-dof{dof}")
-            A = on_device(named.matrix, device)
-            del named.matrix.data, named.matrix.indices
-            name = named.name
-            if "cubes" in parts:
-                cases = default_cases(MatrixStatistics.of(A), dof)
-                found = compare_products(name, A, cases, **common)
-                show(found)
-                records += found
-                if gpu:
-                    records += conversions(name, A, found, limit)
-                if dof == 3:
-                    stored = [Case("bsr", {"block_size": 3}, "float32"), Case("sell", {}, "float32")]
-                    narrow = compare_products(name, A, stored, values_dtype=np.float32, **common)
-                    show(narrow)
-                    records += narrow
-            if "blocks" in parts and dof < 6:
-                names = ["csr", "sell"] if dof == 1 else ["csr", "bsr", "sliced_bsr"]
-                cases = [Case(label, {"block_size": 3} if "bsr" in label else {}) for label in names]
-                found = compare_products(name, A, cases, columns=(2, 4, 8, 16, 32), **common)
-                show(found)
-                records += found
-            del A
-            if gpu:
-                device.xp.get_default_memory_pool().free_all_blocks()
+        comparison.cubes(arguments.nodes or (128 if gpu else 40), parts)
     if "irregular" in parts:
-        for name in (*IRREGULAR, *REGULAR):
-            matrix = generated(name)
-            A = on_device(matrix, device)
-            kernels = [Case("csr", {"strategy": label}, label) for label in ("vector", "balanced")]
-            cases = default_cases(MatrixStatistics.of(A), symmetric=False) + kernels
-            found = compare_products(name, A, cases, **common)
-            show(found)
-            records += found
+        comparison.irregular()
     if "study" in parts:
-        for name in ("power", "web", "amg_coarse", "stencil7", "rail"):
-            A = on_device(generated(name), device)
-            known = {record["name"] for record in records}
-            cases = [case for case in study_cases(A.shape[0], device.kind) if f"spmv/{case.label}/{name}" not in known]
-            found = compare_products(name, A, cases, **{**common, "repeats": 5})
-            show(found)
-            records += found
-    write(arguments.benchmark, arguments, {"read_GBps": limit / 1e9}, records)
+        comparison.study()
+    write(arguments.benchmark, arguments, {"read_GBps": comparison.limit / 1e9}, comparison.records)
 
 
 if __name__ == "__main__":

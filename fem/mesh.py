@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class BoxMesh:
     @property
     def node_count(self) -> int:
         """Number of nodes."""
-        return int(np.prod(self.node_counts))
+        return math.prod(self.node_counts)
 
     @property
     def element_counts(self) -> tuple[int, int, int]:
@@ -90,29 +91,31 @@ class BoxMesh:
         return x, y, z
 
     @cached_property
-    def _neighbours(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """Number of nodes connected with each node along one direction, including itself: 2 at the ends, 3 inside."""
-        lines = tuple(np.full(count, 3, dtype=np.int64) for count in self.node_counts)
-        for line in lines:
+    def _connections_before(self) -> tuple[list[int], ...]:
+        """For each direction the connections along it of all nodes before each: 2 for each end of a line, 3 inside."""
+        lines = []
+        for count in self.node_counts:
+            line = np.full(count, 3, dtype=np.int64)
             line[0] -= 1
             line[-1] -= 1
-        return lines
+            lines.append([0, *np.cumsum(line).tolist()])
+        return tuple(lines)
 
     @property
     def connections(self) -> int:
         """Number of ordered pairs of nodes that share an element, including each node with itself: the blocks of the matrix."""
-        return int(np.prod([line.sum() for line in self._neighbours]))
+        return math.prod(line[-1] for line in self._connections_before)
 
     def connections_before(self, node: int) -> int:
         """Count the connections of all nodes before ``node`` (0 to ``node_count``), without listing them."""
         _, ny, nz = self.node_counts
-        x, y, z = self._neighbours
+        x, y, z = self._connections_before
         ix, rest = divmod(node, ny * nz)
         if ix == self.node_counts[0]:
             return self.connections
         iy, iz = divmod(rest, nz)
-        plane, line = int(y.sum() * z.sum()), int(z.sum())
-        return int(x[:ix].sum()) * plane + int(x[ix]) * (int(y[:iy].sum()) * line + int(y[iy]) * int(z[:iz].sum()))
+        line = (y[iy + 1] - y[iy]) * z[iz]
+        return x[ix] * y[-1] * z[-1] + (x[ix + 1] - x[ix]) * (y[iy] * z[-1] + line)
 
     def cut(self, parts: int) -> list[int]:
         """Cut the nodes into contiguous parts of nearly equal numbers of connections.

@@ -1,17 +1,20 @@
-"""Calls of CPU kernels on small data, so that Numba compiles them: each function is a task for a process of its own."""
+"""What the first run on a machine does ahead: each function is a task for a process of its own.
+
+Most call CPU kernels on small data, so that Numba compiles them.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from penstock.fem import Cantilever
-from penstock.solvers import DiagonalBlocks, chebyshev
+from penstock.solvers import DiagonalBlocks, block_jacobi, chebyshev
 from penstock.solvers.cg import CgRecurrence
 from penstock.spmv import CPU, Array, BsrMatrix, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.streaming import HostStore, StreamedMatrix
 
-__all__ = ["assemble", "iterate", "multiply", "polynomial"]
+__all__ = ["assemble", "invert", "iterate", "list_fonts", "multiply", "polynomial"]
 
 _NODES, _SIDE, _BLOCKS = (9, 17, 17), 24, 8400
 
@@ -30,6 +33,16 @@ def multiply(format_name: str, dof: int) -> None:
     with HostStore.from_matrix(A, 8) as store, StreamedMatrix(store, 7 * max(store.index.sizes["whole"])) as streamed:
         streamed.apply(x, out)
         streamed.apply_absolute(x)
+
+
+def list_fonts() -> None:
+    """Let Matplotlib list the fonts of this machine."""
+    import matplotlib.font_manager  # noqa: F401
+
+
+def invert() -> None:
+    """Call the kernel that inverts diagonal blocks."""
+    block_jacobi(_Identity(6), 3)
 
 
 def polynomial(dof: int) -> None:

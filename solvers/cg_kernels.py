@@ -13,7 +13,7 @@ import numpy as np
 from numba import prange
 
 from penstock.spmv import Array, Device
-from penstock.spmv.compilation.cuda_module import cuda_function, share_enums, type_names
+from penstock.spmv.compilation.cuda_module import cuda_function, type_names
 from penstock.spmv.compilation.jit import KernelPair, serial_and_parallel, serial_kernel
 from penstock.spmv.vectors.space import CHUNK, SERIAL_CHUNKS, dot_of_range
 
@@ -63,9 +63,6 @@ class Sum(enum.IntEnum):
     R_Z = 4
     X_X = 5
 
-
-# These enums are inserted at the top of conjugate_gradients.cu.
-share_enums("conjugate_gradients.cu", Scalar, Sum, Halt)
 
 _P_Q, _P_P, _Q_Q, _R_R, _R_Z, _X_X = map(int, Sum)
 _SUMS = len(Sum)

@@ -94,7 +94,7 @@ class LinearProblem:
     def vectors(self, name: str, given: Array) -> Array:
         """Return the caller's vectors after checking that they are finite, on the device of A and of its type."""
         vectors = as_vectors(given, self.A.shape[0], self.A, name)
-        check_finite(name, vectors, self.A.device.xp)
+        check_finite(name, vectors, self.A.device)
         return vectors
 
     def guess(self, given: Array | None, state: object, name: str) -> Array | None:

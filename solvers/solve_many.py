@@ -122,7 +122,7 @@ class _Total:
         xp = self._home.xp
         for name, vectors in (("B", B), ("X0", X0)):
             if vectors is not None:
-                check_finite(name, vectors, xp)
+                check_finite(name, vectors, self._home)
         # Columns that are not started return their guess.
         self._x = xp.zeros(B.shape, dtype=A.dtype) if X0 is None else xp.array(X0, dtype=A.dtype)
         self._columns: list[SolveResult] = []

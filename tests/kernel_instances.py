@@ -7,7 +7,6 @@ and the last of every kernel: what the further architectures compile, whose inst
 
 from itertools import product
 
-import penstock.solvers.cg_kernels  # noqa: F401 - writes its enumerations into the source of its kernels
 from penstock.spmv.formats.chunk_products import spmm_tile, spmv_expression
 from penstock.spmv.vectors.block_space import FUSED_TILES, TILES, gram_parts
 

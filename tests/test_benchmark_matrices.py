@@ -1,28 +1,25 @@
 """The benchmark matrices are the same at every call, well formed, and as large and as uneven as they say."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-PATH = Path(__file__).parents[1] / "benchmarks" / "matrices.py"
-SPECIFICATION = importlib.util.spec_from_file_location("benchmark_matrices", PATH)
-matrices = importlib.util.module_from_spec(SPECIFICATION)
-sys.modules[SPECIFICATION.name] = matrices
-SPECIFICATION.loader.exec_module(matrices)
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # scripts import each other from there
+import matrices
+import scattered
 
 NAMES = tuple(matrices.MATRICES)
 SCALE = 0.01
 # Full size: whole matrices where that takes a moment, else the row lengths, which come first from the same generator.
 SMALL = ("stencil5", "lattice4d", "fem_shell", "dense")
 LENGTHS = {
-    "web": matrices.web_lengths,
-    "circuit": matrices.circuit_lengths,
-    "economics": matrices.economics_lengths,
-    "power": matrices.power_lengths,
-    "rail": matrices.rail_lengths,
+    "web": scattered.web_lengths,
+    "circuit": scattered.circuit_lengths,
+    "economics": scattered.economics_lengths,
+    "power": scattered.power_lengths,
+    "rail": scattered.rail_lengths,
 }
 
 
@@ -128,7 +125,7 @@ def test_one_row_is_the_longest(name, longest):
 
 
 def test_circuit_rows_are_mostly_short():
-    assert np.mean(full_lengths("circuit", matrices.circuit_lengths) < 10) == pytest.approx(0.94, abs=0.005)
+    assert np.mean(full_lengths("circuit", scattered.circuit_lengths) < 10) == pytest.approx(0.94, abs=0.005)
 
 
 @pytest.mark.parametrize(("name", "variation"), [("rail", 1.6), ("power", 1.05), ("economics", 0.72)])
@@ -137,7 +134,7 @@ def test_rows_are_as_uneven_as_promised(name, variation):
 
 
 def test_amg_rows_have_a_long_tail():
-    lengths = matrices.amg_coarse_lengths(np.random.default_rng(0), 300_000)
+    lengths = scattered.amg_coarse_lengths(np.random.default_rng(0), 300_000)
 
     assert 30 <= lengths.mean() <= 50
     assert 500 <= lengths.max() <= 2_000

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.run import resume_experiment, run_experiment
 from penstock.experiments.cantilever.single_run import resolved
-from penstock.experiments.reporting import figures
 from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.progress import Reporter
@@ -165,6 +164,8 @@ class Comparison(Study[str, ComparisonFolder]):
 
     def report(self) -> None:
         """Write the table and the figure."""
+        from penstock.experiments.reporting import figures  # here, because importing Matplotlib takes half a second
+
         write_text(self.folder.table, _table(self.records))
         solved = [record for record in self.records if "refused" not in record]
         if solved:

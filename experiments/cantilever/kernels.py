@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from penstock.experiments.cantilever.configuration import Experiment
-from penstock.progress import Reporter
-from penstock.spmv.compilation.ahead import CompileTask, compile_ahead
+from dataclasses import replace
+from typing import Any
 
-__all__ = ["compile_kernels"]
+from penstock.experiments.cantilever.configuration import Experiment
+from penstock.spmv.compilation.ahead import Compilation, CompileTask
+
+__all__ = ["start_compilation"]
 
 _CALLS = "penstock.kernel_calls"
 
 
-def compile_kernels(experiment: Experiment, reporter: Reporter) -> None:
-    """Compile the kernels of an experiment on a CPU, unless they are cached; several processes share the work."""
-    if experiment.memory.device != "cpu":
-        return
+def start_compilation(experiment: Experiment) -> Compilation:
+    """Start to compile the CPU kernels of an experiment, unless they are cached; several processes share the work."""
     # Which format a plan chooses is known later; streamed, it is mostly half of the matrix.
     asked, streamed = experiment.memory.format, experiment.memory.budget is not None
     format_name = ("symmetric_bsr" if streamed else "bsr") if asked == "auto" else asked
-    dof, preconditioner = experiment.model.dof, experiment.solver.preconditioner
-    stored = {"format_name": format_name, "dof": dof}
-    products = {
+    stored: dict[str, Any] = {"format_name": format_name, "dof": experiment.model.dof}
+    assembly = CompileTask(f"{_CALLS}:assemble", ("penstock.fem.assembly:_fill",), stored)
+    blocks = CompileTask(f"{_CALLS}:invert", ("penstock.solvers.preconditioners:_invert_blocks",))
+    if experiment.memory.device != "cpu":  # a matrix is assembled, and blocks are inverted, on the host
+        return Compilation([assembly, blocks] if experiment.solver.preconditioner != "none" else [assembly])
+    # At its first import on a machine, Matplotlib lists the fonts, which takes as long as a kernel.
+    fonts = replace(assembly, function=f"{_CALLS}:list_fonts", arguments={})
+    return Compilation([*_products(experiment, stored), assembly, *_iterations(experiment), fonts])
+
+
+def _products(experiment: Experiment, stored: dict[str, Any]) -> list[CompileTask]:
+    """Return the tasks, if any, for products in a format."""
+    kernels = {
         "symmetric_bsr": "symmetric_bsr_kernels:_reach",
         "sliced_bsr": "sliced_bsr:_spmv",
-        "bsr": "bsr:_spmv_3" if dof == 3 else "bsr:_spmv_any",
+        "bsr": "bsr:_spmv_3" if experiment.model.dof == 3 else "bsr:_spmv_any",
     }
-    # The longest ones first.
-    tasks = [CompileTask(f"{_CALLS}:assemble", ("penstock.fem.assembly:_fill",), stored)]
-    if format_name in products:
-        kernel = f"penstock.spmv.formats.{products[format_name]}"
-        tasks.insert(0, CompileTask(f"{_CALLS}:multiply", (kernel,), stored))
+    kernel = kernels.get(stored["format_name"])
+    return [CompileTask(f"{_CALLS}:multiply", (f"penstock.spmv.formats.{kernel}",), stored)] if kernel else []
+
+
+def _iterations(experiment: Experiment) -> list[CompileTask]:
+    """Return the tasks for the solver and its preconditioner."""
+    dof, preconditioner = experiment.model.dof, experiment.solver.preconditioner
+    tasks = []
     if preconditioner == "chebyshev":
         step = "penstock.spmv.vectors.space:_three_terms_of_vector"
         tasks.append(CompileTask(f"{_CALLS}:polynomial", (step,), {"dof": dof}))
     if not experiment.is_block:
         last = "penstock.solvers.cg_kernels:_extend"
         tasks.append(CompileTask(f"{_CALLS}:iterate", (last,), {"dof": dof, "preconditioner": preconditioner}))
-    if any(task.needed for task in tasks):
-        with reporter.stage("compile") as stage:
-            compile_ahead(tasks, stage.advance)
+    return tasks

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.experiments.cantilever.configuration import Experiment
-from penstock.experiments.cantilever.kernels import compile_kernels
+from penstock.experiments.cantilever.kernels import start_compilation
 from penstock.experiments.cantilever.loads import load_names, right_hand_sides
 from penstock.experiments.cantilever.matrix_storage import measure_rates, open_store, plan_experiment, resident_format
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
@@ -31,6 +31,7 @@ from penstock.solvers import (
     cg,
 )
 from penstock.spmv import Device, Operator, StoreError
+from penstock.spmv.compilation.ahead import Compilation
 from penstock.streaming import MemoryBudget, StreamedMatrix, StreamPlan
 from penstock.streaming.execution.budget import check_room
 
@@ -64,11 +65,7 @@ class SingleRun:
         checkpoint = Checkpoint(None)
         if resume:
             checkpoint = read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
-        compile_kernels(self.experiment, self.reporter)
-        with self._timed("plan"):
-            rates = measure_rates(self.experiment, self.device, self.folder.path)
-            plan = plan_experiment(self.experiment, rates)
-            self._settle(plan)
+        plan = self._plan()
         self.folder.write_plan(plan.explain(), self.reporter)
         # Before the matrix is assembled, which may take long.
         check_room(self.device, plan.storage_nbytes + plan.workload.workspace_nbytes, "matrix storage and vectors")
@@ -99,6 +96,23 @@ class SingleRun:
         for left in (self.folder.matrix, *self.folder.path.glob(f"{self.folder.matrix.name}.partial-*")):
             shutil.rmtree(left, ignore_errors=True)  # the other ones are of runs that were killed while they wrote
         return RunOutcome(self.folder, reason)
+
+    def _plan(self) -> StreamPlan:
+        """Plan the run, and compile the kernels of the CPU that are not cached."""
+        with start_compilation(self.experiment) as compilation:
+            if self.device.kind == "cpu":  # its rates are measured on idle cores
+                self._wait_for(compilation)
+            with self._timed("plan"):
+                rates = measure_rates(self.experiment, self.device, self.folder.path)
+                plan = plan_experiment(self.experiment, rates)
+                self._settle(plan)
+            self._wait_for(compilation)
+        return plan
+
+    def _wait_for(self, compilation: Compilation) -> None:
+        if not compilation.finished:
+            with self.reporter.stage("compile") as stage:
+                compilation.wait(stage.advance)
 
     def _settle(self, plan: StreamPlan) -> None:
         """Write down what the plan decided, so that going on or running again does not depend on what is measured then."""

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import h5py
 import numpy as np
 
-from penstock.experiments.reporting import figures
 from penstock.experiments.reporting.atomic import replacing, write_json, write_text
 from penstock.experiments.reporting.base_folder import BaseFolder
 from penstock.experiments.reporting.progress import Reporter
@@ -81,6 +80,8 @@ class ResultsFolder(BaseFolder):
 
     def draw(self, cantilever: Cantilever | None) -> list[Path]:
         """Draw all pictures for which the folder has data and return their paths; without a body, none of the body."""
+        from penstock.experiments.reporting import figures  # here, because importing Matplotlib takes half a second
+
         result = self.read_json(self.result)
         if "stiffness_samples" in result:
             path = self.path / "monte_carlo.png"
@@ -104,6 +105,8 @@ class ResultsFolder(BaseFolder):
 
     def _draw_body(self, cantilever: Cantilever, result: dict[str, Any]) -> list[Path]:
         """Draw the deformed body, unless the solution has values that are not finite."""
+        from penstock.experiments.reporting import figures
+
         with h5py.File(self.field) as file:
             values = np.asarray(file["VTKHDF/PointData"][_FIELD[cantilever.dof]]).swapaxes(0, 2)
         if not np.isfinite(values).all():

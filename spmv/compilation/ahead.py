@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CompileTask", "compile_ahead", "is_cached"]
+__all__ = ["Compilation", "CompileTask", "is_cached"]
 
 _POLL_SECONDS = 0.05
 
@@ -60,31 +60,56 @@ def is_cached(kernel: Any) -> bool:
         return True
 
 
-def compile_ahead(tasks: Sequence[CompileTask], advance: Callable[[float, str], object]) -> None:
-    """Run the tasks that are needed, each in a process, as many at a time as there are cores.
+class Compilation:
+    """Processes that compile kernels, as many at a time as there are cores; used in a ``with`` statement.
 
     A process that fails is ignored: its kernels are compiled when they are first called, and an error is reported then.
 
     Parameters
     ----------
     tasks : sequence of CompileTask
-    advance : callable
-        ``advance(share, text)`` as tasks end.
+        Those that are needed are started at once, as far as there are cores, the others by :meth:`wait`.
     """
-    waiting = [task for task in tasks if task.needed]
-    running: list[subprocess.Popen[bytes]] = []
-    total, ended = len(waiting), 0
-    try:
-        while waiting or running:
-            while waiting and len(running) < (os.cpu_count() or 1):
-                running.append(_start(waiting.pop(0)))
-            time.sleep(_POLL_SECONDS)
-            still = [process for process in running if process.poll() is None]
-            ended, running = ended + len(running) - len(still), still
-            advance(ended / total, "compiling kernels (first run only)")
-    finally:
-        for process in running:  # interrupted: what has been compiled stays in the cache
+
+    def __init__(self, tasks: Sequence[CompileTask]) -> None:
+        self._waiting = [task for task in tasks if task.needed]
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._total = len(self._waiting)
+        self._start_waiting()
+
+    def __enter__(self) -> Compilation:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self._running:  # interrupted: what has been compiled stays in the cache
             process.terminate()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every task has ended."""
+        self._running = [process for process in self._running if process.poll() is None]
+        return not self._waiting and not self._running
+
+    def wait(self, advance: Callable[[float, str], object]) -> None:
+        """Wait until all tasks have ended.
+
+        Parameters
+        ----------
+        advance : callable
+            ``advance(share, text)`` as tasks end.
+        """
+        while self._total:
+            finished = self.finished
+            ended = self._total - len(self._waiting) - len(self._running)
+            advance(ended / self._total, "compiling kernels (first run only)")
+            if finished:
+                return
+            self._start_waiting()
+            time.sleep(_POLL_SECONDS)
+
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._running) < (os.cpu_count() or 1):
+            self._running.append(_start(self._waiting.pop(0)))
 
 
 def _start(task: CompileTask) -> subprocess.Popen[bytes]:

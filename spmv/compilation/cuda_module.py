@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import re
 from collections.abc import Callable
 from enum import IntEnum
 from importlib import resources
@@ -19,7 +21,6 @@ __all__ = [
     "cuda_function",
     "cuda_source",
     "launch",
-    "share_enums",
     "type_names",
 ]
 
@@ -38,15 +39,12 @@ def type_names(*arrays: Array) -> str:
     return ", ".join(_TYPE_NAMES[np.dtype(array.dtype)] for array in arrays)
 
 
-_SHARED_ENUMS: dict[str, tuple[type[IntEnum], ...]] = {}
+# A kernel file names the Python enums that it shares, so that both sides cannot differ.
+_PYTHON_ENUM = re.compile(r"#pragma python_enum\(([\w.]+)\.(\w+)\)")
 
 
-def share_enums(file_name: str, *enums: type[IntEnum]) -> None:
-    """Write Python enums into a kernel file, so that both sides cannot differ."""
-    _SHARED_ENUMS[file_name] = enums
-
-
-def _enum_in_cpp(enum: type[IntEnum]) -> str:
+def _enum_in_cpp(named: re.Match[str]) -> str:
+    enum: type[IntEnum] = getattr(importlib.import_module(named[1]), named[2])
     members = ", ".join(f"{member.name} = {int(member)}" for member in enum)
     return f"enum {enum.__name__} {{ {members} }};"
 
@@ -55,6 +53,8 @@ def _enum_in_cpp(enum: type[IntEnum]) -> str:
 def cuda_source(file_name: str) -> str:
     """Return the source of a kernel file, preceded by common.cuh; ``#line`` directives keep compiler messages exact.
 
+    ``#pragma python_enum(module.Name)`` is replaced by the C++ enum with the members of the Python one.
+
     ``file_name`` is a file of ``penstock.spmv.kernels``, or the absolute path of another one.
     """
     folder = resources.files("penstock.spmv.kernels")
@@ -62,8 +62,7 @@ def cuda_source(file_name: str) -> str:
     if Path(file_name).is_absolute():
         files[file_name] = Path(file_name)
     sources = [f'#line 1 "{name}"\n{file.read_text()}' for name, file in files.items()]
-    sources[1:1] = map(_enum_in_cpp, _SHARED_ENUMS.get(file_name, ()))
-    return "\n".join(sources)
+    return _PYTHON_ENUM.sub(_enum_in_cpp, "\n".join(sources))
 
 
 def compile_function(file_name: str, expression: str) -> KernelFunction:

@@ -9,7 +9,10 @@
 
 constexpr int THREADS = 256, ITEMS = 4, TILE = THREADS * ITEMS;
 
-// The enums Scalar, Sum and Halt are written from those of solvers/cg_kernels.py, which explains them.
+// Python's enums of these names, which explain their members, are written here.
+#pragma python_enum(penstock.solvers.cg_kernels.Scalar)
+#pragma python_enum(penstock.solvers.cg_kernels.Sum)
+#pragma python_enum(penstock.solvers.cg_kernels.Halt)
 
 __device__ __forceinline__ bool is_finite(const double value) { return value - value == 0.0; }
 

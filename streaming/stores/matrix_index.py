@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -221,12 +222,15 @@ def _symbolic(index: MatrixIndex) -> tuple[Subdivision, ...]:
     return tuple(replace(subdivision, nnz=0, checksums=None) for subdivision in index.subdivisions)
 
 
+_dtype_name = functools.cache(str)  # NumPy takes longer to name a type than the rest of a layout
+
+
 def lay_out(slab: SparseMatrix, row_start: int, nnz: int | None = None) -> Subdivision:
     """Return where the arrays of a slab, real or symbolic, lie in one contiguous piece; ``nnz`` is counted unless given."""
     offset, fields = 0, []
     for part in ("structure", "values"):
         for name, array in slab.arrays().items():
-            field = ArrayField(name, str(np.dtype(array.dtype)), tuple(array.shape), offset)
+            field = ArrayField(name, _dtype_name(np.dtype(array.dtype)), tuple(array.shape), offset)
             if field.part == part:
                 fields.append(field)
                 offset = _round_up(offset + field.nbytes, _ARRAY_ALIGNMENT)

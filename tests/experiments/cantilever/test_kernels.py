@@ -9,9 +9,8 @@ import pytest
 from penstock import kernel_calls
 from penstock.experiments.cantilever import kernels
 from penstock.experiments.cantilever.configuration import Experiment
-from penstock.progress import Reporter
 from penstock.spmv.compilation import ahead
-from penstock.spmv.compilation.ahead import CompileTask, compile_ahead, is_cached
+from penstock.spmv.compilation.ahead import Compilation, CompileTask, is_cached
 
 
 def experiment(**sections):
@@ -21,10 +20,19 @@ def experiment(**sections):
 def tasks_of(monkeypatch, described, cached=False):
     """The tasks that an experiment starts."""
     started = []
-    monkeypatch.setattr(kernels, "compile_ahead", lambda tasks, advance: started.extend(tasks))
+    monkeypatch.setattr(ahead, "_start", lambda task: started.append(task) or _Ended())
     monkeypatch.setattr(ahead, "is_cached", lambda kernel: cached)
-    kernels.compile_kernels(described, Reporter())
+    with kernels.start_compilation(described) as compilation:
+        compilation.wait(lambda share, text: None)
+    assert compilation.finished
     return started
+
+
+class _Ended:
+    """A process that has ended."""
+
+    def poll(self):
+        return 0
 
 
 @pytest.mark.parametrize("dof", [1, 3, 6])
@@ -45,20 +53,45 @@ def test_every_task_can_be_carried_out_and_compiles_the_kernel_it_names(memory, 
         assert not task.needed
 
 
-def test_nothing_is_started_where_everything_is_cached_or_on_a_gpu(monkeypatch):
+def test_nothing_is_started_where_everything_is_cached(monkeypatch):
     assert tasks_of(monkeypatch, experiment(), cached=True) == []
-    assert tasks_of(monkeypatch, experiment(memory={"device": "cuda"})) == []
+
+
+@pytest.mark.parametrize("preconditioner", ["none", "block_jacobi"])
+def test_a_run_on_a_gpu_compiles_what_the_host_computes(preconditioner, monkeypatch):
+    described = experiment(memory={"device": "cuda"}, solver={"preconditioner": preconditioner})
+
+    functions = [task.function.partition(":")[2] for task in tasks_of(monkeypatch, described)]
+
+    assert functions == ["assemble"] + (preconditioner != "none") * ["invert"]
+
+
+def test_an_interrupt_ends_the_processes(monkeypatch):
+    monkeypatch.setattr(CompileTask, "needed", property(lambda self: True))
+
+    def interrupted():
+        with Compilation([CompileTask("time:sleep", (), {"secs": 60})]) as compilation:
+            processes.extend(compilation._running)
+            raise KeyboardInterrupt
+
+    processes = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    [process] = processes
+    assert process.wait(timeout=10) < 0
 
 
 def test_a_process_compiles_into_the_cache_that_this_one_reads(tmp_path):
     """In a cache of its own, where nothing is compiled yet."""
     code = (
-        "from penstock.spmv.compilation.ahead import CompileTask, compile_ahead\n"
+        "from penstock.spmv.compilation.ahead import Compilation, CompileTask\n"
         "task = CompileTask('penstock.kernel_calls:polynomial', ('penstock.spmv.vectors.space:_three_terms_of_vector',),"
         " {'dof': 1})\n"
         "assert task.needed\n"
         "seen = []\n"
-        "compile_ahead([task], lambda share, text: seen.append((share, text)))\n"
+        "with Compilation([task]) as compilation:\n"
+        "    compilation.wait(lambda share, text: seen.append((share, text)))\n"
         "assert not task.needed\n"
         "assert seen[-1] == (1.0, 'compiling kernels (first run only)'), seen\n"
     )
@@ -69,9 +102,8 @@ def test_a_task_that_fails_does_not_stop_the_run(monkeypatch):
     monkeypatch.setattr(CompileTask, "needed", property(lambda self: True))
     shares = []
 
-    compile_ahead(
-        [CompileTask("penstock.kernel_calls:nothing_of_that_name", ())], lambda share, text: shares.append(share)
-    )
+    with Compilation([CompileTask("penstock.kernel_calls:nothing_of_that_name", ())]) as compilation:
+        compilation.wait(lambda share, text: shares.append(share))
 
     assert shares[-1] == 1.0
 
