@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.fem import Cantilever, LognormalMaterial
-from penstock.solvers import cg_workspace_nbytes, preconditioner_spec
+from penstock.solvers import PreconditionerSpec, cg_workspace_nbytes, preconditioner_spec
 from penstock.spmv import Array, CsrMatrix, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.partition import cut_rows
 from penstock.streaming import (
@@ -29,9 +29,9 @@ from penstock.streaming import (
     level_order,
 )
 
-__all__ = ["Reordered", "System"]
+__all__ = ["FORMATS", "Reordered", "System"]
 
-COUNTS = tuple(2**k for k in range(3, 10))
+FORMATS = ("bsr", "sliced_bsr", "symmetric_bsr")
 
 
 class System:
@@ -42,11 +42,13 @@ class System:
     name : str
     nodes : tuple of int
     device : Device
+    dof : int
+        Unknowns a node.
     """
 
-    def __init__(self, name: str, nodes: tuple[int, ...], device: Device) -> None:
+    def __init__(self, name: str, nodes: tuple[int, ...], device: Device, *, dof: int = 3) -> None:
         self.name, self.device = name, device
-        self.beam = Cantilever(nodes=nodes, dof=3, material=LognormalMaterial(sigma=0.5, seed=1))
+        self.beam = Cantilever(nodes=nodes, dof=dof, material=LognormalMaterial(sigma=0.5, seed=1))
         self.n, self.planes = self.beam.unknowns, nodes[0]
         self._made: dict[str, SparseMatrix] = {}
         self.budget = self.matrix("bsr").nbytes // 4
@@ -67,7 +69,7 @@ class System:
 
     def counts(self) -> tuple[int, ...]:
         """Return the cuts to try: of whole planes."""
-        return tuple(count for count in COUNTS if self.planes % count == 0)
+        return tuple(count for count in range(8, 513) if self.planes % count == 0)
 
     def slabs(self, name: str, count: int) -> Iterator[SparseMatrix]:
         """Return the subdivisions."""
@@ -88,9 +90,11 @@ class System:
         with store, StreamedMatrix(store, self.budget, device=self.device, plan=plan) as A:
             yield A
 
-    def candidates(self, formats: Sequence[str], degrees: Sequence[int], counts: Sequence[int]) -> Iterator[Candidate]:
-        """Yield the matrix in every format and cut, for every degree of the polynomial."""
-        held = preconditioner_spec("chebyshev", block_size=3).vectors(1, streamed_to_gpu=True)
+    def candidates(
+        self, spec: PreconditionerSpec, formats: Sequence[str], degrees: Sequence[int], counts: Sequence[int]
+    ) -> Iterator[Candidate]:
+        """Yield the matrix in every format and cut, for every number of consecutive products."""
+        held = spec.vectors(1, streamed_to_gpu=True)
         workspace = cg_workspace_nbytes(self.n) + 8 * held * self.n
         for name, count in itertools.product(formats, sorted({min(count, self.planes) for count in counts})):
             try:
@@ -111,7 +115,13 @@ class System:
         counts: Sequence[int] | None = None,
     ) -> StreamPlan:
         """Choose format, cut and degree among those given; by default all cuts are tried."""
-        return choose(self.candidates(formats, degrees, counts or self.counts()), self.budget, ring, rates=rates)
+        spec = preconditioner_spec("chebyshev", block_size=self.beam.dof)
+        return choose(self.candidates(spec, formats, degrees, counts or self.counts()), self.budget, ring, rates=rates)
+
+    def plan_for(self, spec: PreconditionerSpec, rates: LinkRates) -> StreamPlan:
+        """Choose format and cut for a preconditioner."""
+        counts = self.counts() or (self.planes,)
+        return choose(self.candidates(spec, FORMATS, spec.degrees(streamed=True), counts), self.budget, rates=rates)
 
 
 class Reordered(System):

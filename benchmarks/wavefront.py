@@ -25,7 +25,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from peer import seconds_of
 from record import argument_parser, record, told, write
-from systems import Reordered, System
+from systems import FORMATS, Reordered, System
 
 from penstock.solvers import block_jacobi, cg, chebyshev, jacobi
 from penstock.spmv import Array, Device
@@ -34,7 +34,6 @@ from penstock.streaming.measurement.probes import measure_link
 from penstock.streaming.measurement.rates import machine_rates
 
 RTOL, SWEEPS, SCALED = 1e-8, 8, 60
-FORMATS = ("bsr", "sliced_bsr", "symmetric_bsr")
 #: Degrees of the polynomial that are tried; the first is taken where nothing need be streamed.
 DEGREES = (9, 5, 13, 17, 21, 25, 33)
 

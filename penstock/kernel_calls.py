@@ -10,11 +10,14 @@ import numpy as np
 from penstock.fem import Cantilever
 from penstock.solvers import DiagonalBlocks, block_jacobi, chebyshev
 from penstock.solvers.cg import CgRecurrence
+from penstock.solvers.coarse.aggregates import Aggregates
+from penstock.solvers.coarse.basis import Tentative
+from penstock.solvers.coarse.block_products import BlockRows, block_product, smoothed_rows
 from penstock.spmv import CPU, Array, BsrMatrix, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.streaming import HostStore, StreamedMatrix
 
-__all__ = ["assemble", "invert", "iterate", "list_fonts", "multiply", "polynomial"]
+__all__ = ["aggregate", "assemble", "invert", "iterate", "list_fonts", "multiply", "multiply_blocks", "polynomial"]
 
 _NODES, _SIDE, _BLOCKS = (9, 17, 17), 24, 8400
 
@@ -62,9 +65,43 @@ def iterate(dof: int, preconditioner: str) -> None:
     recurrence.put(next_rho=1.0, unit=1e-16)
     recurrence.advance(2)
     recurrence.look()
-    VectorSpace(CPU).dot(x, r)
-    offsets, columns, values = np.arange(33), np.arange(32, dtype=np.int32), np.tile(np.eye(3), (32, 1, 1))
-    BsrMatrix((96, 96), np.dtype(np.float64), offsets, columns, values).apply(np.ones(96))
+    _measure_rates()
+
+
+def _measure_rates() -> None:
+    """Call the kernels with which the rates of a machine are measured."""
+    VectorSpace(CPU).dot(np.ones(_BLOCKS), np.ones(_BLOCKS))
+    _diagonal(3).apply(np.ones(96))
+
+
+def _diagonal(size: int) -> BsrMatrix:
+    offsets, columns, values = np.arange(33), np.arange(32, dtype=np.int32), np.tile(np.eye(size), (32, 1, 1))
+    return BsrMatrix((32 * size, 32 * size), np.dtype(np.float64), offsets, columns, values)
+
+
+def aggregate(dof: int) -> None:
+    """Call the kernels of the transfer to a coarse level, of products there, and of updates of vectors."""
+    modes = 1 if dof == 1 else 6
+    T = Tentative(np.ones((_BLOCKS * dof, modes)), Aggregates(np.arange(_BLOCKS, dtype=np.int32) // 100), dof, CPU)
+    coarse, fine = np.ones(T.unknowns), np.empty(_BLOCKS * dof)
+    T.prolong(coarse, fine)
+    T.restrict(fine, coarse)
+    A, space = _diagonal(modes), VectorSpace(CPU)
+    A.apply(np.ones(32 * modes))
+    A.apply_absolute(np.ones(32 * modes))
+    A.diagonal_blocks(modes)
+    for vector in (coarse, fine):
+        space.combine(1.0, vector, 0.5, vector)
+        space.dot(vector, vector)
+    _measure_rates()
+
+
+def multiply_blocks(dof: int) -> None:
+    """Call the kernels that form the matrix of a coarse level."""
+    modes, offsets, columns = 1 if dof == 1 else 6, np.arange(33), np.arange(32, dtype=np.int32)
+    A = BlockRows(0, offsets, columns, np.tile(np.eye(dof), (32, 1, 1)))
+    P = BlockRows(0, offsets, columns, np.ones((32, dof, modes)))
+    smoothed_rows(block_product(A, P, 32), P, np.tile(np.eye(dof), (32, 1, 1)), 0.5)
 
 
 class _Identity(ValidatedOperator):

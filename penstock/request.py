@@ -53,8 +53,8 @@ class Request:
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.
 
-        ``auto`` is Jacobi, by blocks where the matrix has them; where it is streamed, a Chebyshev polynomial as well, whose
-        products share sweeps.
+        ``auto`` is smoothed aggregation where the near-null space is known. Otherwise it is Jacobi, by blocks where the matrix
+        has them; where it is streamed, a Chebyshev polynomial as well, whose products share sweeps.
         """
         if isinstance(self.preconditioner, PreconditionerSpec):
             return [self.preconditioner.with_block_size(block_size)]
@@ -63,6 +63,8 @@ class Request:
             if spec.needs_blocks and block_size == 1:
                 raise InputError("the matrix does not consist of dense blocks; choose jacobi or chebyshev")
             return [spec]
+        if "near_null_space" in self.options:
+            return [preconditioner_spec("smoothed_aggregation", block_size=block_size, **self.options)]
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
         return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]
 

@@ -72,6 +72,8 @@ class OpenSystem:
         spec = self.placement.spec
         if spec.name == "none" and isinstance(self.A, StreamedMatrix):
             jacobi(self.A)  # only for its check of the diagonal, at the cost of one sweep: a store may hold anything
+        if self.placement.order is not None:
+            spec = spec.in_order(self.placement.order.forward)
         return spec.build(self.A)
 
     def solve(

@@ -5,6 +5,10 @@ from penstock.solvers.block_cg_method import BlockCgState
 from penstock.solvers.cg import cg, cg_workspace_nbytes
 from penstock.solvers.cg_method import CgState
 from penstock.solvers.chebyshev import Chebyshev, chebyshev
+from penstock.solvers.coarse.method import CoarseCgState
+from penstock.solvers.coarse.setup import smoothed_aggregation
+from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
+from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, preconditioner_spec
 from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner, block_jacobi, jacobi
 from penstock.solvers.problem import SOLVERS, LinearProblem, Method
@@ -18,11 +22,14 @@ __all__ = [
     "BlockSolveResult",
     "CgState",
     "Chebyshev",
+    "CoarseCgState",
     "DiagonalBlocks",
     "IterationRecord",
     "LinearProblem",
     "Method",
     "PreconditionerSpec",
+    "SmoothedAggregation",
+    "SmoothedAggregationSpec",
     "SolveResult",
     "StopReason",
     "as_preconditioner",
@@ -35,5 +42,6 @@ __all__ = [
     "choose_block_size",
     "jacobi",
     "preconditioner_spec",
+    "smoothed_aggregation",
     "solve_many",
 ]

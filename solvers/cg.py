@@ -37,7 +37,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -173,6 +173,14 @@ def _with_one_column(problem: LinearProblem) -> LinearProblem:
     return problem
 
 
+def _method_for(problem: LinearProblem) -> Any:
+    """Return conjugate gradients, or the form of it that a preconditioner made of products with A brings along."""
+    own = getattr(problem.M, "cg_method", None)
+    if own is None or getattr(problem.M, "A", None) is not problem.A:
+        return ConjugateGradients(problem, CgRecurrence)
+    return own(problem)
+
+
 def _residual_checks(problem: LinearProblem, every: int | None) -> ResidualChecks:
     return ResidualChecks(every or 1, adaptive=every is None and problem.A.device.kind == "cuda")
 
@@ -232,8 +240,8 @@ def cg(
     problem = _with_one_column(LinearProblem(A, b, M, rtol=rtol, atol=atol))
     x0 = problem.guess(x0, state, "x0")
     with problem.A.device.current():
-        method = ConjugateGradients(problem, CgRecurrence)
+        method = _method_for(problem)
         state = method.begin(x0, state, problem.b.shape, problem.A)
         checks = _residual_checks(problem, 1 if callback is not None else check_every)
         problem.run(method, state, maxiter=maxiter, callback=callback, monitor=monitor, checks=checks)
-        return method.result(state, np.shape(b))
+        return cast(SolveResult, method.result(state, np.shape(b)))

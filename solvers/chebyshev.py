@@ -21,7 +21,15 @@ from penstock.spmv import (
 )
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences, Recurrence, RecurrenceStep
 
-__all__ = ["Chebyshev", "ChebyshevSpec", "chebyshev", "check_degree", "largest_eigenvalue"]
+__all__ = [
+    "Chebyshev",
+    "ChebyshevSpec",
+    "Interval",
+    "chebyshev",
+    "check_degree",
+    "largest_eigenvalue",
+    "scaled_row_sums",
+]
 
 # The largest eigenvalue is estimated from below; a bound that is slightly too high costs less than one that is too low.
 _MARGIN = 1.05
@@ -36,7 +44,7 @@ _PRODUCT = RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)
 
 
 @dataclass(frozen=True)
-class _Interval:
+class Interval:
     """The interval, from ``low`` to ``high``, on which the polynomial is small."""
 
     low: float
@@ -83,7 +91,7 @@ class Chebyshev(ValidatedOperator):
         self.A, self.degree, self.low, self.high = A, degree, low, high
         self.shape, self.dtype, self.device = A.shape, np.dtype(A.dtype), A.device
         self._jacobi, self._diagonal = diagonal, diagonal.blocks
-        (self._first, _), *steps = _Interval(low, high).coefficients(degree)
+        (self._first, _), *steps = Interval(low, high).coefficients(degree)
         # The vector before the first one is zero.
         self._steps = [RecurrenceStep(a, 1.0 + c, -c if number else 0.0) for number, (a, c) in enumerate(steps)]
         self._space = VectorSpace(A.device)
@@ -261,7 +269,17 @@ def _degree_for(A: Operator) -> int:
     return min(preferred - 1 + preferred % 2, _LARGEST_DEGREE)
 
 
-def largest_eigenvalue(A: Operator, diagonal: DiagonalBlocks, rounds: int, degree: int = _DEGREE) -> float:
+def scaled_row_sums(A: Operator, diagonal: DiagonalBlocks) -> Array | None:
+    """Return the row sums of ``|D| |A|``, whose maximum bounds the eigenvalues of ``D A``; None if A cannot tell."""
+    if not isinstance(A, HasAbsoluteProduct):
+        return None
+    sums = A.apply_absolute(A.device.xp.ones(A.shape[0], dtype=A.dtype))
+    return DiagonalBlocks(abs(diagonal.blocks)).apply(sums)
+
+
+def largest_eigenvalue(
+    A: Operator, diagonal: DiagonalBlocks, rounds: int, degree: int = _DEGREE, *, row_sums: Array | None = None
+) -> float:
     """Return a bound of the largest eigenvalue of ``D A``: ``||D A||_inf``, or the measured value plus a margin if smaller.
 
     Parameters
@@ -274,14 +292,15 @@ def largest_eigenvalue(A: Operator, diagonal: DiagonalBlocks, rounds: int, degre
         (Zhou et al. 2006), and computes the Rayleigh quotient of the result. The bound is then good but not rigorous.
     degree : int
         Degree of the polynomial of a round.
+    row_sums : array, optional
+        From :func:`scaled_row_sums`, which needs a sweep.
     """
     xp, n = A.device.xp, A.shape[0]
     bound = math.inf
     image = xp.empty(n, dtype=A.dtype)
-    if isinstance(A, HasAbsoluteProduct):
-        # ||D A|| <= || |D| |A| ||
-        DiagonalBlocks(abs(diagonal.blocks))._apply(A.apply_absolute(xp.ones(n, dtype=A.dtype)), image, 1.0, 0.0)
-        bound = float(image.max())
+    row_sums = scaled_row_sums(A, diagonal) if row_sums is None else row_sums
+    if row_sums is not None:
+        bound = float(row_sums.max())
     elif not rounds:
         raise InputError(f"{type(A).__name__} cannot compute |A| x: set high, or rounds to measure it")
     if not rounds:

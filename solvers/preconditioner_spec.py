@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -30,6 +31,8 @@ class PreconditionerSpec:
     name: ClassVar[str]
     #: Whether the preconditioner requires a matrix with dense diagonal blocks of more than one row.
     needs_blocks: ClassVar[bool] = False
+    #: Whether it has a use for the near-null space of the matrix.
+    uses_near_null_space: ClassVar[bool] = False
     #: Whether applying it writes a separate vector; a diagonal is applied inside other passes.
     writes_vector: ClassVar[bool] = True
 
@@ -54,6 +57,14 @@ class PreconditionerSpec:
 
     def with_degree(self, degree: int) -> Self:
         """Return this specification with the degree of a plan."""
+        return self
+
+    def with_near_null_space(self, near_null_space: Any, aggregates: Any = None) -> Self:
+        """Return this specification for a matrix with a known near-null space, and aggregates of its nodes."""
+        return self
+
+    def in_order(self, reorder: Callable[[Any], Any]) -> Self:
+        """Return this specification for a matrix whose unknowns are in another order; ``reorder`` maps vectors to it."""
         return self
 
     def with_block_size(self, size: int) -> Self:

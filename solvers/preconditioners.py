@@ -21,6 +21,7 @@ from penstock.spmv import (
     as_operator,
     device_of,
 )
+from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 
@@ -132,7 +133,7 @@ def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
     Returns
     -------
     DiagonalBlocks
-        On the device of A; inverted by Cholesky factorisation on the host.
+        On the device of A; inverted by Cholesky factorisation.
 
     Raises
     ------
@@ -149,28 +150,49 @@ def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
         raise InputError(f"the blocks of a preconditioner have 1 to {LARGEST_DENSE_BLOCK} rows, not {size}")
     if operator.shape[0] != operator.shape[1]:
         raise InputError(f"a preconditioner is made of a square matrix, not of one of shape {operator.shape}")
-    blocks = operator.device.to_host(operator.diagonal_blocks(int(size))).astype(np.float64)
-    if size == 1:
-        positive = (blocks > 0).reshape(-1)
-        with np.errstate(over="ignore"):
-            inverses = 1 / np.where(blocks > 0, blocks, 1.0)
-    else:
-        inverses, positive = np.empty_like(blocks), np.empty(len(blocks), dtype=np.bool_)
-        _invert_blocks(blocks, inverses, positive)
-    if not positive.all():
-        row = int(np.argmin(positive)) * size
+    blocks = operator.diagonal_blocks(int(size))
+    on_gpu = operator.device.kind == "cuda" and operator.dtype == blocks.dtype
+    found = _inverted_on_gpu(blocks, operator.device.xp) if on_gpu else _inverted_on_host(operator, blocks)
+    inverses, indefinite, infinite = found
+    if indefinite < len(blocks):
         raise InputError(
-            f"the diagonal block at row {row} is not positive definite, so the matrix is not; check that row"
+            f"the diagonal block at row {indefinite * size} is not positive definite, so the matrix is not; check that row"
         )
+    if infinite < len(blocks):
+        raise InputError(
+            f"the inverse of the diagonal block at row {infinite * size} leaves the range of {operator.dtype}; scale A"
+        )
+    return DiagonalBlocks(inverses)
+
+
+def _inverted_on_gpu(blocks: Array, xp: Any) -> tuple[Array, int, int]:
+    """Return inverses, and the first block that is not positive definite and the first inverse that is not finite, if any."""
+    count, size, _ = blocks.shape
+    inverses, first_bad = xp.empty_like(blocks), xp.full(2, count, dtype=np.uint64)
+    function = cuda_function("vectors.cu", f"invert_blocks<{type_names(blocks)}, {size}>")
+    launch(function, count, 256, (np.int64(count), blocks, inverses, first_bad))
+    return inverses, int(first_bad[0]), int(first_bad[1])
+
+
+def _inverted_on_host(operator: Operator, blocks: Array) -> tuple[Array, int, int]:
+    """Return the same; blocks are inverted in float64."""
+    host = operator.device.to_host(blocks).astype(np.float64)
+    if host.shape[1] == 1:
+        positive = (host > 0).reshape(-1)
+        with np.errstate(over="ignore"):
+            inverses = 1 / np.where(host > 0, host, 1.0)
+    else:
+        inverses, positive = np.empty_like(host), np.empty(len(host), dtype=np.bool_)
+        _invert_blocks(host, inverses, positive)
     with np.errstate(over="ignore"):
         inverses = inverses.astype(operator.dtype)
     finite = np.isfinite(inverses).all(axis=(1, 2))
-    if not finite.all():
-        row = int(np.argmin(finite)) * size
-        raise InputError(
-            f"the inverse of the diagonal block at row {row} leaves the range of {operator.dtype}; scale A"
-        )
-    return DiagonalBlocks(operator.device.asarray(inverses))
+    return operator.device.asarray(inverses), _first_false(positive), _first_false(finite)
+
+
+def _first_false(good: Array) -> int:
+    """Return the place of the first False, or the length."""
+    return int(good.size) if good.all() else int(np.argmin(good))
 
 
 @parallel_kernel

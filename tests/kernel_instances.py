@@ -1,8 +1,8 @@
 """The kernel instantiations that the library can ask for, by file: all are compiled, and enough of them are emulated.
 
-``INSTANCES`` holds every one. ``EMULATED`` holds those that tests launch under the emulator: every kernel with every pair of
-template arguments that some test needs, but not the whole product of block sizes, columns and types. ``ENDS`` holds the first
-and the last of every kernel: what the further architectures compile, whose instructions differ but not their templates.
+``INSTANCES`` holds every one: they are compiled to PTX. ``EMULATED`` holds those that tests launch under the emulator: every
+kernel with every pair of template arguments that some test needs, but not the whole product of block sizes, columns and types.
+``ENDS`` holds the first and the last of every kernel: what architectures compile to machine code.
 """
 
 from itertools import product
@@ -13,6 +13,7 @@ from penstock.spmv.vectors.block_space import FUSED_TILES, TILES, gram_parts
 TYPES = ("double, double", "float, double", "float, float")  # stored values, vectors
 OFFSETS = ("int", "long long")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
+ALL_FOR = "compute_90"  # PTX
 LANES = (1, 2, 4, 8, 16, 32)
 SIZES = range(1, 9)
 COLUMNS = (2, 4, 8, 16, 32)
@@ -89,7 +90,10 @@ def _conversion(sizes) -> list[str]:
 def _vectors(sizes) -> list[str]:
     return [
         *(f"{kernel}<{type_}>" for kernel, type_ in product(("dot_partial", "combine"), ("double", "float"))),
-        *(f"three_terms<{type_}, {size}>" for type_, size in product(("double", "float"), sizes)),
+        *(
+            f"{kernel}<{type_}, {size}>"
+            for kernel, type_, size in product(("three_terms", "invert_blocks"), ("double", "float"), sizes)
+        ),
     ]
 
 

@@ -43,6 +43,10 @@ class Target:
     def device_kind(self) -> str:
         return "cpu" if self.name == "cpu" else "cuda"
 
+    @property
+    def xp(self):
+        return Device("cuda").xp if self.name == "gpu" else np
+
     def put(self, array):
         return Device("cuda").asarray(array) if self.name == "gpu" else array
 

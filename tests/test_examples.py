@@ -76,7 +76,9 @@ def test_an_experiment_converges_within_its_budget(path, tmp_path):
         assert result["peak_budget_nbytes"] <= experiment.memory.budget < result["matrix_nbytes"]
         plan = plan_experiment(read_experiment(outcome.folder.configuration))
         assert plan.streamed_nbytes == result["matrix_nbytes"] - result["resident_nbytes"]
-        assert result["bytes_streamed"] == sum(map(plan.sweep_nbytes, range(result["sweeps"])))
+        expected = sum(map(plan.sweep_nbytes, range(result["sweeps"])))
+        # A coarse matrix is formed in an ascending sweep, which may have to fill the ring anew.
+        assert expected <= result["bytes_streamed"] <= expected + plan.storage_nbytes
 
 
 def test_the_overlap_study_for_any_machine_runs(tmp_path, monkeypatch):

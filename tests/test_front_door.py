@@ -295,7 +295,7 @@ class TestRefused:
 
     def test_options_that_no_preconditioner_has(self, A, b):
         with pytest.raises(InputError, match="has no option near_null_space"):
-            solve(A, b, near_null_space=np.ones((A.shape[0], 1)))
+            solve(A, b, preconditioner="jacobi", near_null_space=np.ones((A.shape[0], 1)))
         with pytest.raises(InputError, match="unknown preconditioner"):
             solve(A, b, preconditioner="ilu")
         with pytest.raises(InputError, match="does not consist of dense blocks"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -154,13 +155,16 @@ class SolverSection(Section):
     )
     preconditioner: str = Field(
         default="block_jacobi",
-        description="block_jacobi inverts the blocks of the unknowns of a node; chebyshev is a polynomial in the matrix",
+        description=(
+            "block_jacobi inverts the blocks of the unknowns of a node; chebyshev is a polynomial in the matrix; "
+            "smoothed_aggregation adds a coarse level to it"
+        ),
         json_schema_extra={"enum": [*PRECONDITIONERS.keys()]},
     )
     degree: int | Literal["auto"] = Field(
         default="auto",
         validation_alias=AliasChoices("degree", "products"),
-        description="with chebyshev: products with the matrix in an iteration, odd; auto: the plan chooses",
+        description="with chebyshev and smoothed_aggregation: degree of the polynomial, odd; auto: chosen",
     )
 
     @model_validator(mode="after")
@@ -170,7 +174,8 @@ class SolverSection(Section):
 
     def spec(self, block_size: int) -> PreconditionerSpec:
         """Return the preconditioner of a matrix with dense blocks of this size."""
-        degree = self.degree if self.preconditioner == "chebyshev" else None
+        known = {entry.name for entry in dataclasses.fields(PRECONDITIONERS[self.preconditioner])}
+        degree = self.degree if "degree" in known else None
         return preconditioner_spec(self.preconditioner, block_size=block_size, degree=degree)
 
 

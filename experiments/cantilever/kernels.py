@@ -10,7 +10,7 @@ from penstock.spmv.compilation.ahead import Compilation, CompileTask
 
 __all__ = ["start_compilation"]
 
-_CALLS = "penstock.kernel_calls"
+_CALLS, _COARSE = "penstock.kernel_calls", "penstock.solvers.coarse"
 
 
 def start_compilation(experiment: Experiment) -> Compilation:
@@ -43,10 +43,13 @@ def _iterations(experiment: Experiment) -> list[CompileTask]:
     """Return the tasks for the solver and its preconditioner."""
     dof, preconditioner = experiment.model.dof, experiment.solver.preconditioner
     tasks = []
-    if preconditioner == "chebyshev":
+    if preconditioner in ("chebyshev", "smoothed_aggregation"):
         step = "penstock.spmv.vectors.space:_three_terms_of_vector"
         tasks.append(CompileTask(f"{_CALLS}:polynomial", (step,), {"dof": dof}))
-    if not experiment.is_block:
+    if preconditioner == "smoothed_aggregation":
+        tasks.append(CompileTask(f"{_CALLS}:multiply_blocks", (f"{_COARSE}.block_products:_smooth",), {"dof": dof}))
+        tasks.append(CompileTask(f"{_CALLS}:aggregate", (f"{_COARSE}.basis:_orthonormalise",), {"dof": dof}))
+    elif not experiment.is_block:
         last = "penstock.solvers.cg_kernels:_extend"
         tasks.append(CompileTask(f"{_CALLS}:iterate", (last,), {"dof": dof, "preconditioner": preconditioner}))
     return tasks

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.experiments.reporting.atomic import write_file
-from penstock.solvers import BlockCgState, CgState, StopReason
+from penstock.solvers import BlockCgState, CgState, CoarseCgState, StopReason
 from penstock.spmv import Array, Device, InputError
 
 __all__ = ["Checkpoint", "SolverState", "read_checkpoint", "write_checkpoint"]
@@ -26,8 +26,9 @@ _CG_NUMBERS = (
 )
 _BLOCK_VECTORS = ("x", "w", "p")
 _BLOCK_LISTS = ("t", "phi", "last_true_residuals", "residual_norms")
+_COARSE_VECTORS = ("x", "y", "p", "c", "p_c", "h", "rho")
 
-SolverState = CgState | BlockCgState
+SolverState = CgState | BlockCgState | CoarseCgState
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Checkpoint:
 
     Parameters
     ----------
-    state : CgState, BlockCgState or None
+    state : CgState, BlockCgState, CoarseCgState or None
         Between two iterations; None before the first.
     sweeps, bytes_streamed : int
         Total of all runs so far.
@@ -112,6 +113,13 @@ def _contents(state: SolverState, device: Device) -> dict[str, Any]:
             "numbers": np.array([float(getattr(state, name)) for name in _CG_NUMBERS]),
             "residual_norms": np.array(state.residual_norms),
         }
+    if isinstance(state, CoarseCgState):
+        return {
+            **{name: device.to_host(getattr(state, name)) for name in _COARSE_VECTORS},
+            "curvature": state.curvature,
+            "iteration": state.iteration,
+            "residual_norms": np.array(state.residual_norms),
+        }
     return {
         **{name: device.to_host(getattr(state, name)) for name in _BLOCK_VECTORS},
         **_optional("s", state.s, device),
@@ -134,6 +142,12 @@ def _state(data: Any, device: Device) -> SolverState:
         vectors = {name: device.asarray(data[name]) for name in _CG_VECTORS}
         q = device.asarray(data["q"]) if "q" in data else None
         return CgState(**vectors, **numbers, **counts, residual_norms=data["residual_norms"].tolist(), q=q)
+    if "curvature" in data:
+        coarse = {name: device.asarray(data[name]) for name in _COARSE_VECTORS}
+        norms = data["residual_norms"].tolist()
+        return CoarseCgState(
+            **coarse, curvature=float(data["curvature"]), iteration=int(data["iteration"]), residual_norms=norms
+        )
     x, w, p = (device.asarray(data[name]) for name in _BLOCK_VECTORS)
     return BlockCgState(
         x, w, p, data["t"], data["phi"], data["active"].tolist(), int(data["iteration"]),

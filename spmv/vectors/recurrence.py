@@ -23,6 +23,12 @@ class RecurrenceStep:
     scaled, driven : bool
         Whether D and f are present. Without them, ``RecurrenceStep(-1, 0, 0, scaled=False, driven=False)`` is the product
         ``A v[j]``, and steps with nonzero ``b`` build a Newton basis.
+    adds : bool
+        Whether :attr:`Recurrence.added` is added to ``v[j+1]``.
+    forms_residual : bool
+        Whether ``f - A v[j]`` also replaces f; requires D and f, and no other terms.
+    keeps : int, optional
+        Entry of :attr:`Recurrence.kept` that receives copies of ``v[j]`` and ``A v[j]``.
     """
 
     a: float
@@ -30,6 +36,9 @@ class RecurrenceStep:
     c: float
     scaled: bool = True
     driven: bool = True
+    adds: bool = False
+    forms_residual: bool = False
+    keeps: int | None = None
 
 
 @runtime_checkable
@@ -61,6 +70,10 @@ class Recurrence:
     image : array of the shape of v
         Workspace. :meth:`scatter` and :meth:`complete` expect it to be zero and leave it zero.
     space : VectorSpace
+    added : array of the shape of v, optional
+        What steps with ``adds`` add.
+    kept : sequence of (array, array or None)
+        Where steps with ``keeps`` copy the vector that they multiply, and its product.
     repeats : bool
         Whether the same steps will be repeated on the same vectors, so that capturing them in a CUDA graph pays.
 
@@ -78,6 +91,8 @@ class Recurrence:
     diagonal: Array
     image: Array
     space: VectorSpace
+    added: Array | None = None
+    kept: Sequence[tuple[Array, Array | None]] = ()
     repeats: bool = True
 
     def run(self, A: Operator) -> Array:
@@ -118,14 +133,32 @@ class Recurrence:
         size = self.diagonal.shape[-1] if self.diagonal.ndim == 3 else 1
         blocks = slice(rows.start // size, rows.stop // size)
         diagonal, f = self.diagonal[blocks] if step.scaled else None, self.f[rows] if step.driven else None
-        self.space.three_terms(step.a, diagonal, f, image, step.b, v[rows], step.c, new[rows], clears)
+        if step.keeps is not None:
+            vector, product = self.kept[step.keeps]
+            vector[rows] = v[rows]
+            if product is not None:
+                product[rows] = image
+        if step.forms_residual:
+            # With the residual in place of the product and without f, the step computes the same with both signs reversed.
+            residual = self.f[rows]
+            residual -= image
+            self.space.three_terms(-step.a, diagonal, None, residual, 0.0, residual, 0.0, new[rows], False)
+            if clears:
+                image[...] = 0
+        else:
+            self.space.three_terms(step.a, diagonal, f, image, step.b, v[rows], step.c, new[rows], clears)
+        if step.adds and self.added is not None:
+            sums = new[rows]
+            sums += self.added[rows]
 
     def capture_key(self) -> tuple[object, ...]:
         """Return what a captured graph depends on: the steps and, on CUDA, the addresses of the vectors."""
-        vectors = (self.v, self.before, self.f, self.diagonal, self.image)
+        further = [array for pair in [(self.added,), *self.kept] for array in pair if array is not None]
+        vectors = (self.v, self.before, self.f, self.diagonal, self.image, *further)
         addresses = (int(vector.data.ptr) for vector in vectors)
         return (*self.steps, self.v.shape, self.diagonal.shape, str(self.v.dtype), *addresses)
 
     def kernels(self) -> tuple[object, ...]:
         """Return what selects the kernels of the steps, regardless of the vectors' addresses."""
-        return (self.v.shape[1:], self.diagonal.shape[1:], *sorted({step.scaled for step in self.steps}))
+        kinds = {(step.scaled, step.adds, step.forms_residual, step.keeps is not None) for step in self.steps}
+        return (self.v.shape[1:], self.diagonal.shape[1:], *sorted(kinds))

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.sparse
+from kernel_targets import TARGETS
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import as_preconditioner, block_jacobi, cg, jacobi
+from penstock.solvers.preconditioners import _inverted_on_gpu
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, Operator
 from penstock.streaming import HostStore, StreamedMatrix
 from penstock.streaming.planning.workload import Ring
@@ -246,3 +248,36 @@ class TestWorth:
 
         assert after.converged
         assert after.iterations <= 2 * before
+
+
+@pytest.mark.parametrize("target", [target for target in TARGETS if target.id != "cpu"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_blocks_are_inverted_on_a_gpu_as_on_the_host(target, dtype, size):
+    rng = np.random.default_rng(size)
+    factors = rng.standard_normal((300, size, size)) + 2 * np.eye(size)
+    blocks = (factors @ factors.swapaxes(1, 2)).astype(dtype)
+
+    with target.running():
+        inverses, indefinite, infinite = _inverted_on_gpu(target.put(blocks), target.xp)
+
+    inverses = target.get(inverses)
+    assert (indefinite, infinite) == (300, 300)
+    assert np.array_equal(inverses, inverses.swapaxes(1, 2))
+    products = inverses.astype(np.float64) @ blocks.astype(np.float64)
+    conditions = np.linalg.cond(blocks.astype(np.float64))
+    unit = np.finfo(dtype).eps
+    assert (abs(products - np.eye(size)).max(axis=(1, 2)) <= 16 * size**2 * unit * conditions).all()
+
+
+@pytest.mark.parametrize("target", [target for target in TARGETS if target.id != "cpu"])
+def test_the_first_bad_block_is_named(target):
+    blocks = np.tile(np.eye(3), (500, 1, 1))
+    blocks[[77, 301], 1, 1], blocks[[40, 200]] = -1.0, 1e-39 * np.eye(3)
+
+    with target.running():
+        found = _inverted_on_gpu(target.put(blocks), target.xp)
+        narrow = _inverted_on_gpu(target.put(blocks.astype(np.float32)), target.xp)
+
+    assert found[1:] == (77, 500)
+    assert narrow[1:] == (77, 40)

@@ -270,3 +270,72 @@ def test_an_error_in_the_middle_of_a_wave_says_where_and_leaves_the_matrix_usabl
 
         for one, other in zip(taken(A, 4), expected(beam.matrix("bsr"), 4), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def hooked(A):
+    """A recurrence whose steps add a vector, form a residual and keep copies."""
+    plain = recurrence(A, 6)
+    xp, n = A.device.xp, A.shape[0]
+    chosen = list(plain.steps)
+    chosen[1] = RecurrenceStep(0.3, 1.0, 0.0, driven=False, adds=True)
+    chosen[2] = RecurrenceStep(0.7, 0.0, 0.0, forms_residual=True, keeps=0)
+    chosen[4] = RecurrenceStep(0.2, 1.0, -0.5, keeps=1)
+    plain.steps, plain.added = chosen, A.device.asarray(np.random.default_rng(4).standard_normal(n))
+    plain.kept = ((xp.full(n, np.nan), None), (xp.full(n, np.nan), xp.full(n, np.nan)))
+    return plain
+
+
+def outcome(A, found):
+    arrays = [*found.vectors(6), found.f, found.kept[0][0], *found.kept[1]]
+    return [A.device.to_host(array) for array in arrays]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_vector_is_added_the_residual_formed_and_copies_kept(thick_beam, device):
+    A = thick_beam.matrix().to_device(device)
+    dense, found = A.to_csr(), hooked(A)
+    v, f, added = (A.device.to_host(array).copy() for array in (found.v, found.f, found.added))
+    D = A.device.to_host(found.diagonal)
+
+    found.run_whole(A, range(6))
+
+    x, before, kept = v, None, []
+    for step in found.steps:
+        image = dense @ x
+        kept += [(x, image)] if step.keeps is not None else []
+        rhs = f if step.driven else 0.0
+        new = step.a * (D if step.scaled else 1.0) * (rhs - image) + step.b * x
+        new = new + step.c * before if step.c else new
+        f = f - image if step.forms_residual else f
+        x, before = new + added if step.adds else new, x
+    expected_arrays = [x, before, f, kept[0][0], *kept[1]]
+    for given, wanted in zip(outcome(A, found), expected_arrays, strict=True):
+        assert np.allclose(given, wanted, rtol=1e-10, atol=1e-10 * abs(wanted).max())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("slots", [7, 4, 2])
+@pytest.mark.parametrize("name", ["bsr", "symmetric_bsr"])
+def test_streamed_these_steps_have_the_same_bits(thick_beam, name, slots, device):
+    """Half of the matrix adds in another order; repeated, a GPU replays what it has captured."""
+    A = thick_beam.matrix(name).to_device(device)
+    reference = hooked(A)
+    reference.run_whole(A, range(6))
+    store = HostStore.create(thick_beam.subdivisions(PLANES, name))
+    with (
+        store,
+        StreamedMatrix(
+            store, slots * max(store.index.sizes["whole"]), device=device, ring=Ring(slots=slots)
+        ) as streamed,
+    ):
+        found = hooked(streamed)
+        start, f = found.v.copy(), found.f.copy()
+        for _ in range(4):
+            found.v[...], found.f[...] = start, f
+            found.run(streamed)
+
+            for given, wanted in zip(outcome(streamed, found), outcome(A, reference), strict=True):
+                if name == "bsr":
+                    assert np.array_equal(given, wanted)
+                else:
+                    assert np.allclose(given, wanted, rtol=1e-9, atol=1e-9 * abs(wanted).max())

@@ -1,0 +1,70 @@
+"""What a coarse level hands to the solver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.solvers.coarse.basis import Tentative
+from penstock.solvers.preconditioners import DiagonalBlocks
+from penstock.spmv import Array, Operator, ValidatedOperator
+from penstock.spmv.compilation.cuda_graph import Replay
+from penstock.spmv.vectors.recurrence import RecurrenceStep
+
+__all__ = ["CoarseLevel", "HasCoarseLevel"]
+
+
+@dataclass
+class CoarseLevel:
+    """What a level hands to the solver.
+
+    Parameters
+    ----------
+    T : Tentative
+    A : Operator
+        ``P^T A P``.
+    inverse : Operator
+        A fixed symmetric approximation B of its inverse; the eigenvalues of ``B A`` are between 0 and 2.
+    """
+
+    T: Tentative
+    A: Operator
+    inverse: Operator
+
+    def __post_init__(self) -> None:
+        zeros = self.A.device.xp.zeros
+        self._r, self._e = zeros(self.T.unknowns), zeros(self.T.unknowns)
+        capturable = isinstance(self.inverse, ValidatedOperator) and self.inverse.capturable
+        on_gpu = self.A.device.kind == "cuda"
+        self._replay = Replay(lambda: self.inverse.apply(self._r, self._e), capturable=on_gpu and capturable)
+
+    def solve(self, r: Array) -> Array:
+        """Return ``B r`` as a new vector; on a GPU its many small kernels are replayed as one CUDA graph."""
+        self._r[...] = r
+        self._replay()
+        return self._e.copy()
+
+
+class HasCoarseLevel(Protocol):
+    """A preconditioner coarse - polynomial - coarse, as the solver sees it.
+
+    Attributes
+    ----------
+    diagonal : DiagonalBlocks
+        D.
+    smooth : sequence of RecurrenceStep
+        Whose product is ``p(D A)``, which smooths the prolongator.
+    first : float
+        ``first D r`` is the first vector of the polynomial.
+    polynomial : sequence of RecurrenceStep
+        Its further steps.
+    level : CoarseLevel
+    """
+
+    A: Operator
+    diagonal: DiagonalBlocks
+    smooth: Sequence[RecurrenceStep]
+    first: float
+    polynomial: Sequence[RecurrenceStep]
+    level: CoarseLevel

@@ -1,0 +1,258 @@
+"""Conjugate gradients with a coarse level, whose iteration is one pass over A.
+
+The preconditioner is coarse - polynomial - coarse, ``M = 2 Q - Q A Q + (I - Q A) q(D A) D (I - A Q)`` with ``Q = P B P^T``,
+``P = p(D A) T`` and B an approximate inverse of ``A_c = P^T A P`` (balancing: Mandel 1993; both coarse solves make an inexact B
+harmless: Tang, Nabben, Vuik and Erlangga 2009). Iterate and search direction keep their coarse parts in coarse coordinates,
+``x = y + P c`` and ``p = p_f + P p_c``, so that all products with A of an iteration follow each other::
+
+    e1 = B rho                                          rho = P^T (b - A x)
+    v  = T (c + e1)
+    v  = p(D A) v + y                                   the iterate x + P e1             smoothing products
+    r  = b - A v                                        its true residual                1 product
+    m  = q(D A) D r                                     the polynomial                   degree - 1 products
+    u  = A m                                                                             1 product
+    s  = A p(D A) m                                     g = T^T s = P^T A m              smoothing products
+    e2 = B (rho - A_c e1 - g),   z_c = e1 + e2          z = M r = m + P z_c
+
+and all inner products are sums of fine ones and of coarse ones, because ``P^T A`` of a coarse part is a product with ``A_c``::
+
+    r.z  = r.m + e1.g + rho.z_c
+    z.Az = m.u + 2 g.z_c + z_c.A_c z_c
+    z.Ap = p_f.u + p_c.g + h.z_c                        h = P^T A p
+
+The direction is made conjugate by ``beta = -z.Ap / p.Ap``, as B may vary a little (flexible CG, Notay 2000). An iteration needs
+``2 smoothing + degree + 1`` products; streamed they share a sweep if the ring has as many slots and one more. Fine vectors: b, y,
+p_f, x, m, u, r and three of the recurrence.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, cast
+
+import numpy as np
+
+from penstock.solvers.coarse.galerkin import PRODUCT
+from penstock.solvers.coarse.level import HasCoarseLevel
+from penstock.solvers.problem import LinearProblem, Method
+from penstock.solvers.result import SolveResult, StopReason
+from penstock.spmv import Array
+from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
+
+__all__ = ["CoarseCgState", "CoarseConjugateGradients"]
+
+# So many iterations without halving the residual are a sign of the rounding floor.
+_PATIENCE = 20
+# Iterations between two tests for it, which cost a product each.
+_TEST_EVERY = 5
+
+
+@dataclass
+class CoarseCgState:
+    """Everything that the next iteration needs; a checkpoint is a saved state.
+
+    Parameters
+    ----------
+    x : array, (n,)
+        The iterate.
+    y, p : array, (n,)
+        The fine parts of the iterate and of the search direction.
+    c, p_c, h, rho : array, (unknowns of the coarse level,)
+        Their coarse parts, ``P^T A p`` and ``P^T (b - A x)``.
+    curvature : float
+        ``p.Ap`` of the last direction; 0 without one.
+    iteration : int
+    residual_norms : list of float
+        Relative, as in the result.
+    """
+
+    x: Array
+    y: Array
+    p: Array
+    c: Array
+    p_c: Array
+    h: Array
+    rho: Array
+    curvature: float = 0.0
+    iteration: int = 0
+    residual_norms: list[float] = field(default_factory=list)
+
+
+class CoarseConjugateGradients(Method, name="coarse_cg"):
+    """Conjugate gradients with a coarse level for one problem.
+
+    Parameters
+    ----------
+    problem : LinearProblem
+        With one right-hand side, ``(n,)``, and a preconditioner with a coarse level, of its matrix.
+    """
+
+    State: ClassVar[type] = CoarseCgState
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self.problem = problem
+        self.M = M = cast(HasCoarseLevel, problem.M)
+        problem.set_norms(np.array([problem.space.norm(problem.b)]))
+        self._level, self._space, self._xp = M.level, problem.space, problem.A.device.xp
+        empty_like = self._xp.empty_like
+        self._v, self._other, self._m, self._u = (empty_like(problem.b) for _ in range(4))
+        self._image = self._xp.zeros_like(problem.b)
+        self._r = problem.b.copy()
+        self._g, self._e1 = (self._xp.zeros(M.level.T.unknowns) for _ in range(2))
+        first, *others = M.smooth
+        self._steps = [
+            *M.smooth[:-1],
+            replace(M.smooth[-1], adds=True),
+            RecurrenceStep(M.first, 0.0, 0.0, forms_residual=True, keeps=0),
+            *M.polynomial,
+            replace(first, keeps=1),
+            *others,
+            PRODUCT,
+        ]
+        self._recurrence: Recurrence | None = None
+        self._next_test = 0
+
+    def start(self, x0: Array | None) -> CoarseCgState:
+        """Solve for the coarse part and compute the first residual."""
+        problem, T = self.problem, self._level.T
+        zeros = self._xp.zeros_like
+        y = zeros(problem.b) if x0 is None else x0.copy()
+        coarse = [self._xp.zeros(T.unknowns) for _ in range(4)]
+        state = CoarseCgState(y.copy(), y, zeros(y), *coarse)
+        if problem.empty or problem.out_of_range:
+            norm = float(problem.b_norms[0])
+            state.x[...] = state.y[...] = 0
+            self.reason, self.residual = StopReason.CONVERGED if problem.empty else StopReason.NOT_FINITE, norm
+            state.residual_norms = [norm if problem.empty else 1.0]
+            return state
+        r = self._r
+        r[...] = problem.b
+        if x0 is not None:
+            problem.product(y, r, alpha=-1.0, beta=1.0)
+        self._restrict_smoothed(r, state.rho)
+        state.c[...] = self._level.solve(state.rho)
+        self._level.A.apply(state.c, state.rho, alpha=-1.0, beta=1.0)
+        self._sweep(state)
+        return state
+
+    def resume(self, state: CoarseCgState) -> CoarseCgState:
+        """Compute again what the last sweep of the state's solve left."""
+        if self.problem.empty or self.problem.out_of_range:
+            return self.start(None)
+        state.residual_norms = state.residual_norms[: state.iteration]
+        self._sweep(state)
+        return state
+
+    def _restrict_smoothed(self, r: Array, out: Array) -> None:
+        """Set ``out = P^T r``; r is overwritten. ``P^T r = T^T p(A D) r``: the steps with A and D exchanged."""
+        for step in self.M.smooth:
+            self.M.diagonal.apply(r, self._v)
+            self.problem.product(self._v, r, alpha=-step.a, beta=1.0)
+        self._level.T.restrict(r, out)
+
+    def _sweep(self, state: CoarseCgState) -> None:
+        """Compute the residual of the iterate, and what the next update needs; one pass over A."""
+        problem, T, M = self.problem, self._level.T, self.M
+        began = time.perf_counter()
+        self._e1[...] = self._level.solve(state.rho)
+        T.prolong(state.c + self._e1, self._v)
+        self._r[...] = problem.b
+        if self._recurrence is None:
+            self._recurrence = Recurrence(
+                self._steps,
+                self._v,
+                self._other,
+                self._r,
+                M.diagonal.blocks,
+                self._image,
+                self._space,
+                added=state.y,
+                kept=((state.x, None), (self._m, self._u)),
+            )
+        s = self._recurrence.run(problem.A)
+        problem.products += len(self._steps)
+        problem.matrix_seconds += time.perf_counter() - began
+        T.restrict(s, self._g)
+        self.residual = self._space.norm(self._r)
+        state.residual_norms.append(problem.relative(self.residual))
+        self._judge(state)
+
+    def _judge(self, state: CoarseCgState) -> None:
+        norms = state.residual_norms
+        if self.residual <= self.problem.tolerances[0]:
+            self.reason = StopReason.CONVERGED
+        elif not math.isfinite(self.residual):
+            self.reason = StopReason.NOT_FINITE
+        elif len(norms) > 1 and norms[-1] > 0.5 * norms[-2] and state.iteration >= self._next_test:
+            # At the rounding floor directions are noise, which makes the residual grow again.
+            reason = self.problem.stagnation(state.x, self.residual)
+            stalled = len(norms) > _PATIENCE and norms[-1] > 0.5 * norms[-1 - _PATIENCE]
+            if reason is StopReason.ROUNDING_FLOOR or stalled:
+                self.reason = reason
+            self._next_test = state.iteration + _TEST_EVERY
+
+    def advance(self, state: CoarseCgState, iterations: int) -> StopReason | None:
+        """Iterate."""
+        for _ in range(iterations):
+            reason = self._update(state)
+            if reason is not None:
+                return reason
+            state.iteration += 1
+            self._sweep(state)
+            if self.reason is not None:
+                break
+        return None
+
+    def _update(self, state: CoarseCgState) -> StopReason | None:
+        """Advance the iterate along the new direction; the vectors of the last sweep are used up."""
+        dot, level = self._space.dot, self._level
+        e1, g, A_c, m, u = self._e1, self._g, level.A, self._m, self._u
+        e2 = level.solve(state.rho - A_c.apply(e1) - g)
+        z_c = e1 + e2
+        A_z = A_c.apply(z_c)
+        rz = dot(self._r, m) + dot(e1, g) + dot(state.rho, z_c)
+        zw = dot(m, u) + 2.0 * dot(g, z_c) + dot(z_c, A_z)
+        beta = 0.0
+        if state.curvature > 0:
+            zq = dot(state.p, u) + dot(state.p_c, g) + dot(state.h, z_c)
+            beta = -zq / state.curvature
+            zw += 2.0 * beta * zq + beta * beta * state.curvature
+        if not (math.isfinite(rz) and math.isfinite(zw)):
+            return StopReason.NOT_FINITE
+        if rz <= 0:
+            return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
+        if zw <= 0:
+            return StopReason.NOT_POSITIVE_DEFINITE
+        alpha = rz / zw
+        state.curvature = zw
+        self._space.combine(1.0, m, beta, state.p)
+        self._space.combine(alpha, state.p, 1.0, state.y)
+        # In place: a checkpoint and a captured graph refer to these arrays.
+        state.p_c *= beta
+        state.p_c += z_c
+        state.c += alpha * state.p_c
+        state.h *= beta
+        state.h += g + A_z
+        state.rho -= alpha * state.h
+        return None
+
+    def iterations_left(self, state: CoarseCgState) -> float:
+        """Return the expected number of further iterations at the mean rate so far."""
+        norms, target = state.residual_norms, self.problem.relative(float(self.problem.tolerances[0]))
+        if len(norms) < 2 or not 0 < norms[-1] < norms[0] or target <= 0:
+            return math.inf
+        return max(0.0, math.log(norms[-1] / target) / (math.log(norms[0] / norms[-1]) / (len(norms) - 1)))
+
+    def end(self, state: CoarseCgState, reason: StopReason) -> None:
+        """Stop; the residual of the last sweep is that of the iterate."""
+        self.reason = self.problem.verdict(reason, self.residual, state.residual_norms)
+
+    def result(self, state: CoarseCgState, shape: tuple[int, ...]) -> SolveResult:
+        """Return the result, with x in the shape of the caller's b."""
+        assert self.reason is not None, "the solve has ended"
+        spent = self.problem.spent(matrix=self.problem.matrix_seconds, preconditioner=0.0)
+        return self.problem.column_result(
+            state.x.reshape(shape), self.reason, state.residual_norms, self.residual, state=state, **spent
+        )

@@ -1,0 +1,101 @@
+"""The specification of the coarse level, for YAML files, the command line and :func:`penstock.solve`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from penstock.solvers.chebyshev import check_degree
+from penstock.solvers.coarse.setup import smoothed_aggregation
+from penstock.solvers.preconditioner_spec import PreconditionerSpec
+from penstock.spmv import InputError, Operator
+from penstock.spmv.vectors.recurrence import AdvancesRecurrences
+
+__all__ = ["SmoothedAggregationSpec"]
+
+_DEGREE, _SMOOTHING = 9, 2
+# Six modes are the most usual; T and its transpose take 12 bytes each for an unknown and a mode.
+_MODES = 6
+# Vectors of the recurrence, of the iteration and of the products that make the coarse matrix, beyond those of CG.
+_VECTORS, _PROBED_VECTORS = 6, 90
+
+
+@dataclass(frozen=True)
+class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
+    """Specification of :func:`smoothed_aggregation`.
+
+    Parameters
+    ----------
+    block_size : int
+        Unknowns a node.
+    degree : int or "auto"
+        Of the polynomial; ``auto`` is 9.
+    near_null_space, coordinates, aggregates : optional
+        As for :func:`smoothed_aggregation`.
+    """
+
+    uses_near_null_space: ClassVar[bool] = True
+
+    degree: int | Literal["auto"] = "auto"
+    near_null_space: Any = field(default=None, compare=False, repr=False)
+    coordinates: Any = field(default=None, compare=False, repr=False)
+    aggregates: Any = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_degree(self.degree)
+
+    @property
+    def _degree(self) -> int:
+        return _DEGREE if self.degree == "auto" else self.degree
+
+    def build(self, A: Operator) -> Operator:
+        """Return the preconditioner.
+
+        Raises
+        ------
+        InputError
+            If the subdivisions of a streamed matrix cut nodes.
+        """
+        if isinstance(A, AdvancesRecurrences) and not A.keeps_together(self.block_size):
+            raise InputError(
+                f"subdivisions of the matrix cut nodes of {self.block_size} unknowns; cut it at multiples of them, or choose "
+                "another preconditioner"
+            )
+        return smoothed_aggregation(
+            A,
+            self.near_null_space,
+            coordinates=self.coordinates,
+            aggregates=self.aggregates,
+            block_size=self.block_size,
+            smoothing=_SMOOTHING,
+            degree=self._degree,
+        )
+
+    def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
+        """Return the vectors for T, the diagonal blocks and the iteration; the set-up on a GPU needs most."""
+        held = self.block_size + 3 * _MODES + _VECTORS * columns
+        return max(held, 3 * _MODES + _PROBED_VECTORS) if streamed_to_gpu else held
+
+    def degrees(self, *, streamed: bool) -> tuple[int, ...]:
+        """Return the products of an iteration."""
+        return (self._degree + 1 + 2 * _SMOOTHING,)
+
+    def with_degree(self, degree: int) -> Self:
+        """Return this specification with the products of a plan."""
+        return replace(self, degree=degree - 1 - 2 * _SMOOTHING) if degree > 2 + 2 * _SMOOTHING else self
+
+    def with_near_null_space(self, near_null_space: Any, aggregates: Any = None) -> Self:
+        """Return this specification for a given near-null space."""
+        return replace(self, near_null_space=near_null_space, aggregates=aggregates)
+
+    def in_order(self, reorder: Callable[[Any], Any]) -> Self:
+        """Return this specification with the near-null space in another order of the unknowns."""
+        if self.coordinates is not None or self.aggregates is not None:
+            raise InputError(
+                "the matrix is stored in another order than its nodes are given; give near_null_space instead"
+            )
+        given = None if self.near_null_space is None else reorder(np.asarray(self.near_null_space, dtype=np.float64))
+        return replace(self, near_null_space=given)

@@ -1,0 +1,118 @@
+"""Aggregates cover all nodes, are connected and about as large as wanted, whatever they are made from."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from scipy.sparse.csgraph import connected_components
+
+from penstock.fem import Cantilever
+from penstock.solvers.coarse.aggregates import (
+    Aggregates,
+    box_aggregates,
+    coordinate_aggregates,
+    given_aggregates,
+    graph_aggregates,
+)
+from penstock.spmv import InputError
+
+
+def node_graph(nodes):
+    """The pattern of a mesh's nodes."""
+    A = Cantilever(nodes=nodes, dof=1).matrix("csr")
+    return A.row_offsets, A.column_indices
+
+
+def sizes_of(aggregates):
+    return np.bincount(aggregates.of_node, minlength=aggregates.count)
+
+
+@pytest.mark.parametrize(
+    ("counts", "grid"),
+    [
+        ((25, 25, 25), (5, 5, 5)),
+        ((24, 9, 8), (4, 2, 2)),
+        ((7, 3, 1), (1, 1, 1)),
+        ((10, 11), (2, 2)),
+        ((64, 5, 14), (12, 1, 2)),
+    ],
+)
+def test_boxes_are_cut_evenly(counts, grid):
+    aggregates = box_aggregates(counts, 5)
+
+    assert aggregates.grid == grid
+    assert aggregates.count == np.prod(grid)
+    numbers = aggregates.of_node.reshape(counts)
+    for axis, boxes in enumerate(grid):
+        along = np.moveaxis(numbers, axis, 0)[:, *([0] * (len(counts) - 1))]
+        widths = np.unique(along, return_counts=True)[1]
+        assert len(widths) == boxes
+        assert widths.max() - widths.min() <= 1
+        assert boxes <= 2 or widths.min() >= 5
+
+
+def test_boxes_that_couple_with_others_than_neighbours_are_not_made():
+    for count in range(15, 60):
+        widths = np.bincount(box_aggregates((count,), 5).of_node)
+        assert widths.min() >= 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bisection_makes_equal_compact_parts(seed):
+    points = np.random.default_rng(seed).random((4000, 3)) * [10, 1, 1]
+
+    aggregates = coordinate_aggregates(points, 125)
+
+    assert aggregates.count == 32
+    assert sizes_of(aggregates).max() - sizes_of(aggregates).min() <= 2
+    extents = [np.ptp(points[aggregates.of_node == number], axis=0).max() for number in range(aggregates.count)]
+    assert max(extents) < 1.5
+
+
+def test_bisection_of_a_few_points_is_one_aggregate():
+    assert coordinate_aggregates(np.zeros((7, 2)), 125).count == 1
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_graph_aggregates_are_connected(shuffled):
+    offsets, neighbours = node_graph((20, 15, 10))
+    nodes = len(offsets) - 1
+    graph = scipy.sparse.csr_array((np.ones(len(neighbours)), neighbours, offsets))
+    if shuffled:
+        order = np.random.default_rng(0).permutation(nodes)
+        graph = graph[order][:, order].tocsr()
+
+    aggregates = graph_aggregates(graph.indptr, graph.indices, 2, 125)
+
+    assert aggregates.of_node.min() == 0
+    assert (sizes_of(aggregates) > 0).all()
+    assert np.median(sizes_of(aggregates)) > 40
+    for number in range(aggregates.count):
+        part = np.flatnonzero(aggregates.of_node == number)
+        assert connected_components(graph[part][:, part])[0] == 1
+
+
+def test_nodes_without_neighbours_are_aggregates_of_their_own():
+    lonely = graph_aggregates(np.arange(6), np.arange(5), 2, 125)
+
+    assert sorted(lonely.of_node) == list(range(5))
+
+
+def test_members_lists_every_node_once():
+    offsets, order = Aggregates(np.array([2, 0, 1, 0, 2, 2])).members()
+
+    assert offsets.tolist() == [0, 2, 3, 6]
+    assert order.tolist() == [1, 3, 2, 0, 4, 5]
+
+
+def test_given_numbers_may_have_gaps_but_not_another_length():
+    assert given_aggregates([7, 3, 7, 9], 4).of_node.tolist() == [1, 0, 1, 2]
+    with pytest.raises(InputError, match="4 whole numbers"):
+        given_aggregates([7, 3, 7], 4)
+    with pytest.raises(InputError, match="whole numbers"):
+        given_aggregates([0.5, 1, 2, 3], 4)
+
+
+@pytest.mark.parametrize("coordinates", [np.zeros((0, 3)), np.zeros(5), np.array([[0.0, np.nan]])])
+def test_coordinates_that_are_none_are_refused(coordinates):
+    with pytest.raises(InputError, match="coordinates must be finite"):
+        coordinate_aggregates(coordinates, 125)

@@ -1,0 +1,165 @@
+"""T is orthonormal and spans the near-null space; the coarse matrix is P^T A P; the preconditioner is symmetric and positive."""
+
+import numpy as np
+import pytest
+from coarse_reference import block_inverse, smoothed_prolongator, tentative
+
+from penstock.fem import Cantilever, LognormalMaterial
+from penstock.solvers import smoothed_aggregation
+from penstock.solvers.coarse.basis import rigid_body_modes
+from penstock.solvers.coarse.galerkin import coarse_matrix_by_probing, coarse_matrix_on_host, with_unit_rows
+from penstock.spmv import InputError, format_named
+from penstock.streaming import HostStore, StreamedMatrix
+
+BEAM = {"nodes": (12, 6, 5)}
+
+
+def beam_of(dof, **options):
+    return Cantilever(**{**BEAM, "dof": dof, "material": LognormalMaterial(sigma=0.5, seed=1), **options})
+
+
+def level_of(beam, name="bsr", **options):
+    A = beam.matrix(name)
+    return A, smoothed_aggregation(A, beam.rigid_body_modes(), aggregates=beam.mesh.node_counts, **options)
+
+
+@pytest.mark.parametrize("dof", [1, 3, 6])
+def test_the_basis_is_orthonormal_and_spans_the_modes(dof):
+    beam = beam_of(dof)
+    _, M = level_of(beam)
+
+    T, level = tentative(M), M.level.T
+
+    gram = T.T @ T
+    present = ~level.missing
+    assert np.allclose(gram[np.ix_(present, present)], np.eye(present.sum()), atol=1e-13)
+    assert not T[:, level.missing].any()
+    modes = beam.rigid_body_modes().copy()
+    modes[: dof * 30] = 0.0  # the clamped face
+    assert np.allclose(T @ level.candidates, modes, atol=1e-12 * abs(modes).max())
+
+
+def test_restriction_is_the_transpose_for_vectors_and_blocks():
+    rng = np.random.default_rng(3)
+    _, M = level_of(beam_of(3))
+    T = tentative(M)
+    for shape in ((M.shape[0],), (M.shape[0], 4)):
+        fine, out = rng.standard_normal(shape), np.empty((T.shape[1], *shape[1:]))
+        M.level.T.restrict(fine, out)
+        assert np.allclose(out, T.T @ fine, atol=1e-12)
+        coarse, back = rng.standard_normal(out.shape), np.empty(shape)
+        M.level.T.prolong(coarse, back)
+        assert np.allclose(back, T @ coarse, atol=1e-12)
+
+
+@pytest.mark.parametrize("aggregates", [np.arange(360), np.arange(360) // 2, np.minimum(np.arange(360) // 4, 70)])
+def test_aggregates_of_few_nodes_have_fewer_modes(aggregates):
+    """A node has three rigid motions, two nodes have five; the clamped ones have none."""
+    beam = beam_of(3)
+    A = beam.matrix()
+    M = smoothed_aggregation(A, beam.rigid_body_modes(), aggregates=aggregates)
+    T, level = tentative(M), M.level.T
+
+    expected = [np.linalg.matrix_rank(T[:, 6 * i : 6 * i + 6]) for i in range(level.aggregates.count)]
+
+    assert (~level.missing).reshape(-1, 6).sum(axis=1).tolist() == expected
+    dense = M.level.A.to_csr().toarray()
+    assert np.linalg.eigvalsh(dense).min() > 0
+
+
+@pytest.mark.parametrize("dof", [1, 3, 6])
+@pytest.mark.parametrize("name", ["bsr", "csr", "sliced_bsr", "symmetric_bsr", "sell"])
+def test_the_coarse_matrix_is_the_galerkin_product(name, dof):
+    beam = beam_of(dof)
+    A = format_named("sell").from_csr(beam.matrix("csr")) if name == "sell" else beam.matrix(name)
+    M = smoothed_aggregation(A, beam.rigid_body_modes(), aggregates=beam.mesh.node_counts, block_size=dof)
+    dense = beam.matrix().to_csr()
+    P = smoothed_prolongator(dense, block_inverse(dense, dof), tentative(M), [step.a for step in M.smooth])
+
+    expected = P.T @ (dense @ P)
+    expected[np.diag_indices_from(expected)] += M.level.T.missing
+
+    assert np.allclose(M.level.A.to_csr().toarray(), expected, atol=1e-12 * abs(expected).max())
+
+
+@pytest.mark.parametrize("smoothing", [1, 2])
+def test_probing_finds_the_same_matrix(smoothing):
+    beam = beam_of(3, nodes=(21, 16, 6))
+    A, M = level_of(beam, smoothing=smoothing)
+    T = M.level.T
+
+    probed = with_unit_rows(coarse_matrix_by_probing(A, M.diagonal.blocks, T, M.smooth), T.missing)
+
+    expected = M.level.A.to_csr().toarray()
+    assert np.allclose(probed.to_csr().toarray(), expected, atol=1e-11 * abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["bsr", "symmetric_bsr"])
+@pytest.mark.parametrize("count", [3, 8])
+def test_streamed_rows_make_the_same_coarse_matrix(name, count):
+    beam = beam_of(3, nodes=(16, 6, 6))
+    _, M = level_of(beam, name)
+    steps, T = M.smooth, M.level.T
+    store = HostStore.create(beam.subdivisions(count, name))
+    with store, StreamedMatrix(store, 3 * max(store.index.sizes["whole"])) as streamed:
+        found = coarse_matrix_on_host(streamed, M.diagonal.blocks, T, steps, 3)
+
+    assert (
+        abs(with_unit_rows(found, T.missing).to_csr() - M.level.A.to_csr()).max()
+        < 1e-12 * abs(M.level.A.to_csr()).max()
+    )
+
+
+@pytest.mark.parametrize("dof", [1, 3])
+def test_the_preconditioner_is_symmetric_and_positive_definite(dof):
+    A, M = level_of(beam_of(dof, nodes=(10, 6, 5)))
+
+    dense = np.stack([M.apply(column) for column in np.eye(A.shape[0])])
+
+    assert np.allclose(dense, dense.T, atol=1e-12 * abs(dense).max())
+    assert np.linalg.eigvalsh(dense).min() > 0
+    # Near the inverse: what it leaves of the condition number is what CG still has to do.
+    values = np.linalg.eigvals(dense @ A.to_csr().toarray()).real
+    assert values.max() / values.min() < 30
+
+
+@pytest.mark.parametrize(("dimensions", "size", "modes"), [(2, 2, 3), (2, 3, 3), (3, 3, 6), (3, 6, 6), (3, 1, 1)])
+def test_rigid_motions_do_not_strain(dimensions, size, modes):
+    rng = np.random.default_rng(1)
+    points = rng.random((20, dimensions))
+
+    found = rigid_body_modes(points, size).reshape(20, size, -1)
+
+    assert found.shape[2] == modes
+    assert np.linalg.matrix_rank(found.reshape(-1, modes)) == modes
+    if size == 1:
+        return
+    shifts = found[:, :dimensions]
+    for a, b in ((0, 1), (3, 17), (5, 9)):
+        assert np.allclose(np.einsum("d,dm->m", points[a] - points[b], shifts[a] - shifts[b]), 0)
+
+
+def test_they_are_those_of_the_elements():
+    for dof in (3, 6):
+        beam = beam_of(dof)
+        both = np.hstack([rigid_body_modes(beam.mesh.coordinates(), dof), beam.rigid_body_modes()])
+        assert np.linalg.matrix_rank(both) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"near_null_space": np.ones(7)}, "near_null_space must be finite and of shape"),
+        ({"near_null_space": np.full(1080, np.nan)}, "near_null_space must be finite"),
+        ({"coordinates": np.zeros((7, 3))}, "coordinates must be finite and of shape"),
+        ({"aggregates": (3, 3, 3)}, "does not have the 360 nodes"),
+        ({"aggregates": np.zeros(3, int)}, "360 whole numbers"),
+        ({"block_size": 7}, "does not consist of nodes of 7 unknowns"),
+        ({"smoothing": 0}, "smoothing must be"),
+        ({"degree": 4}, "degree must be odd"),
+        ({"aggregate_nodes": 1}, "aggregate_nodes must be"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        smoothed_aggregation(beam_of(3).matrix(), **options)

@@ -1,0 +1,246 @@
+"""CG with a coarse level: few iterations at any size, one sweep each, the true residual, the same bits streamed."""
+
+import copy
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from penstock.fem import Cantilever, LognormalMaterial
+from penstock.solvers import CoarseCgState, StopReason, block_cg, cg, chebyshev, smoothed_aggregation
+from penstock.spmv import CsrMatrix
+from penstock.streaming import HostStore, Ring, StreamedMatrix, Workload
+
+PRODUCTS = 14
+
+
+def beam_of(nodes, dof=3):
+    return Cantilever(nodes=nodes, dof=dof, material=LognormalMaterial(sigma=0.5, seed=1))
+
+
+def level_for(beam, A, **options):
+    return smoothed_aggregation(A, beam.rigid_body_modes(), aggregates=beam.mesh.node_counts, **options)
+
+
+def streamed(beam, name, count, slots, **ring):
+    store = HostStore.create(beam.subdivisions(count, name))
+    budget = slots * max(store.index.sizes["whole"])
+    return StreamedMatrix(store, budget, workload=Workload(degree=PRODUCTS), ring=Ring(slots=slots, **ring))
+
+
+def true_residual(A, x, b):
+    return np.linalg.norm(b - A.to_csr() @ x) / np.linalg.norm(b)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dof", "most"),
+    [(16, 3, 11), (24, 3, 11), ((65, 9, 9), 3, 13), (12, 6, 11), (20, 1, 8), ((40, 2, 2), 3, 18)],
+)
+@pytest.mark.parametrize("name", ["bsr", "symmetric_bsr"])
+def test_it_needs_about_ten_iterations_and_the_residual_is_true(nodes, dof, most, name):
+    beam = beam_of(nodes, dof)
+    A, b = beam.matrix(name), beam.load()
+
+    result = cg(A, b, M=level_for(beam, A), rtol=1e-8)
+
+    assert result.converged
+    assert result.iterations <= most
+    assert result.true_residual <= 1e-8
+    assert result.true_residual == pytest.approx(true_residual(beam.matrix(), result.x, b), rel=1e-2)
+    assert len(result.residual_norms) == result.iterations + 1
+
+
+@pytest.mark.parametrize("near", [{}, {"coordinates": True}, {"near_null_space": True}])
+def test_shuffled_nodes_need_a_few_more(near):
+    beam = beam_of(14)
+    size, n = 3, beam.unknowns
+    order = np.random.default_rng(0).permutation(n // size)
+    rows = (order[:, None] * size + np.arange(size)).reshape(-1)
+    A = beam.matrix().to_csr()[rows][:, rows].tocsr()
+    A.sort_indices()
+    options = {"coordinates": beam.mesh.coordinates()[order]} if "coordinates" in near else {}
+    if "near_null_space" in near:
+        options = {"near_null_space": beam.rigid_body_modes()[rows]}
+
+    M = smoothed_aggregation(A, block_size=size, **options)
+    result = cg(M.A, beam.load()[rows], M=M, rtol=1e-8)
+
+    assert result.converged
+    assert result.iterations <= (17 if near else 30)
+
+
+def test_a_tight_tolerance_is_met():
+    beam = beam_of(16)
+    A, b = beam.matrix(), beam.load()
+
+    result = cg(A, b, M=level_for(beam, A), rtol=1e-12)
+
+    assert result.converged
+    assert true_residual(A, result.x, b) <= 2e-12
+    assert result.iterations <= 17
+
+
+@pytest.mark.parametrize("slots", [PRODUCTS + 1, 9, 3])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_streamed_it_has_the_same_bits(slots, overlap):
+    beam = beam_of((32, 5, 5))
+    A, b = beam.matrix(), beam.load()
+    # The largest eigenvalue is measured in chunks of other sizes: the same one for both.
+    resident = cg(A, b, M=level_for(beam, A), rtol=1e-8)
+
+    with streamed(beam, "bsr", 32, slots, overlap=overlap) as S:
+        M = level_for(beam, S)
+        before = S.sweeps
+        result = cg(S, b, M=M, rtol=1e-8)
+        sweeps = S.sweeps - before
+
+    assert result.iterations == resident.iterations
+    assert np.array_equal(result.x, resident.x)
+    together = slots - 1 if overlap else slots
+    an_iteration = -(-PRODUCTS // min(together, PRODUCTS))
+    assert sweeps == (result.iterations + 1) * an_iteration + len(M.smooth)
+
+
+def test_half_of_the_matrix_streamed_agrees_to_rounding():
+    beam = beam_of((32, 6, 6))
+    A, b = beam.matrix("symmetric_bsr"), beam.load()
+    resident = cg(A, b, M=level_for(beam, A), rtol=1e-10)
+
+    with streamed(beam, "symmetric_bsr", 8, PRODUCTS + 1) as S:
+        result = cg(S, b, M=level_for(beam, S), rtol=1e-10)
+
+    assert abs(result.iterations - resident.iterations) <= 1
+    assert np.linalg.norm(result.x - resident.x) <= 1e-8 * np.linalg.norm(resident.x)
+
+
+def test_an_initial_guess_is_used():
+    beam = beam_of(10)
+    A, b = beam.matrix(), beam.load()
+    M = level_for(beam, A)
+    x = cg(A, b, M=M, rtol=1e-6).x
+
+    result = cg(A, b, x, M=M, rtol=1e-8)
+
+    assert result.converged
+    assert result.iterations < cg(A, b, M=M, rtol=1e-8).iterations / 2
+    assert cg(A, b, x, M=M, rtol=1e-5).iterations == 0
+
+
+def test_a_solve_resumes_with_the_same_bits():
+    beam = beam_of((20, 6, 6))
+    A, b = beam.matrix(), beam.load()
+    M = level_for(beam, A)
+    whole = cg(A, b, M=M, rtol=1e-9)
+
+    first = cg(A, b, M=M, rtol=1e-9, maxiter=4)
+    second = cg(A, b, M=M, rtol=1e-9, state=copy.deepcopy(first.state))
+
+    assert first.reason is StopReason.MAXITER
+    assert isinstance(first.state, CoarseCgState)
+    assert first.true_residual == pytest.approx(true_residual(A, first.x, b), rel=1e-6)
+    assert second.iterations == whole.iterations
+    assert np.array_equal(second.x, whole.x)
+    assert second.residual_norms == whole.residual_norms
+
+
+def test_a_monitor_stops_it_between_two_iterations():
+    beam = beam_of(10)
+    A, b = beam.matrix(), beam.load()
+    seen = []
+
+    result = cg(A, b, M=level_for(beam, A), rtol=1e-9, monitor=lambda record: seen.append(record) or len(seen) == 3)
+
+    assert result.reason is StopReason.STOPPED
+    assert [record.iteration for record in seen] == [1, 2, 3]
+    assert seen[-1].residual_norm == result.residual_norms[-1] == pytest.approx(true_residual(A, result.x, b), rel=1e-6)
+
+
+def test_nothing_is_to_do_for_zero():
+    beam = beam_of(6)
+    A = beam.matrix()
+
+    result = cg(A, np.zeros(beam.unknowns), M=level_for(beam, A))
+
+    assert result.converged
+    assert not result.x.any()
+
+
+def test_an_indefinite_matrix_is_told():
+    beam = beam_of(8)
+    A = beam.matrix()
+    M = level_for(beam, A)
+    A.values[...] *= -1.0
+
+    assert cg(A, beam.load(), M=M, maxiter=50).reason in {
+        StopReason.NOT_POSITIVE_DEFINITE,
+        StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE,
+    }
+
+
+def test_the_rounding_floor_ends_the_solve():
+    beam = beam_of(8)
+    A, b = beam.matrix(), beam.load()
+
+    result = cg(A, b, M=level_for(beam, A), rtol=1e-17)
+
+    assert result.reason is StopReason.ROUNDING_FLOOR
+    assert result.iterations < 60
+
+
+def test_for_another_matrix_it_is_a_preconditioner_like_any_other():
+    beam = beam_of(12)
+    A, b = beam.matrix(), beam.load()
+    M = level_for(beam, A)
+
+    result = cg(beam.matrix("csr"), b, M=M, rtol=1e-8)
+
+    assert result.converged
+    assert result.iterations <= 11
+
+
+def test_block_cg_takes_it():
+    beam = beam_of(10)
+    A = beam.matrix()
+    B = np.random.default_rng(0).standard_normal((beam.unknowns, 4))
+
+    result = block_cg(A, B, M=level_for(beam, A), rtol=1e-8)
+
+    assert all(column.converged for column in result.columns)
+    assert max(column.iterations for column in result.columns) <= 12
+
+
+def graph_laplacian(rng):
+    n = int(rng.integers(20, 400))
+    pattern = scipy.sparse.random_array((n, n), density=6 / n, rng=rng)
+    pattern = pattern + pattern.T
+    laplacian = scipy.sparse.diags_array(pattern.sum(axis=1)) - pattern
+    return laplacian + rng.choice([1e-6, 1e-3, 1.0]) * scipy.sparse.eye_array(n)
+
+
+def anisotropic(rng):
+    side = int(rng.integers(5, 20))
+    line = scipy.sparse.diags_array([-np.ones(side - 1), 2 * np.ones(side), -np.ones(side - 1)], offsets=[-1, 0, 1])
+    one, other = scipy.sparse.eye_array(side), 10.0 ** rng.uniform(-4, 0)
+    return scipy.sparse.kron(line, one) + other * scipy.sparse.kron(one, line)
+
+
+def badly_scaled(rng):
+    A = anisotropic(rng)
+    scale = scipy.sparse.diags_array(10.0 ** rng.uniform(-3, 3, A.shape[0]))
+    return scale @ A @ scale
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", [graph_laplacian, anisotropic, badly_scaled])
+def test_random_systems_converge_to_the_true_residual(kind, seed):
+    rng = np.random.default_rng(seed)
+    A = CsrMatrix.from_csr(scipy.sparse.csr_array(kind(rng)))
+    b = rng.standard_normal(A.shape[0])
+
+    found = cg(A, b, M=smoothed_aggregation(A), rtol=1e-8)
+
+    alone = cg(A, b, M=chebyshev(A, 13), rtol=1e-8)
+    assert found.converged or not alone.converged
+    if found.converged:
+        assert true_residual(A, found.x, b) <= 1.001e-8
+    assert found.iterations <= 1.3 * alone.iterations + 2
