@@ -82,7 +82,8 @@ def _diagonal(size: int) -> BsrMatrix:
 def aggregate(dof: int) -> None:
     """Call the kernels of the transfer to a coarse level, of products there, and of updates of vectors."""
     modes = 1 if dof == 1 else 6
-    T = Tentative(np.ones((_BLOCKS * dof, modes)), Aggregates(np.arange(_BLOCKS, dtype=np.int32) // 100), dof, CPU)
+    candidates, free = np.ones((_BLOCKS * dof, modes)), np.ones(_BLOCKS * dof, dtype=np.bool_)
+    T = Tentative(candidates, free, Aggregates(np.arange(_BLOCKS, dtype=np.int32) // 100), dof, CPU)
     coarse, fine = np.ones(T.unknowns), np.empty(_BLOCKS * dof)
     T.prolong(coarse, fine)
     T.restrict(fine, coarse)

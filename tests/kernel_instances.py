@@ -72,7 +72,7 @@ def _ell() -> list[str]:
 
 
 def _symmetric(sizes) -> list[str]:
-    kernels = ("symmetric_bsr_spmv", "symmetric_bsr_spmm")
+    kernels = ("symmetric_bsr_spmv", "symmetric_bsr_spmm", "symmetric_bsr_diagonal")
     return [f"{kernel}<{types}, {size}>" for kernel in kernels for types in TYPES for size in sizes]
 
 

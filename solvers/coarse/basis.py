@@ -63,7 +63,9 @@ class Tentative:
     Parameters
     ----------
     candidates : array, (n, modes)
-        The near-null space, zero at clamped unknowns; on the host.
+        The near-null space; on the host.
+    free : bool array, (n,)
+        False at unknowns that the coarse level leaves out, such as clamped ones.
     aggregates : Aggregates
     block_size : int
         Unknowns a node.
@@ -80,7 +82,12 @@ class Tentative:
     """
 
     def __init__(
-        self, candidates: np.ndarray[Any, Any], aggregates: Aggregates, block_size: int, device: Device
+        self,
+        candidates: np.ndarray[Any, Any],
+        free: np.ndarray[Any, Any],
+        aggregates: Aggregates,
+        block_size: int,
+        device: Device,
     ) -> None:
         self.aggregates, self.modes = aggregates, int(candidates.shape[1])
         self.unknowns = aggregates.count * self.modes
@@ -89,7 +96,7 @@ class Tentative:
         coarse = np.zeros((aggregates.count, self.modes, self.modes))
         many = len(order) > SERIAL_ROWS
         _orthonormalise[many](
-            offsets, order, block_size, np.ascontiguousarray(candidates, dtype=np.float64), basis, coarse
+            offsets, order, block_size, np.ascontiguousarray(candidates, dtype=np.float64), free, basis, coarse
         )
         self.basis = basis
         self.candidates = coarse.reshape(self.unknowns, self.modes)
@@ -139,7 +146,7 @@ def _csr(shape: tuple[int, int], offsets: Array, columns: Array, values: Array) 
 
 @serial_and_parallel
 def _orthonormalise(
-    offsets: Array, order: Array, block_size: int, candidates: Array, basis: Array, coarse: Array
+    offsets: Array, order: Array, block_size: int, candidates: Array, free: Array, basis: Array, coarse: Array
 ) -> None:
     """Gram and Schmidt's algorithm, twice, on every aggregate (Golub and Van Loan 2013, section 5.2.9)."""
     modes = candidates.shape[1]
@@ -149,8 +156,9 @@ def _orthonormalise(
         local, given = np.empty((modes, count)), 0.0
         for place in range(nodes.shape[0]):
             for unknown in range(block_size):
+                row = nodes[place] * block_size + unknown
                 for mode in range(modes):
-                    local[mode, place * block_size + unknown] = candidates[nodes[place] * block_size + unknown, mode]
+                    local[mode, place * block_size + unknown] = candidates[row, mode] if free[row] else 0.0
         for mode in range(modes):
             given = 0.0
             for i in range(count):

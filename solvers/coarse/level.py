@@ -68,3 +68,9 @@ class HasCoarseLevel(Protocol):
     first: float
     polynomial: Sequence[RecurrenceStep]
     level: CoarseLevel
+
+    def lend_vectors(self, like: Array) -> list[Array]:
+        """Return eight vectors, those of the last solve if they have been returned."""
+
+    def return_vectors(self, vectors: list[Array]) -> None:
+        """Take them back."""

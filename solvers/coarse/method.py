@@ -96,10 +96,10 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         self.M = M = cast(HasCoarseLevel, problem.M)
         problem.set_norms(np.array([problem.space.norm(problem.b)]))
         self._level, self._space, self._xp = M.level, problem.space, problem.A.device.xp
-        empty_like = self._xp.empty_like
-        self._v, self._other, self._m, self._u = (empty_like(problem.b) for _ in range(4))
-        self._image = self._xp.zeros_like(problem.b)
-        self._r = problem.b.copy()
+        # A GPU replays captured sweeps, which always use the same memory: the vectors of one solve go to the next.
+        self._vectors = M.lend_vectors(problem.b)
+        self._v, self._other, self._m, self._u, self._image, self._r, self._x, self._y = self._vectors
+        self._image[...] = 0
         self._g, self._e1 = (self._xp.zeros(M.level.T.unknowns) for _ in range(2))
         first, *others = M.smooth
         self._steps = [
@@ -117,10 +117,11 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
     def start(self, x0: Array | None) -> CoarseCgState:
         """Solve for the coarse part and compute the first residual."""
         problem, T = self.problem, self._level.T
-        zeros = self._xp.zeros_like
-        y = zeros(problem.b) if x0 is None else x0.copy()
+        y = self._y
+        y[...] = 0 if x0 is None else x0
+        self._x[...] = y
         coarse = [self._xp.zeros(T.unknowns) for _ in range(4)]
-        state = CoarseCgState(y.copy(), y, zeros(y), *coarse)
+        state = CoarseCgState(self._x, y, self._xp.zeros_like(y), *coarse)
         if problem.empty or problem.out_of_range:
             norm = float(problem.b_norms[0])
             state.x[...] = state.y[...] = 0
@@ -141,6 +142,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         """Compute again what the last sweep of the state's solve left."""
         if self.problem.empty or self.problem.out_of_range:
             return self.start(None)
+        self._x[...], self._y[...] = state.x, state.y
+        state.x, state.y = self._x, self._y
         state.residual_norms = state.residual_norms[: state.iteration]
         self._sweep(state)
         return state
@@ -252,6 +255,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
     def result(self, state: CoarseCgState, shape: tuple[int, ...]) -> SolveResult:
         """Return the result, with x in the shape of the caller's b."""
         assert self.reason is not None, "the solve has ended"
+        state.x, state.y = state.x.copy(), state.y.copy()
+        self.M.return_vectors(self._vectors)
         spent = self.problem.spent(matrix=self.problem.matrix_seconds, preconditioner=0.0)
         return self.problem.column_result(
             state.x.reshape(shape), self.reason, state.residual_norms, self.residual, state=state, **spent

@@ -62,6 +62,7 @@ class _Mesh:
     block_size: int
     aggregates: Aggregates
     candidates: np.ndarray[Any, Any]
+    free: np.ndarray[Any, Any]
 
 
 def smoothed_aggregation(
@@ -114,10 +115,9 @@ def smoothed_aggregation(
     candidates = _candidates(near_null_space, coordinates, nodes, size)
     with operator.device.current():
         diagonal = block_jacobi(operator, size)
-        high, clamped = _measured(operator, diagonal, rounds, degree)
-        candidates[clamped] = 0.0
+        high, free = _measured(operator, diagonal, rounds, degree)
         found = _aggregates(operator, size, aggregates, coordinates, aggregate_nodes, smoothing)
-        return _preconditioner(operator, diagonal, high, degree, smoothing, _Mesh(size, found, candidates))
+        return _preconditioner(operator, diagonal, high, degree, smoothing, _Mesh(size, found, candidates, free))
 
 
 def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int, degree: int) -> None:
@@ -133,10 +133,10 @@ def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int,
 
 
 def _candidates(near_null_space: Any, coordinates: Any, nodes: int, size: int) -> np.ndarray[Any, Any]:
-    """Return a copy of the near-null space on the host, ``(n, modes)``."""
+    """Return the near-null space on the host, ``(n, modes)``."""
     if near_null_space is not None:
         given = near_null_space.get() if hasattr(near_null_space, "get") else near_null_space
-        found = np.array(given, dtype=np.float64)
+        found = np.asarray(given, dtype=np.float64)
         found = found.reshape(-1, 1) if found.ndim == 1 else found
         if (
             found.ndim != 2
@@ -157,12 +157,12 @@ def _candidates(near_null_space: Any, coordinates: Any, nodes: int, size: int) -
 
 
 def _measured(A: Operator, diagonal: DiagonalBlocks, rounds: int, degree: int) -> tuple[float, np.ndarray[Any, Any]]:
-    """Return a bound of the eigenvalues of ``D A``, and which unknowns couple with no other, as clamped ones do."""
+    """Return a bound of the eigenvalues of ``D A``, and which unknowns couple with others, unlike clamped ones."""
     sums = scaled_row_sums(A, diagonal)
     high = largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums)
     # The sum is 1 plus the couplings.
-    clamped = np.zeros(A.shape[0], dtype=bool) if sums is None else A.device.to_host(sums) < 1.0 + _DECOUPLED
-    return high, clamped
+    free = np.ones(A.shape[0], dtype=np.bool_) if sums is None else A.device.to_host(sums) >= 1.0 + _DECOUPLED
+    return high, free
 
 
 def _aggregates(
@@ -195,7 +195,7 @@ def _graph(A: Operator, size: int) -> tuple[Any, Any]:
 def _preconditioner(
     A: Operator, diagonal: DiagonalBlocks, high: float, degree: int, smoothing: int, mesh: _Mesh
 ) -> SmoothedAggregation:
-    T = Tentative(mesh.candidates, mesh.aggregates, mesh.block_size, A.device)
+    T = Tentative(mesh.candidates, mesh.free, mesh.aggregates, mesh.block_size, A.device)
     steps = smoothing_steps(smoothing, high)
     probed = A.device.kind == "cuda" and mesh.aggregates.grid is not None
     if probed:
@@ -220,5 +220,5 @@ def _inverse(A: BsrMatrix, T: Tentative) -> Operator:
         aggregates = graph_aggregates(offsets, columns, 1, _COARSE_SIDE**3)
     diagonal = block_jacobi(A, size)
     high = largest_eigenvalue(A, diagonal, 2)
-    mesh = _Mesh(size, aggregates, T.candidates)
+    mesh = _Mesh(size, aggregates, T.candidates, np.ones(T.unknowns, dtype=np.bool_))
     return _preconditioner(A, diagonal, high, _COARSE_DEGREE, _COARSE_SMOOTHING, mesh)

@@ -48,6 +48,7 @@ class SmoothedAggregation(ValidatedOperator):
         (self.first, _), *steps = Interval(4 * high / degree**2, high).coefficients(degree)
         self.polynomial = [RecurrenceStep(a, 1.0 + c, -c if number else 0.0) for number, (a, c) in enumerate(steps)]
         self._work: list[Array] = []
+        self._lent: list[Array] = []
 
     #: How :func:`cg` solves with this preconditioner.
     cg_method = CoarseConjugateGradients
@@ -58,6 +59,17 @@ class SmoothedAggregation(ValidatedOperator):
         return all(
             isinstance(operator, ValidatedOperator) and operator.capturable for operator in (self.A, self.level.inverse)
         )
+
+    def lend_vectors(self, like: Array) -> list[Array]:
+        """Return eight vectors for a solve, those of the last one if they have been returned."""
+        vectors, self._lent = self._lent, []
+        if not vectors or vectors[0].shape != like.shape:
+            vectors = [self.device.xp.empty_like(like) for _ in range(8)]
+        return vectors
+
+    def return_vectors(self, vectors: list[Array]) -> None:
+        """Take them back, for the next solve."""
+        self._lent = vectors
 
     def _vectors(self, like: Array) -> list[Array]:
         if not self._work or self._work[0].shape != like.shape:

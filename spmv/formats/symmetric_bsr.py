@@ -174,6 +174,9 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
         """Fill this slab's part of ``blocks``, and its mirror image."""
+        if blocks.shape[1] == self.block_size and self.device.kind == "cuda":
+            find_kernel("symmetric_bsr", "stored_diagonal", "cuda")(self, first_row, blocks)
+            return
         within = -(-(blocks.shape[1] - 1) // self.block_size)  # distance of wanted blocks from the diagonal
         for start, slab in self.slabs():
             rows, columns, values = slab._upper_triplets((first_row + start) // self.block_size, within)
@@ -259,3 +262,11 @@ def _register(operation: str, kind: str) -> None:
 for _operation in ("spmv", "spmm"):
     for _kind in ("cpu", "cuda"):
         _register(_operation, _kind)
+
+
+@register_kernel("symmetric_bsr", "stored_diagonal", "cuda")
+def _stored_diagonal_cuda(A: SymmetricBsrMatrix, first_row: int, blocks: Array) -> None:
+    names, size = f"{type_names(A.values)}, {type_names(blocks)}", A.block_size
+    function = cuda_function("symmetric_bsr.cu", f"symmetric_bsr_diagonal<{names}, {size}>")
+    numbers = (np.int64(A.shape[0] // size), np.int64(first_row // size))
+    launch(function, A.shape[0] // size, 256, (*numbers, A.chunk_offsets, A.column_indices, A.values, blocks))

@@ -114,3 +114,25 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmm(
 #pragma unroll
     for (int r = 0; r < size; ++r) atomicAdd(out + (row * size + r) * columns + k, Vector(alpha * total[r]));
 }
+
+// Copies the blocks on the diagonal to `diagonal`, (rows of the whole matrix / size, size, size); one thread per
+// block row. Columns ascend and begin at the diagonal, so little more than the first slot is read.
+template <typename Value, typename Vector, int size>
+__global__ void __launch_bounds__(256) symmetric_bsr_diagonal(
+    const long long block_rows, const long long first_row, const long long* __restrict__ chunk_offsets,
+    const int* __restrict__ column_indices, const Value* __restrict__ values, Vector* __restrict__ diagonal)
+{
+    constexpr int height = 32;
+    const long long position = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (position >= block_rows) return;
+    const long long row = first_row + position, lane = position % height;
+    const long long first = chunk_offsets[position / height], stop = chunk_offsets[position / height + 1];
+    for (long long slot = first; slot < stop; slot += height) {
+        const int column = column_indices[slot + lane];
+        if (column < 0 || column > row) return;
+        if (column < row) continue;
+        for (int e = 0; e < size * size; ++e)
+            diagonal[row * size * size + e] = Vector(values[slot * (size * size) + lane + (long long)e * height]);
+        return;
+    }
+}

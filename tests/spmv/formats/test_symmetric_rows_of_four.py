@@ -8,8 +8,10 @@ import numba
 import numpy as np
 import pytest
 import scipy.sparse
+from kernel_targets import TARGETS
 
 from penstock.spmv import SymmetricBsrMatrix
+from penstock.spmv.compilation.table import find_kernel
 
 NODES = 167  # the last chunk is short
 OFFSETS = (1, 3, 30, 31, 33, 64)
@@ -66,3 +68,29 @@ def test_blocks_on_the_diagonal_are_those_of_the_matrix_wherever_slabs_begin(ban
 
     expected = np.stack([dense[k : k + size, k : k + size] for k in range(0, n, size)])
     np.testing.assert_array_equal(blocks, expected)
+
+
+@pytest.mark.parametrize("target", [target for target in TARGETS if target.id != "cpu"])
+@pytest.mark.parametrize("values", [np.float64, np.float32])
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_a_gpu_copies_the_blocks_that_are_stored_on_the_diagonal(size, values, target):
+    """Also those of rows without one, which are zero, and of slabs that begin anywhere."""
+    rng, nodes = np.random.default_rng(size), 150
+    pattern = scipy.sparse.random_array((nodes, nodes), density=0.03, rng=rng) + scipy.sparse.diags_array(
+        (rng.random(nodes) < 0.8).astype(float)
+    )
+    full = scipy.sparse.kron(pattern, np.ones((size, size)), format="csr")
+    full.data = rng.standard_normal(full.nnz)
+    full = scipy.sparse.csr_array(full + full.T)
+    expected = full.toarray().reshape(nodes, size, nodes, size)[np.arange(nodes), :, np.arange(nodes), :]
+    blocks = target.put(np.zeros((nodes, size, size)))
+
+    with target.running():
+        for first, stop in ((0, 64), (64, nodes)):
+            rows = full[first * size : stop * size]
+            slab = SymmetricBsrMatrix.slab_from_csr(
+                rows, first * size, block_size=size, values_dtype=values, check=False
+            )
+            find_kernel("symmetric_bsr", "stored_diagonal", "cuda")(target.put_matrix(slab), first * size, blocks)
+
+    np.testing.assert_array_equal(target.get(blocks), expected.astype(values).astype(np.float64))
