@@ -64,6 +64,11 @@ VARIANTS: dict[str, Variant] = {
         lambda experiment: {"overlap": True},
         lambda experiment: {"preconditioner": "chebyshev"},
     ),
+    "coarse_level": Variant(
+        "streamed, with a coarse level",
+        lambda experiment: {"overlap": True},
+        lambda experiment: {"preconditioner": "smoothed_aggregation"},
+    ),
 }
 
 
@@ -126,7 +131,7 @@ class Comparison(Study[str, ComparisonFolder]):
                 **{key: result[key] for key in _FROM_RESULT},
                 "seconds": result["seconds"]["solve"],
                 "preconditioner": spec.name,
-                "products": getattr(spec, "degree", 1),
+                "products": spec.degrees(streamed=True)[0],
             }
         ]
 

@@ -70,13 +70,14 @@ def test_each_variant_does_what_its_name_says(compared):
     folder, _ = compared
     records = records_of(folder)
     assert records["memory"]["bytes_streamed"] == 0
-    for name in ("no_overlap", "overlap", "wavefront"):
+    for name in ("no_overlap", "overlap", "wavefront", "coarse_level"):
         assert records[name]["bytes_streamed"] > 0
         saved = yaml.safe_load(folder.variant(name).configuration.read_text())
         assert saved["memory"]["overlap"] == (name != "no_overlap")
         assert saved["memory"]["budget"] == 600 << 10
-    assert [records[name]["products"] == 1 for name in VARIANTS] == [True, True, True, False]
+    assert [records[name]["products"] == 1 for name in VARIANTS] == [True, True, True, False, False]
     assert records["wavefront"]["sweeps"] < records["overlap"]["sweeps"] / 2
+    assert records["coarse_level"]["iterations"] < records["wavefront"]["iterations"]
 
 
 def test_a_table_and_a_picture_are_left(compared):
@@ -127,7 +128,7 @@ def test_a_cut_that_cannot_be_is_noted_and_the_command_fails(tmp_path):
 
     assert result.exit_code == 1, result.output
     records = json.loads((tmp_path / "run" / "comparison.json").read_text())
-    assert [("refused" in record) for record in records] == [False, True, True, True]
+    assert [("refused" in record) for record in records] == [False, True, True, True, True]
     assert "subdivisions at most" in records[1]["refused"]
 
 
@@ -141,7 +142,9 @@ def test_a_brief_solve_is_made_twice(tmp_path, monkeypatch):
     folder, _ = compare_experiment(described(), tmp_path / "run")
     assert len(solved) == 2 * len(VARIANTS)
     for record in records_of(folder).values():
-        assert record["products_a_sweep"] == (record["products"] if record["way"] == "wavefront" else 1)
+        assert record["products_a_sweep"] == (
+            record["products"] if record["way"] in ("wavefront", "coarse_level") else 1
+        )
 
 
 @pytest.mark.parametrize("sections", [{"material": {"kind": "lognormal", "samples": 3}}, {"load": {"samples": 2}}])
