@@ -16,7 +16,8 @@ from penstock.spmv.formats.sliced_bsr import HEIGHT
 __all__ = ["block_size_of", "visit_rows"]
 
 
-_SLAB_NBYTES = 32 << 20
+# Small enough that what is formed from a slab stays in the cache.
+_SLAB_NBYTES = 4 << 20
 
 
 @runtime_checkable
