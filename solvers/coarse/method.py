@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -78,6 +78,18 @@ class CoarseCgState:
     curvature: float = 0.0
     iteration: int = 0
     residual_norms: list[float] = field(default_factory=list)
+
+
+@runtime_checkable
+class _Alternates(Protocol):
+    """A streamed matrix, whose sweeps may alternate in direction."""
+
+    direction: int
+    plan: Any
+
+    def turn_to(self, direction: int) -> None: ...
+
+    def powers_per_sweep(self) -> int: ...
 
 
 class CoarseConjugateGradients(Method, name="coarse_cg"):
@@ -142,6 +154,11 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         """Compute again what the last sweep of the state's solve left."""
         if self.problem.empty or self.problem.out_of_range:
             return self.start(None)
+        A = self.problem.A
+        if isinstance(A, _Alternates) and A.plan.ring.sweeps == "alternate":
+            # In the direction of that sweep: half of a matrix adds in the order of the rows.
+            sweeps = -(-len(self._steps) // A.powers_per_sweep())
+            A.turn_to(-A.direction if sweeps % 2 else A.direction)
         self._x[...], self._y[...] = state.x, state.y
         state.x, state.y = self._x, self._y
         state.residual_norms = state.residual_norms[: state.iteration]

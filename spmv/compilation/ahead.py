@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 __all__ = ["Compilation", "CompileTask", "is_cached"]
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -61,21 +62,20 @@ def is_cached(kernel: Any) -> bool:
 
 
 class Compilation:
-    """Processes that compile kernels, as many at a time as there are cores; used in a ``with`` statement.
+    """Processes that compile kernels, as many as there are cores; used in a ``with`` statement.
 
-    A process that fails is ignored: its kernels are compiled when they are first called, and an error is reported then.
+    A task that fails is ignored: its kernels are compiled when they are first called, and an error is reported then.
 
     Parameters
     ----------
     tasks : sequence of CompileTask
-        Those that are needed are started at once, as far as there are cores, the others by :meth:`wait`.
+        The longest ones first. Those that are needed are dealt out to the processes, which start at once.
     """
 
     def __init__(self, tasks: Sequence[CompileTask]) -> None:
-        self._waiting = [task for task in tasks if task.needed]
-        self._running: list[subprocess.Popen[bytes]] = []
-        self._total = len(self._waiting)
-        self._start_waiting()
+        self._tasks = [task for task in tasks if task.needed]
+        cores = os.cpu_count() or 1
+        self._running = [_start(self._tasks[first::cores]) for first in range(min(cores, len(self._tasks)))]
 
     def __enter__(self) -> Compilation:
         return self
@@ -86,41 +86,42 @@ class Compilation:
 
     @property
     def finished(self) -> bool:
-        """Whether every task has ended."""
+        """Whether every process has ended."""
         self._running = [process for process in self._running if process.poll() is None]
-        return not self._waiting and not self._running
+        return not self._running
 
     def wait(self, advance: Callable[[float, str], object]) -> None:
-        """Wait until all tasks have ended.
+        """Wait until all processes have ended.
 
         Parameters
         ----------
         advance : callable
             ``advance(share, text)`` as tasks end.
         """
-        while self._total:
+        while self._tasks:
             finished = self.finished
-            ended = self._total - len(self._waiting) - len(self._running)
-            advance(ended / self._total, "compiling kernels (first run only)")
+            share = 1.0 if finished else sum(not task.needed for task in self._tasks) / len(self._tasks)
+            advance(share, "compiling kernels (first run only)")
             if finished:
                 return
-            self._start_waiting()
             time.sleep(_POLL_SECONDS)
 
-    def _start_waiting(self) -> None:
-        while self._waiting and len(self._running) < (os.cpu_count() or 1):
-            self._running.append(_start(self._waiting.pop(0)))
 
-
-def _start(task: CompileTask) -> subprocess.Popen[bytes]:
-    code = "import sys; from penstock.spmv.compilation.ahead import run_task; run_task(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, task.function, json.dumps(task.arguments)]
+def _start(tasks: Sequence[CompileTask]) -> subprocess.Popen[bytes]:
+    code = "import sys; from penstock.spmv.compilation.ahead import run_tasks; run_tasks(sys.argv[1])"
+    listed = json.dumps([(task.function, task.arguments) for task in tasks])
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # threads that wait must not slow the other processes
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        [sys.executable, "-c", code, listed],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
     )
 
 
-def run_task(function: str, arguments: str) -> None:
-    """Run a task in this process."""
-    _named(function)(**json.loads(arguments))
+def run_tasks(listed: str) -> None:
+    """Run tasks in this process, one after the other."""
+    for function, arguments in json.loads(listed):
+        with contextlib.suppress(Exception):
+            _named(function)(**arguments)

@@ -20,7 +20,7 @@ def experiment(**sections):
 def tasks_of(monkeypatch, described, cached=False):
     """The tasks that an experiment starts."""
     started = []
-    monkeypatch.setattr(ahead, "_start", lambda task: started.append(task) or _Ended())
+    monkeypatch.setattr(ahead, "_start", lambda tasks: started.extend(tasks) or _Ended())
     monkeypatch.setattr(ahead, "is_cached", lambda kernel: cached)
     with kernels.start_compilation(described) as compilation:
         compilation.wait(lambda share, text: None)

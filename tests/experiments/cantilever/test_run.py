@@ -266,6 +266,31 @@ def test_a_run_interrupted_twice_still_ends_with_the_same_bits(tmp_path, monkeyp
     assert np.array_equal(field(resume_experiment(tmp_path / "stopped").folder), field(whole))
 
 
+@pytest.mark.parametrize("iteration", [1, 4])
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"budget": "200 KiB", "format": "bsr"},
+        {"budget": "150 KiB", "format": "symmetric_bsr"},
+        {"budget": "110 KiB", "format": "symmetric_bsr", "slots": 3},
+        {},
+    ],
+    ids=["streamed bsr", "streamed symmetric_bsr", "several sweeps an iteration", "resident"],
+)
+def test_and_one_with_a_coarse_level(iteration, memory, tmp_path, monkeypatch):
+    solver = {"preconditioner": "smoothed_aggregation", "rtol": 1e-10}
+    described = experiment(memory=memory, solver=solver, output={"figures": False})
+    whole = run_experiment(described, tmp_path / "whole").folder
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, run_module, iteration)
+        assert run_experiment(described, tmp_path / "stopped").interrupted
+
+    resumed = resume_experiment(tmp_path / "stopped").folder
+
+    assert np.array_equal(field(resumed), field(whole))
+    assert resumed.residuals.read_text() == whole.residuals.read_text()
+
+
 def test_checkpoints_are_written_as_time_passes(tmp_path, monkeypatch):
     written = []
     real = run_module.write_checkpoint
