@@ -90,8 +90,8 @@ def smoothed_aggregation(
         Of the nodes: rigid motions and aggregates are made from them. Without both, the near-null space is a constant for each
         unknown of a node, which suffices for scalar problems.
     aggregates : int array, (nodes,), or tuple of int, optional
-        The aggregate of every node; or the nodes along each axis of a structured mesh, which is cut into boxes. By default they
-        are made from the coordinates, or from the pattern of A.
+        The aggregate of every node; or the nodes along each axis of a structured mesh whose nodes couple with their neighbours
+        only, which is cut into boxes. By default they are made from the coordinates, or from the pattern of A.
     block_size : int or "auto"
         Unknowns a node; by default those of the blocks that A stores.
     aggregate_nodes : int
@@ -197,8 +197,7 @@ def _preconditioner(
 ) -> SmoothedAggregation:
     T = Tentative(mesh.candidates, mesh.free, mesh.aggregates, mesh.block_size, A.device)
     steps = smoothing_steps(smoothing, high)
-    probed = A.device.kind == "cuda" and mesh.aggregates.grid is not None
-    if probed:
+    if A.device.kind == "cuda" and mesh.aggregates.couple_with_neighbours_only(smoothing):
         coarse = coarse_matrix_by_probing(A, diagonal.blocks, T, steps)
     else:
         coarse = coarse_matrix_on_host(A, diagonal.blocks, T, steps, mesh.block_size)

@@ -56,6 +56,26 @@ def test_boxes_that_couple_with_others_than_neighbours_are_not_made():
         assert widths.min() >= 5
 
 
+@pytest.mark.parametrize(
+    ("counts", "size", "most"),
+    [((25, 25, 25), 5, 2), ((26, 9, 9), 5, 2), ((24, 24), 3, 1), ((9, 9, 9), 2, 0), ((4, 4), 2, 3)],
+)
+def test_smoothing_reaches_other_boxes_than_neighbours_where_they_are_narrow(counts, size, most):
+    """As the supports of smoothed boxes show, which grow by a node with each product."""
+    boxes = box_aggregates(counts, size)
+
+    for smoothing in (1, 2, 3):
+        reach = 2 * smoothing + 1  # of P^T A P, from node to node
+        neighbours = True
+        for count, number in zip(counts, boxes.grid, strict=True):
+            line = np.arange(count) * number // count
+            near = abs(np.arange(count)[:, None] - np.arange(count)) <= reach
+            neighbours &= bool((abs(line[:, None] - line)[near] <= 1).all())
+        if boxes.couple_with_neighbours_only(smoothing):
+            assert neighbours
+        assert boxes.couple_with_neighbours_only(smoothing) == (smoothing <= most)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_bisection_makes_equal_compact_parts(seed):
     points = np.random.default_rng(seed).random((4000, 3)) * [10, 1, 1]
