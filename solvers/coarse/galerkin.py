@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from penstock.solvers.coarse.basis import Tentative
 from penstock.solvers.coarse.block_products import BlockRows, block_product, smoothed_rows, transposed
 from penstock.solvers.coarse.host_rows import visit_rows
+from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, BsrMatrix, Device, Operator, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
@@ -18,6 +20,7 @@ __all__ = [
     "GalerkinWave",
     "coarse_matrix_by_probing",
     "coarse_matrix_on_host",
+    "restrict_smoothed",
     "smoothing_steps",
     "with_unit_rows",
 ]
@@ -35,6 +38,25 @@ def smoothing_steps(degree: int, high: float) -> list[RecurrenceStep]:
     """
     roots = [np.cos((2 * j - 1) * np.pi / (4 * degree + 2)) ** 2 for j in range(1, degree + 1)]
     return [RecurrenceStep(float(1 / (high * root)), 1.0, 0.0, driven=False) for root in roots]
+
+
+def restrict_smoothed(
+    product: Callable[[Array, Array, float], object],
+    diagonal: DiagonalBlocks,
+    T: Tentative,
+    steps: Sequence[RecurrenceStep],
+    r: Array,
+    scratch: Array,
+    out: Array,
+) -> None:
+    """Set ``out = P^T r``; r is overwritten. ``P^T r = T^T p(A D) r``: the smoothing steps with D and A exchanged.
+
+    ``product(x, y, alpha)`` adds ``alpha A x`` to y.
+    """
+    for step in steps:
+        diagonal.apply(r, scratch)
+        product(scratch, r, -step.a)
+    T.restrict(r, out)
 
 
 def coarse_matrix_by_probing(A: Operator, diagonal: Array, T: Tentative, steps: list[RecurrenceStep]) -> BsrMatrix:

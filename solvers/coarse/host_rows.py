@@ -24,8 +24,6 @@ _SLAB_NBYTES = 4 << 20
 class _Streamed(Protocol):
     """A matrix that is swept slab by slab."""
 
-    reach: int
-    direction: int
     plan: Any
 
     def sweep(self, visit: Callable[[int, SparseMatrix], None]) -> None: ...
@@ -59,7 +57,7 @@ def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None])
         return
     if not isinstance(A, SparseMatrix):
         raise InputError(f"a coarse level is made of the entries of a matrix, which {type(A).__name__} does not show")
-    mirror = _Mirror(A, block_size, visit)
+    mirror = _Mirror(A.name, block_size, visit)
     granularity = math.lcm(A.row_granularity, block_size)
     step = max(1, A.shape[0] * _SLAB_NBYTES // max(A.values.nbytes, 1) // granularity) * granularity
     for start in range(0, A.shape[0], step):
@@ -67,23 +65,17 @@ def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None])
 
 
 def _visit_streamed(A: _Streamed, block_size: int, visit: Callable[[BlockRows], None]) -> None:
-    starts = [subdivision.row_start for subdivision in A.plan.index.subdivisions]
-    mirror: list[_Mirror] = []
-
-    def take(number: int, slab: SparseMatrix) -> None:
-        if not mirror:
-            mirror.append(_Mirror(slab, block_size, visit))
-        mirror[0].add(starts[number], slab)
-
+    index = A.plan.index
+    mirror = _Mirror(index.format_name, block_size, visit)
     A.turn_to(1)
-    A.sweep(take)
+    A.sweep(lambda number, slab: mirror.add(index.subdivisions[number].row_start, slab))
 
 
 class _Mirror:
     """Completes rows of which half is stored with the mirror images of earlier rows."""
 
-    def __init__(self, A: SparseMatrix, block_size: int, visit: Callable[[BlockRows], None]) -> None:
-        self._half, self._size, self._visit = format_named(A.name).traits.half, block_size, visit
+    def __init__(self, format_name: str, block_size: int, visit: Callable[[BlockRows], None]) -> None:
+        self._half, self._size, self._visit = format_named(format_name).traits.half, block_size, visit
         # Mirror images of blocks in rows that have not arrived.
         self._pending: list[tuple[Array, Array, Array]] = []
 
@@ -129,9 +121,9 @@ def _blocks_of(slab: SparseMatrix, size: int) -> tuple[Array, Array, Array]:
             HEIGHT,
             size,
         )
-    blocks = host.to_csr().tobsr((size, size)) if size > 1 else None
-    if blocks is None:
+    if size == 1:
         rows, columns, values = host.triplets()
         return rows.astype(np.int64), columns.astype(np.int64), values.astype(np.float64).reshape(-1, 1, 1)
+    blocks = host.to_csr().tobsr((size, size))
     rows = np.repeat(np.arange(len(blocks.indptr) - 1), np.diff(blocks.indptr))
     return rows, blocks.indices.astype(np.int64), blocks.data.astype(np.float64)

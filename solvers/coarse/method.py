@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from penstock.solvers.coarse.galerkin import PRODUCT
+from penstock.solvers.coarse.galerkin import PRODUCT, restrict_smoothed
 from penstock.solvers.coarse.level import HasCoarseLevel
 from penstock.solvers.problem import LinearProblem, Method
 from penstock.solvers.result import SolveResult, StopReason
@@ -144,7 +144,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         r[...] = problem.b
         if x0 is not None:
             problem.product(y, r, alpha=-1.0, beta=1.0)
-        self._restrict_smoothed(r, state.rho)
+        restrict_smoothed(self._add_product, self.M.diagonal, T, self.M.smooth, r, self._v, state.rho)
         state.c[...] = self._level.solve(state.rho)
         self._level.A.apply(state.c, state.rho, alpha=-1.0, beta=1.0)
         self._sweep(state)
@@ -165,12 +165,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         self._sweep(state)
         return state
 
-    def _restrict_smoothed(self, r: Array, out: Array) -> None:
-        """Set ``out = P^T r``; r is overwritten. ``P^T r = T^T p(A D) r``: the steps with A and D exchanged."""
-        for step in self.M.smooth:
-            self.M.diagonal.apply(r, self._v)
-            self.problem.product(self._v, r, alpha=-step.a, beta=1.0)
-        self._level.T.restrict(r, out)
+    def _add_product(self, x: Array, out: Array, alpha: float) -> None:
+        self.problem.product(x, out, alpha=alpha, beta=1.0)
 
     def _sweep(self, state: CoarseCgState) -> None:
         """Compute the residual of the iterate, and what the next update needs; one pass over A."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.solvers.chebyshev import Interval
-from penstock.solvers.coarse.galerkin import smoothing_steps
+from penstock.solvers.coarse.galerkin import restrict_smoothed, smoothing_steps
 from penstock.solvers.coarse.level import CoarseLevel
 from penstock.solvers.coarse.method import CoarseConjugateGradients
 from penstock.solvers.preconditioners import DiagonalBlocks
@@ -80,17 +80,14 @@ class SmoothedAggregation(ValidatedOperator):
     def _run(self, steps: list[RecurrenceStep], v: Array, other: Array, f: Array, image: Array) -> Array:
         return Recurrence(steps, v, other, f, self.diagonal.blocks, image, self.space).run(self.A) if steps else v
 
+    def _add_product(self, x: Array, out: Array, alpha: float) -> None:
+        self.A.apply(x, out, alpha=alpha, beta=1.0)
+
     def _coarse(self, r: Array) -> Array:
         """Return ``Q r``; the work vectors 0 to 2 are overwritten."""
         v, other, image, *_, restricted, solved = self._vectors(r)
-        # P^T r = T^T p(A D) r: the same steps with D and A exchanged.
         v[...] = r
-        for step in self.smooth:
-            self.diagonal._apply(v, other, 1.0, 0.0)
-            self.A._apply(other, v, -step.a, 1.0) if isinstance(self.A, ValidatedOperator) else self.A.apply(
-                other, v, alpha=-step.a, beta=1.0
-            )
-        self.level.T.restrict(v, restricted)
+        restrict_smoothed(self._add_product, self.diagonal, self.level.T, self.smooth, v, other, restricted)
         self.level.inverse.apply(restricted, solved)
         self.level.T.prolong(solved, v)
         return self._run(self.smooth, v, other, v, image)
