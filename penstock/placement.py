@@ -116,7 +116,7 @@ def place_index(
         Returns the index in another number of subdivisions, if the matrix can still be cut.
     """
     check_square(index.shape, request.name)
-    block_size = _block_size_of(index) if request.block_size == "auto" else request.block_size
+    block_size = index.block_size if request.block_size == "auto" else request.block_size
     vectors = Vectors.fitting(request, index.shape[0], index.dtype, LARGEST_VECTOR_BLOCK)
     facts = [("symmetry", "not checked: the matrix is used as it is stored, and taken to be symmetric")]
     base = request.specs(block_size, streamed=False)[0]
@@ -262,15 +262,6 @@ def _dense_block_size(statistics: MatrixStatistics) -> int:
     """Return the size of the dense blocks that a matrix consists of; 1 without blocks."""
     dense = {size: fill for size, fill in statistics.fills.items() if fill > _DENSE}
     return max(dense, key=lambda size: (dense[size], size), default=1)
-
-
-def _block_size_of(index: MatrixIndex) -> int:
-    """Return the size of the dense blocks of a stored matrix; 1 without blocks."""
-    size = index.parameters.get("block_size", 1)
-    if index.format_name == "bsr":
-        values = next(entry for entry in index.subdivisions[0].fields if entry.name == "values")
-        size = values.shape[-1]
-    return int(size)
 
 
 def _rough_index(statistics: MatrixStatistics, suggestion: Suggestion, count: int) -> MatrixIndex:

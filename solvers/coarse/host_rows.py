@@ -36,11 +36,7 @@ def block_size_of(A: Operator) -> int:
     if isinstance(A, SparseMatrix):
         return A.values.shape[-1] if isinstance(A, BsrMatrix) else int(A.parameters().get("block_size", 1))
     if isinstance(A, _Streamed):
-        index = A.plan.index
-        if index.format_name == "bsr":
-            field = next(field for field in index.subdivisions[0].fields if field.name == "values")
-            return int(field.shape[-1])
-        return int(index.parameters.get("block_size", 1))
+        return int(A.plan.index.block_size)
     return 1
 
 

@@ -131,6 +131,15 @@ class MatrixIndex:
     parameters: dict[str, int]
     subdivisions: tuple[Subdivision, ...]
 
+    @property
+    def block_size(self) -> int:
+        """Rows of the dense blocks that are stored; 1 without blocks."""
+        size = self.parameters.get("block_size", 1)
+        if self.format_name == "bsr":
+            values = next(field for field in self.subdivisions[0].fields if field.name == "values")
+            size = values.shape[-1]
+        return int(size)
+
     @cached_property
     def nbytes(self) -> int:
         """Total bytes of all pieces."""
