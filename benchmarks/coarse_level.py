@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from peer import Peer, seconds_of
 from record import argument_parser, record, told, write
 from systems import System
@@ -53,8 +52,8 @@ class Solves:
     def with_coarse_level(self, A: Operator) -> dict[str, Any]:
         """Set up and solve twice, and return the figures of the second time."""
         beam = self.system.beam
-        modes = np.ascontiguousarray(beam.rigid_body_modes())
-        make = partial(smoothed_aggregation, A, modes, aggregates=beam.mesh.node_counts, block_size=beam.dof)
+        where = {"coordinates": beam.mesh.coordinates(), "aggregates": beam.mesh.node_counts}
+        make = partial(smoothed_aggregation, A, **where, block_size=beam.dof)
         for _ in range(2):
             before = getattr(A, "sweeps", 0)
             setup_seconds, M = seconds_of(self.device, make)

@@ -5,6 +5,7 @@ from penstock.solvers.block_cg_method import BlockCgState
 from penstock.solvers.cg import cg, cg_workspace_nbytes
 from penstock.solvers.cg_method import CgState
 from penstock.solvers.chebyshev import Chebyshev, chebyshev
+from penstock.solvers.coarse.block_method import CoarseBlockCgState
 from penstock.solvers.coarse.method import CoarseCgState
 from penstock.solvers.coarse.setup import smoothed_aggregation
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
@@ -22,6 +23,7 @@ __all__ = [
     "BlockSolveResult",
     "CgState",
     "Chebyshev",
+    "CoarseBlockCgState",
     "CoarseCgState",
     "DiagonalBlocks",
     "IterationRecord",

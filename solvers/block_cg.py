@@ -33,7 +33,7 @@ from penstock.solvers.block_cg_method import BlockCgState, BlockConjugateGradien
 from penstock.solvers.checks import check_maxiter
 from penstock.solvers.gram_factors import GramFactors, GramFault, factor_gram
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
-from penstock.solvers.problem import LinearProblem
+from penstock.solvers.problem import LinearProblem, method_of
 from penstock.solvers.result import BlockSolveResult, IterationRecord, StopReason
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK, BlockSpace
@@ -275,7 +275,8 @@ def block_cg(
     problem = _as_block(LinearProblem(A, B, M, rtol=rtol, atol=atol, name="B"))
     X0 = problem.guess(X0, state, "X0")
     with problem.A.device.current():
-        method = BlockConjugateGradients(problem, BlockRecurrence)
+        own = method_of(problem, "block_cg_method")
+        method = BlockConjugateGradients(problem, BlockRecurrence) if own is None else own(problem)
         state = method.begin(X0, state, problem.b.shape, problem.A)
         problem.run(method, state, maxiter=maxiter, callback=callback, monitor=monitor)
         return method.result(state)

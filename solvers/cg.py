@@ -45,7 +45,7 @@ from penstock.solvers.cg_kernels import CgVectors, CpuKernels, CudaKernels, Halt
 from penstock.solvers.cg_method import CgState, ConjugateGradients
 from penstock.solvers.checks import check_maxiter
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
-from penstock.solvers.problem import LinearProblem
+from penstock.solvers.problem import LinearProblem, method_of
 from penstock.solvers.residual_checks import KEPT_NORMS, ResidualChecks
 from penstock.solvers.result import IterationRecord, SolveResult
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator
@@ -174,11 +174,8 @@ def _with_one_column(problem: LinearProblem) -> LinearProblem:
 
 
 def _method_for(problem: LinearProblem) -> Any:
-    """Return conjugate gradients, or the form of it that a preconditioner made of products with A brings along."""
-    own = getattr(problem.M, "cg_method", None)
-    if own is None or getattr(problem.M, "A", None) is not problem.A:
-        return ConjugateGradients(problem, CgRecurrence)
-    return own(problem)
+    own = method_of(problem, "cg_method")
+    return ConjugateGradients(problem, CgRecurrence) if own is None else own(problem)
 
 
 def _residual_checks(problem: LinearProblem, every: int | None) -> ResidualChecks:

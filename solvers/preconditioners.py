@@ -32,6 +32,7 @@ __all__ = [
     "JacobiSpec",
     "as_preconditioner",
     "block_jacobi",
+    "inverted_blocks",
     "jacobi",
     "with_product",
 ]
@@ -150,7 +151,12 @@ def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
         raise InputError(f"the blocks of a preconditioner have 1 to {LARGEST_DENSE_BLOCK} rows, not {size}")
     if operator.shape[0] != operator.shape[1]:
         raise InputError(f"a preconditioner is made of a square matrix, not of one of shape {operator.shape}")
-    blocks = operator.diagonal_blocks(int(size))
+    return inverted_blocks(operator, operator.diagonal_blocks(int(size)))
+
+
+def inverted_blocks(operator: Operator, blocks: Array) -> DiagonalBlocks:
+    """Return the inverses of the diagonal blocks of an operator, as :func:`block_jacobi` does."""
+    size = int(blocks.shape[1])
     on_gpu = operator.device.kind == "cuda" and operator.dtype == blocks.dtype
     found = _inverted_on_gpu(blocks, operator.device.xp) if on_gpu else _inverted_on_host(operator, blocks)
     inverses, indefinite, infinite = found

@@ -26,7 +26,7 @@ from penstock.spmv import (
 )
 from penstock.spmv.registry import Registry
 
-__all__ = ["SOLVERS", "LinearProblem", "Method"]
+__all__ = ["SOLVERS", "LinearProblem", "Method", "method_of"]
 
 Norms = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -304,3 +304,9 @@ class Method(ABC):
 
 #: All methods by name; packages add theirs in the entry point group ``penstock.solvers``.
 SOLVERS: Registry[str, type[Method]] = Registry("solver", "penstock.solvers")
+
+
+def method_of(problem: LinearProblem, attribute: str) -> Callable[[LinearProblem], Any] | None:
+    """Return the method that a preconditioner made of products with this same A brings along under a name, or None."""
+    own: Callable[[LinearProblem], Any] | None = getattr(problem.M, attribute, None)
+    return own if getattr(problem.M, "A", None) is problem.A else None

@@ -7,6 +7,7 @@ kernel with every pair of template arguments that some test needs, but not the w
 
 from itertools import product
 
+from penstock.solvers.coarse.block_products import TABLES, groups_for
 from penstock.spmv.formats.chunk_products import spmm_tile, spmv_expression
 from penstock.spmv.vectors.block_space import FUSED_TILES, TILES, gram_parts
 
@@ -120,7 +121,21 @@ def _block_vectors(tiles) -> list[str]:
     ]
 
 
+def _block_products(sizes, modes) -> list[str]:
+    pairs = list(product(sizes, modes))
+    products = [(size, size, count) for size, count in pairs] + [(count, size, count) for size, count in pairs]
+    return [
+        *(f"product_columns<{slots}, {groups}>" for slots, groups in TABLES.items()),
+        *(f"add_block_products<{h}, {i}, {a}, {groups_for(h * a)}>" for h, i, a in dict.fromkeys(products)),
+        *(f"smooth_block_rows<{size}, {count}>" for size, count in pairs),
+    ]
+
+
 INSTANCES = {
+    "aggregates.cu": [
+        f"{kernel}<{modes}>" for kernel in ("prolong", "restrict_rows", "orthonormalise") for modes in SIZES
+    ],
+    "block_products.cu": _block_products(SIZES, SIZES),
     "block_vectors.cu": _block_vectors(TILES),
     "bsr.cu": _bsr(),
     "conjugate_gradients.cu": _conjugate_gradients((0, *SIZES)),
@@ -136,6 +151,7 @@ INSTANCES = {
 _EMULATED_SIZES = (1, 2, 3, 6)
 EMULATED = {
     **INSTANCES,
+    "block_products.cu": _block_products((1, 2, 3), (1, 2, 6)),
     "block_vectors.cu": _block_vectors((1, 2, 8)),
     "conjugate_gradients.cu": _conjugate_gradients((0, 1, 3)),
     "conversion.cu": _conversion(_EMULATED_SIZES),

@@ -48,7 +48,7 @@ def _iterations(experiment: Experiment) -> list[CompileTask]:
         tasks.append(CompileTask(f"{_CALLS}:polynomial", (step,), {"dof": dof}))
     if preconditioner == "smoothed_aggregation":
         tasks.append(CompileTask(f"{_CALLS}:multiply_blocks", (f"{_COARSE}.block_products:_smooth",), {"dof": dof}))
-        tasks.append(CompileTask(f"{_CALLS}:aggregate", (f"{_COARSE}.basis:_orthonormalise",), {"dof": dof}))
+        tasks.append(CompileTask(f"{_CALLS}:aggregate", (f"{_COARSE}.tentative:_orthonormalise",), {"dof": dof}))
     elif not experiment.is_block:
         last = "penstock.solvers.cg_kernels:_extend"
         tasks.append(CompileTask(f"{_CALLS}:iterate", (last,), {"dof": dof, "preconditioner": preconditioner}))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.experiments.reporting.atomic import write_file
-from penstock.solvers import BlockCgState, CgState, CoarseCgState, StopReason
+from penstock.solvers import BlockCgState, CgState, CoarseBlockCgState, CoarseCgState, StopReason
 from penstock.spmv import Array, Device, InputError
 
 __all__ = ["Checkpoint", "SolverState", "read_checkpoint", "write_checkpoint"]
@@ -28,7 +28,7 @@ _BLOCK_VECTORS = ("x", "w", "p")
 _BLOCK_LISTS = ("t", "phi", "last_true_residuals", "residual_norms")
 _COARSE_VECTORS = ("x", "y", "p", "c", "p_c", "h", "rho")
 
-SolverState = CgState | BlockCgState | CoarseCgState
+SolverState = CgState | BlockCgState | CoarseCgState | CoarseBlockCgState
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Checkpoint:
 
     Parameters
     ----------
-    state : CgState, BlockCgState, CoarseCgState or None
+    state : SolverState or None
         Between two iterations; None before the first.
     sweeps, bytes_streamed : int
         Total of all runs so far.
@@ -120,14 +120,30 @@ def _contents(state: SolverState, device: Device) -> dict[str, Any]:
             "iteration": state.iteration,
             "residual_norms": np.array(state.residual_norms),
         }
+    if isinstance(state, CoarseBlockCgState):
+        return {
+            **{name: device.to_host(getattr(state, name)) for name in _COARSE_VECTORS},
+            "curvatures": state.curvatures,
+            "reasons": _names(state.reasons),
+            "iteration": state.iteration,
+            "residual_norms": np.array(state.residual_norms),
+        }
     return {
         **{name: device.to_host(getattr(state, name)) for name in _BLOCK_VECTORS},
         **_optional("s", state.s, device),
         **{name: np.array(getattr(state, name)) for name in _BLOCK_LISTS},
         "active": np.array(state.active, dtype=np.int64),
         "iteration": state.iteration,
-        "reasons": np.array([reason.name if reason else "" for reason in state.reasons]),
+        "reasons": _names(state.reasons),
     }
+
+
+def _names(reasons: list[StopReason | None]) -> np.ndarray[Any, Any]:
+    return np.array([reason.name if reason else "" for reason in reasons])
+
+
+def _reasons(names: np.ndarray[Any, Any]) -> list[StopReason | None]:
+    return [StopReason[name] if name else None for name in names.tolist()]
 
 
 def _optional(name: str, vectors: Array | None, device: Device) -> dict[str, Any]:
@@ -142,16 +158,16 @@ def _state(data: Any, device: Device) -> SolverState:
         vectors = {name: device.asarray(data[name]) for name in _CG_VECTORS}
         q = device.asarray(data["q"]) if "q" in data else None
         return CgState(**vectors, **numbers, **counts, residual_norms=data["residual_norms"].tolist(), q=q)
-    if "curvature" in data:
-        coarse = {name: device.asarray(data[name]) for name in _COARSE_VECTORS}
-        norms = data["residual_norms"].tolist()
-        return CoarseCgState(
-            **coarse, curvature=float(data["curvature"]), iteration=int(data["iteration"]), residual_norms=norms
-        )
+    if "rho" in data:
+        coarse: dict[str, Any] = {name: device.asarray(data[name]) for name in _COARSE_VECTORS}
+        coarse |= {"iteration": int(data["iteration"]), "residual_norms": data["residual_norms"].tolist()}
+        if "curvature" in data:
+            return CoarseCgState(**coarse, curvature=float(data["curvature"]))
+        return CoarseBlockCgState(**coarse, curvatures=data["curvatures"], reasons=_reasons(data["reasons"]))
     x, w, p = (device.asarray(data[name]) for name in _BLOCK_VECTORS)
     return BlockCgState(
         x, w, p, data["t"], data["phi"], data["active"].tolist(), int(data["iteration"]),
-        [StopReason[name] if name else None for name in data["reasons"].tolist()],
+        _reasons(data["reasons"]),
         data["last_true_residuals"].tolist(), data["residual_norms"].tolist(),
         device.asarray(data["s"]) if "s" in data else None,
     )  # fmt: skip

@@ -27,30 +27,14 @@ class Aggregates:
         Numbers from 0; every number up to the largest occurs.
     grid : tuple of int, optional
         Aggregates along each axis if they are boxes of a structured mesh, numbered with the last axis fastest.
-    narrowest : int
-        Fewest nodes of a box along an axis that is cut into more than two.
     """
 
     of_node: Indices
     grid: tuple[int, ...] | None = None
-    narrowest: int = 0
     count: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", int(self.of_node.max()) + 1 if self.of_node.size else 0)
-
-    def couple_with_neighbours_only(self, smoothing: int) -> bool:
-        """Return whether boxes still couple with their neighbours only after so many products have smoothed them.
-
-        Nodes couple with their neighbours in the mesh.
-        """
-        return self.grid is not None and self.narrowest > 2 * smoothing
-
-    def members(self) -> tuple[Indices, Indices]:
-        """Return where the nodes of each aggregate begin, ``(count + 1,)``, and the nodes, ordered by aggregate."""
-        order = np.argsort(self.of_node, kind="stable")
-        sizes = np.bincount(self.of_node, minlength=self.count)
-        return np.concatenate([[0], np.cumsum(sizes)]), order
 
 
 def box_aggregates(counts: Sequence[int], size: int) -> Aggregates:
@@ -64,10 +48,11 @@ def box_aggregates(counts: Sequence[int], size: int) -> Aggregates:
     """
     # Smaller boxes would couple with others than their neighbours, unless there are only two along an axis.
     grid = tuple(max(count // size, 2 if 2 * count >= 3 * size else 1) for count in counts)
-    lines = [np.arange(count) * boxes // count for count, boxes in zip(counts, grid, strict=True)]
-    of_node = np.ravel_multi_index(np.meshgrid(*lines, indexing="ij"), grid).reshape(-1)
-    widths = [count // boxes for count, boxes in zip(counts, grid, strict=True) if boxes > 2]
-    return Aggregates(of_node.astype(np.int32), grid, min(widths, default=sum(counts)))
+    of_node = np.zeros(1, dtype=np.int32)
+    for count, boxes in zip(counts, grid, strict=True):
+        line = np.arange(count, dtype=np.int64) * boxes // count
+        of_node = (of_node[:, None] * np.int32(boxes) + line.astype(np.int32)).reshape(-1)
+    return Aggregates(of_node, grid)
 
 
 def coordinate_aggregates(coordinates: np.ndarray[Any, Any], size: int) -> Aggregates:

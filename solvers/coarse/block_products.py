@@ -1,58 +1,32 @@
-"""Products of sparse matrices of small dense blocks, on the CPU."""
+"""Products of sparse matrices of small dense blocks, by Gustavson's algorithm (1978)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numba import get_num_threads, prange
 
-from penstock.spmv import Array
+from penstock.solvers.coarse.block_rows import BlockRows
+from penstock.spmv import Array, InputError
+from penstock.spmv.compilation.cuda_module import cuda_function, launch
 from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
+from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["SERIAL_ROWS", "BlockRows", "block_product", "smoothed_rows", "transposed"]
+__all__ = ["TABLES", "block_product", "groups_for", "smoothed_rows"]
 
-#: Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
-SERIAL_ROWS = 1 << 18
-
-
-@dataclass
-class BlockRows:
-    """Consecutive rows of a sparse matrix of blocks.
-
-    Parameters
-    ----------
-    start : int
-        The first row.
-    offsets : int64 array, (rows + 1,)
-    columns : int32 array, (blocks,)
-    blocks : float64 array, (blocks, height, width)
-    """
-
-    start: int
-    offsets: Array
-    columns: Array
-    blocks: Array
-
-    @property
-    def stop(self) -> int:
-        """The row after the last one."""
-        return self.start + len(self.offsets) - 1
-
-    @staticmethod
-    def joined(parts: list[BlockRows]) -> BlockRows:
-        """Return rows that follow each other as one."""
-        counts = np.concatenate([np.diff(part.offsets) for part in parts])
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        columns = np.concatenate([part.columns for part in parts])
-        return BlockRows(parts[0].start, offsets, columns, np.concatenate([part.blocks for part in parts]))
+# Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
+_SERIAL_ROWS = 1 << 18
+#: Sizes of the hash table of a row on a GPU, and the groups of 32 lanes of a thread block.
+TABLES = {128: 8, 512: 8, 2048: 4, 8192: 1}
+_LARGE_AREA, _LARGEST_AREA, _GROUPS = 18, 36, (8, 4, 2)
 
 
 def block_product(
     A: BlockRows, B: BlockRows, columns: int, prepare: Callable[[BlockRows], None] | None = None
 ) -> BlockRows:
-    """Return rows of ``A B``, by Gustavson's algorithm (1978) on blocks.
+    """Return rows of ``A B``, on the device of A.
 
     Parameters
     ----------
@@ -63,18 +37,13 @@ def block_product(
     prepare : callable, optional
         Receives the result before the products are added to its blocks, which are zero.
     """
-    rows, parts = len(A.offsets) - 1, 4 * get_num_threads()
-    counts = np.zeros(rows + 1, dtype=np.int64)
-    pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
-    many = rows > SERIAL_ROWS
-    _count[many](parts, *pattern, counts)
-    offsets = np.cumsum(counts)
-    found = np.empty(offsets[-1], dtype=np.int32)
-    _find[many](parts, *pattern, offsets, found)
-    product = BlockRows(A.start, offsets, found, np.zeros((offsets[-1], A.blocks.shape[1], B.blocks.shape[2])))
+    kind = A.device.kind
+    offsets, found = find_kernel("block_rows", "pattern", kind)(A, B, columns)
+    blocks = A.device.xp.zeros((found.size, A.blocks.shape[1], B.blocks.shape[2]))
+    product = BlockRows(A.start, offsets, found, blocks)
     if prepare is not None:
         prepare(product)
-    _add(parts, *pattern, A.blocks, B.blocks, offsets, found, product.blocks)
+    find_kernel("block_rows", "add_product", kind)(A, B, columns, product)
     return product
 
 
@@ -89,18 +58,76 @@ def smoothed_rows(image: BlockRows, own: BlockRows, diagonal: Array, factor: flo
         D, of the same rows.
     factor : float
     """
-    _smooth[len(image.offsets) > SERIAL_ROWS](
-        image.offsets, image.columns, image.blocks, own.offsets, own.columns, own.blocks, diagonal, factor
-    )
+    find_kernel("block_rows", "smooth", image.device.kind)(image, own, diagonal, factor)
     return image
 
 
-def transposed(A: BlockRows, columns: int) -> BlockRows:
-    """Return the transpose; its columns are numbered from the first row of A."""
-    rows = np.repeat(np.arange(len(A.offsets) - 1, dtype=np.int32), np.diff(A.offsets))
-    order = np.argsort(A.columns, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(A.columns, minlength=columns))])
-    return BlockRows(0, offsets, rows[order], np.ascontiguousarray(A.blocks[order].swapaxes(1, 2)))
+@register_kernel("block_rows", "pattern", "cpu")
+def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
+    rows, parts = len(A.offsets) - 1, 4 * get_num_threads()
+    counts = np.zeros(rows + 1, dtype=np.int64)
+    pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
+    many = rows > _SERIAL_ROWS
+    _count[many](parts, *pattern, counts)
+    offsets = np.cumsum(counts)
+    found = np.empty(offsets[-1], dtype=np.int32)
+    _find[many](parts, *pattern, offsets, found)
+    return offsets, found
+
+
+@register_kernel("block_rows", "add_product", "cpu")
+def _add_product_cpu(A: BlockRows, B: BlockRows, columns: int, C: BlockRows) -> None:
+    pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
+    _add(4 * get_num_threads(), *pattern, A.blocks, B.blocks, C.offsets, C.columns, C.blocks)
+
+
+@register_kernel("block_rows", "smooth", "cpu")
+def _smooth_cpu(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> None:
+    arrays = (image.offsets, image.columns, image.blocks, own.offsets, own.columns, own.blocks)
+    _smooth[len(image.offsets) > _SERIAL_ROWS](*arrays, diagonal, factor)
+
+
+@register_kernel("block_rows", "pattern", "cuda")
+def _pattern_cuda(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
+    xp, rows = A.device.xp, len(A.offsets) - 1
+    for slots, groups in TABLES.items():
+        overflow, counts = xp.zeros(1, dtype=np.int32), xp.zeros(rows + 1, dtype=np.int64)
+        function: Any = cuda_function("block_products.cu", f"product_columns<{slots}, {groups}>")
+        given = (np.int64(rows), A.offsets, A.columns, np.int64(B.start), B.offsets, B.columns)
+        launch(function, 32 * rows, 32 * groups, (*given, counts[1:], None, None, overflow))
+        offsets = xp.cumsum(counts)
+        total, full = int(offsets[-1]), int(overflow[0])
+        if not full:
+            found = xp.empty(total, dtype=np.int32)
+            launch(function, 32 * rows, 32 * groups, (*given, None, offsets, found, overflow))
+            return offsets, found
+    raise InputError(
+        f"a row of a coarse matrix would have more than {max(TABLES)} blocks; choose larger aggregates or less smoothing"
+    )
+
+
+@register_kernel("block_rows", "add_product", "cuda")
+def _add_product_cuda(A: BlockRows, B: BlockRows, columns: int, C: BlockRows) -> None:
+    rows, (height, inner), across = len(A.offsets) - 1, A.blocks.shape[1:], B.blocks.shape[2]
+    groups = groups_for(height * across)
+    function = cuda_function("block_products.cu", f"add_block_products<{height}, {inner}, {across}, {groups}>")
+    of_a, of_b = (A.offsets, A.columns, A.blocks), (B.offsets, B.columns, B.blocks)
+    arguments = (np.int64(rows), *of_a, np.int64(B.start), *of_b, C.offsets, C.columns, C.blocks)
+    launch(function, 32 * rows, 32 * groups, arguments)
+
+
+def groups_for(area: int) -> int:
+    """Return the groups of 32 lanes of a thread block whose sums fit into 48 KiB of shared memory."""
+    return _GROUPS[(area > _LARGE_AREA) + (area > _LARGEST_AREA)]
+
+
+@register_kernel("block_rows", "smooth", "cuda")
+def _smooth_cuda(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> None:
+    rows, (height, across) = len(image.offsets) - 1, image.blocks.shape[1:]
+    function = cuda_function("block_products.cu", f"smooth_block_rows<{height}, {across}>")
+    of_own = (own.offsets, own.columns, own.blocks)
+    arguments = (np.int64(rows), image.offsets, image.columns, image.blocks, *of_own, diagonal, np.float64(factor))
+    launch(function, 32 * rows, 256, arguments)
 
 
 @serial_and_parallel

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.solvers.coarse.basis import Tentative
+from penstock.solvers.coarse.tentative import Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, Operator, ValidatedOperator
 from penstock.spmv.compilation.cuda_graph import Replay
@@ -33,17 +33,20 @@ class CoarseLevel:
     inverse: Operator
 
     def __post_init__(self) -> None:
-        zeros = self.A.device.xp.zeros
-        self._r, self._e = zeros(self.T.unknowns), zeros(self.T.unknowns)
-        capturable = isinstance(self.inverse, ValidatedOperator) and self.inverse.capturable
-        on_gpu = self.A.device.kind == "cuda"
-        self._replay = Replay(lambda: self.inverse.apply(self._r, self._e), capturable=on_gpu and capturable)
+        self._solves: dict[tuple[int, ...], tuple[Array, Array, Replay]] = {}
 
     def solve(self, r: Array) -> Array:
-        """Return ``B r`` as a new vector; on a GPU its many small kernels are replayed as one CUDA graph."""
-        self._r[...] = r
-        self._replay()
-        return self._e.copy()
+        """Return ``B r`` as a new vector or block; on a GPU its many small kernels are replayed as one CUDA graph."""
+        if r.shape not in self._solves:
+            given, e = (self.A.device.xp.zeros(r.shape) for _ in range(2))
+            capturable = isinstance(self.inverse, ValidatedOperator) and self.inverse.capturable
+            on_gpu = self.A.device.kind == "cuda"
+            replay = Replay(lambda: self.inverse.apply(given, e), capturable=on_gpu and capturable)
+            self._solves = {r.shape: (given, e, replay)}  # those of one shape
+        given, e, replay = self._solves[r.shape]
+        given[...] = r
+        replay()
+        return e.copy()
 
 
 class HasCoarseLevel(Protocol):
@@ -68,6 +71,9 @@ class HasCoarseLevel(Protocol):
     first: float
     polynomial: Sequence[RecurrenceStep]
     level: CoarseLevel
+
+    def restrict(self, r: Array, out: Array, work: Sequence[Array]) -> None:
+        """Set ``out = P^T r`` by ``len(smooth)`` products; r and the three work vectors, the last zero, are overwritten."""
 
     def lend_vectors(self, like: Array) -> list[Array]:
         """Return eight vectors, those of the last solve if they have been returned."""

@@ -28,25 +28,17 @@ p_f, x, m, u, r and three of the recurrence.
 from __future__ import annotations
 
 import math
-import time
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.galerkin import PRODUCT, restrict_smoothed
-from penstock.solvers.coarse.level import HasCoarseLevel
+from penstock.solvers.coarse.sweep import TEST_EVERY, CoarseSweep, ended
 from penstock.solvers.problem import LinearProblem, Method
 from penstock.solvers.result import SolveResult, StopReason
 from penstock.spmv import Array
-from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
 __all__ = ["CoarseCgState", "CoarseConjugateGradients"]
-
-# So many iterations without halving the residual are a sign of the rounding floor.
-_PATIENCE = 20
-# Iterations between two tests for it, which cost a product each.
-_TEST_EVERY = 5
 
 
 @dataclass
@@ -80,18 +72,6 @@ class CoarseCgState:
     residual_norms: list[float] = field(default_factory=list)
 
 
-@runtime_checkable
-class _Alternates(Protocol):
-    """A streamed matrix, whose sweeps may alternate in direction."""
-
-    direction: int
-    plan: Any
-
-    def turn_to(self, direction: int) -> None: ...
-
-    def powers_per_sweep(self) -> int: ...
-
-
 class CoarseConjugateGradients(Method, name="coarse_cg"):
     """Conjugate gradients with a coarse level for one problem.
 
@@ -104,110 +84,49 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
     State: ClassVar[type] = CoarseCgState
 
     def __init__(self, problem: LinearProblem) -> None:
-        self.problem = problem
-        self.M = M = cast(HasCoarseLevel, problem.M)
+        self.problem, self._space = problem, problem.space
         problem.set_norms(np.array([problem.space.norm(problem.b)]))
-        self._level, self._space, self._xp = M.level, problem.space, problem.A.device.xp
-        # A GPU replays captured sweeps, which always use the same memory: the vectors of one solve go to the next.
-        self._vectors = M.lend_vectors(problem.b)
-        self._v, self._other, self._m, self._u, self._image, self._r, self._x, self._y = self._vectors
-        self._image[...] = 0
-        self._g, self._e1 = (self._xp.zeros(M.level.T.unknowns) for _ in range(2))
-        first, *others = M.smooth
-        self._steps = [
-            *M.smooth[:-1],
-            replace(M.smooth[-1], adds=True),
-            RecurrenceStep(M.first, 0.0, 0.0, forms_residual=True, keeps=0),
-            *M.polynomial,
-            replace(first, keeps=1),
-            *others,
-            PRODUCT,
-        ]
-        self._recurrence: Recurrence | None = None
+        self._sweep = CoarseSweep(problem, problem.b)
+        self._level = self._sweep.M.level
         self._next_test = 0
 
     def start(self, x0: Array | None) -> CoarseCgState:
         """Solve for the coarse part and compute the first residual."""
-        problem, T = self.problem, self._level.T
-        y = self._y
-        y[...] = 0 if x0 is None else x0
-        self._x[...] = y
-        coarse = [self._xp.zeros(T.unknowns) for _ in range(4)]
-        state = CoarseCgState(self._x, y, self._xp.zeros_like(y), *coarse)
+        problem, sweep, xp = self.problem, self._sweep, self.problem.A.device.xp
+        coarse = [xp.zeros(self._level.T.unknowns) for _ in range(4)]
+        state = CoarseCgState(sweep.x, sweep.y, xp.zeros_like(problem.b), *coarse)
         if problem.empty or problem.out_of_range:
             norm = float(problem.b_norms[0])
             state.x[...] = state.y[...] = 0
             self.reason, self.residual = StopReason.CONVERGED if problem.empty else StopReason.NOT_FINITE, norm
             state.residual_norms = [norm if problem.empty else 1.0]
             return state
-        r = self._r
-        r[...] = problem.b
-        if x0 is not None:
-            problem.product(y, r, alpha=-1.0, beta=1.0)
-        restrict_smoothed(self._add_product, self.M.diagonal, T, self.M.smooth, r, self._v, state.rho)
-        state.c[...] = self._level.solve(state.rho)
-        self._level.A.apply(state.c, state.rho, alpha=-1.0, beta=1.0)
-        self._sweep(state)
+        sweep.start(x0, state.c, state.rho)
+        self._next(state)
         return state
 
     def resume(self, state: CoarseCgState) -> CoarseCgState:
         """Compute again what the last sweep of the state's solve left."""
         if self.problem.empty or self.problem.out_of_range:
             return self.start(None)
-        A = self.problem.A
-        if isinstance(A, _Alternates) and A.plan.ring.sweeps == "alternate":
-            # In the direction of that sweep: half of a matrix adds in the order of the rows.
-            sweeps = -(-len(self._steps) // A.powers_per_sweep())
-            A.turn_to(-A.direction if sweeps % 2 else A.direction)
-        self._x[...], self._y[...] = state.x, state.y
-        state.x, state.y = self._x, self._y
+        sweep = self._sweep
+        sweep.turn_back()
+        sweep.x[...], sweep.y[...] = state.x, state.y
+        state.x, state.y = sweep.x, sweep.y
         state.residual_norms = state.residual_norms[: state.iteration]
-        self._sweep(state)
+        self._next(state)
         return state
 
-    def _add_product(self, x: Array, out: Array, alpha: float) -> None:
-        self.problem.product(x, out, alpha=alpha, beta=1.0)
-
-    def _sweep(self, state: CoarseCgState) -> None:
-        """Compute the residual of the iterate, and what the next update needs; one pass over A."""
-        problem, T, M = self.problem, self._level.T, self.M
-        began = time.perf_counter()
-        self._e1[...] = self._level.solve(state.rho)
-        T.prolong(state.c + self._e1, self._v)
-        self._r[...] = problem.b
-        if self._recurrence is None:
-            self._recurrence = Recurrence(
-                self._steps,
-                self._v,
-                self._other,
-                self._r,
-                M.diagonal.blocks,
-                self._image,
-                self._space,
-                added=state.y,
-                kept=((state.x, None), (self._m, self._u)),
-            )
-        s = self._recurrence.run(problem.A)
-        problem.products += len(self._steps)
-        problem.matrix_seconds += time.perf_counter() - began
-        T.restrict(s, self._g)
-        self.residual = self._space.norm(self._r)
-        state.residual_norms.append(problem.relative(self.residual))
-        self._judge(state)
-
-    def _judge(self, state: CoarseCgState) -> None:
+    def _next(self, state: CoarseCgState) -> None:
+        """Compute the residual of the iterate, and stop if it is small enough or cannot fall."""
+        self._sweep.run(state.c, state.rho)
+        self.residual = self._space.norm(self._sweep.r)
         norms = state.residual_norms
-        if self.residual <= self.problem.tolerances[0]:
-            self.reason = StopReason.CONVERGED
-        elif not math.isfinite(self.residual):
-            self.reason = StopReason.NOT_FINITE
-        elif len(norms) > 1 and norms[-1] > 0.5 * norms[-2] and state.iteration >= self._next_test:
-            # At the rounding floor directions are noise, which makes the residual grow again.
-            reason = self.problem.stagnation(state.x, self.residual)
-            stalled = len(norms) > _PATIENCE and norms[-1] > 0.5 * norms[-1 - _PATIENCE]
-            if reason is StopReason.ROUNDING_FLOOR or stalled:
-                self.reason = reason
-            self._next_test = state.iteration + _TEST_EVERY
+        norms.append(self.problem.relative(self.residual))
+        test = state.iteration >= self._next_test
+        self.reason = ended(self.problem, state.x, norms, self.residual, test=test)
+        if test and len(norms) > 1 and norms[-1] > 0.5 * norms[-2]:
+            self._next_test = state.iteration + TEST_EVERY
 
     def advance(self, state: CoarseCgState, iterations: int) -> StopReason | None:
         """Iterate."""
@@ -216,19 +135,19 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
             if reason is not None:
                 return reason
             state.iteration += 1
-            self._sweep(state)
+            self._next(state)
             if self.reason is not None:
                 break
         return None
 
     def _update(self, state: CoarseCgState) -> StopReason | None:
         """Advance the iterate along the new direction; the vectors of the last sweep are used up."""
-        dot, level = self._space.dot, self._level
-        e1, g, A_c, m, u = self._e1, self._g, level.A, self._m, self._u
+        dot, level, sweep = self._space.dot, self._level, self._sweep
+        e1, g, A_c, m, u = sweep.e1, sweep.g, level.A, sweep.m, sweep.u
         e2 = level.solve(state.rho - A_c.apply(e1) - g)
         z_c = e1 + e2
         A_z = A_c.apply(z_c)
-        rz = dot(self._r, m) + dot(e1, g) + dot(state.rho, z_c)
+        rz = dot(sweep.r, m) + dot(e1, g) + dot(state.rho, z_c)
         zw = dot(m, u) + 2.0 * dot(g, z_c) + dot(z_c, A_z)
         beta = 0.0
         if state.curvature > 0:
@@ -269,7 +188,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         """Return the result, with x in the shape of the caller's b."""
         assert self.reason is not None, "the solve has ended"
         state.x, state.y = state.x.copy(), state.y.copy()
-        self.M.return_vectors(self._vectors)
+        self._sweep.end()
         spent = self.problem.spent(matrix=self.problem.matrix_seconds, preconditioner=0.0)
         return self.problem.column_result(
             state.x.reshape(shape), self.reason, state.residual_norms, self.residual, state=state, **spent

@@ -1,6 +1,6 @@
 """Makes the levels of a smoothed aggregation preconditioner.
 
-The prolongator ``p(D A) T`` is not stored; T and its transpose take 24 bytes for each unknown and mode. Sources: Vanek, Mandel
+The prolongator ``p(D A) T`` is not stored; T takes 8 bytes for each unknown and mode. Sources: Vanek, Mandel
 and Brezina (1996), smoothed aggregation; Vanek, Brezina and Tezaur (1999), polynomial smoothing of the prolongator. The method,
 of one sweep an iteration, is described in :mod:`penstock.solvers.coarse.method`.
 
@@ -17,13 +17,14 @@ True
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse
 
-from penstock.solvers.chebyshev import check_degree, largest_eigenvalue, scaled_row_sums
+from penstock.solvers.chebyshev import check_degree, largest_eigenvalue
 from penstock.solvers.coarse.aggregates import (
     Aggregates,
     box_aggregates,
@@ -31,19 +32,15 @@ from penstock.solvers.coarse.aggregates import (
     given_aggregates,
     graph_aggregates,
 )
-from penstock.solvers.coarse.basis import Tentative, rigid_body_modes
-from penstock.solvers.coarse.block_products import BlockRows
-from penstock.solvers.coarse.galerkin import (
-    coarse_matrix_by_probing,
-    coarse_matrix_on_host,
-    smoothing_steps,
-    with_unit_rows,
-)
-from penstock.solvers.coarse.host_rows import block_size_of, visit_rows
+from penstock.solvers.coarse.block_rows import BlockRows
+from penstock.solvers.coarse.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
 from penstock.solvers.coarse.level import CoarseLevel
+from penstock.solvers.coarse.matrix_rows import block_size_of, diagonal_and_row_sums, visit_rows
+from penstock.solvers.coarse.modes import rigid_body_modes
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
-from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi
-from penstock.spmv import BsrMatrix, CsrMatrix, InputError, Operator, as_operator
+from penstock.solvers.coarse.tentative import Tentative
+from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, inverted_blocks
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, VectorSpace, as_operator, device_of
 
 __all__ = ["smoothed_aggregation"]
 
@@ -61,8 +58,8 @@ class _Mesh:
 
     block_size: int
     aggregates: Aggregates
-    candidates: np.ndarray[Any, Any]
-    free: np.ndarray[Any, Any]
+    candidates: Array
+    free: Array
 
 
 def smoothed_aggregation(
@@ -75,7 +72,7 @@ def smoothed_aggregation(
     aggregate_nodes: int = 125,
     smoothing: int = 2,
     degree: int = 9,
-    rounds: int = 2,
+    rounds: int = 1,
 ) -> SmoothedAggregation:
     """Return a preconditioner with a coarse level, with which CG needs about a dozen iterations at any size.
 
@@ -112,10 +109,9 @@ def smoothed_aggregation(
     size = block_size_of(operator) if block_size == "auto" else int(block_size)
     _check_numbers(operator, size, aggregate_nodes, smoothing, degree)
     nodes = operator.shape[0] // size
-    candidates = _candidates(near_null_space, coordinates, nodes, size)
     with operator.device.current():
-        diagonal = block_jacobi(operator, size)
-        high, free = _measured(operator, diagonal, rounds, degree)
+        candidates = _candidates(near_null_space, coordinates, nodes, size, operator.device)
+        diagonal, high, free = _measured(operator, size, rounds, degree)
         found = _aggregates(operator, size, aggregates, coordinates, aggregate_nodes, smoothing)
         return _preconditioner(operator, diagonal, high, degree, smoothing, _Mesh(size, found, candidates, free))
 
@@ -132,37 +128,40 @@ def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int,
         raise InputError(f"a coarse level needs vectors of float64, not {A.dtype}")
 
 
-def _candidates(near_null_space: Any, coordinates: Any, nodes: int, size: int) -> np.ndarray[Any, Any]:
-    """Return the near-null space on the host, ``(n, modes)``."""
+def _candidates(near_null_space: Any, coordinates: Any, nodes: int, size: int, device: Device) -> Array:
+    """Return the near-null space on the device, ``(n, modes)``."""
+    xp = device.xp
     if near_null_space is not None:
-        given = near_null_space.get() if hasattr(near_null_space, "get") else near_null_space
-        found = np.asarray(given, dtype=np.float64)
+        found = device.asarray(near_null_space, dtype=np.float64)
         found = found.reshape(-1, 1) if found.ndim == 1 else found
-        if (
-            found.ndim != 2
-            or found.shape[0] != nodes * size
-            or not 1 <= found.shape[1] <= 8
-            or not np.isfinite(found).all()
-        ):
+        if found.ndim != 2 or found.shape[0] != nodes * size or not 1 <= found.shape[1] <= 8 or not _finite(found):
             raise InputError(
                 f"near_null_space must be finite and of shape ({nodes * size}, modes) with 1 to 8 modes, not {found.shape}"
             )
         return found
     if coordinates is not None:
-        points = np.asarray(coordinates, dtype=np.float64)
-        if points.ndim != 2 or len(points) != nodes or not np.isfinite(points).all():
+        points = device.asarray(coordinates, dtype=np.float64)
+        if points.ndim != 2 or len(points) != nodes or not _finite(points):
             raise InputError(f"coordinates must be finite and of shape ({nodes}, dimensions), not {points.shape}")
         return rigid_body_modes(points, size)
-    return np.tile(np.eye(size), (nodes, 1))
+    return xp.tile(xp.eye(size), (nodes, 1))
 
 
-def _measured(A: Operator, diagonal: DiagonalBlocks, rounds: int, degree: int) -> tuple[float, np.ndarray[Any, Any]]:
-    """Return a bound of the eigenvalues of ``D A``, and which unknowns couple with others, unlike clamped ones."""
-    sums = scaled_row_sums(A, diagonal)
-    high = largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums)
+def _finite(array: Array) -> bool:
+    """Return whether all numbers are finite, and their squares not too large."""
+    flat = array.reshape(-1)
+    return math.isfinite(VectorSpace(device_of(array)).dot(flat, flat))
+
+
+def _measured(A: Operator, size: int, rounds: int, degree: int) -> tuple[DiagonalBlocks, float, Array]:
+    """Return D, a bound of the eigenvalues of ``D A``, and which unknowns couple with others, unlike clamped ones."""
+    blocks, sums = diagonal_and_row_sums(A, size)
+    diagonal = inverted_blocks(A, blocks)
+    if sums is None:
+        return diagonal, largest_eigenvalue(A, diagonal, rounds, degree), A.device.xp.ones(A.shape[0], dtype=np.bool_)
+    sums = DiagonalBlocks(abs(diagonal.blocks)).apply(sums)
     # The sum is 1 plus the couplings.
-    free = np.ones(A.shape[0], dtype=np.bool_) if sums is None else A.device.to_host(sums) >= 1.0 + _DECOUPLED
-    return high, free
+    return diagonal, largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums), sums >= 1.0 + _DECOUPLED
 
 
 def _aggregates(
@@ -176,7 +175,7 @@ def _aggregates(
     if given is not None:
         return given_aggregates(given, nodes)
     if coordinates is not None:
-        return coordinate_aggregates(np.asarray(coordinates, dtype=np.float64), aggregate_nodes)
+        return coordinate_aggregates(A.device.to_host(coordinates).astype(np.float64), aggregate_nodes)
     return graph_aggregates(*_graph(A, size), smoothing, aggregate_nodes)
 
 
@@ -185,8 +184,8 @@ def _graph(A: Operator, size: int) -> tuple[Any, Any]:
     counts, columns = [np.zeros(1, dtype=np.int64)], []
 
     def take(rows: BlockRows) -> None:
-        counts.append(np.diff(rows.offsets))
-        columns.append(rows.columns)
+        counts.append(np.diff(A.device.to_host(rows.offsets)))
+        columns.append(A.device.to_host(rows.columns))
 
     visit_rows(A, size, take)
     return np.cumsum(np.concatenate(counts)), np.concatenate(columns)
@@ -197,11 +196,7 @@ def _preconditioner(
 ) -> SmoothedAggregation:
     T = Tentative(mesh.candidates, mesh.free, mesh.aggregates, mesh.block_size, A.device)
     steps = smoothing_steps(smoothing, high)
-    if A.device.kind == "cuda" and mesh.aggregates.couple_with_neighbours_only(smoothing):
-        coarse = coarse_matrix_by_probing(A, diagonal.blocks, T, steps)
-    else:
-        coarse = coarse_matrix_on_host(A, diagonal.blocks, T, steps, mesh.block_size)
-    coarse = with_unit_rows(coarse.to_device(A.device), T.missing)
+    coarse = with_unit_rows(coarse_matrix(A, diagonal.blocks, T, steps), T.missing)
     level = CoarseLevel(T, coarse, _inverse(coarse, T))
     return SmoothedAggregation(A, diagonal, high, degree, smoothing, level)
 
@@ -218,6 +213,6 @@ def _inverse(A: BsrMatrix, T: Tentative) -> Operator:
         offsets, columns = A.device.to_host(A.row_offsets), A.device.to_host(A.column_indices)
         aggregates = graph_aggregates(offsets, columns, 1, _COARSE_SIDE**3)
     diagonal = block_jacobi(A, size)
-    high = largest_eigenvalue(A, diagonal, 2)
-    mesh = _Mesh(size, aggregates, T.candidates, np.ones(T.unknowns, dtype=np.bool_))
+    high = largest_eigenvalue(A, diagonal, 1)
+    mesh = _Mesh(size, aggregates, T.candidates, A.device.xp.ones(T.unknowns, dtype=np.bool_))
     return _preconditioner(A, diagonal, high, _COARSE_DEGREE, _COARSE_SMOOTHING, mesh)

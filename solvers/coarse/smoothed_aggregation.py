@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from penstock.solvers.chebyshev import Interval
-from penstock.solvers.coarse.galerkin import restrict_smoothed, smoothing_steps
+from penstock.solvers.coarse.block_method import CoarseBlockConjugateGradients
+from penstock.solvers.coarse.galerkin import PRODUCT, smoothing_steps
 from penstock.solvers.coarse.level import CoarseLevel
 from penstock.solvers.coarse.method import CoarseConjugateGradients
 from penstock.solvers.preconditioners import DiagonalBlocks
@@ -52,6 +56,8 @@ class SmoothedAggregation(ValidatedOperator):
 
     #: How :func:`cg` solves with this preconditioner.
     cg_method = CoarseConjugateGradients
+    #: How :func:`block_cg` does.
+    block_cg_method = CoarseBlockConjugateGradients
 
     @property
     def capturable(self) -> bool:
@@ -74,30 +80,38 @@ class SmoothedAggregation(ValidatedOperator):
     def _vectors(self, like: Array) -> list[Array]:
         if not self._work or self._work[0].shape != like.shape:
             xp, coarse = self.device.xp, (self.level.T.unknowns, *like.shape[1:])
-            self._work = [xp.zeros_like(like) for _ in range(5)] + [xp.zeros(coarse) for _ in range(2)]
+            self._work = [xp.zeros_like(like) for _ in range(6)] + [xp.zeros(coarse) for _ in range(2)]
         return self._work
 
     def _run(self, steps: list[RecurrenceStep], v: Array, other: Array, f: Array, image: Array) -> Array:
         return Recurrence(steps, v, other, f, self.diagonal.blocks, image, self.space).run(self.A) if steps else v
 
-    def _add_product(self, x: Array, out: Array, alpha: float) -> None:
-        self.A.apply(x, out, alpha=alpha, beta=1.0)
+    def restrict(self, r: Array, out: Array, work: Sequence[Array]) -> None:
+        """Set ``out = P^T r``; r is overwritten.
+
+        ``P^T r = T^T p(A D) r``, and ``p(A D) r`` is what ``len(smooth)`` steps of Richardson's iteration from zero leave of r:
+        as many products, in one sweep if A is streamed. The last of the three work vectors must be zero.
+        """
+        v, other, image = work
+        self.diagonal._apply(r, v, self.smooth[0].a, 0.0)
+        steps = [*(replace(step, driven=True) for step in self.smooth[1:]), PRODUCT]
+        r -= Recurrence(steps, v, other, r, self.diagonal.blocks, image, self.space, repeats=False).run(self.A)
+        self.level.T.restrict(r, out)
 
     def _coarse(self, r: Array) -> Array:
         """Return ``Q r``; the work vectors 0 to 2 are overwritten."""
-        v, other, image, *_, restricted, solved = self._vectors(r)
-        v[...] = r
-        restrict_smoothed(self._add_product, self.diagonal, self.level.T, self.smooth, v, other, restricted)
+        v, other, image, own, *_, restricted, solved = self._vectors(r)
+        own[...] = r
+        self.restrict(own, restricted, (v, other, image))
         self.level.inverse.apply(restricted, solved)
         self.level.T.prolong(solved, v)
         return self._run(self.smooth, v, other, v, image)
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        _, _, image, residual, total, *_ = work = self._vectors(x)
+        v, other, image, _, residual, total, *_ = self._vectors(x)
         total[...] = self._coarse(x)
         residual[...] = x
         self.A.apply(total, residual, alpha=-1.0, beta=1.0)
-        v, other = work[0], work[1]
         self.diagonal._apply(residual, v, self.first, 0.0)
         total += self._run(self.polynomial, v, other, residual, image)
         residual[...] = x

@@ -17,10 +17,11 @@ from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 __all__ = ["SmoothedAggregationSpec"]
 
 _DEGREE, _SMOOTHING = 9, 2
-# Six modes are the most usual; T and its transpose take 12 bytes each for an unknown and a mode.
+# Six modes are the most usual; T takes 8 bytes for an unknown and a mode.
 _MODES = 6
-# Vectors of the recurrence, of the iteration and of the products that make the coarse matrix, beyond those of CG.
-_VECTORS, _PROBED_VECTORS = 6, 90
+# Vectors of the recurrence and of the iteration, beyond those of CG; as much memory as the rows of A and P that are held while
+# the coarse matrix is formed on a GPU.
+_VECTORS, _WINDOW_VECTORS = 6, 60
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
 
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return the vectors for T, the diagonal blocks and the iteration; the set-up on a GPU needs most."""
-        held = self.block_size + 3 * _MODES + _VECTORS * columns
-        return max(held, 3 * _MODES + _PROBED_VECTORS) if streamed_to_gpu else held
+        held = self.block_size + _MODES + _VECTORS * columns
+        return max(held, self.block_size + _MODES + _WINDOW_VECTORS) if streamed_to_gpu else held
 
     def degrees(self, *, streamed: bool) -> tuple[int, ...]:
         """Return the products of an iteration."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from penstock.spmv.errors import InputError
 from penstock.spmv.registry import Registry
 
 __all__ = ["KERNELS", "find_kernel", "has_kernel", "register_kernel", "registered_kernels"]
 
-Kernel = Callable[..., None]
+Kernel = Callable[..., Any]
 
 #: All kernels by ``(format, operation, kind of device)``.
 KERNELS: Registry[tuple[str, str, str], Kernel] = Registry("kernel")

@@ -7,7 +7,6 @@ from scipy.sparse.csgraph import connected_components
 
 from penstock.fem import Cantilever
 from penstock.solvers.coarse.aggregates import (
-    Aggregates,
     box_aggregates,
     coordinate_aggregates,
     given_aggregates,
@@ -56,26 +55,6 @@ def test_boxes_that_couple_with_others_than_neighbours_are_not_made():
         assert widths.min() >= 5
 
 
-@pytest.mark.parametrize(
-    ("counts", "size", "most"),
-    [((25, 25, 25), 5, 2), ((26, 9, 9), 5, 2), ((24, 24), 3, 1), ((9, 9, 9), 2, 0), ((4, 4), 2, 3)],
-)
-def test_smoothing_reaches_other_boxes_than_neighbours_where_they_are_narrow(counts, size, most):
-    """As the supports of smoothed boxes show, which grow by a node with each product."""
-    boxes = box_aggregates(counts, size)
-
-    for smoothing in (1, 2, 3):
-        reach = 2 * smoothing + 1  # of P^T A P, from node to node
-        neighbours = True
-        for count, number in zip(counts, boxes.grid, strict=True):
-            line = np.arange(count) * number // count
-            near = abs(np.arange(count)[:, None] - np.arange(count)) <= reach
-            neighbours &= bool((abs(line[:, None] - line)[near] <= 1).all())
-        if boxes.couple_with_neighbours_only(smoothing):
-            assert neighbours
-        assert boxes.couple_with_neighbours_only(smoothing) == (smoothing <= most)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_bisection_makes_equal_compact_parts(seed):
     points = np.random.default_rng(seed).random((4000, 3)) * [10, 1, 1]
@@ -115,13 +94,6 @@ def test_nodes_without_neighbours_are_aggregates_of_their_own():
     lonely = graph_aggregates(np.arange(6), np.arange(5), 2, 125)
 
     assert sorted(lonely.of_node) == list(range(5))
-
-
-def test_members_lists_every_node_once():
-    offsets, order = Aggregates(np.array([2, 0, 1, 0, 2, 2])).members()
-
-    assert offsets.tolist() == [0, 2, 3, 6]
-    assert order.tolist() == [1, 3, 2, 0, 4, 5]
 
 
 def test_given_numbers_may_have_gaps_but_not_another_length():

@@ -6,8 +6,8 @@ from coarse_reference import block_inverse, smoothed_prolongator, tentative
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import smoothed_aggregation
-from penstock.solvers.coarse.basis import rigid_body_modes
-from penstock.solvers.coarse.galerkin import coarse_matrix_by_probing, coarse_matrix_on_host, with_unit_rows
+from penstock.solvers.coarse.galerkin import coarse_matrix, with_unit_rows
+from penstock.solvers.coarse.modes import rigid_body_modes
 from penstock.spmv import InputError, format_named
 from penstock.streaming import HostStore, StreamedMatrix
 
@@ -82,18 +82,6 @@ def test_the_coarse_matrix_is_the_galerkin_product(name, dof):
     assert np.allclose(M.level.A.to_csr().toarray(), expected, atol=1e-12 * abs(expected).max())
 
 
-@pytest.mark.parametrize("smoothing", [1, 2])
-def test_probing_finds_the_same_matrix(smoothing):
-    beam = beam_of(3, nodes=(21, 16, 6))
-    A, M = level_of(beam, smoothing=smoothing)
-    T = M.level.T
-
-    probed = with_unit_rows(coarse_matrix_by_probing(A, M.diagonal.blocks, T, M.smooth), T.missing)
-
-    expected = M.level.A.to_csr().toarray()
-    assert np.allclose(probed.to_csr().toarray(), expected, atol=1e-11 * abs(expected).max())
-
-
 @pytest.mark.parametrize("name", ["bsr", "symmetric_bsr"])
 @pytest.mark.parametrize("count", [3, 8])
 def test_streamed_rows_make_the_same_coarse_matrix(name, count):
@@ -102,7 +90,7 @@ def test_streamed_rows_make_the_same_coarse_matrix(name, count):
     steps, T = M.smooth, M.level.T
     store = HostStore.create(beam.subdivisions(count, name))
     with store, StreamedMatrix(store, 3 * max(store.index.sizes["whole"])) as streamed:
-        found = coarse_matrix_on_host(streamed, M.diagonal.blocks, T, steps, 3)
+        found = coarse_matrix(streamed, M.diagonal.blocks, T, steps)
 
     assert (
         abs(with_unit_rows(found, T.missing).to_csr() - M.level.A.to_csr()).max()

@@ -1,0 +1,245 @@
+"""Conjugate gradients with a coarse level for several right-hand sides, which share the passes over A."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.solvers.coarse.sweep import TEST_EVERY, CoarseSweep, ended
+from penstock.solvers.problem import LinearProblem, Method
+from penstock.solvers.result import BlockSolveResult, StopReason
+from penstock.spmv import Array
+from penstock.spmv.vectors.block_space import BlockSpace
+
+__all__ = ["CoarseBlockCgState", "CoarseBlockConjugateGradients"]
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass
+class CoarseBlockCgState:
+    """Everything that the next iteration needs; a checkpoint is a saved state.
+
+    Parameters
+    ----------
+    x, y, p : array, (n, columns)
+        The iterates, and the fine parts of the iterates and of the search directions.
+    c, p_c, h, rho : array, (unknowns of the coarse level, columns)
+        Their coarse parts, ``P^T A p`` and ``P^T (b - A x)``.
+    curvatures : float64 array on the host, (columns,)
+        ``p.Ap`` of the last directions; 0 for a column without one.
+    reasons : list of StopReason or None
+        For each column; None until it has ended.
+    iteration : int
+    residual_norms : list of list of float
+        Relative norms of each column, as in the result.
+    """
+
+    x: Array
+    y: Array
+    p: Array
+    c: Array
+    p_c: Array
+    h: Array
+    rho: Array
+    curvatures: Numbers
+    reasons: list[StopReason | None]
+    iteration: int = 0
+    residual_norms: list[list[float]] = field(default_factory=list)
+
+
+class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
+    """The method of :mod:`penstock.solvers.coarse.method` for a block of right-hand sides.
+
+    Each column has its own directions: after a dozen iterations columns have little to learn from each other, and all passes
+    over A are shared. Columns that have ended stand still.
+
+    Parameters
+    ----------
+    problem : LinearProblem
+        With right-hand sides ``(n, columns)`` and a preconditioner with a coarse level, of its matrix.
+    """
+
+    State: ClassVar[type] = CoarseBlockCgState
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self.problem, device, (n, columns) = problem, problem.A.device, problem.b.shape
+        self._fine = BlockSpace(device, n, columns, problem.b.dtype)
+        problem.set_norms(np.sqrt(np.maximum(_dots(self._fine, problem.b, problem.b), 0.0)))
+        b, unusual = problem.b, [*problem.empty, *problem.out_of_range]
+        if unusual:
+            b = b.copy()
+            b[:, unusual] = 0
+        self._sweep = CoarseSweep(problem, b)
+        self._level = self._sweep.M.level
+        self._coarse = BlockSpace(device, self._level.T.unknowns, columns, np.float64)
+        self.residuals = np.full(columns, math.nan)
+        self._next_test = 0
+
+    def start(self, x0: Array | None) -> CoarseBlockCgState:
+        """Solve for the coarse parts and compute the first residuals."""
+        problem, sweep, xp, count = self.problem, self._sweep, self.problem.A.device.xp, self.problem.columns
+        c, p_c, h, rho = (xp.zeros((self._level.T.unknowns, count)) for _ in range(4))
+        p, nothing, reasons = xp.zeros_like(problem.b), np.zeros(count), list[StopReason | None]([None] * count)
+        state = CoarseBlockCgState(sweep.x, sweep.y, p, c, p_c, h, rho, nothing, reasons)
+        state.residual_norms = [[] for _ in range(count)]
+        self._set_aside(state)
+        aside = [column for column, reason in enumerate(state.reasons) if reason is not None]
+        if x0 is not None and aside:
+            x0 = x0.copy()
+            x0[:, aside] = 0
+        sweep.start(x0, state.c, state.rho)
+        self._next(state)
+        return state
+
+    def _set_aside(self, state: CoarseBlockCgState) -> None:
+        """End the columns whose right-hand side is zero or out of the range of numbers."""
+        for columns, reason in (
+            (self.problem.empty, StopReason.CONVERGED),
+            (self.problem.out_of_range, StopReason.NOT_FINITE),
+        ):
+            for column in columns:
+                state.reasons[column] = reason
+
+    def resume(self, state: CoarseBlockCgState) -> CoarseBlockCgState:
+        """Compute again what the last sweep of the state's solve left; the tolerance may be another one."""
+        sweep = self._sweep
+        sweep.turn_back()
+        sweep.x[...], sweep.y[...] = state.x, state.y
+        state.x, state.y = sweep.x, sweep.y
+        state.reasons = [reason if reason is StopReason.NOT_FINITE else None for reason in state.reasons]
+        state.residual_norms = [norms[: state.iteration] for norms in state.residual_norms]
+        self._set_aside(state)
+        self._next(state)
+        return state
+
+    def running(self, state: CoarseBlockCgState) -> bool:
+        """Return whether any column is still being solved."""
+        return None in state.reasons
+
+    def residual_norm(self, state: CoarseBlockCgState) -> float:
+        """Return the largest relative residual of the running columns, or of all if none runs."""
+        every = [(norms[-1], reason) for norms, reason in zip(state.residual_norms, state.reasons, strict=True)]
+        return max((norm for norm, reason in every if reason is None), default=max(norm for norm, _ in every))
+
+    def _next(self, state: CoarseBlockCgState) -> None:
+        """Compute the residuals of the iterates, and end the columns whose residual is small enough or cannot fall."""
+        self._sweep.run(state.c, state.rho)
+        squares = _dots(self._fine, self._sweep.r, self._sweep.r)
+        test = state.iteration >= self._next_test
+        if test:
+            self._next_test = state.iteration + TEST_EVERY
+        unusual = [*self.problem.empty, *self.problem.out_of_range]
+        for column, norms in enumerate(state.residual_norms):
+            residual = math.sqrt(squares[column]) if squares[column] >= 0 else math.nan
+            self.residuals[column] = float(self.problem.b_norms[column]) if column in unusual else residual
+            norms.append(self.problem.relative(self.residuals[column], column))
+            if state.reasons[column] is None:
+                reason = ended(self.problem, state.x, norms, residual, test=test, column=column)
+                self._end_column(state, column, reason)
+
+    def _end_column(self, state: CoarseBlockCgState, column: int, reason: StopReason | None) -> None:
+        state.reasons[column] = reason
+        if reason is not None:
+            state.curvatures[column] = 0.0
+        if reason is StopReason.NOT_FINITE:  # NaN times zero would be NaN in every other column
+            sweep = self._sweep
+            for block in (
+                state.y,
+                state.p,
+                state.c,
+                state.p_c,
+                state.h,
+                state.rho,
+                sweep.m,
+                sweep.u,
+                sweep.g,
+                sweep.e1,
+            ):
+                block[:, column] = 0
+
+    def advance(self, state: CoarseBlockCgState, iterations: int) -> StopReason | None:
+        """Iterate."""
+        for _ in range(iterations):
+            self._update(state)
+            if not self.running(state):
+                break
+            state.iteration += 1
+            self._next(state)
+            if not self.running(state):
+                break
+        return None
+
+    def _update(self, state: CoarseBlockCgState) -> None:
+        """Advance the iterates along the new directions; the vectors of the last sweep are used up."""
+        level, sweep, asarray = self._level, self._sweep, self.problem.A.device.asarray
+        e1, g, A_c, m, u = sweep.e1, sweep.g, level.A, sweep.m, sweep.u
+        e2 = level.solve(state.rho - A_c.apply(e1) - g)
+        z_c = e1 + e2
+        A_z = A_c.apply(z_c)
+        fine, coarse = self._fine, self._coarse
+        rz = _dots(fine, sweep.r, m) + _dots(coarse, e1, g) + _dots(coarse, state.rho, z_c)
+        zw = _dots(fine, m, u) + 2.0 * _dots(coarse, g, z_c) + _dots(coarse, z_c, A_z)
+        zq = _dots(fine, state.p, u) + _dots(coarse, state.p_c, g) + _dots(coarse, state.h, z_c)
+        moved = state.curvatures > 0
+        with np.errstate(all="ignore"):
+            beta = np.where(moved, -zq / state.curvatures, 0.0)
+            zw = np.where(moved, zw + 2.0 * beta * zq + beta * beta * state.curvatures, zw)
+            alpha = rz / zw
+        for column, reason in enumerate(state.reasons):
+            if reason is None:
+                fault = _fault(float(rz[column]), float(zw[column]))
+                if fault is not None:
+                    self._end_column(state, column, fault)
+                    z_c[:, column] = A_z[:, column] = 0
+        stands = np.array([reason is not None for reason in state.reasons])
+        alpha, beta = np.where(stands, 0.0, alpha), np.where(stands, 0.0, beta)
+        state.curvatures = np.where(stands, 0.0, zw)
+        one = np.eye(len(stands))
+        fine.add(state.p, m, one, state.p, np.diag(beta))
+        fine.add(state.y, state.p, np.diag(alpha), state.y, one)
+        # In place: a checkpoint and a captured graph refer to these arrays.
+        of_alpha, of_beta = asarray(alpha), asarray(beta)
+        state.p_c *= of_beta
+        state.p_c += z_c
+        state.c += of_alpha * state.p_c
+        state.h *= of_beta
+        state.h += g + A_z
+        state.rho -= of_alpha * state.h
+
+    def end(self, state: CoarseBlockCgState, reason: StopReason) -> None:
+        """Stop the running columns; the residuals of the last sweep are those of the iterates."""
+        for column, known in enumerate(state.reasons):
+            if known is None:
+                norm, history = float(self.residuals[column]), state.residual_norms[column]
+                state.reasons[column] = self.problem.verdict(reason, norm, history, column)
+
+    def result(self, state: CoarseBlockCgState) -> BlockSolveResult:
+        """Return the result."""
+        state.x, state.y = state.x.copy(), state.y.copy()
+        self._sweep.end()
+        spent = self.problem.spent(matrix=self.problem.matrix_seconds)
+        columns = []
+        for column, reason in enumerate(state.reasons):
+            assert reason is not None, "the solve has ended"
+            history, residual = state.residual_norms[column], float(self.residuals[column])
+            columns.append(self.problem.column_result(state.x[:, column], reason, history, residual, column, **spent))
+        return BlockSolveResult(state.x, tuple(columns), state.iteration, **spent, state=state)
+
+
+def _dots(blocks: BlockSpace, x: Array, y: Array) -> Numbers:
+    """Return the inner products of equal columns."""
+    dots: Numbers = np.diag(blocks.gram(x, y)).copy()
+    return dots
+
+
+def _fault(rz: float, zw: float) -> StopReason | None:
+    """Return why a column cannot go on, given ``r.z`` and the curvature of its new direction."""
+    if not (math.isfinite(rz) and math.isfinite(zw)):
+        return StopReason.NOT_FINITE
+    if rz <= 0:
+        return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
+    return StopReason.NOT_POSITIVE_DEFINITE if zw <= 0 else None

@@ -1,0 +1,89 @@
+"""Consecutive rows of a sparse matrix of small dense blocks, on the host or on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from penstock.spmv import Array, Device, device_of
+
+__all__ = ["BlockRows", "block_rows", "row_numbers"]
+
+
+@dataclass
+class BlockRows:
+    """Consecutive rows of a sparse matrix of blocks.
+
+    Parameters
+    ----------
+    start : int
+        The first row.
+    offsets : int64 array, (rows + 1,)
+    columns : int32 array, (blocks,)
+        Ascending in every row.
+    blocks : float64 array, (blocks, height, width)
+    """
+
+    start: int
+    offsets: Array
+    columns: Array
+    blocks: Array
+
+    @property
+    def stop(self) -> int:
+        """The row after the last one."""
+        return self.start + len(self.offsets) - 1
+
+    @property
+    def device(self) -> Device:
+        """Where the arrays are."""
+        return device_of(self.blocks)
+
+    @cached_property
+    def reach(self) -> tuple[int, int]:
+        """The smallest and the largest column; the first row without blocks."""
+        if not self.columns.size:
+            return self.start, self.start - 1
+        return int(self.columns.min()), int(self.columns.max())
+
+    def part(self, start: int, stop: int) -> BlockRows:
+        """Return some of the rows, as views."""
+        offsets = self.offsets[start - self.start : stop - self.start + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        return BlockRows(start, offsets - first, self.columns[first:last], self.blocks[first:last])
+
+    def transposed(self, columns: int) -> BlockRows:
+        """Return the transpose; its columns are numbered from the first row of this one."""
+        xp = self.device.xp
+        rows = row_numbers(self.offsets, self.columns.size)
+        order = xp.argsort(self.columns, kind="stable")
+        offsets = xp.searchsorted(self.columns[order], xp.arange(columns + 1)).astype(np.int64)
+        blocks = xp.ascontiguousarray(self.blocks[order].swapaxes(1, 2))
+        return BlockRows(0, offsets, rows[order].astype(np.int32), blocks)
+
+    @staticmethod
+    def joined(parts: list[BlockRows]) -> BlockRows:
+        """Return rows that follow each other as one."""
+        if len(parts) == 1:
+            return parts[0]
+        xp = parts[0].device.xp
+        counts = xp.concatenate([xp.diff(part.offsets) for part in parts])
+        offsets = xp.concatenate([xp.zeros(1, dtype=np.int64), xp.cumsum(counts)])
+        columns = xp.concatenate([part.columns for part in parts])
+        return BlockRows(parts[0].start, offsets, columns, xp.concatenate([part.blocks for part in parts]))
+
+
+def block_rows(start: int, stop: int, rows: Array, columns: Array, blocks: Array, width: int) -> BlockRows:
+    """Return rows ``start`` to ``stop`` from their blocks in any order; a matrix of ``width`` block columns."""
+    xp = device_of(blocks).xp
+    order = xp.argsort((rows - start) * np.int64(width) + columns)
+    offsets = xp.searchsorted(rows[order], xp.arange(start, stop + 1)).astype(np.int64)
+    return BlockRows(start, offsets, columns[order].astype(np.int32), xp.ascontiguousarray(blocks[order]))
+
+
+def row_numbers(offsets: Array, entries: int) -> Array:
+    """Return the row of every entry, from 0."""
+    xp = device_of(offsets).xp
+    return xp.searchsorted(offsets, xp.arange(entries), side="right") - 1

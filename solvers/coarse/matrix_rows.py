@@ -1,0 +1,178 @@
+"""Visits the rows of a matrix as blocks, complete and in ascending order, whatever its format, on the device of the matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from penstock.solvers.coarse.block_rows import BlockRows, block_rows, row_numbers
+from penstock.spmv import (
+    Array,
+    BsrMatrix,
+    HasAbsoluteProduct,
+    InputError,
+    Operator,
+    SparseMatrix,
+    device_of,
+    format_named,
+)
+from penstock.spmv.formats.convert import stored_blocks
+from penstock.spmv.formats.sliced_bsr import HEIGHT
+
+__all__ = ["block_size_of", "diagonal_and_row_sums", "visit_rows"]
+
+
+# Of the rows that are visited at a time: on a CPU, what is formed from them stays in the cache; on a GPU, they occupy it.
+_SLAB_NBYTES = {"cpu": 4 << 20, "cuda": 96 << 20}
+
+#: Block rows, block columns and blocks.
+_Blocks = tuple[Array, Array, Array]
+
+
+@runtime_checkable
+class _Streamed(Protocol):
+    """A matrix that is swept slab by slab."""
+
+    plan: Any
+
+    def sweep(self, visit: Callable[[int, SparseMatrix], None]) -> None: ...
+
+    def turn_to(self, direction: int) -> None: ...
+
+
+def block_size_of(A: Operator) -> int:
+    """Return the rows of the blocks that a matrix stores, 1 without blocks."""
+    if isinstance(A, SparseMatrix):
+        return A.values.shape[-1] if isinstance(A, BsrMatrix) else int(A.parameters().get("block_size", 1))
+    if isinstance(A, _Streamed):
+        return int(A.plan.index.block_size)
+    return 1
+
+
+def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array | None]:
+    """Return the dense blocks on the diagonal, and the sums of the absolute values of every row; None if A cannot tell.
+
+    One sweep if A is streamed.
+    """
+    if not isinstance(A, HasAbsoluteProduct):
+        return A.diagonal_blocks(size), None  # type: ignore[attr-defined]
+    xp = A.device.xp
+    ones = xp.ones(A.shape[0], dtype=A.dtype)
+    if not isinstance(A, _Streamed):
+        return A.diagonal_blocks(size), A.apply_absolute(ones)  # type: ignore[attr-defined]
+    starts = A.plan.index.row_starts
+    blocks, sums = xp.zeros((A.shape[0] // size, size, size), dtype=A.dtype), xp.zeros(A.shape[0], dtype=A.dtype)
+
+    def visit(number: int, slab: SparseMatrix) -> None:
+        slab.add_diagonal_blocks(starts[number], blocks)
+        slab.add_absolute(starts[number], ones, sums)
+
+    A.sweep(visit)
+    return blocks, sums
+
+
+def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None]) -> None:
+    """Call ``visit(rows)`` for consecutive rows of A, with blocks of ``block_size``; one sweep if A is streamed.
+
+    Raises
+    ------
+    InputError
+        If A is not a matrix whose entries can be read.
+    """
+    if isinstance(A, _Streamed):
+        index = A.plan.index
+        completion = _Completion(index.format_name, block_size, visit, _SLAB_NBYTES[A.device.kind])
+        A.turn_to(1)
+        A.sweep(lambda number, slab: completion.add(index.subdivisions[number].row_start, slab))
+        return
+    if not isinstance(A, SparseMatrix):
+        raise InputError(f"a coarse level is made of the entries of a matrix, which {type(A).__name__} does not show")
+    completion, granularity = _Completion(A.name, block_size, visit), math.lcm(A.row_granularity, block_size)
+    step = max(1, A.shape[0] * _SLAB_NBYTES[A.device.kind] // max(A.nbytes, 1) // granularity) * granularity
+    for start in range(0, A.shape[0], step):
+        completion.add(start, A.rows(start, min(start + step, A.shape[0])))
+
+
+class _Completion:
+    """Completes rows of which half is stored by the mirror images of earlier rows.
+
+    It gathers slabs until their blocks take ``enough`` bytes, which makes them worth a visit.
+    """
+
+    def __init__(self, format_name: str, block_size: int, visit: Callable[[BlockRows], None], enough: int = 0) -> None:
+        self._half, self._size, self._visit = format_named(format_name).traits.half, block_size, visit
+        self._enough = enough
+        # Blocks of rows that have arrived, and mirror images of blocks in rows that have not.
+        self._arrived: list[_Blocks] = []
+        self._pending: list[_Blocks] = []
+        self._start = 0
+
+    def add(self, first_row: int, slab: SparseMatrix) -> None:
+        """Take the next rows."""
+        start = first_row // self._size
+        stop = start + slab.shape[0] // self._size
+        rows, columns, blocks = _blocks_of(slab, self._size)
+        last = stop * self._size == slab.shape[1]
+        if blocks is slab.values and not last:
+            blocks = blocks.copy()  # the memory of a slab is used again
+        self._arrived.append((rows + start, columns, blocks))
+        if last or sum(part[2].nbytes for part in self._arrived) >= self._enough:
+            self._complete(stop, slab.shape[1])
+
+    def _complete(self, stop: int, width: int) -> None:
+        start, self._start = self._start, stop
+        xp = device_of(self._arrived[0][2]).xp
+        rows, columns, blocks = _joined(self._arrived)
+        parts = [(rows, columns, blocks)]
+        if self._half:
+            below = xp.flatnonzero(columns > rows)
+            images = (columns[below], rows[below], blocks[below].swapaxes(1, 2))
+            pending, self._pending = [*self._pending, images], []
+            for entry in pending:
+                here = entry[0] < stop
+                parts.append(_some(entry, xp.flatnonzero(here)))
+                later = xp.flatnonzero(~here)
+                if later.size:
+                    self._pending.append(_some(entry, later))
+        self._arrived = []
+        self._visit(block_rows(start, stop, *_joined(parts), width))
+
+
+def _joined(parts: list[_Blocks]) -> _Blocks:
+    if len(parts) == 1:
+        return parts[0]
+    xp = device_of(parts[0][2]).xp
+    rows, columns, blocks = (xp.concatenate([part[i] for part in parts]) for i in range(3))
+    return rows, columns, blocks
+
+
+def _some(blocks: _Blocks, chosen: Array) -> _Blocks:
+    rows, columns, values = blocks
+    return rows[chosen], columns[chosen], values[chosen]
+
+
+def _blocks_of(slab: SparseMatrix, size: int) -> _Blocks:
+    """Return block rows, block columns and blocks of a slab, where the slab is."""
+    if isinstance(slab, BsrMatrix) and slab.values.shape[-1] == size:
+        rows = row_numbers(slab.row_offsets, slab.column_indices.size)
+        return rows, slab.column_indices.astype(np.int64), slab.values.astype(np.float64, copy=False)
+    arrays = slab.arrays()
+    if "chunk_offsets" in arrays and slab.parameters().get("block_size") == size:
+        return stored_blocks(
+            arrays["chunk_offsets"],
+            arrays["column_indices"],
+            arrays["values"].astype(np.float64, copy=False),
+            arrays["permutation"],
+            slab.shape[0] // size,
+            HEIGHT,
+            size,
+        )
+    if size == 1:
+        rows, columns, values = slab.triplets()
+        return rows.astype(np.int64), columns.astype(np.int64), values.astype(np.float64).reshape(-1, 1, 1)
+    blocks = slab.to_csr().tobsr((size, size))
+    host = (np.repeat(np.arange(len(blocks.indptr) - 1), np.diff(blocks.indptr)), blocks.indices.astype(np.int64))
+    return tuple(slab.device.asarray(array) for array in (*host, blocks.data.astype(np.float64)))

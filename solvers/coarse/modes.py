@@ -1,0 +1,49 @@
+"""The rigid motions of a body, which its stiffness matrix nearly maps to zero."""
+
+from __future__ import annotations
+
+from penstock.spmv import Array, Device, InputError, device_of
+
+__all__ = ["rigid_body_modes"]
+
+
+def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
+    """Return the rigid motions of nodes: 3 in a plane, 6 in space, constants for one unknown a node.
+
+    Parameters
+    ----------
+    coordinates : array, (nodes, 2) or (nodes, 3)
+        On the host or on a GPU, where the result is made.
+    block_size : int
+        Unknowns a node: 1; displacements (2 or 3); displacements and rotations (3 in a plane, 6 in space).
+
+    Returns
+    -------
+    array, (nodes * block_size, modes)
+
+    Raises
+    ------
+    InputError
+        If no body has such unknowns.
+    """
+    device: Device = device_of(coordinates)
+    xp, (nodes, dimensions) = device.xp, coordinates.shape
+    if block_size == 1:
+        return xp.ones((nodes, 1))
+    if (dimensions, block_size) not in {(2, 2), (2, 3), (3, 3), (3, 6)}:
+        raise InputError(
+            f"no rigid body motions are known for {block_size} unknowns a node in {dimensions} dimensions; give near_null_space"
+        )
+    x = xp.zeros((nodes, 3))
+    x[:, :dimensions] = coordinates - coordinates.mean(axis=0)
+    axes = [2] if dimensions == 2 else [0, 1, 2]
+    modes = xp.zeros((nodes, block_size, dimensions + len(axes)))
+    for direction in range(dimensions):
+        modes[:, direction, direction] = 1.0
+    for number, axis in enumerate(axes, start=dimensions):
+        first, second = (axis + 1) % 3, (axis + 2) % 3
+        modes[:, first, number] = -x[:, second]
+        modes[:, second, number] = x[:, first]
+        if block_size > dimensions:
+            modes[:, number, number] = 1.0  # the rotation itself
+    return modes.reshape(nodes * block_size, -1)

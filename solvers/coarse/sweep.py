@@ -1,0 +1,143 @@
+"""One pass over A of conjugate gradients with a coarse level: see :mod:`penstock.solvers.coarse.method`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, Protocol, cast, runtime_checkable
+
+from penstock.solvers.coarse.galerkin import PRODUCT
+from penstock.solvers.coarse.level import HasCoarseLevel
+from penstock.solvers.problem import LinearProblem
+from penstock.solvers.result import StopReason
+from penstock.spmv import Array
+from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
+
+__all__ = ["CoarseSweep", "ended"]
+
+# So many iterations without halving the residual are a sign of the rounding floor.
+_PATIENCE = 20
+#: Iterations between two tests for it, which cost a product each.
+TEST_EVERY = 5
+
+
+@runtime_checkable
+class _Alternates(Protocol):
+    """A streamed matrix, whose sweeps may alternate in direction."""
+
+    direction: int
+    plan: Any
+
+    def turn_to(self, direction: int) -> None: ...
+
+    def powers_per_sweep(self) -> int: ...
+
+
+class CoarseSweep:
+    """All products of an iteration, for one vector or a block of vectors.
+
+    Parameters
+    ----------
+    problem : LinearProblem
+        With a preconditioner that has a coarse level, of its matrix.
+    b : array, (n,) or (n, k)
+
+    Attributes
+    ----------
+    x, y : array of the shape of b
+        The iterate, and its fine part, which the solver advances.
+    r, m, u : array of the shape of b
+        The residual ``b - A x``, ``m = q(D A) D r`` and ``u = A m``.
+    e1, g : array, (unknowns of the coarse level,) or (..., k)
+        The coarse correction that x contains, and ``P^T A m``.
+    """
+
+    def __init__(self, problem: LinearProblem, b: Array) -> None:
+        self._problem, self._b = problem, b
+        self.M = M = cast(HasCoarseLevel, problem.M)
+        # A GPU replays captured sweeps, which always use the same memory: the vectors of one solve go to the next.
+        self._vectors = M.lend_vectors(b)
+        self._v, self._other, self.m, self.u, self._image, self.r, self.x, self.y = self._vectors
+        self._image[...] = 0
+        self.g, self.e1 = (problem.A.device.xp.zeros((M.level.T.unknowns, *b.shape[1:])) for _ in range(2))
+        first, *others = M.smooth
+        steps = [
+            *M.smooth[:-1],
+            replace(M.smooth[-1], adds=True),
+            RecurrenceStep(M.first, 0.0, 0.0, forms_residual=True, keeps=0),
+            *M.polynomial,
+            replace(first, keeps=1),
+            *others,
+            PRODUCT,
+        ]
+        self._recurrence = Recurrence(
+            steps, self._v, self._other, self.r, M.diagonal.blocks, self._image, problem.space,
+            added=self.y, kept=((self.x, None), (self.m, self.u)),
+        )  # fmt: skip
+
+    def start(self, x0: Array | None, c: Array, rho: Array) -> None:
+        """Set y to the guess, c to the coarse part that is best for it, and ``rho = P^T (b - A x)``; a sweep of few products."""
+        problem, level, began = self._problem, self.M.level, time.perf_counter()
+        self.y[...] = 0 if x0 is None else x0
+        self.r[...] = self._b
+        if x0 is not None:
+            problem.product(self.y, self.r, alpha=-1.0, beta=1.0)
+        self.M.restrict(self.r, rho, (self._v, self._other, self._image))
+        problem.products += len(self.M.smooth)
+        problem.matrix_seconds += time.perf_counter() - began
+        c[...] = level.solve(rho)
+        level.A.apply(c, rho, alpha=-1.0, beta=1.0)
+
+    def run(self, c: Array, rho: Array) -> None:
+        """Compute the residual of the iterate, and what the next update needs; one pass over A."""
+        problem, T, began = self._problem, self.M.level.T, time.perf_counter()
+        self.e1[...] = self.M.level.solve(rho)
+        T.prolong(c + self.e1, self._v)
+        self.r[...] = self._b
+        s = self._recurrence.run(problem.A)
+        problem.products += len(self._recurrence.steps)
+        problem.matrix_seconds += time.perf_counter() - began
+        T.restrict(s, self.g)
+
+    def turn_back(self) -> None:
+        """Let the next sweep go in the direction of the one before, which it repeats.
+
+        Half of a matrix adds in the order of the rows.
+        """
+        A = self._problem.A
+        if isinstance(A, _Alternates) and A.plan.ring.sweeps == "alternate":
+            sweeps = -(-len(self._recurrence.steps) // A.powers_per_sweep())
+            A.turn_to(-A.direction if sweeps % 2 else A.direction)
+
+    def end(self) -> None:
+        """Return the vectors, x and y among them, for the next solve."""
+        self.M.return_vectors(self._vectors)
+
+
+def ended(
+    problem: LinearProblem, x: Array, norms: list[float], residual: float, *, test: bool, column: int = 0
+) -> StopReason | None:
+    """Return why a right-hand side needs no further iteration, or None.
+
+    Parameters
+    ----------
+    x : array
+        The iterate or iterates.
+    norms : list of float
+        Relative residuals so far.
+    residual : float
+        The last one, not relative.
+    test : bool
+        Whether a residual that falls slowly may be tested for the rounding floor.
+    """
+    slow = len(norms) > 1 and norms[-1] > 0.5 * norms[-2]
+    if residual <= problem.tolerances[column]:
+        return StopReason.CONVERGED
+    if not residual < float("inf"):
+        return StopReason.NOT_FINITE
+    if not (slow and test):
+        return None
+    # At the rounding floor directions are noise, which makes the residual grow again.
+    reason = problem.stagnation(x, residual, column)
+    stalled = len(norms) > _PATIENCE and norms[-1] > 0.5 * norms[-1 - _PATIENCE]
+    return reason if reason is StopReason.ROUNDING_FLOOR or stalled else None
