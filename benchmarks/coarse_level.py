@@ -1,12 +1,13 @@
 """A coarse level: iterations, sweeps and seconds of whole solves, in memory and streamed, against what there was.
 
     python benchmarks/coarse_level.py h200 --device cuda
-    python benchmarks/coarse_level.py h200 --device cuda --matrix cube64-dof3 --matrix beam512x32x32-dof3
+    python benchmarks/coarse_level.py h200 --device cuda --matrix cube64-dof3 --matrix cube128-dof3-shuffled
 
 Cantilevers of random stiffness (lognormal, sigma 0.5) under a shear load, to a true relative residual of 1e-8. In memory half of
 the matrix is stored; streamed, the matrix storage has a quarter of the BSR matrix. ``seconds`` is the solve, ``setup_seconds``
 making the preconditioner, both the second time, when kernels have been compiled. Peers, in memory: CG with block Jacobi and with
-a Chebyshev polynomial, and what a user would pick instead.
+a Chebyshev polynomial, and what a user would pick instead. ``-shuffled``: the nodes in random order, the aggregates found in the
+graph of the matrix; streamed, the rows are put in the order of levels. ``k32``: 32 samples of a random load by ``block_cg``.
 """
 
 from __future__ import annotations
@@ -18,28 +19,42 @@ from typing import Any
 
 from peer import Peer, seconds_of
 from record import argument_parser, record, told, write
-from systems import System
+from systems import Reordered, System
 
-from penstock.solvers import block_jacobi, cg, chebyshev, preconditioner_spec, smoothed_aggregation
-from penstock.spmv import Device, Operator
+from penstock.experiments import Experiment
+from penstock.experiments.cantilever.loads import right_hand_sides
+from penstock.solvers import block_cg, block_jacobi, cg, chebyshev, jacobi, preconditioner_spec, smoothed_aggregation
+from penstock.spmv import Array, Device, Operator
 from penstock.streaming import LinkRates
 from penstock.streaming.measurement.probes import measure_link
 from penstock.streaming.measurement.rates import machine_rates
 
 RTOL = 1e-8
+SAMPLES = 32
+WITH_SAMPLES = ("cube128-dof3", "cube48-dof3")
 MATRICES = {
-    "cuda": ("cube32-dof3", "cube64-dof3", "cube128-dof3", "beam512x32x32-dof3", "cube104-dof6", "cube256-dof1"),
+    "cuda": (
+        "cube32-dof3",
+        "cube64-dof3",
+        "cube128-dof3",
+        "beam512x32x32-dof3",
+        "cube104-dof6",
+        "cube256-dof1",
+        "cube128-dof3-shuffled",
+    ),
     "cpu": ("cube32-dof3", "cube48-dof3", "beam129x9x9-dof3", "cube16-dof6"),
 }
 
 
-def system_named(name: str, device: Device) -> System:
+def system_named(name: str, device: Device, *, streamed: bool = False) -> System:
     """Return the cantilever of a name such as ``cube128-dof3`` or ``beam512x32x32-dof3``."""
-    found = re.fullmatch(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof([136])", name)
+    found = re.fullmatch(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof([136])(-shuffled)?", name)
     if found is None:
         raise SystemExit(f"no matrix is called {name}")
-    side, *sides, dof = found.groups()
+    side, *sides, dof, shuffled = found.groups()
     nodes = (int(side),) * 3 if side else tuple(int(extent) for extent in sides)
+    if shuffled:
+        return Reordered(name, nodes, device, levels=streamed)
     return System(name, nodes, device, dof=int(dof))
 
 
@@ -48,12 +63,11 @@ class Solves:
 
     def __init__(self, system: System) -> None:
         self.system, self.device, self.b = system, system.device, system.load()
+        self._samples_of_load: Array | None = None
 
     def with_coarse_level(self, A: Operator) -> dict[str, Any]:
         """Set up and solve twice, and return the figures of the second time."""
-        beam = self.system.beam
-        where = {"coordinates": beam.mesh.coordinates(), "aggregates": beam.mesh.node_counts}
-        make = partial(smoothed_aggregation, A, **where, block_size=beam.dof)
+        make = partial(smoothed_aggregation, A, **self.system.place(), block_size=self.system.beam.dof)
         for _ in range(2):
             before = getattr(A, "sweeps", 0)
             setup_seconds, M = seconds_of(self.device, make)
@@ -70,7 +84,8 @@ class Solves:
 
     def in_memory(self, limit: float, peers: bool) -> dict[str, Any]:
         """The matrix in memory."""
-        A = self.system.matrix("symmetric_bsr").to_device(self.device)
+        # Half of a shuffled matrix would add to rows all over the vector.
+        A = self.system.matrix("bsr" if isinstance(self.system, Reordered) else "symmetric_bsr").to_device(self.device)
         found = self.with_coarse_level(A)
         others, iterations = self._peers(A) if peers else ({}, {})
         found["peer_iterations"] = iterations
@@ -103,12 +118,61 @@ class Solves:
         moved = found["bytes_streamed"]
         return self._entry("streamed", found, {"memory": memory["seconds"], **memory["peers"]}, moved / link, moved)
 
+    def samples_in_memory(self, limit: float) -> dict[str, Any]:
+        """Samples of a random load, with the matrix in memory; the peer is block CG without a coarse level."""
+        A = self.system.matrix("sliced_bsr").to_device(self.device)  # its products with blocks are the fastest
+        found = self._samples(A)
+        floor = 14 * found["iterations"] * (A.nbytes + 2 * SAMPLES * self.b.nbytes)
+        return self._entry("memory", found, found.pop("peers"), floor / limit, floor, f"/k{SAMPLES}")
+
+    def samples_streamed(self, rates: LinkRates, link: float) -> dict[str, Any]:
+        """The same with a quarter of the storage of BSR."""
+        system = self.system
+        spec = preconditioner_spec("smoothed_aggregation", block_size=system.beam.dof)
+        plan = system.plan_for(spec, rates, SAMPLES)
+        with system.streamed(plan) as A:
+            found = self._samples(A, peer=False)
+        with system.streamed(system.plan_for(preconditioner_spec("jacobi"), rates, SAMPLES)) as A:
+            block_cg(A, self._loads(), M=jacobi(A), maxiter=2)
+            peers = self._block_peer(A)
+        found |= {"format": plan.index.format_name, "budget_bytes": system.budget, "slots": plan.slots}
+        moved, peers = found["bytes_streamed"], {**found.pop("peers"), **peers}
+        return self._entry("streamed", found, peers, moved / link, moved, f"/k{SAMPLES}")
+
+    def _loads(self) -> Array:
+        if self._samples_of_load is None:
+            beam = self.system.beam
+            model = {"nodes": list(beam.mesh.node_counts), "dof": beam.dof}
+            experiment = Experiment.model_validate({"model": model, "load": {"samples": SAMPLES}})
+            self._samples_of_load = self.device.asarray(right_hand_sides(experiment, beam))
+        return self._samples_of_load
+
+    def _block_peer(self, A: Operator) -> dict[str, float]:
+        seconds, result = seconds_of(self.device, partial(block_cg, A, self._loads(), M=jacobi(A), rtol=RTOL))
+        assert result.converged, result.columns[0].message
+        print(f"  block_cg with Jacobi: {result.iterations} iterations, {seconds:.2f} s", flush=True)
+        return {"block_cg_jacobi": seconds}
+
+    def _samples(self, A: Operator, *, peer: bool = True) -> dict[str, Any]:
+        """Solve all samples together."""
+        setup_seconds, M = seconds_of(self.device, partial(smoothed_aggregation, A, **self.system.place()))
+        samples = []
+        for _ in range(3):
+            seconds, result = seconds_of(self.device, partial(block_cg, A, self._loads(), M=M, rtol=RTOL))
+            samples.append(seconds)
+        assert result.converged, result.columns[0].message
+        return {
+            "samples": samples[1:], "setup_seconds": setup_seconds, "iterations": result.iterations, "sweeps": result.sweeps,
+            "true_residual": max(column.true_residual for column in result.columns),
+            "bytes_streamed": result.bytes_streamed, "peers": self._block_peer(A) if peer else {},
+        }  # fmt: skip
+
     def _entry(
-        self, way: str, found: dict[str, Any], peers: dict[str, float], floor: float, nbytes: int
+        self, way: str, found: dict[str, Any], peers: dict[str, float], floor: float, nbytes: int, more: str = ""
     ) -> dict[str, Any]:
         samples = found.pop("samples")
         entry = record(
-            f"coarse_level/{way}/{self.system.name}", samples, floor=floor, nbytes=nbytes, peers=peers, **found
+            f"coarse_level/{way}/{self.system.name}{more}", samples, floor=floor, nbytes=nbytes, peers=peers, **found
         )
         told(entry, f"{found['iterations']} iterations, set-up {found['setup_seconds']:.3f} s, solve")
         return entry
@@ -121,6 +185,7 @@ def main() -> None:
     parser.add_argument("--matrix", action="append", help="such as cube128-dof3; several can be given")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--no-streamed", action="store_true")
+    parser.add_argument("--no-samples", action="store_true")
     arguments = parser.parse_args()
     device = Device.parse(arguments.device)
     records: list[dict[str, Any]] = []
@@ -132,7 +197,11 @@ def main() -> None:
             solves = Solves(system_named(name, device))
             records.append(solves.in_memory(rates.memory, not arguments.no_peers))
             if not arguments.no_streamed:
+                if name.endswith("-shuffled"):
+                    solves = Solves(system_named(name, device, streamed=True))
                 records.append(solves.streamed(rates, link, records[-1]))
+            if name in WITH_SAMPLES and not arguments.no_samples:
+                records += [solves.samples_in_memory(rates.memory), solves.samples_streamed(rates, link)]
             write("coarse_level", arguments, limits, records)
             del solves
             if device.kind == "cuda":

@@ -67,6 +67,10 @@ class System:
         """Return the right-hand side."""
         return self.device.asarray(self.beam.load())
 
+    def place(self) -> dict[str, Any]:
+        """Return what :func:`smoothed_aggregation` needs to know of the nodes."""
+        return {"coordinates": self.beam.mesh.coordinates(), "aggregates": self.beam.mesh.node_counts}
+
     def counts(self) -> tuple[int, ...]:
         """Return the cuts to try: of whole planes."""
         return tuple(count for count in range(8, 513) if self.planes % count == 0)
@@ -91,11 +95,16 @@ class System:
             yield A
 
     def candidates(
-        self, spec: PreconditionerSpec, formats: Sequence[str], degrees: Sequence[int], counts: Sequence[int]
+        self,
+        spec: PreconditionerSpec,
+        formats: Sequence[str],
+        degrees: Sequence[int],
+        counts: Sequence[int],
+        columns: int = 1,
     ) -> Iterator[Candidate]:
         """Yield the matrix in every format and cut, for every number of consecutive products."""
-        held = spec.vectors(1, streamed_to_gpu=True)
-        workspace = cg_workspace_nbytes(self.n) + 8 * held * self.n
+        held = spec.workspace_nbytes(self.n, columns, streamed_to_gpu=True)
+        workspace = columns * cg_workspace_nbytes(self.n) + held
         for name, count in itertools.product(formats, sorted({min(count, self.planes) for count in counts})):
             try:
                 index = index_of(self.symbolic_slabs(name, count), (self.n, self.n))
@@ -103,7 +112,8 @@ class System:
                 continue
             reach = self.reach(index)
             for degree in degrees:
-                yield Candidate(index, Workload(degree=degree, workspace_nbytes=workspace), reach)
+                workload = Workload(columns=columns, degree=degree, workspace_nbytes=workspace)
+                yield Candidate(index, workload, reach)
 
     def plan(
         self,
@@ -118,27 +128,33 @@ class System:
         spec = preconditioner_spec("chebyshev", block_size=self.beam.dof)
         return choose(self.candidates(spec, formats, degrees, counts or self.counts()), self.budget, ring, rates=rates)
 
-    def plan_for(self, spec: PreconditionerSpec, rates: LinkRates) -> StreamPlan:
-        """Choose format and cut for a preconditioner."""
-        counts = self.counts() or (self.planes,)
-        return choose(self.candidates(spec, FORMATS, spec.degrees(streamed=True), counts), self.budget, rates=rates)
+    def plan_for(self, spec: PreconditionerSpec, rates: LinkRates, columns: int = 1) -> StreamPlan:
+        """Choose format and cut for a preconditioner and so many right-hand sides."""
+        counts, degrees = self.counts() or (self.planes,), spec.degrees(streamed=True)
+        return choose(self.candidates(spec, FORMATS, degrees, counts, columns), self.budget, rates=rates)
 
 
 class Reordered(System):
-    """The same matrix with its nodes shuffled, and put in the order of levels."""
+    """The same matrix with its nodes shuffled, and put in the order of levels, or left as it is."""
 
-    def __init__(self, name: str, nodes: tuple[int, ...], device: Device) -> None:
+    def __init__(self, name: str, nodes: tuple[int, ...], device: Device, *, levels: bool = True) -> None:
         super().__init__(name, nodes, device)
         A = self.matrix("bsr")
         blocks = scipy.sparse.bsr_array((A.values, A.column_indices, A.row_offsets), shape=A.shape)
         self._made.clear()
         shuffle = LevelOrder(np.random.default_rng(0).permutation(self.n // 3), 3)
         blocks = shuffle.matrix(blocks)
-        self.order = level_order(blocks, 3)
-        blocks = self.order.matrix(blocks)
-        self._load = self.order.forward(shuffle.forward(self.beam.load()))
-        self._couplings = ColumnExtents.of(blocks)
+        self.order, self._forward = shuffle, shuffle.forward
+        if levels:
+            self.order = level_order(blocks, 3)
+            blocks = self.order.matrix(blocks)
+            self._forward = lambda vectors: self.order.forward(shuffle.forward(vectors))
+            self._couplings = ColumnExtents.of(blocks)
         self._csr = CsrMatrix.from_csr(blocks.tocsr(), check=False)
+
+    def place(self) -> dict[str, Any]:
+        """Return the near-null space, without which aggregates come from the graph."""
+        return {"near_null_space": self._forward(np.ascontiguousarray(self.beam.rigid_body_modes()))}
 
     def make(self, name: str) -> SparseMatrix:
         """Make the whole matrix; before it is shuffled, the given one."""
@@ -148,7 +164,7 @@ class Reordered(System):
 
     def load(self) -> Array:
         """Return the right-hand side in the order of levels."""
-        return self.device.asarray(self._load)
+        return self.device.asarray(self._forward(self.beam.load()))
 
     def counts(self) -> tuple[int, ...]:
         """Return the cuts to try: of any rows."""

@@ -25,8 +25,10 @@ from penstock.spmv.formats.sliced_bsr import HEIGHT
 __all__ = ["block_size_of", "diagonal_and_row_sums", "visit_rows"]
 
 
-# Of the rows that are visited at a time: on a CPU, what is formed from them stays in the cache; on a GPU, they occupy it.
+# Of the rows that are visited at a time: on a CPU, what is formed from them stays in the cache; on a GPU, they occupy it, better
+# if there is room for more.
 _SLAB_NBYTES = {"cpu": 4 << 20, "cuda": 96 << 20}
+_LARGEST_SLAB_NBYTES, _SHARE_OF_FREE = 256 << 20, 256
 
 #: Block rows, block columns and blocks.
 _Blocks = tuple[Array, Array, Array]
@@ -91,7 +93,10 @@ def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None])
     if not isinstance(A, SparseMatrix):
         raise InputError(f"a coarse level is made of the entries of a matrix, which {type(A).__name__} does not show")
     completion, granularity = _Completion(A.name, block_size, visit), math.lcm(A.row_granularity, block_size)
-    step = max(1, A.shape[0] * _SLAB_NBYTES[A.device.kind] // max(A.nbytes, 1) // granularity) * granularity
+    enough = _SLAB_NBYTES[A.device.kind]
+    if A.device.kind == "cuda":
+        enough = max(enough, min(_LARGEST_SLAB_NBYTES, A.device.free_nbytes() // _SHARE_OF_FREE))
+    step = max(1, A.shape[0] * enough // max(A.nbytes, 1) // granularity) * granularity
     for start in range(0, A.shape[0], step):
         completion.add(start, A.rows(start, min(start + step, A.shape[0])))
 

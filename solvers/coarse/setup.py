@@ -18,7 +18,6 @@ True
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -50,16 +49,6 @@ _DENSE_UNKNOWNS = 800
 _DECOUPLED = 1e-12
 # On coarse levels products are cheap, and prolongators of degree 1 with aggregates of 3 nodes a side couple neighbours only.
 _COARSE_SIDE, _COARSE_SMOOTHING, _COARSE_DEGREE = 3, 1, 5
-
-
-@dataclass(frozen=True)
-class _Mesh:
-    """What is known of the nodes of a level besides the matrix."""
-
-    block_size: int
-    aggregates: Aggregates
-    candidates: Array
-    free: Array
 
 
 def smoothed_aggregation(
@@ -113,7 +102,9 @@ def smoothed_aggregation(
         candidates = _candidates(near_null_space, coordinates, nodes, size, operator.device)
         diagonal, high, free = _measured(operator, size, rounds, degree)
         found = _aggregates(operator, size, aggregates, coordinates, aggregate_nodes, smoothing)
-        return _preconditioner(operator, diagonal, high, degree, smoothing, _Mesh(size, found, candidates, free))
+        T = Tentative(candidates, free, found, size, operator.device)
+        del candidates, free  # as large as T
+        return _preconditioner(operator, diagonal, high, degree, smoothing, T)
 
 
 def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int, degree: int) -> None:
@@ -192,9 +183,8 @@ def _graph(A: Operator, size: int) -> tuple[Any, Any]:
 
 
 def _preconditioner(
-    A: Operator, diagonal: DiagonalBlocks, high: float, degree: int, smoothing: int, mesh: _Mesh
+    A: Operator, diagonal: DiagonalBlocks, high: float, degree: int, smoothing: int, T: Tentative
 ) -> SmoothedAggregation:
-    T = Tentative(mesh.candidates, mesh.free, mesh.aggregates, mesh.block_size, A.device)
     steps = smoothing_steps(smoothing, high)
     coarse = with_unit_rows(coarse_matrix(A, diagonal.blocks, T, steps), T.missing)
     level = CoarseLevel(T, coarse, _inverse(coarse, T))
@@ -214,5 +204,6 @@ def _inverse(A: BsrMatrix, T: Tentative) -> Operator:
         aggregates = graph_aggregates(offsets, columns, 1, _COARSE_SIDE**3)
     diagonal = block_jacobi(A, size)
     high = largest_eigenvalue(A, diagonal, 1)
-    mesh = _Mesh(size, aggregates, T.candidates, A.device.xp.ones(T.unknowns, dtype=np.bool_))
-    return _preconditioner(A, diagonal, high, _COARSE_DEGREE, _COARSE_SMOOTHING, mesh)
+    every = A.device.xp.ones(T.unknowns, dtype=np.bool_)
+    coarser = Tentative(T.candidates, every, aggregates, size, A.device)
+    return _preconditioner(A, diagonal, high, _COARSE_DEGREE, _COARSE_SMOOTHING, coarser)

@@ -19,9 +19,10 @@ __all__ = ["SmoothedAggregationSpec"]
 _DEGREE, _SMOOTHING = 9, 2
 # Six modes are the most usual; T takes 8 bytes for an unknown and a mode.
 _MODES = 6
-# Vectors of the recurrence and of the iteration, beyond those of CG; as much memory as the rows of A and P that are held while
-# the coarse matrix is formed on a GPU.
-_VECTORS, _WINDOW_VECTORS = 6, 60
+# Vectors of the recurrence and of the iteration, beyond those of CG; coarse levels take as much memory as three.
+_VECTORS, _LEVELS = 6, 3
+# Rows of A and P that are held while the coarse matrix is formed on a GPU: that of a small one, or a window.
+_WINDOW_VECTORS, _WINDOW_NBYTES = 60, 4 << 30
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,15 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         )
 
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
-        """Return the vectors for T, the diagonal blocks and the iteration; the set-up on a GPU needs most."""
-        held = self.block_size + _MODES + _VECTORS * columns
-        return max(held, self.block_size + _MODES + _WINDOW_VECTORS) if streamed_to_gpu else held
+        """Return the vectors for the diagonal blocks, T, the coarse levels and the iteration."""
+        return self.block_size + _MODES + _LEVELS + _VECTORS * columns
+
+    def workspace_nbytes(self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False) -> int:
+        """Return the memory for them, or that of the set-up if it is larger."""
+        vector = n * int(np.dtype(dtype).itemsize)
+        held = self.vectors(columns, streamed_to_gpu=streamed_to_gpu) * vector
+        window = min(_WINDOW_VECTORS * vector, _WINDOW_NBYTES)
+        return max(held, (self.block_size + _MODES + _LEVELS) * vector + window) if streamed_to_gpu else held
 
     def degrees(self, *, streamed: bool) -> tuple[int, ...]:
         """Return the products of an iteration."""
