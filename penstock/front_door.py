@@ -1,7 +1,8 @@
 """``penstock.solve``: one call for any symmetric positive definite matrix, resident or streamed.
 
 A matrix larger than its memory is streamed: to a GPU from the caller's arrays, page-locked in place, or from converted ones; on a
-CPU from a store on disk. The preconditioner ``"auto"`` is Jacobi, by blocks where the matrix has them, or, streamed, a Chebyshev
+CPU from a store on disk. The preconditioner ``"auto"`` is a coarse level where the near-null space is given, or where the matrix
+is large or streamed and nearly maps constants to zero; else Jacobi, by blocks where the matrix has them, or, streamed, a Chebyshev
 polynomial where the plan expects it to be faster. A matrix that is symmetric to rounding, as every assembled one is, may be
 stored by its upper half; ``explain()`` says so.
 

@@ -6,12 +6,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.matrix_checks import check_matrix, check_square
 from penstock.request import Placement, Request, Vectors, room_for_matrix
+from penstock.slow_modes import constants_are_slow
 from penstock.solvers import (
     PreconditionerSpec,
 )
@@ -155,6 +157,7 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
     facts = [("symmetry", how)]
     block_size = _dense_block_size(statistics) if request.block_size == "auto" else request.block_size
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_RESIDENT_BLOCK)
+    request = _with_slow_constants(A, request, block_size, facts, streamed=False)
     base = request.specs(block_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
     ranking = rank_formats(statistics, request.device.kind, vectors.together)
@@ -167,7 +170,19 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
         workload = vectors.workload(request, base, base.degrees(streamed=False)[0])
         plan = plan_stream(index, max(request.memory or 0, index.nbytes), workload)
         return _placed(request, plan, [base], vectors, A.nnz, facts, matrix=matrix)
+    request = _with_slow_constants(A, request, block_size, facts, streamed=True)
     return _place_streamed(A, statistics, request, block_size, facts, rates)
+
+
+def _with_slow_constants(
+    A: CsrMatrix, request: Request, block_size: int, facts: list[tuple[str, str]], *, streamed: bool
+) -> Request:
+    """Return the request, with a coarse level where the preconditioner is to be chosen and one is expected to win."""
+    undecided = request.preconditioner == "auto" and not request.options and not request.constants_are_slow
+    if not undecided or not constants_are_slow(A, block_size, streamed=streamed):
+        return request
+    facts.append(("coarse", "a coarse level: A nearly maps constants to zero, so they are its slow modes"))
+    return replace(request, constants_are_slow=True)
 
 
 def _place_streamed(

@@ -40,6 +40,8 @@ class Request:
         Options of the preconditioner, such as ``degree``.
     name : str
         What messages call the matrix.
+    constants_are_slow : bool
+        Whether a coarse level made of constants is expected to win.
     """
 
     device: Device
@@ -49,12 +51,14 @@ class Request:
     block_size: int | Literal["auto"] = "auto"
     options: dict[str, Any] = field(default_factory=dict)
     name: str = "A"
+    constants_are_slow: bool = False
 
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.
 
-        ``auto`` is smoothed aggregation where the near-null space is known. Otherwise it is Jacobi, by blocks where the matrix
-        has them; where it is streamed, a Chebyshev polynomial as well, whose products share sweeps.
+        ``auto`` is smoothed aggregation where the near-null space is known or constants are found to be slow. Otherwise it is
+        Jacobi, by blocks where the matrix has them; where it is streamed, a Chebyshev polynomial as well, whose products share
+        sweeps.
         """
         if isinstance(self.preconditioner, PreconditionerSpec):
             return [self.preconditioner.with_block_size(block_size)]
@@ -63,7 +67,7 @@ class Request:
             if spec.needs_blocks and block_size == 1:
                 raise InputError("the matrix does not consist of dense blocks; choose jacobi or chebyshev")
             return [spec]
-        if "near_null_space" in self.options:
+        if "near_null_space" in self.options or self.constants_are_slow:
             return [preconditioner_spec("smoothed_aggregation", block_size=block_size, **self.options)]
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
         return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]

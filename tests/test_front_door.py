@@ -12,6 +12,7 @@ from kernel_targets import gpu_count
 
 import penstock
 from penstock import placement as placement_module
+from penstock import slow_modes
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers.chebyshev import ChebyshevSpec
 from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, SymmetricBsrMatrix
@@ -262,6 +263,46 @@ class TestDecisions:
     @pytest.mark.skipif(gpu_count() > 0, reason="there is a GPU")
     def test_without_a_gpu_auto_is_the_cpu(self, A, b):
         assert "\ndevice      cpu" in penstock.solve(A, b).explain()
+
+
+def diffusion(side, shift):
+    """A 7-point Laplacian of a cube with the unknowns of one face fixed, and a shift as of a time step."""
+    line = scipy.sparse.diags_array([-np.ones(side - 1), 2 * np.ones(side), -np.ones(side - 1)], offsets=[-1, 0, 1])
+    one = scipy.sparse.eye_array(side)
+    sums = [
+        scipy.sparse.kron(scipy.sparse.kron(a, b), c)
+        for a, b, c in ((line, one, one), (one, line, one), (one, one, line))
+    ]
+    A = scipy.sparse.csr_array(sum(sums))
+    natural = scipy.sparse.diags_array(A.sum(axis=1) * (np.arange(side**3) >= side**2))
+    return scipy.sparse.csr_array(A - natural + shift * scipy.sparse.eye_array(side**3))
+
+
+class TestCoarseLevel:
+    """``auto`` chooses a coarse level where constants are slow modes, and says so."""
+
+    @pytest.mark.parametrize("options", [{"memory": "1 MiB"}, {}])
+    @pytest.mark.parametrize("shift", [0.0, 1.0])
+    def test_is_chosen_where_the_matrix_is_streamed_and_maps_constants_to_zero(self, shift, options):
+        A = diffusion(30, shift)
+        b = np.random.default_rng(0).standard_normal(A.shape[0])
+
+        result = solve(A, b, **options)
+
+        check(A, b, result)
+        chosen = "smoothed_aggregation" in result.explain()
+        assert chosen == ("memory" in options and shift == 0.0)
+        assert chosen == ("nearly maps constants to zero" in result.explain())
+
+    def test_in_memory_it_must_be_large(self, monkeypatch):
+        monkeypatch.setattr(slow_modes, "_LEAST_RESIDENT_ROWS", 1000)
+        A = diffusion(20, 0.0)
+
+        result = solve(A, np.ones(A.shape[0]))
+
+        assert "smoothed_aggregation" in result.explain()
+        assert result.iterations <= 10
+        assert "smoothed_aggregation" not in solve(A, np.ones(A.shape[0]), preconditioner="jacobi").explain()
 
 
 class TestRefused:

@@ -45,7 +45,7 @@ class Variant:
 def _one_power(experiment: Experiment) -> dict[str, Any]:
     """Return a preconditioner that needs one product per iteration."""
     polynomial = experiment.preconditioner.degrees(streamed=True) != (1,)
-    return {"preconditioner": "block_jacobi" if polynomial else experiment.solver.preconditioner}
+    return {"preconditioner": "block_jacobi" if polynomial else experiment.solver.chosen}
 
 
 def _in_memory(experiment: Experiment) -> dict[str, Any]:

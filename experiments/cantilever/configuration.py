@@ -157,9 +157,9 @@ class SolverSection(Section):
         default="block_jacobi",
         description=(
             "block_jacobi inverts the blocks of the unknowns of a node; chebyshev is a polynomial in the matrix; "
-            "smoothed_aggregation adds a coarse level to it"
+            "smoothed_aggregation adds a coarse level to it; auto is smoothed_aggregation, as the rigid motions are known"
         ),
-        json_schema_extra={"enum": [*PRECONDITIONERS.keys()]},
+        json_schema_extra={"enum": ["auto", *PRECONDITIONERS.keys()]},
     )
     degree: int | Literal["auto"] = Field(
         default="auto",
@@ -174,9 +174,14 @@ class SolverSection(Section):
 
     def spec(self, block_size: int) -> PreconditionerSpec:
         """Return the preconditioner of a matrix with dense blocks of this size."""
-        known = {entry.name for entry in dataclasses.fields(PRECONDITIONERS[self.preconditioner])}
+        known = {entry.name for entry in dataclasses.fields(PRECONDITIONERS[self.chosen])}
         degree = self.degree if "degree" in known else None
-        return preconditioner_spec(self.preconditioner, block_size=block_size, degree=degree)
+        return preconditioner_spec(self.chosen, block_size=block_size, degree=degree)
+
+    @property
+    def chosen(self) -> str:
+        """The name of the preconditioner, also where it is left to the program."""
+        return "smoothed_aggregation" if self.preconditioner == "auto" else self.preconditioner
 
 
 def _check_format(name: str) -> str:

@@ -22,7 +22,7 @@ def start_compilation(experiment: Experiment) -> Compilation:
     assembly = CompileTask(f"{_CALLS}:assemble", ("penstock.fem.assembly:_fill",), stored)
     blocks = CompileTask(f"{_CALLS}:invert", ("penstock.solvers.preconditioners:_invert_blocks",))
     if experiment.memory.device != "cpu":  # a matrix is assembled, and blocks are inverted, on the host
-        return Compilation([assembly, blocks] if experiment.solver.preconditioner != "none" else [assembly])
+        return Compilation([assembly, blocks] if experiment.solver.chosen != "none" else [assembly])
     # At its first import on a machine, Matplotlib lists the fonts, which takes as long as a kernel.
     fonts = replace(assembly, function=f"{_CALLS}:list_fonts", arguments={})
     return Compilation([*_products(experiment, stored), assembly, *_iterations(experiment), fonts])
@@ -41,7 +41,7 @@ def _products(experiment: Experiment, stored: dict[str, Any]) -> list[CompileTas
 
 def _iterations(experiment: Experiment) -> list[CompileTask]:
     """Return the tasks for the solver and its preconditioner."""
-    dof, preconditioner = experiment.model.dof, experiment.solver.preconditioner
+    dof, preconditioner = experiment.model.dof, experiment.solver.chosen
     tasks = []
     if preconditioner in ("chebyshev", "smoothed_aggregation"):
         step = "penstock.spmv.vectors.space:_three_terms_of_vector"

@@ -117,6 +117,7 @@ def _contents(state: SolverState, device: Device) -> dict[str, Any]:
         return {
             **{name: device.to_host(getattr(state, name)) for name in _COARSE_VECTORS},
             "curvature": state.curvature,
+            "widened": state.widened,
             "iteration": state.iteration,
             "residual_norms": np.array(state.residual_norms),
         }
@@ -124,6 +125,7 @@ def _contents(state: SolverState, device: Device) -> dict[str, Any]:
         return {
             **{name: device.to_host(getattr(state, name)) for name in _COARSE_VECTORS},
             "curvatures": state.curvatures,
+            "widened": state.widened,
             "reasons": _names(state.reasons),
             "iteration": state.iteration,
             "residual_norms": np.array(state.residual_norms),
@@ -161,6 +163,7 @@ def _state(data: Any, device: Device) -> SolverState:
     if "rho" in data:
         coarse: dict[str, Any] = {name: device.asarray(data[name]) for name in _COARSE_VECTORS}
         coarse |= {"iteration": int(data["iteration"]), "residual_norms": data["residual_norms"].tolist()}
+        coarse["widened"] = "widened" in data and bool(data["widened"])
         if "curvature" in data:
             return CoarseCgState(**coarse, curvature=float(data["curvature"]))
         return CoarseBlockCgState(**coarse, curvatures=data["curvatures"], reasons=_reasons(data["reasons"]))

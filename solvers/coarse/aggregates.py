@@ -113,7 +113,8 @@ def graph_aggregates(offsets: Indices, neighbours: Indices, radius: int, size: i
     Notes
     -----
     Pass 1 of Vanek, Mandel and Brezina (1996), with balls of more than one edge; then nodes join the aggregate of which they
-    have the most neighbours; what is left, such as small components, becomes aggregates of its own.
+    have the most neighbours; what is left, such as small components, becomes aggregates of its own, and nodes without neighbours,
+    which matter to no other, are gathered.
     """
     return Aggregates(_grow(np.asarray(offsets), np.asarray(neighbours), radius, math.ceil(size)))
 
@@ -171,11 +172,21 @@ def _grow(offsets: Indices, neighbours: Indices, radius: int, size: int) -> Indi
             if best >= 0:
                 of_node[node] = best
                 joined += 1
+    alone, gathered = -1, size  # the aggregate of nodes without neighbours that is being filled
     for node in range(nodes):
-        if of_node[node] < 0:
-            of_node[node] = count
-            for entry in range(offsets[node], offsets[node + 1]):
-                if of_node[neighbours[entry]] < 0:
-                    of_node[neighbours[entry]] = count
-            count += 1
+        if of_node[node] >= 0:
+            continue
+        place, isolated = count, True
+        for entry in range(offsets[node], offsets[node + 1]):
+            isolated = isolated and neighbours[entry] == node
+        if isolated:
+            if gathered >= size:
+                alone, gathered = count, 0
+            gathered += 1
+            place = alone
+        of_node[node] = place
+        for entry in range(offsets[node], offsets[node + 1]):
+            if of_node[neighbours[entry]] < 0:
+                of_node[neighbours[entry]] = place
+        count = max(count, place + 1)
     return of_node

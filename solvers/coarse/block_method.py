@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import TEST_EVERY, CoarseSweep, ended
+from penstock.solvers.coarse.sweep import WIDENED, CoarseSweep, ended, is_slow, next_test
 from penstock.solvers.problem import LinearProblem, Method
 from penstock.solvers.result import BlockSolveResult, StopReason
 from penstock.spmv import Array
@@ -36,6 +36,8 @@ class CoarseBlockCgState:
     iteration : int
     residual_norms : list of list of float
         Relative norms of each column, as in the result.
+    widened : bool
+        Whether the polynomial has been widened, because the coarse level represents slow modes badly.
     """
 
     x: Array
@@ -49,6 +51,7 @@ class CoarseBlockCgState:
     reasons: list[StopReason | None]
     iteration: int = 0
     residual_norms: list[list[float]] = field(default_factory=list)
+    widened: bool = False
 
 
 class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
@@ -107,6 +110,8 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
     def resume(self, state: CoarseBlockCgState) -> CoarseBlockCgState:
         """Compute again what the last sweep of the state's solve left; the tolerance may be another one."""
         sweep = self._sweep
+        if state.widened:
+            sweep.widen()
         sweep.turn_back()
         sweep.x[...], sweep.y[...] = state.x, state.y
         state.x, state.y = sweep.x, sweep.y
@@ -131,7 +136,7 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         squares = _dots(self._fine, self._sweep.r, self._sweep.r)
         test = state.iteration >= self._next_test
         if test:
-            self._next_test = state.iteration + TEST_EVERY
+            self._next_test = next_test(state.iteration)
         unusual = [*self.problem.empty, *self.problem.out_of_range]
         for column, norms in enumerate(state.residual_norms):
             residual = math.sqrt(squares[column]) if squares[column] >= 0 else math.nan
@@ -168,6 +173,10 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
             if not self.running(state):
                 break
             state.iteration += 1
+            if not state.widened and any(is_slow(state.residual_norms[column]) for column in _running(state)):
+                self._sweep.widen()
+                # Directions of another preconditioner would disturb those of this one: begin anew.
+                state.widened, state.curvatures = True, np.zeros_like(state.curvatures)
             self._next(state)
             if not self.running(state):
                 break
@@ -226,8 +235,13 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         for column, reason in enumerate(state.reasons):
             assert reason is not None, "the solve has ended"
             history, residual = state.residual_norms[column], float(self.residuals[column])
-            columns.append(self.problem.column_result(state.x[:, column], reason, history, residual, column, **spent))
+            found = self.problem.column_result(state.x[:, column], reason, history, residual, column, **spent)
+            columns.append(replace(found, message=f"{found.message}; {WIDENED}") if state.widened else found)
         return BlockSolveResult(state.x, tuple(columns), state.iteration, **spent, state=state)
+
+
+def _running(state: CoarseBlockCgState) -> list[int]:
+    return [column for column, reason in enumerate(state.reasons) if reason is None]
 
 
 def _dots(blocks: BlockSpace, x: Array, y: Array) -> Numbers:

@@ -72,6 +72,9 @@ class HasCoarseLevel(Protocol):
     polynomial: Sequence[RecurrenceStep]
     level: CoarseLevel
 
+    def wide_polynomial(self) -> tuple[float, Sequence[RecurrenceStep]]:
+        """Return ``first`` and ``polynomial`` for a matrix whose slow modes the coarse level represents badly."""
+
     def restrict(self, r: Array, out: Array, work: Sequence[Array]) -> None:
         """Set ``out = P^T r`` by ``len(smooth)`` products; r and the three work vectors, the last zero, are overwritten."""
 

@@ -19,7 +19,7 @@ from penstock.spmv import (
     device_of,
     format_named,
 )
-from penstock.spmv.formats.convert import stored_blocks
+from penstock.spmv.formats.convert import scalar_triplets, stored_blocks
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
 __all__ = ["block_size_of", "diagonal_and_row_sums", "visit_rows"]
@@ -48,7 +48,7 @@ class _Streamed(Protocol):
 def block_size_of(A: Operator) -> int:
     """Return the rows of the blocks that a matrix stores, 1 without blocks."""
     if isinstance(A, SparseMatrix):
-        return A.values.shape[-1] if isinstance(A, BsrMatrix) else int(A.parameters().get("block_size", 1))
+        return _stored_size(A)
     if isinstance(A, _Streamed):
         return int(A.plan.index.block_size)
     return 1
@@ -117,17 +117,17 @@ class _Completion:
 
     def add(self, first_row: int, slab: SparseMatrix) -> None:
         """Take the next rows."""
-        start = first_row // self._size
-        stop = start + slab.shape[0] // self._size
-        rows, columns, blocks = _blocks_of(slab, self._size)
-        last = stop * self._size == slab.shape[1]
+        rows, columns, blocks = _blocks_of(slab)
+        stored = int(blocks.shape[1])
+        start, last = first_row // stored, first_row + slab.shape[0] == slab.shape[1]
         if blocks is slab.values and not last:
             blocks = blocks.copy()  # the memory of a slab is used again
         self._arrived.append((rows + start, columns, blocks))
         if last or sum(part[2].nbytes for part in self._arrived) >= self._enough:
-            self._complete(stop, slab.shape[1])
+            self._complete(start + slab.shape[0] // stored, slab.shape[1], stored)
 
-    def _complete(self, stop: int, width: int) -> None:
+    def _complete(self, stop: int, width: int, stored: int) -> None:
+        """Visit the rows that have arrived, up to a row of stored blocks."""
         start, self._start = self._start, stop
         xp = device_of(self._arrived[0][2]).xp
         rows, columns, blocks = _joined(self._arrived)
@@ -142,8 +142,11 @@ class _Completion:
                 later = xp.flatnonzero(~here)
                 if later.size:
                     self._pending.append(_some(entry, later))
-        self._arrived = []
-        self._visit(block_rows(start, stop, *_joined(parts), width))
+        self._arrived, found = [], _joined(parts)
+        if stored != self._size:
+            found = _regrouped(found, self._size, width)
+            start, stop = start * stored // self._size, stop * stored // self._size
+        self._visit(block_rows(start, stop, *found, width))
 
 
 def _joined(parts: list[_Blocks]) -> _Blocks:
@@ -159,13 +162,13 @@ def _some(blocks: _Blocks, chosen: Array) -> _Blocks:
     return rows[chosen], columns[chosen], values[chosen]
 
 
-def _blocks_of(slab: SparseMatrix, size: int) -> _Blocks:
-    """Return block rows, block columns and blocks of a slab, where the slab is."""
-    if isinstance(slab, BsrMatrix) and slab.values.shape[-1] == size:
+def _blocks_of(slab: SparseMatrix) -> _Blocks:
+    """Return block rows, block columns and blocks of a slab, where the slab is and as it stores them."""
+    if isinstance(slab, BsrMatrix):
         rows = row_numbers(slab.row_offsets, slab.column_indices.size)
         return rows, slab.column_indices.astype(np.int64), slab.values.astype(np.float64, copy=False)
-    arrays = slab.arrays()
-    if "chunk_offsets" in arrays and slab.parameters().get("block_size") == size:
+    arrays, size = slab.arrays(), _stored_size(slab)
+    if "chunk_offsets" in arrays and "block_size" in slab.parameters():
         return stored_blocks(
             arrays["chunk_offsets"],
             arrays["column_indices"],
@@ -175,9 +178,22 @@ def _blocks_of(slab: SparseMatrix, size: int) -> _Blocks:
             HEIGHT,
             size,
         )
-    if size == 1:
-        rows, columns, values = slab.triplets()
-        return rows.astype(np.int64), columns.astype(np.int64), values.astype(np.float64).reshape(-1, 1, 1)
-    blocks = slab.to_csr().tobsr((size, size))
-    host = (np.repeat(np.arange(len(blocks.indptr) - 1), np.diff(blocks.indptr)), blocks.indices.astype(np.int64))
-    return tuple(slab.device.asarray(array) for array in (*host, blocks.data.astype(np.float64)))
+    rows, columns, values = slab.triplets()
+    return rows.astype(np.int64), columns.astype(np.int64), values.astype(np.float64).reshape(-1, 1, 1)
+
+
+def _stored_size(slab: SparseMatrix) -> int:
+    return int(slab.values.shape[-1] if isinstance(slab, BsrMatrix) else slab.parameters().get("block_size", 1))
+
+
+def _regrouped(blocks: _Blocks, size: int, width: int) -> _Blocks:
+    """Return the nonzeros of blocks as blocks of another size; the matrix has ``width`` columns."""
+    rows, columns, values = scalar_triplets(*blocks)
+    xp = device_of(values).xp
+    present = xp.flatnonzero(values)
+    rows, columns, values = rows[present], columns[present], values[present]
+    across = -(-width // size)
+    keys, places = xp.unique(rows // size * np.int64(across) + columns // size, return_inverse=True)
+    found = xp.zeros((keys.size, size, size))
+    found[places.reshape(-1), rows % size, columns % size] = values
+    return keys // across, keys % across, found

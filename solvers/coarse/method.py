@@ -28,12 +28,12 @@ p_f, x, m, u, r and three of the recurrence.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import TEST_EVERY, CoarseSweep, ended
+from penstock.solvers.coarse.sweep import WIDENED, CoarseSweep, ended, is_slow, next_test
 from penstock.solvers.problem import LinearProblem, Method
 from penstock.solvers.result import SolveResult, StopReason
 from penstock.spmv import Array
@@ -58,6 +58,8 @@ class CoarseCgState:
     iteration : int
     residual_norms : list of float
         Relative, as in the result.
+    widened : bool
+        Whether the polynomial has been widened, because the coarse level represents slow modes badly.
     """
 
     x: Array
@@ -70,6 +72,7 @@ class CoarseCgState:
     curvature: float = 0.0
     iteration: int = 0
     residual_norms: list[float] = field(default_factory=list)
+    widened: bool = False
 
 
 class CoarseConjugateGradients(Method, name="coarse_cg"):
@@ -110,6 +113,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         if self.problem.empty or self.problem.out_of_range:
             return self.start(None)
         sweep = self._sweep
+        if state.widened:
+            sweep.widen()
         sweep.turn_back()
         sweep.x[...], sweep.y[...] = state.x, state.y
         state.x, state.y = sweep.x, sweep.y
@@ -126,7 +131,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         test = state.iteration >= self._next_test
         self.reason = ended(self.problem, state.x, norms, self.residual, test=test)
         if test and len(norms) > 1 and norms[-1] > 0.5 * norms[-2]:
-            self._next_test = state.iteration + TEST_EVERY
+            self._next_test = next_test(state.iteration)
 
     def advance(self, state: CoarseCgState, iterations: int) -> StopReason | None:
         """Iterate."""
@@ -135,6 +140,10 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
             if reason is not None:
                 return reason
             state.iteration += 1
+            if not state.widened and is_slow(state.residual_norms):
+                self._sweep.widen()
+                # Directions of another preconditioner would disturb those of this one: begin anew.
+                state.widened, state.curvature = True, 0.0
             self._next(state)
             if self.reason is not None:
                 break
@@ -190,6 +199,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         state.x, state.y = state.x.copy(), state.y.copy()
         self._sweep.end()
         spent = self.problem.spent(matrix=self.problem.matrix_seconds, preconditioner=0.0)
-        return self.problem.column_result(
+        result = self.problem.column_result(
             state.x.reshape(shape), self.reason, state.residual_norms, self.residual, state=state, **spent
         )
+        return replace(result, message=f"{result.message}; {WIDENED}") if state.widened else result

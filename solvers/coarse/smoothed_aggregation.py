@@ -18,6 +18,10 @@ from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
 __all__ = ["SmoothedAggregation"]
 
+# Where the interval of the polynomial begins, as a multiple of ``high / degree^2``: where the coarse level does its part, and
+# where the polynomial must do most of it.
+_LOW, _WIDE_LOW = 4.0, 0.5
+
 
 class SmoothedAggregation(ValidatedOperator):
     """``M = 2 Q - Q A Q + (I - Q A) q(D A) D (I - A Q)`` with ``Q = P B P^T``, B an inverse of ``P^T A P``, ``P = p(D A) T``.
@@ -49,8 +53,7 @@ class SmoothedAggregation(ValidatedOperator):
         self.level, self.space = level, VectorSpace(A.device)
         self.shape, self.dtype, self.device = A.shape, np.dtype(A.dtype), A.device
         self.smooth = smoothing_steps(smoothing, high)
-        (self.first, _), *steps = Interval(4 * high / degree**2, high).coefficients(degree)
-        self.polynomial = [RecurrenceStep(a, 1.0 + c, -c if number else 0.0) for number, (a, c) in enumerate(steps)]
+        self.first, self.polynomial = self._polynomial(_LOW)
         self._work: list[Array] = []
         self._lent: list[Array] = []
 
@@ -58,6 +61,14 @@ class SmoothedAggregation(ValidatedOperator):
     cg_method = CoarseConjugateGradients
     #: How :func:`block_cg` does.
     block_cg_method = CoarseBlockConjugateGradients
+
+    def wide_polynomial(self) -> tuple[float, list[RecurrenceStep]]:
+        """Return ``first`` and the further steps of a polynomial that is small on an interval that begins lower."""
+        return self._polynomial(_WIDE_LOW)
+
+    def _polynomial(self, low: float) -> tuple[float, list[RecurrenceStep]]:
+        (first, _), *steps = Interval(low * self.high / self.degree**2, self.high).coefficients(self.degree)
+        return first, [RecurrenceStep(a, 1.0 + c, -c if number else 0.0) for number, (a, c) in enumerate(steps)]
 
     @property
     def capturable(self) -> bool:

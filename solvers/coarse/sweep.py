@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -13,12 +15,14 @@ from penstock.solvers.result import StopReason
 from penstock.spmv import Array
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
-__all__ = ["CoarseSweep", "ended"]
+__all__ = ["WIDENED", "CoarseSweep", "ended", "is_slow", "next_test"]
 
-# So many iterations without halving the residual are a sign of the rounding floor.
-_PATIENCE = 20
-#: Iterations between two tests for it, which cost a product each.
-TEST_EVERY = 5
+# So many iterations without halving the smallest residual before are hopeless.
+_PATIENCE = 500
+# After so many iterations the coarse level has shown what it is worth: ten digits in 25 iterations, or it is slow.
+_JUDGED, _SLOW = 8, 0.4
+#: What a solve whose polynomial was widened says.
+WIDENED = "the coarse level represents slow modes of this matrix badly, so the polynomial was widened"
 
 
 @runtime_checkable
@@ -60,20 +64,27 @@ class CoarseSweep:
         self._v, self._other, self.m, self.u, self._image, self.r, self.x, self.y = self._vectors
         self._image[...] = 0
         self.g, self.e1 = (problem.A.device.xp.zeros((M.level.T.unknowns, *b.shape[1:])) for _ in range(2))
-        first, *others = M.smooth
+        self._set_steps(M.first, M.polynomial)
+
+    def _set_steps(self, first: float, polynomial: Sequence[RecurrenceStep]) -> None:
+        smooth = self.M.smooth
         steps = [
-            *M.smooth[:-1],
-            replace(M.smooth[-1], adds=True),
-            RecurrenceStep(M.first, 0.0, 0.0, forms_residual=True, keeps=0),
-            *M.polynomial,
-            replace(first, keeps=1),
-            *others,
+            *smooth[:-1],
+            replace(smooth[-1], adds=True),
+            RecurrenceStep(first, 0.0, 0.0, forms_residual=True, keeps=0),
+            *polynomial,
+            replace(smooth[0], keeps=1),
+            *smooth[1:],
             PRODUCT,
         ]
         self._recurrence = Recurrence(
-            steps, self._v, self._other, self.r, M.diagonal.blocks, self._image, problem.space,
+            steps, self._v, self._other, self.r, self.M.diagonal.blocks, self._image, self._problem.space,
             added=self.y, kept=((self.x, None), (self.m, self.u)),
         )  # fmt: skip
+
+    def widen(self) -> None:
+        """Use the polynomial for a matrix whose slow modes the coarse level represents badly, from the next sweep on."""
+        self._set_steps(*self.M.wide_polynomial())
 
     def start(self, x0: Array | None, c: Array, rho: Array) -> None:
         """Set y to the guess, c to the coarse part that is best for it, and ``rho = P^T (b - A x)``; a sweep of few products."""
@@ -114,6 +125,17 @@ class CoarseSweep:
         self.M.return_vectors(self._vectors)
 
 
+def next_test(iteration: int) -> int:
+    """Return when to test for the rounding floor again: estimates of it change little once the iterate has some digits."""
+    return 2 * iteration + 5
+
+
+def is_slow(norms: list[float]) -> bool:
+    """Return whether the residual falls so slowly that the polynomial should do more."""
+    count = len(norms) - 1
+    return count >= _JUDGED and norms[-1] > _SLOW**count * norms[0]
+
+
 def ended(
     problem: LinearProblem, x: Array, norms: list[float], residual: float, *, test: bool, column: int = 0
 ) -> StopReason | None:
@@ -128,16 +150,18 @@ def ended(
     residual : float
         The last one, not relative.
     test : bool
-        Whether a residual that falls slowly may be tested for the rounding floor.
+        Whether a residual that falls slowly may be tested for the rounding floor, which costs a product.
     """
-    slow = len(norms) > 1 and norms[-1] > 0.5 * norms[-2]
     if residual <= problem.tolerances[column]:
         return StopReason.CONVERGED
-    if not residual < float("inf"):
+    if not math.isfinite(residual):
         return StopReason.NOT_FINITE
-    if not (slow and test):
+    if len(norms) < 2 or norms[-1] <= 0.5 * norms[-2]:
         return None
     # At the rounding floor directions are noise, which makes the residual grow again.
-    reason = problem.stagnation(x, residual, column)
-    stalled = len(norms) > _PATIENCE and norms[-1] > 0.5 * norms[-1 - _PATIENCE]
-    return reason if reason is StopReason.ROUNDING_FLOOR or stalled else None
+    if test or problem.near_floor(residual, column):
+        reason = problem.stagnation(x, residual, column)
+        if reason is StopReason.ROUNDING_FLOOR:
+            return reason
+    stalled = len(norms) > _PATIENCE and norms[-1] > 0.5 * min(norms[:-_PATIENCE])
+    return StopReason.STAGNATED if stalled else None

@@ -90,10 +90,11 @@ def test_graph_aggregates_are_connected(shuffled):
         assert connected_components(graph[part][:, part])[0] == 1
 
 
-def test_nodes_without_neighbours_are_aggregates_of_their_own():
-    lonely = graph_aggregates(np.arange(6), np.arange(5), 2, 125)
+def test_nodes_without_neighbours_are_gathered():
+    """Clamped nodes are such: if each were an aggregate, coarser levels would not become smaller."""
+    lonely = graph_aggregates(np.arange(8), np.arange(7), 2, 3)
 
-    assert sorted(lonely.of_node) == list(range(5))
+    assert sizes_of(lonely).tolist() == [3, 3, 1]
 
 
 def test_given_numbers_may_have_gaps_but_not_another_length():

@@ -4,22 +4,14 @@ import copy
 
 import numpy as np
 import pytest
+from kernel_targets import gpu_count
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import CoarseBlockCgState, StopReason, block_cg, cg, smoothed_aggregation, solve_many
 from penstock.spmv import Device
-from penstock.spmv.device import cuda_device_count
-from penstock.spmv.errors import DeviceError
 from penstock.streaming import HostStore, Ring, StreamedMatrix, Workload
 
 PRODUCTS = 14
-
-
-def gpus():
-    try:
-        return cuda_device_count()
-    except DeviceError:
-        return 0
 
 
 def beam_of(nodes, dof=3):
@@ -150,7 +142,7 @@ def test_solve_many_solves_block_by_block():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(gpus() == 0, reason="no CUDA device")
+@pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")
 @pytest.mark.parametrize("name", ["bsr", "symmetric_bsr"])
 @pytest.mark.parametrize("dof", [1, 3, 6])
 def test_on_a_gpu_resident_and_streamed(name, dof):

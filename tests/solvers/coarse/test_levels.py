@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 from coarse_reference import block_inverse, smoothed_prolongator, tentative
+from kernel_targets import gpu_count
 
 from penstock.fem import Cantilever, LognormalMaterial
-from penstock.solvers import smoothed_aggregation
+from penstock.solvers import cg, smoothed_aggregation
 from penstock.solvers.coarse.galerkin import coarse_matrix, with_unit_rows
 from penstock.solvers.coarse.modes import rigid_body_modes
-from penstock.spmv import InputError, format_named
+from penstock.spmv import CsrMatrix, Device, InputError, format_named
 from penstock.streaming import HostStore, StreamedMatrix
 
 BEAM = {"nodes": (12, 6, 5)}
@@ -82,6 +84,43 @@ def test_the_coarse_matrix_is_the_galerkin_product(name, dof):
     assert np.allclose(M.level.A.to_csr().toarray(), expected, atol=1e-12 * abs(expected).max())
 
 
+@pytest.mark.parametrize(("stored", "size"), [(2, 1), (1, 3), (2, 4), (4, 2), (6, 3), (3, 6)])
+@pytest.mark.parametrize("name", ["symmetric_bsr", "bsr", "sliced_bsr"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_nodes_may_have_another_size_than_the_blocks_that_are_stored(name, stored, size, streamed):
+    n = 768
+    cuts = range(0, n + 1, n if name == "sliced_bsr" else 384)  # at multiples of the granularity of the format
+    band = scipy.sparse.diags_array(
+        [np.arange(n - k) % 7 - 3.0 for k in range(1, 8)], offsets=range(1, 8), shape=(n, n)
+    )
+    S = scipy.sparse.csr_array(band + band.T + 60.0 * scipy.sparse.eye_array(n))
+    A = format_named(name).from_csr(CsrMatrix.from_csr(S), block_size=stored)
+
+    def level(matrix):
+        options = {"block_size": size, "aggregates": np.arange(n // size) // 8}
+        return smoothed_aggregation(matrix, np.ones((n, 1)), **options).level.A
+
+    expected = level(S)
+    if streamed:
+        with HostStore.from_matrix(A, cuts) as store, StreamedMatrix(store, 2 * store.index.nbytes) as resident:
+            found = level(resident)
+    else:
+        found = level(A)
+
+    assert np.allclose(found.to_csr().toarray(), expected.to_csr().toarray(), atol=1e-12)
+
+
+def test_a_graph_that_cannot_be_coarsened_ends_the_levels():
+    """1000 separate pairs of nodes: aggregates couple with no other."""
+    pair = np.array([[2.0, -1.0], [-1.0, 2.0]])
+    A = scipy.sparse.csr_array(scipy.sparse.kron(scipy.sparse.eye_array(1000), pair))
+    b = np.random.default_rng(0).standard_normal(2000)
+
+    for aggregates in (None, np.arange(2000) // 2):
+        M = smoothed_aggregation(A, aggregates=aggregates)
+        assert cg(M.A, b, M=M, rtol=1e-10).converged
+
+
 @pytest.mark.parametrize("name", ["bsr", "symmetric_bsr"])
 @pytest.mark.parametrize("count", [3, 8])
 def test_streamed_rows_make_the_same_coarse_matrix(name, count):
@@ -151,3 +190,27 @@ def test_they_are_those_of_the_elements():
 def test_what_does_not_fit_is_refused(options, message):
     with pytest.raises(InputError, match=message):
         smoothed_aggregation(beam_of(3).matrix(), **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")
+@pytest.mark.parametrize("dof", [1, 3, 6])
+@pytest.mark.parametrize("name", ["bsr", "csr", "sliced_bsr", "symmetric_bsr", "regrouped"])
+def test_on_a_gpu_the_levels_are_those_of_the_cpu(name, dof):
+    """Up to the signs and rounding of the bases: the coarse matrices of boxes and of the graph, resident and streamed."""
+    beam, device = beam_of(dof, nodes=(24, 9, 8)), Device("cuda")
+    host = beam.matrix("bsr" if name == "regrouped" else name)
+    if name == "regrouped":
+        host = format_named("symmetric_bsr").from_csr(beam.matrix("csr"), block_size=2)
+    modes = {"near_null_space": beam.rigid_body_modes(), "block_size": dof}
+    for aggregates in (beam.mesh.node_counts, None):
+        expected = smoothed_aggregation(host, **modes, aggregates=aggregates).level
+        found = smoothed_aggregation(host.to_device(device), **modes, aggregates=aggregates).level
+        both = [level.A.to_csr().toarray() for level in (expected, found)]
+        assert np.allclose(*both, atol=1e-10 * abs(both[0]).max())
+    if name in ("bsr", "symmetric_bsr"):
+        store = HostStore.create(beam.subdivisions(8, name))
+        with store, StreamedMatrix(store, 3 * max(store.index.sizes["whole"]), device=device) as streamed:
+            level = smoothed_aggregation(streamed, **modes, aggregates=beam.mesh.node_counts).level
+        boxes = smoothed_aggregation(host, **modes, aggregates=beam.mesh.node_counts).level
+        assert np.allclose(level.A.to_csr().toarray(), boxes.A.to_csr().toarray(), atol=1e-10 * abs(both[0]).max())

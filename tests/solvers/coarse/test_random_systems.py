@@ -1,0 +1,91 @@
+"""200 random systems: converged means the true residual, and no more sweeps than a Chebyshev polynomial but for a few."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from penstock.solvers import cg, chebyshev, smoothed_aggregation
+from penstock.spmv import CsrMatrix, format_named
+
+
+def random_graph(rng, low, high, weights=None):
+    n = int(rng.integers(low, high))
+    pattern = scipy.sparse.random_array((n, n), density=6 / n, rng=rng, data_sampler=weights)
+    return pattern + pattern.T
+
+
+def laplacian_of(graph):
+    return scipy.sparse.diags_array(graph.sum(axis=1)) - graph
+
+
+def graph_laplacian(rng):
+    A = laplacian_of(random_graph(rng, 20, 400))
+    return A + rng.choice([1e-6, 1e-3, 1.0]) * scipy.sparse.eye_array(A.shape[0]), 1
+
+
+def singular(rng):
+    """Constants are in the kernel; the right-hand side is orthogonal to them."""
+    side = int(rng.integers(5, 20))
+    line = laplacian_of(scipy.sparse.diags_array([np.ones(side - 1)] * 2, offsets=[-1, 1]))
+    one = scipy.sparse.eye_array(side)
+    return scipy.sparse.kron(line, one) + 10.0 ** rng.uniform(-2, 0) * scipy.sparse.kron(one, line), 1
+
+
+def anisotropic(rng):
+    side = int(rng.integers(5, 20))
+    line = scipy.sparse.diags_array([-np.ones(side - 1), 2 * np.ones(side), -np.ones(side - 1)], offsets=[-1, 0, 1])
+    one, other = scipy.sparse.eye_array(side), 10.0 ** rng.uniform(-4, 0)
+    return scipy.sparse.kron(line, one) + other * scipy.sparse.kron(one, line), 1
+
+
+def badly_scaled(rng):
+    A, _ = anisotropic(rng)
+    scale = scipy.sparse.diags_array(10.0 ** rng.uniform(-3, 3, A.shape[0]))
+    return scale @ A @ scale, 1
+
+
+def jumps(rng):
+    """Diffusion with conductivities of 1 and 1000 at random."""
+    graph = random_graph(rng, 50, 400, weights=lambda size: rng.choice([1.0, 1000.0], size))
+    return laplacian_of(graph) + 1e-3 * scipy.sparse.eye_array(graph.shape[0]), 1
+
+
+def blocks(rng):
+    """One to six unknowns a node, coupled by random positive definite blocks on every edge."""
+    size = int(rng.integers(1, 7))
+    graph = scipy.sparse.triu(random_graph(rng, 20, 120), 1).tocoo()
+    n = graph.shape[0]
+    A = scipy.sparse.lil_array((n * size, n * size))
+    for i, j, weight in zip(*graph.coords, graph.data, strict=True):
+        half = rng.standard_normal((size, size))
+        stiffness = weight * (half @ half.T + 0.1 * np.eye(size))
+        for a, b, sign in ((i, i, 1), (j, j, 1), (i, j, -1), (j, i, -1)):
+            A[a * size : (a + 1) * size, b * size : (b + 1) * size] += sign * stiffness
+    return A + 1e-3 * scipy.sparse.eye_array(n * size), size
+
+
+KINDS = {graph_laplacian: 30, singular: 30, anisotropic: 30, badly_scaled: 30, jumps: 40, blocks: 40}
+CASES = [
+    pytest.param(kind, seed, id=f"{kind.__name__}-{seed}") for kind, count in KINDS.items() for seed in range(count)
+]
+
+
+@pytest.mark.parametrize(("kind", "seed"), CASES)
+def test_it_converges_to_the_true_residual_in_few_sweeps(kind, seed):
+    rng = np.random.default_rng(seed)
+    S, size = kind(rng)
+    S = scipy.sparse.csr_array(S)
+    S.sort_indices()
+    name = rng.choice(["csr", "bsr", "symmetric_bsr"])
+    A = CsrMatrix.from_csr(S)
+    if name != "csr":
+        A = format_named(str(name)).from_csr(A, block_size=size)
+    b = S @ rng.standard_normal(S.shape[0])
+
+    found = cg(A, b, M=smoothed_aggregation(A, block_size=size), rtol=1e-8)
+
+    alone = cg(A, b, M=chebyshev(A, 13, block_size=size), rtol=1e-8)
+    assert found.converged or not alone.converged
+    if found.converged:
+        assert np.linalg.norm(b - S @ found.x) <= 1.001e-8 * np.linalg.norm(b)
+    assert found.iterations <= 1.3 * alone.iterations + 3
