@@ -32,9 +32,8 @@ __all__ = [
     "scaled_row_sums",
 ]
 
-# The largest eigenvalue is estimated from below, by one round or by several; a bound that is slightly too high costs less than
-# one that is too low.
-_MARGIN_OF_ONE, _MARGIN = 1.12, 1.05
+# The largest eigenvalue is estimated from below; a bound that is slightly too high costs less than one that is too low.
+_MARGIN = 1.05
 _DEGREE, _LARGEST_DEGREE = 9, 33
 # Degrees from which a plan for a streamed matrix chooses.
 _STREAMED_DEGREES = (5, 9, 13, 17, 21, 25, 33)
@@ -328,7 +327,7 @@ def largest_eigenvalue(
         if not (0 < energy < math.inf and 0 < quotient < math.inf):  # not positive definite, or badly scaled
             return bound
         estimate = quotient / energy
-    return min(bound, (_MARGIN if rounds > 1 else _MARGIN_OF_ONE) * estimate)
+    return min(bound, _MARGIN * estimate)
 
 
 def _noise(device: Device, n: int) -> Array:

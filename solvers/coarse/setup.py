@@ -65,7 +65,7 @@ def smoothed_aggregation(
     aggregate_nodes: int = 125,
     smoothing: int = 2,
     degree: int = 9,
-    rounds: int = 1,
+    rounds: int = 2,
 ) -> SmoothedAggregation:
     """Return a preconditioner with a coarse level, with which CG needs about a dozen iterations at any size.
 
@@ -206,7 +206,7 @@ def _inverse(A: BsrMatrix, T: Tentative) -> Operator:
         offsets, columns = A.device.to_host(A.row_offsets), A.device.to_host(A.column_indices)
         aggregates = graph_aggregates(offsets, columns, 1, _COARSE_SIDE**3)
     diagonal = block_jacobi(A, size)
-    high = largest_eigenvalue(A, diagonal, 1)
+    high = largest_eigenvalue(A, diagonal, 2)
     if aggregates.count > _LEAST_COARSENING * T.aggregates.count:  # not a graph that can be coarsened
         return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
     every = A.device.xp.ones(T.unknowns, dtype=np.bool_)
