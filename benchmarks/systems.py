@@ -112,7 +112,9 @@ class System:
                 continue
             reach = self.reach(index)
             for degree in degrees:
-                workload = Workload(columns=columns, degree=degree, workspace_nbytes=workspace)
+                workload = Workload(
+                    columns, degree=degree, workspace_nbytes=workspace, iterations=spec.iterations(degree)
+                )
                 yield Candidate(index, workload, reach)
 
     def plan(

@@ -12,6 +12,7 @@ chooses how many products share a sweep. With a coarse level the record is ``coa
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from penstock.solvers import (
     cg_workspace_nbytes,
     chebyshev,
     preconditioner_spec,
-    smoothed_aggregation,
 )
+from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.spmv import Device, Operator, parse_nbytes
 from penstock.streaming import Candidate, HostStore, StreamedMatrix, Workload, choose
 from penstock.streaming.measurement.rates import machine_rates
@@ -52,8 +53,8 @@ def preconditioner(A: StreamedMatrix, beam: Cantilever, *, coarse_level: bool) -
     """Return a coarse level or a polynomial."""
     if not coarse_level:
         return chebyshev(A, "auto", block_size=6)
-    mesh = beam.mesh
-    return smoothed_aggregation(A, coordinates=mesh.coordinates(), aggregates=mesh.node_counts, block_size=6)
+    mesh, spec = beam.mesh, SmoothedAggregationSpec(block_size=6).with_degree(A.plan.workload.degree)
+    return replace(spec, coordinates=mesh.coordinates(), aggregates=mesh.node_counts).build(A)
 
 
 def compile_kernels(device: Device, *, coarse_level: bool) -> None:
@@ -90,7 +91,10 @@ def main() -> None:
         held = spec.workspace_nbytes(beam.unknowns, 1, streamed_to_gpu=True)
         workspace = cg_workspace_nbytes(beam.unknowns) + held
         degrees = spec.degrees(streamed=True) if arguments.coarse_level else DEGREES
-        workloads = [Workload(degree=degree, workspace_nbytes=workspace) for degree in degrees]
+        workloads = [
+            Workload(degree=degree, workspace_nbytes=workspace, iterations=spec.iterations(degree))
+            for degree in degrees
+        ]
         candidates = (Candidate(store.index, workload) for workload in workloads)
         plan = choose(candidates, arguments.budget, rates=rates)
         print(plan.explain(), flush=True)

@@ -26,9 +26,9 @@ sizes = sorted(found)
 figure = Figure(figsize=(6.4, 3.6), layout="constrained")
 axes = figure.subplots()
 for way, (label, color) in WAYS.items():
-    counts = [found[size][way] for size in sizes]
-    axes.plot(sizes, counts, "o-", color=color, label=label)
-    for size, count in zip(sizes, counts, strict=True):
+    counts = {size: found[size][way] for size in sizes if way in found[size]}
+    axes.plot(counts.keys(), counts.values(), "o-", color=color, label=label)
+    for size, count in counts.items():
         axes.annotate(f"{count:,}", (size, count), (0, 6), textcoords="offset points", ha="center", fontsize=8)
 axes.set(xscale="log", yscale="log", xlabel="unknowns of a cube, 3 a node", ylabel="iterations to 1e-8", ylim=(5, 5000))
 axes.grid(alpha=0.3)

@@ -3,8 +3,8 @@
 A matrix larger than its memory is streamed: to a GPU from the caller's arrays, page-locked in place, or from converted ones; on a
 CPU from a store on disk. The preconditioner ``"auto"`` is a coarse level where the near-null space is given, or where the matrix
 is large or streamed and nearly maps constants to zero; else it is Jacobi, by blocks where the matrix has them, or, streamed, a
-Chebyshev polynomial where the plan expects it to be faster. A matrix that is symmetric to rounding, as every assembled one is, may
-be stored by its upper half; ``explain()`` says so.
+Chebyshev polynomial where the plan expects it to be faster. A matrix that is symmetric to rounding, as every assembled one is,
+may be stored by its upper half; ``explain()`` says so.
 
 Errors: :class:`InputError` if A is not square, not symmetric to rounding, or has a diagonal entry that is not positive, or if an
 option or a vector does not fit; :class:`BudgetError` if the memory holds neither the matrix nor two slots of it, or not the

@@ -138,7 +138,8 @@ class Vectors:
 
     def workload(self, request: Request, spec: PreconditionerSpec, degree: int) -> Workload:
         """Return what a plan must know of the solver."""
-        return Workload(self.together, degree=degree, workspace_nbytes=self.nbytes(request, spec))
+        nbytes, iterations = self.nbytes(request, spec), spec.iterations(degree)
+        return Workload(self.together, degree=degree, workspace_nbytes=nbytes, iterations=iterations)
 
 
 def room_for_matrix(request: Request, vectors_nbytes: int) -> int:

@@ -217,8 +217,8 @@ def chebyshev(
         Rows of the dense diagonal blocks that D inverts, for example the unknowns of a node; 1 to 8. A polynomial in ``D A``
         with such blocks saves as many iterations as :func:`block_jacobi` saves over :func:`jacobi`.
     rounds : int
-        Rounds that measure the largest eigenvalue, each with 9 to 17 consecutive products, which share sweeps. With 0 the
-        bound is the rigorous ``||D A||_inf``.
+        Rounds that measure the largest eigenvalue: 9 to 17 consecutive products in the last one, half as many in those before,
+        which share sweeps. With 0 the bound is the rigorous ``||D A||_inf``.
     low, high : float, optional
         Bounds of the eigenvalues of ``D A``. By default ``high`` is measured, and
         ``low`` is ``high / (4 degree^2)``, the limit for a polynomial of this degree.
@@ -310,7 +310,8 @@ def largest_eigenvalue(
     space, product = VectorSpace(A.device), xp.empty_like(v)
     most = min(max(degree, _LEAST_MEASURED), _MOST_MEASURED) // 2 * 2
     # Without a bound, the first estimate is the quotient of the random vector.
-    estimate, degrees = 1.0, [most] * rounds if bound < math.inf else [0] + [most] * rounds
+    # All rounds but the last only tell where to look.
+    estimate, degrees = 1.0, [0] * (bound == math.inf) + [most // 4 * 2] * (rounds - 1) + [most]
     for round_degree in degrees:
         v /= space.norm(v)
         # T[j+1] = 2 t T[j] - T[j-1] for t = 2 / estimate D A - 1, which is between -1 and 1 below the estimate.

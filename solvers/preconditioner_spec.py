@@ -55,6 +55,10 @@ class PreconditionerSpec:
         """Return the numbers of consecutive products per iteration from which a plan may choose."""
         return (1,)
 
+    def iterations(self, degree: int) -> float | None:
+        """Return how many iterations with so many products a solve is expected to need, if they depend on nothing else."""
+        return None
+
     def with_degree(self, degree: int) -> Self:
         """Return this specification with the degree of a plan."""
         return self

@@ -57,7 +57,8 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
 
     def workload(spec: PreconditionerSpec, degree: int) -> Workload:
         nbytes = workspace_nbytes(experiment, cantilever.unknowns)
-        return Workload(experiment.columns, degree=degree, workspace_nbytes=nbytes)
+        expected = spec.iterations(degree)
+        return Workload(experiment.columns, degree=degree, workspace_nbytes=nbytes, iterations=expected)
 
     if memory.budget is None:
         index = _symbolic_index(experiment, resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)

@@ -119,7 +119,8 @@ class StreamPlan:
     def estimated_solve_seconds(self) -> float:
         """Return the estimate by which plans are compared, at typical rates if none are known.
 
-        It is the time of the sweeps for all powers, divided by the factor of :func:`iterations_saved`.
+        It is the time of the sweeps for all powers, times the iterations of the workload, or divided by the factor of
+        :func:`iterations_saved`.
         """
         return self._solve_seconds(self._estimate_at_typical_rates.seconds(self.ring.overlap))
 
@@ -129,7 +130,8 @@ class StreamPlan:
 
     def _solve_seconds(self, sweep_seconds: float) -> float:
         sweeps = -(-self.workload.degree // self.powers_per_sweep)
-        return sweeps * sweep_seconds / iterations_saved(self.workload.degree)
+        expected = self.workload.iterations
+        return sweeps * sweep_seconds * (expected or 1 / iterations_saved(self.workload.degree))
 
     def predicted_seconds(self) -> float | None:
         """Return the predicted time of a sweep in steady state, if rates are known."""
@@ -160,7 +162,10 @@ class StreamPlan:
                 f"a sweep     about {expected * 1e3:.3g} ms: link {estimate.transfer * 1e3:.3g} ms, kernels "
                 f"{estimate.compute * 1e3:.3g} ms; {estimate.binding} binds{gain}"
             )
-            if self.slots and self.powers_per_sweep > 1:
+            if self.slots and self.workload.iterations is not None:
+                seconds = self.estimated_solve_seconds()
+                lines.append(f"a solve     about {self.workload.iterations:.0f} iterations, {seconds:.3g} s")
+            elif self.slots and self.powers_per_sweep > 1:
                 lines.append(self._explained_comparison(estimate, self.rates or TYPICAL))
         return "\n".join(lines)
 

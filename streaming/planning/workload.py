@@ -25,12 +25,16 @@ class Workload:
         couple with few others.
     workspace_nbytes : int
         Bytes of the solver's vectors, which the budget does not include.
+    iterations : float, optional
+        That the solver is expected to need, to compare plans of different degrees; by default as many as a Chebyshev polynomial
+        of this degree leaves of those without one.
     """
 
     columns: int = 1
     repeats: int = 1
     degree: int = 1
     workspace_nbytes: int = 0
+    iterations: float | None = None
 
     def __post_init__(self) -> None:
         _check_counts(columns=self.columns, repeats=self.repeats, degree=self.degree)
