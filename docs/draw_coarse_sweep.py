@@ -30,11 +30,10 @@ with HostStore.create(beam.subdivisions(PARTS, "bsr")) as store:
     with StreamedMatrix(store, budget, workload=workload, ring=Ring(slots=PRODUCTS + 1)) as A:
         M = smoothed_aggregation(A, coordinates=beam.mesh.coordinates(), aggregates=beam.mesh.node_counts)
         state = cg(A, beam.load(), M=M, rtol=1e-8, maxiter=2).state
-        A.turn_to(-A.direction)  # the resumed solve repeats the last sweep, then goes on
         with A.recording() as timeline:
             cg(A, beam.load(), M=M, rtol=1e-8, maxiter=3, state=state)
 
-# The resumed solve repeats the last sweep before it goes on: the iteration is the second one.
+# A resumed solve repeats the last sweep before it goes on: the iteration is the second one.
 seen: Counter[int] = Counter()
 figure = Figure(figsize=(7.2, 4.0), layout="constrained")
 axes = figure.subplots()

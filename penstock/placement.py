@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.matrix_checks import check_matrix, check_square
 from penstock.request import Placement, Request, Vectors, room_for_matrix
-from penstock.slow_modes import constants_are_slow
+from penstock.slow_modes import constants_are_slow, is_worth_measuring
 from penstock.solvers import (
     PreconditionerSpec,
 )
@@ -50,6 +50,7 @@ _PADDING_NBYTES = 8192
 _BETTER = 0.9
 #: ``rates(nbytes)`` returns the measured rates of the machine, or None for a matrix too small to measure for.
 Rates = Callable[[int], LinkRates | None]
+_SLOW = ("coarse", "a coarse level: A nearly maps constants to zero, so they are its slow modes")
 _COUPLED = "subdivisions couple too widely: one power per sweep"
 
 
@@ -157,7 +158,9 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
     facts = [("symmetry", how)]
     block_size = _dense_block_size(statistics) if request.block_size == "auto" else request.block_size
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_RESIDENT_BLOCK)
-    request = _with_slow_constants(A, request, block_size, facts, streamed=False)
+    undecided = request.preconditioner == "auto" and not request.options
+    slow = undecided and is_worth_measuring(A.shape[0], streamed=False) and constants_are_slow(A, block_size)
+    without, request = request, replace(request, constants_are_slow=slow)
     base = request.specs(block_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
     ranking = rank_formats(statistics, request.device.kind, vectors.together)
@@ -165,24 +168,21 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
     if fitting is not None:
         matrix = _converted(A, fitting)
         index = index_of(row_slabs(matrix, 1 + A.nnz // INT32_MAX), A.shape) if matrix.device.kind == "cpu" else None
+        facts += [_SLOW] * slow
         facts.append(_format_fact(fitting, symmetry.exact, "fastest by the roofline model"))
         index = index or _index_of_one(matrix)
         workload = vectors.workload(request, base, base.degrees(streamed=False)[0])
         plan = plan_stream(index, max(request.memory or 0, index.nbytes), workload)
         return _placed(request, plan, [base], vectors, A.nnz, facts, matrix=matrix)
-    request = _with_slow_constants(A, request, block_size, facts, streamed=True)
-    return _place_streamed(A, statistics, request, block_size, facts, rates)
-
-
-def _with_slow_constants(
-    A: CsrMatrix, request: Request, block_size: int, facts: list[tuple[str, str]], *, streamed: bool
-) -> Request:
-    """Return the request, with a coarse level where the preconditioner is to be chosen and one is expected to win."""
-    undecided = request.preconditioner == "auto" and not request.options and not request.constants_are_slow
-    if not undecided or not constants_are_slow(A, block_size, streamed=streamed):
-        return request
-    facts.append(("coarse", "a coarse level: A nearly maps constants to zero, so they are its slow modes"))
-    return replace(request, constants_are_slow=True)
+    if undecided and not is_worth_measuring(A.shape[0], streamed=False):  # not measured above
+        slow = is_worth_measuring(A.shape[0], streamed=True) and constants_are_slow(A, block_size)
+    if slow:
+        placed = _place_streamed(
+            A, statistics, replace(without, constants_are_slow=True), block_size, [*facts, _SLOW], rates
+        )
+        if placed.plan.powers_per_sweep > 1:
+            return placed  # otherwise rows couple so widely that its set-up would hold most of the matrix
+    return _place_streamed(A, statistics, without, block_size, facts, rates)
 
 
 def _place_streamed(

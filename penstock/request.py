@@ -72,6 +72,10 @@ class Request:
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
         return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]
 
+    def is_left_open(self, spec: PreconditionerSpec) -> bool:
+        """Return whether a coarse level was chosen without the caller naming it or giving its near-null space."""
+        return self.preconditioner == "auto" and not self.options and spec.uses_near_null_space
+
 
 @dataclass(frozen=True)
 class Placement:

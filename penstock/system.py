@@ -74,7 +74,13 @@ class OpenSystem:
             jacobi(self.A)  # only for its check of the diagonal, at the cost of one sweep: a store may hold anything
         if self.placement.order is not None:
             spec = spec.in_order(self.placement.order.forward)
-        return spec.build(self.A)
+        try:
+            return spec.build(self.A)
+        except InputError:
+            if not self.request.is_left_open(spec):
+                raise
+            [spec, *_] = self.request.specs(spec.block_size, streamed=False)  # of a matrix that no coarse level suits
+            return spec.build(self.A)
 
     def solve(
         self,

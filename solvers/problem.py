@@ -161,10 +161,6 @@ class LinearProblem:
         """Return whether the true residual has fallen too little since the last restart for another one to help."""
         return not residual < _USELESS_RESTART * previous
 
-    def near_floor(self, residual: float, column: int = 0) -> bool:
-        """Return whether a residual is near the rounding floor that was estimated last, if it was."""
-        return residual <= _FLOOR_FACTOR * self.floors.get(column, 0.0)
-
     def stagnation(self, x: Array, residual: float, column: int = 0) -> StopReason:
         """Return why the residual no longer falls: the rounding floor of the system, or another cause."""
         if isinstance(self.A, HasAbsoluteProduct):

@@ -15,6 +15,7 @@ from penstock import placement as placement_module
 from penstock import slow_modes
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers.chebyshev import ChebyshevSpec
+from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, SymmetricBsrMatrix
 from penstock.spmv.formats import statistics, symmetric_bsr
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
@@ -293,6 +294,32 @@ class TestCoarseLevel:
         chosen = "smoothed_aggregation" in result.explain()
         assert chosen == ("memory" in options and shift == 0.0)
         assert chosen == ("nearly maps constants to zero" in result.explain())
+
+    @pytest.mark.parametrize("options", [{"memory": "1 MiB"}, {}])
+    def test_is_not_for_graphs_without_a_band(self, options, monkeypatch):
+        monkeypatch.setattr(slow_modes, "_LEAST_RESIDENT_ROWS", 1000)
+        rng = np.random.default_rng(0)
+        pattern = scipy.sparse.random_array((25_000, 25_000), density=6 / 25_000, rng=rng)
+        pattern = pattern + pattern.T
+        A = scipy.sparse.csr_array(scipy.sparse.diags_array(pattern.sum(axis=1) + 1e-3) - pattern)
+
+        result = solve(A, rng.standard_normal(25_000), **options)
+
+        assert result.converged
+        assert "smoothed_aggregation" not in result.explain()
+
+    def test_where_it_cannot_be_made_another_is_taken(self, monkeypatch):
+        monkeypatch.setattr(slow_modes, "_LEAST_RESIDENT_ROWS", 1000)
+        A = diffusion(12, 0.0)
+
+        def refuse(*arguments):
+            raise InputError("rows are too wide")
+
+        monkeypatch.setattr(SmoothedAggregationSpec, "build", refuse)
+
+        check(A, np.ones(A.shape[0]), solve(A, np.ones(A.shape[0])))
+        with pytest.raises(InputError, match="too wide"):
+            solve(A, np.ones(A.shape[0]), preconditioner="smoothed_aggregation")
 
     def test_in_memory_it_must_be_large(self, monkeypatch):
         monkeypatch.setattr(slow_modes, "_LEAST_RESIDENT_ROWS", 1000)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import WIDENED, CoarseSweep, ended, is_slow, next_test
+from penstock.solvers.coarse.sweep import WIDENED, CoarseSweep, ended, is_slow, is_stuck
 from penstock.solvers.problem import LinearProblem, Method
 from penstock.solvers.result import BlockSolveResult, StopReason
 from penstock.spmv import Array
@@ -80,7 +80,6 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         self._level = self._sweep.M.level
         self._coarse = BlockSpace(device, self._level.T.unknowns, columns, np.float64)
         self.residuals = np.full(columns, math.nan)
-        self._next_test = 0
 
     def start(self, x0: Array | None) -> CoarseBlockCgState:
         """Solve for the coarse parts and compute the first residuals."""
@@ -134,17 +133,17 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         """Compute the residuals of the iterates, and end the columns whose residual is small enough or cannot fall."""
         self._sweep.run(state.c, state.rho)
         squares = _dots(self._fine, self._sweep.r, self._sweep.r)
-        test = state.iteration >= self._next_test
-        if test:
-            self._next_test = next_test(state.iteration)
         unusual = [*self.problem.empty, *self.problem.out_of_range]
         for column, norms in enumerate(state.residual_norms):
             residual = math.sqrt(squares[column]) if squares[column] >= 0 else math.nan
             self.residuals[column] = float(self.problem.b_norms[column]) if column in unusual else residual
             norms.append(self.problem.relative(self.residuals[column], column))
-            if state.reasons[column] is None:
-                reason = ended(self.problem, state.x, norms, residual, test=test, column=column)
-                self._end_column(state, column, reason)
+        stuck = [column for column in _running(state) if is_stuck(state.residual_norms[column])]
+        # One test at a time: that of the column which is nearest to the rounding floor.
+        tested = min(stuck, key=lambda column: state.residual_norms[column][-1], default=None)
+        for column in _running(state):
+            norms, residual = state.residual_norms[column], float(self.residuals[column])
+            self._end_column(state, column, ended(self._sweep, norms, residual, test=column == tested, column=column))
 
     def _end_column(self, state: CoarseBlockCgState, column: int, reason: StopReason | None) -> None:
         state.reasons[column] = reason

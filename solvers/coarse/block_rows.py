@@ -22,7 +22,7 @@ class BlockRows:
         The first row.
     offsets : int64 array, (rows + 1,)
     columns : int32 array, (blocks,)
-        Ascending in every row.
+        Ascending in every row, but for products on a CPU.
     blocks : float64 array, (blocks, height, width)
     """
 
@@ -64,15 +64,18 @@ class BlockRows:
         return BlockRows(0, offsets, rows[order].astype(np.int32), blocks)
 
     @staticmethod
-    def joined(parts: list[BlockRows]) -> BlockRows:
-        """Return rows that follow each other as one."""
-        if len(parts) == 1:
+    def joined(parts: list[BlockRows], start: int) -> BlockRows:
+        """Return ascending rows from ``start`` or earlier on as one; rows that no part has are empty."""
+        following = min(start, parts[0].start)
+        if len(parts) == 1 and parts[0].start == following:
             return parts[0]
-        xp = parts[0].device.xp
-        counts = xp.concatenate([xp.diff(part.offsets) for part in parts])
-        offsets = xp.concatenate([xp.zeros(1, dtype=np.int64), xp.cumsum(counts)])
+        xp, counts, first = parts[0].device.xp, [], following
+        for part in parts:
+            counts += [xp.zeros(part.start - following, dtype=np.int64), xp.diff(part.offsets)]
+            following = part.stop
+        offsets = xp.concatenate([xp.zeros(1, dtype=np.int64), xp.cumsum(xp.concatenate(counts))])
         columns = xp.concatenate([part.columns for part in parts])
-        return BlockRows(parts[0].start, offsets, columns, xp.concatenate([part.blocks for part in parts]))
+        return BlockRows(first, offsets, columns, xp.concatenate([part.blocks for part in parts]))
 
 
 def block_rows(start: int, stop: int, rows: Array, columns: Array, blocks: Array, width: int) -> BlockRows:

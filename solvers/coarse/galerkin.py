@@ -78,6 +78,7 @@ class GalerkinWave:
         # The rows of P after each number of steps; the first is known for all nodes.
         self._levels: list[list[BlockRows]] = [[first], *([] for _ in factors)]
         self._waiting: list[list[BlockRows]] = [[] for _ in range(len(factors) + 1)]  # rows of A, before each stage
+        self._known = [first.stop] + [0] * len(factors)  # rows up to this one have been formed
         self._last_column: dict[int, int] = {}  # of rows, by the first of them
         # Blocks of the coarse matrix by row and column, complete ones and those to which the last rows added.
         self._parts: list[tuple[Array, Array]] = []
@@ -92,22 +93,29 @@ class GalerkinWave:
                 self._advance(stage, self._waiting[stage].pop(0))
 
     def _ready(self, stage: int, rows: BlockRows) -> bool:
-        known = self._levels[stage][-1].stop if self._levels[stage] else 0
-        return rows.reach[1] < known
+        return max(rows.reach[1], rows.stop - 1) < self._known[stage]
 
     def _advance(self, stage: int, rows: BlockRows) -> None:
-        level = self._levels[stage]
-        P = BlockRows.joined([part for part in level if part.stop > min(rows.reach[0], rows.start)])
+        level, start = self._levels[stage], min(rows.reach[0], rows.start)
+        P = BlockRows.joined([part for part in level if part.stop > start], start)
         image = block_product(rows, P, self._count)
         own = P.part(rows.start, rows.stop)
         if stage < len(self._factors):
             diagonal = self._diagonal[rows.start : rows.stop]
             self._levels[stage + 1].append(smoothed_rows(image, own, diagonal, self._factors[stage]))
+            self._known[stage + 1] = rows.stop
             self._waiting[stage + 1].append(rows)
         else:
             self._collect(own, image)
-        if stage:  # the pattern is symmetric: later rows couple with a row only if its own columns reach them
-            self._levels[stage] = [part for part in level if self._last_column[part.start] >= rows.stop]
+        # The pattern is symmetric: later rows couple with a row only if its own columns reach them. Entries without a mirror
+        # image, which are zero to rounding, may still name rows that are gone; those count as empty.
+        kept = [part for part in level if self._last_column[part.start] >= rows.stop] if stage else level
+        if (
+            len(kept) > 1 and self._known[stage] == self._known[0]
+        ):  # all rows are there: joined once, not for every slab
+            kept = [BlockRows.joined(kept, kept[0].start)]
+            self._last_column[kept[0].start] = self._known[0]
+        self._levels[stage] = kept
 
     def _collect(self, own: BlockRows, image: BlockRows) -> None:
         """Add ``P^T A P`` of these rows.

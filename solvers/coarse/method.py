@@ -33,7 +33,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import WIDENED, CoarseSweep, ended, is_slow, next_test
+from penstock.solvers.coarse.sweep import WIDENED, CoarseSweep, ended, is_slow, is_stuck
 from penstock.solvers.problem import LinearProblem, Method
 from penstock.solvers.result import SolveResult, StopReason
 from penstock.spmv import Array
@@ -91,7 +91,6 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         problem.set_norms(np.array([problem.space.norm(problem.b)]))
         self._sweep = CoarseSweep(problem, problem.b)
         self._level = self._sweep.M.level
-        self._next_test = 0
 
     def start(self, x0: Array | None) -> CoarseCgState:
         """Solve for the coarse part and compute the first residual."""
@@ -128,10 +127,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         self.residual = self._space.norm(self._sweep.r)
         norms = state.residual_norms
         norms.append(self.problem.relative(self.residual))
-        test = state.iteration >= self._next_test
-        self.reason = ended(self.problem, state.x, norms, self.residual, test=test)
-        if test and len(norms) > 1 and norms[-1] > 0.5 * norms[-2]:
-            self._next_test = next_test(state.iteration)
+        self.reason = ended(self._sweep, norms, self.residual, test=is_stuck(norms))
 
     def advance(self, state: CoarseCgState, iterations: int) -> StopReason | None:
         """Iterate."""

@@ -40,6 +40,7 @@ from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.coarse.tentative import Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, inverted_blocks
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, VectorSpace, as_operator, device_of
+from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 
 __all__ = ["smoothed_aggregation"]
 
@@ -101,6 +102,8 @@ def smoothed_aggregation(
     operator = as_operator(A)
     size = block_size_of(operator) if block_size == "auto" else int(block_size)
     _check_numbers(operator, size, aggregate_nodes, smoothing, degree)
+    if rounds < 0 or rounds % 1:
+        raise InputError(f"rounds must be a whole number, 0 or more, not {rounds}")
     nodes = operator.shape[0] // size
     with operator.device.current():
         candidates = _candidates(near_null_space, coordinates, nodes, size, operator.device)
@@ -115,6 +118,11 @@ def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int,
     check_degree(degree)
     if A.shape[0] != A.shape[1] or not 1 <= size <= 8 or A.shape[0] % size:
         raise InputError(f"a matrix of shape {A.shape} does not consist of nodes of {size} unknowns")
+    if isinstance(A, AdvancesRecurrences) and not A.keeps_together(size):
+        raise InputError(
+            f"subdivisions of the matrix cut nodes of {size} unknowns; cut it at multiples of them, or choose another "
+            "preconditioner"
+        )
     if not 1 <= smoothing <= 3 or smoothing % 1:
         raise InputError(f"smoothing must be 1, 2 or 3, not {smoothing}")
     if not aggregate_nodes >= 2:
@@ -135,11 +143,15 @@ def _candidates(near_null_space: Any, coordinates: Any, nodes: int, size: int, d
             )
         return found
     if coordinates is not None:
-        points = device.asarray(coordinates, dtype=np.float64)
-        if points.ndim != 2 or len(points) != nodes or not _finite(points):
-            raise InputError(f"coordinates must be finite and of shape ({nodes}, dimensions), not {points.shape}")
-        return rigid_body_modes(points, size)
+        return rigid_body_modes(_points(coordinates, nodes, device), size)
     return xp.tile(xp.eye(size), (nodes, 1))
+
+
+def _points(coordinates: Any, nodes: int, device: Device) -> Array:
+    points = device.asarray(coordinates, dtype=np.float64)
+    if points.ndim != 2 or len(points) != nodes or not _finite(points):
+        raise InputError(f"coordinates must be finite and of shape ({nodes}, dimensions), not {points.shape}")
+    return points
 
 
 def _finite(array: Array) -> bool:
@@ -170,7 +182,7 @@ def _aggregates(
     if given is not None:
         return given_aggregates(given, nodes)
     if coordinates is not None:
-        return coordinate_aggregates(A.device.to_host(coordinates).astype(np.float64), aggregate_nodes)
+        return coordinate_aggregates(A.device.to_host(_points(coordinates, nodes, A.device)), aggregate_nodes)
     return graph_aggregates(*_graph(A, size), smoothing, aggregate_nodes)
 
 

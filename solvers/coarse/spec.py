@@ -12,7 +12,6 @@ from penstock.solvers.chebyshev import check_degree
 from penstock.solvers.coarse.setup import smoothed_aggregation
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import InputError, Operator
-from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 
 __all__ = ["SmoothedAggregationSpec"]
 
@@ -63,11 +62,6 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         InputError
             If the subdivisions of a streamed matrix cut nodes.
         """
-        if isinstance(A, AdvancesRecurrences) and not A.keeps_together(self.block_size):
-            raise InputError(
-                f"subdivisions of the matrix cut nodes of {self.block_size} unknowns; cut it at multiples of them, or choose "
-                "another preconditioner"
-            )
         return smoothed_aggregation(
             A,
             self.near_null_space,

@@ -15,10 +15,12 @@ from penstock.solvers.result import StopReason
 from penstock.spmv import Array
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
-__all__ = ["WIDENED", "CoarseSweep", "ended", "is_slow", "next_test"]
+__all__ = ["WIDENED", "CoarseSweep", "ended", "is_slow", "is_stuck"]
 
 # So many iterations without halving the smallest residual before are hopeless.
 _PATIENCE = 500
+# Iterations between two tests for the rounding floor, each of which is a sweep.
+_TEST_EVERY = 8
 # After so many iterations the coarse level has shown what it is worth: ten digits in 25 iterations, or it is slow.
 _JUDGED, _SLOW = 8, 0.4
 #: What a solve whose polynomial was widened says.
@@ -48,6 +50,7 @@ class CoarseSweep:
 
     Attributes
     ----------
+    problem : LinearProblem
     x, y : array of the shape of b
         The iterate, and its fine part, which the solver advances.
     r, m, u : array of the shape of b
@@ -57,7 +60,7 @@ class CoarseSweep:
     """
 
     def __init__(self, problem: LinearProblem, b: Array) -> None:
-        self._problem, self._b = problem, b
+        self.problem, self._b = problem, b
         self.M = M = cast(HasCoarseLevel, problem.M)
         # A GPU replays captured sweeps, which always use the same memory: the vectors of one solve go to the next.
         self._vectors = M.lend_vectors(b)
@@ -78,7 +81,7 @@ class CoarseSweep:
             PRODUCT,
         ]
         self._recurrence = Recurrence(
-            steps, self._v, self._other, self.r, self.M.diagonal.blocks, self._image, self._problem.space,
+            steps, self._v, self._other, self.r, self.M.diagonal.blocks, self._image, self.problem.space,
             added=self.y, kept=((self.x, None), (self.m, self.u)),
         )  # fmt: skip
 
@@ -88,7 +91,7 @@ class CoarseSweep:
 
     def start(self, x0: Array | None, c: Array, rho: Array) -> None:
         """Set y to the guess, c to the coarse part that is best for it, and ``rho = P^T (b - A x)``; a sweep of few products."""
-        problem, level, began = self._problem, self.M.level, time.perf_counter()
+        problem, level, began = self.problem, self.M.level, time.perf_counter()
         self.y[...] = 0 if x0 is None else x0
         self.r[...] = self._b
         if x0 is not None:
@@ -101,7 +104,7 @@ class CoarseSweep:
 
     def run(self, c: Array, rho: Array) -> None:
         """Compute the residual of the iterate, and what the next update needs; one pass over A."""
-        problem, T, began = self._problem, self.M.level.T, time.perf_counter()
+        problem, T, began = self.problem, self.M.level.T, time.perf_counter()
         self.e1[...] = self.M.level.solve(rho)
         T.prolong(c + self.e1, self._v)
         self.r[...] = self._b
@@ -110,12 +113,24 @@ class CoarseSweep:
         problem.matrix_seconds += time.perf_counter() - began
         T.restrict(s, self.g)
 
+    def at_floor(self, residual: float, column: int = 0) -> bool:
+        """Return whether the residual of x has reached the rounding floor; a sweep that leaves the direction as it was.
+
+        A resumed solve repeats the last sweep, of which it must know the direction: half of a matrix adds in the order of rows.
+        """
+        A = self.problem.A
+        direction = A.direction if isinstance(A, _Alternates) else 0
+        reason = self.problem.stagnation(self.x, residual, column)
+        if isinstance(A, _Alternates) and A.plan.ring.sweeps == "alternate":
+            A.turn_to(direction)
+        return reason is StopReason.ROUNDING_FLOOR
+
     def turn_back(self) -> None:
         """Let the next sweep go in the direction of the one before, which it repeats.
 
         Half of a matrix adds in the order of the rows.
         """
-        A = self._problem.A
+        A = self.problem.A
         if isinstance(A, _Alternates) and A.plan.ring.sweeps == "alternate":
             sweeps = -(-len(self._recurrence.steps) // A.powers_per_sweep())
             A.turn_to(-A.direction if sweeps % 2 else A.direction)
@@ -125,43 +140,40 @@ class CoarseSweep:
         self.M.return_vectors(self._vectors)
 
 
-def next_test(iteration: int) -> int:
-    """Return when to test for the rounding floor again: estimates of it change little once the iterate has some digits."""
-    return 2 * iteration + 5
-
-
 def is_slow(norms: list[float]) -> bool:
     """Return whether the residual falls so slowly that the polynomial should do more."""
     count = len(norms) - 1
     return count >= _JUDGED and norms[-1] > _SLOW**count * norms[0]
 
 
-def ended(
-    problem: LinearProblem, x: Array, norms: list[float], residual: float, *, test: bool, column: int = 0
-) -> StopReason | None:
+def is_stuck(norms: list[float]) -> bool:
+    """Return whether the residual has not halved for some iterations, and it is time to test for the rounding floor.
+
+    At the floor directions are noise, which makes the residual grow again. A test is a sweep.
+    """
+    count = len(norms) - 1
+    return count > 0 and count % _TEST_EVERY == 0 and norms[-1] > 0.5 * min(norms[:-_TEST_EVERY])
+
+
+def ended(sweep: CoarseSweep, norms: list[float], residual: float, *, test: bool, column: int = 0) -> StopReason | None:
     """Return why a right-hand side needs no further iteration, or None.
 
     Parameters
     ----------
-    x : array
-        The iterate or iterates.
+    sweep : CoarseSweep
     norms : list of float
         Relative residuals so far.
     residual : float
         The last one, not relative.
     test : bool
-        Whether a residual that falls slowly may be tested for the rounding floor, which costs a product.
+        Whether to test for the rounding floor.
     """
+    problem = sweep.problem
     if residual <= problem.tolerances[column]:
         return StopReason.CONVERGED
     if not math.isfinite(residual):
         return StopReason.NOT_FINITE
-    if len(norms) < 2 or norms[-1] <= 0.5 * norms[-2]:
-        return None
-    # At the rounding floor directions are noise, which makes the residual grow again.
-    if test or problem.near_floor(residual, column):
-        reason = problem.stagnation(x, residual, column)
-        if reason is StopReason.ROUNDING_FLOOR:
-            return reason
+    if test and sweep.at_floor(residual, column):
+        return StopReason.ROUNDING_FLOOR
     stalled = len(norms) > _PATIENCE and norms[-1] > 0.5 * min(norms[:-_PATIENCE])
     return StopReason.STAGNATED if stalled else None

@@ -127,7 +127,18 @@ def test_the_transpose_and_parts():
 
     assert np.array_equal(dense(back, 5), dense(A, 9).T)
     assert np.array_equal(dense(part, 9), dense(A, 9)[2:8])
-    assert np.array_equal(dense(BlockRows.joined([A.part(0, 2), A.part(2, 5)]), 9), dense(A, 9))
+    assert np.array_equal(dense(BlockRows.joined([A.part(0, 2), A.part(2, 5)], 0), 9), dense(A, 9))
+
+
+def test_rows_that_no_part_has_are_empty():
+    A = random_rows([2, 4, 2, 7, 1], 9, 2, 3, seed=12)
+
+    joined = BlockRows.joined([A.part(1, 2), A.part(4, 5)], 0)
+
+    expected = dense(A, 9)
+    expected[[0, 1, 4, 5, 6, 7]] = 0
+    assert joined.start == 0
+    assert np.array_equal(dense(joined, 9), expected)
 
 
 def test_blocks_in_any_order_become_rows():

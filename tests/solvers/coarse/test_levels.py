@@ -8,6 +8,7 @@ from kernel_targets import gpu_count
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import cg, smoothed_aggregation
+from penstock.solvers.coarse import matrix_rows
 from penstock.solvers.coarse.galerkin import coarse_matrix, with_unit_rows
 from penstock.solvers.coarse.modes import rigid_body_modes
 from penstock.spmv import CsrMatrix, Device, InputError, format_named
@@ -110,6 +111,46 @@ def test_nodes_may_have_another_size_than_the_blocks_that_are_stored(name, store
     assert np.allclose(found.to_csr().toarray(), expected.to_csr().toarray(), atol=1e-12)
 
 
+def ring(n):
+    return scipy.sparse.diags_array([-np.ones(n - 1), 2.1 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1]) - (
+        scipy.sparse.coo_array(([1.0, 1.0], ([0, n - 1], [n - 1, 0])), shape=(n, n))
+    )
+
+
+def arrow(n):
+    A = scipy.sparse.diags_array([-np.ones(n - 1), 4.0 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1]).tolil()
+    A[n - 1, : n - 1 : 3] = A[: n - 1 : 3, n - 1] = -1 / n
+    return A
+
+
+def one_sided(n):
+    """A chain with an entry that is zero to rounding and has no mirror image."""
+    A = scipy.sparse.diags_array([-np.ones(n - 1), 2.1 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1]).tolil()
+    A[n - 1, 0] = -1e-18
+    return A
+
+
+@pytest.mark.parametrize("make", [ring, arrow, one_sided])
+@pytest.mark.parametrize("smoothing", [1, 2])
+def test_rows_may_couple_with_the_first_ones_after_those_between_are_gone(make, smoothing, monkeypatch):
+    monkeypatch.setattr(matrix_rows, "_SLAB_NBYTES", {"cpu": 700})  # about 20 slabs
+    n = 600
+    S = scipy.sparse.csr_array(make(n))
+    S.sort_indices()
+
+    M = smoothed_aggregation(S, aggregates=np.arange(n) // 6, smoothing=smoothing)
+
+    P = smoothed_prolongator(S, block_inverse(S, 1), tentative(M), [step.a for step in M.smooth])
+    assert np.allclose(M.level.A.to_csr().toarray(), P.T @ (S @ P), atol=1e-13)
+
+
+def test_streamed_cuts_through_nodes_are_refused():
+    A = CsrMatrix.from_csr(scipy.sparse.csr_array(ring(1200)))
+    refused = pytest.raises(InputError, match="cut nodes of 3 unknowns")
+    with HostStore.from_matrix(A, [0, 400, 800, 1200]) as store, StreamedMatrix(store, 2 * A.nbytes) as S, refused:
+        smoothed_aggregation(S, block_size=3)
+
+
 def test_a_graph_that_cannot_be_coarsened_ends_the_levels():
     """1000 separate pairs of nodes: aggregates couple with no other."""
     pair = np.array([[2.0, -1.0], [-1.0, 2.0]])
@@ -179,6 +220,12 @@ def test_they_are_those_of_the_elements():
         ({"near_null_space": np.ones(7)}, "near_null_space must be finite and of shape"),
         ({"near_null_space": np.full(1080, np.nan)}, "near_null_space must be finite"),
         ({"coordinates": np.zeros((7, 3))}, "coordinates must be finite and of shape"),
+        (
+            {"coordinates": np.zeros((7, 3)), "near_null_space": np.ones(1080)},
+            "coordinates must be finite and of shape",
+        ),
+        ({"rounds": -1}, "rounds must be a whole number"),
+        ({"rounds": 1.5}, "rounds must be a whole number"),
         ({"aggregates": (3, 3, 3)}, "does not have the 360 nodes"),
         ({"aggregates": np.zeros(3, int)}, "360 whole numbers"),
         ({"block_size": 7}, "does not consist of nodes of 7 unknowns"),

@@ -244,3 +244,44 @@ def test_a_solve_whose_polynomial_was_widened_resumes_with_the_same_bits():
     assert columns.converged
     assert columns.state.widened
     assert abs(columns.iterations - whole.iterations) <= 3
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_half_of_a_matrix_resumes_with_the_same_bits_after_tests_for_the_floor(columns):
+    """Such a test is a sweep, and half of a matrix adds in the order of the rows."""
+    material = TwoPhaseMaterial(fraction=0.3, contrast=1e5, seed=1)
+    beam = Cantilever(nodes=(60, 4, 8), dof=3, material=material)
+    b = beam.load()
+    B = b if columns == 1 else np.stack([b, *np.random.default_rng(0).standard_normal((columns - 1, len(b)))], axis=1)
+    solve = cg if columns == 1 else block_cg
+    taken = {}
+
+    def keep(record):
+        taken[record.iteration] = copy.deepcopy(record.state), S.direction
+
+    with streamed(beam, "symmetric_bsr", 30, PRODUCTS + 1) as S:
+        M = level_for(beam, S)
+        whole = solve(S, B, M=M, rtol=1e-8, maxiter=40, monitor=keep)
+        assert whole.sweeps > whole.iterations + 2  # tests were made
+        for iteration in (3, 8, 20):
+            state, direction = taken[iteration]
+            S.turn_to(direction)
+            again = solve(S, B, M=M, rtol=1e-8, maxiter=40, state=state)
+            assert np.array_equal(again.x, whole.x)
+            assert again.iterations == whole.iterations
+
+
+def test_a_block_tests_one_column_at_a_time():
+    beam = two_phase(1e5)
+    A = beam.matrix("bsr")
+    B = np.random.default_rng(1).standard_normal((beam.unknowns, 8))
+    calls = []
+    absolute = type(A).apply_absolute
+
+    with pytest.MonkeyPatch.context() as patch:
+        M = level_for(beam, A)
+        patch.setattr(type(A), "apply_absolute", lambda self, x: calls.append(1) or absolute(self, x))
+        result = block_cg(A, B, M=M, rtol=1e-8)
+
+    assert result.converged
+    assert 0 < len(calls) <= result.iterations / 8
