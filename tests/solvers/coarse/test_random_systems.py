@@ -54,13 +54,15 @@ def blocks(rng):
     """One to six unknowns a node, coupled by random positive definite blocks on every edge."""
     size = int(rng.integers(1, 7))
     graph = scipy.sparse.triu(random_graph(rng, 20, 120), 1).tocoo()
-    n = graph.shape[0]
-    A = scipy.sparse.lil_array((n * size, n * size))
-    for i, j, weight in zip(*graph.coords, graph.data, strict=True):
-        half = rng.standard_normal((size, size))
-        stiffness = weight * (half @ half.T + 0.1 * np.eye(size))
-        for a, b, sign in ((i, i, 1), (j, j, 1), (i, j, -1), (j, i, -1)):
-            A[a * size : (a + 1) * size, b * size : (b + 1) * size] += sign * stiffness
+    n, (i, j) = graph.shape[0], graph.coords
+    half = rng.standard_normal((graph.nnz, size, size))
+    stiffness = graph.data[:, None, None] * (half @ half.swapaxes(1, 2) + 0.1 * np.eye(size))
+    rows, columns = np.concatenate([i, j, i, j]), np.concatenate([i, j, j, i])
+    values = np.concatenate([stiffness, stiffness, -stiffness, -stiffness])
+    places = np.arange(size)
+    of_rows = (rows[:, None, None] * size + places[:, None] + 0 * places).reshape(-1)
+    of_columns = (columns[:, None, None] * size + 0 * places[:, None] + places).reshape(-1)
+    A = scipy.sparse.coo_array((values.reshape(-1), (of_rows, of_columns)), shape=(n * size, n * size))
     return A + 1e-3 * scipy.sparse.eye_array(n * size), size
 
 
