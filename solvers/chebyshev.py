@@ -270,11 +270,8 @@ def _degree_for(A: Operator) -> int:
     return min(preferred - 1 + preferred % 2, _LARGEST_DEGREE)
 
 
-def scaled_row_sums(A: Operator, diagonal: DiagonalBlocks) -> Array | None:
-    """Return the row sums of ``|D| |A|``, whose maximum bounds the eigenvalues of ``D A``; None if A cannot tell."""
-    if not isinstance(A, HasAbsoluteProduct):
-        return None
-    sums = A.apply_absolute(A.device.xp.ones(A.shape[0], dtype=A.dtype))
+def scaled_row_sums(diagonal: DiagonalBlocks, sums: Array) -> Array:
+    """Return the row sums of ``|D| |A|``, whose maximum bounds the eigenvalues of ``D A``, from those of ``|A|``."""
     return DiagonalBlocks(abs(diagonal.blocks)).apply(sums)
 
 
@@ -294,12 +291,13 @@ def largest_eigenvalue(
     degree : int
         Degree of the polynomial of a round.
     row_sums : array, optional
-        From :func:`scaled_row_sums`, which needs a sweep.
+        From :func:`scaled_row_sums`; computed if they are not known.
     """
     xp, n = A.device.xp, A.shape[0]
     bound = math.inf
     image = xp.empty(n, dtype=A.dtype)
-    row_sums = scaled_row_sums(A, diagonal) if row_sums is None else row_sums
+    if row_sums is None and isinstance(A, HasAbsoluteProduct):
+        row_sums = scaled_row_sums(diagonal, A.apply_absolute(xp.ones(n, dtype=A.dtype)))
     if row_sums is not None:
         bound = float(row_sums.max())
     elif not rounds:

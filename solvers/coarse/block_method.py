@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import WIDENED, CoarseSweep, ended, is_slow, is_stuck
+from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, ended, is_slow, is_stuck
 from penstock.solvers.problem import LinearProblem, Method
 from penstock.solvers.result import BlockSolveResult, StopReason
 from penstock.spmv import Array
@@ -19,39 +19,23 @@ __all__ = ["CoarseBlockCgState", "CoarseBlockConjugateGradients"]
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
-@dataclass
-class CoarseBlockCgState:
-    """Everything that the next iteration needs; a checkpoint is a saved state.
+@dataclass(kw_only=True)
+class CoarseBlockCgState(CoarseState):
+    """Everything that the next iteration needs, for a block of right-hand sides; a checkpoint is a saved state.
 
     Parameters
     ----------
-    x, y, p : array, (n, columns)
-        The iterates, and the fine parts of the iterates and of the search directions.
-    c, p_c, h, rho : array, (unknowns of the coarse level, columns)
-        Their coarse parts, ``P^T A p`` and ``P^T (b - A x)``.
     curvatures : float64 array on the host, (columns,)
         ``p.Ap`` of the last directions; 0 for a column without one.
     reasons : list of StopReason or None
         For each column; None until it has ended.
-    iteration : int
     residual_norms : list of list of float
         Relative norms of each column, as in the result.
-    widened : bool
-        Whether the polynomial has been widened, because the coarse level represents slow modes badly.
     """
 
-    x: Array
-    y: Array
-    p: Array
-    c: Array
-    p_c: Array
-    h: Array
-    rho: Array
     curvatures: Numbers
     reasons: list[StopReason | None]
-    iteration: int = 0
     residual_norms: list[list[float]] = field(default_factory=list)
-    widened: bool = False
 
 
 class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
@@ -72,10 +56,10 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         self.problem, device, (n, columns) = problem, problem.A.device, problem.b.shape
         self._fine = BlockSpace(device, n, columns, problem.b.dtype)
         problem.set_norms(np.sqrt(np.maximum(_dots(self._fine, problem.b, problem.b), 0.0)))
-        b, unusual = problem.b, [*problem.empty, *problem.out_of_range]
-        if unusual:
-            b = b.copy()
-            b[:, unusual] = 0
+        # Columns whose right-hand side is zero or out of the range of numbers need no solve.
+        self._aside = dict.fromkeys(problem.empty, StopReason.CONVERGED)
+        self._aside |= dict.fromkeys(problem.out_of_range, StopReason.NOT_FINITE)
+        b = self._without_aside(problem.b)
         self._sweep = CoarseSweep(problem, b)
         self._level = self._sweep.M.level
         self._coarse = BlockSpace(device, self._level.T.unknowns, columns, np.float64)
@@ -83,40 +67,29 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
 
     def start(self, x0: Array | None) -> CoarseBlockCgState:
         """Solve for the coarse parts and compute the first residuals."""
-        problem, sweep, xp, count = self.problem, self._sweep, self.problem.A.device.xp, self.problem.columns
-        c, p_c, h, rho = (xp.zeros((self._level.T.unknowns, count)) for _ in range(4))
-        p, nothing, reasons = xp.zeros_like(problem.b), np.zeros(count), list[StopReason | None]([None] * count)
-        state = CoarseBlockCgState(sweep.x, sweep.y, p, c, p_c, h, rho, nothing, reasons)
+        sweep, count = self._sweep, self.problem.columns
+        reasons = [self._aside.get(column) for column in range(count)]
+        state = CoarseBlockCgState(**sweep.state_arrays(), curvatures=np.zeros(count), reasons=reasons)
         state.residual_norms = [[] for _ in range(count)]
-        self._set_aside(state)
-        aside = [column for column, reason in enumerate(state.reasons) if reason is not None]
-        if x0 is not None and aside:
-            x0 = x0.copy()
-            x0[:, aside] = 0
-        sweep.start(x0, state.c, state.rho)
+        sweep.start(None if x0 is None else self._without_aside(x0), state.c, state.rho)
         self._next(state)
         return state
 
-    def _set_aside(self, state: CoarseBlockCgState) -> None:
-        """End the columns whose right-hand side is zero or out of the range of numbers."""
-        for columns, reason in (
-            (self.problem.empty, StopReason.CONVERGED),
-            (self.problem.out_of_range, StopReason.NOT_FINITE),
-        ):
-            for column in columns:
-                state.reasons[column] = reason
+    def _without_aside(self, block: Array) -> Array:
+        """Return a block with zeros in the columns that need no solve."""
+        if not self._aside:
+            return block
+        block = block.copy()
+        block[:, list(self._aside)] = 0
+        return block
 
     def resume(self, state: CoarseBlockCgState) -> CoarseBlockCgState:
         """Compute again what the last sweep of the state's solve left; the tolerance may be another one."""
-        sweep = self._sweep
-        if state.widened:
-            sweep.widen()
-        sweep.turn_back()
-        sweep.x[...], sweep.y[...] = state.x, state.y
-        state.x, state.y = sweep.x, sweep.y
+        self._sweep.take_up(state)
         state.reasons = [reason if reason is StopReason.NOT_FINITE else None for reason in state.reasons]
         state.residual_norms = [norms[: state.iteration] for norms in state.residual_norms]
-        self._set_aside(state)
+        for column, reason in self._aside.items():
+            state.reasons[column] = reason
         self._next(state)
         return state
 
@@ -133,10 +106,9 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         """Compute the residuals of the iterates, and end the columns whose residual is small enough or cannot fall."""
         self._sweep.run(state.c, state.rho)
         squares = _dots(self._fine, self._sweep.r, self._sweep.r)
-        unusual = [*self.problem.empty, *self.problem.out_of_range]
         for column, norms in enumerate(state.residual_norms):
             residual = math.sqrt(squares[column]) if squares[column] >= 0 else math.nan
-            self.residuals[column] = float(self.problem.b_norms[column]) if column in unusual else residual
+            self.residuals[column] = float(self.problem.b_norms[column]) if column in self._aside else residual
             norms.append(self.problem.relative(self.residuals[column], column))
         stuck = [column for column in _running(state) if is_stuck(state.residual_norms[column])]
         # One test at a time: that of the column which is nearest to the rounding floor.

@@ -12,7 +12,6 @@ from penstock.solvers.coarse.block_rows import BlockRows, block_rows, row_number
 from penstock.spmv import (
     Array,
     BsrMatrix,
-    HasAbsoluteProduct,
     InputError,
     Operator,
     SparseMatrix,
@@ -54,17 +53,19 @@ def block_size_of(A: Operator) -> int:
     return 1
 
 
-def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array | None]:
-    """Return the dense blocks on the diagonal, and the sums of the absolute values of every row; None if A cannot tell.
+def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
+    """Return the dense blocks on the diagonal, and the sums of the absolute values of every row; one sweep if A is streamed.
 
-    One sweep if A is streamed.
+    Raises
+    ------
+    InputError
+        As for :func:`visit_rows`.
     """
-    if not isinstance(A, HasAbsoluteProduct):
-        return A.diagonal_blocks(size), None  # type: ignore[attr-defined]
     xp = A.device.xp
     ones = xp.ones(A.shape[0], dtype=A.dtype)
     if not isinstance(A, _Streamed):
-        return A.diagonal_blocks(size), A.apply_absolute(ones)  # type: ignore[attr-defined]
+        matrix = _as_matrix(A)
+        return matrix.diagonal_blocks(size), matrix.apply_absolute(ones)
     starts = A.plan.index.row_starts
     blocks, sums = xp.zeros((A.shape[0] // size, size, size), dtype=A.dtype), xp.zeros(A.shape[0], dtype=A.dtype)
 
@@ -90,8 +91,7 @@ def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None])
         A.turn_to(1)
         A.sweep(lambda number, slab: completion.add(index.subdivisions[number].row_start, slab))
         return
-    if not isinstance(A, SparseMatrix):
-        raise InputError(f"a coarse level is made of the entries of a matrix, which {type(A).__name__} does not show")
+    A = _as_matrix(A)
     completion, granularity = _Completion(A.name, block_size, visit), math.lcm(A.row_granularity, block_size)
     enough = _SLAB_NBYTES[A.device.kind]
     if A.device.kind == "cuda":
@@ -99,6 +99,12 @@ def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None])
     step = max(1, A.shape[0] * enough // max(A.nbytes, 1) // granularity) * granularity
     for start in range(0, A.shape[0], step):
         completion.add(start, A.rows(start, min(start + step, A.shape[0])))
+
+
+def _as_matrix(A: Operator) -> SparseMatrix:
+    if not isinstance(A, SparseMatrix):
+        raise InputError(f"a coarse level is made of the entries of a matrix, which {type(A).__name__} does not show")
+    return A
 
 
 class _Completion:

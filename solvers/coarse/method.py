@@ -33,7 +33,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import WIDENED, CoarseSweep, ended, is_slow, is_stuck
+from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, ended, is_slow, is_stuck
 from penstock.solvers.problem import LinearProblem, Method
 from penstock.solvers.result import SolveResult, StopReason
 from penstock.spmv import Array
@@ -41,38 +41,20 @@ from penstock.spmv import Array
 __all__ = ["CoarseCgState", "CoarseConjugateGradients"]
 
 
-@dataclass
-class CoarseCgState:
-    """Everything that the next iteration needs; a checkpoint is a saved state.
+@dataclass(kw_only=True)
+class CoarseCgState(CoarseState):
+    """Everything that the next iteration needs, for one right-hand side; a checkpoint is a saved state.
 
     Parameters
     ----------
-    x : array, (n,)
-        The iterate.
-    y, p : array, (n,)
-        The fine parts of the iterate and of the search direction.
-    c, p_c, h, rho : array, (unknowns of the coarse level,)
-        Their coarse parts, ``P^T A p`` and ``P^T (b - A x)``.
     curvature : float
         ``p.Ap`` of the last direction; 0 without one.
-    iteration : int
     residual_norms : list of float
         Relative, as in the result.
-    widened : bool
-        Whether the polynomial has been widened, because the coarse level represents slow modes badly.
     """
 
-    x: Array
-    y: Array
-    p: Array
-    c: Array
-    p_c: Array
-    h: Array
-    rho: Array
     curvature: float = 0.0
-    iteration: int = 0
     residual_norms: list[float] = field(default_factory=list)
-    widened: bool = False
 
 
 class CoarseConjugateGradients(Method, name="coarse_cg"):
@@ -94,9 +76,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
 
     def start(self, x0: Array | None) -> CoarseCgState:
         """Solve for the coarse part and compute the first residual."""
-        problem, sweep, xp = self.problem, self._sweep, self.problem.A.device.xp
-        coarse = [xp.zeros(self._level.T.unknowns) for _ in range(4)]
-        state = CoarseCgState(sweep.x, sweep.y, xp.zeros_like(problem.b), *coarse)
+        problem, sweep = self.problem, self._sweep
+        state = CoarseCgState(**sweep.state_arrays())
         if problem.empty or problem.out_of_range:
             norm = float(problem.b_norms[0])
             state.x[...] = state.y[...] = 0
@@ -111,12 +92,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         """Compute again what the last sweep of the state's solve left."""
         if self.problem.empty or self.problem.out_of_range:
             return self.start(None)
-        sweep = self._sweep
-        if state.widened:
-            sweep.widen()
-        sweep.turn_back()
-        sweep.x[...], sweep.y[...] = state.x, state.y
-        state.x, state.y = sweep.x, sweep.y
+        self._sweep.take_up(state)
         state.residual_norms = state.residual_norms[: state.iteration]
         self._next(state)
         return state

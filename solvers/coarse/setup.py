@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse
 
-from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue
+from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue, scaled_row_sums
 from penstock.solvers.coarse.aggregates import (
     Aggregates,
     box_aggregates,
@@ -162,13 +162,11 @@ def _finite(array: Array) -> bool:
 
 def _measured(A: Operator, size: int, rounds: int, degree: int) -> tuple[DiagonalBlocks, float, Array]:
     """Return D, a bound of the eigenvalues of ``D A``, and which unknowns couple with others, unlike clamped ones."""
-    blocks, sums = diagonal_and_row_sums(A, size)
+    blocks, of_rows = diagonal_and_row_sums(A, size)
     diagonal = inverted_blocks(A, blocks)
-    if sums is None:
-        return diagonal, largest_eigenvalue(A, diagonal, rounds, degree), A.device.xp.ones(A.shape[0], dtype=np.bool_)
-    sums = DiagonalBlocks(abs(diagonal.blocks)).apply(sums)
-    # The sum is 1 plus the couplings.
-    return diagonal, largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums), sums >= 1.0 + _DECOUPLED
+    sums = scaled_row_sums(diagonal, of_rows)
+    high = largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums)
+    return diagonal, high, sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
 
 
 def _aggregates(

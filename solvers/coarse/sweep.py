@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
 from penstock.solvers.coarse.galerkin import PRODUCT
@@ -15,7 +15,7 @@ from penstock.solvers.result import StopReason
 from penstock.spmv import Array
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
-__all__ = ["WIDENED", "CoarseSweep", "ended", "is_slow", "is_stuck"]
+__all__ = ["WIDENED", "CoarseState", "CoarseSweep", "ended", "is_slow", "is_stuck"]
 
 # So many iterations without halving the smallest residual before are hopeless.
 _PATIENCE = 500
@@ -37,6 +37,32 @@ class _Alternates(Protocol):
     def turn_to(self, direction: int) -> None: ...
 
     def powers_per_sweep(self) -> int: ...
+
+
+@dataclass(kw_only=True)
+class CoarseState:
+    """What one right-hand side and a block of them keep between two iterations.
+
+    Parameters
+    ----------
+    x, y, p : array, (n,) or (n, columns)
+        The iterate, and the fine parts of the iterate and of the search direction.
+    c, p_c, h, rho : array, (unknowns of the coarse level,) or (..., columns)
+        Their coarse parts, ``P^T A p`` and ``P^T (b - A x)``.
+    iteration : int
+    widened : bool
+        Whether the polynomial has been widened, because the coarse level represents slow modes badly.
+    """
+
+    x: Array
+    y: Array
+    p: Array
+    c: Array
+    p_c: Array
+    h: Array
+    rho: Array
+    iteration: int = 0
+    widened: bool = False
 
 
 class CoarseSweep:
@@ -89,6 +115,19 @@ class CoarseSweep:
         """Use the polynomial for a matrix whose slow modes the coarse level represents badly, from the next sweep on."""
         self._set_steps(*self.M.wide_polynomial())
 
+    def state_arrays(self) -> dict[str, Array]:
+        """Return the arrays of a state before the first iteration, x and y those of this object."""
+        coarse = {name: self.problem.A.device.xp.zeros_like(self.g) for name in ("c", "p_c", "h", "rho")}
+        return {"x": self.x, "y": self.y, "p": self.problem.A.device.xp.zeros_like(self.y), **coarse}
+
+    def take_up(self, state: CoarseState) -> None:
+        """Go on where another solve ended: x and y of the state become those of this object, which repeats its last sweep."""
+        if state.widened:
+            self.widen()
+        self._turn_back()
+        self.x[...], self.y[...] = state.x, state.y
+        state.x, state.y = self.x, self.y
+
     def start(self, x0: Array | None, c: Array, rho: Array) -> None:
         """Set y to the guess, c to the coarse part that is best for it, and ``rho = P^T (b - A x)``; a sweep of few products."""
         problem, level, began = self.problem, self.M.level, time.perf_counter()
@@ -125,7 +164,7 @@ class CoarseSweep:
             A.turn_to(direction)
         return reason is StopReason.ROUNDING_FLOOR
 
-    def turn_back(self) -> None:
+    def _turn_back(self) -> None:
         """Let the next sweep go in the direction of the one before, which it repeats.
 
         Half of a matrix adds in the order of the rows.

@@ -11,7 +11,7 @@ from penstock.solvers import cg, smoothed_aggregation
 from penstock.solvers.coarse import matrix_rows
 from penstock.solvers.coarse.galerkin import coarse_matrix, with_unit_rows
 from penstock.solvers.coarse.modes import rigid_body_modes
-from penstock.spmv import CsrMatrix, Device, InputError, format_named
+from penstock.spmv import CsrMatrix, Device, FunctionOperator, InputError, format_named
 from penstock.streaming import HostStore, StreamedMatrix
 
 BEAM = {"nodes": (12, 6, 5)}
@@ -142,6 +142,13 @@ def test_rows_may_couple_with_the_first_ones_after_those_between_are_gone(make, 
 
     P = smoothed_prolongator(S, block_inverse(S, 1), tentative(M), [step.a for step in M.smooth])
     assert np.allclose(M.level.A.to_csr().toarray(), P.T @ (S @ P), atol=1e-13)
+
+
+def test_an_operator_that_shows_no_entries_is_refused():
+    A = FunctionOperator(lambda x: 2.0 * x, (30, 30), np.float64)
+
+    with pytest.raises(InputError, match="made of the entries of a matrix"):
+        smoothed_aggregation(A)
 
 
 def test_streamed_cuts_through_nodes_are_refused():
