@@ -6,24 +6,30 @@
 Cantilevers of random stiffness (lognormal, sigma 0.5) under a shear load, to a true relative residual of 1e-8. In memory half of
 the matrix is stored; streamed, the matrix storage has a quarter of the BSR matrix. ``seconds`` is the solve, ``setup_seconds``
 making the preconditioner, both the second time, when kernels have been compiled. Peers, in memory: CG with block Jacobi and with
-a Chebyshev polynomial, and what a user would pick instead. ``-shuffled``: the nodes in random order, the aggregates found in the
-graph of the matrix; streamed, the rows are put in the order of levels. ``k32``: 32 samples of a random load by ``block_cg``.
+a Chebyshev polynomial, and what a user would pick instead; on a CPU also algebraic multigrid (``amg``), with ``cpu_seconds``
+of set-up and solve together, summed over threads. ``-jumps``: 30 % of the elements are 1000 times as stiff. ``-shuffled``: the
+nodes in random order, the aggregates found in the graph of the matrix; streamed, the rows are put in the order of levels.
+``k32``: 32 samples of a random load by ``block_cg``.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from amg_peers import amg_figures
 from peer import Peer, seconds_of
 from record import argument_parser, record, told, write
 from systems import Reordered, System
 
 from penstock.experiments import Experiment
 from penstock.experiments.cantilever.loads import right_hand_sides
+from penstock.fem import TwoPhaseMaterial
 from penstock.solvers import block_cg, block_jacobi, cg, chebyshev, jacobi, preconditioner_spec
 from penstock.spmv import Array, Device, Operator
 from penstock.streaming import LinkRates, StreamedMatrix
@@ -45,20 +51,28 @@ MATRICES = {
         "cube256-dof1",
         "cube128-dof3-shuffled",
     ),
-    "cpu": ("cube32-dof3", "cube48-dof3", "beam129x9x9-dof3", "cube16-dof6"),
+    "cpu": (
+        "cube32-dof3",
+        "cube48-dof3",
+        "beam129x9x9-dof3",
+        "cube16-dof6",
+        "cube40-dof3",
+        "cube24-dof3-jumps",
+    ),
 }
 
 
 def system_named(name: str, device: Device, *, streamed: bool = False) -> System:
     """Return the cantilever of a name such as ``cube128-dof3`` or ``beam512x32x32-dof3``."""
-    found = re.fullmatch(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof([136])(-shuffled)?", name)
+    found = re.fullmatch(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof([136])(-shuffled|-jumps)?", name)
     if found is None:
         raise SystemExit(f"no matrix is called {name}")
-    side, *sides, dof, shuffled = found.groups()
+    side, *sides, dof, special = found.groups()
     nodes = (int(side),) * 3 if side else tuple(int(extent) for extent in sides)
-    if shuffled:
+    if special == "-shuffled":
         return Reordered(name, nodes, device, levels=streamed)
-    return System(name, nodes, device, dof=int(dof))
+    material = TwoPhaseMaterial(contrast=1000.0, fraction=0.3) if special else None
+    return System(name, nodes, device, dof=int(dof), material=material)
 
 
 class Solves:
@@ -67,29 +81,30 @@ class Solves:
     def __init__(self, system: System) -> None:
         self.system, self.device, self.b = system, system.device, system.load()
         self._samples_of_load: Array | None = None
+        self._spec = preconditioner_spec("smoothed_aggregation", block_size=system.beam.dof, **system.place())
 
     def with_coarse_level(self, A: Operator) -> dict[str, Any]:
         """Set up and solve twice, and return the figures of the second time."""
         make = self._maker(A)
         for _ in range(2):
-            before = getattr(A, "sweeps", 0)
+            before, cpu = getattr(A, "sweeps", 0), time.process_time()
             setup_seconds, M = seconds_of(self.device, make)
             setup_sweeps = getattr(A, "sweeps", 0) - before
             solve = partial(cg, A, self.b, M=M, rtol=RTOL)
             seconds, result = seconds_of(self.device, solve)
+            cpu = time.process_time() - cpu
         samples = [seconds, *(seconds_of(self.device, solve)[0] for _ in range(2))]
         level = M.level
         return {
             "samples": samples, "setup_seconds": setup_seconds, "iterations": result.iterations, "sweeps": result.sweeps,
             "setup_sweeps": setup_sweeps, "true_residual": result.true_residual, "coarse_unknowns": level.T.unknowns,
-            "bytes_streamed": result.bytes_streamed,
+            "degree": M.degree, "transfer_bytes": level.T.nbytes,
+            "bytes_streamed": result.bytes_streamed, "cpu_seconds": cpu,
         }  # fmt: skip
 
     def _maker(self, A: Operator) -> Callable[[], Any]:
         """Return what makes the preconditioner, of the degree of the plan if A is streamed."""
-        spec = preconditioner_spec("smoothed_aggregation", block_size=self.system.beam.dof, **self.system.place())
-        if isinstance(A, StreamedMatrix):
-            spec = spec.with_degree(A.plan.workload.degree)
+        spec = self._spec.with_degree(A.plan.workload.degree) if isinstance(A, StreamedMatrix) else self._spec
         return partial(spec.build, A)
 
     def in_memory(self, limit: float, peers: bool) -> dict[str, Any]:
@@ -99,6 +114,12 @@ class Solves:
         found = self.with_coarse_level(A)
         others, iterations = self._peers(A) if peers else ({}, {})
         found["peer_iterations"] = iterations
+        if peers and self.device.kind == "cpu":
+            system = self.system
+            matrix, modes = system.matrix("csr").to_csr(), system.beam.rigid_body_modes()
+            amg = list(amg_figures(matrix, modes, self.b, system.beam.dof, RTOL))
+            others |= {peer.name: peer.seconds for peer in amg}
+            found["amg"] = {peer.name: asdict(peer) for peer in amg}
         products = found["iterations"] * 14
         return self._entry("memory", found, others, products * A.nbytes / limit, products * A.nbytes)
 
@@ -118,7 +139,7 @@ class Solves:
     def streamed(self, rates: LinkRates, link: float, memory: dict[str, Any]) -> dict[str, Any]:
         """The matrix streamed, with a quarter of the storage of BSR."""
         system = self.system
-        plan = system.plan_for(preconditioner_spec("smoothed_aggregation", block_size=system.beam.dof), rates)
+        plan = system.plan_for(self._spec, rates)
         print(plan.explain(), flush=True)
         with system.streamed(plan) as A:
             found = self.with_coarse_level(A)
@@ -138,8 +159,7 @@ class Solves:
     def samples_streamed(self, rates: LinkRates, link: float) -> dict[str, Any]:
         """The same with a quarter of the storage of BSR."""
         system = self.system
-        spec = preconditioner_spec("smoothed_aggregation", block_size=system.beam.dof)
-        plan = system.plan_for(spec, rates, SAMPLES)
+        plan = system.plan_for(self._spec, rates, SAMPLES)
         with system.streamed(plan) as A:
             found = self._samples(A, peer=False)
         with system.streamed(system.plan_for(preconditioner_spec("jacobi"), rates, SAMPLES)) as A:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from penstock.fem import Cantilever, LognormalMaterial
+from penstock.fem import Cantilever, LognormalMaterial, Material
 from penstock.solvers import PreconditionerSpec, cg_workspace_nbytes, preconditioner_spec
 from penstock.spmv import Array, CsrMatrix, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.partition import cut_rows
@@ -44,11 +44,14 @@ class System:
     device : Device
     dof : int
         Unknowns a node.
+    material : Material, optional
     """
 
-    def __init__(self, name: str, nodes: tuple[int, ...], device: Device, *, dof: int = 3) -> None:
+    def __init__(
+        self, name: str, nodes: tuple[int, ...], device: Device, *, dof: int = 3, material: Material | None = None
+    ) -> None:
         self.name, self.device = name, device
-        self.beam = Cantilever(nodes=nodes, dof=dof, material=LognormalMaterial(sigma=0.5, seed=1))
+        self.beam = Cantilever(nodes=nodes, dof=dof, material=material or LognormalMaterial(sigma=0.5, seed=1))
         self.n, self.planes = self.beam.unknowns, nodes[0]
         self._made: dict[str, SparseMatrix] = {}
         self.budget = self.matrix("bsr").nbytes // 4
@@ -103,8 +106,6 @@ class System:
         columns: int = 1,
     ) -> Iterator[Candidate]:
         """Yield the matrix in every format and cut, for every number of consecutive products."""
-        held = spec.workspace_nbytes(self.n, columns, streamed_to_gpu=True)
-        workspace = columns * cg_workspace_nbytes(self.n) + held
         for name, count in itertools.product(formats, sorted({min(count, self.planes) for count in counts})):
             try:
                 index = index_of(self.symbolic_slabs(name, count), (self.n, self.n))
@@ -112,8 +113,14 @@ class System:
                 continue
             reach = self.reach(index)
             for degree in degrees:
+                chosen, iterations = spec.with_degree(degree), spec.iterations(degree)
+                held = chosen.workspace_nbytes(self.n, columns, streamed_to_gpu=True)
                 workload = Workload(
-                    columns, degree=degree, workspace_nbytes=workspace, iterations=spec.iterations(degree)
+                    columns,
+                    degree=degree,
+                    workspace_nbytes=columns * cg_workspace_nbytes(self.n) + held,
+                    parts=chosen.parts(self.n, columns, streamed_to_gpu=True),
+                    iterations=iterations,
                 )
                 yield Candidate(index, workload, reach)
 

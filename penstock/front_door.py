@@ -50,6 +50,7 @@ def solve(
     preconditioner: str | PreconditionerSpec = "auto",
     block_size: int | Literal["auto"] = "auto",
     near_null_space: Any = None,
+    coordinates: Any = None,
     x0: Any = None,
     monitor: Callable[[IterationRecord], object] | None = None,
     progress: bool = False,
@@ -61,12 +62,11 @@ def solve(
     ----------
     A : SciPy, CuPy or penstock matrix, store, path of a matrix file or of a store, or operator
         Symmetric to rounding. Entries may be unsorted or given several times: they are summed in a copy.
-    b : NumPy, CuPy or pandas array, (n,), (n, 1) or (n, k)
-        Of any real type and order.
+    b : NumPy, CuPy or pandas array of real numbers, (n,), (n, 1) or (n, k)
     device : str
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"auto"``: the GPU if there is one, else the CPU.
-    memory : int or str, optional
-        For the matrix on the device, ``"6 GiB"`` for example; by default what is free, less a tenth and the vectors.
+    memory : int or str, such as "6 GiB", optional
+        For the matrix on the device; by default what is free, less a tenth and the vectors.
     rtol, atol : float
         Converged means ``||b - A x|| <= max(rtol ||b||, atol)`` for each column, computed from A, b and x.
     maxiter : int, optional
@@ -77,27 +77,38 @@ def solve(
         Rows of the dense blocks of A, such as the unknowns of a node; ``"auto"`` finds them.
     near_null_space : array, (n, k), optional
         Vectors that A nearly maps to zero; refused if the preconditioner has no use for them.
-    x0 : array, optional
-        First guess, of the shape of b.
+    coordinates : array, (nodes, 2) or (nodes, 3), optional
+        Of the nodes of a body, whose rigid motions are then that near-null space.
+    x0 : array of the shape of b, optional
     monitor : callable, optional
         ``monitor(record)`` at every look at the residual; stops the solve if it returns True.
     progress : bool
         Show progress bars on the terminal.
     folder : str or path, optional
-        Where a CPU puts the store of a matrix that does not fit; by default the temporary folder.
+        For the store of a matrix that does not fit a CPU; by default the temporary folder.
 
     Returns
     -------
     SolveResult, or BlockSolveResult for k > 1 columns
-        ``x`` lives where b does, in its shape; ``explain()`` says what was decided, why, and what it cost.
+        ``x`` lives where b does, in its shape; ``explain()`` tells what was decided, why, and at what cost.
     """
     vectors, reporter = GivenVectors.of(b, "b"), RichReporter.on_terminal() if progress else Reporter()
-    options = {} if near_null_space is None else {"near_null_space": near_null_space}
-    limits = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
     given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
-    place = find_device(device, given)
-    request = Request(place, vectors.columns, room, preconditioner, block_size, options, given.name)
-    return _solve(given, request, vectors, x0, limits, folder, reporter)
+    place, size = find_device(device, given), _block_size(block_size, vectors, coordinates)
+    options = _given(near_null_space=near_null_space, coordinates=coordinates)
+    request = Request(place, vectors.columns, room, preconditioner, size, options, given.name)
+    return _solve(given, request, vectors, x0, folder, reporter, rtol=rtol, atol=atol, maxiter=maxiter, monitor=monitor)
+
+
+def _block_size(given: int | Literal["auto"], vectors: GivenVectors, coordinates: Any) -> int | Literal["auto"]:
+    """Return the unknowns a node, if coordinates tell them; those that do not fit are refused later."""
+    if given != "auto" or coordinates is None:
+        return given
+    return max(1, len(vectors.array) // max(1, len(coordinates)))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _solve(
@@ -105,9 +116,9 @@ def _solve(
     request: Request,
     vectors: GivenVectors,
     x0: Any,
-    limits: dict[str, Any],
     folder: str | Path | None,
     reporter: Reporter,
+    **limits: Any,
 ) -> AnyResult:
     began = time.perf_counter()
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)

@@ -13,7 +13,7 @@ from penstock.solvers.cg import CgRecurrence
 from penstock.solvers.coarse.aggregates import Aggregates
 from penstock.solvers.coarse.block_products import block_product, smoothed_rows
 from penstock.solvers.coarse.block_rows import BlockRows
-from penstock.solvers.coarse.tentative import Tentative
+from penstock.solvers.coarse.tentative import StoredTentative
 from penstock.spmv import CPU, Array, BsrMatrix, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.streaming import HostStore, StreamedMatrix
@@ -84,7 +84,7 @@ def aggregate(dof: int) -> None:
     """Call the kernels of the transfer to a coarse level, of products there, and of updates of vectors."""
     modes = 1 if dof == 1 else 6
     candidates, free = np.ones((_BLOCKS * dof, modes)), np.ones(_BLOCKS * dof, dtype=np.bool_)
-    T = Tentative(candidates, free, Aggregates(np.arange(_BLOCKS, dtype=np.int32) // 100), dof, CPU)
+    T = StoredTentative(candidates, free, Aggregates(np.arange(_BLOCKS, dtype=np.int32) // 100), dof, CPU)
     coarse, fine = np.ones(T.unknowns), np.empty(_BLOCKS * dof)
     T.prolong(coarse, fine)
     T.restrict(fine, coarse)

@@ -56,9 +56,9 @@ class Request:
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.
 
-        ``auto`` is smoothed aggregation where the near-null space is known or constants are found to be slow. Otherwise it is
-        Jacobi, by blocks where the matrix has them; where it is streamed, a Chebyshev polynomial as well, whose products share
-        sweeps.
+        ``auto`` is smoothed aggregation where the near-null space or the nodes are known, or constants are found to be slow.
+        Otherwise it is Jacobi, by blocks where the matrix has them; where it is streamed, a Chebyshev polynomial as well, whose
+        products share sweeps.
         """
         if isinstance(self.preconditioner, PreconditionerSpec):
             return [self.preconditioner.with_block_size(block_size)]
@@ -67,7 +67,7 @@ class Request:
             if spec.needs_blocks and block_size == 1:
                 raise InputError("the matrix does not consist of dense blocks; choose jacobi or chebyshev")
             return [spec]
-        if "near_null_space" in self.options or self.constants_are_slow:
+        if self.options.keys() & {"near_null_space", "coordinates"} or self.constants_are_slow:
             return [preconditioner_spec("smoothed_aggregation", block_size=block_size, **self.options)]
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
         return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]
@@ -142,8 +142,10 @@ class Vectors:
 
     def workload(self, request: Request, spec: PreconditionerSpec, degree: int) -> Workload:
         """Return what a plan must know of the solver."""
-        nbytes, iterations = self.nbytes(request, spec), spec.iterations(degree)
-        return Workload(self.together, degree=degree, workspace_nbytes=nbytes, iterations=iterations)
+        spec, iterations = spec.with_degree(degree), spec.iterations(degree)
+        nbytes = self.nbytes(request, spec)
+        parts = spec.parts(self.n, self.together, self.dtype, streamed_to_gpu=request.device.kind == "cuda")
+        return Workload(self.together, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=iterations)
 
 
 def room_for_matrix(request: Request, vectors_nbytes: int) -> int:

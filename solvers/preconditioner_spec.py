@@ -63,8 +63,8 @@ class PreconditionerSpec:
         """Return this specification with the degree of a plan."""
         return self
 
-    def with_near_null_space(self, near_null_space: Any, aggregates: Any = None) -> Self:
-        """Return this specification for a matrix with a known near-null space, and aggregates of its nodes."""
+    def with_nodes(self, coordinates: Callable[[], Any], node_counts: tuple[int, ...]) -> Self:
+        """Return this specification for a structured mesh: what makes the coordinates, and the nodes along each axis."""
         return self
 
     def in_order(self, reorder: Callable[[Any], Any]) -> Self:
@@ -74,6 +74,12 @@ class PreconditionerSpec:
     def with_block_size(self, size: int) -> Self:
         """Return this specification for dense blocks of this size."""
         return replace(self, block_size=size)
+
+    def parts(
+        self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False
+    ) -> tuple[tuple[str, int], ...]:
+        """Return names and bytes of what the workspace holds besides vectors, for a plan to tell."""
+        return ()
 
     def workspace_nbytes(self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False) -> int:
         """Return the bytes that the preconditioner needs besides the matrix and the solver's vectors."""

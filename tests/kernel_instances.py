@@ -143,6 +143,14 @@ INSTANCES = {
     "coo.cu": _coo(),
     "csr.cu": _csr(),
     "ell.cu": _ell(),
+    "rigid_motions.cu": [
+        *(
+            f"{kernel}<{size}>"
+            for kernel in ("move_nodes", "sum_loads", "motion_blocks", "factor_motions")
+            for size in (3, 6)
+        ),
+        *(f"apply_factors<{transposed}>" for transposed in ("false", "true")),
+    ],
     "sell.cu": _sell(SIZES, COLUMNS),
     "symmetric_bsr.cu": _symmetric(SIZES),
     "vectors.cu": _vectors(SIZES),
@@ -157,6 +165,14 @@ EMULATED = {
     "conversion.cu": _conversion(_EMULATED_SIZES),
     "symmetric_bsr.cu": _symmetric(_EMULATED_SIZES),
     "vectors.cu": _vectors(_EMULATED_SIZES),
+    "rigid_motions.cu": [
+        *(
+            f"{kernel}<{size}>"
+            for kernel in ("move_nodes", "sum_loads", "motion_blocks", "factor_motions")
+            for size in (3, 6)
+        ),
+        *(f"apply_factors<{transposed}>" for transposed in ("false", "true")),
+    ],
     "sell.cu": list(
         dict.fromkeys(
             [

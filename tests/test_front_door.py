@@ -321,6 +321,29 @@ class TestCoarseLevel:
         with pytest.raises(InputError, match="too wide"):
             solve(A, np.ones(A.shape[0]), preconditioner="smoothed_aggregation")
 
+    @pytest.mark.parametrize("options", [{"memory": "1 MiB"}, {}])
+    @pytest.mark.parametrize("shuffled", [False, True])
+    def test_coordinates_of_the_nodes_are_enough(self, options, shuffled):
+        beam = Cantilever(nodes=(25, 7, 7), dof=3)
+        A, b, points = beam.matrix("csr").to_csr(), beam.load(), beam.mesh.coordinates()
+        if shuffled:
+            nodes = np.random.default_rng(0).permutation(len(points))
+            rows = (3 * nodes[:, None] + np.arange(3)).reshape(-1)
+            A, b, points = scipy.sparse.csr_array(A[rows][:, rows]), b[rows], points[nodes]
+
+        result = solve(A, b, coordinates=points, **options)
+
+        check(A, b, result)
+        assert "smoothed_aggregation" in result.explain()
+        assert result.iterations <= 20
+
+    def test_coordinates_that_do_not_fit_are_refused(self):
+        beam = Cantilever(nodes=(5, 3, 3), dof=3)
+        with pytest.raises(InputError, match="coordinates must be finite and of shape"):
+            solve(beam.matrix(), beam.load(), coordinates=beam.mesh.coordinates()[1:])
+        with pytest.raises(InputError, match="has no option coordinates"):
+            solve(beam.matrix(), beam.load(), preconditioner="jacobi", coordinates=beam.mesh.coordinates())
+
     def test_in_memory_it_must_be_large(self, monkeypatch):
         monkeypatch.setattr(slow_modes, "_LEAST_RESIDENT_ROWS", 1000)
         A = diffusion(20, 0.0)

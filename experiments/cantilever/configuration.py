@@ -146,6 +146,10 @@ class LoadSection(LoadCase):
         return self
 
 
+# Fields of the solver that are options of preconditioners.
+_OPTIONS = ("degree", "aggregate_nodes")
+
+
 class SolverSection(Section):
     """How the system is solved."""
 
@@ -167,6 +171,11 @@ class SolverSection(Section):
         description="with chebyshev and smoothed_aggregation: degree of the polynomial, odd; auto: chosen",
     )
 
+    aggregate_nodes: int | Literal["auto"] = Field(
+        default="auto",
+        description="with smoothed_aggregation: nodes in an aggregate, about; auto: chosen",
+    )
+
     @model_validator(mode="after")
     def _preconditioner_exists(self) -> SolverSection:
         self.spec(1)
@@ -175,8 +184,13 @@ class SolverSection(Section):
     def spec(self, block_size: int) -> PreconditionerSpec:
         """Return the preconditioner of a matrix with dense blocks of this size."""
         known = {entry.name for entry in dataclasses.fields(PRECONDITIONERS[self.chosen])}
-        degree = self.degree if "degree" in known else None
-        return preconditioner_spec(self.chosen, block_size=block_size, degree=degree)
+        options = {name: getattr(self, name) for name in _OPTIONS if name in known}
+        return preconditioner_spec(self.chosen, block_size=block_size, **options)
+
+    @staticmethod
+    def options_of(spec: PreconditionerSpec) -> dict[str, Any]:
+        """Return those fields of this section that a preconditioner has as options."""
+        return {name: getattr(spec, name) for name in _OPTIONS if hasattr(spec, name)}
 
     @property
     def chosen(self) -> str:
@@ -278,8 +292,9 @@ class Experiment(Section):
 
     @property
     def preconditioner(self) -> PreconditionerSpec:
-        """The preconditioner, with the blocks of the unknowns of a node."""
-        return self.solver.spec(self.model.dof)
+        """The preconditioner, with the blocks of the unknowns of a node and the nodes of the mesh."""
+        mesh = self.cantilever().mesh
+        return self.solver.spec(self.model.dof).with_nodes(mesh.coordinates, mesh.node_counts)
 
     @property
     def columns(self) -> int:

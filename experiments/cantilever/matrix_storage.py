@@ -56,9 +56,9 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     cantilever, memory, spec = experiment.cantilever(), experiment.memory, experiment.preconditioner
 
     def workload(spec: PreconditionerSpec, degree: int) -> Workload:
-        nbytes = workspace_nbytes(experiment, cantilever.unknowns)
+        nbytes, parts = workspace_nbytes(experiment, spec.with_degree(degree), cantilever.unknowns)
         expected = spec.iterations(degree)
-        return Workload(experiment.columns, degree=degree, workspace_nbytes=nbytes, iterations=expected)
+        return Workload(experiment.columns, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=expected)
 
     if memory.budget is None:
         index = _symbolic_index(experiment, resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)
@@ -132,14 +132,17 @@ def _reach(experiment: Experiment, index: MatrixIndex) -> int:
     return reach_of(index.row_starts, columns)
 
 
-def workspace_nbytes(experiment: Experiment, unknowns: int) -> int:
-    """Return the bytes of all vectors of an experiment's solve, those of the preconditioner included."""
-    spec, columns = experiment.preconditioner, experiment.columns
+def workspace_nbytes(
+    experiment: Experiment, spec: PreconditionerSpec, unknowns: int
+) -> tuple[int, tuple[tuple[str, int], ...]]:
+    """Return the bytes of all vectors of an experiment's solve, and what of them is for parts of the preconditioner."""
+    columns = experiment.columns
     to_gpu = experiment.memory.budget is not None and experiment.memory.device.startswith("cuda")
     held = spec.workspace_nbytes(unknowns, columns, streamed_to_gpu=to_gpu)
+    parts = spec.parts(unknowns, columns, streamed_to_gpu=to_gpu)
     if not experiment.is_block:
-        return cg_workspace_nbytes(unknowns) + held
-    return block_cg_workspace_nbytes(unknowns, columns, preconditioned=spec.writes_vector) + held
+        return cg_workspace_nbytes(unknowns) + held, parts
+    return block_cg_workspace_nbytes(unknowns, columns, preconditioned=spec.writes_vector) + held, parts
 
 
 def resident_format(experiment: Experiment) -> str:

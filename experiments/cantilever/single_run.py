@@ -122,9 +122,9 @@ class SingleRun:
                 decided["slots"] = plan.slots
             memory = self.experiment.memory.model_copy(update=decided)
             solver = self.experiment.solver
-            decided_spec = self.experiment.preconditioner.with_degree(plan.workload.degree)
             if plan.workload.degree > 1:
-                solver = solver.model_copy(update={"degree": getattr(decided_spec, "degree", "auto")})
+                spec = self.experiment.preconditioner.with_degree(plan.workload.degree)
+                solver = solver.model_copy(update=solver.options_of(spec))
             self.experiment = self.experiment.model_copy(update={"memory": memory, "solver": solver})
             self.folder.write_configuration(resolved(self.experiment))
 
@@ -147,11 +147,7 @@ class SingleRun:
         b = self.device.asarray(right_hand_sides(self.experiment, self.cantilever))
         began = time.perf_counter()
         with self.reporter.stage("prepare"):
-            spec = self.experiment.preconditioner
-            if spec.uses_near_null_space:
-                mesh = self.cantilever.mesh
-                spec = spec.with_near_null_space(self.cantilever.rigid_body_modes(), mesh.node_counts)
-            M = spec.build(A)
+            M = self.experiment.preconditioner.build(A)
 
         # Formats that scatter add in the order of the sweep: the direction is part of the state. It is noted between two
         # iterations, because a solve that stops sweeps once more, for the true residual.

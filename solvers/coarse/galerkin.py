@@ -71,14 +71,13 @@ class GalerkinWave:
     """
 
     def __init__(self, T: Tentative, diagonal: Array, factors: Sequence[float]) -> None:
-        self._count, self._modes, self._device = T.aggregates.count, T.modes, T.device
+        self._T, self._count, self._modes, self._device = T, T.aggregates.count, T.modes, T.device
         self._diagonal, self._factors = diagonal, factors
         xp = T.device.xp
-        first = BlockRows(0, xp.arange(len(T.of_node) + 1), T.of_node, T.blocks)
-        # The rows of P after each number of steps; the first is known for all nodes.
-        self._levels: list[list[BlockRows]] = [[first], *([] for _ in factors)]
+        # The rows of P after each number of steps; those of T, before all steps, are made when they are needed.
+        self._levels: list[list[BlockRows]] = [[] for _ in range(len(factors) + 1)]
         self._waiting: list[list[BlockRows]] = [[] for _ in range(len(factors) + 1)]  # rows of A, before each stage
-        self._known = [first.stop] + [0] * len(factors)  # rows up to this one have been formed
+        self._known = [len(T.of_node)] + [0] * len(factors)  # rows up to this one have been formed
         self._last_column: dict[int, int] = {}  # of rows, by the first of them
         # Blocks of the coarse matrix by row and column, complete ones and those to which the last rows added.
         self._parts: list[tuple[Array, Array]] = []
@@ -97,7 +96,10 @@ class GalerkinWave:
 
     def _advance(self, stage: int, rows: BlockRows) -> None:
         level, start = self._levels[stage], min(rows.reach[0], rows.start)
-        P = BlockRows.joined([part for part in level if part.stop > start], start)
+        if stage == 0:
+            P = self._T.rows(start, max(rows.reach[1] + 1, rows.stop))
+        else:
+            P = BlockRows.joined([part for part in level if part.stop > start], start)
         image = block_product(rows, P, self._count)
         own = P.part(rows.start, rows.stop)
         if stage < len(self._factors):
@@ -109,7 +111,7 @@ class GalerkinWave:
             self._collect(own, image)
         # The pattern is symmetric: later rows couple with a row only if its own columns reach them. Entries without a mirror
         # image, which are zero to rounding, may still name rows that are gone; those count as empty.
-        kept = [part for part in level if self._last_column[part.start] >= rows.stop] if stage else level
+        kept = [part for part in level if self._last_column[part.start] >= rows.stop]
         if (
             len(kept) > 1 and self._known[stage] == self._known[0]
         ):  # all rows are there: joined once, not for every slab

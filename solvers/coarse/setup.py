@@ -1,8 +1,8 @@
 """Makes the levels of a smoothed aggregation preconditioner.
 
-The prolongator ``p(D A) T`` is not stored; T takes 8 bytes for each unknown and mode. Sources: Vanek, Mandel
-and Brezina (1996), smoothed aggregation; Vanek, Brezina and Tezaur (1999), polynomial smoothing of the prolongator. The method,
-of one sweep an iteration, is described in :mod:`penstock.solvers.coarse.method`.
+The prolongator ``p(D A) T`` is not stored. Sources: Vanek, Mandel and Brezina (1996), smoothed aggregation; Vanek, Brezina
+and Tezaur (1999), polynomial smoothing of the prolongator. The method, of one sweep an iteration, is described in
+:mod:`penstock.solvers.coarse.method`.
 
 Examples
 --------
@@ -36,8 +36,9 @@ from penstock.solvers.coarse.galerkin import coarse_matrix, smoothing_steps, wit
 from penstock.solvers.coarse.level import CoarseLevel
 from penstock.solvers.coarse.matrix_rows import block_size_of, diagonal_and_row_sums, visit_rows
 from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.solvers.coarse.rigid_tentative import RigidTentative
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
-from penstock.solvers.coarse.tentative import Tentative
+from penstock.solvers.coarse.tentative import StoredTentative, Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, inverted_blocks
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, VectorSpace, as_operator, device_of
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences
@@ -106,11 +107,14 @@ def smoothed_aggregation(
         raise InputError(f"rounds must be a whole number, 0 or more, not {rounds}")
     nodes = operator.shape[0] // size
     with operator.device.current():
-        candidates = _candidates(near_null_space, coordinates, nodes, size, operator.device)
+        given = _given_modes(near_null_space, nodes, size, operator.device)
+        points = None if coordinates is None else _points(coordinates, nodes, operator.device)
+        if given is None and points is not None:
+            rigid_body_modes(points[:1], size)  # its checks, before the matrix is read
         diagonal, high, free = _measured(operator, size, rounds, degree)
-        found = _aggregates(operator, size, aggregates, coordinates, aggregate_nodes, smoothing)
-        T = Tentative(candidates, free, found, size, operator.device)
-        del candidates, free  # as large as T
+        found = _aggregates(operator, size, aggregates, points, aggregate_nodes, smoothing)
+        T = _tentative(given, points, free, found, size, operator.device)
+        del given, points, free  # as large as T
         return _preconditioner(operator, diagonal, high, degree, smoothing, T)
 
 
@@ -131,20 +135,32 @@ def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int,
         raise InputError(f"a coarse level needs vectors of float64, not {A.dtype}")
 
 
-def _candidates(near_null_space: Any, coordinates: Any, nodes: int, size: int, device: Device) -> Array:
-    """Return the near-null space on the device, ``(n, modes)``."""
-    xp = device.xp
-    if near_null_space is not None:
-        found = device.asarray(near_null_space, dtype=np.float64)
-        found = found.reshape(-1, 1) if found.ndim == 1 else found
-        if found.ndim != 2 or found.shape[0] != nodes * size or not 1 <= found.shape[1] <= 8 or not _finite(found):
-            raise InputError(
-                f"near_null_space must be finite and of shape ({nodes * size}, modes) with 1 to 8 modes, not {found.shape}"
-            )
-        return found
-    if coordinates is not None:
-        return rigid_body_modes(_points(coordinates, nodes, device), size)
-    return xp.tile(xp.eye(size), (nodes, 1))
+def _given_modes(near_null_space: Any, nodes: int, size: int, device: Device) -> Array | None:
+    """Return the near-null space, if it is given, on the device, ``(n, modes)``."""
+    if near_null_space is None:
+        return None
+    found = device.asarray(near_null_space, dtype=np.float64)
+    found = found.reshape(-1, 1) if found.ndim == 1 else found
+    if found.ndim != 2 or found.shape[0] != nodes * size or not 1 <= found.shape[1] <= 8 or not _finite(found):
+        raise InputError(
+            f"near_null_space must be finite and of shape ({nodes * size}, modes) with 1 to 8 modes, not {found.shape}"
+        )
+    return found
+
+
+def _tentative(
+    given: Array | None, points: Array | None, free: Array, aggregates: Aggregates, size: int, device: Device
+) -> Tentative:
+    """Return T of the given modes, or of rigid motions, or of a constant for each unknown of a node."""
+    if given is not None:
+        modes = given
+    elif points is None:
+        modes = device.xp.tile(device.xp.eye(size), (len(aggregates.of_node), 1))
+    elif device.kind == "cuda" and points.shape[1] == 3 and size in (3, 6):
+        return RigidTentative(points, free, aggregates, size, device)
+    else:
+        modes = rigid_body_modes(points, size)
+    return StoredTentative(modes, free, aggregates, size, device)
 
 
 def _points(coordinates: Any, nodes: int, device: Device) -> Array:
@@ -170,7 +186,7 @@ def _measured(A: Operator, size: int, rounds: int, degree: int) -> tuple[Diagona
 
 
 def _aggregates(
-    A: Operator, size: int, given: Any, coordinates: Any, aggregate_nodes: int, smoothing: int
+    A: Operator, size: int, given: Any, points: Array | None, aggregate_nodes: int, smoothing: int
 ) -> Aggregates:
     nodes = A.shape[0] // size
     if isinstance(given, tuple):
@@ -179,8 +195,8 @@ def _aggregates(
         return box_aggregates(given, max(2, round(aggregate_nodes ** (1 / len(given)))))
     if given is not None:
         return given_aggregates(given, nodes)
-    if coordinates is not None:
-        return coordinate_aggregates(A.device.to_host(_points(coordinates, nodes, A.device)), aggregate_nodes)
+    if points is not None:
+        return coordinate_aggregates(A.device.to_host(points), aggregate_nodes)
     return graph_aggregates(*_graph(A, size), smoothing, aggregate_nodes)
 
 
@@ -220,7 +236,7 @@ def _inverse(A: BsrMatrix, T: Tentative) -> Operator:
     if aggregates.count > _LEAST_COARSENING * T.aggregates.count:  # not a graph that can be coarsened
         return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
     every = A.device.xp.ones(T.unknowns, dtype=np.bool_)
-    coarser = Tentative(T.candidates, every, aggregates, size, A.device)
+    coarser = StoredTentative(T.candidates, every, aggregates, size, A.device)
     return _preconditioner(A, diagonal, high, _COARSE_DEGREE, _COARSE_SMOOTHING, coarser)
 
 

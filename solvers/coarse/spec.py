@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -15,13 +16,37 @@ from penstock.spmv import InputError, Operator
 
 __all__ = ["SmoothedAggregationSpec"]
 
-_DEGREE, _SMOOTHING = 9, 2
-# Iterations for eight digits by degree, higher ones save none: of cubes and beams with 1 to 6 unknowns a node, sigma 0.5.
-_ITERATIONS = {5: 16.0, 7: 12.5, 9: 10.5}
-# Six modes are the most usual; T takes 8 bytes for an unknown and a mode.
-_MODES = 6
-# Vectors of the recurrence and of the iteration, beyond those of CG; coarse levels take as much memory as three.
-_VECTORS, _LEVELS = 6, 3
+
+class _Shape(NamedTuple):
+    """A degree, the size of aggregates that suit it, and the iterations for eight digits."""
+
+    degree: int
+    aggregate_nodes: int
+    iterations: float = math.nan
+
+    @property
+    def smoothing(self) -> int:
+        """Products that smooth the prolongator: then aggregates couple with their neighbours only."""
+        side: int = round(self.aggregate_nodes ** (1 / 3))
+        return min(3, max(1, (side - 1) // 2))
+
+    @property
+    def products(self) -> int:
+        """Products of an iteration."""
+        return self.degree + 1 + 2 * self.smoothing
+
+
+# Iterations of cubes and beams with 1 to 6 unknowns a node, sigma 0.5, at any size. More products save none. Small aggregates
+# need less smoothing, and twice the coarse unknowns.
+_SHAPES = (_Shape(9, 125, 10.5), _Shape(7, 125, 12.5), _Shape(5, 64, 15.0), _Shape(3, 64, 22.0))
+_DEFAULT = _SHAPES[0]
+
+# Six modes are the most usual: T takes 8 bytes for an unknown and a mode, or less where a GPU computes it from coordinates.
+_MODES, _COORDINATES = 6, 2
+# Blocks in a row of the coarse matrix of a mesh, and how much larger all coarse matrices are together.
+_NEIGHBOURS, _ALL_LEVELS = 27, 1.2
+# Vectors of the recurrence and of the iteration, beyond those of CG.
+_VECTORS = 6
 # Rows of A and P that are held while the coarse matrix is formed on a GPU: that of a small one, or a window.
 _WINDOW_VECTORS, _WINDOW_NBYTES = 60, 4 << 30
 
@@ -35,24 +60,38 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     block_size : int
         Unknowns a node.
     degree : int or "auto"
-        Of the polynomial; ``auto`` is 9, or what a plan for a streamed matrix chooses.
+        Of the polynomial; ``auto`` is 9.
+    aggregate_nodes : int or "auto"
+        Nodes in an aggregate, about; ``auto`` is 125. For a streamed matrix a plan chooses both, if both are ``auto``.
     near_null_space, coordinates, aggregates : optional
-        As for :func:`smoothed_aggregation`.
+        As for :func:`smoothed_aggregation`; coordinates may also be a function that makes them.
     """
 
     uses_near_null_space: ClassVar[bool] = True
 
     degree: int | Literal["auto"] = "auto"
+    aggregate_nodes: int | Literal["auto"] = "auto"
     near_null_space: Any = field(default=None, compare=False, repr=False)
     coordinates: Any = field(default=None, compare=False, repr=False)
     aggregates: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_degree(self.degree)
+        if self.aggregate_nodes != "auto" and not self.aggregate_nodes >= 2:
+            raise InputError(f"aggregate_nodes must be 2 or more, not {self.aggregate_nodes}")
 
     @property
-    def _degree(self) -> int:
-        return _DEGREE if self.degree == "auto" else self.degree
+    def _shape(self) -> _Shape:
+        """What a matrix in memory gets."""
+        degree = _DEFAULT.degree if self.degree == "auto" else self.degree
+        nodes = _DEFAULT.aggregate_nodes if self.aggregate_nodes == "auto" else self.aggregate_nodes
+        return _Shape(degree, nodes)
+
+    def _shapes(self, streamed: bool) -> dict[int, _Shape]:
+        """Return what there is to choose from, by the products of an iteration."""
+        left_open = streamed and self.degree == self.aggregate_nodes == "auto"
+        shapes = _SHAPES if left_open else (self._shape,)
+        return {shape.products: shape for shape in shapes}
 
     def build(self, A: Operator) -> Operator:
         """Return the preconditioner.
@@ -62,49 +101,84 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         InputError
             If the subdivisions of a streamed matrix cut nodes.
         """
+        degree, nodes, smoothing = self._shape.degree, self._shape.aggregate_nodes, self._shape.smoothing
         return smoothed_aggregation(
             A,
             self.near_null_space,
-            coordinates=self.coordinates,
+            coordinates=self.coordinates() if callable(self.coordinates) else self.coordinates,
             aggregates=self.aggregates,
             block_size=self.block_size,
-            smoothing=_SMOOTHING,
-            degree=self._degree,
+            aggregate_nodes=nodes,
+            smoothing=smoothing,
+            degree=degree,
         )
 
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return the vectors for the diagonal blocks, T, the coarse levels and the iteration."""
-        return self.block_size + _MODES + _LEVELS + _VECTORS * columns
+        return self.block_size + self._transfer_vectors(streamed_to_gpu) + self._level_vectors + _VECTORS * columns
+
+    def _transfer_vectors(self, streamed_to_gpu: bool) -> int:
+        computed = streamed_to_gpu and self.near_null_space is None and self.coordinates is not None
+        return _COORDINATES if computed else _MODES
+
+    @property
+    def _level_vectors(self) -> int:
+        modes = _MODES if self.block_size > 1 else 1
+        if self.near_null_space is not None:
+            modes = 1 if np.ndim(self.near_null_space) == 1 else int(np.shape(self.near_null_space)[-1])
+        blocks = _ALL_LEVELS * _NEIGHBOURS / (self._shape.aggregate_nodes * self.block_size)
+        return math.ceil(blocks * modes**2)
+
+    def parts(
+        self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False
+    ) -> tuple[tuple[str, int], ...]:
+        """Return the bytes of the transfer, of the coarse levels and, on a GPU, of a window of rows during the set-up."""
+        vector = n * int(np.dtype(dtype).itemsize)
+        levels = f"levels above aggregates of {self._shape.aggregate_nodes} nodes"
+        held = (
+            ("the transfer", self._transfer_vectors(streamed_to_gpu) * vector),
+            (levels, self._level_vectors * vector),
+        )
+        return (*held, ("the set-up", _window_nbytes(vector))) if streamed_to_gpu else held
 
     def workspace_nbytes(self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False) -> int:
-        """Return the memory for them, or that of the set-up if it is larger."""
+        """Return the memory for the vectors, or that of the set-up if it is larger: a window replaces those of the iteration."""
         vector = n * int(np.dtype(dtype).itemsize)
         held = self.vectors(columns, streamed_to_gpu=streamed_to_gpu) * vector
-        window = min(_WINDOW_VECTORS * vector, _WINDOW_NBYTES)
-        return max(held, (self.block_size + _MODES + _LEVELS) * vector + window) if streamed_to_gpu else held
+        setup = self.vectors(0, streamed_to_gpu=streamed_to_gpu) * vector + _window_nbytes(vector)
+        return max(held, setup) if streamed_to_gpu else held
 
     def degrees(self, *, streamed: bool) -> tuple[int, ...]:
-        """Return the products of an iteration; a plan with few slots may choose a polynomial whose products fit one sweep."""
-        degrees = tuple(_ITERATIONS) if streamed and self.degree == "auto" else (self._degree,)
-        return tuple(degree + 1 + 2 * _SMOOTHING for degree in degrees)
+        """Return the products of an iteration; a plan may choose fewer, which fit one sweep of a ring with few slots."""
+        return tuple(sorted(self._shapes(streamed)))
 
     def iterations(self, degree: int) -> float | None:
         """Return about how many iterations eight digits need, at any size."""
-        return _ITERATIONS.get(degree - 1 - 2 * _SMOOTHING)
+        return next((shape.iterations for shape in _SHAPES if shape.products == degree), None)
 
     def with_degree(self, degree: int) -> Self:
         """Return this specification with the products of a plan."""
-        return replace(self, degree=degree - 1 - 2 * _SMOOTHING) if degree > 2 + 2 * _SMOOTHING else self
+        shape = self._shapes(streamed=True).get(degree)
+        if shape is None:
+            return self
+        return replace(self, degree=shape.degree, aggregate_nodes=shape.aggregate_nodes)
 
-    def with_near_null_space(self, near_null_space: Any, aggregates: Any = None) -> Self:
-        """Return this specification for a given near-null space."""
-        return replace(self, near_null_space=near_null_space, aggregates=aggregates)
+    def with_nodes(self, coordinates: Callable[[], Any], node_counts: tuple[int, ...]) -> Self:
+        """Return this specification for a structured mesh: what makes the coordinates, and the nodes along each axis."""
+        return replace(self, coordinates=coordinates, aggregates=node_counts)
 
     def in_order(self, reorder: Callable[[Any], Any]) -> Self:
         """Return this specification with the near-null space in another order of the unknowns."""
-        if self.coordinates is not None or self.aggregates is not None:
-            raise InputError(
-                "the matrix is stored in another order than its nodes are given; give near_null_space instead"
-            )
-        given = None if self.near_null_space is None else reorder(np.asarray(self.near_null_space, dtype=np.float64))
-        return replace(self, near_null_space=given)
+        if self.aggregates is not None:
+            raise InputError("the matrix is stored in another order than its nodes are given; leave out aggregates")
+        modes, points = self.near_null_space, self.coordinates
+        if modes is not None:
+            modes = reorder(np.asarray(modes, dtype=np.float64))
+        if points is not None:  # those of a node stay together
+            points = np.asarray(points, dtype=np.float64)
+            points = reorder(np.repeat(points, self.block_size, axis=0))[:: self.block_size]
+        return replace(self, near_null_space=modes, coordinates=points)
+
+
+def _window_nbytes(vector: int) -> int:
+    return min(_WINDOW_VECTORS * vector, _WINDOW_NBYTES)

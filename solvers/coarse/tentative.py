@@ -6,22 +6,87 @@ import numpy as np
 from numba import prange
 
 from penstock.solvers.coarse.aggregates import Aggregates
+from penstock.solvers.coarse.block_rows import BlockRows
 from penstock.spmv import Array, Device
 from penstock.spmv.compilation.cuda_module import cuda_function, launch
 from penstock.spmv.compilation.jit import serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["Tentative"]
+__all__ = ["DEPENDENT", "StoredTentative", "Tentative"]
 
-# A mode whose part that is new on an aggregate is smaller than this share of it adds nothing there.
-_DEPENDENT = 1e-6
+#: A mode whose part that is new on an aggregate is smaller than this share of it adds nothing there.
+DEPENDENT = 1e-6
 # Up to this many entries of T, one thread is faster than waking others.
 _SERIAL_ENTRIES = 1 << 18
 _CUDA_THREADS = 256
 
 
 class Tentative:
-    """T, of one block ``(block_size, modes)`` for each node; 8 bytes for each unknown and mode, on the device.
+    """T: on each aggregate an orthonormal basis of the near-null space.
+
+    Parameters
+    ----------
+    aggregates : Aggregates
+    block_size : int
+        Unknowns a node.
+    modes : int
+        Columns for each aggregate.
+    device : Device
+
+    Attributes
+    ----------
+    unknowns : int
+        Columns of T.
+    of_node : int32 array, (nodes,)
+        The aggregate of every node.
+    candidates : array, (unknowns, modes)
+        ``T^T`` times the near-null space: that of the coarse level.
+    missing : bool array, (unknowns,)
+        Columns that vanish: a single node has three rigid motions, clamped nodes have none.
+    """
+
+    candidates: Array
+
+    def __init__(self, aggregates: Aggregates, block_size: int, modes: int, device: Device) -> None:
+        xp = device.xp
+        self.aggregates, self.block_size, self.modes, self.device = aggregates, block_size, modes, device
+        self.unknowns = aggregates.count * modes
+        self.of_node = device.asarray(aggregates.of_node)
+        # The nodes by aggregate, in ascending order.
+        self._order = xp.argsort(self.of_node, kind="stable").astype(np.int32)
+        self._offsets = xp.searchsorted(self.of_node[self._order], xp.arange(aggregates.count + 1)).astype(np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of T."""
+        return int(self.of_node.nbytes + self._order.nbytes + self._offsets.nbytes)
+
+    @property
+    def missing(self) -> Array:
+        """The columns that vanish."""
+        factors = self.candidates.reshape(-1, self.modes, self.modes)
+        return self.device.xp.diagonal(factors, axis1=1, axis2=2).reshape(-1) == 0.0
+
+    def rows(self, start: int, stop: int) -> BlockRows:
+        """Return the rows of some nodes: for each its block ``(block_size, modes)``."""
+        return BlockRows(
+            start, self.device.xp.arange(stop - start + 1), self.of_node[start:stop], self._blocks(start, stop)
+        )
+
+    def prolong(self, coarse: Array, out: Array) -> None:
+        """Set ``out = T coarse``, a vector or a block of vectors."""
+        raise NotImplementedError
+
+    def restrict(self, fine: Array, out: Array) -> None:
+        """Set ``out = T^T fine``, a vector or a block of vectors."""
+        raise NotImplementedError
+
+    def _blocks(self, start: int, stop: int) -> Array:
+        raise NotImplementedError
+
+
+class StoredTentative(Tentative):
+    """T for any near-null space; 8 bytes for each unknown and mode.
 
     Parameters
     ----------
@@ -29,51 +94,29 @@ class Tentative:
         The near-null space; 1 to 8 modes.
     free : bool array, (n,)
         False at unknowns that the coarse level leaves out, such as clamped ones.
-    aggregates : Aggregates
-    block_size : int
-        Unknowns a node.
-    device : Device
+    aggregates, block_size, device : optional
+        As for :class:`Tentative`.
 
     Attributes
     ----------
-    modes, unknowns : int
-        Columns for each aggregate, and columns of T.
-    of_node : int32 array, (nodes,)
-        The aggregate of every node.
     basis : array, (n, modes)
         The entries of T.
-    candidates : array, (unknowns, modes)
-        ``T^T`` times the given ones: the near-null space of the coarse level.
-    missing : bool array, (unknowns,)
-        Columns that vanish: a single node has three rigid motions, clamped nodes have none.
     """
 
     def __init__(self, candidates: Array, free: Array, aggregates: Aggregates, block_size: int, device: Device) -> None:
+        super().__init__(aggregates, block_size, int(candidates.shape[1]), device)
         xp = device.xp
-        self.aggregates, self.block_size, self.device = aggregates, block_size, device
-        self.modes = int(candidates.shape[1])
-        self.unknowns = aggregates.count * self.modes
-        self.of_node = device.asarray(aggregates.of_node)
-        # The nodes by aggregate, in ascending order.
-        self._order = xp.argsort(self.of_node, kind="stable").astype(np.int32)
-        self._offsets = xp.searchsorted(self.of_node[self._order], xp.arange(aggregates.count + 1)).astype(np.int64)
         self.basis = xp.ascontiguousarray(
             device.asarray(candidates, dtype=np.float64) * device.asarray(free)[:, None].astype(np.float64)
         )
         factors = xp.zeros((aggregates.count, self.modes, self.modes))
         find_kernel("aggregates", "orthonormalise", device.kind)(self._offsets, self._order, self.basis, factors)
         self.candidates = factors.reshape(self.unknowns, self.modes)
-        self.missing = xp.diagonal(factors, axis1=1, axis2=2).reshape(-1) == 0.0
 
     @property
     def nbytes(self) -> int:
         """Bytes of T."""
-        return int(self.basis.nbytes + self.of_node.nbytes + self._order.nbytes + self._offsets.nbytes)
-
-    @property
-    def blocks(self) -> Array:
-        """The block of every node, ``(nodes, block_size, modes)``."""
-        return self.basis.reshape(-1, self.block_size, self.modes)
+        return int(super().nbytes + self.basis.nbytes)
 
     def prolong(self, coarse: Array, out: Array) -> None:
         """Set ``out = T coarse``, a vector or a block of vectors."""
@@ -82,6 +125,9 @@ class Tentative:
     def restrict(self, fine: Array, out: Array) -> None:
         """Set ``out = T^T fine``, a vector or a block of vectors."""
         find_kernel("aggregates", "restrict", self.device.kind)(self._offsets, self._order, self.basis, fine, out)
+
+    def _blocks(self, start: int, stop: int) -> Array:
+        return self.basis.reshape(-1, self.block_size, self.modes)[start:stop]
 
 
 def _vectors(array: Array) -> int:
@@ -131,7 +177,7 @@ def _restrict_cuda(offsets: Array, order: Array, basis: Array, fine: Array, out:
 def _orthonormalise_cuda(offsets: Array, order: Array, basis: Array, factors: Array) -> None:
     function = cuda_function("aggregates.cu", f"orthonormalise<{basis.shape[1]}>")
     count, size = len(offsets) - 1, np.int32(len(basis) // len(order))
-    arguments = (np.int64(count), size, offsets, order, basis, factors, np.float64(_DEPENDENT**2))
+    arguments = (np.int64(count), size, offsets, order, basis, factors, np.float64(DEPENDENT**2))
     launch(function, 32 * count, _CUDA_THREADS // 2, arguments)
 
 
@@ -189,7 +235,7 @@ def _orthonormalise(offsets: Array, order: Array, size: int, basis: Array, facto
             square = 0.0
             for i in range(count):
                 square += local[mode, i] * local[mode, i]
-            if square <= _DEPENDENT * _DEPENDENT * given or square == 0.0:
+            if square <= DEPENDENT * DEPENDENT * given or square == 0.0:
                 for i in range(count):
                     local[mode, i] = 0.0
             else:

@@ -94,8 +94,7 @@ class SparseMatrix(ValidatedOperator):
         share = traits.efficiency[device_kind]
         if device_kind == "cpu":
             return share
-        if columns > 1:
-            share /= 1 + columns / traits.halving_columns
+        share /= traits.slowdown(columns)
         waits = traits.uneven_rows_wait and statistics.variation > UNEVEN_VARIATION
         return share / (1 + statistics.variation) if waits else share
 

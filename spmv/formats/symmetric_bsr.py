@@ -68,7 +68,13 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
     """
 
     traits: ClassVar[Traits] = Traits(
-        "symmetric BSR", blocked=True, half=True, adds=True, streams=True, efficiency={"cpu": 0.25, "cuda": 0.75}
+        "symmetric BSR",
+        blocked=True,
+        half=True,
+        adds=True,
+        streams=True,
+        efficiency={"cpu": 0.25, "cuda": 0.75},
+        halving_columns=2.5,
     )
 
     shape: tuple[int, int]

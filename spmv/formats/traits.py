@@ -42,3 +42,7 @@ class Traits:
     uneven_rows_wait: bool = True
     efficiency: Mapping[str, float] = field(default_factory=lambda: {"cpu": 0.5, "cuda": 0.5})
     halving_columns: float = 5.0
+
+    def slowdown(self, columns: int) -> float:
+        """Return how much longer a GPU takes for the bytes of a product with so many vectors than with one."""
+        return 1.0 if columns == 1 else 1.0 + columns / self.halving_columns

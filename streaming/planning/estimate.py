@@ -114,8 +114,10 @@ class _Sweep:
     def __init__(self, plan: PlannedSweeps, rates: LinkRates) -> None:
         self._plan, self._rates = plan, rates
         self._stages = plan.powers_per_sweep
-        half = format_named(plan.index.format_name).traits.half
-        self._memory_rate = rates.memory * (rates.scattering if half else EFFICIENCY)
+        traits = format_named(plan.index.format_name).traits
+        self._memory_rate = rates.memory * (rates.scattering if traits.half else EFFICIENCY)
+        if rates.side_by_side > 1:  # a GPU
+            self._memory_rate /= traits.slowdown(plan.workload.columns)
 
     def transfer(self, number: int) -> float:
         return self._plan.nbytes_of(number) / self._rates.link + self._rates.transfer_start

@@ -152,7 +152,7 @@ class StreamPlan:
                 if self.slots
                 else ["resident    everything: nothing is streamed, and a larger budget would not help"]
             ),
-            f"vectors     {format_nbytes(self.workload.workspace_nbytes)} beside the budget",
+            f"vectors     {format_nbytes(self.workload.workspace_nbytes)} beside the budget{self._explained_parts()}",
         ]
         if (estimate := self.estimate()) is not None:
             expected, gain = estimate.seconds(self.ring.overlap), ""
@@ -168,6 +168,10 @@ class StreamPlan:
             elif self.slots and self.powers_per_sweep > 1:
                 lines.append(self._explained_comparison(estimate, self.rates or TYPICAL))
         return "\n".join(lines)
+
+    def _explained_parts(self) -> str:
+        parts = ", ".join(f"{format_nbytes(nbytes)} for {name}" for name, nbytes in self.workload.parts)
+        return f", with {parts}" if parts else ""
 
     def _explained_ring(self) -> list[str]:
         lines = []

@@ -25,6 +25,8 @@ class Workload:
         couple with few others.
     workspace_nbytes : int
         Bytes of the solver's vectors, which the budget does not include.
+    parts : tuple of (str, int)
+        What of these bytes is for the preconditioner: names and bytes, which a plan tells.
     iterations : float, optional
         That the solver is expected to need, to compare plans of different degrees; by default as many as a Chebyshev polynomial
         of this degree leaves of those without one.
@@ -34,6 +36,7 @@ class Workload:
     repeats: int = 1
     degree: int = 1
     workspace_nbytes: int = 0
+    parts: tuple[tuple[str, int], ...] = ()
     iterations: float | None = None
 
     def __post_init__(self) -> None:

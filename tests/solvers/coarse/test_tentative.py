@@ -5,8 +5,10 @@ import pytest
 from kernel_targets import TARGETS
 
 from penstock.solvers.coarse.aggregates import Aggregates
-from penstock.solvers.coarse.tentative import Tentative
-from penstock.spmv import CPU
+from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.solvers.coarse.rigid_tentative import RigidTentative
+from penstock.solvers.coarse.tentative import StoredTentative
+from penstock.spmv import CPU, Device
 from penstock.spmv.compilation.table import find_kernel
 
 
@@ -22,14 +24,14 @@ def transfer(size, modes, nodes=90, count=7):
     rng = np.random.default_rng(size + modes)
     candidates = rng.standard_normal((nodes * size, modes))
     free = rng.random(nodes * size) > 0.1
-    return Tentative(candidates, free, scattered(nodes, count), size, CPU), candidates * free[:, None]
+    return StoredTentative(candidates, free, scattered(nodes, count), size, CPU), candidates * free[:, None]
 
 
 def dense(T):
     matrix = np.zeros((len(T.basis), T.unknowns))
     for node, aggregate in enumerate(T.of_node):
         rows = slice(node * T.block_size, (node + 1) * T.block_size)
-        matrix[rows, aggregate * T.modes : (aggregate + 1) * T.modes] = T.blocks[node]
+        matrix[rows, aggregate * T.modes : (aggregate + 1) * T.modes] = T.rows(node, node + 1).blocks[0]
     return matrix
 
 
@@ -80,3 +82,69 @@ def test_a_basis_is_orthonormal_and_spans_what_was_given(target, size, modes):
     gram = matrix.T @ matrix
     assert np.allclose(gram, np.diag(present), atol=1e-13)
     assert np.allclose(matrix @ factors.reshape(T.unknowns, modes), candidates, atol=1e-12)
+
+
+def rigid_body(size, nodes=90, count=7):
+    """Nodes in space, of which some unknowns are held; one aggregate is a single node, one a line, one is wholly held."""
+    rng = np.random.default_rng(size)
+    points, free = 10 + rng.random((nodes, 3)), rng.random((nodes, size)) > 0.1
+    aggregates = scattered(nodes, count)
+    line = aggregates.of_node == 2
+    points[line] = np.array([1.0, 2.0, 3.0]) + np.arange(line.sum())[:, None] * np.array([0.5, -1.0, 0.25])
+    free[aggregates.of_node == 3] = False
+    return points, free.reshape(-1), aggregates
+
+
+def on_target(target, size, action):
+    """Return the results of ``action(T)`` for T computed from coordinates by the kernels of a target."""
+    points, free, aggregates = rigid_body(size)
+    device = Device("cuda") if target.name == "gpu" else CPU
+    with target.running():
+        T = RigidTentative(points, free, aggregates, size, device)
+        return [target.get(array) for array in action(T)]
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+@pytest.mark.parametrize("size", [3, 6])
+def test_a_basis_computed_from_coordinates_is_orthonormal_and_spans_the_rigid_motions(target, size):
+    points, free, aggregates = rigid_body(size)
+
+    blocks, candidates, missing, of_node = on_target(
+        target, size, lambda T: (T.rows(0, 90).blocks, T.candidates, T.missing, T.of_node)
+    )
+
+    matrix = np.zeros((90 * size, len(candidates)))
+    for node, aggregate in enumerate(of_node):
+        matrix[node * size : (node + 1) * size, 6 * aggregate : 6 * (aggregate + 1)] = blocks[node]
+    motions = rigid_body_modes(points, size) * free[:, None]
+    assert np.allclose(matrix.T @ matrix, np.diag(~missing), atol=1e-13)
+    assert np.allclose(matrix @ candidates, motions, atol=1e-11)
+    ranks = [np.linalg.matrix_rank(motions[np.repeat(of_node == a, size)], tol=1e-9) for a in range(aggregates.count)]
+    assert (~missing).reshape(-1, 6).sum(axis=1).tolist() == ranks
+    if size == 3:
+        assert ranks[0] <= 3
+        assert ranks[2] <= 5
+        assert ranks[3] == 0
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+@pytest.mark.parametrize("size", [3, 6])
+@pytest.mark.parametrize("vectors", [None, 1, 3, 40])
+def test_transfers_computed_from_coordinates_agree_with_their_blocks(target, size, vectors):
+    rng, shape = np.random.default_rng(3), () if vectors is None else (vectors,)
+    coarse, fine = rng.standard_normal((42, *shape)), rng.standard_normal((90 * size, *shape))
+
+    def transfers(T):
+        up, down = target.put(np.full_like(fine, np.nan)), target.put(np.full_like(coarse, np.nan))
+        T.prolong(target.put(coarse), up)
+        T.restrict(target.put(fine), down)
+        return up, down, T.rows(0, 40).blocks, T.rows(40, 90).blocks, T.of_node
+
+    up, down, *blocks, of_node = on_target(target, size, transfers)
+
+    matrix = np.zeros((90 * size, 42))
+    for node, block in enumerate(np.concatenate(blocks)):
+        matrix[node * size : (node + 1) * size, 6 * of_node[node] : 6 * (of_node[node] + 1)] = block
+    # Motions about the origin that cancel on an aggregate: the rounding of one part in 1e16 grows by their sizes.
+    assert np.allclose(up, matrix @ coarse, atol=1e-11)
+    assert np.allclose(down, matrix.T @ fine, atol=1e-11)
