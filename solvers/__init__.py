@@ -15,6 +15,8 @@ from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner, 
 from penstock.solvers.problem import SOLVERS, LinearProblem, Method
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
 from penstock.solvers.solve_many import choose_block_size, solve_many
+from penstock.solvers.triangular.gauss_seidel import GaussSeidel, gauss_seidel
+from penstock.solvers.triangular.triangular_solve import TriangularSolve
 
 __all__ = [
     "PRECONDITIONERS",
@@ -26,6 +28,7 @@ __all__ = [
     "CoarseBlockCgState",
     "CoarseCgState",
     "DiagonalBlocks",
+    "GaussSeidel",
     "IterationRecord",
     "LinearProblem",
     "Method",
@@ -34,6 +37,7 @@ __all__ = [
     "SmoothedAggregationSpec",
     "SolveResult",
     "StopReason",
+    "TriangularSolve",
     "as_preconditioner",
     "block_cg",
     "block_cg_workspace_nbytes",
@@ -42,6 +46,7 @@ __all__ = [
     "cg_workspace_nbytes",
     "chebyshev",
     "choose_block_size",
+    "gauss_seidel",
     "jacobi",
     "preconditioner_spec",
     "smoothed_aggregation",

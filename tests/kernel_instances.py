@@ -8,6 +8,8 @@ kernel with every pair of template arguments that some test needs, but not the w
 from itertools import product
 
 from penstock.solvers.coarse.block_products import TABLES, groups_for
+from penstock.solvers.triangular.block_entries import SIZES as TRIANGLE_SIZES
+from penstock.solvers.triangular.schedules import LEVEL_LANES, dataflow_shapes
 from penstock.spmv.formats.chunk_products import spmm_tile, spmv_expression
 from penstock.spmv.vectors.block_space import FUSED_TILES, TILES, gram_parts
 
@@ -131,6 +133,30 @@ def _block_products(sizes, modes) -> list[str]:
     ]
 
 
+def _triangular(types, sizes) -> list[str]:
+    sized = [f"{names}, {size}" for names, size in product(types, sizes)]
+    by_lanes = [
+        *(f"substitute<{n}, {lanes}, {held}>" for n in sized for lanes, held in dataflow_shapes(int(n.split(", ")[2]))),
+        *(f"substitute_level<{names}, {lanes}>" for names, lanes in product(sized, LEVEL_LANES)),
+        *(f"substitute_narrow_levels<{names}, {lanes}>" for names, lanes in product(sized, LEVEL_LANES)),
+    ]
+    words = [f"forget<{word}>" for word in ("double", "int")]
+    colours = [f"colour_rows<{lanes}>" for lanes in (1, 8)]
+    return [*by_lanes, *(f"substitute_columns<{names}>" for names in types), *words, *colours]
+
+
+def _solve_order(sizes) -> list[str]:
+    return [
+        "count_waits",
+        "list_followers",
+        "key_levels",
+        "list_entries",
+        *(f"find_levels<{lanes}>" for lanes in (1, 8)),
+        *(f"find_not_finite<{value}>" for value in ITEMSIZE),
+        *(f"invert_diagonal<{value}, {size}>" for value, size in product(ITEMSIZE, sizes)),
+    ]
+
+
 INSTANCES = {
     "aggregates.cu": [
         f"{kernel}<{modes}>" for kernel in ("prolong", "restrict_rows", "orthonormalise") for modes in SIZES
@@ -152,7 +178,9 @@ INSTANCES = {
         *(f"apply_factors<{transposed}>" for transposed in ("false", "true")),
     ],
     "sell.cu": _sell(SIZES, COLUMNS),
+    "solve_order.cu": _solve_order(TRIANGLE_SIZES),
     "symmetric_bsr.cu": _symmetric(SIZES),
+    "triangular.cu": _triangular(TYPES, TRIANGLE_SIZES),
     "vectors.cu": _vectors(SIZES),
 }
 
@@ -164,6 +192,7 @@ EMULATED = {
     "conjugate_gradients.cu": _conjugate_gradients((0, 1, 3)),
     "conversion.cu": _conversion(_EMULATED_SIZES),
     "symmetric_bsr.cu": _symmetric(_EMULATED_SIZES),
+    "triangular.cu": list(dict.fromkeys([*_triangular(TYPES[:1], TRIANGLE_SIZES), *_triangular(TYPES, (1,))])),
     "vectors.cu": _vectors(_EMULATED_SIZES),
     "rigid_motions.cu": [
         *(

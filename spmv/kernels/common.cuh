@@ -5,6 +5,10 @@
 //   PENSTOCK_SHUFFLE_DOWN(value, by, width)  the value held `by` lanes further on in that group
 //   PENSTOCK_STREAM_LOAD(pointer)            a load of data that is used once, which need not stay in cache
 //   PENSTOCK_SYNC_GROUP()                    waits for the caller's 32 lanes; their writes to shared memory are visible then
+//   PENSTOCK_BALLOT(predicate)               one bit for each of the caller's 32 lanes: whether its predicate holds
+//   PENSTOCK_LOAD_RELAXED(pointer)           a load that sees what other thread blocks store; orders nothing else
+//   PENSTOCK_STORE_RELAXED(pointer, value)   a store that other thread blocks see, whole
+//   PENSTOCK_PAUSE()                         a turn of a loop that waits for other lanes ends here
 //   PENSTOCK_COPY_ASYNC(bytes, target, source)  copies 4, 8 or 16 aligned bytes to shared memory, past the registers
 //   PENSTOCK_COPY_COMMIT()                   closes a batch of such copies
 //   PENSTOCK_COPY_WAIT(count)                waits until all but the newest `count` batches of this lane have arrived
@@ -17,6 +21,7 @@
   #define PENSTOCK_SHUFFLE_UP(value, by, width) __shfl_up((value), (by), (width))
   #define PENSTOCK_STREAM_LOAD(pointer) __builtin_nontemporal_load(pointer)
   #define PENSTOCK_SYNC_GROUP() (__threadfence_block(), __builtin_amdgcn_wave_barrier())
+  #define PENSTOCK_BALLOT(predicate) unsigned(__ballot(predicate) >> (threadIdx.x % warpSize / 32 * 32))
 #else
   #if defined(PENSTOCK_CUDA_EMULATOR)  // names the caller's half of an emulated warp of 64
     #define PENSTOCK_GROUP (0xffffffffull << (threadIdx.x % warpSize / 32 * 32))
@@ -28,7 +33,51 @@
   #define PENSTOCK_SHUFFLE_UP(value, by, width) __shfl_up_sync(PENSTOCK_GROUP, (value), (by), (width))
   #define PENSTOCK_STREAM_LOAD(pointer) __ldcs(pointer)
   #define PENSTOCK_SYNC_GROUP() __syncwarp(PENSTOCK_GROUP)
+  #if defined(PENSTOCK_CUDA_EMULATOR)
+    #define PENSTOCK_BALLOT(predicate) unsigned(__ballot_sync(PENSTOCK_GROUP, (predicate)) >> (threadIdx.x % warpSize / 32 * 32))
+    #define PENSTOCK_PAUSE() penstock_emulator::scheduler->pause()
+  #else
+    #define PENSTOCK_BALLOT(predicate) __ballot_sync(PENSTOCK_GROUP, (predicate))
+  #endif
 #endif
+#if !defined(PENSTOCK_PAUSE)
+  #define PENSTOCK_PAUSE()
+#endif
+
+#if defined(__HIP__)
+template <typename Number>
+__device__ __forceinline__ Number load_relaxed(const Number* pointer)
+{
+    return __hip_atomic_load(pointer, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <typename Number>
+__device__ __forceinline__ void store_relaxed(Number* pointer, const Number value)
+{
+    __hip_atomic_store(pointer, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+#else
+  #if defined(__CUDA_ARCH__)
+    #define PENSTOCK_RELAXED(type, name, letter)                                                       \
+        __device__ __forceinline__ type load_relaxed(const type* pointer)                              \
+        {                                                                                              \
+            type value;                                                                                \
+            asm volatile("ld.relaxed.gpu.global." name " %0, [%1];" : "=" letter(value) : "l"(pointer) : "memory"); \
+            return value;                                                                              \
+        }                                                                                              \
+        __device__ __forceinline__ void store_relaxed(type* pointer, const type value)                 \
+        {                                                                                              \
+            asm volatile("st.relaxed.gpu.global." name " [%0], %1;" ::"l"(pointer), letter(value) : "memory"); \
+        }
+  #else
+    #define PENSTOCK_RELAXED(type, name, letter)                                                    \
+        __device__ __forceinline__ type load_relaxed(const type* pointer) { return *pointer; }      \
+        __device__ __forceinline__ void store_relaxed(type* pointer, const type value) { *pointer = value; }
+  #endif
+PENSTOCK_RELAXED(double, "f64", "d")
+PENSTOCK_RELAXED(int, "s32", "r")
+#endif
+#define PENSTOCK_LOAD_RELAXED(pointer) load_relaxed(pointer)
+#define PENSTOCK_STORE_RELAXED(pointer, value) store_relaxed((pointer), (value))
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 template <int bytes>

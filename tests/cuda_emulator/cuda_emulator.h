@@ -15,7 +15,8 @@
 //   - The order of threads and blocks is natural for seed 0 and random for any other, so a missing barrier shows as a
 //     result that depends on the seed.
 //   - Shared memory is poisoned before every block, and a shuffle from a lane that takes no part returns poison.
-//   - A loop in which a thread polls memory until another thread has written it never ends.
+//   - A loop in which a thread polls memory until another thread has written it ends only if every turn of it calls
+//     penstock_emulator::scheduler->pause(). Thread blocks run one after another: a thread cannot wait for a later block.
 //   - Memory ordering is not emulated, and a * b + c is not contracted to a fused multiply-add: last digits may differ.
 #pragma once
 

@@ -77,6 +77,8 @@ public:
     int lane() const { return static_cast<int>(thread_number() % warp_size); }
     std::uint64_t meet_warp(Meeting meeting, std::uint64_t offered, int source_lane);
     void meet_block(const Meeting& meeting) { wait(State::waiting_for_block, meeting); }
+    // A thread that polls memory lets the others have their turn; it stays ready.
+    void pause() { suspend(); }
     [[noreturn]] void fail(const std::string& reason);
     SharedMemory& shared_memory;
 
@@ -126,7 +128,8 @@ inline void Scheduler::play_block() {
             if (threads[number].state == State::ready) resume(threads[number]);
             if (!failure.empty()) return;
         }
-        somebody_is_ready = release_complete_warp_meetings() || release_complete_block_meeting();
+        somebody_is_ready = release_complete_warp_meetings() || release_complete_block_meeting() ||
+                            std::ranges::any_of(threads, [](const Thread& t) { return t.state == State::ready; });
     }
     if (!std::ranges::all_of(threads, [](const Thread& thread) { return thread.state == State::exited; }))
         failure =

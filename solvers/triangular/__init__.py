@@ -1,0 +1,1 @@
+"""Solves with sparse triangles, and the preconditioners made of them."""

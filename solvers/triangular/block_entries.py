@@ -1,0 +1,114 @@
+"""A square sparse matrix by rows of dense blocks, as the solves with its triangles read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, SparseMatrix, as_operator, device_of
+from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.formats.limits import INT32_MAX
+
+__all__ = ["SIZES", "BlockEntries", "block_entries"]
+
+#: Rows of the blocks for which there are kernels.
+SIZES = (1, 2, 3, 6)
+
+
+@dataclass(frozen=True)
+class BlockEntries:
+    """A square matrix by rows of blocks.
+
+    Parameters
+    ----------
+    offsets : int64 array, (rows + 1,)
+    columns : int32 array, (entries,)
+        Block columns, ascending in every row.
+    values : array, (entries, size, size)
+    dtype : dtype
+        Type of the vectors.
+    """
+
+    offsets: Array
+    columns: Array
+    values: Array
+    dtype: np.dtype[np.generic]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of blocks."""
+        return len(self.offsets) - 1
+
+    @property
+    def size(self) -> int:
+        """The rows of a block."""
+        return int(self.values.shape[1])
+
+    @property
+    def device(self) -> Device:
+        """Where the arrays are."""
+        return device_of(self.values)
+
+    def with_values(self, values: Array) -> BlockEntries:
+        """Return the same pattern with other values, given in the same order."""
+        return replace(self, values=values.reshape(self.values.shape))
+
+
+def block_entries(A: Any, block_size: int | None = None) -> BlockEntries:
+    """Return a matrix by rows of blocks, on its device: those of BSR, or single entries.
+
+    Parameters
+    ----------
+    A : matrix
+        A penstock format or a SciPy or CuPy sparse matrix. BSR with blocks of 1, 2, 3 or 6 rows keeps them, without a copy.
+    block_size : int, optional
+        1, 2, 3 or 6, to choose.
+
+    Raises
+    ------
+    InputError
+        If it is no square matrix that is held in memory, holds more than 2**31 - 1 blocks, or values that are not finite.
+    """
+    matrix = as_operator(A)
+    if not isinstance(matrix, SparseMatrix):
+        raise InputError(
+            f"the rows of a {type(A).__name__} are not known; pass a sparse matrix that is held in memory as a whole"
+        )
+    if matrix.shape[0] != matrix.shape[1]:
+        raise InputError(f"a triangular solve needs a square matrix, not one of shape {matrix.shape}")
+    if block_size is not None and block_size not in SIZES:
+        raise InputError(f"block_size must be one of {', '.join(map(str, SIZES))}, not {block_size}")
+    given = matrix.row_granularity if isinstance(matrix, BsrMatrix) else 1
+    size = block_size or (given if given in SIZES else 1)
+    if not isinstance(matrix, BsrMatrix if size > 1 else CsrMatrix) or (size > 1 and given != size):
+        if not isinstance(matrix, CsrMatrix):
+            matrix = CsrMatrix.from_csr(matrix.to_csr(), values_dtype=matrix.values_dtype).to_device(matrix.device)
+        if size > 1:
+            matrix = BsrMatrix.from_csr(matrix, block_size=size)
+    values = matrix.values.reshape(-1, size, size)
+    if len(values) > INT32_MAX:
+        raise InputError(f"the matrix holds {len(values)} entries, more than {INT32_MAX}; store it in blocks (BSR)")
+    place = find_kernel("triangle", "not_finite", matrix.device.kind)(values)
+    if place < len(values):
+        row = size * int(matrix.device.xp.searchsorted(matrix.row_offsets, place, side="right") - 1)
+        raise InputError(f"row {row} of the matrix holds a value that is not finite; all entries must be finite")
+    offsets = matrix.row_offsets.astype(np.int64, copy=False)
+    return BlockEntries(offsets, matrix.column_indices, values, np.dtype(matrix.dtype))
+
+
+@register_kernel("triangle", "not_finite", "cpu")
+def _not_finite_cpu(values: Array) -> int:
+    """Return the first entry that holds a value that is not finite, or the number of entries."""
+    finite = np.isfinite(values)
+    return len(values) if finite.all() else int(np.argmin(finite)) // int(values[0].size)
+
+
+@register_kernel("triangle", "not_finite", "cuda")
+def _not_finite_cuda(values: Array) -> int:
+    first = device_of(values).xp.full(1, values.size, dtype=np.uint64)
+    function = cuda_function("solve_order.cu", f"find_not_finite<{type_names(values)}>")
+    launch(function, values.size, 256, (np.int64(values.size), values, first))
+    return int(first[0]) // max(1, int(values[:1].size))

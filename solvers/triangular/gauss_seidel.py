@@ -1,0 +1,170 @@
+"""Symmetric Gauss-Seidel and SSOR as preconditioners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.solvers.preconditioner_spec import PreconditionerSpec
+from penstock.solvers.triangular.block_entries import SIZES, block_entries
+from penstock.solvers.triangular.colours import colour_rows
+from penstock.solvers.triangular.schedules import Schedule
+from penstock.solvers.triangular.triangular_solve import Order, make_schedule, triangle
+from penstock.spmv import Array, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
+from penstock.spmv.operator import unchecked_product
+
+__all__ = ["GaussSeidel", "GaussSeidelSpec", "gauss_seidel"]
+
+
+class GaussSeidel(ValidatedOperator):
+    """Symmetric Gauss-Seidel: a solve with the lower triangle and one with the upper; made by :func:`gauss_seidel`.
+
+    Parameters
+    ----------
+    A : Operator
+        The matrix, for the residuals between sweeps.
+    forward, backward : Schedule
+        Solves with ``D / omega + L`` and ``D / omega + U``.
+    colours : int or None
+        How many colours its order has, if it goes by colours.
+    sweeps : int
+    omega : float
+    """
+
+    def __init__(
+        self, A: Operator, forward: Schedule, backward: Schedule, *, colours: int | None, sweeps: int, omega: float
+    ) -> None:
+        self.A, self.colours, self.sweeps, self.omega = A, colours, sweeps, omega
+        self.shape, self.dtype, self.device = A.shape, A.dtype, A.device
+        self._forward, self._backward = forward, backward
+        self._work: list[Array] = []
+
+    @property
+    def capturable(self) -> bool:
+        """Whether it only launches kernels."""
+        alone = self.sweeps == 1 or (isinstance(self.A, ValidatedOperator) and self.A.capturable)
+        return alone and self._forward.capturable and self._backward.capturable
+
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        """With ``z_0 = 0``, every sweep adds ``M (x - A z)`` to z."""
+        if not self._work or self._work[0].shape != x.shape:
+            self._work = [self.device.xp.empty_like(x) for _ in range(1 if self.sweeps == 1 else 3)]
+        between = self._work[0]
+        self._forward.solve(x, between, 1.0, 0.0, 1.0, False)
+        if self.sweeps == 1:
+            self._backward.solve(between, out, alpha, beta, 2.0 - self.omega, True)
+            return
+        residual, z = self._work[1:]
+        product = unchecked_product(self.A)
+        self._backward.solve(between, z, 1.0, 0.0, 2.0 - self.omega, True)
+        for _ in range(1, self.sweeps):
+            residual[...] = x
+            product(z, residual, -1.0, 1.0)
+            self._forward.solve(residual, between, 1.0, 0.0, 1.0, False)
+            self._backward.solve(between, z, 1.0, 1.0, 2.0 - self.omega, True)
+        if beta == 0.0:
+            out[...] = z
+            if alpha != 1.0:
+                out *= out.dtype.type(alpha)
+        else:
+            VectorSpace(self.device).combine(alpha, z.reshape(-1), beta, out.reshape(-1))
+
+
+def gauss_seidel(
+    A: Any,
+    order: Order = "colours",
+    sweeps: int = 1,
+    symmetric: bool = True,
+    omega: float = 1.0,
+    *,
+    block_size: int | None = None,
+) -> GaussSeidel:
+    """Return symmetric Gauss-Seidel as a preconditioner: ``M = (D/w + U)^-1 ((2 - w)/w D) (D/w + L)^-1``.
+
+    D are the diagonal blocks of A, L and U the blocks below and above them, and w is ``omega``: with another one than 1
+    this is SSOR.
+
+    Parameters
+    ----------
+    A : matrix
+        Symmetric positive definite, held in memory: a penstock format, or a SciPy or CuPy sparse matrix.
+    order : {"colours", "levels", "natural", "auto"}
+        Order in which unknowns are relaxed. By colours, a GPU needs a launch or two a colour, and about as long as a product;
+        CG then takes somewhat more iterations than in the natural order, whose chains of dependent rows a GPU must follow.
+        ``"levels"``, ``"natural"`` and ``"auto"`` all relax in the natural order, and differ in how it is stored; see
+        :class:`TriangularSolve`.
+    sweeps : int
+        Forward and backward passes; each but the first costs a product with A as well.
+    symmetric : bool
+        Must be true: conjugate gradients need a symmetric preconditioner.
+    omega : float
+        Relaxation factor, between 0 and 2.
+    block_size : int, optional
+        Relax blocks of 1, 2, 3 or 6 unknowns, for example those of a node, at once. Default: the blocks of a BSR matrix,
+        single unknowns of others.
+
+    Raises
+    ------
+    InputError
+        If A is not square or not held in memory, its pattern is not symmetric, a diagonal block is not positive definite, or
+        an option is out of range.
+
+    Notes
+    -----
+    Stores the matrix a second time, in the order of the solves. Axelsson (1972) for SSOR; colours: Adams and Ortega (1982).
+    """
+    _check_options(symmetric, sweeps, omega)
+    operator = as_operator(A)
+    entries = block_entries(operator, block_size)
+    kind = entries.device.kind
+    with entries.device.current():
+        ranks = colour_rows(entries, kind) if order == "colours" else None
+        halves = []
+        for upper in (False, True):
+            _, _, rows = triangle(
+                entries, upper, order, ranks=ranks, part_of_symmetric=True, positive=True, omega=omega, kind=kind
+            )
+            halves.append(make_schedule(rows, "auto", kind))
+    colours = None if ranks is None or rows.levels is None else len(rows.levels) - 1
+    return GaussSeidel(operator, *halves, colours=colours, sweeps=int(sweeps), omega=float(omega))
+
+
+def _check_options(symmetric: bool, sweeps: int, omega: float) -> None:
+    if not symmetric:
+        raise InputError(
+            "conjugate gradients need a symmetric preconditioner; leave symmetric=True, or use TriangularSolve for one half"
+        )
+    if sweeps < 1 or sweeps % 1:
+        raise InputError(f"sweeps must be a positive number, not {sweeps}")
+    if not 0.0 < omega < 2.0:
+        raise InputError(
+            f"omega must lie between 0 and 2, not {omega}: beyond, the preconditioner is not positive definite"
+        )
+
+
+@dataclass(frozen=True)
+class GaussSeidelSpec(PreconditionerSpec, name="gauss_seidel"):
+    """Specification of :func:`gauss_seidel`.
+
+    Parameters
+    ----------
+    order : str
+    sweeps : int
+    omega : float
+    """
+
+    order: Order = "colours"
+    sweeps: int = 1
+    omega: float = 1.0
+
+    def build(self, A: Operator) -> Operator:
+        """Return the preconditioner of a matrix that is held in memory."""
+        size = self.block_size if self.block_size in SIZES else 1
+        return gauss_seidel(A, self.order, self.sweeps, omega=self.omega, block_size=size)
+
+    def workspace_nbytes(self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False) -> int:
+        """Return the bytes of a copy of the matrix, taken for one of 27 blocks a row, and of the work vectors."""
+        matrix = 27 * n * (self.block_size * int(np.dtype(dtype).itemsize) + 8 // self.block_size)
+        return matrix + n * columns * (16 + (1 if self.sweeps == 1 else 3) * int(np.dtype(dtype).itemsize))
