@@ -6,7 +6,8 @@
 ``trsv/auto`` is what TriangularSolve chooses; ``natural`` is the natural order, each row as soon as it can; ``levels`` a launch
 for every level; ``columns`` rows that push; ``colours`` the triangle of the matrix in the order of its colours, which is another
 one. A set-up is timed at its second call, and so is cuSPARSE's analysis; kernels are compiled before. cuSPARSE solves with single
-entries where ours has blocks, the same triangle. Times are means of runs of calls, medians of three runs. ``floor_seconds`` is
+entries where ours has blocks, the same triangle. Times are means of runs of calls, medians of three runs;
+what only launches kernels is replayed as a CUDA graph, as it is within CG. ``floor_seconds`` is
 the bytes of the triangle and of the vectors over the measured bandwidth, which no solve with a long chain of rows can reach.
 """
 
@@ -25,6 +26,7 @@ from systems import System
 
 from penstock.solvers import TriangularSolve, block_jacobi, cg, gauss_seidel
 from penstock.spmv import Array, CsrMatrix, Device, SparseMatrix
+from penstock.spmv.compilation.cuda_graph import capture
 from penstock.streaming.measurement.probes import measure_memory
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -36,11 +38,13 @@ WAYS: dict[str, dict[str, Any]] = {
 _RUNS, _RUN_SECONDS, _MOST_CALLS = 3, 0.1, 100
 
 
-def samples_of(action: Callable[[], Any]) -> list[float]:
+def samples_of(action: Callable[[], Any], *, captured: bool = False) -> list[float]:
     """Return the mean seconds of a call in each of several runs of calls, on the GPU's clock."""
     import cupy
 
     action()
+    if captured:  # as CG replays what only launches kernels
+        action = capture(action).launch
     began, ended = cupy.cuda.Event(), cupy.cuda.Event()
 
     def run(count: int) -> float:
@@ -114,7 +118,7 @@ def solves(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, Any
         make = lambda options=options: TriangularSolve(case.lower, **options)  # noqa: E731
         make() @ b
         setup, solve = seconds_of(device, make)
-        samples = samples_of(lambda solve=solve: solve.apply(b, own))
+        samples = samples_of(lambda solve=solve: solve.apply(b, own), captured=solve.capturable)
         error = float(abs(own - x).max() / abs(x).max())
         nbytes = solve.rows.nbytes + 4 * 8 * n
         yield told(
@@ -138,7 +142,10 @@ def solves(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, Any
     coloured = TriangularSolve(case.whole, order="colours")
     nbytes = coloured.rows.nbytes + 4 * 8 * n
     setup, _ = seconds_of(device, lambda: TriangularSolve(case.whole, order="colours"))
-    samples, figures = samples_of(lambda: coloured.apply(b, own)), {"setup_seconds": setup, "levels": coloured.levels}
+    samples, figures = (
+        samples_of(lambda: coloured.apply(b, own), captured=coloured.capturable),
+        {"setup_seconds": setup, "levels": coloured.levels},
+    )
     entry = record(f"trsv/colours/{case.name}", samples, floor=nbytes / bandwidth, nbytes=nbytes, peers={}, **figures)
     yield told(entry, f"{coloured.levels} colours, set-up {1e3 * setup:.2f} ms, a solve")
 
@@ -146,12 +153,12 @@ def solves(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, Any
 def smoothers(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, Any]]:
     """Yield the records of symmetric Gauss-Seidel, with the iterations of CG."""
     device, z = case.whole.device, device_empty(b)
-    product = statistics.median(samples_of(lambda: case.whole.apply(b, z)))
+    product = statistics.median(samples_of(lambda: case.whole.apply(b, z), captured=True))
     jacobi = cg(case.whole, b, M=block_jacobi(case.whole, case.whole.row_granularity), rtol=1e-8)
     for order in ("colours", "levels", "natural"):
         gauss_seidel(case.whole, order) @ b
         setup, M = seconds_of(device, lambda order=order: gauss_seidel(case.whole, order))
-        samples = samples_of(lambda M=M: M.apply(b, z))
+        samples = samples_of(lambda M=M: M.apply(b, z), captured=M.capturable)
         found = cg(case.whole, b, M=M, rtol=1e-8)
         nbytes = case.whole.nbytes + 6 * 8 * len(b)
         entry = record(

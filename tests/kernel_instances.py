@@ -9,7 +9,8 @@ from itertools import product
 
 from penstock.solvers.coarse.block_products import TABLES, groups_for
 from penstock.solvers.triangular.block_entries import SIZES as TRIANGLE_SIZES
-from penstock.solvers.triangular.schedules import LEVEL_LANES, dataflow_shapes
+from penstock.solvers.triangular.dataflow_schedule import dataflow_shapes
+from penstock.solvers.triangular.level_schedule import LEVEL_LANES
 from penstock.spmv.formats.chunk_products import spmm_tile, spmv_expression
 from penstock.spmv.vectors.block_space import FUSED_TILES, TILES, gram_parts
 

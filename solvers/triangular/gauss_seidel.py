@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
-from penstock.solvers.triangular.block_entries import SIZES, block_entries
-from penstock.solvers.triangular.colours import colour_rows
-from penstock.solvers.triangular.schedules import Schedule
-from penstock.solvers.triangular.triangular_solve import Order, make_schedule, triangle
+from penstock.solvers.triangular.block_entries import SIZES, BlockEntries, block_entries
+from penstock.solvers.triangular.colours import colour_rows, order_by_colour
+from penstock.solvers.triangular.host_schedule import HostSchedule
+from penstock.solvers.triangular.levels import count_waits
+from penstock.solvers.triangular.ordered_rows import Diagonal, ordered_rows
+from penstock.solvers.triangular.schedules import make_schedule
+from penstock.solvers.triangular.sweeps import ColourSweep, Sweep, TwoSolves
+from penstock.solvers.triangular.triangular_solve import Order, check_diagonal, triangle
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
 from penstock.spmv.operator import unchecked_product
 
@@ -25,45 +29,38 @@ class GaussSeidel(ValidatedOperator):
     ----------
     A : Operator
         The matrix, for the residuals between sweeps.
-    forward, backward : Schedule
-        Solves with ``D / omega + L`` and ``D / omega + U``.
+    sweep : Sweep
     colours : int or None
         How many colours its order has, if it goes by colours.
     sweeps : int
     omega : float
     """
 
-    def __init__(
-        self, A: Operator, forward: Schedule, backward: Schedule, *, colours: int | None, sweeps: int, omega: float
-    ) -> None:
+    def __init__(self, A: Operator, sweep: Sweep, *, colours: int | None, sweeps: int, omega: float) -> None:
         self.A, self.colours, self.sweeps, self.omega = A, colours, sweeps, omega
         self.shape, self.dtype, self.device = A.shape, A.dtype, A.device
-        self._forward, self._backward = forward, backward
+        self._sweep = sweep
         self._work: list[Array] = []
 
     @property
     def capturable(self) -> bool:
         """Whether it only launches kernels."""
         alone = self.sweeps == 1 or (isinstance(self.A, ValidatedOperator) and self.A.capturable)
-        return alone and self._forward.capturable and self._backward.capturable
+        return alone and self._sweep.capturable
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         """With ``z_0 = 0``, every sweep adds ``M (x - A z)`` to z."""
-        if not self._work or self._work[0].shape != x.shape:
-            self._work = [self.device.xp.empty_like(x) for _ in range(1 if self.sweeps == 1 else 3)]
-        between = self._work[0]
-        self._forward.solve(x, between, 1.0, 0.0, 1.0, False)
         if self.sweeps == 1:
-            self._backward.solve(between, out, alpha, beta, 2.0 - self.omega, True)
+            self._sweep.apply(x, out, alpha, beta)
             return
-        residual, z = self._work[1:]
-        product = unchecked_product(self.A)
-        self._backward.solve(between, z, 1.0, 0.0, 2.0 - self.omega, True)
+        if not self._work or self._work[0].shape != x.shape:
+            self._work = [self.device.xp.empty_like(x) for _ in range(2)]
+        (residual, z), product = self._work, unchecked_product(self.A)
+        self._sweep.apply(x, z, 1.0, 0.0)
         for _ in range(1, self.sweeps):
             residual[...] = x
             product(z, residual, -1.0, 1.0)
-            self._forward.solve(residual, between, 1.0, 0.0, 1.0, False)
-            self._backward.solve(between, z, 1.0, 1.0, 2.0 - self.omega, True)
+            self._sweep.apply(residual, z, 1.0, 1.0)
         if beta == 0.0:
             out[...] = z
             if alpha != 1.0:
@@ -118,17 +115,29 @@ def gauss_seidel(
     _check_options(symmetric, sweeps, omega)
     operator = as_operator(A)
     entries = block_entries(operator, block_size)
-    kind = entries.device.kind
     with entries.device.current():
-        ranks = colour_rows(entries, kind) if order == "colours" else None
-        halves = []
-        for upper in (False, True):
-            _, _, rows = triangle(
-                entries, upper, order, ranks=ranks, part_of_symmetric=True, positive=True, omega=omega, kind=kind
-            )
-            halves.append(make_schedule(rows, "auto", kind))
-    colours = None if ranks is None or rows.levels is None else len(rows.levels) - 1
-    return GaussSeidel(operator, *halves, colours=colours, sweeps=int(sweeps), omega=float(omega))
+        sweep, colours = _sweep(entries, order, float(omega), entries.device.kind)
+    return GaussSeidel(operator, sweep, colours=colours, sweeps=int(sweeps), omega=float(omega))
+
+
+def _sweep(entries: BlockEntries, order: Order, omega: float, kind: str) -> tuple[Sweep, int | None]:
+    """Return the forward and backward pass, and the number of colours."""
+    if order != "colours":
+        given = {"part_of_symmetric": True, "positive": True, "omega": omega, "kind": kind}
+        halves = [triangle(entries, upper, order, **given)[2] for upper in (False, True)]
+        return TwoSolves(*(make_schedule(rows, "auto", kind) for rows in halves), omega), None
+    ranks = colour_rows(entries, kind)
+    waits = [count_waits(entries, ranks, upper, kind) for upper in (False, True)]
+    check_diagonal(entries, waits[0])
+    diagonal = Diagonal(waits[0].diagonal, omega, positive=True)
+    orders = [order_by_colour(ranks, upper and kind == "cpu") for upper in (False, True)]
+    forward, backward = (
+        ordered_rows(entries, ranks, upper, waits[upper], orders[upper], diagonal, kind) for upper in (False, True)
+    )
+    colours = len(forward.levels) - 1
+    if kind == "cpu":
+        return TwoSolves(HostSchedule(forward), HostSchedule(backward), omega), colours
+    return ColourSweep(forward, backward, omega), colours
 
 
 def _check_options(symmetric: bool, sweeps: int, omega: float) -> None:

@@ -35,12 +35,15 @@ class Waits:
     later, missing : int
         The first row with an entry of a later row, and the first one without a diagonal entry; the number of rows if there is
         none.
+    longest : int
+        The largest of the counts.
     """
 
     counts: Array
     diagonal: Array
     later: int
     missing: int
+    longest: int
 
 
 def count_waits(entries: BlockEntries, ranks: Array | None, upper: bool, kind: str) -> Waits:
@@ -57,9 +60,9 @@ def count_waits(entries: BlockEntries, ranks: Array | None, upper: bool, kind: s
     """
     xp = device_of(entries.values).xp
     counts, diagonal = xp.empty(entries.rows, dtype=np.int32), xp.empty(entries.rows, dtype=np.int64)
-    first_bad = xp.full(2, entries.rows, dtype=np.int32)
-    find_kernel("triangle", "waits", kind)(entries, ranks, upper, counts, diagonal, first_bad)
-    return Waits(counts, diagonal, int(first_bad[0]), int(first_bad[1]))
+    figures = xp.full(3, entries.rows, dtype=np.int32)
+    find_kernel("triangle", "waits", kind)(entries, ranks, upper, counts, diagonal, figures)
+    return Waits(counts, diagonal, *device_of(figures).to_host(figures).tolist())
 
 
 def find_levels(entries: BlockEntries, upper: bool, waits: Waits, most: int, kind: str) -> tuple[Array, Any] | None:
@@ -85,13 +88,14 @@ def find_levels(entries: BlockEntries, upper: bool, waits: Waits, most: int, kin
 
 @register_kernel("triangle", "waits", "cpu")
 def _waits_cpu(
-    entries: BlockEntries, ranks: Array | None, upper: bool, counts: Array, diagonal: Array, first_bad: Array
+    entries: BlockEntries, ranks: Array | None, upper: bool, counts: Array, diagonal: Array, figures: Array
 ) -> None:
     ranks = np.arange(entries.rows, dtype=np.int32) if ranks is None else ranks
     later = np.empty(entries.rows, dtype=np.bool_)
     _count_waits(entries.offsets, entries.columns, ranks, upper, counts, diagonal, later)
     for place, bad in enumerate((later, diagonal < 0)):
-        first_bad[place] = int(np.argmax(bad)) if bad.any() else entries.rows
+        figures[place] = int(np.argmax(bad)) if bad.any() else entries.rows
+    figures[2] = counts.max(initial=0)
 
 
 @register_kernel("triangle", "levels", "cpu")
@@ -106,7 +110,7 @@ def _levels_cpu(entries: BlockEntries, upper: bool, waits: Waits, most: int) -> 
 
 @register_kernel("triangle", "waits", "cuda")
 def _waits_cuda(
-    entries: BlockEntries, ranks: Array | None, upper: bool, counts: Array, diagonal: Array, first_bad: Array
+    entries: BlockEntries, ranks: Array | None, upper: bool, counts: Array, diagonal: Array, figures: Array
 ) -> None:
     arguments = (
         np.int32(entries.rows),
@@ -116,8 +120,9 @@ def _waits_cuda(
         np.int32(upper),
         counts,
         diagonal,
-        first_bad,
+        figures,
     )
+    figures[2] = 0
     launch(cuda_function("solve_order.cu", "count_waits"), entries.rows, 256, arguments)
 
 

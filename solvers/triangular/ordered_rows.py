@@ -9,12 +9,13 @@ import numpy as np
 from numba import prange
 
 from penstock.solvers.triangular.block_entries import BlockEntries
+from penstock.solvers.triangular.levels import Waits
 from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["Diagonal", "OrderedRows", "ordered_rows"]
+__all__ = ["Diagonal", "OrderedRows", "columns_of", "ordered_rows"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class OrderedRows:
         The row at every place; None: places are rows.
     levels : int64 array, (levels + 1,), or None
         Where the levels begin, on the host: places of a level do not need each other.
+    longest : int
+        Entries of the longest row.
     """
 
     offsets: Array
@@ -44,6 +47,7 @@ class OrderedRows:
     inverse: Array
     rows: Array | None
     levels: Any
+    longest: int
 
     @property
     def count(self) -> int:
@@ -100,7 +104,7 @@ def ordered_rows(
     entries: BlockEntries,
     ranks: Array | None,
     upper: bool,
-    counts: Array,
+    waits: Waits,
     order: tuple[Array | None, Any],
     diagonal: Diagonal,
     kind: str,
@@ -112,8 +116,8 @@ def ordered_rows(
     entries : BlockEntries
     ranks, upper
         Which entries form the triangle, as for :func:`count_waits`.
-    counts : int32 array, (rows,)
-        Entries of the triangle in every row.
+    waits : Waits
+        Of this triangle.
     order : (int32 array or None, int64 array or None)
         Rows in the order of the solve, and where its levels begin; None: ascending rows, no levels.
     diagonal : Diagonal
@@ -126,7 +130,7 @@ def ordered_rows(
         If a diagonal block has no inverse; the message names the row.
     """
     xp, (rows, levels) = device_of(entries.values).xp, order
-    place_of = None
+    counts, place_of = waits.counts, None
     if rows is not None:
         place_of = xp.empty(entries.rows, dtype=np.int32)
         place_of[rows] = xp.arange(entries.rows, dtype=np.int32)
@@ -137,7 +141,7 @@ def ordered_rows(
     sources = xp.empty_like(places)
     find_kernel("triangle", "entries", kind)(entries, ranks, upper, rows, place_of, offsets, places, sources)
     inverse = _inverse(entries, diagonal, rows, kind)
-    return OrderedRows(offsets, places, sources, entries.values[sources], inverse, rows, levels)
+    return OrderedRows(offsets, places, sources, entries.values[sources], inverse, rows, levels, waits.longest)
 
 
 def _inverse(entries: BlockEntries, diagonal: Diagonal, rows: Array | None, kind: str) -> Array:
@@ -149,6 +153,11 @@ def _inverse(entries: BlockEntries, diagonal: Diagonal, rows: Array | None, kind
         fault = "is not positive definite" if diagonal.positive else "is singular: it has no inverse"
         raise InputError(f"the {what} at row {bad * entries.size} {fault}; check that row")
     return inverse
+
+
+def columns_of(vectors: Array) -> int:
+    """Return the number of vectors of a vector ``(n,)`` or a block ``(n, k)``."""
+    return 1 if vectors.ndim == 1 else int(vectors.shape[1])
 
 
 @register_kernel("triangle", "entries", "cpu")

@@ -8,13 +8,12 @@ import numpy as np
 
 from penstock.solvers.triangular.block_entries import BlockEntries, block_entries
 from penstock.solvers.triangular.colours import colour_rows, order_by_colour
-from penstock.solvers.triangular.host_schedule import HostSchedule
 from penstock.solvers.triangular.levels import Waits, count_waits, find_levels
 from penstock.solvers.triangular.ordered_rows import Diagonal, OrderedRows, ordered_rows
-from penstock.solvers.triangular.schedules import SCHEDULES, LevelSchedule, Schedule
-from penstock.spmv import Array, InputError, ValidatedOperator, device_of
+from penstock.solvers.triangular.schedules import make_schedule
+from penstock.spmv import Array, InputError, ValidatedOperator
 
-__all__ = ["Order", "TriangularSolve", "choose_order", "make_schedule", "triangle"]
+__all__ = ["Order", "TriangularSolve", "check_diagonal", "choose_order", "triangle"]
 
 Order = Literal["auto", "levels", "colours", "natural"]
 ScheduleName = Literal["auto", "dataflow", "levels", "columns"]
@@ -22,7 +21,7 @@ ScheduleName = Literal["auto", "dataflow", "levels", "columns"]
 # A triangle with levels of fewer rows than this is a few chains, in which an order by levels brings nothing.
 _ROWS_OF_A_CHAIN = 32
 # If fewer than this share of the entries join rows that are near each other, rows that follow each other are independent.
-_NEAR_SHARE, _NEAR = 0.1, 1.0 / 64
+_NEAR_SHARE, _NEAR, _SAMPLE = 0.1, 1.0 / 64, 4096
 
 
 class TriangularSolve(ValidatedOperator):
@@ -170,7 +169,7 @@ def triangle(
     else:
         taken, found = choose_order(entries, upper, waits, order, kind)
     diagonal = None if unit_diagonal else waits.diagonal
-    rows = ordered_rows(entries, ranks, upper, waits.counts, found, Diagonal(diagonal, omega, positive), kind)
+    rows = ordered_rows(entries, ranks, upper, waits, found, Diagonal(diagonal, omega, positive), kind)
     return taken, waits, rows
 
 
@@ -181,7 +180,13 @@ def _check(entries: BlockEntries, waits: Waits, upper: bool, has_both: bool, uni
             f"row {waits.later * entries.size} has an entry {other} of the diagonal, so the matrix is not {this} triangular; "
             f"pass lower={upper}, or one of its triangles"
         )
-    if waits.missing < entries.rows and not unit_diagonal:
+    if not unit_diagonal:
+        check_diagonal(entries, waits)
+
+
+def check_diagonal(entries: BlockEntries, waits: Waits) -> None:
+    """Refuse a row without a diagonal entry."""
+    if waits.missing < entries.rows:
         raise InputError(
             f"row {waits.missing * entries.size} has no diagonal entry, so the triangle is singular; pass unit_diagonal=True "
             "if it stands for a one"
@@ -204,32 +209,14 @@ def choose_order(
 
 
 def _neighbours_wait(entries: BlockEntries) -> bool:
-    """Return whether many of up to 65,536 sampled entries join rows that are near each other."""
+    """Return whether many of some thousand sampled entries join rows that are near each other."""
     xp, count = entries.device.xp, len(entries.columns)
     if not count:
         return False
-    sample = xp.linspace(0, count - 1, min(count, 1 << 16)).astype(np.int64)
+    sample = xp.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.int64)
     owners = xp.searchsorted(entries.offsets, sample, side="right") - 1
     distance = abs(owners - entries.columns[sample])
     counted = entries.device.to_host(distance)
     off_diagonal = counted > 0
     near = off_diagonal & (counted <= entries.rows * _NEAR)
     return bool(near.sum() > _NEAR_SHARE * max(1, off_diagonal.sum()))
-
-
-def make_schedule(rows: OrderedRows, name: str, kind: str) -> Schedule:
-    """Return the schedule of that name for rows on a kind of device; ``"auto"`` chooses."""
-    if kind == "cpu":
-        if name not in ("auto", *SCHEDULES.keys()):
-            SCHEDULES[name]
-        return HostSchedule(rows)
-    if name == "auto":
-        few = rows.levels is not None and LevelSchedule(rows).capturable
-        name = "levels" if few or (rows.levels is not None and not _promises_progress(rows)) else "dataflow"
-    return SCHEDULES[name](rows)
-
-
-def _promises_progress(rows: OrderedRows) -> bool:
-    """Return whether lanes that wait let others run: NVIDIA states it, AMD does not."""
-    device = device_of(rows.blocks)
-    return device.kind == "cpu" or not device.xp.cuda.runtime.is_hip

@@ -9,11 +9,12 @@ __device__ __forceinline__ bool comes_before(const int j, const int i, const int
     return upper ? of_j > of_i : of_j < of_i;
 }
 
-// For every row the number of rows that it waits for and the place of its diagonal entry, or -1. first_bad[0] becomes the first
-// row with an entry of a later row, first_bad[1] the first one without a diagonal entry; they start as `rows`.
+// For every row the number of rows that it waits for and the place of its diagonal entry, or -1. figures[0] becomes the first
+// row with an entry of a later row, figures[1] the first one without a diagonal entry; they start as `rows`. figures[2] becomes
+// the largest of the numbers; it starts as 0.
 __global__ void __launch_bounds__(256) count_waits(
     const int rows, const long long* __restrict__ offsets, const int* __restrict__ columns, const int* __restrict__ ranks,
-    const int upper, int* __restrict__ waits, long long* __restrict__ diagonal, int* __restrict__ first_bad)
+    const int upper, int* __restrict__ waits, long long* __restrict__ diagonal, int* __restrict__ figures)
 {
     const int row = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
     if (row >= rows) return;
@@ -31,8 +32,9 @@ __global__ void __launch_bounds__(256) count_waits(
     }
     waits[row] = count;
     diagonal[row] = own;
-    if (later) atomicMin(first_bad, row);
-    if (own < 0) atomicMin(first_bad + 1, row);
+    if (later) atomicMin(figures, row);
+    if (own < 0) atomicMin(figures + 1, row);
+    if (count > figures[2]) atomicMax(figures + 2, count);
 }
 
 // The rows that wait for every row, in any order. With `followers` null only their numbers are counted, in ends[row]; otherwise

@@ -57,10 +57,11 @@ struct Substitution {
     const Value* __restrict__ blocks;
     const double* __restrict__ inverse;
     const int* __restrict__ rows;
-    const Vector* __restrict__ b;
-    Vector* __restrict__ out;
+    const Vector* __restrict__ b;  // null: y holds the right-hand side
+    Vector* __restrict__ out;      // null: only y is written
     double alpha, beta, gamma;
     int scaled, columns;
+    const double* y;
 
     static __device__ Word missing() { return number_of_bits(-1); }
     static __device__ Sum none() { return Sum{}; }
@@ -78,7 +79,9 @@ struct Substitution {
 #pragma unroll
             for (int i = 0; i < size * size; ++i) row.inverse[i] = inverse[(long long)target.place * (size * size) + i];
 #pragma unroll
-        for (int i = 0; i < size; ++i) row.given[i] = double(b[(row.number * size + i) * columns + target.column]);
+        for (int i = 0; i < size; ++i)
+            row.given[i] = b ? double(b[(row.number * size + i) * columns + target.column])
+                             : y[((long long)target.place * size + i) * columns + target.column];
     }
 
     static __device__ void take(Sum& sum, const Entry& entry, const Word (&y)[size])
@@ -111,6 +114,7 @@ struct Substitution {
 
     __device__ void write(const Row& row, const Target target, const Word (&y)[size]) const
     {
+        if (!out) return;
 #pragma unroll
         for (int i = 0; i < size; ++i) store_product(out + (row.number * size + i) * columns + target.column, y[i], alpha, beta);
     }
@@ -272,7 +276,7 @@ __global__ void __launch_bounds__(256) substitute(
     const Vector* __restrict__ b, Vector* __restrict__ out, const double alpha, const double beta, const double gamma,
     const int scaled, double* y, int* ticket, int* failed, const int cap)
 {
-    const Substitution<Value, Vector, size> operation{blocks, inverse, rows, b, out, alpha, beta, gamma, scaled, columns};
+    const Substitution<Value, Vector, size> operation{blocks, inverse, rows, b, out, alpha, beta, gamma, scaled, columns, y};
     solve_by_dataflow<Substitution<Value, Vector, size>, lanes, in_flight>(
         operation, count, columns, offsets, places, y, ticket, failed, cap);
 }
@@ -334,21 +338,23 @@ __global__ void __launch_bounds__(256) substitute_level(
     const int* __restrict__ rows, const Vector* __restrict__ b, Vector* __restrict__ out, const double alpha,
     const double beta, const double gamma, const int scaled, double* y)
 {
-    const Substitution<Value, Vector, size> operation{blocks, inverse, rows, b, out, alpha, beta, gamma, scaled, columns};
+    const Substitution<Value, Vector, size> operation{blocks, inverse, rows, b, out, alpha, beta, gamma, scaled, columns, y};
     const long long number = first + ((long long)blockIdx.x * blockDim.x + threadIdx.x) / lanes;
     solve_place<Value, Vector, size, lanes>(operation, number, number < stop, offsets, places, y);
 }
 
-// Consecutive narrow levels: level l holds places levels[l] to levels[l + 1]. Launch: one block.
+// Consecutive narrow levels, the last one first where `descending` is set: level l holds places levels[l] to levels[l + 1].
+// Launch: one block.
 template <typename Value, typename Vector, int size, int lanes>
 __global__ void __launch_bounds__(512) substitute_narrow_levels(
-    const int first_level, const int stop_level, const int* __restrict__ levels, const int columns,
+    const int first_level, const int stop_level, const int* __restrict__ levels, const int descending, const int columns,
     const int* __restrict__ offsets, const int* __restrict__ places, const Value* __restrict__ blocks,
     const double* __restrict__ inverse, const int* __restrict__ rows, const Vector* __restrict__ b,
     Vector* __restrict__ out, const double alpha, const double beta, const double gamma, const int scaled, double* y)
 {
-    const Substitution<Value, Vector, size> operation{blocks, inverse, rows, b, out, alpha, beta, gamma, scaled, columns};
-    for (int level = first_level; level < stop_level; ++level) {
+    const Substitution<Value, Vector, size> operation{blocks, inverse, rows, b, out, alpha, beta, gamma, scaled, columns, y};
+    for (int step = 0; step < stop_level - first_level; ++step) {
+        const int level = descending ? stop_level - 1 - step : first_level + step;
         const long long stop = (long long)levels[level + 1] * columns;
         for (long long at = (long long)levels[level] * columns; at < stop; at += blockDim.x / lanes) {
             const long long number = at + threadIdx.x / lanes;

@@ -10,9 +10,8 @@ from penstock.solvers import block_cg, block_jacobi, cg, gauss_seidel, precondit
 from penstock.solvers.triangular import colours as colouring
 from penstock.solvers.triangular.block_entries import block_entries
 from penstock.solvers.triangular.colours import colour_rows
+from penstock.solvers.triangular.gauss_seidel import _sweep
 from penstock.solvers.triangular.ordered_rows import Diagonal
-from penstock.solvers.triangular.schedules import SCHEDULES
-from penstock.solvers.triangular.triangular_solve import make_schedule, triangle
 from penstock.spmv import CsrMatrix, InputError
 
 
@@ -45,29 +44,22 @@ def dense_preconditioner(A, ranks, size, omega):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("schedule", ["dataflow", "levels"])
+@pytest.mark.parametrize("columns", [0, 5])
 @pytest.mark.parametrize(("order", "dof", "omega"), [("colours", 1, 1.0), ("colours", 3, 1.3), ("levels", 3, 0.8)])
-def test_two_solves_make_a_symmetric_sweep(target, schedule, order, dof, omega):
+def test_a_sweep_is_the_product_of_its_factors(target, columns, order, dof, omega):
     beam = Cantilever(nodes=(4, 3, 3), dof=dof)
-    matrix, kind = beam.matrix("bsr" if dof > 1 else "csr"), target.device_kind
-    r = np.random.default_rng(1).normal(size=matrix.shape[0])
+    matrix = beam.matrix("bsr" if dof > 1 else "csr")
+    r, before = np.random.default_rng(1).normal(size=(2, matrix.shape[0], columns) if columns else (2, matrix.shape[0]))
     with target.running():
         entries = block_entries(target.put_matrix(matrix))
-        ranks = colour_rows(entries, kind) if order == "colours" else None
-        z, between = target.put(r.copy()), target.put(np.empty_like(r))
-        for upper in (False, True):
-            given = {"ranks": ranks, "part_of_symmetric": True, "positive": True, "omega": omega}
-            _, _, rows = triangle(entries, upper, order, **given, kind=kind)
-            chosen = make_schedule(rows, "auto", kind) if kind == "cpu" else SCHEDULES[schedule](rows)
-            if upper:
-                chosen.solve(between, z, 1.0, 0.0, 2.0 - omega, True)
-            else:
-                chosen.solve(z, between, 1.0, 0.0, 1.0, False)
-        z = target.get(z)
+        sweep, colours = _sweep(entries, order, omega, target.device_kind)
+        ranks = target.get(colour_rows(entries, target.device_kind)) if colours else np.arange(len(r) // dof)
+        out = target.put(before.copy())
+        sweep.apply(target.put(r), out, 0.5, 2.0)
+        found = target.get(out)
 
-    ranks = np.arange(len(r) // dof) if ranks is None else target.get(ranks)
-    expected = dense_preconditioner(matrix.to_csr().toarray(), ranks, dof, omega) @ r
-    assert np.allclose(z, expected, rtol=0, atol=1e-12 * abs(expected).max())
+    expected = 0.5 * dense_preconditioner(matrix.to_csr().toarray(), ranks, dof, omega) @ r + 2.0 * before
+    assert np.allclose(found, expected, rtol=0, atol=1e-12 * abs(expected).max())
 
 
 @pytest.mark.parametrize("sweeps", [1, 3])

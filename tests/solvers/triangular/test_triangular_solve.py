@@ -6,11 +6,12 @@ import scipy.sparse
 from kernel_targets import TARGETS, gpu_count
 
 from penstock.solvers import TriangularSolve
-from penstock.solvers.triangular import schedules, triangular_solve
+from penstock.solvers.triangular import dataflow_schedule, triangular_solve
 from penstock.solvers.triangular.block_entries import block_entries
+from penstock.solvers.triangular.level_schedule import LevelLaunches, LevelSchedule
 from penstock.solvers.triangular.levels import count_waits, find_levels
-from penstock.solvers.triangular.schedules import SCHEDULES, LevelSchedule
-from penstock.solvers.triangular.triangular_solve import make_schedule, triangle
+from penstock.solvers.triangular.schedules import SCHEDULES, make_schedule
+from penstock.solvers.triangular.triangular_solve import triangle
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError
 from penstock.spmv.compilation import cuda_module
 
@@ -194,7 +195,7 @@ def test_no_bit_depends_on_the_order_in_which_threads_run(target, order, schedul
 @pytest.mark.parametrize("target", GPU_TARGETS)
 def test_lanes_that_wait_in_vain_give_up(target, monkeypatch):
     """Rows that wait for themselves: what nobody computes is NaN, and the launch ends."""
-    monkeypatch.setattr(schedules, "POLLS", 2000)
+    monkeypatch.setattr(dataflow_schedule, "POLLS", 2000)
     L = CsrMatrix.from_csr(random_blocks(patterns()["random-97"], 1, seed=17))
     with target.running():
         _, _, rows = triangle(block_entries(target.put_matrix(L)), False, "natural", kind="cuda")
@@ -242,12 +243,14 @@ def test_narrow_levels_that_follow_each_other_are_one_launch():
     pattern[2500:, 0] = True
     pattern[2999, 2998] = pattern[2998, 2997] = True
 
-    schedule = LevelSchedule(TriangularSolve(random_blocks(pattern, 1, seed=1), order="levels").rows)
+    rows = TriangularSolve(random_blocks(pattern, 1, seed=1), order="levels").rows
+    launches = LevelLaunches(rows)
 
-    assert np.diff(schedule._rows.levels).tolist() == [2500, 498, 1, 1]
-    assert schedule.steps(1) == [(0, 1), (1, 4)]
-    assert schedule.steps(8) == [(0, 1), (1, 2), (2, 4)]
-    assert schedule.capturable
+    assert np.diff(rows.levels).tolist() == [2500, 498, 1, 1]
+    assert launches.steps(1) == [(0, 1), (1, 4)]
+    assert launches.steps(8) == [(0, 1), (1, 2), (2, 4)]
+    assert LevelLaunches(rows, descending=True).steps(8) == [(2, 4), (1, 2), (0, 1)]
+    assert LevelSchedule(rows).capturable
 
 
 @pytest.mark.parametrize(
