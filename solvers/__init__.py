@@ -16,6 +16,7 @@ from penstock.solvers.problem import SOLVERS, LinearProblem, Method
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
 from penstock.solvers.solve_many import choose_block_size, solve_many
 from penstock.solvers.triangular.gauss_seidel import GaussSeidel, gauss_seidel
+from penstock.solvers.triangular.incomplete_cholesky import IncompleteCholesky, incomplete_cholesky
 from penstock.solvers.triangular.triangular_solve import TriangularSolve
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "CoarseCgState",
     "DiagonalBlocks",
     "GaussSeidel",
+    "IncompleteCholesky",
     "IterationRecord",
     "LinearProblem",
     "Method",
@@ -47,6 +49,7 @@ __all__ = [
     "chebyshev",
     "choose_block_size",
     "gauss_seidel",
+    "incomplete_cholesky",
     "jacobi",
     "preconditioner_spec",
     "smoothed_aggregation",

@@ -170,6 +170,7 @@ INSTANCES = {
     "coo.cu": _coo(),
     "csr.cu": _csr(),
     "ell.cu": _ell(),
+    "incomplete_cholesky.cu": [f"factor_rows<{size}>" for size in TRIANGLE_SIZES],
     "rigid_motions.cu": [
         *(
             f"{kernel}<{size}>"

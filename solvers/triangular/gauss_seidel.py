@@ -123,9 +123,11 @@ def gauss_seidel(
 def _sweep(entries: BlockEntries, order: Order, omega: float, kind: str) -> tuple[Sweep, int | None]:
     """Return the forward and backward pass, and the number of colours."""
     if order != "colours":
-        given = {"part_of_symmetric": True, "positive": True, "omega": omega, "kind": kind}
-        halves = [triangle(entries, upper, order, **given)[2] for upper in (False, True)]
-        return TwoSolves(*(make_schedule(rows, "auto", kind) for rows in halves), omega), None
+        forward, backward = (
+            triangle(entries, upper, order, part_of_symmetric=True, positive=True, omega=omega, kind=kind)[2]
+            for upper in (False, True)
+        )
+        return TwoSolves(make_schedule(forward, "auto", kind), make_schedule(backward, "auto", kind), omega), None
     ranks = colour_rows(entries, kind)
     waits = [count_waits(entries, ranks, upper, kind) for upper in (False, True)]
     check_diagonal(entries, waits[0])
