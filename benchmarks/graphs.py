@@ -12,11 +12,11 @@ from penstock.spmv import Array, CsrMatrix, Device
 __all__ = ["chain", "lower_triangle", "permuted", "power_law", "stencil"]
 
 
-def matrix_of(offsets: Array, columns: Array, values: Array) -> CsrMatrix:
-    """Return a square CSR matrix of arrays on a device."""
-    n = len(offsets) - 1
-    arrays = {"row_offsets": offsets, "column_indices": columns.astype(np.int32), "values": values}
-    return CsrMatrix.from_arrays((n, n), np.float64, arrays, {"lanes": 8})
+def matrix_of(offsets: Array, indices: Array, values: Array, *, columns: int | None = None) -> CsrMatrix:
+    """Return a CSR matrix of arrays on a device; square by default."""
+    rows = len(offsets) - 1
+    arrays = {"row_offsets": offsets, "column_indices": indices.astype(np.int32), "values": values}
+    return CsrMatrix.from_arrays((rows, columns or rows), np.float64, arrays, {"lanes": 8})
 
 
 def from_triplets(device: Device, n: int, rows: Array, columns: Array, values: Array) -> CsrMatrix:

@@ -11,9 +11,9 @@ from penstock.fem import Cantilever
 from penstock.solvers import DiagonalBlocks, block_jacobi, chebyshev
 from penstock.solvers.cg import CgRecurrence
 from penstock.solvers.coarse.aggregates import Aggregates
-from penstock.solvers.coarse.block_products import block_product, smoothed_rows
-from penstock.solvers.coarse.block_rows import BlockRows
 from penstock.solvers.coarse.tentative import StoredTentative
+from penstock.solvers.products.block_products import block_product, smoothed_rows
+from penstock.solvers.products.block_rows import BlockRows
 from penstock.spmv import CPU, Array, BsrMatrix, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.streaming import HostStore, StreamedMatrix

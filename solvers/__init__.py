@@ -13,6 +13,15 @@ from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, preconditioner_spec
 from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner, block_jacobi, jacobi
 from penstock.solvers.problem import SOLVERS, LinearProblem, Method
+from penstock.solvers.products.multiply import (
+    GalerkinPattern,
+    ProductPattern,
+    galerkin,
+    galerkin_pattern,
+    multiply,
+    product_pattern,
+    transpose,
+)
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
 from penstock.solvers.solve_many import choose_block_size, solve_many
 from penstock.solvers.triangular.gauss_seidel import GaussSeidel, gauss_seidel
@@ -29,12 +38,14 @@ __all__ = [
     "CoarseBlockCgState",
     "CoarseCgState",
     "DiagonalBlocks",
+    "GalerkinPattern",
     "GaussSeidel",
     "IncompleteCholesky",
     "IterationRecord",
     "LinearProblem",
     "Method",
     "PreconditionerSpec",
+    "ProductPattern",
     "SmoothedAggregation",
     "SmoothedAggregationSpec",
     "SolveResult",
@@ -48,10 +59,15 @@ __all__ = [
     "cg_workspace_nbytes",
     "chebyshev",
     "choose_block_size",
+    "galerkin",
+    "galerkin_pattern",
     "gauss_seidel",
     "incomplete_cholesky",
     "jacobi",
+    "multiply",
     "preconditioner_spec",
+    "product_pattern",
     "smoothed_aggregation",
     "solve_many",
+    "transpose",
 ]

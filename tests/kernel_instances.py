@@ -7,7 +7,9 @@ kernel with every pair of template arguments that some test needs, but not the w
 
 from itertools import product
 
-from penstock.solvers.coarse.block_products import TABLES, groups_for
+from penstock.solvers.products.block_products import groups_for
+from penstock.solvers.products.hashing import BLOCK_LANES
+from penstock.solvers.products.hashing import LANES as HASH_LANES
 from penstock.solvers.triangular.block_entries import SIZES as TRIANGLE_SIZES
 from penstock.solvers.triangular.dataflow_schedule import dataflow_shapes
 from penstock.solvers.triangular.level_schedule import LEVEL_LANES
@@ -128,7 +130,6 @@ def _block_products(sizes, modes) -> list[str]:
     pairs = list(product(sizes, modes))
     products = [(size, size, count) for size, count in pairs] + [(count, size, count) for size, count in pairs]
     return [
-        *(f"product_columns<{slots}, {groups}>" for slots, groups in TABLES.items()),
         *(f"add_block_products<{h}, {i}, {a}, {groups_for(h * a)}>" for h, i, a in dict.fromkeys(products)),
         *(f"smooth_block_rows<{size}, {count}>" for size, count in pairs),
     ]
@@ -158,6 +159,17 @@ def _solve_order(sizes) -> list[str]:
     ]
 
 
+def _products(values) -> list[str]:
+    ways = [("double", 0), ("double", 1), *((value, 2) for value in values)]
+    return [
+        "bound_rows",
+        "bin_rows",
+        "list_rows",
+        *(f"hash_rows<{value}, {lanes}, {purpose}>" for value, purpose in ways for lanes in (*HASH_LANES, BLOCK_LANES)),
+        *(f"dense_rows<{value}, {purpose}>" for value, purpose in ways),
+    ]
+
+
 INSTANCES = {
     "aggregates.cu": [
         f"{kernel}<{modes}>" for kernel in ("prolong", "restrict_rows", "orthonormalise") for modes in SIZES
@@ -171,6 +183,7 @@ INSTANCES = {
     "csr.cu": _csr(),
     "ell.cu": _ell(),
     "incomplete_cholesky.cu": [f"factor_rows<{size}>" for size in TRIANGLE_SIZES],
+    "products.cu": _products(ITEMSIZE),
     "rigid_motions.cu": [
         *(
             f"{kernel}<{size}>"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.solvers.coarse.block_products import block_product, smoothed_rows
-from penstock.solvers.coarse.block_rows import BlockRows, row_numbers
 from penstock.solvers.coarse.matrix_rows import visit_rows
 from penstock.solvers.coarse.tentative import Tentative
+from penstock.solvers.products.block_products import block_product, smoothed_rows
+from penstock.solvers.products.block_rows import BlockRows, row_numbers
 from penstock.spmv import Array, BsrMatrix, Operator
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from penstock.solvers.coarse.block_rows import BlockRows, block_rows, row_numbers
+from penstock.solvers.products.block_rows import BlockRows, block_rows, row_numbers
 from penstock.spmv import (
     Array,
     BsrMatrix,

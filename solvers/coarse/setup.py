@@ -31,7 +31,6 @@ from penstock.solvers.coarse.aggregates import (
     given_aggregates,
     graph_aggregates,
 )
-from penstock.solvers.coarse.block_rows import BlockRows
 from penstock.solvers.coarse.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
 from penstock.solvers.coarse.level import CoarseLevel
 from penstock.solvers.coarse.matrix_rows import block_size_of, diagonal_and_row_sums, visit_rows
@@ -40,6 +39,7 @@ from penstock.solvers.coarse.rigid_tentative import RigidTentative
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.coarse.tentative import StoredTentative, Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, inverted_blocks
+from penstock.solvers.products.block_rows import BlockRows
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, VectorSpace, as_operator, device_of
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 

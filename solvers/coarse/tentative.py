@@ -6,7 +6,7 @@ import numpy as np
 from numba import prange
 
 from penstock.solvers.coarse.aggregates import Aggregates
-from penstock.solvers.coarse.block_rows import BlockRows
+from penstock.solvers.products.block_rows import BlockRows
 from penstock.spmv import Array, Device
 from penstock.spmv.compilation.cuda_module import cuda_function, launch
 from penstock.spmv.compilation.jit import serial_and_parallel

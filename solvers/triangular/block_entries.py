@@ -75,8 +75,8 @@ def block_entries(A: Any, block_size: int | None = None) -> BlockEntries:
     matrix = as_operator(A)
     if not isinstance(matrix, SparseMatrix):
         raise InputError(
-            f"the entries of a {type(A).__name__} are not at hand; pass a sparse matrix that is held in memory as a whole, or for a "
-            "streamed one take the preconditioner chebyshev or smoothed_aggregation"
+            f"the entries of a {type(A).__name__} are not at hand; pass a sparse matrix that is held in memory as a whole, or "
+            "for a streamed one take the preconditioner chebyshev or smoothed_aggregation"
         )
     if matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"a triangular solve needs a square matrix, not one of shape {matrix.shape}")

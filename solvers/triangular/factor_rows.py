@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.coarse.block_rows import BlockRows
+from penstock.solvers.products.block_rows import BlockRows
 from penstock.solvers.triangular.block_entries import BlockEntries
 from penstock.solvers.triangular.levels import POLLS, count_waits, dataflow_blocks, find_levels
 from penstock.solvers.triangular.permutation import row_of_entries

@@ -10,7 +10,7 @@ from numba import prange
 
 from penstock.solvers.triangular.block_entries import BlockEntries
 from penstock.spmv import Array, DeviceError, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch
+from penstock.spmv.compilation.cuda_module import cuda_function, launch, multiprocessors
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
@@ -152,7 +152,7 @@ def _levels_cuda(entries: BlockEntries, upper: bool, waits: Waits, most: int) ->
     )
     arguments += (np.int32(_NARROW // lanes), np.int32(most), failed, np.int64(POLLS))
     function = cuda_function("solve_order.cu", f"find_levels<{lanes}>")
-    function((_multiprocessors(entries.values),), (_THREADS,), arguments)
+    function((multiprocessors(entries.values),), (_THREADS,), arguments)
     if int(failed[0]):
         raise DeviceError("the search for levels of a triangle did not end on this GPU; pass order='natural'")
     count = int(counters[2])
@@ -168,17 +168,9 @@ def _levels_cuda(entries: BlockEntries, upper: bool, waits: Waits, most: int) ->
     return order, device_of(entries.values).to_host(levels[: count + 1]).astype(np.int64)
 
 
-def _multiprocessors(array: Array) -> int:
-    """Return the multiprocessors of the GPU of an array."""
-    device = device_of(array)
-    if device.kind == "cpu":  # kernels that tests run on the host: one block after another
-        return 1
-    return int(device.xp.cuda.Device(device.index).attributes["MultiProcessorCount"])
-
-
 def dataflow_blocks(array: Array, threads: int, a_multiprocessor: int = 4) -> int:
     """Return how many blocks of 256 threads share a dataflow: enough for the threads, and only so many a multiprocessor."""
-    return max(1, min(-(-threads // 256), a_multiprocessor * _multiprocessors(array)))
+    return max(1, min(-(-threads // 256), a_multiprocessor * multiprocessors(array)))
 
 
 @parallel_kernel

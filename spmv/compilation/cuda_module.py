@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.spmv.device import Array
+from penstock.spmv.device import Array, device_of
 
 __all__ = [
     "NOMINAL_WARPS",
@@ -21,6 +21,7 @@ __all__ = [
     "cuda_function",
     "cuda_source",
     "launch",
+    "multiprocessors",
     "type_names",
 ]
 
@@ -87,3 +88,11 @@ def launch(function: KernelFunction, threads: int, block: int, arguments: tuple[
     """Launch a kernel with at least ``threads`` threads in blocks of ``block``; without threads do nothing."""
     if threads:
         function((-(-threads // block),), (block,), arguments)
+
+
+def multiprocessors(array: Array) -> int:
+    """Return the number of multiprocessors of the GPU that holds an array."""
+    device = device_of(array)
+    if device.kind == "cpu":  # kernels that tests run on the host: one block after another
+        return 1
+    return int(device.xp.cuda.Device(device.index).attributes["MultiProcessorCount"])

@@ -15,65 +15,6 @@ __device__ __forceinline__ long long place_of(const int column, const int* colum
     return first < end && columns[first] == column ? first : -1;
 }
 
-// The distinct columns of every row, found by hashing into `slots` slots of shared memory, a power of two. With `counts` only
-// their number; without it, the columns themselves, from offsets[row] of C. `overflow` is set if a row has too many.
-// Launch: `warps` times 32 threads.
-template <int slots, int warps>
-__global__ void __launch_bounds__(warps * 32) product_columns(
-    const long long rows, const long long* __restrict__ offsets, const int* __restrict__ columns, const long long start,
-    const long long* __restrict__ b_offsets, const int* __restrict__ b_columns, long long* __restrict__ counts,
-    const long long* __restrict__ c_offsets, int* __restrict__ c_columns, int* __restrict__ overflow)
-{
-    __shared__ int tables[warps * slots];
-    const int lane = threadIdx.x % 32;
-    const long long row = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (row >= rows) return;  // all 32 lanes together
-    int* table = tables + threadIdx.x / 32 * slots;
-    for (int slot = lane; slot < slots; slot += 32) table[slot] = -1;
-    PENSTOCK_SYNC_GROUP();
-    int found = 0;
-    bool full = false;
-    for (long long entry = offsets[row]; entry < offsets[row + 1]; ++entry) {
-        const long long other = columns[entry] - start;
-        for (long long place = b_offsets[other] + lane; place < b_offsets[other + 1]; place += 32) {
-            const int column = b_columns[place];
-            int slot = int((unsigned(column) * 2654435761u) % unsigned(slots)), tried = 0;
-            for (; tried < slots; ++tried, slot = (slot + 1) % slots) {
-                const int before = atomicCAS(table + slot, -1, column);
-                if (before == -1) ++found;
-                if (before == -1 || before == column) break;
-            }
-            full = full || tried == slots;
-        }
-    }
-    if (full) *overflow = 1;
-    PENSTOCK_SYNC_GROUP();
-    if (counts) {
-        for (int by = 16; by > 0; by /= 2) found += PENSTOCK_SHUFFLE_DOWN(found, by, 32);
-        if (lane == 0) counts[row] = found;
-        return;
-    }
-    // The columns to the front of the table, 32 slots at a time; then each to the place given by the number of smaller ones.
-    int kept = 0;
-    for (int first = 0; first < slots; first += 32) {
-        const int column = table[first + lane];
-        int before = column >= 0;
-        for (int by = 1; by < 32; by *= 2) {
-            const int other = PENSTOCK_SHUFFLE_UP(before, by, 32);
-            if (lane >= by) before += other;
-        }
-        PENSTOCK_SYNC_GROUP();
-        if (column >= 0) table[kept + before - 1] = column;
-        kept += PENSTOCK_SHUFFLE(before, 31, 32);
-        PENSTOCK_SYNC_GROUP();
-    }
-    for (int i = lane; i < kept; i += 32) {
-        int smaller = 0;
-        for (int other = 0; other < kept; ++other) smaller += table[other] < table[i];
-        c_columns[c_offsets[row] + smaller] = table[i];
-    }
-}
-
 // C += A B for blocks (height, inner) of A and (inner, across) of B. The sums of a row of up to 32 blocks are formed in shared
 // memory. Every entry of C is the sum of its products in the order of the entries of A. Launch: `warps` times 32 threads.
 template <int height, int inner, int across, int warps>

@@ -9,6 +9,7 @@
 //   PENSTOCK_LOAD_RELAXED(pointer)           a load that sees what other thread blocks store; orders nothing else
 //   PENSTOCK_STORE_RELAXED(pointer, value)   a store that other thread blocks see, whole
 //   PENSTOCK_PAUSE()                         a turn of a loop that waits for other lanes ends here
+//   PENSTOCK_DYNAMIC_SHARED(type, name)      declares the shared memory whose size a launch gives
 //   PENSTOCK_COPY_ASYNC(bytes, target, source)  copies 4, 8 or 16 aligned bytes to shared memory, past the registers
 //   PENSTOCK_COPY_COMMIT()                   closes a batch of such copies
 //   PENSTOCK_COPY_WAIT(count)                waits until all but the newest `count` batches of this lane have arrived
@@ -42,6 +43,11 @@
 #endif
 #if !defined(PENSTOCK_PAUSE)
   #define PENSTOCK_PAUSE()
+#endif
+#if defined(PENSTOCK_CUDA_EMULATOR)
+  #define PENSTOCK_DYNAMIC_SHARED(type, name) EMULATED_DYNAMIC_SHARED(type, name)
+#else
+  #define PENSTOCK_DYNAMIC_SHARED(type, name) extern __shared__ type name[]
 #endif
 
 #if defined(__HIP__)

@@ -107,6 +107,13 @@ Value atomicMin(Value* address, std::type_identity_t<Value> value) {
     return old;
 }
 
+template <penstock_emulator::OneOf<int, unsigned, unsigned long long> Value>
+Value atomicOr(Value* address, std::type_identity_t<Value> value) {
+    const Value old = *address;
+    *address = old | value;
+    return old;
+}
+
 template <penstock_emulator::OneOf<int, unsigned, unsigned short, unsigned long long> Value>
 Value atomicCAS(Value* address, std::type_identity_t<Value> expected, std::type_identity_t<Value> value) {
     const Value old = *address;

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numba import get_num_threads, prange
 
-from penstock.solvers.coarse.block_rows import BlockRows
-from penstock.spmv import Array, InputError
+from penstock.solvers.products.block_rows import BlockRows
+from penstock.solvers.products.hashing import Purpose, bins_of_bounds, bins_of_offsets, run
+from penstock.spmv import Array
 from penstock.spmv.compilation.cuda_module import cuda_function, launch
 from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["TABLES", "block_product", "groups_for", "smoothed_rows"]
+__all__ = ["block_product", "counted_cuda", "groups_for", "smoothed_rows"]
 
 # Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
 _SERIAL_ROWS = 1 << 18
-#: Sizes of the hash table of a row on a GPU, and the groups of 32 lanes of a thread block.
-TABLES = {128: 8, 512: 8, 2048: 4, 8192: 1}
 _LARGE_AREA, _LARGEST_AREA, _GROUPS = 18, 36, (8, 4, 2)
 
 
@@ -89,21 +87,17 @@ def _smooth_cpu(image: BlockRows, own: BlockRows, diagonal: Array, factor: float
 
 @register_kernel("block_rows", "pattern", "cuda")
 def _pattern_cuda(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
-    xp, rows = A.device.xp, len(A.offsets) - 1
-    for slots, groups in TABLES.items():
-        overflow, counts = xp.zeros(1, dtype=np.int32), xp.zeros(rows + 1, dtype=np.int64)
-        function: Any = cuda_function("block_products.cu", f"product_columns<{slots}, {groups}>")
-        given = (np.int64(rows), A.offsets, A.columns, np.int64(B.start), B.offsets, B.columns)
-        launch(function, 32 * rows, 32 * groups, (*given, counts[1:], None, None, overflow))
-        offsets = xp.cumsum(counts)
-        total, full = int(offsets[-1]), int(overflow[0])
-        if not full:
-            found = xp.empty(total, dtype=np.int32)
-            launch(function, 32 * rows, 32 * groups, (*given, None, offsets, found, overflow))
-            return offsets, found
-    raise InputError(
-        f"a row of a coarse matrix would have more than {max(TABLES)} blocks; choose larger aggregates or less smoothing"
-    )
+    offsets = counted_cuda(A, B, columns)
+    found = A.device.xp.empty(int(offsets[-1]), dtype=np.int32)
+    run(Purpose.COLUMNS, bins_of_offsets(offsets), A, B, columns, None, (offsets, found, None))
+    return offsets, found
+
+
+def counted_cuda(A: BlockRows, B: BlockRows, columns: int) -> Array:
+    """Return the offsets of the rows of a product."""
+    offsets = A.device.xp.zeros(len(A.offsets), dtype=np.int64)
+    run(Purpose.COUNT, bins_of_bounds(A, B, columns), A, B, columns, offsets[1:], (None, None, None))
+    return A.device.xp.cumsum(offsets)
 
 
 @register_kernel("block_rows", "add_product", "cuda")
@@ -172,6 +166,7 @@ def _find(
                         seen[b_columns[place]] = row
                         c_columns[following] = b_columns[place]
                         following += 1
+            c_columns[of_c[row] : of_c[row + 1]].sort()
 
 
 @parallel_kernel

@@ -22,7 +22,7 @@ class BlockRows:
         The first row.
     offsets : int64 array, (rows + 1,)
     columns : int32 array, (blocks,)
-        Ascending in every row, but for products on a CPU.
+        Ascending in every row.
     blocks : float64 array, (blocks, height, width)
     """
 

@@ -1,0 +1,1 @@
+"""Products of sparse matrices, of numbers or of small dense blocks."""
