@@ -5,8 +5,8 @@
 
 ``spgemm/AA`` squares a matrix. ``spgemm/AP`` and ``spgemm/RAP`` are the two products of a coarse matrix R (A P), where P is the
 smoothed prolongator of aggregates of 2 x 2 x 2 nodes and R its transpose; ``RAP`` is the second of them. Seconds are medians of
-whole calls, the search for the pattern included; ``values_seconds`` is a product whose pattern is known. ``extra_bytes`` is what a
-call takes from an empty memory pool beyond its result. The floor reads both factors and writes the result once.
+whole calls, the search for the pattern included; ``values_seconds`` is a product whose pattern is known. ``extra_bytes`` is
+what a call takes from an empty memory pool beyond its result. The floor reads both factors and writes the result once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _CALLS = 5
 
 def taken_from_pool(device: Device, action: Callable[[], Any]) -> tuple[int, float, Any]:
     """Return the bytes that a call takes from an empty pool, its seconds, and its result."""
-    pool = device.xp.get_default_memory_pool()
-    pool.free_all_blocks()
-    before = pool.total_bytes()
-    seconds, result = seconds_of(device, action)
-    return int(pool.total_bytes() - before), seconds, result
+    import cupy
+
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        seconds, result = seconds_of(device, action)
+    return int(pool.total_bytes()), seconds, result
 
 
 def prolongator(A: CsrMatrix, edge: int) -> CsrMatrix:
@@ -97,7 +98,7 @@ def measured(name: str, A: CsrMatrix, B: CsrMatrix, bandwidth: float) -> dict[st
     del C
     samples = [seconds_of(device, lambda: multiply(A, B))[0] for _ in range(_CALLS)]
     pattern = product_pattern(A, B)
-    values = [seconds_of(device, lambda: multiply(A, B, pattern=pattern))[0] for _ in range(_CALLS)]
+    values = [seconds_of(device, lambda pattern=pattern: multiply(A, B, pattern=pattern))[0] for _ in range(_CALLS)]
     del pattern
     of_a, of_b = cupy_csr(A), cupy_csr(B)
     peer_extra, peer_first, D = taken_from_pool(device, lambda: cupyx.cusparse.spgemm(of_a, of_b))

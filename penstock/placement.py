@@ -127,7 +127,7 @@ def place_index(
     if index.nbytes <= room:
         plan = plan_stream(index, room, vectors.workload(request, base, base.degrees(streamed=False)[0]))
         return _placed(request, plan, [base], vectors, index.nnz, facts)
-    specs = request.specs(block_size, streamed=True)
+    specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     workload = functools.partial(vectors.workload, request)
     limit = index.shape[0] // math.lcm(int(index.parameters.get("block_size", 1)), block_size)
@@ -194,7 +194,7 @@ def _place_streamed(
     rates: Rates,
 ) -> Placement:
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_VECTOR_BLOCK)
-    specs = request.specs(block_size, streamed=True)
+    specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     ranked = [one for one in rank_formats(statistics, "cpu") if format_named(one.format_name).traits.streams]
     smallest = min(ranked, key=lambda one: one.nbytes)

@@ -9,6 +9,7 @@ from penstock.solvers import (
     PreconditionerSpec,
     block_cg_workspace_nbytes,
     cg_workspace_nbytes,
+    check_streams,
     preconditioner_spec,
 )
 from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_nbytes
@@ -71,6 +72,13 @@ class Request:
             return [preconditioner_spec("smoothed_aggregation", block_size=block_size, **self.options)]
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
         return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]
+
+    def specs_that_stream(self, block_size: int) -> list[PreconditionerSpec]:
+        """Return the preconditioners of a matrix that is streamed, or refuse one that needs its entries."""
+        specs = self.specs(block_size, streamed=True)
+        for spec in specs:
+            check_streams(spec)
+        return specs
 
     def is_left_open(self, spec: PreconditionerSpec) -> bool:
         """Return whether a coarse level was chosen without the caller naming it or giving its near-null space."""

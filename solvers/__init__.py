@@ -10,7 +10,7 @@ from penstock.solvers.coarse.method import CoarseCgState
 from penstock.solvers.coarse.setup import smoothed_aggregation
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.coarse.spec import SmoothedAggregationSpec
-from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, preconditioner_spec
+from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, check_streams, preconditioner_spec
 from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner, block_jacobi, jacobi
 from penstock.solvers.problem import SOLVERS, LinearProblem, Method
 from penstock.solvers.products.multiply import (
@@ -58,6 +58,7 @@ __all__ = [
     "cg",
     "cg_workspace_nbytes",
     "chebyshev",
+    "check_streams",
     "choose_block_size",
     "galerkin",
     "galerkin_pattern",

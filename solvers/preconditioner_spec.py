@@ -12,7 +12,7 @@ import numpy as np
 from penstock.spmv import InputError, Operator
 from penstock.spmv.registry import Registry
 
-__all__ = ["PRECONDITIONERS", "NoPreconditioner", "PreconditionerSpec", "preconditioner_spec"]
+__all__ = ["PRECONDITIONERS", "NoPreconditioner", "PreconditionerSpec", "check_streams", "preconditioner_spec"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class PreconditionerSpec:
     needs_blocks: ClassVar[bool] = False
     #: Whether it has a use for the near-null space of the matrix.
     uses_near_null_space: ClassVar[bool] = False
+    #: Whether it needs the entries of the matrix, so that the matrix must be held in memory as a whole.
+    needs_entries: ClassVar[bool] = False
     #: Whether applying it writes a separate vector; a diagonal is applied inside other passes.
     writes_vector: ClassVar[bool] = True
 
@@ -113,6 +115,21 @@ def preconditioner_spec(name: str, **options: Any) -> PreconditionerSpec:
             f"the preconditioner {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known)) or 'none'}"
         )
     return cls(**changed)
+
+
+def check_streams(spec: PreconditionerSpec) -> None:
+    """Refuse a preconditioner for a matrix that is streamed, if it needs the entries.
+
+    Raises
+    ------
+    InputError
+        If it does; the message says what to do.
+    """
+    if spec.needs_entries:
+        raise InputError(
+            f"the preconditioner {spec.name} needs the whole matrix in memory, which has no room for it; allow more memory, or "
+            "choose chebyshev or smoothed_aggregation, which work on a streamed matrix"
+        )
 
 
 @dataclass(frozen=True)

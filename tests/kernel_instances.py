@@ -8,7 +8,7 @@ kernel with every pair of template arguments that some test needs, but not the w
 from itertools import product
 
 from penstock.solvers.products.block_products import groups_for
-from penstock.solvers.products.hashing import BLOCK_LANES
+from penstock.solvers.products.hashing import BLOCK_LANES, PARTS
 from penstock.solvers.products.hashing import LANES as HASH_LANES
 from penstock.solvers.triangular.block_entries import SIZES as TRIANGLE_SIZES
 from penstock.solvers.triangular.dataflow_schedule import dataflow_shapes
@@ -166,7 +166,8 @@ def _products(values) -> list[str]:
         "bin_rows",
         "list_rows",
         *(f"hash_rows<{value}, {lanes}, {purpose}>" for value, purpose in ways for lanes in (*HASH_LANES, BLOCK_LANES)),
-        *(f"dense_rows<{value}, {purpose}>" for value, purpose in ways),
+        *(f"dense_rows<{value}, {purpose}, 1>" for value, purpose in ways),
+        *(f"dense_rows<{value}, 2, {PARTS}>" for value in values),
     ]
 
 

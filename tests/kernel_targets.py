@@ -24,7 +24,9 @@ def gpu_count() -> int:
 def _emulated(file_name: str, warp_size: int, expression: str | None = None) -> EmulatedModule:
     """One module a file, with every instantiation that tests need, so that the compiler runs once."""
     expressions = [expression] if expression else EMULATED[file_name]
-    return EmulatedModule(cuda_module.cuda_source(file_name), expressions, warp_size=warp_size)
+    # Indices are checked in warps of 32 only: checks double the time of compilation, and lanes index alike in both.
+    source = cuda_module.cuda_source(file_name)
+    return EmulatedModule(source, expressions, warp_size=warp_size, sanitize=warp_size == 32)
 
 
 def emulated_function(file_name: str, warp_size: int, expression: str):

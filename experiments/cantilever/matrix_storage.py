@@ -15,7 +15,7 @@ from penstock.experiments.cantilever.configuration import Experiment
 from penstock.fem.assembly import ASSEMBLED_FORMATS
 from penstock.placement import solve_candidates
 from penstock.progress import Reporter
-from penstock.solvers import PreconditionerSpec, block_cg_workspace_nbytes, cg_workspace_nbytes
+from penstock.solvers import PreconditionerSpec, block_cg_workspace_nbytes, cg_workspace_nbytes, check_streams
 from penstock.spmv import CPU, BudgetError, Device, InputError, StoreError, format_named, format_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.streaming import (
@@ -92,6 +92,7 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
         raise refused
     plan = min(plans, key=StreamPlan.estimated_solve_seconds)
     if plan.slots:
+        check_streams(spec)
         return plan
     [degree] = spec.degrees(streamed=False)  # it fits as a whole
     return plan_stream(plan.index, memory.budget, workload(spec, degree), ring, rates=rates)

@@ -12,7 +12,7 @@ from penstock.solvers.products.block_rows import BlockRows
 from penstock.spmv import Array, device_of
 from penstock.spmv.compilation.cuda_module import cuda_function, launch, multiprocessors, type_names
 
-__all__ = ["BLOCK_LANES", "LANES", "Bin", "Purpose", "bins_of_bounds", "bins_of_offsets", "run"]
+__all__ = ["BLOCK_LANES", "LANES", "PARTS", "Bin", "Purpose", "bins_of_bounds", "bins_of_offsets", "run"]
 
 
 class Purpose(IntEnum):
@@ -26,10 +26,17 @@ class Purpose(IntEnum):
 #: Lanes that may share a row whose table is short, and the threads that share one whose table is long.
 LANES, BLOCK_LANES = (4, 8, 16, 32), 256
 _BINS, _DENSE, _DENSE_THREADS = 16, 15, 512
-_LONGEST_SHORT_TABLE = 512
+#: Warps that take a part each of a row of A of at least so many entries, where its row of the product is dense.
+PARTS, _LONG_ROW = 8, 256
+# Fewer rows than this share of those in the next bin join it.
+_FEW = 0.25
+# The longest tables of groups of lanes: where rows are sorted, which they do by comparing all columns, and where not.
+_LONGEST_SORTED, _LONGEST_COUNTED = 512, 2048
+# Shared memory for the bits that tell the places of columns, and for those of dense rows.
+_RANK_NBYTES, _BITS_NBYTES = 64 << 10, 96 << 10
 _GROUPED_THREADS, _SHARED_NBYTES = 128, 48 << 10
 # What dense rows may take at once.
-_DENSE_NBYTES = 256 << 20
+_DENSE_NBYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -69,15 +76,29 @@ def bins_of_offsets(offsets: Array) -> list[Bin]:
 
 def _listed(rows: int, bins: Array, lengths: Array | None, offsets: Array | None) -> list[Bin]:
     device = device_of(bins)
-    counts = device.to_host(bins)
+    counts, into = _merged(device.to_host(bins))
     present = np.flatnonzero(counts).tolist()
     if len(present) <= 1:
         return [Bin(exponent, rows, None) for exponent in present]
-    starts = (np.cumsum(counts) - counts).astype(np.int32)
+    starts = np.cumsum(counts) - counts
     listed = device.xp.empty(rows, dtype=np.int32)
-    arguments = (np.int64(rows), lengths, offsets, device.asarray(starts.copy()), listed)
-    launch(cuda_function("products.cu", "list_rows"), rows, 256, arguments)
+    map_ = device.asarray(np.concatenate([into, starts]).astype(np.int32))
+    launch(cuda_function("products.cu", "list_rows"), rows, 256, (np.int64(rows), lengths, offsets, map_, listed))
     return [Bin(k, int(counts[k]), listed[starts[k] : starts[k] + counts[k]]) for k in present]
+
+
+def _merged(counts: Any) -> tuple[Any, Any]:
+    """Return the rows in every bin after few rows have joined the next one, and the bin that takes the rows of each.
+
+    A launch and a list of rows cost more than tables of twice the length for few of them.
+    """
+    counts, into = counts.astype(np.int64), np.arange(_BINS)
+    for exponent in range(_LONGEST_SORTED.bit_length() - 1):
+        if 0 < counts[exponent] < _FEW * counts[exponent + 1]:
+            counts[exponent + 1] += counts[exponent]
+            counts[exponent] = 0
+            into[into == exponent] = exponent + 1
+    return counts, into
 
 
 def run(
@@ -108,39 +129,67 @@ def run(
     type_name = type_names(A.blocks) if with_values else "double"
     of_a = (A.offsets, A.columns, A.blocks if with_values else None, np.int64(B.start))
     of_b = (B.offsets, B.columns, B.blocks if with_values else None)
+    dense_from = _DENSE
+    if purpose == Purpose.COUNT and 4 * -(-width // 32) <= _BITS_NBYTES:
+        dense_from = _LONGEST_COUNTED.bit_length()  # bits are set faster than tables are searched
     for part in bins:
         given: tuple[Any, ...] = (np.int64(part.count), part.rows, *of_a, *of_b, counts, *C)
-        if part.exponent == _DENSE:
-            _run_dense(f"dense_rows<{type_name}, {int(purpose)}>", part, given, width, with_values)
+        if part.exponent >= dense_from:
+            for rows, parts in _by_length(part, A.offsets) if with_values else [(part, 1)]:
+                given = (np.int64(rows.count), rows.rows, *given[2:])
+                _run_dense(f"dense_rows<{type_name}, {int(purpose)}, {parts}>", parts, given, width, with_values)
             continue
         slots = 1 << part.exponent
-        lanes = _lanes(slots, B)
-        threads, nbytes = max(lanes, _GROUPED_THREADS), slots * (12 if with_values else 4)
-        while lanes < threads and threads // lanes * nbytes > _SHARED_NBYTES:
-            threads //= 2
-        if lanes > max(LANES):
-            threads = lanes
-        groups = threads // lanes
-        function: Any = cuda_function("products.cu", f"hash_rows<{type_name}, {lanes}, {int(purpose)}>")
-        if groups * nbytes > function.max_dynamic_shared_size_bytes:
-            function.max_dynamic_shared_size_bytes = groups * nbytes
-        grid = (-(-part.count // groups),)
-        function(grid, (threads,), (*given, np.int32(slots)), shared_mem=groups * nbytes)
+        lanes = _lanes(slots, B, purpose)
+        nbytes, words = slots * (12 if with_values else 4), 0
+        if lanes == BLOCK_LANES:
+            threads, groups = lanes, 1
+            if purpose != Purpose.COUNT and 8 * -(-width // 32) <= _RANK_NBYTES:
+                words = -(-width // 32)
+        else:
+            threads = _GROUPED_THREADS
+            while lanes < threads and threads // lanes * nbytes > _SHARED_NBYTES:
+                threads //= 2
+            groups = threads // lanes
+        function = cuda_function("products.cu", f"hash_rows<{type_name}, {lanes}, {int(purpose)}>")
+        _launch(
+            function,
+            -(-part.count // groups),
+            threads,
+            (*given, np.int32(slots), np.int32(words)),
+            groups * nbytes + 8 * words,
+        )
 
 
-def _lanes(slots: int, B: BlockRows) -> int:
+def _launch(function: Any, blocks: int, threads: int, arguments: tuple[Any, ...], shared_nbytes: int) -> None:
+    if shared_nbytes > function.max_dynamic_shared_size_bytes:
+        function.max_dynamic_shared_size_bytes = shared_nbytes
+    function((blocks,), (threads,), arguments, shared_mem=shared_nbytes)
+
+
+def _lanes(slots: int, B: BlockRows, purpose: Purpose) -> int:
     """Return the lanes of a row: about as many as a row of B has entries, and more for long tables."""
-    if slots > _LONGEST_SHORT_TABLE:
+    if slots > (_LONGEST_COUNTED if purpose == Purpose.COUNT else _LONGEST_SORTED):
         return BLOCK_LANES
     mean = B.columns.size / max(1, len(B.offsets) - 1)
     return next(lanes for lanes in LANES if lanes == max(LANES) or (lanes >= mean and lanes >= slots // 16))
 
 
-def _run_dense(name: str, part: Bin, given: tuple[Any, ...], width: int, with_values: bool) -> None:
-    device = device_of(given[2])
-    words = -(-width // 32)
-    nbytes = 4 * words + (8 * width if with_values else 0)
-    blocks = max(1, min(part.count, _DENSE_NBYTES // nbytes, 2 * multiprocessors(given[2])))
-    bits = device.xp.zeros(blocks * words, dtype=np.uint32)
-    dense = device.xp.empty(blocks * width) if with_values else None
-    cuda_function("products.cu", name)((blocks,), (_DENSE_THREADS,), (*given, np.int64(width), bits, dense))
+def _by_length(part: Bin, offsets: Array) -> list[tuple[Bin, int]]:
+    """Return the rows of a bin whose rows of A are short, and those of which several warps take a part each."""
+    xp = device_of(offsets).xp
+    rows = xp.arange(part.count, dtype=np.int32) if part.rows is None else part.rows
+    long = offsets[1:][rows] - offsets[:-1][rows] >= _LONG_ROW
+    found = [(rows[~long], 1), (rows[long], PARTS)]
+    return [(Bin(part.exponent, len(chosen), chosen), parts) for chosen, parts in found if len(chosen)]
+
+
+def _run_dense(name: str, parts: int, given: tuple[Any, ...], width: int, with_values: bool) -> None:
+    device, words, count = device_of(given[2]), -(-width // 32), int(given[0])
+    in_shared = 4 * parts * words <= _BITS_NBYTES
+    nbytes = parts * ((0 if in_shared else 4 * words) + (8 * width if with_values else 0))
+    blocks = max(1, min(count, 4 * multiprocessors(given[2]), _DENSE_NBYTES // max(1, nbytes)))
+    bits = None if in_shared else device.xp.zeros(blocks * parts * words, dtype=np.uint32)
+    dense = device.xp.empty(blocks * parts * width) if with_values else None
+    arguments, threads = (*given, np.int64(width), bits, dense), _DENSE_THREADS if parts == 1 else 32 * parts
+    _launch(cuda_function("products.cu", name), blocks, threads, arguments, 4 * parts * words if in_shared else 0)

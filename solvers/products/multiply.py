@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,6 @@ from penstock.spmv import (
     SparseMatrix,
     as_operator,
     device_of,
-    format_nbytes,
 )
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
@@ -94,7 +94,7 @@ def multiply(A: Any, B: Any, *, pattern: ProductPattern | None = None) -> Produc
     Notes
     -----
     Row by row (Gustavson 1978), with hash tables (Nagasaka, Matsuoka, Azad and Buluc 2018) and every sum in the order of the
-    entries of A, so results are the same in every run. On a GPU it needs 4 bytes a row beside the result, and at most 256 MiB for
+    entries of A, so results are the same in every run. On a GPU it needs 4 bytes a row beside the result, and at most 128 MiB for
     rows of more than 8192 columns. Sums are formed in float64.
     """
     (left, height), (right, width) = _rows_of(A, B)
@@ -225,8 +225,8 @@ def _product(A: BlockRows, B: BlockRows, width: int, pattern: ProductPattern | N
     if area == 1 and A.blocks.shape[2] == 1 and A.device.kind == "cuda":
         return find_kernel("sparse_numbers", "product", "cuda")(A, B, width, pattern)  # type: ignore[no-any-return]
     pattern = pattern or _pattern(A, B, width)
-    _check_memory(A, pattern.columns.size, area)
-    blocks = A.device.xp.zeros((pattern.columns.size, A.blocks.shape[1], B.blocks.shape[2]))
+    shape = (pattern.columns.size, A.blocks.shape[1], B.blocks.shape[2])
+    (blocks,) = _empty_result(A, shape[0], lambda: (A.device.xp.zeros(shape),))
     product = BlockRows(A.start, pattern.offsets, pattern.columns, blocks)
     wide_a, wide_b = (
         BlockRows(rows.start, rows.offsets, rows.columns, rows.blocks.astype(np.float64, copy=False)) for rows in (A, B)
@@ -243,18 +243,23 @@ def _product_of_numbers(A: BlockRows, B: BlockRows, width: int, pattern: Product
     if pattern is None:
         offsets = counted_cuda(A, B, width)
         entries = int(offsets[-1])
-        _check_memory(A, entries, 1)
-        pattern = ProductPattern(offsets, xp.empty(entries, dtype=np.int32), bins_of_offsets(offsets), (0, 0))
-    values = xp.empty((pattern.columns.size, 1, 1), dtype=A.blocks.dtype)
+        (columns,) = _empty_result(A, entries, lambda: (xp.empty(entries, dtype=np.int32),))
+        pattern = ProductPattern(offsets, columns, bins_of_offsets(offsets), (0, 0))
+    entries = pattern.columns.size
+    (values,) = _empty_result(A, entries, lambda: (xp.empty((entries, 1, 1), dtype=A.blocks.dtype),))
     run(Purpose.VALUES, pattern.bins, A, B, width, None, (pattern.offsets, pattern.columns, values))
     return BlockRows(A.start, pattern.offsets, pattern.columns, values)
 
 
-def _check_memory(A: BlockRows, entries: int, area: int) -> None:
-    """Refuse a result for which there is no memory."""
-    needed, free = entries * (4 + area * int(A.blocks.dtype.itemsize)), A.device.free_nbytes()
-    if needed > free:
-        raise BudgetError(
-            f"the product has {entries} entries and takes {format_nbytes(needed)}, but {A.device} has {format_nbytes(free)} "
-            "free; multiply fewer rows at a time"
-        )
+def _empty_result(A: BlockRows, entries: int, make: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
+    """Return the arrays that ``make`` allocates for a result, or refuse it for want of memory."""
+    refused = BudgetError(
+        f"the product has {entries} entries, and {A.device} has too little memory for them; multiply fewer rows at a time"
+    )
+    # A host promises memory that it does not have; asking a GPU for its free memory takes longer than a small product.
+    if A.device.kind == "cpu" and 8 * entries > A.device.free_nbytes():
+        raise refused
+    try:
+        return make()
+    except MemoryError as error:
+        raise refused from error

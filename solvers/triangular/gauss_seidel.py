@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -165,6 +165,8 @@ class GaussSeidelSpec(PreconditionerSpec, name="gauss_seidel"):
     sweeps : int
     omega : float
     """
+
+    needs_entries: ClassVar[bool] = True
 
     order: Order = "colours"
     sweeps: int = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -142,6 +142,8 @@ class IncompleteCholeskySpec(PreconditionerSpec, name="incomplete_cholesky"):
     shift : float or "auto"
     order : str
     """
+
+    needs_entries: ClassVar[bool] = True
 
     fill: int = 0
     shift: Shift = "auto"

@@ -39,15 +39,26 @@ __global__ void __launch_bounds__(256) bound_rows(
     const long long* __restrict__ b_offsets, const long long width, int* __restrict__ lengths, int* bins)
 {
     const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const long long first = row < rows ? offsets[row] : 0, stop = row < rows ? offsets[row + 1] : 0;
+    const auto length_of = [&](const long long entry) {
+        const long long other = columns[entry] - start;
+        return b_offsets[other + 1] - b_offsets[other];
+    };
+    const bool is_long = stop - first > 256;
     long long total = 0;
-    if (row < rows) {
-        for (long long entry = offsets[row]; entry < offsets[row + 1]; ++entry) {
-            const long long other = columns[entry] - start;
-            total += b_offsets[other + 1] - b_offsets[other];
-        }
-        total = total < width ? total : width;
-        lengths[row] = int(total);
+    if (!is_long)
+        for (long long entry = first; entry < stop; ++entry) total += length_of(entry);
+    for (unsigned todo = PENSTOCK_BALLOT(is_long); todo; todo &= todo - 1) {  // all lanes together
+        const int owner = __ffs(int(todo)) - 1;
+        const long long from = PENSTOCK_SHUFFLE(first, owner, 32), to = PENSTOCK_SHUFFLE(stop, owner, 32);
+        long long part = 0;
+        for (long long entry = from + threadIdx.x % 32; entry < to; entry += 32) part += length_of(entry);
+        for (int by = 16; by; by /= 2) part += PENSTOCK_SHUFFLE_DOWN(part, by, 32);
+        part = PENSTOCK_SHUFFLE(part, 0, 32);
+        if (int(threadIdx.x % 32) == owner) total = part;
     }
+    total = total < width ? total : width;
+    if (row < rows) lengths[row] = int(total);
     count_members(row < rows ? bin_of(total) : -1, bins);
 }
 
@@ -59,18 +70,18 @@ __global__ void __launch_bounds__(256) bin_rows(const long long rows, const long
     count_members(row < rows ? bin_of(length + length / 3) : -1, bins);
 }
 
-// The rows of every bin, in any order; next[bin] starts as the first place of a bin in `listed`. Lengths come from `lengths`, or
-// from the offsets of C. Launch: 256 threads.
+// The rows of every bin, in any order. map[bin] is the bin that takes the rows of a bin, and map[BINS + bin] starts as its first
+// place in `listed`. Lengths come from `lengths`, or from the offsets of C. Launch: 256 threads.
 __global__ void __launch_bounds__(256) list_rows(
-    const long long rows, const int* __restrict__ lengths, const long long* __restrict__ c_offsets, int* next, int* listed)
+    const long long rows, const int* __restrict__ lengths, const long long* __restrict__ c_offsets, int* map, int* listed)
 {
     const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     int bin = -1;
     if (row < rows) {
         const long long length = lengths ? lengths[row] : c_offsets[row + 1] - c_offsets[row];
-        bin = bin_of(lengths ? length : length + length / 3);
+        bin = map[bin_of(lengths ? length : length + length / 3)];
     }
-    const int place = count_members(bin, next);
+    const int place = count_members(bin, map + BINS);
     if (row < rows) listed[place] = int(row);
 }
 
@@ -107,6 +118,58 @@ __device__ __forceinline__ int slot_of(const int column, int* keys, const int sl
     return 0;  // never: a table has a slot for every column
 }
 
+// The sum of the values of the threads before the caller; `total` becomes that of all. The whole block, of at most 512 threads.
+__device__ __forceinline__ int sum_before(const int value, int& total)
+{
+    __shared__ int of_warp[16];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int through = value;
+    for (int by = 1; by < 32; by *= 2) {
+        const int other = PENSTOCK_SHUFFLE_UP(through, by, 32);
+        if (lane >= by) through += other;
+    }
+    if (lane == 31) of_warp[warp] = through;
+    __syncthreads();
+    int earlier = 0;
+    total = 0;
+    for (int i = 0; i < int(blockDim.x) / 32; ++i) {
+        if (i == warp) earlier = total;
+        total += of_warp[i];
+    }
+    __syncthreads();
+    return earlier + through - value;
+}
+
+// Writes the columns of a table in ascending order, and its sums: a bit a column, and the number of bits before every word, tell
+// the place of each. The whole block.
+template <int purpose, typename Value>
+__device__ __forceinline__ void write_by_rank(
+    const int* keys, const double* sums, const int slots, unsigned* bits, int* before, const int words, int* c_columns,
+    Value* c_values)
+{
+    for (int word = threadIdx.x; word < words; word += blockDim.x) bits[word] = 0;
+    __syncthreads();
+    for (int slot = threadIdx.x; slot < slots; slot += blockDim.x)
+        if (keys[slot] != NO_COLUMN) atomicOr(bits + keys[slot] / 32, 1u << (keys[slot] % 32));
+    __syncthreads();
+    int seen = 0;
+    for (int base = 0; base < words; base += blockDim.x) {
+        const int word = base + threadIdx.x;
+        int total;
+        const int place = sum_before(word < words ? __popc(bits[word]) : 0, total);
+        if (word < words) before[word] = seen + place;
+        seen += total;
+    }
+    __syncthreads();
+    for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
+        const int key = keys[slot];
+        if (key == NO_COLUMN) continue;
+        const int place = before[key / 32] + __popc(bits[key / 32] & ((1u << (key % 32)) - 1));
+        c_columns[place] = key;
+        if (purpose == VALUES) c_values[place] = Value(sums[slot]);
+    }
+}
+
 // Sorts the columns of a table, and its sums with them; empty slots come last (Batcher 1968). The whole block.
 template <int purpose>
 __device__ __forceinline__ void sort_table(int* keys, double* sums, const int slots)
@@ -131,14 +194,15 @@ __device__ __forceinline__ void sort_table(int* keys, double* sums, const int sl
 }
 
 // The rows of one bin. `listed` are the rows, null for all. Launch: a multiple of `lanes` threads, exactly `lanes` of more than 32;
-// shared memory for `slots` columns, and for VALUES as many sums before them, a group.
+// shared memory for `slots` columns, and for VALUES as many sums before them, a group. `words` of more than 32 lanes: a word for 32
+// columns, twice in shared memory; 0 if that is too much, then the table is sorted.
 template <typename Value, int lanes, int purpose>
 __global__ void __launch_bounds__(lanes > 32 ? lanes : 128) hash_rows(
     const long long count, const int* __restrict__ listed, const long long* __restrict__ offsets,
     const int* __restrict__ columns, const Value* __restrict__ values, const long long start,
     const long long* __restrict__ b_offsets, const int* __restrict__ b_columns, const Value* __restrict__ b_values,
     long long* __restrict__ counts, const long long* __restrict__ c_offsets, int* __restrict__ c_columns,
-    Value* __restrict__ c_values, const int slots)
+    Value* __restrict__ c_values, const int slots, const int words)
 {
     PENSTOCK_DYNAMIC_SHARED(double, shared);
     __shared__ int shared_found;
@@ -193,6 +257,12 @@ __global__ void __launch_bounds__(lanes > 32 ? lanes : 128) hash_rows(
     const long long out = live ? c_offsets[row] : 0;
     const int length = live ? int(c_offsets[row + 1] - out) : 0;
     if (lanes > 32) {
+        if (words) {
+            int* bits = keys + slots;
+            write_by_rank<purpose>(
+                keys, sums, slots, reinterpret_cast<unsigned*>(bits), bits + words, words, c_columns + out, c_values + out);
+            return;
+        }
         sort_table<purpose>(keys, sums, slots);
         for (int i = lane; i < length; i += lanes) {
             c_columns[out + i] = keys[i];
@@ -225,9 +295,13 @@ __global__ void __launch_bounds__(lanes > 32 ? lanes : 128) hash_rows(
     }
 }
 
-// The rows that are too long for a table, one block a row: a bit a column tells whether it is there, and a dense row holds the
-// sums. `bits` starts as zero and `dense` needs no values: ceil(width / 32) words and `width` numbers for every block of the grid.
-template <typename Value, int purpose>
+// The rows that are too long for a table, one block a row: a bit a column tells whether it is there, and dense rows hold sums.
+//
+// With `parts` of 1 the whole block goes through the entries of A for VALUES, and warps share them out otherwise, where no order
+// matters. With more parts, for long rows of A, every warp has its share of the entries and a dense row of its own, and the parts
+// are added in order. For every block of the grid, `dense` has `parts` times `width` numbers, of any values, and `bits` `parts` times
+// ceil(width / 32) words, which are zero; null: the words are in shared memory. Launch: 512 threads, or 32 a part.
+template <typename Value, int purpose, int parts>
 __global__ void __launch_bounds__(512) dense_rows(
     const long long count, const int* __restrict__ listed, const long long* __restrict__ offsets,
     const int* __restrict__ columns, const Value* __restrict__ values, const long long start,
@@ -235,50 +309,77 @@ __global__ void __launch_bounds__(512) dense_rows(
     long long* __restrict__ counts, const long long* __restrict__ c_offsets, int* __restrict__ c_columns,
     Value* __restrict__ c_values, const long long width, unsigned* bits, double* dense)
 {
-    __shared__ int shared_sums[16];
+    PENSTOCK_DYNAMIC_SHARED(unsigned, shared_bits);
+    constexpr bool by_warp = purpose != VALUES || parts > 1;
     const int words = int((width + 31) / 32), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    unsigned* bit = bits + (long long)blockIdx.x * words;
-    double* sums = purpose == VALUES ? dense + blockIdx.x * width : nullptr;
-    for (long long number = blockIdx.x; number < count; number += gridDim.x) {
-        const long long row = listed ? listed[number] : number;
-        for (long long entry = offsets[row]; entry < offsets[row + 1]; ++entry) {
-            const long long other = columns[entry] - start, last = b_offsets[other + 1];
-            const double scale = purpose == VALUES ? double(values[entry]) : 0;
-            for (long long place = b_offsets[other] + threadIdx.x; place < last; place += blockDim.x) {
-                const int column = b_columns[place];
-                const unsigned own = 1u << (column % 32), before = atomicOr(bit + column / 32, own);
-                if (purpose == VALUES) {
-                    const double term = scale * double(b_values[place]);
-                    sums[column] = before & own ? sums[column] + term : term;
-                }
-            }
-            __syncthreads();
+    const int workers = by_warp ? blockDim.x / 32 : 1, worker = by_warp ? warp : 0;
+    unsigned* all_bits = bits ? bits + (long long)blockIdx.x * parts * words : shared_bits;
+    double* all_sums = purpose == VALUES ? dense + (long long)blockIdx.x * parts * width : nullptr;
+    unsigned* bit = all_bits + (parts > 1 ? warp * words : 0);
+    double* sums = purpose == VALUES ? all_sums + (parts > 1 ? warp * width : 0) : nullptr;
+    if (!bits)
+        for (int word = threadIdx.x; word < parts * words; word += blockDim.x) all_bits[word] = 0;
+    const auto add = [&](const long long place, const double scale) {
+        const int column = b_columns[place];
+        const unsigned own = 1u << (column % 32), before = atomicOr(bit + column / 32, own);
+        if (purpose == VALUES) {
+            const double term = scale * double(b_values[place]);
+            sums[column] = before & own ? sums[column] + term : term;
         }
-        // Words in chunks, a word a thread; what is before a thread's word is summed over its warp and the warps before.
+    };
+    __syncthreads();
+    for (long long number = blockIdx.x; number < count; number += gridDim.x) {
+        const long long row = listed ? listed[number] : number, length = offsets[row + 1] - offsets[row];
+        const long long stop = offsets[row] + length * (worker + 1) / workers;
+        for (long long base = offsets[row] + length * worker / workers; base < stop; base += by_warp ? 32 : 1) {
+            // Every lane of a warp looks up one entry of A; a block takes one together.
+            const long long entry = by_warp ? base + lane : base;
+            long long from = 0, to = 0;
+            double factor = 0;
+            if (entry < stop) {
+                const long long other = columns[entry] - start;
+                from = b_offsets[other], to = b_offsets[other + 1];
+                if (purpose == VALUES) factor = double(values[entry]);
+            }
+            if (by_warp)
+                for (int e = 0; e < 32 && base + e < stop; ++e) {
+                    const long long first = PENSTOCK_SHUFFLE(from, e, 32), last = PENSTOCK_SHUFFLE(to, e, 32);
+                    const double scale = purpose == VALUES ? PENSTOCK_SHUFFLE(factor, e, 32) : 0;
+                    for (long long place = first + lane; place < last; place += 32) add(place, scale);
+                    if (purpose == VALUES) PENSTOCK_SYNC_GROUP();  // the next entry may add to the same sums
+                }
+            else {
+                for (long long place = from + threadIdx.x; place < to; place += blockDim.x) add(place, factor);
+                __syncthreads();
+            }
+        }
+        __syncthreads();
         long long out = purpose == COUNT ? 0 : c_offsets[row];
         for (int base = 0; base < words; base += blockDim.x) {
             const int word = base + threadIdx.x;
-            unsigned set = word < words ? bit[word] : 0;
-            int through = __popc(set);
-            for (int by = 1; by < 32; by *= 2) {
-                const int other = PENSTOCK_SHUFFLE_UP(through, by, 32);
-                if (lane >= by) through += other;
+            unsigned of_part[parts], set = 0;
+#pragma unroll
+            for (int part = 0; part < parts; ++part) {
+                of_part[part] = word < words ? all_bits[part * words + word] : 0;
+                set |= of_part[part];
+                if (word < words) all_bits[part * words + word] = 0;
             }
-            if (lane == 31) shared_sums[warp] = through;
-            __syncthreads();
-            int total = 0, earlier = 0;
-            for (int i = 0; i < int(blockDim.x) / 32; ++i) {
-                if (i == warp) earlier = total;
-                total += shared_sums[i];
-            }
-            __syncthreads();
-            if (word < words) bit[word] = 0;
-            if (purpose != COUNT) {
-                long long place = out + earlier + through - __popc(set);
-                for (; set; set &= set - 1, ++place) {
-                    const int column = word * 32 + __ffs(int(set)) - 1;
+            int total;
+            const int before = sum_before(__popc(set), total);
+            // A warp writes word after word, a lane a column, so that neighbours in memory are written together.
+            for (int e = 0; purpose != COUNT && e < 32; ++e) {
+                const unsigned all = PENSTOCK_SHUFFLE(set, e, 32);
+                const long long place = out + PENSTOCK_SHUFFLE(before, e, 32) + __popc(all & ((1u << lane) - 1));
+                const int column = (base + warp * 32 + e) * 32 + lane;
+                double sum = 0;
+#pragma unroll
+                for (int part = 0; part < parts; ++part) {
+                    const unsigned own = parts > 1 ? PENSTOCK_SHUFFLE(of_part[part], e, 32) : all;
+                    if (purpose == VALUES && (own >> lane & 1)) sum += all_sums[part * width + column];
+                }
+                if (all >> lane & 1) {
                     c_columns[place] = column;
-                    if (purpose == VALUES) c_values[place] = Value(sums[column]);
+                    if (purpose == VALUES) c_values[place] = Value(sum);
                 }
             }
             out += total;
