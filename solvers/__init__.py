@@ -10,6 +10,9 @@ from penstock.solvers.coarse.method import CoarseCgState
 from penstock.solvers.coarse.setup import smoothed_aggregation
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.coarse.spec import SmoothedAggregationSpec
+from penstock.solvers.multigrid.cycle import Multigrid
+from penstock.solvers.multigrid.setup import multigrid
+from penstock.solvers.multigrid.spec import MultigridSpec
 from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, check_streams, preconditioner_spec
 from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner, block_jacobi, jacobi
 from penstock.solvers.problem import SOLVERS, LinearProblem, Method
@@ -44,6 +47,8 @@ __all__ = [
     "IterationRecord",
     "LinearProblem",
     "Method",
+    "Multigrid",
+    "MultigridSpec",
     "PreconditionerSpec",
     "ProductPattern",
     "SmoothedAggregation",
@@ -65,6 +70,7 @@ __all__ = [
     "gauss_seidel",
     "incomplete_cholesky",
     "jacobi",
+    "multigrid",
     "multiply",
     "preconditioner_spec",
     "product_pattern",

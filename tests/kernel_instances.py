@@ -175,6 +175,7 @@ def _products(values) -> list[str]:
 _COMPILED_SIZES = (1, 2, 3, 4, 6, 8)
 
 INSTANCES = {
+    "aggregation.cu": ["make_keys", "find_largest", "decide", "join_aggregates"],
     "aggregates.cu": [
         f"{kernel}<{modes}>" for kernel in ("prolong", "restrict_rows", "orthonormalise") for modes in SIZES
     ],

@@ -31,6 +31,7 @@ from penstock.solvers.coarse.aggregates import (
     given_aggregates,
     graph_aggregates,
 )
+from penstock.solvers.coarse.dense_inverse import dense_inverse
 from penstock.solvers.coarse.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
 from penstock.solvers.coarse.level import CoarseLevel
 from penstock.solvers.coarse.matrix_rows import block_size_of, diagonal_and_row_sums, visit_rows
@@ -49,8 +50,6 @@ __all__ = ["smoothed_aggregation"]
 _DENSE_UNKNOWNS = 800
 # An unknown whose couplings add up to less than this share of its diagonal is decoupled.
 _DECOUPLED = 1e-12
-# Eigenvalues of the last level below this share of the largest are zero but for rounding.
-_SINGULAR = 1e-13
 # A level that is hardly smaller than the one before ends the coarsening.
 _LEAST_COARSENING = 0.8
 # On coarse levels products are cheap, and prolongators of degree 1 with aggregates of 3 nodes a side couple neighbours only.
@@ -224,7 +223,7 @@ def _preconditioner(
 def _inverse(A: BsrMatrix, T: Tentative) -> Operator:
     """Return an approximate inverse of a coarse matrix: a dense one, or the preconditioner of the next level."""
     if T.unknowns <= _DENSE_UNKNOWNS:
-        return CsrMatrix.from_csr(scipy.sparse.csr_array(_dense_inverse(A.to_csr().toarray()))).to_device(A.device)
+        return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray()))).to_device(A.device)
     grid, size = T.aggregates.grid, T.modes
     if grid is not None:
         aggregates = box_aggregates(grid, _COARSE_SIDE)
@@ -238,17 +237,3 @@ def _inverse(A: BsrMatrix, T: Tentative) -> Operator:
     every = A.device.xp.ones(T.unknowns, dtype=np.bool_)
     coarser = StoredTentative(T.candidates, every, aggregates, size, A.device)
     return _preconditioner(A, diagonal, high, _COARSE_DEGREE, _COARSE_SMOOTHING, coarser)
-
-
-def _dense_inverse(A: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the inverse of a small matrix; if it is singular, as that of a body which nothing holds, the pseudo-inverse."""
-    scale = 1 / np.sqrt(np.diag(A))
-    scaled = scale[:, None] * A * scale
-    try:
-        if np.diag(np.linalg.cholesky(scaled)).min() ** 2 > _SINGULAR:
-            return np.asarray(scale[:, None] * np.linalg.inv(scaled) * scale)
-    except np.linalg.LinAlgError:
-        pass
-    values, vectors = np.linalg.eigh(scaled)
-    inverses = np.where(values > _SINGULAR * values[-1], 1 / np.maximum(values, _SINGULAR * values[-1]), 0.0)
-    return np.asarray(scale[:, None] * ((vectors * inverses) @ vectors.T) * scale)

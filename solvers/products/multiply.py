@@ -30,6 +30,7 @@ __all__ = [
     "galerkin",
     "galerkin_pattern",
     "multiply",
+    "product_of_rows",
     "product_pattern",
     "transpose",
 ]
@@ -212,6 +213,11 @@ def _pattern(A: BlockRows, B: BlockRows, width: int) -> ProductPattern:
     offsets, columns = find_kernel("block_rows", "pattern", kind)(A, B, width)
     bins = bins_of_offsets(offsets) if kind == "cuda" else []
     return ProductPattern(offsets, columns, bins, (A.columns.size, B.columns.size))
+
+
+def product_of_rows(A: BlockRows, B: BlockRows, width: int) -> BlockRows:
+    """Return the product of rows of blocks of float64 that fit each other; B has ``width`` columns of blocks."""
+    return _product(A, B, width, _pattern_on_cpu(A, B, width))
 
 
 def _pattern_on_cpu(A: BlockRows, B: BlockRows, width: int) -> ProductPattern | None:

@@ -1,0 +1,70 @@
+"""Aggregates of about three nodes a side, found on the device of the graph."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.solvers.coarse.aggregates import Aggregates, graph_aggregates
+from penstock.spmv import Array, device_of
+from penstock.spmv.compilation.cuda_module import cuda_function, launch
+from penstock.spmv.compilation.table import find_kernel, register_kernel
+
+__all__ = ["aggregate_nodes"]
+
+_SIDE, _OPEN, _ROOT = 3, 1, 2
+
+
+def aggregate_nodes(offsets: Array, columns: Array, active: Array, kind: str) -> Aggregates:
+    """Return aggregates of the nodes of a graph, each a root with its neighbours and some of theirs.
+
+    Parameters
+    ----------
+    offsets : int64 array, (nodes + 1,)
+    columns : int32 array
+        The neighbours of every node.
+    active : bool array, (nodes,)
+        Nodes that couple with others; the rest are put anywhere, for they have no part in the coarse level.
+    kind : {"cpu", "cuda"}
+        Kind of the kernels. Aggregates differ between the two.
+
+    Notes
+    -----
+    On a GPU by maximal independent sets of distance 2 (Bell, Dalton and Olson 2012), the same in every run; on a CPU by the passes of
+    Vanek, Mandel and Brezina (1996).
+    """
+    found: Aggregates = find_kernel("graph", "aggregates", kind)(offsets, columns, active)
+    return found
+
+
+@register_kernel("graph", "aggregates", "cpu")
+def _aggregates_cpu(offsets: Array, columns: Array, active: Array) -> Aggregates:
+    return graph_aggregates(offsets, columns, 1, _SIDE**3)
+
+
+@register_kernel("graph", "aggregates", "cuda")
+def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregates:
+    xp, nodes = device_of(offsets).xp, len(offsets) - 1
+    keys, near, far = (xp.empty(nodes, dtype=np.uint64) for _ in range(3))
+    count = np.int32(nodes)
+    launch(cuda_function("aggregation.cu", "make_keys"), nodes, 256, (count, active, keys))
+    find_largest, decide = (cuda_function("aggregation.cu", name) for name in ("find_largest", "decide"))
+    left = 1
+    while left:
+        open_ = xp.zeros(1, dtype=np.int32)
+        launch(find_largest, nodes, 256, (count, offsets, columns, keys, near))
+        launch(find_largest, nodes, 256, (count, offsets, columns, near, far))
+        launch(decide, nodes, 256, (count, far, keys, open_))
+        left = int(open_[0])
+    roots = (keys >> np.uint64(62)) == _ROOT
+    numbers = xp.cumsum(roots, dtype=np.int32)
+    labels = xp.where(roots, numbers - 1, np.int32(-1)).astype(np.int32)
+    for _ in range(2):
+        joined = xp.empty_like(labels)
+        launch(
+            cuda_function("aggregation.cu", "join_aggregates"),
+            nodes,
+            256,
+            (count, offsets, columns, active, labels, joined),
+        )
+        labels = joined
+    return Aggregates(xp.maximum(labels, 0))  # nodes without a part

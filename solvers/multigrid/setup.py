@@ -1,0 +1,266 @@
+"""Sets up multigrid by smoothed aggregation, with the prolongators stored, on the device of the matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import scipy.sparse
+
+from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue, scaled_row_sums
+from penstock.solvers.coarse.dense_inverse import dense_inverse
+from penstock.solvers.coarse.galerkin import smoothing_steps, with_unit_rows
+from penstock.solvers.coarse.matrix_rows import diagonal_and_row_sums
+from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.solvers.coarse.tentative import StoredTentative
+from penstock.solvers.multigrid.aggregation import aggregate_nodes
+from penstock.solvers.multigrid.cycle import Cycle, Level, Multigrid
+from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, inverted_blocks
+from penstock.solvers.products.block_products import smoothed_rows
+from penstock.solvers.products.block_rows import BlockRows, row_numbers
+from penstock.solvers.products.multiply import product_of_rows
+from penstock.solvers.triangular.gauss_seidel import gauss_seidel
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, SparseMatrix, as_operator
+
+__all__ = ["Smoother", "levels_of_pyamg", "multigrid"]
+
+Smoother = Literal["chebyshev", "gauss_seidel"]
+
+# Matrices of up to this many unknowns are inverted, and no more levels than this are made.
+_DENSE_UNKNOWNS, _MOST_LEVELS = 800, 20
+# A level that is hardly smaller than the one before ends the coarsening.
+_LEAST_COARSENING = 0.8
+# The polynomial smooths what is above this share of the largest eigenvalue (Adams, Brezina, Hu and Tuminaro 2003).
+_DEGREE, _SMOOTHED_FROM = 3, 1.0 / 12.0
+# An unknown whose couplings add up to less than this share of its diagonal is decoupled.
+_DECOUPLED = 1e-12
+
+
+def multigrid(
+    A: Any,
+    near_null_space: Any = None,
+    smoother: Smoother = "chebyshev",
+    *,
+    coordinates: Any = None,
+    cycle: Cycle = "V",
+    degree: int = _DEGREE,
+    block_size: int | None = None,
+) -> Multigrid:
+    """Return classic multigrid by smoothed aggregation as a preconditioner, for a matrix that is held in memory.
+
+    Parameters
+    ----------
+    A : matrix
+        Symmetric positive definite: BSR, whose blocks are the unknowns of a node, or anything that converts to CSR.
+    near_null_space : array, (n, modes), optional
+        Vectors that A nearly maps to zero, 1 to 8. By default those that ``coordinates`` make, or a constant for each unknown of
+        a node.
+    smoother : {"chebyshev", "gauss_seidel"}
+        A polynomial of D A, or symmetric Gauss-Seidel by colours.
+    coordinates : array, (nodes, 2) or (nodes, 3), optional
+        Of the nodes, for the rigid motions of a body.
+    cycle : {"V", "W"}
+    degree : int
+        Of the polynomial; odd.
+    block_size : int, optional
+        Unknowns of a node, 1 to 8; by default those of the blocks of BSR, and 1 for other formats.
+
+    Raises
+    ------
+    InputError
+        If an argument does not fit the matrix, or that is not held in memory.
+
+    Notes
+    -----
+    Vanek, Mandel and Brezina (1996), with the prolongator stored: about half of the bytes of A. Everything but the inverse of the
+    last matrix is set up on the device. :func:`smoothed_aggregation` needs fewer iterations and no prolongator, and works on
+    streamed matrices; this is for matrices of any kind in memory, and to compare with.
+    """
+    _check_choices(smoother, cycle)
+    check_degree(degree)
+    matrix = _stored(as_operator(A), block_size)
+    size = _size_of(matrix)
+    with matrix.device.current():
+        modes = _modes(near_null_space, coordinates, matrix.shape[0], size, matrix.device)
+        levels: list[Level] = []
+        while matrix.shape[0] > _DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
+            found = _coarsened(matrix, modes, smoother, degree)
+            if found is None:
+                break
+            levels.append(found.level)
+            matrix, modes = found.coarse, found.modes
+        return Multigrid(levels, _last(matrix, smoother, degree), cycle)
+
+
+def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
+    """Return a matrix as BSR or CSR, on its device, or refuse it."""
+    if not isinstance(A, SparseMatrix):
+        raise InputError(f"multigrid needs a matrix that is held in memory, not a {type(A).__name__}")
+    if A.shape[0] != A.shape[1]:
+        raise InputError(f"multigrid needs a square matrix, not one of shape {A.shape}")
+    if np.dtype(A.dtype) != np.float64:
+        raise InputError(f"multigrid needs vectors of float64, not {A.dtype}")
+    if isinstance(A, (BsrMatrix, CsrMatrix)) and block_size in (None, _size_of(A)):
+        return A
+    matrix = A if isinstance(A, CsrMatrix) else _as_csr(A)
+    return matrix if block_size in (None, 1) else BsrMatrix.from_csr(matrix, block_size=block_size)
+
+
+@dataclass(frozen=True)
+class _Coarsened:
+    """A level, the matrix of the next one, and its near-null space."""
+
+    level: Level
+    coarse: SparseMatrix
+    modes: Array
+
+
+def _coarsened(A: SparseMatrix, modes: Array, smoother: Smoother, degree: int) -> _Coarsened | None:
+    """Return a level of a matrix; None if its graph cannot be coarsened."""
+    rows, size = _rows_of(A), _size_of(A)
+    nodes = A.shape[0] // size
+    blocks, of_rows = diagonal_and_row_sums(A, size)
+    diagonal = inverted_blocks(A, blocks)
+    sums = scaled_row_sums(diagonal, of_rows)
+    high = largest_eigenvalue(A, diagonal, 1, row_sums=sums)
+    free = sums >= 1.0 + _DECOUPLED  # unlike clamped unknowns
+    aggregates = aggregate_nodes(rows.offsets, rows.columns, free.reshape(nodes, size).any(axis=1), A.device.kind)
+    if aggregates.count > _LEAST_COARSENING * nodes:
+        return None
+    T = StoredTentative(modes, free, aggregates, size, A.device)
+    own = T.rows(0, nodes)
+    [step] = smoothing_steps(1, high)
+    P = smoothed_rows(product_of_rows(rows, own, T.aggregates.count), own, diagonal.blocks, step.a)
+    del own
+    R = P.transposed(aggregates.count)
+    coarse = product_of_rows(R, product_of_rows(rows, P, aggregates.count), aggregates.count)
+    shape = (T.unknowns, T.unknowns)
+    arrays = {"row_offsets": coarse.offsets, "column_indices": coarse.columns, "values": coarse.blocks}
+    matrix = with_unit_rows(BsrMatrix.from_arrays(shape, np.float64, arrays, {}), T.missing)
+    next_matrix = matrix if T.modes > 1 else _as_csr_of_numbers(matrix)
+    level = Level(
+        A,
+        _smoother(A, diagonal, high, smoother, degree),
+        _scalars(P, A.shape[0], T.unknowns),
+        _scalars(R, T.unknowns, A.shape[0]),
+    )
+    return _Coarsened(level, next_matrix, T.candidates)
+
+
+def _smoother(A: SparseMatrix, diagonal: DiagonalBlocks, high: float, name: Smoother, degree: int) -> Operator:
+    if name == "gauss_seidel":
+        return gauss_seidel(A)
+    return Chebyshev(A, diagonal, degree, high * _SMOOTHED_FROM, high)
+
+
+def _last(A: SparseMatrix, smoother: Smoother, degree: int) -> Operator:
+    """Return an inverse of the coarsest matrix, or a smoother where that is too large."""
+    if A.shape[0] <= _DENSE_UNKNOWNS:
+        return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray()))).to_device(A.device)
+    diagonal = block_jacobi(A, _size_of(A))
+    return _smoother(A, diagonal, largest_eigenvalue(A, diagonal, 1), smoother, degree)
+
+
+def levels_of_pyamg(hierarchy: Any, smoother: str, device: Device | str) -> tuple[list[Level], Operator]:
+    """Return the levels of a hierarchy of ``pyamg`` on a device, and the inverse of its coarsest matrix.
+
+    Raises
+    ------
+    InputError
+        If it has no levels, or a smoother is unknown.
+    """
+    _check_choices(smoother, "V")
+    if not getattr(hierarchy, "levels", None):
+        raise InputError(f"a {type(hierarchy).__name__} is not a hierarchy of pyamg: it has no levels")
+    where, levels = Device.parse(device), []
+    with where.current():
+        for level in hierarchy.levels[:-1]:
+            A = as_operator(_sorted(level.A))
+            assert isinstance(A, SparseMatrix)
+            A = A.to_device(where)
+            P, R = (CsrMatrix.from_csr(_sorted(M.tocsr())).to_device(where) for M in (level.P, level.P.T))
+            diagonal = block_jacobi(A, _size_of(A))
+            high = largest_eigenvalue(A, diagonal, 1)
+            levels.append(Level(A, _smoother(A, diagonal, high, smoother, _DEGREE), P, R))  # type: ignore[arg-type]
+        last = scipy.sparse.csr_array(dense_inverse(hierarchy.levels[-1].A.toarray()))
+        return levels, CsrMatrix.from_csr(last).to_device(where)
+
+
+def _sorted(A: Any) -> Any:
+    """Return a SciPy matrix with ascending columns."""
+    A = A.copy()
+    A.sum_duplicates()
+    A.sort_indices()
+    return A
+
+
+def _check_choices(smoother: str, cycle: str) -> None:
+    if smoother not in ("chebyshev", "gauss_seidel"):
+        raise InputError(f"smoother must be 'chebyshev' or 'gauss_seidel', not {smoother!r}")
+    if cycle not in ("V", "W"):
+        raise InputError(f"cycle must be 'V' or 'W', not {cycle!r}")
+
+
+def _modes(given: Any, coordinates: Any, unknowns: int, size: int, device: Device) -> Array:
+    """Return the near-null space, ``(unknowns, modes)``."""
+    xp = device.xp
+    if given is None and coordinates is not None:
+        points = device.asarray(coordinates, dtype=np.float64)
+        if points.ndim != 2 or len(points) != unknowns // size:
+            raise InputError(f"coordinates must be of shape ({unknowns // size}, dimensions), not {points.shape}")
+        return rigid_body_modes(points, size)
+    if given is None:
+        return xp.tile(xp.eye(size), (unknowns // size, 1))
+    found = device.asarray(given, dtype=np.float64)
+    found = found.reshape(-1, 1) if found.ndim == 1 else found
+    if found.ndim != 2 or len(found) != unknowns or not 1 <= found.shape[1] <= 8:
+        raise InputError(f"near_null_space must be of shape ({unknowns}, modes) with 1 to 8 modes, not {found.shape}")
+    return found
+
+
+def _as_csr(A: SparseMatrix) -> CsrMatrix:
+    return CsrMatrix.from_csr(A.to_csr(), values_dtype=A.values_dtype).to_device(A.device)
+
+
+def _as_csr_of_numbers(A: BsrMatrix) -> CsrMatrix:
+    """Return a matrix of blocks of one number as CSR, sharing its arrays."""
+    arrays = {"row_offsets": A.row_offsets, "column_indices": A.column_indices, "values": A.values.reshape(-1)}
+    return CsrMatrix.from_csr(CsrMatrix.from_arrays(A.shape, A.dtype, arrays, {}), strategy="auto")
+
+
+def _size_of(A: SparseMatrix) -> int:
+    return A.row_granularity if isinstance(A, BsrMatrix) else 1
+
+
+def _rows_of(A: SparseMatrix) -> BlockRows:
+    """Return the rows of a BSR or CSR matrix as blocks of float64, sharing its arrays."""
+    size = _size_of(A)
+    arrays = A.arrays()
+    values = A.values.reshape(-1, size, size).astype(np.float64, copy=False)
+    return BlockRows(0, arrays["row_offsets"].astype(np.int64, copy=False), arrays["column_indices"], values)
+
+
+def _scalars(rows: BlockRows, height: int, width: int) -> CsrMatrix:
+    """Return rows of blocks as CSR."""
+    xp, (tall, wide) = rows.device.xp, rows.blocks.shape[1:]
+    if tall == wide == 1:
+        arrays = {"row_offsets": rows.offsets, "column_indices": rows.columns, "values": rows.blocks.reshape(-1)}
+        return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), np.float64, arrays, {}), strategy="auto")
+    counts = xp.diff(rows.offsets)
+    offsets = xp.zeros(height + 1, dtype=np.int64)
+    offsets[1:] = (rows.offsets[:-1, None] * tall + (xp.arange(1, tall + 1) * counts[:, None])).reshape(-1) * wide
+    entries = rows.columns.size * tall * wide
+    # Where every scalar goes: the rows of a block row follow each other, each with the blocks in order.
+    of_block = row_numbers(rows.offsets, rows.columns.size)
+    first = (rows.offsets[of_block] * tall + (xp.arange(rows.columns.size) - rows.offsets[of_block])) * wide
+    place = first[:, None] + xp.arange(tall) * (counts[of_block] * wide)[:, None]
+    place = (place[:, :, None] + xp.arange(wide)).reshape(-1)
+    columns, values = xp.empty(entries, dtype=np.int32), xp.empty(entries)
+    values[place] = rows.blocks.reshape(-1)
+    own = (
+        (rows.columns * wide)[:, None, None] + xp.zeros((1, tall, 1), dtype=np.int32) + xp.arange(wide, dtype=np.int32)
+    )
+    columns[place] = own.reshape(-1)
+    arrays = {"row_offsets": offsets, "column_indices": columns, "values": values}
+    return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), np.float64, arrays, {}), strategy="auto")

@@ -1,0 +1,75 @@
+"""Multigrid by name, in YAML files and in :func:`penstock.solve`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from penstock.solvers.chebyshev import check_degree
+from penstock.solvers.multigrid.cycle import Cycle
+from penstock.solvers.multigrid.setup import Smoother, multigrid
+from penstock.solvers.preconditioner_spec import PreconditionerSpec
+from penstock.spmv import Operator
+
+__all__ = ["MultigridSpec"]
+
+# Vectors for prolongators, their transposes and the coarser matrices of 27-point stencils, and for each right-hand side.
+_STORED, _WORK = {True: 400, False: 40}, 10
+
+
+@dataclass(frozen=True)
+class MultigridSpec(PreconditionerSpec, name="multigrid"):
+    """Specification of :func:`multigrid`.
+
+    Parameters
+    ----------
+    degree : int or "auto"
+        Of the smoothing polynomial; ``auto`` is 3.
+    smoother, cycle, near_null_space, coordinates
+        As for :func:`multigrid`; coordinates may also be a function that makes them.
+    """
+
+    uses_near_null_space: ClassVar[bool] = True
+    needs_entries: ClassVar[bool] = True
+
+    degree: int | Literal["auto"] = "auto"
+    smoother: Smoother = "chebyshev"
+    cycle: Cycle = "V"
+    near_null_space: Any = field(default=None, compare=False, repr=False)
+    coordinates: Any = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_degree(self.degree)
+
+    def build(self, A: Operator) -> Operator:
+        """Return the preconditioner of a matrix that is held in memory."""
+        return multigrid(
+            A,
+            self.near_null_space,
+            self.smoother,
+            coordinates=self.coordinates() if callable(self.coordinates) else self.coordinates,
+            cycle=self.cycle,
+            degree=3 if self.degree == "auto" else self.degree,
+            block_size=self.block_size,
+        )
+
+    def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
+        """Return about the vectors that the levels take."""
+        return _STORED[self.block_size > 1] + _WORK * columns
+
+    def with_nodes(self, coordinates: Callable[[], Any], node_counts: tuple[int, ...]) -> Self:
+        """Return this specification with what makes the coordinates."""
+        return replace(self, coordinates=coordinates)
+
+    def in_order(self, reorder: Callable[[Any], Any]) -> Self:
+        """Return this specification with what is known of the unknowns in another order."""
+        modes, points = self.near_null_space, self.coordinates
+        if modes is not None:
+            modes = reorder(np.asarray(modes, dtype=np.float64))
+        if points is not None:  # those of a node stay together
+            points = np.asarray(points, dtype=np.float64)
+            points = reorder(np.repeat(points, self.block_size, axis=0))[:: self.block_size]
+        return replace(self, near_null_space=modes, coordinates=points)

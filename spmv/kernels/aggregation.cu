@@ -1,0 +1,72 @@
+// Aggregation of the nodes of a graph by a maximal independent set of distance 2 (Bell, Dalton and Olson 2012): its nodes are the
+// roots of aggregates, and every other node is one or two edges from a root.
+//
+// A key holds what a node is (2 bits), a priority that looks random (30 bits) and its number (32 bits).
+
+typedef unsigned long long Key;
+
+enum Standing { PASSED = 0, OPEN = 1, ROOT = 2 };
+
+__device__ __forceinline__ int standing_of(const Key key) { return int(key >> 62); }
+
+// Nodes that are not active take no part. (A multiplicative hash, Knuth 1998, section 6.4, mixed once more.)
+__global__ void __launch_bounds__(256) make_keys(const int nodes, const bool* __restrict__ active, Key* __restrict__ keys)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (node >= nodes) return;
+    unsigned priority = unsigned(node) * 2654435761u;
+    priority = (priority ^ priority >> 15) * 2246822519u;
+    keys[node] = Key(active[node] ? OPEN : PASSED) << 62 | Key(priority >> 2) << 32 | unsigned(node);
+}
+
+// largest[i] = the largest key of node i and its neighbours.
+__global__ void __launch_bounds__(256) find_largest(
+    const int nodes, const long long* __restrict__ offsets, const int* __restrict__ columns, const Key* __restrict__ keys,
+    Key* __restrict__ largest)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (node >= nodes) return;
+    Key best = keys[node];
+    for (long long entry = offsets[node]; entry < offsets[node + 1]; ++entry) {
+        const Key other = keys[columns[entry]];
+        best = other > best ? other : best;
+    }
+    largest[node] = best;
+}
+
+// An open node becomes a root if its key is the largest within two edges, and passes if a root is there. `open` counts those that
+// are left.
+__global__ void __launch_bounds__(256) decide(const int nodes, const Key* __restrict__ largest, Key* keys, int* open)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    bool left = false;
+    if (node < nodes && standing_of(keys[node]) == OPEN) {
+        if (largest[node] == keys[node])
+            keys[node] += Key(1) << 62;
+        else if (standing_of(largest[node]) == ROOT)
+            keys[node] -= Key(1) << 62;
+        else
+            left = true;
+    }
+    const unsigned all = PENSTOCK_BALLOT(left);
+    if (threadIdx.x % 32 == 0 && all) atomicAdd(open, __popc(all));
+}
+
+// A node without an aggregate joins that of most of its neighbours, the smallest of several.
+__global__ void __launch_bounds__(256) join_aggregates(
+    const int nodes, const long long* __restrict__ offsets, const int* __restrict__ columns, const bool* __restrict__ active,
+    const int* __restrict__ before, int* __restrict__ after)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (node >= nodes) return;
+    int best = before[node], most = 0;
+    if (best < 0 && active[node])
+        for (long long entry = offsets[node]; entry < offsets[node + 1]; ++entry) {
+            const int candidate = before[columns[entry]];
+            if (candidate < 0 || candidate == best) continue;
+            int votes = 0;
+            for (long long other = offsets[node]; other < offsets[node + 1]; ++other) votes += before[columns[other]] == candidate;
+            if (votes > most || (votes == most && candidate < best)) most = votes, best = candidate;
+        }
+    after[node] = best;
+}
