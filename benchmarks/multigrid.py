@@ -3,8 +3,8 @@
     python benchmarks/multigrid.py h200                       both systems, and PyAMG on the CPU of the same machine
     python benchmarks/multigrid.py h200 --no-peers            without it: it takes minutes
 
-Both are solved to a true relative residual of 1e-8; a set-up and a solve are timed at their second call, with kernels compiled and
-memory taken. ``floor_seconds`` is one reading of the matrix for every product with it on the finest level.
+Both are solved to a true relative residual of 1e-8; a set-up and a solve are timed at their second call, with kernels compiled
+and memory taken. ``floor_seconds`` is one reading of the matrix for every product with it on the finest level.
 """
 
 from __future__ import annotations

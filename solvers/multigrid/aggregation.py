@@ -29,8 +29,8 @@ def aggregate_nodes(offsets: Array, columns: Array, active: Array, kind: str) ->
 
     Notes
     -----
-    On a GPU by maximal independent sets of distance 2 (Bell, Dalton and Olson 2012), the same in every run; on a CPU by the passes of
-    Vanek, Mandel and Brezina (1996).
+    On a GPU by maximal independent sets of distance 2 (Bell, Dalton and Olson 2012), the same in every run; on a CPU by the
+    passes of Vanek, Mandel and Brezina (1996).
     """
     found: Aggregates = find_kernel("graph", "aggregates", kind)(offsets, columns, active)
     return found
