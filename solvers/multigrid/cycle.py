@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from penstock.spmv import Array, CsrMatrix, Operator, SparseMatrix, ValidatedOperator
+from penstock.solvers.multigrid.levels import Cycle, Level, levels_of_pyamg
+from penstock.spmv import Array, Operator, ValidatedOperator
 from penstock.spmv.operator import unchecked_product
 
-__all__ = ["Cycle", "Level", "Multigrid"]
-
-Cycle = Literal["V", "W"]
-
-
-@dataclass
-class Level:
-    """A level and the way to the next one.
-
-    Parameters
-    ----------
-    A : SparseMatrix
-    smoother : Operator
-        A symmetric approximation of the inverse of A, applied before and after the correction.
-    P, R : CsrMatrix
-        Prolongator from the next level, and its transpose.
-    """
-
-    A: SparseMatrix
-    smoother: Operator
-    P: CsrMatrix
-    R: CsrMatrix
-    work: dict[str, Array] = field(default_factory=dict)
-
-    def lend(self, like: Array) -> dict[str, Array]:
-        """Return vectors of this level and of the next, for as many right-hand sides as ``like`` has."""
-        if not self.work or self.work["residual"].shape != like.shape:
-            xp, coarse = self.A.device.xp, (self.P.shape[1], *like.shape[1:])
-            self.work = {name: xp.empty_like(like) for name in ("residual", "correction")}
-            self.work |= {name: xp.empty(coarse) for name in ("right", "solved", "again", "more")}
-        return self.work
+__all__ = ["Multigrid"]
 
 
 class Multigrid(ValidatedOperator):
@@ -65,7 +35,7 @@ class Multigrid(ValidatedOperator):
     def __init__(self, levels: Sequence[Level], inverse: Operator, cycle: Cycle = "V") -> None:
         self.levels, self.inverse, self.cycle = list(levels), inverse, cycle
         finest = self.levels[0].A if self.levels else inverse
-        self.shape, self.dtype, self.device = tuple(finest.shape), np.dtype(np.float64), finest.device
+        self.shape, self.dtype, self.device = finest.shape, np.dtype(np.float64), finest.device
 
     @property
     def capturable(self) -> bool:
@@ -118,7 +88,7 @@ class Multigrid(ValidatedOperator):
 
     @classmethod
     def from_pyamg(
-        cls, hierarchy: Any, *, smoother: str = "chebyshev", cycle: Cycle = "V", device: Any = "cpu"
+        cls, hierarchy: Any, *, smoother: Smoother = "chebyshev", cycle: Cycle = "V", device: Device | str = "cpu"
     ) -> Multigrid:
         """Return a cycle over the levels of a hierarchy of ``pyamg``, which then runs on a GPU.
 
@@ -130,6 +100,4 @@ class Multigrid(ValidatedOperator):
             As for :func:`multigrid`; those of the hierarchy are not used.
         device : Device or str
         """
-        from penstock.solvers.multigrid.setup import levels_of_pyamg
-
         return cls(*levels_of_pyamg(hierarchy, smoother, device), cycle)

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.sparse
 
-from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue, scaled_row_sums
+from penstock.solvers.chebyshev import check_degree, largest_eigenvalue, scaled_row_sums
 from penstock.solvers.coarse.dense_inverse import dense_inverse
 from penstock.solvers.coarse.galerkin import smoothing_steps, with_unit_rows
 from penstock.solvers.coarse.matrix_rows import diagonal_and_row_sums
 from penstock.solvers.coarse.modes import rigid_body_modes
 from penstock.solvers.coarse.tentative import StoredTentative
 from penstock.solvers.multigrid.aggregation import aggregate_nodes
-from penstock.solvers.multigrid.cycle import Cycle, Level, Multigrid
-from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, inverted_blocks
+from penstock.solvers.multigrid.cycle import Multigrid
+from penstock.solvers.multigrid.levels import DEGREE, Cycle, Level, Smoother, check_choices, make_smoother, size_of
+from penstock.solvers.preconditioners import block_jacobi, inverted_blocks
 from penstock.solvers.products.block_products import smoothed_rows
 from penstock.solvers.products.block_rows import BlockRows, row_numbers
 from penstock.solvers.products.multiply import product_of_rows
-from penstock.solvers.triangular.gauss_seidel import gauss_seidel
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, SparseMatrix, as_operator
 
-__all__ = ["Smoother", "levels_of_pyamg", "multigrid"]
-
-Smoother = Literal["chebyshev", "gauss_seidel"]
+__all__ = ["multigrid"]
 
 # Matrices of up to this many unknowns are inverted, and no more levels than this are made.
 _DENSE_UNKNOWNS, _MOST_LEVELS = 800, 20
 # A level that is hardly smaller than the one before ends the coarsening.
 _LEAST_COARSENING = 0.8
-# The polynomial smooths what is above this share of the largest eigenvalue (Adams, Brezina, Hu and Tuminaro 2003).
-_DEGREE, _SMOOTHED_FROM = 3, 1.0 / 12.0
 # An unknown whose couplings add up to less than this share of its diagonal is decoupled.
 _DECOUPLED = 1e-12
 
@@ -44,7 +40,7 @@ def multigrid(
     *,
     coordinates: Any = None,
     cycle: Cycle = "V",
-    degree: int = _DEGREE,
+    degree: int = DEGREE,
     block_size: int | None = None,
 ) -> Multigrid:
     """Return classic multigrid by smoothed aggregation as a preconditioner, for a matrix that is held in memory.
@@ -77,10 +73,10 @@ def multigrid(
     last matrix is set up on the device. :func:`smoothed_aggregation` needs fewer iterations and no prolongator, and works on
     streamed matrices; this is for matrices of any kind in memory, and to compare with.
     """
-    _check_choices(smoother, cycle)
+    check_choices(smoother, cycle)
     check_degree(degree)
-    matrix = _stored(as_operator(A), block_size)
-    size = _size_of(matrix)
+    matrix: SparseMatrix = _stored(as_operator(A), block_size)
+    size = size_of(matrix)
     with matrix.device.current():
         modes = _modes(near_null_space, coordinates, matrix.shape[0], size, matrix.device)
         levels: list[Level] = []
@@ -101,7 +97,7 @@ def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
         raise InputError(f"multigrid needs a square matrix, not one of shape {A.shape}")
     if np.dtype(A.dtype) != np.float64:
         raise InputError(f"multigrid needs vectors of float64, not {A.dtype}")
-    if isinstance(A, (BsrMatrix, CsrMatrix)) and block_size in (None, _size_of(A)):
+    if isinstance(A, (BsrMatrix, CsrMatrix)) and block_size in (None, size_of(A)):
         return A
     matrix = A if isinstance(A, CsrMatrix) else _as_csr(A)
     return matrix if block_size in (None, 1) else BsrMatrix.from_csr(matrix, block_size=block_size)
@@ -118,7 +114,7 @@ class _Coarsened:
 
 def _coarsened(A: SparseMatrix, modes: Array, smoother: Smoother, degree: int) -> _Coarsened | None:
     """Return a level of a matrix; None if its graph cannot be coarsened."""
-    rows, size = _rows_of(A), _size_of(A)
+    rows, size = _rows_of(A), size_of(A)
     nodes = A.shape[0] // size
     blocks, of_rows = diagonal_and_row_sums(A, size)
     diagonal = inverted_blocks(A, blocks)
@@ -141,65 +137,19 @@ def _coarsened(A: SparseMatrix, modes: Array, smoother: Smoother, degree: int) -
     next_matrix = matrix if T.modes > 1 else _as_csr_of_numbers(matrix)
     level = Level(
         A,
-        _smoother(A, diagonal, high, smoother, degree),
+        make_smoother(A, diagonal, high, smoother, degree),
         _scalars(P, A.shape[0], T.unknowns),
         _scalars(R, T.unknowns, A.shape[0]),
     )
     return _Coarsened(level, next_matrix, T.candidates)
 
 
-def _smoother(A: SparseMatrix, diagonal: DiagonalBlocks, high: float, name: Smoother, degree: int) -> Operator:
-    if name == "gauss_seidel":
-        return gauss_seidel(A)
-    return Chebyshev(A, diagonal, degree, high * _SMOOTHED_FROM, high)
-
-
 def _last(A: SparseMatrix, smoother: Smoother, degree: int) -> Operator:
     """Return an inverse of the coarsest matrix, or a smoother where that is too large."""
     if A.shape[0] <= _DENSE_UNKNOWNS:
         return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray()))).to_device(A.device)
-    diagonal = block_jacobi(A, _size_of(A))
-    return _smoother(A, diagonal, largest_eigenvalue(A, diagonal, 1), smoother, degree)
-
-
-def levels_of_pyamg(hierarchy: Any, smoother: str, device: Device | str) -> tuple[list[Level], Operator]:
-    """Return the levels of a hierarchy of ``pyamg`` on a device, and the inverse of its coarsest matrix.
-
-    Raises
-    ------
-    InputError
-        If it has no levels, or a smoother is unknown.
-    """
-    _check_choices(smoother, "V")
-    if not getattr(hierarchy, "levels", None):
-        raise InputError(f"a {type(hierarchy).__name__} is not a hierarchy of pyamg: it has no levels")
-    where, levels = Device.parse(device), []
-    with where.current():
-        for level in hierarchy.levels[:-1]:
-            A = as_operator(_sorted(level.A))
-            assert isinstance(A, SparseMatrix)
-            A = A.to_device(where)
-            P, R = (CsrMatrix.from_csr(_sorted(M.tocsr())).to_device(where) for M in (level.P, level.P.T))
-            diagonal = block_jacobi(A, _size_of(A))
-            high = largest_eigenvalue(A, diagonal, 1)
-            levels.append(Level(A, _smoother(A, diagonal, high, smoother, _DEGREE), P, R))  # type: ignore[arg-type]
-        last = scipy.sparse.csr_array(dense_inverse(hierarchy.levels[-1].A.toarray()))
-        return levels, CsrMatrix.from_csr(last).to_device(where)
-
-
-def _sorted(A: Any) -> Any:
-    """Return a SciPy matrix with ascending columns."""
-    A = A.copy()
-    A.sum_duplicates()
-    A.sort_indices()
-    return A
-
-
-def _check_choices(smoother: str, cycle: str) -> None:
-    if smoother not in ("chebyshev", "gauss_seidel"):
-        raise InputError(f"smoother must be 'chebyshev' or 'gauss_seidel', not {smoother!r}")
-    if cycle not in ("V", "W"):
-        raise InputError(f"cycle must be 'V' or 'W', not {cycle!r}")
+    diagonal = block_jacobi(A, size_of(A))
+    return make_smoother(A, diagonal, largest_eigenvalue(A, diagonal, 1), smoother, degree)
 
 
 def _modes(given: Any, coordinates: Any, unknowns: int, size: int, device: Device) -> Array:
@@ -229,13 +179,9 @@ def _as_csr_of_numbers(A: BsrMatrix) -> CsrMatrix:
     return CsrMatrix.from_csr(CsrMatrix.from_arrays(A.shape, A.dtype, arrays, {}), strategy="auto")
 
 
-def _size_of(A: SparseMatrix) -> int:
-    return A.row_granularity if isinstance(A, BsrMatrix) else 1
-
-
 def _rows_of(A: SparseMatrix) -> BlockRows:
     """Return the rows of a BSR or CSR matrix as blocks of float64, sharing its arrays."""
-    size = _size_of(A)
+    size = size_of(A)
     arrays = A.arrays()
     values = A.values.reshape(-1, size, size).astype(np.float64, copy=False)
     return BlockRows(0, arrays["row_offsets"].astype(np.int64, copy=False), arrays["column_indices"], values)
@@ -264,3 +210,6 @@ def _scalars(rows: BlockRows, height: int, width: int) -> CsrMatrix:
     columns[place] = own.reshape(-1)
     arrays = {"row_offsets": offsets, "column_indices": columns, "values": values}
     return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), np.float64, arrays, {}), strategy="auto")
+
+
+multigrid.from_pyamg = Multigrid.from_pyamg  # type: ignore[attr-defined]

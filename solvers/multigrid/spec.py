@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from penstock.solvers.chebyshev import check_degree
-from penstock.solvers.multigrid.cycle import Cycle
-from penstock.solvers.multigrid.setup import Smoother, multigrid
+from penstock.solvers.multigrid.levels import Cycle, Smoother
+from penstock.solvers.multigrid.setup import multigrid
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import Operator
 
