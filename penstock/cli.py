@@ -182,8 +182,14 @@ def bench(
     ] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each.")] = 11,
     output: Annotated[Path | None, typer.Option(help="Folder for the JSON and the figures.")] = None,
+    operation: Annotated[
+        str, typer.Option(help="spmv: products with vectors; trsv: triangular solves; spgemm: A A; galerkin: P' A P.")
+    ] = "spmv",
 ) -> None:
-    """Compare products with matrices in all formats, and those of other libraries."""
+    """Compare products with matrices in all formats, or other operations, and those of other libraries."""
+    if operation != "spmv":
+        _bench_operation(operation, matrices, device, repeats, output)
+        return
     from penstock.experiments.formats.report import BenchFolder, BenchRequest, bench_products, records_table
     from penstock.matrix_files import read_matrix
     from penstock.spmv import Device
@@ -205,6 +211,22 @@ def bench(
         console.print(f"{case['matrix']}: no {case['case']}: {case['reason']}", highlight=False, markup=False)
     console.print(f"memory bandwidth {result['limits']['read_GBps']:.4g} GB/s", highlight=False)
     console.print(f"Records and {len(folder.figures())} figures are in {folder.path}", highlight=False, soft_wrap=True)
+
+
+def _bench_operation(operation: str, matrices: list[str], device: str, repeats: int, output: Path | None) -> None:
+    from penstock.experiments.formats.operations import OPERATIONS, OperationStudy, operations_table
+    from penstock.matrix_files import read_matrix
+    from penstock.spmv import Device
+
+    if operation not in OPERATIONS:
+        raise typer.BadParameter(f"--operation is spmv, {', '.join(OPERATIONS)}, not {operation!r}")
+    named, directory = [read_matrix(matrix) for matrix in matrices], output or free_name(Path("bench-results"))
+    console, reporter = open_terminal()
+    study = OperationStudy(operation, named, Device.parse(device), directory, repeats=repeats, reporter=reporter)
+    hint = f"the records of matrices that were done are in {directory}"
+    complete(lambda: (study.folder, study.run()), hint, console, study.folder.records)
+    console.print(operations_table(study.records))
+    console.print(f"Records are in {directory}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.multigrid.levels import Cycle, Level, levels_of_pyamg
-from penstock.spmv import Array, Operator, ValidatedOperator
+from penstock.solvers.multigrid.levels import Cycle, Level, Smoother, levels_of_pyamg
+from penstock.spmv import Array, Device, Operator, ValidatedOperator
 from penstock.spmv.operator import unchecked_product
 
 __all__ = ["Multigrid"]
