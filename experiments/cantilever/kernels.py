@@ -47,7 +47,11 @@ def _iterations(experiment: Experiment) -> list[CompileTask]:
         step = "penstock.spmv.vectors.space:_three_terms_of_vector"
         tasks.append(CompileTask(f"{_CALLS}:polynomial", (step,), {"dof": dof}))
     if preconditioner == "smoothed_aggregation":
-        tasks.append(CompileTask(f"{_CALLS}:multiply_blocks", (f"{_COARSE}.block_products:_smooth",), {"dof": dof}))
+        tasks.append(
+            CompileTask(
+                f"{_CALLS}:multiply_blocks", ("penstock.solvers.products.block_products:_smooth",), {"dof": dof}
+            )
+        )
         tasks.append(CompileTask(f"{_CALLS}:aggregate", (f"{_COARSE}.tentative:_orthonormalise",), {"dof": dof}))
     elif not experiment.is_block:
         last = "penstock.solvers.cg_kernels:_extend"
