@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true", help="leave out PyAMG")
     arguments = parser.parse_args()
     device = Device.parse("cuda")
-    bandwidth, records = measure_memory(device), []
+    bandwidth, records = measure_memory(device, 4 << 30), []
     for name, make in systems(device).items():
         if not arguments.matrix or name in arguments.matrix:
             records.append(measured(name, *make(), bandwidth, not arguments.no_peers))

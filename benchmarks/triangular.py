@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--matrix", action="append", help="only these")
     arguments = parser.parse_args()
     device = Device.parse("cuda")
-    bandwidth, records = measure_memory(device), []
+    bandwidth, records = measure_memory(device, 4 << 30), []
     for case in matrices(device, arguments.matrix):
         b = device.asarray(np.random.default_rng(0).normal(size=case.whole.shape[0]))
         records += solves(case, bandwidth, b)

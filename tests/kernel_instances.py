@@ -160,6 +160,7 @@ def _triangular(types, sizes) -> list[str]:
 def _solve_order(sizes) -> list[str]:
     return [
         "count_waits",
+        "find_unpaired",
         "list_followers",
         "key_levels",
         "list_entries",

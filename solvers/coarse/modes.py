@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.spmv import Array, Device, InputError, device_of
+import math
+from typing import Any
 
-__all__ = ["rigid_body_modes"]
+import numpy as np
+
+from penstock.spmv import Array, Device, InputError, VectorSpace, device_of
+
+__all__ = ["given_modes", "given_points", "rigid_body_modes"]
 
 
 def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
@@ -47,3 +52,30 @@ def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
         if block_size > dimensions:
             modes[:, number, number] = 1.0  # the rotation itself
     return modes.reshape(nodes * block_size, -1)
+
+
+def given_modes(near_null_space: Any, nodes: int, size: int, device: Device) -> Array | None:
+    """Return the near-null space, if it is given, on the device, ``(n, modes)``."""
+    if near_null_space is None:
+        return None
+    found = device.asarray(near_null_space, dtype=np.float64)
+    found = found.reshape(-1, 1) if found.ndim == 1 else found
+    if found.ndim != 2 or found.shape[0] != nodes * size or not 1 <= found.shape[1] <= 8 or not _finite(found):
+        raise InputError(
+            f"near_null_space must be finite and of shape ({nodes * size}, modes) with 1 to 8 modes, not {found.shape}"
+        )
+    return found
+
+
+def given_points(coordinates: Any, nodes: int, device: Device) -> Array:
+    """Return coordinates of nodes on the device, ``(nodes, dimensions)``, after checks."""
+    points = device.asarray(coordinates, dtype=np.float64)
+    if points.ndim != 2 or len(points) != nodes or not _finite(points):
+        raise InputError(f"coordinates must be finite and of shape ({nodes}, dimensions), not {points.shape}")
+    return points
+
+
+def _finite(array: Array) -> bool:
+    """Return whether all numbers are finite, and their squares not too large."""
+    flat = array.reshape(-1)
+    return math.isfinite(VectorSpace(device_of(array)).dot(flat, flat))

@@ -17,7 +17,6 @@ True
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import numpy as np
@@ -35,13 +34,13 @@ from penstock.solvers.coarse.dense_inverse import dense_inverse
 from penstock.solvers.coarse.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
 from penstock.solvers.coarse.level import CoarseLevel
 from penstock.solvers.coarse.matrix_rows import block_size_of, diagonal_and_row_sums, visit_rows
-from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.solvers.coarse.modes import given_modes, given_points, rigid_body_modes
 from penstock.solvers.coarse.rigid_tentative import RigidTentative
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.coarse.tentative import StoredTentative, Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, inverted_blocks
 from penstock.solvers.products.block_rows import BlockRows
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, VectorSpace, as_operator, device_of
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, as_operator
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 
 __all__ = ["smoothed_aggregation"]
@@ -106,8 +105,8 @@ def smoothed_aggregation(
         raise InputError(f"rounds must be a whole number, 0 or more, not {rounds}")
     nodes = operator.shape[0] // size
     with operator.device.current():
-        given = _given_modes(near_null_space, nodes, size, operator.device)
-        points = None if coordinates is None else _points(coordinates, nodes, operator.device)
+        given = given_modes(near_null_space, nodes, size, operator.device)
+        points = None if coordinates is None else given_points(coordinates, nodes, operator.device)
         if given is None and points is not None:
             rigid_body_modes(points[:1], size)  # its checks, before the matrix is read
         diagonal, high, free = _measured(operator, size, rounds, degree)
@@ -134,19 +133,6 @@ def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int,
         raise InputError(f"a coarse level needs vectors of float64, not {A.dtype}")
 
 
-def _given_modes(near_null_space: Any, nodes: int, size: int, device: Device) -> Array | None:
-    """Return the near-null space, if it is given, on the device, ``(n, modes)``."""
-    if near_null_space is None:
-        return None
-    found = device.asarray(near_null_space, dtype=np.float64)
-    found = found.reshape(-1, 1) if found.ndim == 1 else found
-    if found.ndim != 2 or found.shape[0] != nodes * size or not 1 <= found.shape[1] <= 8 or not _finite(found):
-        raise InputError(
-            f"near_null_space must be finite and of shape ({nodes * size}, modes) with 1 to 8 modes, not {found.shape}"
-        )
-    return found
-
-
 def _tentative(
     given: Array | None, points: Array | None, free: Array, aggregates: Aggregates, size: int, device: Device
 ) -> Tentative:
@@ -160,19 +146,6 @@ def _tentative(
     else:
         modes = rigid_body_modes(points, size)
     return StoredTentative(modes, free, aggregates, size, device)
-
-
-def _points(coordinates: Any, nodes: int, device: Device) -> Array:
-    points = device.asarray(coordinates, dtype=np.float64)
-    if points.ndim != 2 or len(points) != nodes or not _finite(points):
-        raise InputError(f"coordinates must be finite and of shape ({nodes}, dimensions), not {points.shape}")
-    return points
-
-
-def _finite(array: Array) -> bool:
-    """Return whether all numbers are finite, and their squares not too large."""
-    flat = array.reshape(-1)
-    return math.isfinite(VectorSpace(device_of(array)).dot(flat, flat))
 
 
 def _measured(A: Operator, size: int, rounds: int, degree: int) -> tuple[DiagonalBlocks, float, Array]:

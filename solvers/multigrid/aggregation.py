@@ -11,7 +11,7 @@ from penstock.spmv.compilation.table import find_kernel, register_kernel
 
 __all__ = ["aggregate_nodes"]
 
-_SIDE, _OPEN, _ROOT = 3, 1, 2
+_SIDE, _ROOT = 3, 2
 
 
 def aggregate_nodes(offsets: Array, columns: Array, active: Array, kind: str) -> Aggregates:
@@ -51,8 +51,8 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
     left = 1
     while left:
         open_ = xp.zeros(1, dtype=np.int32)
-        launch(find_largest, nodes, 256, (count, offsets, columns, keys, near))
-        launch(find_largest, nodes, 256, (count, offsets, columns, near, far))
+        launch(find_largest, nodes, 256, (count, offsets, columns, active, keys, near))
+        launch(find_largest, nodes, 256, (count, offsets, columns, active, near, far))
         launch(decide, nodes, 256, (count, far, keys, open_))
         left = int(open_[0])
     roots = (keys >> np.uint64(62)) == _ROOT
@@ -67,4 +67,4 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
             (count, offsets, columns, active, labels, joined),
         )
         labels = joined
-    return Aggregates(xp.maximum(labels, 0))  # nodes without a part
+    return Aggregates(xp.maximum(labels, 0))  # what is left has no active neighbours, and no part in the coarse level

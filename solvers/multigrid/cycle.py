@@ -29,7 +29,7 @@ class Multigrid(ValidatedOperator):
     Attributes
     ----------
     operator_complexity : float
-        Stored entries of the matrices of all levels, in those of the finest.
+        Stored entries of all matrices but the coarsest, in those of the finest.
     """
 
     def __init__(self, levels: Sequence[Level], inverse: Operator, cycle: Cycle = "V") -> None:
@@ -100,4 +100,4 @@ class Multigrid(ValidatedOperator):
             As for :func:`multigrid`; those of the hierarchy are not used.
         device : Device or str
         """
-        return cls(*levels_of_pyamg(hierarchy, smoother, device), cycle)
+        return cls(*levels_of_pyamg(hierarchy, smoother, cycle, device), cycle)

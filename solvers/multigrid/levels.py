@@ -59,15 +59,17 @@ def make_smoother(A: SparseMatrix, diagonal: DiagonalBlocks, high: float, name: 
     return Chebyshev(A, diagonal, degree, high * _SMOOTHED_FROM, high)
 
 
-def levels_of_pyamg(hierarchy: Any, smoother: Smoother, device: Device | str) -> tuple[list[Level], Operator]:
+def levels_of_pyamg(
+    hierarchy: Any, smoother: Smoother, cycle: Cycle, device: Device | str
+) -> tuple[list[Level], Operator]:
     """Return the levels of a hierarchy of ``pyamg`` on a device, and the inverse of its coarsest matrix.
 
     Raises
     ------
     InputError
-        If it has no levels, or a smoother is unknown.
+        If it has no levels, or the smoother or the cycle is unknown.
     """
-    check_choices(smoother, "V")
+    check_choices(smoother, cycle)
     if not getattr(hierarchy, "levels", None):
         raise InputError(f"a {type(hierarchy).__name__} is not a hierarchy of pyamg: it has no levels")
     where, levels = Device.parse(device), []

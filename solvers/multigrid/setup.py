@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse
@@ -12,14 +12,14 @@ from penstock.solvers.chebyshev import check_degree, largest_eigenvalue, scaled_
 from penstock.solvers.coarse.dense_inverse import dense_inverse
 from penstock.solvers.coarse.galerkin import smoothing_steps, with_unit_rows
 from penstock.solvers.coarse.matrix_rows import diagonal_and_row_sums
-from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.solvers.coarse.modes import given_modes, given_points, rigid_body_modes
 from penstock.solvers.coarse.tentative import StoredTentative
 from penstock.solvers.multigrid.aggregation import aggregate_nodes
 from penstock.solvers.multigrid.cycle import Multigrid
 from penstock.solvers.multigrid.levels import DEGREE, Cycle, Level, Smoother, check_choices, make_smoother, size_of
 from penstock.solvers.preconditioners import block_jacobi, inverted_blocks
 from penstock.solvers.products.block_products import smoothed_rows
-from penstock.solvers.products.block_rows import BlockRows, row_numbers
+from penstock.solvers.products.block_rows import BlockRows, as_csr
 from penstock.solvers.products.multiply import product_of_rows
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, SparseMatrix, as_operator
 
@@ -40,7 +40,7 @@ def multigrid(
     *,
     coordinates: Any = None,
     cycle: Cycle = "V",
-    degree: int = DEGREE,
+    degree: int | Literal["auto"] = "auto",
     block_size: int | None = None,
 ) -> Multigrid:
     """Return classic multigrid by smoothed aggregation as a preconditioner, for a matrix that is held in memory.
@@ -57,8 +57,8 @@ def multigrid(
     coordinates : array, (nodes, 2) or (nodes, 3), optional
         Of the nodes, for the rigid motions of a body.
     cycle : {"V", "W"}
-    degree : int
-        Of the polynomial; odd.
+    degree : int or "auto"
+        Of the polynomial, odd; ``auto`` is 3.
     block_size : int, optional
         Unknowns of a node, 1 to 8; by default those of the blocks of BSR, and 1 for other formats.
 
@@ -75,18 +75,19 @@ def multigrid(
     """
     check_choices(smoother, cycle)
     check_degree(degree)
+    products = DEGREE if degree == "auto" else degree
     matrix: SparseMatrix = _stored(as_operator(A), block_size)
     size = size_of(matrix)
     with matrix.device.current():
         modes = _modes(near_null_space, coordinates, matrix.shape[0], size, matrix.device)
         levels: list[Level] = []
         while matrix.shape[0] > _DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
-            found = _coarsened(matrix, modes, smoother, degree)
+            found = _coarsened(matrix, modes, smoother, products)
             if found is None:
                 break
             levels.append(found.level)
             matrix, modes = found.coarse, found.modes
-        return Multigrid(levels, _last(matrix, smoother, degree), cycle)
+        return Multigrid(levels, _last(matrix, smoother, products), cycle)
 
 
 def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
@@ -138,35 +139,31 @@ def _coarsened(A: SparseMatrix, modes: Array, smoother: Smoother, degree: int) -
     level = Level(
         A,
         make_smoother(A, diagonal, high, smoother, degree),
-        _scalars(P, A.shape[0], T.unknowns),
-        _scalars(R, T.unknowns, A.shape[0]),
+        as_csr(P, aggregates.count),
+        as_csr(R, nodes),
     )
     return _Coarsened(level, next_matrix, T.candidates)
 
 
 def _last(A: SparseMatrix, smoother: Smoother, degree: int) -> Operator:
     """Return an inverse of the coarsest matrix, or a smoother where that is too large."""
+    if A.shape[0] == 0:
+        return A
+    diagonal = block_jacobi(A, size_of(A))  # which refuses a diagonal that is not positive definite
     if A.shape[0] <= _DENSE_UNKNOWNS:
         return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray()))).to_device(A.device)
-    diagonal = block_jacobi(A, size_of(A))
     return make_smoother(A, diagonal, largest_eigenvalue(A, diagonal, 1), smoother, degree)
 
 
 def _modes(given: Any, coordinates: Any, unknowns: int, size: int, device: Device) -> Array:
     """Return the near-null space, ``(unknowns, modes)``."""
-    xp = device.xp
-    if given is None and coordinates is not None:
-        points = device.asarray(coordinates, dtype=np.float64)
-        if points.ndim != 2 or len(points) != unknowns // size:
-            raise InputError(f"coordinates must be of shape ({unknowns // size}, dimensions), not {points.shape}")
-        return rigid_body_modes(points, size)
-    if given is None:
-        return xp.tile(xp.eye(size), (unknowns // size, 1))
-    found = device.asarray(given, dtype=np.float64)
-    found = found.reshape(-1, 1) if found.ndim == 1 else found
-    if found.ndim != 2 or len(found) != unknowns or not 1 <= found.shape[1] <= 8:
-        raise InputError(f"near_null_space must be of shape ({unknowns}, modes) with 1 to 8 modes, not {found.shape}")
-    return found
+    xp, nodes = device.xp, unknowns // size
+    found = given_modes(given, nodes, size, device)
+    if found is not None:
+        return found
+    if coordinates is not None:
+        return rigid_body_modes(given_points(coordinates, nodes, device), size)
+    return xp.tile(xp.eye(size), (nodes, 1))
 
 
 def _as_csr(A: SparseMatrix) -> CsrMatrix:
@@ -185,31 +182,6 @@ def _rows_of(A: SparseMatrix) -> BlockRows:
     arrays = A.arrays()
     values = A.values.reshape(-1, size, size).astype(np.float64, copy=False)
     return BlockRows(0, arrays["row_offsets"].astype(np.int64, copy=False), arrays["column_indices"], values)
-
-
-def _scalars(rows: BlockRows, height: int, width: int) -> CsrMatrix:
-    """Return rows of blocks as CSR."""
-    xp, (tall, wide) = rows.device.xp, rows.blocks.shape[1:]
-    if tall == wide == 1:
-        arrays = {"row_offsets": rows.offsets, "column_indices": rows.columns, "values": rows.blocks.reshape(-1)}
-        return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), np.float64, arrays, {}), strategy="auto")
-    counts = xp.diff(rows.offsets)
-    offsets = xp.zeros(height + 1, dtype=np.int64)
-    offsets[1:] = (rows.offsets[:-1, None] * tall + (xp.arange(1, tall + 1) * counts[:, None])).reshape(-1) * wide
-    entries = rows.columns.size * tall * wide
-    # Where every scalar goes: the rows of a block row follow each other, each with the blocks in order.
-    of_block = row_numbers(rows.offsets, rows.columns.size)
-    first = (rows.offsets[of_block] * tall + (xp.arange(rows.columns.size) - rows.offsets[of_block])) * wide
-    place = first[:, None] + xp.arange(tall) * (counts[of_block] * wide)[:, None]
-    place = (place[:, :, None] + xp.arange(wide)).reshape(-1)
-    columns, values = xp.empty(entries, dtype=np.int32), xp.empty(entries)
-    values[place] = rows.blocks.reshape(-1)
-    own = (
-        (rows.columns * wide)[:, None, None] + xp.zeros((1, tall, 1), dtype=np.int32) + xp.arange(wide, dtype=np.int32)
-    )
-    columns[place] = own.reshape(-1)
-    arrays = {"row_offsets": offsets, "column_indices": columns, "values": values}
-    return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), np.float64, arrays, {}), strategy="auto")
 
 
 multigrid.from_pyamg = Multigrid.from_pyamg  # type: ignore[attr-defined]

@@ -9,12 +9,12 @@ from numba import get_num_threads, prange
 
 from penstock.solvers.products.block_rows import BlockRows
 from penstock.solvers.products.hashing import Purpose, bins_of_bounds, bins_of_offsets, run
-from penstock.spmv import Array
+from penstock.spmv import CPU, Array, BudgetError, Device, format_nbytes
 from penstock.spmv.compilation.cuda_module import cuda_function, launch
 from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["block_product", "counted_cuda", "groups_for", "smoothed_rows"]
+__all__ = ["allocated", "block_product", "counted_cuda", "groups_for", "smoothed_rows"]
 
 # Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
 _SERIAL_ROWS = 1 << 18
@@ -60,6 +60,26 @@ def smoothed_rows(image: BlockRows, own: BlockRows, diagonal: Array, factor: flo
     return image
 
 
+def allocated(device: Device, make: Callable[[], Array], nbytes: int) -> Array:
+    """Return the array that ``make`` allocates for a result, or refuse it for want of memory.
+
+    Raises
+    ------
+    BudgetError
+        If the device has too little memory.
+    """
+    refused = BudgetError(
+        f"the product takes {format_nbytes(nbytes)} in one array, more than {device} has; multiply fewer rows at a time"
+    )
+    # A host promises memory that it does not have; asking a GPU for its free memory takes longer than a small product.
+    if device.kind == "cpu" and nbytes > device.free_nbytes():
+        raise refused
+    try:
+        return make()
+    except MemoryError as error:
+        raise refused from error
+
+
 @register_kernel("block_rows", "pattern", "cpu")
 def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
     rows, parts = len(A.offsets) - 1, 4 * get_num_threads()
@@ -68,7 +88,8 @@ def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array
     many = rows > _SERIAL_ROWS
     _count[many](parts, *pattern, counts)
     offsets = np.cumsum(counts)
-    found = np.empty(offsets[-1], dtype=np.int32)
+    entries = int(offsets[-1])
+    found = allocated(CPU, lambda: np.empty(entries, dtype=np.int32), 4 * entries)
     _find[many](parts, *pattern, offsets, found)
     return offsets, found
 
@@ -88,7 +109,8 @@ def _smooth_cpu(image: BlockRows, own: BlockRows, diagonal: Array, factor: float
 @register_kernel("block_rows", "pattern", "cuda")
 def _pattern_cuda(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
     offsets = counted_cuda(A, B, columns)
-    found = A.device.xp.empty(int(offsets[-1]), dtype=np.int32)
+    entries = int(offsets[-1])
+    found = allocated(A.device, lambda: A.device.xp.empty(entries, dtype=np.int32), 4 * entries)
     run(Purpose.COLUMNS, bins_of_offsets(offsets), A, B, columns, None, (offsets, found, None))
     return offsets, found
 
@@ -97,7 +119,8 @@ def counted_cuda(A: BlockRows, B: BlockRows, columns: int) -> Array:
     """Return the offsets of the rows of a product."""
     offsets = A.device.xp.zeros(len(A.offsets), dtype=np.int64)
     run(Purpose.COUNT, bins_of_bounds(A, B, columns), A, B, columns, offsets[1:], (None, None, None))
-    return A.device.xp.cumsum(offsets)
+    A.device.xp.cumsum(offsets, out=offsets)
+    return offsets
 
 
 @register_kernel("block_rows", "add_product", "cuda")

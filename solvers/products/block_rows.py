@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from penstock.spmv import Array, Device, device_of
+from penstock.spmv import Array, CsrMatrix, Device, device_of
 
-__all__ = ["BlockRows", "block_rows", "row_numbers"]
+__all__ = ["BlockRows", "as_csr", "block_rows", "row_numbers"]
 
 
 @dataclass
@@ -23,13 +23,16 @@ class BlockRows:
     offsets : int64 array, (rows + 1,)
     columns : int32 array, (blocks,)
         Ascending in every row.
-    blocks : float64 array, (blocks, height, width)
+    blocks : array, (blocks, height, width)
+    width : int, optional
+        Columns of blocks of the matrix, where they are known.
     """
 
     start: int
     offsets: Array
     columns: Array
     blocks: Array
+    width: int | None = None
 
     @property
     def stop(self) -> int:
@@ -43,7 +46,7 @@ class BlockRows:
 
     @cached_property
     def reach(self) -> tuple[int, int]:
-        """The smallest and the largest column; the first row without blocks."""
+        """The smallest and the largest column; without blocks ``(start, start - 1)``."""
         if not self.columns.size:
             return self.start, self.start - 1
         return int(self.columns.min()), int(self.columns.max())
@@ -61,7 +64,7 @@ class BlockRows:
         order = xp.argsort(self.columns, kind="stable")
         offsets = xp.searchsorted(self.columns[order], xp.arange(columns + 1)).astype(np.int64)
         blocks = xp.ascontiguousarray(self.blocks[order].swapaxes(1, 2))
-        return BlockRows(0, offsets, rows[order].astype(np.int32), blocks)
+        return BlockRows(0, offsets, rows[order].astype(np.int32), blocks, len(self.offsets) - 1)
 
     @staticmethod
     def joined(parts: list[BlockRows], start: int) -> BlockRows:
@@ -90,3 +93,31 @@ def row_numbers(offsets: Array, entries: int) -> Array:
     """Return the row of every entry, from 0."""
     xp = device_of(offsets).xp
     return xp.searchsorted(offsets, xp.arange(entries), side="right") - 1
+
+
+def as_csr(rows: BlockRows, columns: int) -> CsrMatrix:
+    """Return all rows of a matrix of ``columns`` columns of blocks as CSR."""
+    xp, (tall, wide) = rows.device.xp, rows.blocks.shape[1:]
+    height, width = (len(rows.offsets) - 1) * tall, columns * wide
+    if tall == wide == 1:
+        arrays = {"row_offsets": rows.offsets, "column_indices": rows.columns, "values": rows.blocks.reshape(-1)}
+        return CsrMatrix.from_csr(
+            CsrMatrix.from_arrays((height, width), rows.blocks.dtype, arrays, {}), strategy="auto"
+        )
+    counts = xp.diff(rows.offsets)
+    offsets = xp.zeros(height + 1, dtype=np.int64)
+    offsets[1:] = (rows.offsets[:-1, None] * tall + (xp.arange(1, tall + 1) * counts[:, None])).reshape(-1) * wide
+    entries = rows.columns.size * tall * wide
+    # Where every scalar goes: the rows of a block row follow each other, each with the blocks in order.
+    of_block = row_numbers(rows.offsets, rows.columns.size)
+    first = (rows.offsets[of_block] * tall + (xp.arange(rows.columns.size) - rows.offsets[of_block])) * wide
+    place = first[:, None] + xp.arange(tall) * (counts[of_block] * wide)[:, None]
+    place = (place[:, :, None] + xp.arange(wide)).reshape(-1)
+    columns, values = xp.empty(entries, dtype=np.int32), xp.empty(entries, dtype=rows.blocks.dtype)
+    values[place] = rows.blocks.reshape(-1)
+    own = (
+        (rows.columns * wide)[:, None, None] + xp.zeros((1, tall, 1), dtype=np.int32) + xp.arange(wide, dtype=np.int32)
+    )
+    columns[place] = own.reshape(-1)
+    arrays = {"row_offsets": offsets, "column_indices": columns, "values": values}
+    return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), rows.blocks.dtype, arrays, {}), strategy="auto")

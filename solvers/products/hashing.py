@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.solvers.products.block_rows import BlockRows
 from penstock.spmv import Array, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, multiprocessors, type_names
+from penstock.spmv.compilation.cuda_module import cuda_function, launch, multiprocessors, shared_limit, type_names
 
 __all__ = ["BLOCK_LANES", "LANES", "PARTS", "Bin", "Purpose", "bins_of_bounds", "bins_of_offsets", "run"]
 
@@ -129,36 +129,39 @@ def run(
     type_name = type_names(A.blocks) if with_values else "double"
     of_a = (A.offsets, A.columns, A.blocks if with_values else None, np.int64(B.start))
     of_b = (B.offsets, B.columns, B.blocks if with_values else None)
-    dense_from = _DENSE
-    if purpose == Purpose.COUNT and 4 * -(-width // 32) <= _BITS_NBYTES:
+    dense_from, limit = _DENSE, shared_limit(A.offsets)
+    if purpose == Purpose.COUNT and 4 * -(-width // 32) <= min(_BITS_NBYTES, limit):
         dense_from = _LONGEST_COUNTED.bit_length()  # bits are set faster than tables are searched
+    dense_from = min(dense_from, (limit // _slot_nbytes(purpose)).bit_length())  # longer tables do not fit
     for part in bins:
         given: tuple[Any, ...] = (np.int64(part.count), part.rows, *of_a, *of_b, counts, *C)
-        if part.exponent >= dense_from:
-            for rows, parts in _by_length(part, A.offsets) if with_values else [(part, 1)]:
-                given = (np.int64(rows.count), rows.rows, *given[2:])
-                _run_dense(f"dense_rows<{type_name}, {int(purpose)}, {parts}>", parts, given, width, with_values)
+        if part.exponent < dense_from:
+            _run_hashed(type_name, purpose, part, given, width, _lanes(1 << part.exponent, B, purpose))
             continue
-        slots = 1 << part.exponent
-        lanes = _lanes(slots, B, purpose)
-        nbytes, words = slots * (12 if with_values else 4), 0
-        if lanes == BLOCK_LANES:
-            threads, groups = lanes, 1
-            if purpose != Purpose.COUNT and 8 * -(-width // 32) <= _RANK_NBYTES:
-                words = -(-width // 32)
-        else:
-            threads = _GROUPED_THREADS
-            while lanes < threads and threads // lanes * nbytes > _SHARED_NBYTES:
-                threads //= 2
-            groups = threads // lanes
-        function = cuda_function("products.cu", f"hash_rows<{type_name}, {lanes}, {int(purpose)}>")
-        _launch(
-            function,
-            -(-part.count // groups),
-            threads,
-            (*given, np.int32(slots), np.int32(words)),
-            groups * nbytes + 8 * words,
-        )
+        shared_out = with_values and 8 * PARTS * width <= _DENSE_NBYTES
+        for rows, parts in _by_length(part, A.offsets) if shared_out else [(part, 1)]:
+            given = (np.int64(rows.count), rows.rows, *given[2:])
+            _run_dense(f"dense_rows<{type_name}, {int(purpose)}, {parts}>", parts, given, width, with_values)
+
+
+def _slot_nbytes(purpose: Purpose) -> int:
+    """Return the bytes of a slot of a table: a column, and a sum."""
+    return 12 if purpose == Purpose.VALUES else 4
+
+
+def _run_hashed(type_name: str, purpose: Purpose, part: Bin, given: tuple[Any, ...], width: int, lanes: int) -> None:
+    slots, words, threads = 1 << part.exponent, 0, max(lanes, _GROUPED_THREADS)
+    nbytes = slots * _slot_nbytes(purpose)
+    if lanes == BLOCK_LANES:
+        if purpose != Purpose.COUNT and 8 * -(-width // 32) <= min(_RANK_NBYTES, shared_limit(given[2]) - nbytes):
+            words = -(-width // 32)
+    else:
+        while lanes < threads and threads // lanes * nbytes > _SHARED_NBYTES:
+            threads //= 2
+    groups = threads // lanes
+    function = cuda_function("products.cu", f"hash_rows<{type_name}, {lanes}, {int(purpose)}>")
+    arguments = (*given, np.int32(slots), np.int32(words))
+    _launch(function, -(-part.count // groups), threads, arguments, groups * nbytes + 8 * words)
 
 
 def _launch(function: Any, blocks: int, threads: int, arguments: tuple[Any, ...], shared_nbytes: int) -> None:
@@ -186,7 +189,7 @@ def _by_length(part: Bin, offsets: Array) -> list[tuple[Bin, int]]:
 
 def _run_dense(name: str, parts: int, given: tuple[Any, ...], width: int, with_values: bool) -> None:
     device, words, count = device_of(given[2]), -(-width // 32), int(given[0])
-    in_shared = 4 * parts * words <= _BITS_NBYTES
+    in_shared = 4 * parts * words <= min(_BITS_NBYTES, shared_limit(given[2]))
     nbytes = parts * ((0 if in_shared else 4 * words) + (8 * width if with_values else 0))
     blocks = max(1, min(count, 4 * multiprocessors(given[2]), _DENSE_NBYTES // max(1, nbytes)))
     bits = None if in_shared else device.xp.zeros(blocks * parts * words, dtype=np.uint32)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
-from penstock.solvers.products.block_products import counted_cuda
-from penstock.solvers.products.block_rows import BlockRows
+from penstock.solvers.products.block_products import allocated, counted_cuda
+from penstock.solvers.products.block_rows import BlockRows, as_csr
 from penstock.solvers.products.hashing import Bin, Purpose, bins_of_offsets, run
 from penstock.spmv import (
     Array,
     BsrMatrix,
-    BudgetError,
     CsrMatrix,
     InputError,
     SparseMatrix,
@@ -23,6 +21,7 @@ from penstock.spmv import (
     device_of,
 )
 from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.formats.validation import check_compressed_rows, check_values
 
 __all__ = [
     "GalerkinPattern",
@@ -50,14 +49,32 @@ class ProductPattern:
         Ascending in every row.
     bins : list of Bin
         The rows by their lengths, on a GPU; empty on a CPU.
-    entries : (int, int)
-        Of the two factors.
+    width : int
+        Columns of the product, in blocks.
+    factors : tuple of array
+        Offsets and columns of the two factors.
     """
 
     offsets: Array
     columns: Array
     bins: list[Bin]
-    entries: tuple[int, int]
+    width: int
+    factors: tuple[Array, ...]
+
+    def check(self, A: BlockRows, B: BlockRows, width: int) -> None:
+        """Refuse factors of other patterns; reads their columns, unless they are the same arrays."""
+        given = (A.offsets, A.columns, B.offsets, B.columns)
+        if width != self.width or not all(_same(*pair) for pair in zip(given, self.factors, strict=True)):
+            raise InputError(
+                "the pattern is that of a product of other matrices; make it anew with product_pattern(A, B)"
+            )
+
+
+def _same(left: Array, right: Array) -> bool:
+    """Return whether two arrays on one device are equal."""
+    if left is right:
+        return True
+    return left.shape == right.shape and device_of(left) == device_of(right) and bool((left == right).all())
 
 
 @dataclass(frozen=True)
@@ -95,16 +112,12 @@ def multiply(A: Any, B: Any, *, pattern: ProductPattern | None = None) -> Produc
     Notes
     -----
     Row by row (Gustavson 1978), with hash tables (Nagasaka, Matsuoka, Azad and Buluc 2018) and every sum in the order of the
-    entries of A, so results are the same in every run. On a GPU it needs 4 bytes a row beside the result, and at most 128 MiB for
-    rows of more than 8192 columns. Sums are formed in float64.
+    entries of A, so results are the same in every run. Sums are formed in float64. Beside the result a GPU needs 12 bytes a row
+    and, for rows of more than 6144 columns, dense rows of up to 128 MiB together, or one if that is longer.
     """
-    (left, height), (right, width) = _rows_of(A, B)
-    if pattern is None and left.device.kind == "cpu":
-        pattern = _pattern(left, right, width)
-    elif pattern is not None and pattern.entries != (left.columns.size, right.columns.size):
-        raise InputError("the pattern is that of a product of other matrices; make it anew with product_pattern(A, B)")
+    left, right, width, dtype = _rows_of(A, B)
     with left.device.current():
-        return _as_matrix(_product(left, right, width, pattern), height, width)
+        return _as_matrix(_product(left, right, width, pattern), width, dtype)
 
 
 def product_pattern(A: Any, B: Any) -> ProductPattern:
@@ -112,16 +125,16 @@ def product_pattern(A: Any, B: Any) -> ProductPattern:
 
     Parameters and errors as for :func:`multiply`.
     """
-    (left, _), (right, width) = _rows_of(A, B)
+    left, right, width, _ = _rows_of(A, B)
     with left.device.current():
         return _pattern(left, right, width)
 
 
 def transpose(A: Any) -> Product:
     """Return the transpose of a sparse matrix, on its device, in CSR, or for blocks in BSR or rows of blocks."""
-    rows, width = _block_rows(A)
+    rows, width, dtype = _block_rows(A)
     with rows.device.current():
-        return _as_matrix(rows.transposed(width), width, len(rows.offsets) - 1)
+        return _as_matrix(rows.transposed(width), len(rows.offsets) - 1, dtype)
 
 
 def galerkin(A: Any, P: Any, *, pattern: GalerkinPattern | None = None) -> Product:
@@ -134,106 +147,121 @@ def galerkin(A: Any, P: Any, *, pattern: GalerkinPattern | None = None) -> Produ
     pattern : GalerkinPattern, optional
         That of an earlier product of matrices with the same patterns, from :func:`galerkin_pattern`.
     """
-    (left, _), (right, width) = _rows_of(A, P)
+    left, right, width, dtype = _square_rows_of(A, P)
     with left.device.current():
-        image = _product(left, right, width, pattern.image if pattern else _pattern_on_cpu(left, right, width))
-        back = right.transposed(width)
-        known = pattern.coarse if pattern else _pattern_on_cpu(back, image, width)
-        return _as_matrix(_product(back, image, width, known), width, width)
+        image = _product(left, right, width, pattern.image if pattern else None)
+        coarse = _product(right.transposed(width), image, width, pattern.coarse if pattern else None)
+        return _as_matrix(coarse, width, dtype)
 
 
 def galerkin_pattern(A: Any, P: Any) -> GalerkinPattern:
     """Return the patterns of ``A P`` and ``P' A P``."""
-    (left, _), (right, width) = _rows_of(A, P)
+    left, right, width, _ = _square_rows_of(A, P)
     with left.device.current():
         image = _pattern(left, right, width)
-        rows = BlockRows(0, image.offsets, image.columns, left.device.xp.empty((0, 1, 1)))
+        rows = BlockRows(0, image.offsets, image.columns, left.device.xp.empty((0, 1, 1)), width)
         return GalerkinPattern(image, _pattern(right.transposed(width), rows, width))
 
 
-def _rows_of(A: Any, B: Any) -> tuple[tuple[BlockRows, int], tuple[BlockRows, int]]:
-    """Return two factors as rows of blocks that fit each other, with their rows and columns of blocks, as float64 or float32."""
-    left, inner = _block_rows(A)
-    right, width = _block_rows(B)
-    if left.blocks.shape[2] != right.blocks.shape[1]:
-        (left, inner), (right, width) = _block_rows(A, scalar=True), _block_rows(B, scalar=True)
-    if inner != len(right.offsets) - 1:
-        rows = len(right.offsets) - 1
+def _square_rows_of(A: Any, P: Any) -> tuple[BlockRows, BlockRows, int, Any]:
+    left, right, width, dtype = _rows_of(A, P)
+    if len(left.offsets) != len(right.offsets):
         raise InputError(
-            f"the first matrix has {inner} columns, the second {rows} rows (of blocks): they cannot be multiplied"
+            f"P' A P needs a square matrix A; this one has {len(left.offsets) - 1} rows and {left.width} columns"
+        )
+    return left, right, width, dtype
+
+
+def _rows_of(A: Any, B: Any) -> tuple[BlockRows, BlockRows, int, Any]:
+    """Return two factors as rows of blocks that fit each other, the columns of the second, and the type of the vectors."""
+    left, inner, of_left = _block_rows(A)
+    right, width, of_right = _block_rows(B)
+    if left.blocks.shape[2] != right.blocks.shape[1]:
+        (left, inner, of_left), (right, width, of_right) = _block_rows(A, scalar=True), _block_rows(B, scalar=True)
+    rows = len(right.offsets) - 1
+    if inner != rows:
+        height = left.blocks.shape[2]
+        raise InputError(
+            f"the first matrix has {inner * height} columns, the second {rows * height} rows: they cannot be multiplied"
         )
     if left.device != right.device:
         raise InputError(f"the first matrix is on {left.device}, the second on {right.device}; move one of them")
-    dtype = np.result_type(left.blocks.dtype, right.blocks.dtype)
-    for rows_of in (left, right):
-        rows_of.blocks = rows_of.blocks.astype(dtype, copy=False)
-    return (left, len(left.offsets) - 1), (right, width)
+    stored = np.result_type(left.blocks.dtype, right.blocks.dtype)
+    left.blocks, right.blocks = (factor.blocks.astype(stored, copy=False) for factor in (left, right))
+    return left, right, width, np.result_type(of_left, of_right)
 
 
-def _block_rows(A: Any, *, scalar: bool = False) -> tuple[BlockRows, int]:
-    """Return a matrix as rows of blocks, and its columns of blocks."""
+def _block_rows(A: Any, *, scalar: bool = False) -> tuple[BlockRows, int, Any]:
+    """Return a matrix as rows of blocks, its columns of blocks, and the type of its vectors."""
     if isinstance(A, BlockRows):
-        return BlockRows(A.start, A.offsets, A.columns, A.blocks), int(A.columns.max()) + 1 if A.columns.size else 0
+        width = A.width if A.width is not None else (int(A.columns.max()) + 1 if A.columns.size else 0)
+        if scalar:
+            return _block_rows(as_csr(A, width))
+        return BlockRows(A.start, A.offsets, A.columns, A.blocks, width), width, A.blocks.dtype
     if not scalar and scipy.sparse.issparse(A) and A.format == "bsr" and max(A.blocksize) <= 8:
-        A.sort_indices()
-        values = np.ascontiguousarray(A.data)
-        columns = A.indices.astype(np.int32, copy=False)
-        return BlockRows(0, A.indptr.astype(np.int64), columns, values), A.shape[1] // A.blocksize[1]
+        return _rows_of_scipy(A)
     matrix = as_operator(A)
     if not isinstance(matrix, SparseMatrix):
         raise InputError(
             f"the entries of a {type(A).__name__} are not at hand; pass a sparse matrix that is held in memory"
         )
-    if not scalar and isinstance(matrix, BsrMatrix):
-        size = matrix.row_granularity
-        return BlockRows(0, matrix.row_offsets, matrix.column_indices, matrix.values), matrix.shape[1] // size
-    if not isinstance(matrix, CsrMatrix):
+    size = matrix.row_granularity if isinstance(matrix, BsrMatrix) and not scalar else 1
+    if size == 1 and not isinstance(matrix, CsrMatrix):
         matrix = CsrMatrix.from_csr(matrix.to_csr(), values_dtype=matrix.values_dtype).to_device(matrix.device)
-    values = matrix.values.reshape(-1, 1, 1)
-    return BlockRows(0, matrix.row_offsets.astype(np.int64, copy=False), matrix.column_indices, values), matrix.shape[1]
+    arrays, width = matrix.arrays(), matrix.shape[1] // size
+    offsets = arrays["row_offsets"].astype(np.int64, copy=False)
+    values = matrix.values.reshape(-1, size, size)
+    return BlockRows(0, offsets, arrays["column_indices"], values, width), width, matrix.dtype
 
 
-def _as_matrix(rows: BlockRows, height: int, width: int) -> Product:
-    """Return rows as the format that holds such blocks."""
+def _rows_of_scipy(A: Any) -> tuple[BlockRows, int, Any]:
+    """Return a SciPy BSR matrix as rows of blocks of any shape, after the checks that other matrices get."""
+    if not A.has_sorted_indices:
+        A = A.sorted_indices()
+    height, width = A.blocksize
+    shape = (A.shape[0] // height, A.shape[1] // width)
+    check_compressed_rows(A.indptr, A.indices, shape, "BSR matrix (in blocks)")
+    values = np.ascontiguousarray(check_values(A.data, "the matrix")[: int(A.indptr[-1])])
+    columns = A.indices[: len(values)].astype(np.int32, copy=False)
+    return BlockRows(0, A.indptr.astype(np.int64), columns, values, shape[1]), shape[1], values.dtype
+
+
+def _as_matrix(rows: BlockRows, width: int, dtype: Any) -> Product:
+    """Return rows as the format that holds such blocks, for vectors of a type."""
     tall, wide = rows.blocks.shape[1:]
     if tall != wide:
-        return rows
+        return BlockRows(0, rows.offsets, rows.columns, rows.blocks, width)
+    shape = ((len(rows.offsets) - 1) * tall, width * wide)
     arrays = {"row_offsets": rows.offsets, "column_indices": rows.columns}
     if tall == 1:
         arrays["values"] = rows.blocks.reshape(-1)
-        return CsrMatrix.from_csr(
-            CsrMatrix.from_arrays((height, width), rows.blocks.dtype, arrays, {}), strategy="auto"
-        )
+        return CsrMatrix.from_csr(CsrMatrix.from_arrays(shape, dtype, arrays, {}), strategy="auto")
     arrays["values"] = rows.blocks
-    return BsrMatrix.from_arrays((height * tall, width * wide), rows.blocks.dtype, arrays, {})
+    return BsrMatrix.from_arrays(shape, dtype, arrays, {})
 
 
 def _pattern(A: BlockRows, B: BlockRows, width: int) -> ProductPattern:
     kind = A.device.kind
     offsets, columns = find_kernel("block_rows", "pattern", kind)(A, B, width)
     bins = bins_of_offsets(offsets) if kind == "cuda" else []
-    return ProductPattern(offsets, columns, bins, (A.columns.size, B.columns.size))
+    return ProductPattern(offsets, columns, bins, width, (A.offsets, A.columns, B.offsets, B.columns))
 
 
 def product_of_rows(A: BlockRows, B: BlockRows, width: int) -> BlockRows:
     """Return the product of rows of blocks of float64 that fit each other; B has ``width`` columns of blocks."""
-    return _product(A, B, width, _pattern_on_cpu(A, B, width))
-
-
-def _pattern_on_cpu(A: BlockRows, B: BlockRows, width: int) -> ProductPattern | None:
-    """Return the pattern on a CPU; on a GPU it is found together with the values."""
-    return _pattern(A, B, width) if A.device.kind == "cpu" else None
+    return _product(A, B, width, None)
 
 
 def _product(A: BlockRows, B: BlockRows, width: int, pattern: ProductPattern | None) -> BlockRows:
     """Return the rows of a product."""
-    area = int(A.blocks.shape[1] * B.blocks.shape[2])
-    if area == 1 and A.blocks.shape[2] == 1 and A.device.kind == "cuda":
+    if pattern is not None:
+        pattern.check(A, B, width)
+    if A.blocks.shape[1:] == B.blocks.shape[1:] == (1, 1) and A.device.kind == "cuda":
         return find_kernel("sparse_numbers", "product", "cuda")(A, B, width, pattern)  # type: ignore[no-any-return]
     pattern = pattern or _pattern(A, B, width)
-    shape = (pattern.columns.size, A.blocks.shape[1], B.blocks.shape[2])
-    (blocks,) = _empty_result(A, shape[0], lambda: (A.device.xp.zeros(shape),))
-    product = BlockRows(A.start, pattern.offsets, pattern.columns, blocks)
+    shape, xp = (pattern.columns.size, A.blocks.shape[1], B.blocks.shape[2]), A.device.xp
+    blocks = allocated(A.device, lambda: xp.zeros(shape), 8 * int(np.prod(shape)))
+    product = BlockRows(A.start, pattern.offsets, pattern.columns, blocks, width)
     wide_a, wide_b = (
         BlockRows(rows.start, rows.offsets, rows.columns, rows.blocks.astype(np.float64, copy=False)) for rows in (A, B)
     )
@@ -245,27 +273,15 @@ def _product(A: BlockRows, B: BlockRows, width: int, pattern: ProductPattern | N
 @register_kernel("sparse_numbers", "product", "cuda")
 def _product_of_numbers(A: BlockRows, B: BlockRows, width: int, pattern: ProductPattern | None) -> BlockRows:
     """Find columns and values of the product together."""
-    xp = device_of(A.offsets).xp
+    xp, device = device_of(A.offsets).xp, A.device
     if pattern is None:
         offsets = counted_cuda(A, B, width)
         entries = int(offsets[-1])
-        (columns,) = _empty_result(A, entries, lambda: (xp.empty(entries, dtype=np.int32),))
-        pattern = ProductPattern(offsets, columns, bins_of_offsets(offsets), (0, 0))
-    entries = pattern.columns.size
-    (values,) = _empty_result(A, entries, lambda: (xp.empty((entries, 1, 1), dtype=A.blocks.dtype),))
-    run(Purpose.VALUES, pattern.bins, A, B, width, None, (pattern.offsets, pattern.columns, values))
-    return BlockRows(A.start, pattern.offsets, pattern.columns, values)
-
-
-def _empty_result(A: BlockRows, entries: int, make: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
-    """Return the arrays that ``make`` allocates for a result, or refuse it for want of memory."""
-    refused = BudgetError(
-        f"the product has {entries} entries, and {A.device} has too little memory for them; multiply fewer rows at a time"
-    )
-    # A host promises memory that it does not have; asking a GPU for its free memory takes longer than a small product.
-    if A.device.kind == "cpu" and 8 * entries > A.device.free_nbytes():
-        raise refused
-    try:
-        return make()
-    except MemoryError as error:
-        raise refused from error
+        columns = allocated(device, lambda: xp.empty(entries, dtype=np.int32), 4 * entries)
+        bins = bins_of_offsets(offsets)
+    else:
+        offsets, columns, bins, entries = pattern.offsets, pattern.columns, pattern.bins, pattern.columns.size
+    dtype = A.blocks.dtype
+    values = allocated(device, lambda: xp.empty((entries, 1, 1), dtype=dtype), entries * int(np.dtype(dtype).itemsize))
+    run(Purpose.VALUES, bins, A, B, width, None, (offsets, columns, values))
+    return BlockRows(A.start, offsets, columns, values, width)

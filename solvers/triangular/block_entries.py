@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,12 @@ class BlockEntries:
         """Where the arrays are."""
         return device_of(self.values)
 
-    def with_values(self, values: Array) -> BlockEntries:
-        """Return the same pattern with other values, given in the same order."""
-        return replace(self, values=values.reshape(self.values.shape))
+    def matches(self, other: BlockEntries) -> bool:
+        """Return whether another matrix has the same pattern, types and device."""
+        types = (self.values.dtype, self.dtype, self.device, self.values.shape, self.rows)
+        if types != (other.values.dtype, other.dtype, other.device, other.values.shape, other.rows):
+            return False
+        return bool((self.offsets == other.offsets).all()) and bool((self.columns == other.columns).all())
 
 
 def block_entries(A: Any, block_size: int | None = None) -> BlockEntries:
@@ -86,7 +89,9 @@ def block_entries(A: Any, block_size: int | None = None) -> BlockEntries:
     size = block_size or (given if given in SIZES else 1)
     if not isinstance(matrix, BsrMatrix if size > 1 else CsrMatrix) or (size > 1 and given != size):
         if not isinstance(matrix, CsrMatrix):
-            matrix = CsrMatrix.from_csr(matrix.to_csr(), values_dtype=matrix.values_dtype).to_device(matrix.device)
+            scalars = matrix.to_csr()
+            scalars.eliminate_zeros()  # those that fill up blocks
+            matrix = CsrMatrix.from_csr(scalars, values_dtype=matrix.values_dtype).to_device(matrix.device)
         if size > 1:
             matrix = BsrMatrix.from_csr(matrix, block_size=size)
     values = matrix.values.reshape(-1, size, size)

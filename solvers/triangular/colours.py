@@ -13,9 +13,9 @@ from penstock.spmv.compilation.cuda_module import cuda_function, launch
 from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["colour_rows", "order_by_colour"]
+__all__ = ["check_symmetric_pattern", "colour_rows", "order_by_colour"]
 
-_MOST_ON_GPU, _TOO_MANY = 64, 2
+_TOO_MANY = 2
 
 
 def colour_rows(entries: BlockEntries, kind: str) -> Array:
@@ -30,16 +30,26 @@ def colour_rows(entries: BlockEntries, kind: str) -> Array:
     Raises
     ------
     InputError
-        If the pattern is not symmetric, so that rows of one colour may need each other.
+        If the pattern is not symmetric: then rows of one colour may need each other.
     """
-    colours = find_kernel("triangle", "colours", kind)(entries)
-    lower, upper = (count_waits(entries, colours, upper, kind) for upper in (False, True))
-    off_diagonal = len(entries.columns) - int((lower.diagonal >= 0).sum())
-    if int(lower.counts.sum()) + int(upper.counts.sum()) != off_diagonal:
-        raise InputError(
-            "the pattern of the matrix is not symmetric, which an order by colours needs; use order='levels'"
-        )
+    check_symmetric_pattern(entries, kind)
+    colours: Array = find_kernel("triangle", "colours", kind)(entries)
     return colours
+
+
+def check_symmetric_pattern(entries: BlockEntries, kind: str) -> None:
+    """Refuse a matrix with an entry that has no mirror image; its values are not compared.
+
+    Raises
+    ------
+    InputError
+        If there is one; the message names its row.
+    """
+    bad = find_kernel("triangle", "unpaired", kind)(entries)
+    if bad < entries.rows:
+        raise InputError(
+            f"row {bad * entries.size} has an entry without a mirror image: the pattern of the matrix is not symmetric"
+        )
 
 
 def order_by_colour(colours: Array, upper: bool) -> tuple[Array, Any]:
@@ -52,6 +62,19 @@ def order_by_colour(colours: Array, upper: bool) -> tuple[Array, Any]:
     order = device.xp.argsort(keys, kind="stable").astype(np.int32)
     levels = device.xp.searchsorted(keys[order], device.xp.arange(last + 2))
     return order, device.to_host(levels).astype(np.int64)
+
+
+@register_kernel("triangle", "unpaired", "cpu")
+def _unpaired_cpu(entries: BlockEntries) -> int:
+    return int(_find_unpaired(entries.offsets, entries.columns))
+
+
+@register_kernel("triangle", "unpaired", "cuda")
+def _unpaired_cuda(entries: BlockEntries) -> int:
+    first_bad = device_of(entries.values).xp.full(1, entries.rows, dtype=np.int32)
+    arguments = (np.int32(entries.rows), entries.offsets, entries.columns, first_bad)
+    launch(cuda_function("solve_order.cu", "find_unpaired"), entries.rows, 256, arguments)
+    return int(first_bad[0])
 
 
 @register_kernel("triangle", "colours", "cpu")
@@ -70,9 +93,8 @@ def _colours_cuda(entries: BlockEntries) -> Array:
     places = xp.empty(int(offsets[-1]), dtype=np.int32)
     find_kernel("triangle", "entries", "cuda")(entries, None, False, None, None, offsets, places, xp.empty_like(places))
     colours, ticket, failed = (xp.empty(count, dtype=np.int32) for count in (rows, 1, 1))
-    failed[0] = 0
     lanes = 8 if places.size > 4 * rows else 1
-    launch(cuda_function("triangular.cu", "forget<int>"), rows, 256, (np.int64(rows), colours, ticket))
+    launch(cuda_function("triangular.cu", "forget<int>"), rows, 256, (np.int64(rows), colours, ticket, failed))
     function = cuda_function("triangular.cu", f"colour_rows<{lanes}>")
     arguments = (np.int64(rows), offsets, places, colours, ticket, failed, np.int32(POLLS))
     if rows:
@@ -100,3 +122,15 @@ def _colour(offsets: Array, columns: Array, colours: Array) -> None:
         while taken_by[colour] == row:
             colour += 1
         colours[row] = colour
+
+
+@serial_kernel
+def _find_unpaired(offsets: Array, columns: Array) -> int:
+    rows = offsets.shape[0] - 1
+    for row in range(rows):
+        for entry in range(offsets[row], offsets[row + 1]):
+            other = columns[entry]
+            place = offsets[other] + np.searchsorted(columns[offsets[other] : offsets[other + 1]], row)
+            if place == offsets[other + 1] or columns[place] != row:
+                return row
+    return rows

@@ -43,6 +43,7 @@ class ColumnSchedule:
         self._sums.fill(0)
         self._left[...] = self._waits
         self._ticket.fill(0)
+        self._failed.fill(0)
         function = cuda_function("triangular.cu", f"substitute_columns<{type_names(rows.blocks, b)}>")
         arguments: tuple[Any, ...] = (
             np.int64(rows.count),

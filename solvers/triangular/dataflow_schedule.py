@@ -63,7 +63,7 @@ class DataflowSchedule:
             return
         if self._y.size < count * rows.size:
             self._y = device_of(b).xp.empty(count * rows.size)
-        words = (np.int64(count * rows.size), self._y, self._ticket)
+        words = (np.int64(count * rows.size), self._y, self._ticket, self._failed)
         launch(cuda_function("triangular.cu", "forget<double>"), count * rows.size, 256, words)
         name = f"substitute<{type_names(rows.blocks, b)}, {rows.size}, {lanes}, {in_flight}>"
         arguments: tuple[Any, ...] = (

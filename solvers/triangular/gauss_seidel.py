@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.solvers.triangular.block_entries import SIZES, BlockEntries, block_entries
-from penstock.solvers.triangular.colours import colour_rows, order_by_colour
+from penstock.solvers.triangular.colours import check_symmetric_pattern, colour_rows, order_by_colour
 from penstock.solvers.triangular.host_schedule import HostSchedule
 from penstock.solvers.triangular.levels import count_waits
 from penstock.solvers.triangular.ordered_rows import Diagonal, ordered_rows
@@ -105,8 +105,8 @@ def gauss_seidel(
     Raises
     ------
     InputError
-        If A is not square or not held in memory, its pattern is not symmetric, a diagonal block is not positive definite, or
-        an option is out of range.
+        If A is not square or not held in memory, its pattern is not symmetric (values are not compared), a diagonal block is
+        not positive definite, or an option is out of range.
 
     Notes
     -----
@@ -123,6 +123,7 @@ def gauss_seidel(
 def _sweep(entries: BlockEntries, order: Order, omega: float, kind: str) -> tuple[Sweep, int | None]:
     """Return the forward and backward pass, and the number of colours."""
     if order != "colours":
+        check_symmetric_pattern(entries, kind)
         forward, backward = (
             triangle(entries, upper, order, part_of_symmetric=True, positive=True, omega=omega, kind=kind)[2]
             for upper in (False, True)
@@ -147,9 +148,9 @@ def _check_options(symmetric: bool, sweeps: int, omega: float) -> None:
         raise InputError(
             "conjugate gradients need a symmetric preconditioner; leave symmetric=True, or use TriangularSolve for one half"
         )
-    if sweeps < 1 or sweeps % 1:
+    if not isinstance(sweeps, int) or sweeps < 1:
         raise InputError(f"sweeps must be a positive number, not {sweeps}")
-    if not 0.0 < omega < 2.0:
+    if not isinstance(omega, (int, float)) or not 0.0 < omega < 2.0:
         raise InputError(
             f"omega must lie between 0 and 2, not {omega}: beyond, the preconditioner is not positive definite"
         )

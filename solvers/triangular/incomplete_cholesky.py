@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.solvers.triangular.block_entries import SIZES, BlockEntries, block_entries
-from penstock.solvers.triangular.colours import colour_rows, order_by_colour
+from penstock.solvers.triangular.colours import check_symmetric_pattern, colour_rows, order_by_colour
 from penstock.solvers.triangular.factor_rows import Factor, factored, lower_pattern
 from penstock.solvers.triangular.ordered_rows import OrderedRows
 from penstock.solvers.triangular.permutation import permuted, transposed
@@ -73,7 +73,7 @@ def incomplete_cholesky(
         for fewer iterations and about three times the memory.
     shift : float or "auto"
         Share of every diagonal entry that is added to it before factoring. ``"auto"``: none, or where a pivot is not positive, as
-        in elasticity, 0.001 and then twice as much until all are.
+        in elasticity, 0.001 and then up to twelve times twice as much.
     order : {"auto", "colours", "levels", "natural"}
         Order of the elimination. By colours, the solves on a GPU are a few launches; the natural order takes fewer iterations, in
         solves that follow long chains of rows. ``"auto"``: colours on a GPU, the natural order on a CPU. ``"levels"`` is the
@@ -84,8 +84,9 @@ def incomplete_cholesky(
     Raises
     ------
     InputError
-        If A is not square or not held in memory, a diagonal entry is missing or not positive, or a shift given leaves a pivot
-        that is not positive; the message names the row.
+        If A is not square or not held in memory, its pattern is not symmetric (of the values, those of the lower triangle are
+        read), a diagonal entry is missing, or a pivot is not positive with the shift given or the largest; the message names
+        the row.
 
     Notes
     -----
@@ -94,11 +95,12 @@ def incomplete_cholesky(
     """
     if fill not in (0, 1):
         raise InputError(f"fill must be 0 or 1, not {fill}")
-    if shift != "auto" and not 0 <= float(shift) < np.inf:
+    if shift != "auto" and not (isinstance(shift, (int, float)) and 0 <= shift < np.inf):  # type: ignore[redundant-expr]
         raise InputError(f"shift must be 'auto' or a number that is not negative, not {shift!r}")
     entries = block_entries(A, block_size)
     kind = entries.device.kind
     with entries.device.current():
+        check_symmetric_pattern(entries, kind)
         names, taken = None, order
         if order == "colours" or (order == "auto" and kind == "cuda"):
             names, taken = order_by_colour(colour_rows(entries, kind), False)[0], "levels"
@@ -128,7 +130,7 @@ def _shifted(
         if bad == entries.rows:
             return factor, given
     row = (bad if names is None else int(names[bad])) * entries.size
-    advice = "the matrix is not positive definite" if shift == "auto" else "pass a larger shift, or shift='auto'"
+    advice = "the matrix is hardly positive definite" if shift == "auto" else "pass a larger shift, or shift='auto'"
     raise InputError(f"the pivot of row {row} is not positive with a shift of {given:g}: {advice}")
 
 

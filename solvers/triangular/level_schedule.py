@@ -96,14 +96,14 @@ class LevelSchedule:
 
     @property
     def capturable(self) -> bool:
-        """Whether the launches are few enough to need no graph of their own."""
+        """Whether the launches for a vector are few enough to need no graph of their own."""
         return len(self._launches.steps(1)) <= _LAUNCHES_WITHOUT_GRAPH
 
     def solve(self, b: Array, out: Array, alpha: float, beta: float, gamma: float, scaled: bool) -> None:
         """Solve by launches, or replay them."""
         if self._y.size < b.size:
             self._y, self._graphs = device_of(b).xp.empty(b.size), {}
-        if len(self._launches.steps(columns_of(b))) <= _LAUNCHES_WITHOUT_GRAPH:
+        if self.capturable:
             self._launches.launch(b, out, self._y, (alpha, beta, gamma), scaled)
             return
         key = (b.shape, gamma, scaled)

@@ -137,7 +137,6 @@ def _levels_cuda(entries: BlockEntries, upper: bool, waits: Waits, most: int) ->
     followers = xp.empty(max(1, int(follower_offsets[-1])), dtype=np.int32)
     launch(list_followers, rows, 256, (*given, follower_offsets[1:].copy(), followers))
     order, most = xp.empty(rows, dtype=np.int32), min(most, rows)
-    order, most = xp.empty(rows, dtype=np.int32), min(most, rows)
     levels, counters, failed = (xp.full(count, -1, dtype=np.int32) for count in (most + 2, 3, 1))
     levels[0] = counters[0] = counters[1] = failed[0] = 0
     lanes = 8 if followers.size > 8 * rows else 1

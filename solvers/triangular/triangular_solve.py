@@ -39,14 +39,14 @@ class TriangularSolve(ValidatedOperator):
     order : {"auto", "levels", "colours", "natural"}
         Order in which rows are stored and solved: that of their levels, where all rows of a level are independent (the
         longest chain before a row is its level); that of greedy colours; or that of the matrix. ``"auto"`` takes levels, but the
-        natural order where consecutive rows are independent anyway or levels are narrow chains.
+        natural order on a CPU, and where consecutive rows are independent anyway or levels are narrow chains.
     unit_diagonal : bool
-        Take the diagonal for ones, whatever A stores there.
+        Take the diagonal for ones, whatever A stores there; solved by single entries.
     schedule : {"auto", "dataflow", "levels", "columns"}
         How a GPU spreads rows over time. ``"dataflow"``: one launch, in which lanes take what they need as soon as it is
         there. ``"levels"``: a launch a level, narrow levels fused, all replayed as one CUDA graph. ``"columns"``: rows push to
-        those that need them (one vector; last digits depend on timing; for comparison). ``"auto"``: dataflow, but levels for
-        few and wide ones, as of colours, and on GPUs that do not promise that waiting lanes let others run.
+        those that need them (one vector; last digits depend on timing; for comparison). ``"auto"``: dataflow, but levels where
+        these are at most eight launches, as of colours, and on GPUs that do not promise that waiting lanes let others run.
 
     Raises
     ------
@@ -79,7 +79,8 @@ class TriangularSolve(ValidatedOperator):
         *,
         schedule: ScheduleName = "auto",
     ) -> None:
-        self._entries = block_entries(A)
+        # The blocks of a unit triangle have ones on the diagonal, and entries below it.
+        self._entries = block_entries(A, 1 if unit_diagonal else None)
         self._unit_diagonal = unit_diagonal
         self.dtype, self.device = self._entries.dtype, self._entries.device
         self.shape = (self._entries.rows * self._entries.size,) * 2
@@ -106,10 +107,10 @@ class TriangularSolve(ValidatedOperator):
         Raises
         ------
         InputError
-            If the pattern differs in its number of entries, or a value does not permit a solve.
+            If the pattern, the types or the device differ, or a value does not permit a solve.
         """
-        entries = block_entries(A)
-        if entries.values.shape != self._entries.values.shape or entries.rows != self._entries.rows:
+        entries = block_entries(A, 1 if self._unit_diagonal else None)
+        if not entries.matches(self._entries):
             raise InputError("the matrix has another pattern; make a new TriangularSolve")
         diagonal = Diagonal(None if self._unit_diagonal else self._waits.diagonal)
         other = object.__new__(TriangularSolve)
@@ -178,7 +179,7 @@ def _check(entries: BlockEntries, waits: Waits, upper: bool, has_both: bool, uni
         this, other = ("upper", "left") if upper else ("lower", "right")
         raise InputError(
             f"row {waits.later * entries.size} has an entry {other} of the diagonal, so the matrix is not {this} triangular; "
-            f"pass lower={upper}, or one of its triangles"
+            f"pass lower={upper}, or one of its triangles (a stored zero is an entry: call A.eliminate_zeros())"
         )
     if not unit_diagonal:
         check_diagonal(entries, waits)

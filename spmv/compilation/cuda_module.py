@@ -22,6 +22,7 @@ __all__ = [
     "cuda_source",
     "launch",
     "multiprocessors",
+    "shared_limit",
     "type_names",
 ]
 
@@ -96,3 +97,14 @@ def multiprocessors(array: Array) -> int:
     if device.kind == "cpu":  # kernels that tests run on the host: one block after another
         return 1
     return int(device.xp.cuda.Device(device.index).attributes["MultiProcessorCount"])
+
+
+def shared_limit(array: Array) -> int:
+    """Return the most bytes of dynamic shared memory that a block may have on the GPU that holds an array."""
+    device = device_of(array)
+    if device.kind == "cpu":
+        return 227 << 10  # of an H200
+    attributes = device.xp.cuda.Device(device.index).attributes
+    return (
+        int(attributes.get("MaxSharedMemoryPerBlockOptin") or attributes["MaxSharedMemoryPerBlock"]) - 1024
+    )  # some are static

@@ -9,7 +9,7 @@ enum Standing { PASSED = 0, OPEN = 1, ROOT = 2 };
 
 __device__ __forceinline__ int standing_of(const Key key) { return int(key >> 62); }
 
-// Nodes that are not active take no part. (A multiplicative hash, Knuth 1998, section 6.4, mixed once more.)
+// Nodes that are not active take no part: they are never roots, and no way between others leads through them. (A multiplicative hash, Knuth 1998, section 6.4, mixed once more.)
 __global__ void __launch_bounds__(256) make_keys(const int nodes, const bool* __restrict__ active, Key* __restrict__ keys)
 {
     const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
@@ -21,11 +21,15 @@ __global__ void __launch_bounds__(256) make_keys(const int nodes, const bool* __
 
 // largest[i] = the largest key of node i and its neighbours.
 __global__ void __launch_bounds__(256) find_largest(
-    const int nodes, const long long* __restrict__ offsets, const int* __restrict__ columns, const Key* __restrict__ keys,
-    Key* __restrict__ largest)
+    const int nodes, const long long* __restrict__ offsets, const int* __restrict__ columns, const bool* __restrict__ active,
+    const Key* __restrict__ keys, Key* __restrict__ largest)
 {
     const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
     if (node >= nodes) return;
+    if (!active[node]) {
+        largest[node] = 0;
+        return;
+    }
     Key best = keys[node];
     for (long long entry = offsets[node]; entry < offsets[node + 1]; ++entry) {
         const Key other = keys[columns[entry]];
@@ -52,7 +56,8 @@ __global__ void __launch_bounds__(256) decide(const int nodes, const Key* __rest
     if (threadIdx.x % 32 == 0 && all) atomicAdd(open, __popc(all));
 }
 
-// A node without an aggregate joins that of most of its neighbours, the smallest of several.
+// A node without an aggregate joins that of most of its active neighbours, the smallest of several; so do nodes that are not active,
+// which then are where they can do no harm.
 __global__ void __launch_bounds__(256) join_aggregates(
     const int nodes, const long long* __restrict__ offsets, const int* __restrict__ columns, const bool* __restrict__ active,
     const int* __restrict__ before, int* __restrict__ after)
@@ -60,10 +65,10 @@ __global__ void __launch_bounds__(256) join_aggregates(
     const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
     if (node >= nodes) return;
     int best = before[node], most = 0;
-    if (best < 0 && active[node])
+    if (best < 0)
         for (long long entry = offsets[node]; entry < offsets[node + 1]; ++entry) {
             const int candidate = before[columns[entry]];
-            if (candidate < 0 || candidate == best) continue;
+            if (candidate < 0 || candidate == best || !active[columns[entry]]) continue;
             int votes = 0;
             for (long long other = offsets[node]; other < offsets[node + 1]; ++other) votes += before[columns[other]] == candidate;
             if (votes > most || (votes == most && candidate < best)) most = votes, best = candidate;

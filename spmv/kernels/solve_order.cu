@@ -222,3 +222,25 @@ __global__ void __launch_bounds__(256) find_not_finite(
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count && !(values[i] - values[i] == 0)) atomicMin(first_bad, (unsigned long long)i);
 }
+
+// first_bad becomes the first row with an entry that has no mirror image; it starts as `rows`. Columns ascend in every row.
+__global__ void __launch_bounds__(256) find_unpaired(
+    const int rows, const long long* __restrict__ offsets, const int* __restrict__ columns, int* __restrict__ first_bad)
+{
+    const int row = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (row >= rows) return;
+    bool paired = true;
+    for (long long entry = offsets[row]; entry < offsets[row + 1] && paired; ++entry) {
+        long long first = offsets[columns[entry]], stop = offsets[columns[entry] + 1];
+        const long long end = stop;
+        while (first < stop) {
+            const long long middle = (first + stop) / 2;
+            if (columns[middle] < row)
+                first = middle + 1;
+            else
+                stop = middle;
+        }
+        paired = first < end && columns[first] == row;
+    }
+    if (!paired) atomicMin(first_bad, row);
+}

@@ -290,13 +290,13 @@ __global__ void __launch_bounds__(256) colour_rows(
     solve_by_dataflow<Colour, lanes, 4>(Colour{}, count, 1, offsets, places, colours, ticket, failed, cap);
 }
 
-// Makes all words of y missing, and rewinds the counter.
+// Makes all words of y missing, rewinds the counter, and forgets that lanes gave up.
 template <typename Word>
-__global__ void __launch_bounds__(256) forget(const long long count, Word* y, int* ticket)
+__global__ void __launch_bounds__(256) forget(const long long count, Word* y, int* ticket, int* failed)
 {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) memset(y + i, 0xff, sizeof(Word));
-    if (i == 0) *ticket = 0;
+    if (i == 0) *ticket = *failed = 0;
 }
 
 // A place when all before it that it needs are done. All lanes of a warp call this together.

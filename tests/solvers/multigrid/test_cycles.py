@@ -8,8 +8,7 @@ from kernel_targets import TARGETS, gpu_count
 from penstock.fem import Cantilever
 from penstock.solvers import Multigrid, block_cg, block_jacobi, cg, multigrid, preconditioner_spec
 from penstock.solvers.multigrid.aggregation import aggregate_nodes
-from penstock.solvers.multigrid.setup import _scalars
-from penstock.solvers.products.block_rows import BlockRows
+from penstock.solvers.products.block_rows import BlockRows, as_csr
 from penstock.spmv import InputError
 
 
@@ -108,7 +107,7 @@ def test_blocks_become_rows_of_numbers():
     offsets, columns = np.array([0, 2, 2, 5]), np.array([0, 2, 0, 1, 3], dtype=np.int32)
     rows = BlockRows(0, offsets, columns, rng.normal(size=(5, 3, 2)))
 
-    found = _scalars(rows, 9, 8).to_csr()
+    found = as_csr(rows, 4).to_csr()
 
     expected = scipy.sparse.bsr_array((rows.blocks, columns, offsets), shape=(9, 8)).tocsr()
     assert np.array_equal(found.toarray(), expected.toarray())
@@ -165,9 +164,15 @@ def test_refusals():
         multigrid(scipy.sparse.csr_array(np.ones((2, 3))))
     with pytest.raises(InputError, match="float64"):
         multigrid(scipy.sparse.csr_array(np.eye(3, dtype=np.float32)))
-    with pytest.raises(InputError, match="coordinates must be of shape"):
+    with pytest.raises(InputError, match="not positive definite"):
+        multigrid(-scipy.sparse.eye_array(5, format="csr"))
+    with pytest.raises(InputError, match="near_null_space must be finite"):
+        multigrid(A, np.full(A.shape[0], np.nan))
+    assert multigrid(scipy.sparse.csr_array((0, 0))).shape == (0, 0)
+    assert multigrid(A, degree="auto").shape == A.shape
+    with pytest.raises(InputError, match="coordinates must be finite and of shape"):
         multigrid(A, coordinates=np.ones((3, 3)))
-    with pytest.raises(InputError, match="near_null_space must be of shape"):
+    with pytest.raises(InputError, match="near_null_space must be finite and of shape"):
         multigrid(A, np.ones((3, 3)))
 
 

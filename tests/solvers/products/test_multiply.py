@@ -43,15 +43,15 @@ def assert_product(found, A, B):
 def product_of_numbers(target, A, B, *, again=False):
     """The product by the kernels of a target; ``again`` by its pattern."""
     with target.running():
-        (left, _), (right, width) = module._rows_of(*(target.put_matrix(CsrMatrix.from_csr(M)) for M in (A, B)))
+        left, right, width, _ = module._rows_of(*(target.put_matrix(CsrMatrix.from_csr(M)) for M in (A, B)))
         if target.device_kind == "cpu":
             C = module._product(left, right, width, None)
         else:
             pattern = None
             if again:
                 offsets, columns = module.find_kernel("block_rows", "pattern", "cuda")(left, right, width)
-                entries = (left.columns.size, right.columns.size)
-                pattern = module.ProductPattern(offsets, columns, hashing.bins_of_offsets(offsets), entries)
+                factors = (left.offsets, left.columns, right.offsets, right.columns)
+                pattern = module.ProductPattern(offsets, columns, hashing.bins_of_offsets(offsets), width, factors)
             C = module._product_of_numbers(left, right, width, pattern)
         arrays = (C.blocks.reshape(-1), C.columns, C.offsets)
         return scipy.sparse.csr_array(tuple(target.get(array) for array in arrays), shape=(A.shape[0], B.shape[1]))
@@ -192,9 +192,62 @@ def test_refusals(monkeypatch):
         multiply(square, scipy.sparse.eye_array(5, format="csr"))
     with pytest.raises(InputError, match="not at hand"):
         multiply(square, np.eye(4))
-    monkeypatch.setattr("penstock.spmv.Device.free_nbytes", lambda self: 10)
-    with pytest.raises(BudgetError, match="4 entries, and cpu has too little memory"):
+    monkeypatch.setattr("penstock.spmv.Device.free_nbytes", lambda self: 15)
+    with pytest.raises(BudgetError, match="takes 16 B in one array, more than cpu has"):
         multiply(square, square)
+
+
+def test_patterns_of_other_matrices_are_refused():
+    """Of as many entries, too: a kernel would write where the product has none."""
+    ones, same = np.ones(3), np.array([0, 1, 2])
+    diagonal = scipy.sparse.csr_array((ones, same, np.array([0, 1, 2, 3])), shape=(3, 3))
+    row = scipy.sparse.csr_array((ones, same, np.array([0, 3, 3, 3])), shape=(3, 3))
+    with pytest.raises(InputError, match="other matrices"):
+        multiply(row, diagonal, pattern=product_pattern(diagonal, diagonal))
+    with pytest.raises(InputError, match="other matrices"):
+        galerkin(row, diagonal, pattern=galerkin_pattern(diagonal, diagonal))
+    larger = scipy.sparse.eye_array(6, format="csr")
+    with pytest.raises(InputError, match="other matrices"):
+        galerkin(larger, larger, pattern=galerkin_pattern(diagonal, diagonal))
+    with pytest.raises(InputError, match="square matrix A"):
+        galerkin(scipy.sparse.csr_array((3, 4)), scipy.sparse.csr_array((4, 2)))
+
+
+def test_products_of_products_keep_their_empty_columns():
+    P = scipy.sparse.bsr_array((np.ones((1, 2, 3)), np.array([0]), np.array([0, 1, 1])), shape=(4, 9))
+
+    back = transpose(P)
+
+    assert len(back.offsets) == 4
+    assert len(transpose(back).offsets) == 3
+    product = multiply(back, scipy.sparse.eye_array(4, format="csr"))
+    assert product.shape == (9, 4)
+    assert np.array_equal(product.to_csr().toarray(), P.T.toarray())
+
+
+def test_scipy_blocks_get_the_checks_of_other_matrices():
+    unsorted = scipy.sparse.bsr_array(
+        (np.stack([np.ones((2, 2)), 2 * np.ones((2, 2))]), np.array([1, 0]), np.array([0, 2, 2])), shape=(4, 4)
+    )
+    small = scipy.sparse.bsr_array(np.full((2, 2), 100, np.int8), blocksize=(2, 2))
+
+    assert np.array_equal(multiply(unsorted, unsorted).to_csr().toarray(), (unsorted @ unsorted).toarray())
+    assert unsorted.indices.tolist() == [1, 0]
+    assert multiply(small, small).to_csr().toarray().tolist() == [[20000.0, 20000.0], [20000.0, 20000.0]]
+    for wrong in (np.eye(2) * 1j, np.array([[np.nan, 1.0], [1.0, 1.0]])):
+        with pytest.raises(InputError):
+            multiply(scipy.sparse.bsr_array(wrong, blocksize=(2, 2)), small)
+
+
+def test_slabs_and_types_of_vectors():
+    beam = Cantilever(nodes=(4, 3, 3), dof=3)
+    A = beam.matrix("bsr")
+    slab = A.rows(0, 27)
+    narrow = CsrMatrix.from_csr(A.to_csr(), values_dtype=np.float32)
+
+    assert np.allclose(multiply(slab, A).to_csr().toarray(), (slab.to_csr() @ A.to_csr()).toarray())
+    assert multiply(narrow, narrow).dtype == np.float64
+    assert multiply(narrow, narrow).values_dtype == np.float32
 
 
 def test_products_without_entries():

@@ -105,10 +105,13 @@ def test_more_colours_than_a_mask_has_bits(target):
     assert np.array_equal(colours, np.arange(70))
 
 
-def test_colours_need_a_symmetric_pattern():
-    A = scipy.sparse.csr_array(np.array([[2.0, 1.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0]]))
-    with pytest.raises(InputError, match="not symmetric"):
-        gauss_seidel(A)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("order", ["colours", "natural"])
+def test_a_pattern_that_is_not_symmetric_is_refused(target, order):
+    """Also where no two rows of a colour need each other."""
+    A = CsrMatrix.from_csr(scipy.sparse.csr_array(np.array([[2.0, 0, 0], [1, 4, 0], [0, 3, 5]])))
+    with target.running(), pytest.raises(InputError, match="row 1 has an entry without a mirror image"):
+        _sweep(block_entries(target.put_matrix(A)), order, 1.0, target.device_kind)
 
 
 @pytest.mark.parametrize("order", ["colours", "levels", "natural", "auto"])
@@ -156,9 +159,10 @@ def test_refusals():
     A = laplacian(3)
     with pytest.raises(InputError, match="symmetric preconditioner"):
         gauss_seidel(A, symmetric=False)
-    with pytest.raises(InputError, match="sweeps"):
-        gauss_seidel(A, sweeps=0)
-    for omega in (0.0, 2.0, -1.0):
+    for sweeps in (0, "2", None):
+        with pytest.raises(InputError, match="sweeps"):
+            gauss_seidel(A, sweeps=sweeps)
+    for omega in (0.0, 2.0, -1.0, "x", None):
         with pytest.raises(InputError, match="between 0 and 2"):
             gauss_seidel(A, omega=omega)
     with pytest.raises(InputError, match="one of 1, 2, 3, 6"):

@@ -135,11 +135,14 @@ def test_transposes():
 def test_refusals():
     with pytest.raises(InputError, match="fill must be 0 or 1"):
         incomplete_cholesky(KERSHAW, 2)
-    with pytest.raises(InputError, match="shift must be"):
-        incomplete_cholesky(KERSHAW, shift=-1.0)
+    for shift in (-1.0, "AUTO", None, [1]):
+        with pytest.raises(InputError, match="shift must be"):
+            incomplete_cholesky(KERSHAW, shift=shift)
+    with pytest.raises(InputError, match="row 1 has an entry without a mirror image"):
+        incomplete_cholesky(scipy.sparse.csr_array(np.array([[2.0, 0.0], [1.0, 2.0]])))
     with pytest.raises(InputError, match="row 1 has no diagonal entry"):
         incomplete_cholesky(scipy.sparse.csr_array(np.array([[1.0, 1.0], [1.0, 0.0]])))
-    with pytest.raises(InputError, match=r"pivot of row 0 is not positive .* the matrix is not positive definite"):
+    with pytest.raises(InputError, match=r"pivot of row 0 is not positive .* the matrix is hardly positive definite"):
         incomplete_cholesky(scipy.sparse.csr_array(-np.eye(3)))
 
 

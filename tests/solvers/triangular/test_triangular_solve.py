@@ -277,6 +277,20 @@ def test_values_are_replaced_without_another_analysis():
         assert_solves(solve @ b, other.toarray(), b)
     with pytest.raises(InputError, match="another pattern"):
         TriangularSolve(L).with_values(random_blocks(patterns()["dense"], 1, seed=1))
+    with pytest.raises(InputError, match="another pattern"):
+        TriangularSolve(L).with_values(L.T.tocsr())  # of as many entries
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_blocks_of_any_size_and_their_unit_diagonal(size):
+    """Sizes without kernels are solved by single entries, and so is a unit triangle."""
+    n = 4 * size
+    ones = np.tril(np.random.default_rng(24).uniform(-1, 1, (n, n)), -1) + np.eye(n)
+    blocks = scipy.sparse.bsr_array(scipy.sparse.csr_array(ones), blocksize=(size, size))
+    b = np.random.default_rng(25).normal(size=n)
+
+    for unit_diagonal in (False, True):
+        assert np.allclose(TriangularSolve(blocks, unit_diagonal=unit_diagonal) @ b, np.linalg.solve(ones, b))
 
 
 @pytest.mark.parametrize("target", TARGETS)
