@@ -113,11 +113,11 @@ def as_csr(rows: BlockRows, columns: int) -> CsrMatrix:
     first = (rows.offsets[of_block] * tall + (xp.arange(rows.columns.size) - rows.offsets[of_block])) * wide
     place = first[:, None] + xp.arange(tall) * (counts[of_block] * wide)[:, None]
     place = (place[:, :, None] + xp.arange(wide)).reshape(-1)
-    columns, values = xp.empty(entries, dtype=np.int32), xp.empty(entries, dtype=rows.blocks.dtype)
+    indices, values = xp.empty(entries, dtype=np.int32), xp.empty(entries, dtype=rows.blocks.dtype)
     values[place] = rows.blocks.reshape(-1)
     own = (
         (rows.columns * wide)[:, None, None] + xp.zeros((1, tall, 1), dtype=np.int32) + xp.arange(wide, dtype=np.int32)
     )
-    columns[place] = own.reshape(-1)
-    arrays = {"row_offsets": offsets, "column_indices": columns, "values": values}
+    indices[place] = own.reshape(-1)
+    arrays = {"row_offsets": offsets, "column_indices": indices, "values": values}
     return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), rows.blocks.dtype, arrays, {}), strategy="auto")

@@ -132,5 +132,5 @@ def _find_unpaired(offsets: Array, columns: Array) -> int:
             other = columns[entry]
             place = offsets[other] + np.searchsorted(columns[offsets[other] : offsets[other + 1]], row)
             if place == offsets[other + 1] or columns[place] != row:
-                return row
-    return rows
+                return int(row)
+    return int(rows)

@@ -143,7 +143,7 @@ def _sweep(entries: BlockEntries, order: Order, omega: float, kind: str) -> tupl
     return ColourSweep(forward, backward, omega), colours
 
 
-def _check_options(symmetric: bool, sweeps: int, omega: float) -> None:
+def _check_options(symmetric: bool, sweeps: Any, omega: Any) -> None:
     if not symmetric:
         raise InputError(
             "conjugate gradients need a symmetric preconditioner; leave symmetric=True, or use TriangularSolve for one half"
