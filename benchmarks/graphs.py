@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.spmv import Array, CsrMatrix, Device
 
-__all__ = ["chain", "lower_triangle", "permuted", "power_law", "stencil"]
+__all__ = ["chain", "lower_blocks", "lower_triangle", "matrix_of", "permuted", "power_law", "stencil"]
 
 
 def matrix_of(offsets: Array, indices: Array, values: Array, *, columns: int | None = None) -> CsrMatrix:

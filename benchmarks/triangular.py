@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import graphs
@@ -59,19 +60,14 @@ def samples_of(action: Callable[[], Any], *, captured: bool = False) -> list[flo
     return [run(count) for _ in range(_RUNS)]
 
 
+@dataclass(frozen=True)
 class Triangle:
-    """A symmetric matrix, its lower triangle as TriangularSolve takes it, and the same in CSR.
+    """A symmetric matrix, its lower triangle as TriangularSolve takes it, and the same in CSR."""
 
-    Parameters
-    ----------
-    name : str
-    whole : SparseMatrix
-    lower : SparseMatrix
-    scalars : CsrMatrix
-    """
-
-    def __init__(self, name: str, whole: SparseMatrix, lower: SparseMatrix, scalars: CsrMatrix) -> None:
-        self.name, self.whole, self.lower, self.scalars = name, whole, lower, scalars
+    name: str
+    whole: SparseMatrix
+    lower: SparseMatrix
+    scalars: CsrMatrix
 
 
 def matrices(device: Device, chosen: list[str] | None) -> Iterator[Triangle]:
@@ -152,7 +148,8 @@ def solves(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, Any
 
 def smoothers(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, Any]]:
     """Yield the records of symmetric Gauss-Seidel, with the iterations of CG."""
-    device, z = case.whole.device, device_empty(b)
+    device = case.whole.device
+    z = device.xp.empty_like(b)
     product = statistics.median(samples_of(lambda: case.whole.apply(b, z), captured=True))
     jacobi = cg(case.whole, b, M=block_jacobi(case.whole, case.whole.row_granularity), rtol=1e-8)
     for order in ("colours", "levels", "natural"):
@@ -176,13 +173,6 @@ def smoothers(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, 
             entry,
             f"{found.iterations} iterations ({jacobi.iterations} with block Jacobi), set-up {1e3 * setup:.2f} ms, it",
         )
-
-
-def device_empty(like: Array) -> Array:
-    """Return an array of the same shape."""
-    import cupy
-
-    return cupy.empty_like(like)
 
 
 def main() -> None:

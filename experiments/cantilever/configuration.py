@@ -176,6 +176,11 @@ class SolverSection(Section):
         description="with smoothed_aggregation: nodes in an aggregate, about; auto: chosen",
     )
 
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="further options of the preconditioner by name, such as order and sweeps of gauss_seidel",
+    )
+
     @model_validator(mode="after")
     def _preconditioner_exists(self) -> SolverSection:
         self.spec(1)
@@ -185,7 +190,7 @@ class SolverSection(Section):
         """Return the preconditioner of a matrix with dense blocks of this size."""
         known = {entry.name for entry in dataclasses.fields(PRECONDITIONERS[self.chosen])}
         options = {name: getattr(self, name) for name in _OPTIONS if name in known}
-        return preconditioner_spec(self.chosen, block_size=block_size, **options)
+        return preconditioner_spec(self.chosen, block_size=block_size, **options, **self.options)
 
     @staticmethod
     def options_of(spec: PreconditionerSpec) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.multigrid.levels import Cycle, Level, Smoother, levels_of_pyamg
-from penstock.spmv import Array, Device, Operator, ValidatedOperator
+from penstock.spmv import Array, Device, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.operator import unchecked_product
 
 __all__ = ["Multigrid"]
@@ -55,11 +55,7 @@ class Multigrid(ValidatedOperator):
             return
         solved = self.device.xp.empty_like(x)
         self._solve(0, x, solved)
-        if beta == 0.0:
-            out[...] = alpha * solved
-        else:
-            out *= beta
-            out += alpha * solved
+        VectorSpace(self.device).write(alpha, solved, beta, out)
 
     def _solve(self, number: int, r: Array, z: Array) -> None:
         """Set z to the result of a cycle for ``A z = r`` from zero."""

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.products.block_rows import BlockRows
+from penstock.solvers.products.block_rows import BlockRows, row_numbers
 from penstock.solvers.triangular.block_entries import BlockEntries
 from penstock.solvers.triangular.levels import POLLS, count_waits, dataflow_blocks, find_levels
-from penstock.solvers.triangular.permutation import row_of_entries
 from penstock.spmv import Array, DeviceError, InputError, device_of
 from penstock.spmv.compilation.cuda_module import cuda_function
 from penstock.spmv.compilation.jit import serial_kernel
@@ -34,11 +33,14 @@ class Factor:
         Ascending; the last of every row is its diagonal.
     sources : int64 array, (entries,)
         Where an entry stands in the matrix; -1 where elimination fills in.
+    order : int32 array, (rows,), or None
+        The rows by levels, for a GPU; None: ascending.
     """
 
     offsets: Array
     columns: Array
     sources: Array
+    order: Array | None = None
 
 
 def lower_pattern(entries: BlockEntries, fill: int, kind: str) -> Factor:
@@ -55,7 +57,7 @@ def lower_pattern(entries: BlockEntries, fill: int, kind: str) -> Factor:
         raise InputError(
             f"row {waits.missing * entries.size} has no diagonal entry, so the matrix is not positive definite"
         )
-    rows = row_of_entries(entries.offsets, len(entries.columns))
+    rows = row_numbers(entries.offsets, len(entries.columns))
     sources = xp.flatnonzero(entries.columns <= rows)
     keys = rows[sources] * np.int64(n) + entries.columns[sources]
     if fill:
@@ -63,7 +65,7 @@ def lower_pattern(entries: BlockEntries, fill: int, kind: str) -> Factor:
         offsets = xp.searchsorted(rows[strict], xp.arange(n + 1)).astype(np.int64)
         S = BlockRows(0, offsets, entries.columns[strict], entries.values[strict])
         of_product, columns = find_kernel("block_rows", "pattern", kind)(S, S.transposed(n), n)
-        row = row_of_entries(of_product, columns.size)
+        row = row_numbers(of_product, columns.size)
         lower = columns < row
         filled = xp.unique(xp.concatenate([keys, row[lower] * np.int64(n) + columns[lower]]))
         place = xp.searchsorted(keys, filled)
@@ -74,7 +76,17 @@ def lower_pattern(entries: BlockEntries, fill: int, kind: str) -> Factor:
             f"the factor would have {keys.size} entries, more than {INT32_MAX}; pass fill=0 or store A in blocks"
         )
     offsets = xp.searchsorted(keys, xp.arange(n + 1, dtype=np.int64) * n).astype(np.int32)
-    return Factor(offsets, (keys % n).astype(np.int32), sources.astype(np.int64))
+    columns = (keys % n).astype(np.int32)
+    return Factor(offsets, columns, sources.astype(np.int64), _order(offsets, columns) if kind == "cuda" else None)
+
+
+def _order(offsets: Array, columns: Array) -> Array | None:
+    """Return the rows of a lower triangle by levels, unless these are narrow chains."""
+    rows, xp = len(offsets) - 1, device_of(offsets).xp
+    none = xp.empty((0, 1, 1))
+    lower = BlockEntries(offsets.astype(np.int64), columns, none, np.dtype(np.float64))
+    levels = find_levels(lower, False, count_waits(lower, None, False, "cuda"), max(1, rows // 32), "cuda")
+    return None if levels is None else levels[0]
 
 
 def factored(pattern: Factor, entries: BlockEntries, shift: float, kind: str) -> tuple[BlockEntries, int]:
@@ -108,12 +120,9 @@ def _factor_cpu(pattern: Factor, values: Array) -> int:
 @register_kernel("triangle", "factor", "cuda")
 def _factor_cuda(pattern: Factor, values: Array) -> int:
     xp, rows = device_of(values).xp, len(pattern.offsets) - 1
-    lower = BlockEntries(pattern.offsets.astype(np.int64), pattern.columns, values, np.dtype(np.float64))
-    levels = find_levels(lower, False, count_waits(lower, None, False, "cuda"), max(1, rows // 32), "cuda")
-    order = None if levels is None else levels[0]
     done, ticket, failed = (xp.zeros(count, dtype=np.int32) for count in (rows, 1, 1))
     first_bad = xp.full(1, rows, dtype=np.int32)
-    arguments: tuple[Any, ...] = (np.int32(rows), pattern.offsets, pattern.columns, order, values)
+    arguments: tuple[Any, ...] = (np.int32(rows), pattern.offsets, pattern.columns, pattern.order, values)
     arguments += (np.float64(_SMALLEST_PIVOT), done, ticket, first_bad, failed, np.int32(POLLS))
     function = cuda_function("incomplete_cholesky.cu", f"factor_rows<{values.shape[1]}>")
     function((dataflow_blocks(values, 32 * rows, 2),), (256,), arguments)

@@ -61,12 +61,7 @@ class GaussSeidel(ValidatedOperator):
             residual[...] = x
             product(z, residual, -1.0, 1.0)
             self._sweep.apply(residual, z, 1.0, 1.0)
-        if beta == 0.0:
-            out[...] = z
-            if alpha != 1.0:
-                out *= out.dtype.type(alpha)
-        else:
-            VectorSpace(self.device).combine(alpha, z.reshape(-1), beta, out.reshape(-1))
+        VectorSpace(self.device).write(alpha, z, beta, out)
 
 
 def gauss_seidel(

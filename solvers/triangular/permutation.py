@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.solvers.products.block_rows import block_rows, row_numbers
 from penstock.solvers.triangular.block_entries import BlockEntries
-from penstock.spmv import Array, device_of
+from penstock.spmv import Array
 
-__all__ = ["from_triplets", "permuted", "row_of_entries", "transposed"]
-
-
-def row_of_entries(offsets: Array, count: int) -> Array:
-    """Return the row of every entry."""
-    xp = device_of(offsets).xp
-    return xp.searchsorted(offsets, xp.arange(count), side="right") - 1
-
-
-def from_triplets(like: BlockEntries, rows: Array, columns: Array, values: Array) -> BlockEntries:
-    """Return a matrix with as many rows as another one, of blocks in any order."""
-    xp = like.device.xp
-    order = xp.argsort(rows.astype(np.int64) * like.rows + columns)
-    offsets = xp.searchsorted(rows[order], xp.arange(like.rows + 1)).astype(np.int64)
-    return BlockEntries(offsets, columns[order].astype(np.int32), xp.ascontiguousarray(values[order]), like.dtype)
+__all__ = ["permuted", "transposed"]
 
 
 def permuted(entries: BlockEntries, names: Array) -> BlockEntries:
@@ -29,11 +16,16 @@ def permuted(entries: BlockEntries, names: Array) -> BlockEntries:
     xp = entries.device.xp
     place_of = xp.empty(entries.rows, dtype=np.int32)
     place_of[names] = xp.arange(entries.rows, dtype=np.int32)
-    rows = place_of[row_of_entries(entries.offsets, len(entries.columns))]
-    return from_triplets(entries, rows, place_of[entries.columns], entries.values)
+    rows = place_of[row_numbers(entries.offsets, len(entries.columns))]
+    return _from_blocks(entries, rows, place_of[entries.columns], entries.values)
 
 
 def transposed(entries: BlockEntries) -> BlockEntries:
     """Return the transpose."""
-    rows = row_of_entries(entries.offsets, len(entries.columns))
-    return from_triplets(entries, entries.columns, rows, entries.values.swapaxes(1, 2))
+    rows = row_numbers(entries.offsets, len(entries.columns))
+    return _from_blocks(entries, entries.columns, rows, entries.values.swapaxes(1, 2))
+
+
+def _from_blocks(like: BlockEntries, rows: Array, columns: Array, values: Array) -> BlockEntries:
+    found = block_rows(0, like.rows, rows, columns, values, like.rows)
+    return BlockEntries(found.offsets, found.columns, found.blocks, like.dtype)

@@ -46,13 +46,16 @@ def make_schedule(rows: OrderedRows, name: str, kind: str) -> Schedule:
     InputError
         If there is no such schedule, or it does not fit the rows.
     """
-    if name != "auto":
-        chosen = SCHEDULES[name]
-    elif rows.levels is not None and (LevelSchedule(rows).capturable or not _promises_progress(rows)):
-        chosen = LevelSchedule
-    else:
-        chosen = DataflowSchedule
-    return HostSchedule(rows) if kind == "cpu" else chosen(rows)
+    chosen = SCHEDULES[name] if name != "auto" else None
+    if kind == "cpu":
+        return HostSchedule(rows)
+    if chosen is not None:
+        return chosen(rows)
+    if rows.levels is not None:
+        by_level = LevelSchedule(rows)
+        if by_level.capturable or not _promises_progress(rows):
+            return by_level
+    return DataflowSchedule(rows)
 
 
 def _promises_progress(rows: OrderedRows) -> bool:

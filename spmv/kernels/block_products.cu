@@ -1,20 +1,6 @@
 // Products of sparse matrices of small dense blocks, C = A B, by Gustavson's algorithm: 32 lanes a row of C.
 // Rows of B are numbered from `start`, and those of C have ascending columns, so that results are the same in every run.
 
-// The entry of an ascending range that holds a column, or -1.
-__device__ __forceinline__ long long place_of(const int column, const int* columns, long long first, long long stop)
-{
-    const long long end = stop;
-    while (first < stop) {
-        const long long middle = (first + stop) / 2;
-        if (columns[middle] < column)
-            first = middle + 1;
-        else
-            stop = middle;
-    }
-    return first < end && columns[first] == column ? first : -1;
-}
-
 // C += A B for blocks (height, inner) of A and (inner, across) of B. The sums of a row of up to 32 blocks are formed in shared
 // memory. Every entry of C is the sum of its products in the order of the entries of A. Launch: `warps` times 32 threads.
 template <int height, int inner, int across, int warps>

@@ -3,6 +3,7 @@
 //
 //   PENSTOCK_SHUFFLE(value, lane, width)     the value held by lane `lane` of the caller's group of `width` lanes
 //   PENSTOCK_SHUFFLE_DOWN(value, by, width)  the value held `by` lanes further on in that group
+//   PENSTOCK_SHUFFLE_UP(value, by, width)    the value held `by` lanes before
 //   PENSTOCK_STREAM_LOAD(pointer)            a load of data that is used once, which need not stay in cache
 //   PENSTOCK_SYNC_GROUP()                    waits for the caller's 32 lanes; their writes to shared memory are visible then
 //   PENSTOCK_BALLOT(predicate)               one bit for each of the caller's 32 lanes: whether its predicate holds
@@ -128,4 +129,19 @@ __device__ __forceinline__ double sum_over_lanes(double value)
 #pragma unroll
     for (int by = width / 2; by > 0; by /= 2) value += PENSTOCK_SHUFFLE_DOWN(value, by, width);
     return value;
+}
+
+// The place from `first` to `stop` of ascending columns that holds a column, or -1.
+template <typename Place>
+__device__ __forceinline__ Place place_of(const int column, const int* columns, Place first, Place stop)
+{
+    const Place end = stop;
+    while (first < stop) {
+        const Place middle = first + (stop - first) / 2;
+        if (columns[middle] < column)
+            first = middle + 1;
+        else
+            stop = middle;
+    }
+    return first < end && columns[first] == column ? first : Place(-1);
 }

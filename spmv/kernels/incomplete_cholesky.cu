@@ -6,20 +6,6 @@
 // 32 lanes take a row. Rows are claimed from a counter in an order in which each follows those it needs, and wait for each such
 // row until its flag is set, as in triangular.cu. What other rows wrote is read past the first-level cache.
 
-// The entry of ascending columns that holds a column, or -1.
-__device__ __forceinline__ int entry_of(const int column, const int* columns, int first, int stop)
-{
-    const int end = stop;
-    while (first < stop) {
-        const int middle = (first + stop) / 2;
-        if (columns[middle] < column)
-            first = middle + 1;
-        else
-            stop = middle;
-    }
-    return first < end && columns[first] == column ? first : -1;
-}
-
 template <int size>
 struct Block {
     double of[size][size];
@@ -80,7 +66,7 @@ __global__ void __launch_bounds__(256) factor_rows(
             const int start = offsets[other], diagonal = offsets[other + 1] - 1;
             Block<size> sum{};
             for (int k = start + lane; k < diagonal; k += 32) {
-                const int mine = entry_of(columns[k], columns, first, entry);
+                const int mine = place_of(columns[k], columns, first, entry);
                 if (mine < 0) continue;
                 Block<size> left, right;
                 read(left, values, mine);

@@ -231,16 +231,8 @@ __global__ void __launch_bounds__(256) find_unpaired(
     if (row >= rows) return;
     bool paired = true;
     for (long long entry = offsets[row]; entry < offsets[row + 1] && paired; ++entry) {
-        long long first = offsets[columns[entry]], stop = offsets[columns[entry] + 1];
-        const long long end = stop;
-        while (first < stop) {
-            const long long middle = (first + stop) / 2;
-            if (columns[middle] < row)
-                first = middle + 1;
-            else
-                stop = middle;
-        }
-        paired = first < end && columns[first] == row;
+        const int other = columns[entry];
+        paired = place_of(row, columns, offsets[other], offsets[other + 1]) >= 0;
     }
     if (!paired) atomicMin(first_bad, row);
 }

@@ -51,6 +51,15 @@ class VectorSpace:
         """Set ``y = alpha * x + beta * y`` in one pass that reads 2 n and writes n values."""
         find_kernel("vector", "combine", self.device.kind)(float(alpha), x, float(beta), y)
 
+    def write(self, alpha: float, z: Array, beta: float, out: Array) -> None:
+        """Set ``out = alpha z + beta out`` for vectors or blocks of vectors; with ``beta == 0`` out is not read."""
+        if beta != 0.0:
+            self.combine(alpha, z.reshape(-1), beta, out.reshape(-1))
+            return
+        out[...] = z
+        if alpha != 1.0:
+            out *= out.dtype.type(alpha)
+
     def three_terms(
         self,
         a: float,

@@ -25,6 +25,10 @@ def write(tmp_path, text):
         ("model: {nodes: 9}\nmemroy: {}", r"memroy: unknown key; did you mean 'memory'"),
         ("model: {nodes: 9, dofs: 3}", r"model\.dofs: unknown key; did you mean 'dof'"),
         ("model: {nodes: 9}\nsolver: {xyzzy: 1}", r"solver\.xyzzy: unknown key; valid keys: rtol, maxiter"),
+        (
+            "model: {nodes: 9}\nsolver: {preconditioner: gauss_seidel, options: {swops: 2}}",
+            r"gauss_seidel has no option swops; it has block_size, omega, order, sweeps",
+        ),
         ("material: {}", r"model: is required"),
         ("model: {}", r"model\.nodes: is required"),
         ("model: {nodes: -4}", r"model\.nodes: .*greater than or equal to 2 \(got -4\)"),
