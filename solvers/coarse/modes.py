@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from penstock.spmv import Array, Device, InputError, VectorSpace, device_of
 
-__all__ = ["given_modes", "given_points", "rigid_body_modes"]
+__all__ = ["given_modes", "given_points", "in_order", "rigid_body_modes"]
 
 
 def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
@@ -73,6 +74,16 @@ def given_points(coordinates: Any, nodes: int, device: Device) -> Array:
     if points.ndim != 2 or len(points) != nodes or not _finite(points):
         raise InputError(f"coordinates must be finite and of shape ({nodes}, dimensions), not {points.shape}")
     return points
+
+
+def in_order(modes: Any, points: Any, block_size: int, reorder: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Return a near-null space and coordinates, each where given, in another order; ``reorder`` maps vectors to it."""
+    if modes is not None:
+        modes = reorder(np.asarray(modes, dtype=np.float64))
+    if points is not None:  # those of a node stay together
+        points = np.asarray(points, dtype=np.float64)
+        points = reorder(np.repeat(points, block_size, axis=0))[::block_size]
+    return modes, points
 
 
 def _finite(array: Array) -> bool:

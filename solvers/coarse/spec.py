@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 
 from penstock.solvers.chebyshev import check_degree
+from penstock.solvers.coarse.modes import in_order
 from penstock.solvers.coarse.setup import smoothed_aggregation
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import InputError, Operator
@@ -171,12 +172,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         """Return this specification with the near-null space in another order of the unknowns."""
         if self.aggregates is not None:
             raise InputError("the matrix is stored in another order than its nodes are given; leave out aggregates")
-        modes, points = self.near_null_space, self.coordinates
-        if modes is not None:
-            modes = reorder(np.asarray(modes, dtype=np.float64))
-        if points is not None:  # those of a node stay together
-            points = np.asarray(points, dtype=np.float64)
-            points = reorder(np.repeat(points, self.block_size, axis=0))[:: self.block_size]
+        modes, points = in_order(self.near_null_space, self.coordinates, self.block_size, reorder)
         return replace(self, near_null_space=modes, coordinates=points)
 
 

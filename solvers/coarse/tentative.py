@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 from numba import prange
 
@@ -21,7 +23,7 @@ _SERIAL_ENTRIES = 1 << 18
 _CUDA_THREADS = 256
 
 
-class Tentative:
+class Tentative(ABC):
     """T: on each aggregate an orthonormal basis of the near-null space.
 
     Parameters
@@ -73,16 +75,17 @@ class Tentative:
             start, self.device.xp.arange(stop - start + 1), self.of_node[start:stop], self._blocks(start, stop)
         )
 
+    @abstractmethod
     def prolong(self, coarse: Array, out: Array) -> None:
         """Set ``out = T coarse``, a vector or a block of vectors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restrict(self, fine: Array, out: Array) -> None:
         """Set ``out = T^T fine``, a vector or a block of vectors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _blocks(self, start: int, stop: int) -> Array:
-        raise NotImplementedError
+        """Return the blocks of some nodes, ``(nodes, block_size, modes)``."""
 
 
 class StoredTentative(Tentative):

@@ -135,7 +135,7 @@ def _coarsened(A: SparseMatrix, modes: Array, smoother: Smoother, degree: int) -
     shape = (T.unknowns, T.unknowns)
     arrays = {"row_offsets": coarse.offsets, "column_indices": coarse.columns, "values": coarse.blocks}
     matrix = with_unit_rows(BsrMatrix.from_arrays(shape, np.float64, arrays, {}), T.missing)
-    next_matrix = matrix if T.modes > 1 else _as_csr_of_numbers(matrix)
+    next_matrix = matrix if T.modes > 1 else as_csr(coarse, aggregates.count)  # shares the values of matrix
     level = Level(
         A,
         make_smoother(A, diagonal, high, smoother, degree),
@@ -168,12 +168,6 @@ def _modes(given: Any, coordinates: Any, unknowns: int, size: int, device: Devic
 
 def _as_csr(A: SparseMatrix) -> CsrMatrix:
     return CsrMatrix.from_csr(A.to_csr(), values_dtype=A.values_dtype).to_device(A.device)
-
-
-def _as_csr_of_numbers(A: BsrMatrix) -> CsrMatrix:
-    """Return a matrix of blocks of one number as CSR, sharing its arrays."""
-    arrays = {"row_offsets": A.row_offsets, "column_indices": A.column_indices, "values": A.values.reshape(-1)}
-    return CsrMatrix.from_csr(CsrMatrix.from_arrays(A.shape, A.dtype, arrays, {}), strategy="auto")
 
 
 def _rows_of(A: SparseMatrix) -> BlockRows:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
-
 from penstock.solvers.chebyshev import check_degree
+from penstock.solvers.coarse.modes import in_order
 from penstock.solvers.multigrid.levels import Cycle, Smoother
 from penstock.solvers.multigrid.setup import multigrid
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
@@ -66,10 +65,5 @@ class MultigridSpec(PreconditionerSpec, name="multigrid"):
 
     def in_order(self, reorder: Callable[[Any], Any]) -> Self:
         """Return this specification with what is known of the unknowns in another order."""
-        modes, points = self.near_null_space, self.coordinates
-        if modes is not None:
-            modes = reorder(np.asarray(modes, dtype=np.float64))
-        if points is not None:  # those of a node stay together
-            points = np.asarray(points, dtype=np.float64)
-            points = reorder(np.repeat(points, self.block_size, axis=0))[:: self.block_size]
+        modes, points = in_order(self.near_null_space, self.coordinates, self.block_size, reorder)
         return replace(self, near_null_space=modes, coordinates=points)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -95,15 +96,14 @@ def row_numbers(offsets: Array, entries: int) -> Array:
     return xp.searchsorted(offsets, xp.arange(entries), side="right") - 1
 
 
-def as_csr(rows: BlockRows, columns: int) -> CsrMatrix:
-    """Return all rows of a matrix of ``columns`` columns of blocks as CSR."""
+def as_csr(rows: BlockRows, columns: int, dtype: Any = None) -> CsrMatrix:
+    """Return all rows of a matrix of ``columns`` columns of blocks as CSR, for vectors of its own type or another."""
+    dtype = rows.blocks.dtype if dtype is None else dtype
     xp, (tall, wide) = rows.device.xp, rows.blocks.shape[1:]
     height, width = (len(rows.offsets) - 1) * tall, columns * wide
     if tall == wide == 1:
         arrays = {"row_offsets": rows.offsets, "column_indices": rows.columns, "values": rows.blocks.reshape(-1)}
-        return CsrMatrix.from_csr(
-            CsrMatrix.from_arrays((height, width), rows.blocks.dtype, arrays, {}), strategy="auto"
-        )
+        return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), dtype, arrays, {}), strategy="auto")
     counts = xp.diff(rows.offsets)
     offsets = xp.zeros(height + 1, dtype=np.int64)
     offsets[1:] = (rows.offsets[:-1, None] * tall + (xp.arange(1, tall + 1) * counts[:, None])).reshape(-1) * wide
@@ -120,4 +120,4 @@ def as_csr(rows: BlockRows, columns: int) -> CsrMatrix:
     )
     indices[place] = own.reshape(-1)
     arrays = {"row_offsets": offsets, "column_indices": indices, "values": values}
-    return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), rows.blocks.dtype, arrays, {}), strategy="auto")
+    return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), dtype, arrays, {}), strategy="auto")

@@ -231,12 +231,10 @@ def _as_matrix(rows: BlockRows, width: int, dtype: Any) -> Product:
     tall, wide = rows.blocks.shape[1:]
     if tall != wide:
         return BlockRows(0, rows.offsets, rows.columns, rows.blocks, width)
-    shape = ((len(rows.offsets) - 1) * tall, width * wide)
-    arrays = {"row_offsets": rows.offsets, "column_indices": rows.columns}
     if tall == 1:
-        arrays["values"] = rows.blocks.reshape(-1)
-        return CsrMatrix.from_csr(CsrMatrix.from_arrays(shape, dtype, arrays, {}), strategy="auto")
-    arrays["values"] = rows.blocks
+        return as_csr(rows, width, dtype)
+    shape = ((len(rows.offsets) - 1) * tall, width * wide)
+    arrays = {"row_offsets": rows.offsets, "column_indices": rows.columns, "values": rows.blocks}
     return BsrMatrix.from_arrays(shape, dtype, arrays, {})
 
 

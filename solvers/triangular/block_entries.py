@@ -12,10 +12,20 @@ from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_na
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.limits import INT32_MAX
 
-__all__ = ["SIZES", "BlockEntries", "block_entries"]
+__all__ = ["SIZES", "BlockEntries", "block_entries", "estimated_nbytes", "solved_size"]
 
 #: Rows of the blocks for which there are kernels.
 SIZES = (1, 2, 3, 6)
+
+
+def solved_size(block_size: int) -> int:
+    """Return the rows of the blocks by which a matrix with dense blocks of this size is solved."""
+    return block_size if block_size in SIZES else 1
+
+
+def estimated_nbytes(n: int, block_size: int, dtype: Any) -> int:
+    """Return the bytes of a matrix of n rows in blocks, taken for one of 27 blocks a row."""
+    return 27 * n * (block_size * int(np.dtype(dtype).itemsize) + 8 // block_size)
 
 
 @dataclass(frozen=True)

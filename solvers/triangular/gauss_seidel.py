@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
-from penstock.solvers.triangular.block_entries import SIZES, BlockEntries, block_entries
+from penstock.solvers.triangular.block_entries import BlockEntries, block_entries, estimated_nbytes, solved_size
 from penstock.solvers.triangular.colours import check_symmetric_pattern, colour_rows, order_by_colour
 from penstock.solvers.triangular.host_schedule import HostSchedule
 from penstock.solvers.triangular.levels import count_waits
@@ -128,7 +128,8 @@ def _sweep(entries: BlockEntries, order: Order, omega: float, kind: str) -> tupl
     waits = [count_waits(entries, ranks, upper, kind) for upper in (False, True)]
     check_diagonal(entries, waits[0])
     diagonal = Diagonal(waits[0].diagonal, omega, positive=True)
-    orders = [order_by_colour(ranks, upper and kind == "cpu") for upper in (False, True)]
+    ascending = order_by_colour(ranks, False)
+    orders = (ascending, order_by_colour(ranks, True) if kind == "cpu" else ascending)  # a ColourSweep goes back in it
     forward, backward = (
         ordered_rows(entries, ranks, upper, waits[upper], orders[upper], diagonal, kind) for upper in (False, True)
     )
@@ -170,10 +171,10 @@ class GaussSeidelSpec(PreconditionerSpec, name="gauss_seidel"):
 
     def build(self, A: Operator) -> Operator:
         """Return the preconditioner of a matrix that is held in memory."""
-        size = self.block_size if self.block_size in SIZES else 1
+        size = solved_size(self.block_size)
         return gauss_seidel(A, self.order, self.sweeps, omega=self.omega, block_size=size)
 
     def workspace_nbytes(self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False) -> int:
         """Return the bytes of a copy of the matrix, taken for one of 27 blocks a row, and of the work vectors."""
-        matrix = 27 * n * (self.block_size * int(np.dtype(dtype).itemsize) + 8 // self.block_size)
+        matrix = estimated_nbytes(n, self.block_size, dtype)
         return matrix + n * columns * (16 + (1 if self.sweeps == 1 else 3) * int(np.dtype(dtype).itemsize))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
-from penstock.solvers.triangular.block_entries import SIZES, BlockEntries, block_entries
+from penstock.solvers.triangular.block_entries import BlockEntries, block_entries, estimated_nbytes, solved_size
 from penstock.solvers.triangular.colours import check_symmetric_pattern, colour_rows, order_by_colour
 from penstock.solvers.triangular.factor_rows import Factor, factored, lower_pattern
 from penstock.solvers.triangular.ordered_rows import OrderedRows
@@ -100,10 +100,11 @@ def incomplete_cholesky(
     entries = block_entries(A, block_size)
     kind = entries.device.kind
     with entries.device.current():
-        check_symmetric_pattern(entries, kind)
         names, taken = None, order
         if order == "colours" or (order == "auto" and kind == "cuda"):
             names, taken = order_by_colour(colour_rows(entries, kind), False)[0], "levels"
+        else:
+            check_symmetric_pattern(entries, kind)  # as colour_rows does
         ordered = entries if names is None else permuted(entries, names)
         factor, found = _shifted(lower_pattern(ordered, fill, kind), ordered, shift, names, kind)
         lower, upper = (
@@ -153,10 +154,10 @@ class IncompleteCholeskySpec(PreconditionerSpec, name="incomplete_cholesky"):
 
     def build(self, A: Operator) -> Operator:
         """Return the preconditioner of a matrix that is held in memory."""
-        size = self.block_size if self.block_size in SIZES else 1
+        size = solved_size(self.block_size)
         return incomplete_cholesky(A, self.fill, self.shift, order=self.order, block_size=size)
 
     def workspace_nbytes(self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False) -> int:
         """Return the bytes of L and L', taken for those of a matrix of 27 blocks a row, and of the work vectors."""
-        matrix = 27 * n * (self.block_size * int(np.dtype(dtype).itemsize) + 8 // self.block_size)
+        matrix = estimated_nbytes(n, self.block_size, dtype)
         return matrix * (3 if self.fill else 1) + 4 * 8 * n * columns
