@@ -7,6 +7,7 @@
 smoothed prolongator of aggregates of 2 x 2 x 2 nodes and R its transpose; ``RAP`` is the second of them. Seconds are medians of
 whole calls, the search for the pattern included; ``values_seconds`` is a product whose pattern is known. ``extra_bytes`` is
 what a call takes from an empty memory pool beyond its result. The floor reads both factors and writes the result once.
+``galerkin/...`` are products of blocks: see block_galerkin.py.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import graphs
 import numpy as np
+from block_galerkin import block_galerkin
 from peer import seconds_of
 from record import argument_parser, record, told, write
 
@@ -132,13 +134,16 @@ def measured(name: str, A: CsrMatrix, B: CsrMatrix, bandwidth: float) -> dict[st
 def main() -> None:
     """Measure, print and write the JSON."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--matrix", action="append", help="only these")
+    parser.add_argument("--matrix", action="append", help="only these; cube128-dof3 is that of the products of blocks")
     arguments = parser.parse_args()
     device = Device.parse("cuda")
     bandwidth, records = measure_memory(device, 4 << 30), []
     for name, A, B in products(device, arguments.matrix):
         records.append(measured(name, A, B, bandwidth))
         write("products", arguments, {"read_GBps": bandwidth / 1e9}, records)  # what is measured stays measured
+    if not arguments.matrix or "cube128-dof3" in arguments.matrix:
+        records += block_galerkin(device, bandwidth)
+        write("products", arguments, {"read_GBps": bandwidth / 1e9}, records)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ kernel with every pair of template arguments that some test needs, but not the w
 
 from itertools import product
 
-from penstock.solvers.products.block_products import groups_for
+from penstock.solvers.products.block_products import teams_for
 from penstock.solvers.products.hashing import BLOCK_LANES, PARTS
 from penstock.solvers.products.hashing import LANES as HASH_LANES
 from penstock.solvers.triangular.block_entries import SIZES as TRIANGLE_SIZES
@@ -140,8 +140,12 @@ def _block_products(sizes, modes) -> list[str]:
     pairs = list(product(sizes, modes))
     products = [(size, size, count) for size, count in pairs] + [(count, size, count) for size, count in pairs]
     return [
-        *(f"add_block_products<{h}, {i}, {a}, {groups_for(h * a)}>" for h, i, a in dict.fromkeys(products)),
-        *(f"smooth_block_rows<{size}, {count}>" for size, count in pairs),
+        *(
+            f"multiply_blocks<{h}, {i}, {a}, {team.template}>"
+            for h, i, a in dict.fromkeys(products)
+            for add in (False, True)
+            for team in teams_for(h, i, a, add)
+        ),
     ]
 
 

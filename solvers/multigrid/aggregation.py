@@ -58,7 +58,7 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
     roots = (keys >> np.uint64(62)) == _ROOT
     numbers = xp.cumsum(roots, dtype=np.int32)
     labels = xp.where(roots, numbers - 1, np.int32(-1)).astype(np.int32)
-    for _ in range(2):
+    for _ in range(3):  # active nodes are one or two edges from a root, and nodes beside them one more
         joined = xp.empty_like(labels)
         launch(
             cuda_function("aggregation.cu", "join_aggregates"),
@@ -67,4 +67,5 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
             (count, offsets, columns, active, labels, joined),
         )
         labels = joined
-    return Aggregates(xp.maximum(labels, 0))  # what is left has no active neighbours, and no part in the coarse level
+    # What is left has no active neighbours, and no part in the coarse level: shared out, so that no aggregate is large.
+    return Aggregates(xp.where(labels < 0, xp.maximum(numbers - 1, 0), labels))

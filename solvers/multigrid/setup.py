@@ -18,7 +18,7 @@ from penstock.solvers.multigrid.aggregation import aggregate_nodes
 from penstock.solvers.multigrid.cycle import Multigrid
 from penstock.solvers.multigrid.levels import DEGREE, Cycle, Level, Smoother, check_choices, make_smoother, size_of
 from penstock.solvers.preconditioners import block_jacobi, inverted_blocks
-from penstock.solvers.products.block_products import smoothed_rows
+from penstock.solvers.products.block_products import Smoothing, block_product
 from penstock.solvers.products.block_rows import BlockRows, as_csr
 from penstock.solvers.products.multiply import product_of_rows
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, SparseMatrix, as_operator
@@ -39,7 +39,7 @@ def multigrid(
     smoother: Smoother = "chebyshev",
     *,
     coordinates: Any = None,
-    cycle: Cycle = "V",
+    cycle: Cycle = "W",
     degree: int | Literal["auto"] = "auto",
     block_size: int | None = None,
 ) -> Multigrid:
@@ -56,7 +56,8 @@ def multigrid(
         A polynomial of D A, or symmetric Gauss-Seidel by colours.
     coordinates : array, (nodes, 2) or (nodes, 3), optional
         Of the nodes, for the rigid motions of a body.
-    cycle : {"V", "W"}
+    cycle : {"W", "V"}
+        ``W`` visits coarse levels twice. They are small, and it needs two thirds of the iterations.
     degree : int or "auto"
         Of the polynomial, odd; ``auto`` is 3.
     block_size : int, optional
@@ -128,7 +129,7 @@ def _coarsened(A: SparseMatrix, modes: Array, smoother: Smoother, degree: int) -
     T = StoredTentative(modes, free, aggregates, size, A.device)
     own = T.rows(0, nodes)
     [step] = smoothing_steps(1, high)
-    P = smoothed_rows(product_of_rows(rows, own, T.aggregates.count), own, diagonal.blocks, step.a)
+    P = block_product(rows, own, T.aggregates.count, smoothing=Smoothing(own, diagonal.blocks, step.a))
     del own
     R = P.transposed(aggregates.count)
     coarse = product_of_rows(R, product_of_rows(rows, P, aggregates.count), aggregates.count)

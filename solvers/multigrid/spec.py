@@ -36,7 +36,7 @@ class MultigridSpec(PreconditionerSpec, name="multigrid"):
 
     degree: int | Literal["auto"] = "auto"
     smoother: Smoother = "chebyshev"
-    cycle: Cycle = "V"
+    cycle: Cycle = "W"
     near_null_space: Any = field(default=None, compare=False, repr=False)
     coordinates: Any = field(default=None, compare=False, repr=False)
 

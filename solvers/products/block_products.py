@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import get_num_threads, prange
@@ -14,50 +17,81 @@ from penstock.spmv.compilation.cuda_module import cuda_function, launch
 from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["allocated", "block_product", "counted_cuda", "groups_for", "smoothed_rows"]
+__all__ = ["Smoothing", "allocated", "block_product", "counted_cuda", "product_of_pattern", "teams_for"]
 
 # Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
 _SERIAL_ROWS = 1 << 18
-_LARGE_AREA, _LARGEST_AREA, _GROUPS = 18, 36, (8, 4, 2)
+# On a GPU: rows of the product of up to this many blocks on average are formed by a few lanes each, others by a warp; where they
+# are too few to fill the device, or made of many entries, by a thread block.
+_SHORT_ROW, _LONG_ROW, _FEW_ROWS = 8, 512, 4096
+_WARPS_OF_FEW_ROWS, _SHARED_NBYTES, _COPIED_AREA = 8, 48 << 10, 18
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """Turns ``A P`` into ``P - factor D A P``.
+
+    Parameters
+    ----------
+    own : BlockRows
+        Rows of P, those of the product.
+    diagonal : array, (rows, height, height)
+        D, of the same rows.
+    factor : float
+    """
+
+    own: BlockRows
+    diagonal: Array
+    factor: float
 
 
 def block_product(
-    A: BlockRows, B: BlockRows, columns: int, prepare: Callable[[BlockRows], None] | None = None
+    A: BlockRows,
+    B: BlockRows,
+    columns: int,
+    *,
+    prepare: Callable[[BlockRows], None] | None = None,
+    smoothing: Smoothing | None = None,
 ) -> BlockRows:
     """Return rows of ``A B``, on the device of A.
 
     Parameters
     ----------
     A, B : BlockRows
-        B has at least the rows that the columns of A name.
+        Of float64. B has at least the rows that the columns of A name.
     columns : int
         Block columns of B.
     prepare : callable, optional
         Receives the result before the products are added to its blocks, which are zero.
+    smoothing : Smoothing, optional
+        Of which B is the P.
+
+    Raises
+    ------
+    BudgetError
+        If the device has too little memory.
     """
-    kind = A.device.kind
-    offsets, found = find_kernel("block_rows", "pattern", kind)(A, B, columns)
-    blocks = A.device.xp.zeros((found.size, A.blocks.shape[1], B.blocks.shape[2]))
-    product = BlockRows(A.start, offsets, found, blocks)
+    pattern = find_kernel("block_rows", "pattern", A.device.kind)(A, B, columns)
+    return product_of_pattern(A, B, columns, pattern, prepare=prepare, smoothing=smoothing)
+
+
+def product_of_pattern(
+    A: BlockRows,
+    B: BlockRows,
+    columns: int,
+    pattern: tuple[Array, Array],
+    *,
+    prepare: Callable[[BlockRows], None] | None = None,
+    smoothing: Smoothing | None = None,
+) -> BlockRows:
+    """Return rows of ``A B`` as :func:`block_product` does, from their offsets and columns, which are known."""
+    shape, xp = (pattern[1].size, A.blocks.shape[1], B.blocks.shape[2]), A.device.xp
+    new = xp.empty if prepare is None else xp.zeros
+    product = BlockRows(A.start, *pattern, allocated(A.device, lambda: new(shape), 8 * math.prod(shape)), columns)
     if prepare is not None:
         prepare(product)
-    find_kernel("block_rows", "add_product", kind)(A, B, columns, product)
+    find_kernel("block_rows", "multiply", A.device.kind)(A, B, columns, product, prepare is not None, smoothing)
     return product
-
-
-def smoothed_rows(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> BlockRows:
-    """Turn rows of ``A P`` into those of ``P - factor D A P``, in place; they have at least the columns of P.
-
-    Parameters
-    ----------
-    image, own : BlockRows
-        The same rows of ``A P`` and of P.
-    diagonal : array, (rows, height, height)
-        D, of the same rows.
-    factor : float
-    """
-    find_kernel("block_rows", "smooth", image.device.kind)(image, own, diagonal, factor)
-    return image
 
 
 def allocated(device: Device, make: Callable[[], Array], nbytes: int) -> Array:
@@ -94,16 +128,18 @@ def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array
     return offsets, found
 
 
-@register_kernel("block_rows", "add_product", "cpu")
-def _add_product_cpu(A: BlockRows, B: BlockRows, columns: int, C: BlockRows) -> None:
+@register_kernel("block_rows", "multiply", "cpu")
+def _multiply_cpu(
+    A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool, smoothing: Smoothing | None
+) -> None:
+    if not add:
+        C.blocks[...] = 0.0
     pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
     _add(4 * get_num_threads(), *pattern, A.blocks, B.blocks, C.offsets, C.columns, C.blocks)
-
-
-@register_kernel("block_rows", "smooth", "cpu")
-def _smooth_cpu(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> None:
-    arrays = (image.offsets, image.columns, image.blocks, own.offsets, own.columns, own.blocks)
-    _smooth[len(image.offsets) > _SERIAL_ROWS](*arrays, diagonal, factor)
+    if smoothing is not None:
+        own = (smoothing.own.offsets, smoothing.own.columns, smoothing.own.blocks)
+        many = len(A.offsets) > _SERIAL_ROWS
+        _smooth[many](C.offsets, C.columns, C.blocks, *own, smoothing.diagonal, smoothing.factor)
 
 
 @register_kernel("block_rows", "pattern", "cuda")
@@ -123,28 +159,82 @@ def counted_cuda(A: BlockRows, B: BlockRows, columns: int) -> Array:
     return offsets
 
 
-@register_kernel("block_rows", "add_product", "cuda")
-def _add_product_cuda(A: BlockRows, B: BlockRows, columns: int, C: BlockRows) -> None:
+@register_kernel("block_rows", "multiply", "cuda")
+def _multiply_cuda(
+    A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool, smoothing: Smoothing | None
+) -> None:
     rows, (height, inner), across = len(A.offsets) - 1, A.blocks.shape[1:], B.blocks.shape[2]
-    groups = groups_for(height * across)
-    function = cuda_function("block_products.cu", f"add_block_products<{height}, {inner}, {across}, {groups}>")
+    team = _team_for(A, C, teams_for(height, inner, across, add))
+    function = cuda_function("block_products.cu", f"multiply_blocks<{height}, {inner}, {across}, {team.template}>")
     of_a, of_b = (A.offsets, A.columns, A.blocks), (B.offsets, B.columns, B.blocks)
-    arguments = (np.int64(rows), *of_a, np.int64(B.start), *of_b, C.offsets, C.columns, C.blocks)
-    launch(function, 32 * rows, 32 * groups, arguments)
+    smooth: tuple[Any, ...] = (None, np.float64(0.0), None, None, None)
+    if smoothing is not None:
+        own = smoothing.own
+        smooth = (smoothing.diagonal, np.float64(smoothing.factor), own.offsets, own.columns, own.blocks)
+    of_c = (C.offsets, C.columns, C.blocks, np.bool_(add))
+    arguments = (np.int64(rows), *of_a, np.int64(B.start), *of_b, *of_c, *smooth)
+    launch(function, -(-rows // team.rows) * 32 * team.warps, 32 * team.warps, arguments)
 
 
-def groups_for(area: int) -> int:
-    """Return the groups of 32 lanes of a thread block whose sums fit into 48 KiB of shared memory."""
-    return _GROUPS[(area > _LARGE_AREA) + (area > _LARGEST_AREA)]
+class Team(NamedTuple):
+    """Lanes that form a row of a product.
+
+    Parameters
+    ----------
+    parts : int
+        Lanes that share the columns of a block.
+    groups : int
+        Of lanes, each of which forms a block.
+    warps : int
+        Of a thread block.
+    words : int
+        32 of so many entries of A are taken at a time.
+    tile : int
+        Blocks of a row of the product that are taken at a time.
+    rows : int
+        Formed by a thread block.
+    """
+
+    parts: int
+    groups: int
+    warps: int
+    words: int
+    tile: int
+    rows: int
+
+    @property
+    def template(self) -> str:
+        """Arguments of the kernel."""
+        return ", ".join(str(number) for number in self[:-1])
 
 
-@register_kernel("block_rows", "smooth", "cuda")
-def _smooth_cuda(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> None:
-    rows, (height, across) = len(image.offsets) - 1, image.blocks.shape[1:]
-    function = cuda_function("block_products.cu", f"smooth_block_rows<{height}, {across}>")
-    of_own = (own.offsets, own.columns, own.blocks)
-    arguments = (np.int64(rows), image.offsets, image.columns, image.blocks, *of_own, diagonal, np.float64(factor))
-    launch(function, 32 * rows, 256, arguments)
+def teams_for(height: int, inner: int, across: int, add: bool) -> tuple[Team, Team, Team]:
+    """Return teams for short rows of the product, for others, and for few rows, all of (height, inner) by (inner, across)."""
+    columns, area = across if across % 2 else across // 2, height * inner
+    # Sums that go on from earlier ones are formed one product after another, so that they do not depend on where it began.
+    parts = 1 if add else next(parts for parts in (3, 2, 1) if inner % parts == 0)
+
+    def team(parts: int, groups: int, rows_of_warp: int, words: int, tile: int) -> Team:
+        copied = 8 * area if parts == 1 and area <= _COPIED_AREA else 0
+        nbytes = rows_of_warp * words * (32 * (tile + 8 + copied) + 4 * tile)
+        warps = next(warps for warps in (8, 4, 2, 1) if warps * nbytes <= _SHARED_NBYTES)
+        return Team(parts, groups, warps, words, tile, warps * rows_of_warp)
+
+    split, whole, warps = 32 // (columns * parts), 32 // columns, _WARPS_OF_FEW_ROWS
+    groups = max(1, split // 4)
+    return (
+        team(parts, groups, split // groups, 1, 8),
+        team(1, whole, 1, 1, 32),
+        Team(1, whole * warps, warps, 4, 128, 1),
+    )
+
+
+def _team_for(A: BlockRows, C: BlockRows, teams: tuple[Team, Team, Team]) -> Team:
+    short, usual, few = teams
+    rows = len(A.offsets) - 1
+    if rows < _FEW_ROWS or A.columns.size > _LONG_ROW * rows:
+        return few
+    return short if C.columns.size <= _SHORT_ROW * rows else usual
 
 
 @serial_and_parallel

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from penstock.solvers.products.block_products import allocated, counted_cuda
+from penstock.solvers.products.block_products import allocated, counted_cuda, product_of_pattern
 from penstock.solvers.products.block_rows import BlockRows, as_csr
 from penstock.solvers.products.hashing import Bin, Purpose, bins_of_offsets, run
 from penstock.spmv import (
@@ -257,14 +257,11 @@ def _product(A: BlockRows, B: BlockRows, width: int, pattern: ProductPattern | N
     if A.blocks.shape[1:] == B.blocks.shape[1:] == (1, 1) and A.device.kind == "cuda":
         return find_kernel("sparse_numbers", "product", "cuda")(A, B, width, pattern)  # type: ignore[no-any-return]
     pattern = pattern or _pattern(A, B, width)
-    shape, xp = (pattern.columns.size, A.blocks.shape[1], B.blocks.shape[2]), A.device.xp
-    blocks = allocated(A.device, lambda: xp.zeros(shape), 8 * int(np.prod(shape)))
-    product = BlockRows(A.start, pattern.offsets, pattern.columns, blocks, width)
     wide_a, wide_b = (
         BlockRows(rows.start, rows.offsets, rows.columns, rows.blocks.astype(np.float64, copy=False)) for rows in (A, B)
     )
-    find_kernel("block_rows", "add_product", A.device.kind)(wide_a, wide_b, width, product)
-    product.blocks = blocks.astype(A.blocks.dtype, copy=False)
+    product = product_of_pattern(wide_a, wide_b, width, (pattern.offsets, pattern.columns))
+    product.blocks = product.blocks.astype(A.blocks.dtype, copy=False)
     return product
 
 

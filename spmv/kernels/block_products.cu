@@ -1,78 +1,175 @@
-// Products of sparse matrices of small dense blocks, C = A B, by Gustavson's algorithm: 32 lanes a row of C.
-// Rows of B are numbered from `start`, and those of C have ascending columns, so that results are the same in every run.
+// Products of sparse matrices of small dense blocks, C = A B, by Gustavson's algorithm.
+// Rows of B are numbered from `start`, and those of B and C have ascending columns, so that results are the same in every run.
 
-// C += A B for blocks (height, inner) of A and (inner, across) of B. The sums of a row of up to 32 blocks are formed in shared
-// memory. Every entry of C is the sum of its products in the order of the entries of A. Launch: `warps` times 32 threads.
-template <int height, int inner, int across, int warps>
-__global__ void __launch_bounds__(warps * 32) add_block_products(
+// Neighbouring columns of a block, in one load.
+template <int count>
+struct alignas(8 * count) Columns {
+    double at[count];
+};
+
+// C = A B, or C += A B with `add`, for blocks (height, inner) of A and (inner, across) of B; with `diagonal`, C = own - factor D A B,
+// where D is (rows, height, height) and own has some of the columns of C. Sums are formed in the order of the entries of A.
+//
+// A group of lanes forms a block of C in registers: each has one or two of its columns, and where `parts` lanes share these, each
+// takes some of the rows of the blocks of B, and they add their sums at the end. `groups` share a row of C: some of those of a warp,
+// all of them, or all of a thread block of `warps`.
+//
+// A chunk of 32 `words` entries of a row of A is taken at a time, and a tile of the blocks of its row of C. First the lanes look up
+// which blocks the entries contribute to: masks[block] has a bit for every entry that does, places[block][entry] says by which block
+// of its row of B, or `far` where a byte cannot. Then every group goes through the bits of its blocks. Meanwhile blocks of A have
+// been copied to shared memory, where they fit, unless every lane reads a part of them only.
+template <int height, int inner, int across, int parts, int groups, int warps, int words, int tile>
+__global__ void __launch_bounds__(warps * 32) multiply_blocks(
     const long long rows, const long long* __restrict__ offsets, const int* __restrict__ columns,
     const double* __restrict__ blocks, const long long start, const long long* __restrict__ b_offsets,
     const int* __restrict__ b_columns, const double* __restrict__ b_blocks, const long long* __restrict__ c_offsets,
-    const int* __restrict__ c_columns, double* __restrict__ c_blocks)
+    const int* __restrict__ c_columns, double* __restrict__ c_blocks, const bool add,
+    const double* __restrict__ diagonal, const double factor, const long long* __restrict__ own_offsets,
+    const int* __restrict__ own_columns, const double* __restrict__ own_blocks)
 {
-    constexpr int area = height * across, capacity = 32 * area;
-    __shared__ double sums[warps * capacity];
-    __shared__ int targets[warps * 32];
-    const int lane = threadIdx.x % 32, group = threadIdx.x / 32;
-    const long long row = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (row >= rows || offsets[row] == offsets[row + 1]) return;  // all 32 lanes together
-    const long long first = c_offsets[row], stop = c_offsets[row + 1], length = (stop - first) * area;
-    double* own = c_blocks + first * area;
-    double* total = own;
-    int* target = targets + group * 32;
-    if (length <= capacity) {
-        total = sums + group * capacity;
-        for (int i = lane; i < length; i += 32) total[i] = own[i];
-    }
-    for (long long entry = offsets[row]; entry < offsets[row + 1]; ++entry) {
-        const double* left = blocks + entry * (height * inner);
-        const long long other = columns[entry] - start, b_stop = b_offsets[other + 1];
-        for (long long b_first = b_offsets[other]; b_first < b_stop; b_first += 32) {
-            const int count = int(b_stop - b_first < 32 ? b_stop - b_first : 32);
-            if (lane < count) target[lane] = int(place_of(b_columns[b_first + lane], c_columns, first, stop) - first);
+    constexpr int wide = across % 2 ? 1 : 2, lanes = across / wide * parts, of_warp = 32 / lanes;
+    constexpr bool by_block = groups > of_warp;
+    constexpr int rows_of_warp = by_block ? 1 : of_warp / groups, teams = by_block ? 1 : warps * rows_of_warp;
+    constexpr int chunk = 32 * words, area = height * across, a_area = height * inner, far = 0xff;
+    constexpr bool copied = parts == 1 && a_area <= 18;
+    typedef Columns<wide> Own;
+    alignas(16) __shared__ double all_copies[copied ? teams * chunk * a_area : 1];
+    __shared__ unsigned all_masks[teams * tile * words];
+    __shared__ long long all_firsts[teams * chunk];
+    __shared__ unsigned char all_places[teams * tile * chunk];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, in_warp = lane / lanes, in_group = lane % lanes;
+    const int part = in_group / (across / wide), c = in_group % (across / wide) * wide;
+    const bool idle = in_warp >= (by_block ? of_warp : rows_of_warp * groups);
+    const int team = by_block || idle ? 0 : warp * rows_of_warp + in_warp / groups;
+    const long long row = idle && !by_block ? rows : (long long)blockIdx.x * teams + team;
+    // Idle lanes start behind the last entry and the last block.
+    const int group = idle ? chunk + tile : by_block ? warp * of_warp + in_warp : in_warp % groups;
+    const int member = group * lanes + in_group;
+    double* copies = all_copies + team * (chunk * a_area);
+    unsigned* masks = all_masks + team * (tile * words);
+    unsigned char* places = all_places + team * (tile * chunk);
+    long long* firsts = all_firsts + team * chunk;
+    const double* b_own = b_blocks + part * across + c;  // what this lane reads of every block
+    const auto sync = [] {
+        if constexpr (by_block)
+            __syncthreads();
+        else
             PENSTOCK_SYNC_GROUP();
-            // The columns of a row of B differ: no two lanes add to the same sum.
-#pragma unroll(area > 18 ? 4 : 1)
-            for (int i = lane; i < count * area; i += 32) {
-                const int place = i / area, r = i % area / across, c = i % across;
-                const double* right = b_blocks + (b_first + place) * (inner * across) + c;
-                double sum = 0;
-#pragma unroll
-                for (int k = 0; k < inner; ++k) sum += left[r * inner + k] * right[k * across];
-                total[(long long)target[place] * area + r * across + c] += sum;
-            }
-            PENSTOCK_SYNC_GROUP();
-        }
-    }
-    if (length <= capacity)
-        for (int i = lane; i < length; i += 32) own[i] = total[i];
-}
+    };
+    const auto any = [](const bool mine) { return by_block ? mine : PENSTOCK_BALLOT(mine) != 0; };
+    // Copies `count` blocks of A from `base` on, with as many threads as there are.
+    const auto copy = [&](const long long base, const int count, double* target, const int thread, const int threads) {
+        constexpr int at_once = a_area % 2 ? 1 : 2;
+        for (int i = at_once * thread; i < count * a_area; i += at_once * threads)
+            PENSTOCK_COPY_ASYNC(8 * at_once, target + i, blocks + base * a_area + i);
+    };
 
-// blocks = own - factor D blocks for rows of A P and of P, which has some of their columns; D is (rows, height, height).
-// 32 lanes a row, one lane a column of scalars.
-template <int height, int across>
-__global__ void __launch_bounds__(256) smooth_block_rows(
-    const long long rows, const long long* __restrict__ offsets, const int* __restrict__ columns,
-    double* __restrict__ blocks, const long long* __restrict__ own_offsets, const int* __restrict__ own_columns,
-    const double* __restrict__ own_blocks, const double* __restrict__ diagonal, const double factor)
-{
-    const int lane = threadIdx.x % 32;
-    const long long row = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (row >= rows) return;
-    const double* d = diagonal + row * (height * height);
-    for (long long i = offsets[row] * across + lane; i < offsets[row + 1] * across; i += 32) {
-        const long long entry = i / across;
-        double* image = blocks + entry * (height * across) + i % across;
-        const long long own = place_of(columns[entry], own_columns, own_offsets[row], own_offsets[row + 1]);
-        double total[height];
+    const long long first = row < rows ? offsets[row] : 0, stop = row < rows ? offsets[row + 1] : 0;
+    const long long c_first = row < rows ? c_offsets[row] : 0, c_stop = row < rows ? c_offsets[row + 1] : 0;
+    for (long long base = first; any(base < stop); base += chunk) {
+        const int count = base >= stop ? 0 : int(stop - base < chunk ? stop - base : chunk);
+        if constexpr (copied && by_block) copy(base, count, all_copies, threadIdx.x, 32 * warps);
+        if constexpr (copied && !by_block)
+            for (int other = 0; other < rows_of_warp; ++other) {
+                const int source = other * groups * lanes;
+                copy(PENSTOCK_SHUFFLE(base, source, 32), PENSTOCK_SHUFFLE(count, source, 32),
+                     all_copies + (warp * rows_of_warp + other) * (chunk * a_area), lane, 32);
+            }
+        PENSTOCK_COPY_COMMIT();
+        for (long long left = c_first; any(count > 0 && left < c_stop); left += tile) {
+            const int slots = count == 0 || left >= c_stop ? 0 : int(c_stop - left < tile ? c_stop - left : tile);
+            for (int i = member; i < slots * words; i += groups * lanes) masks[i] = 0;
+            sync();
+            for (int k = member; k < count && slots > 0; k += groups * lanes) {
+                const long long other = columns[base + k] - start, b_first = b_offsets[other], b_stop = b_offsets[other + 1];
+                firsts[k] = b_first;
+                if (!copied) PENSTOCK_PREFETCH(blocks + (base + k) * a_area);
+                int slot = 0;
+                for (long long place = b_first; place < b_stop; ++place) {  // both rows ascend
+                    const int found = int(place_of(b_columns[place], c_columns + left, slot, slots));
+                    if (found < 0) continue;
+                    slot = found + 1;
+                    atomicOr(masks + found * words + k / 32, 1u << k % 32);
+                    places[found * chunk + k] = (unsigned char)(place - b_first < far ? place - b_first : far);
+                }
+            }
+            PENSTOCK_COPY_WAIT(0);
+            sync();
+            int slot = group, word = 0;
+            unsigned left_over = 0;
+            double total[height][wide];
+            double* target = c_blocks + (left + slot) * area + c;
+            const bool go_on = (add || base != first) && part == 0;
+            const auto begin = [&] {
+                left_over = masks[slot * words];
 #pragma unroll
-        for (int r = 0; r < height; ++r) {
-            total[r] = 0;
+                for (int r = 0; r < height; ++r) {
+                    const Own before = go_on ? *(const Own*)(target + r * across) : Own{};
 #pragma unroll
-            for (int k = 0; k < height; ++k) total[r] += d[r * height + k] * image[k * across];
+                    for (int w = 0; w < wide; ++w) total[r][w] = before.at[w];
+                }
+            };
+            if (slot < slots) begin();
+            while (slot < slots) {
+                if (left_over) {
+                    const int k = 32 * word + __ffs(int(left_over)) - 1;
+                    left_over &= left_over - 1;
+                    const double* of_a = (copied ? copies + k * a_area : blocks + (base + k) * a_area) + part;
+                    const int nearby = places[slot * chunk + k];
+                    const long long place = nearby < far ? firsts[k] + nearby : place_of(
+                        c_columns[left + slot], b_columns, firsts[k], b_offsets[columns[base + k] - start + 1]);
+                    const double* of_b = b_own + place * (inner * across);
+#pragma unroll
+                    for (int j = 0; j < inner / parts; ++j) {
+                        const Own b = *(const Own*)(of_b + j * parts * across);
+#pragma unroll
+                        for (int r = 0; r < height; ++r) {
+                            const double a = of_a[r * inner + j * parts];
+#pragma unroll
+                            for (int w = 0; w < wide; ++w) total[r][w] += a * b.at[w];
+                        }
+                    }
+                } else if (words > 1 && word + 1 < words) {
+                    left_over = masks[slot * words + ++word];
+                } else {
+                    if constexpr (parts > 1) {
+                        const unsigned mask = ((1u << lanes) - 1) << in_warp * lanes;
+                        const int of_part = in_warp * lanes + c / wide;
+#pragma unroll
+                        for (int r = 0; r < height; ++r)
+#pragma unroll
+                            for (int w = 0; w < wide; ++w) {
+                                double sum = 0;
+#pragma unroll
+                                for (int other = 0; other < parts; ++other)
+                                    sum += PENSTOCK_SHUFFLE_AMONG(mask, total[r][w], of_part + other * (across / wide));
+                                total[r][w] = sum;
+                            }
+                    }
+                    const bool smoothed = diagonal && base + chunk >= stop;
+                    const long long place = !smoothed ? -1 : place_of(
+                        c_columns[left + slot], own_columns, own_offsets[row], own_offsets[row + 1]);
+                    const double* d = diagonal + row * (height * height);
+#pragma unroll
+                    for (int r = 0; r < height; ++r) {
+                        if (r % parts != part) continue;
+                        Own after = place < 0 ? Own{} : *(const Own*)(own_blocks + (place * height + r) * across + c);
+#pragma unroll
+                        for (int w = 0; w < wide; ++w) {
+                            if (!smoothed) after.at[w] = total[r][w];
+#pragma unroll
+                            for (int k = 0; k < height; ++k)
+                                if (smoothed) after.at[w] -= factor * d[r * height + k] * total[k][w];
+                        }
+                        *(Own*)(target + r * across) = after;
+                    }
+                    slot += groups;
+                    target += groups * area;
+                    word = 0;
+                    if (slot < slots) begin();
+                }
+            }
+            sync();
         }
-#pragma unroll
-        for (int r = 0; r < height; ++r)
-            image[r * across] = (own < 0 ? 0.0 : own_blocks[(own * height + r) * across + i % across]) - factor * total[r];
     }
 }

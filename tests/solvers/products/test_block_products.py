@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse
 from kernel_targets import TARGETS
 
-from penstock.solvers.products.block_products import block_product
+from penstock.solvers.products.block_products import Smoothing, block_product
 from penstock.solvers.products.block_rows import BlockRows, block_rows
 from penstock.spmv.compilation.table import find_kernel
 
@@ -33,24 +33,34 @@ def put(target, rows):
     return BlockRows(rows.start, *(target.put(array) for array in (rows.offsets, rows.columns, rows.blocks)))
 
 
-def product_on(target, A, B, columns):
+def product_on(target, A, B, columns, smoothing=None):
     """The product by the kernels of a target, as host arrays."""
     kind = target.device_kind
     with target.running():
         A, B = put(target, A), put(target, B)
+        if smoothing is not None:
+            own, diagonal, factor = smoothing
+            smoothing = Smoothing(put(target, own), target.put(diagonal), factor)
         offsets, found = find_kernel("block_rows", "pattern", kind)(A, B, columns)
-        blocks = target.put(np.zeros((found.size, A.blocks.shape[1], B.blocks.shape[2])))
+        blocks = target.put(np.full((found.size, A.blocks.shape[1], B.blocks.shape[2]), np.nan))
         C = BlockRows(A.start, offsets, found, blocks)
-        find_kernel("block_rows", "add_product", kind)(A, B, columns, C)
+        find_kernel("block_rows", "multiply", kind)(A, B, columns, C, False, smoothing)
     return BlockRows(C.start, *(target.get(array) for array in (C.offsets, C.columns, C.blocks)))
 
 
 SHAPES = [(1, 1, 1), (3, 3, 6), (6, 3, 6), (2, 2, 2), (6, 6, 6), (1, 2, 1)]
 
 
+# Of rows of the product, and of rows: for which teams a GPU takes.
+TEAMS = {"part of a warp": (1 << 30, 0), "a warp": (0, 0), "a thread block": (0, 1 << 30)}
+
+
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("team", TEAMS)
 @pytest.mark.parametrize(("height", "inner", "across"), SHAPES[:4])
-def test_products_are_those_of_dense_matrices(target, height, inner, across):
+def test_products_are_those_of_dense_matrices(monkeypatch, target, team, height, inner, across):
+    for name, value in zip(("_SHORT_ROW", "_FEW_ROWS"), TEAMS[team], strict=True):
+        monkeypatch.setattr(f"penstock.solvers.products.block_products.{name}", value)
     a_counts, b_counts = [0, 3, 1, 27, 0, 12, 40, 2], [1, 0, 4, 9, 33, 2] * 10
     A = random_rows(a_counts, len(b_counts), height, inner, seed=1)
     B = random_rows(b_counts, 50, inner, across, seed=2)
@@ -87,7 +97,7 @@ def test_rows_of_b_may_begin_later_and_sums_go_on(target):
     kind = target.device_kind
     with target.running():
         again = put(target, BlockRows(0, C.offsets, C.columns, C.blocks.copy()))
-        find_kernel("block_rows", "add_product", kind)(put(target, A), put(target, B), 8, again)
+        find_kernel("block_rows", "multiply", kind)(put(target, A), put(target, B), 8, again, True, None)
 
     A.columns -= 10
     assert np.allclose(dense(C, 8), dense(A, 5) @ dense(B, 8), atol=1e-13)
@@ -95,19 +105,24 @@ def test_rows_of_b_may_begin_later_and_sums_go_on(target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("team", TEAMS)
 @pytest.mark.parametrize(("size", "modes"), [(1, 1), (3, 6), (2, 1)])
-def test_smoothed_rows(target, size, modes):
-    own = random_rows([1, 2, 0, 3], 6, size, modes, seed=9)
-    image = random_rows([6, 6, 2, 6], 6, size, modes, seed=10)
-    diagonal = np.random.default_rng(11).uniform(-1, 1, (4, size, size))
-    expected = dense(own, 6) - 0.3 * scipy.sparse.block_diag(diagonal) @ dense(image, 6)
+def test_smoothed_products(monkeypatch, target, team, size, modes):
+    """Of rows of P, some of whose blocks are not among those of A P."""
+    for name, value in zip(("_SHORT_ROW", "_FEW_ROWS"), TEAMS[team], strict=True):
+        monkeypatch.setattr(f"penstock.solvers.products.block_products.{name}", value)
+    A, P = (
+        random_rows([1, 6, 3, 70, 2, 40], 80, size, size, seed=10),
+        random_rows([1, 2, 0, 3] * 20, 50, size, modes, seed=9),
+    )
+    diagonal = np.random.default_rng(11).uniform(-1, 1, (6, size, size))
 
-    with target.running():
-        given = put(target, BlockRows(0, image.offsets, image.columns, image.blocks.copy()))
-        find_kernel("block_rows", "smooth", target.device_kind)(given, put(target, own), target.put(diagonal), 0.3)
+    found = product_on(target, A, P, 50, (P.part(0, 6), diagonal, 0.3))
 
-    found = BlockRows(0, image.offsets, image.columns, target.get(given.blocks))
-    assert np.allclose(dense(found, 6), expected, atol=1e-14)
+    image = dense(A, 80) @ dense(P, 50)
+    expected = dense(P.part(0, 6), 50) - 0.3 * scipy.sparse.block_diag(diagonal) @ image
+    stored = dense(BlockRows(0, found.offsets, found.columns, np.ones_like(found.blocks)), 50)
+    assert np.allclose(dense(found, 50), expected * stored, atol=1e-13)
 
 
 def test_the_transpose_and_parts():
@@ -148,7 +163,7 @@ def test_a_product_chooses_the_device_of_its_rows():
     A, B = random_rows([2, 1], 3, 2, 2, seed=15), random_rows([1, 2, 2], 4, 2, 2, seed=16)
     prepared = []
 
-    C = block_product(A, B, 4, prepared.append)
+    C = block_product(A, B, 4, prepare=prepared.append)
 
     assert prepared[0] is C
     assert np.allclose(dense(C, 4), dense(A, 3) @ dense(B, 4), atol=1e-15)
