@@ -20,7 +20,7 @@ from penstock.solvers.coarse.aggregates import box_aggregates
 from penstock.solvers.coarse.modes import rigid_body_modes
 from penstock.solvers.coarse.tentative import StoredTentative
 from penstock.solvers.preconditioners import block_jacobi
-from penstock.solvers.products.block_products import Smoothing, product_of_pattern
+from penstock.solvers.products.block_products import product_of_pattern, smoothed_rows
 from penstock.solvers.products.block_rows import BlockRows, as_csr
 from penstock.spmv import Array, Device
 from penstock.spmv.compilation.table import find_kernel
@@ -31,12 +31,18 @@ _CALLS, _EDGE, _FACTOR = 7, 128, 0.4
 class _Product:
     """A product whose pattern is known, its seconds and those of the search for the pattern."""
 
-    def __init__(self, A: BlockRows, B: BlockRows, columns: int, smoothing: Smoothing | None = None) -> None:
+    def __init__(
+        self,
+        A: BlockRows,
+        B: BlockRows,
+        columns: int,
+        finish: Callable[[BlockRows], BlockRows] = lambda rows: rows,
+    ) -> None:
         self.device = A.device
         search = lambda: find_kernel("block_rows", "pattern", A.device.kind)(A, B, columns)  # noqa: E731
         pattern = search()
         self.pattern_seconds, pattern = seconds_of(self.device, search)
-        self._form: Callable[[], BlockRows] = lambda: product_of_pattern(A, B, columns, pattern, smoothing=smoothing)
+        self._form: Callable[[], BlockRows] = lambda: finish(product_of_pattern(A, B, columns, pattern))
         self.rows = self._form()
 
     def samples(self) -> list[float]:
@@ -93,7 +99,7 @@ def block_galerkin(device: Device, bandwidth: float) -> list[dict[str, Any]]:
     tell("TAT", [image, TAT], _nbytes(A, own, own, TAT.rows), _nbytes(image.rows), error)
     del image, TAT, csr
 
-    P = _Product(A, own, coarse, Smoothing(own, diagonal.blocks, _FACTOR))
+    P = _Product(A, own, coarse, lambda rows: smoothed_rows(rows, own, diagonal.blocks, _FACTOR))
     csr_P = as_csr(P.rows, coarse)
     smooth = lambda v: csr_T @ v - _FACTOR * (diagonal @ (matrix @ (csr_T @ v)))  # noqa: E731
     tell("P", [P], _nbytes(A, own, P.rows), 0, _error(device, unknowns, lambda v: csr_P @ v, smooth))

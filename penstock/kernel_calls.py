@@ -12,7 +12,7 @@ from penstock.solvers import DiagonalBlocks, block_jacobi, chebyshev
 from penstock.solvers.cg import CgRecurrence
 from penstock.solvers.coarse.aggregates import Aggregates
 from penstock.solvers.coarse.tentative import StoredTentative
-from penstock.solvers.products.block_products import Smoothing, block_product
+from penstock.solvers.products.block_products import block_product, smoothed_rows
 from penstock.solvers.products.block_rows import BlockRows
 from penstock.spmv import CPU, Array, BsrMatrix, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
@@ -103,7 +103,7 @@ def multiply_blocks(dof: int) -> None:
     modes, offsets, columns = 1 if dof == 1 else 6, np.arange(33), np.arange(32, dtype=np.int32)
     A = BlockRows(0, offsets, columns, np.tile(np.eye(dof), (32, 1, 1)))
     P = BlockRows(0, offsets, columns, np.ones((32, dof, modes)))
-    block_product(A, P, 32, smoothing=Smoothing(P, np.tile(np.eye(dof), (32, 1, 1)), 0.5))
+    smoothed_rows(block_product(A, P, 32), P, np.tile(np.eye(dof), (32, 1, 1)), 0.5)
 
 
 class _Identity(ValidatedOperator):

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.solvers.coarse.matrix_rows import visit_rows
 from penstock.solvers.coarse.tentative import Tentative
-from penstock.solvers.products.block_products import Smoothing, block_product
+from penstock.solvers.products.block_products import block_product, smoothed_rows
 from penstock.solvers.products.block_rows import BlockRows, row_numbers
 from penstock.spmv import Array, BsrMatrix, Operator
 from penstock.spmv.vectors.recurrence import RecurrenceStep
@@ -100,14 +100,15 @@ class GalerkinWave:
             P = self._T.rows(start, max(rows.reach[1] + 1, rows.stop))
         else:
             P = BlockRows.joined([part for part in level if part.stop > start], start)
+        image = block_product(rows, P, self._count)
         own = P.part(rows.start, rows.stop)
         if stage < len(self._factors):
-            smoothing = Smoothing(own, self._diagonal[rows.start : rows.stop], self._factors[stage])
-            self._levels[stage + 1].append(block_product(rows, P, self._count, smoothing=smoothing))
+            diagonal = self._diagonal[rows.start : rows.stop]
+            self._levels[stage + 1].append(smoothed_rows(image, own, diagonal, self._factors[stage]))
             self._known[stage + 1] = rows.stop
             self._waiting[stage + 1].append(rows)
         else:
-            self._collect(own, block_product(rows, P, self._count))
+            self._collect(own, image)
         # The pattern is symmetric: later rows couple with a row only if its own columns reach them. Entries without a mirror
         # image, which are zero to rounding, may still name rows that are gone; those count as empty.
         kept = [part for part in level if self._last_column[part.start] >= rows.stop]
@@ -139,7 +140,7 @@ class GalerkinWave:
             part.blocks[places[found]] = open_blocks[found]
             self._parts.append((open_keys[~found], open_blocks[~found]))
 
-        part = block_product(own.transposed(count), image, count, prepare=prepare)
+        part = block_product(own.transposed(count), image, count, prepare)
         self._open = keys, part.blocks
 
     def finish(self) -> BsrMatrix:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import get_num_threads, prange
@@ -17,41 +16,18 @@ from penstock.spmv.compilation.cuda_module import cuda_function, launch
 from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["Smoothing", "allocated", "block_product", "counted_cuda", "product_of_pattern", "teams_for"]
+__all__ = ["allocated", "block_product", "counted_cuda", "product_of_pattern", "smoothed_rows", "teams_for"]
 
 # Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
 _SERIAL_ROWS = 1 << 18
-# On a GPU: rows of the product of up to this many blocks on average are formed by a few lanes each, others by a warp; where they
-# are too few to fill the device, or made of many entries, by a thread block.
-_SHORT_ROW, _LONG_ROW, _FEW_ROWS = 8, 512, 4096
-_WARPS_OF_FEW_ROWS, _SHARED_NBYTES, _COPIED_AREA = 8, 48 << 10, 18
-
-
-@dataclass(frozen=True)
-class Smoothing:
-    """Turns ``A P`` into ``P - factor D A P``.
-
-    Parameters
-    ----------
-    own : BlockRows
-        Rows of P, those of the product.
-    diagonal : array, (rows, height, height)
-        D, of the same rows.
-    factor : float
-    """
-
-    own: BlockRows
-    diagonal: Array
-    factor: float
+# On a GPU: rows of the product of up to this many blocks on average are formed by a few lanes each; those of more than so many by
+# a thread block each, as are rows that are too few to fill the device; others by a warp.
+_SHORT_ROW, _LONG_ROW, _FEW_ROWS = 8, 64, 1024
+_WARPS_OF_LONG_ROWS, _SHARED_NBYTES, _COPIED_AREA = 8, 48 << 10, 18
 
 
 def block_product(
-    A: BlockRows,
-    B: BlockRows,
-    columns: int,
-    *,
-    prepare: Callable[[BlockRows], None] | None = None,
-    smoothing: Smoothing | None = None,
+    A: BlockRows, B: BlockRows, columns: int, prepare: Callable[[BlockRows], None] | None = None
 ) -> BlockRows:
     """Return rows of ``A B``, on the device of A.
 
@@ -63,8 +39,6 @@ def block_product(
         Block columns of B.
     prepare : callable, optional
         Receives the result before the products are added to its blocks, which are zero.
-    smoothing : Smoothing, optional
-        Of which B is the P.
 
     Raises
     ------
@@ -72,7 +46,7 @@ def block_product(
         If the device has too little memory.
     """
     pattern = find_kernel("block_rows", "pattern", A.device.kind)(A, B, columns)
-    return product_of_pattern(A, B, columns, pattern, prepare=prepare, smoothing=smoothing)
+    return product_of_pattern(A, B, columns, pattern, prepare)
 
 
 def product_of_pattern(
@@ -80,9 +54,7 @@ def product_of_pattern(
     B: BlockRows,
     columns: int,
     pattern: tuple[Array, Array],
-    *,
     prepare: Callable[[BlockRows], None] | None = None,
-    smoothing: Smoothing | None = None,
 ) -> BlockRows:
     """Return rows of ``A B`` as :func:`block_product` does, from their offsets and columns, which are known."""
     shape, xp = (pattern[1].size, A.blocks.shape[1], B.blocks.shape[2]), A.device.xp
@@ -90,8 +62,23 @@ def product_of_pattern(
     product = BlockRows(A.start, *pattern, allocated(A.device, lambda: new(shape), 8 * math.prod(shape)), columns)
     if prepare is not None:
         prepare(product)
-    find_kernel("block_rows", "multiply", A.device.kind)(A, B, columns, product, prepare is not None, smoothing)
+    find_kernel("block_rows", "multiply", A.device.kind)(A, B, columns, product, prepare is not None)
     return product
+
+
+def smoothed_rows(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> BlockRows:
+    """Turn rows of ``A P`` into those of ``P - factor D A P``, in place; they have at least the columns of P.
+
+    Parameters
+    ----------
+    image, own : BlockRows
+        The same rows of ``A P`` and of P.
+    diagonal : array, (rows, height, height)
+        D, of the same rows.
+    factor : float
+    """
+    find_kernel("block_rows", "smooth", image.device.kind)(image, own, diagonal, factor)
+    return image
 
 
 def allocated(device: Device, make: Callable[[], Array], nbytes: int) -> Array:
@@ -129,17 +116,17 @@ def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array
 
 
 @register_kernel("block_rows", "multiply", "cpu")
-def _multiply_cpu(
-    A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool, smoothing: Smoothing | None
-) -> None:
+def _multiply_cpu(A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool) -> None:
     if not add:
         C.blocks[...] = 0.0
     pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
     _add(4 * get_num_threads(), *pattern, A.blocks, B.blocks, C.offsets, C.columns, C.blocks)
-    if smoothing is not None:
-        own = (smoothing.own.offsets, smoothing.own.columns, smoothing.own.blocks)
-        many = len(A.offsets) > _SERIAL_ROWS
-        _smooth[many](C.offsets, C.columns, C.blocks, *own, smoothing.diagonal, smoothing.factor)
+
+
+@register_kernel("block_rows", "smooth", "cpu")
+def _smooth_cpu(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> None:
+    arrays = (image.offsets, image.columns, image.blocks, own.offsets, own.columns, own.blocks)
+    _smooth[len(image.offsets) > _SERIAL_ROWS](*arrays, diagonal, factor)
 
 
 @register_kernel("block_rows", "pattern", "cuda")
@@ -160,20 +147,23 @@ def counted_cuda(A: BlockRows, B: BlockRows, columns: int) -> Array:
 
 
 @register_kernel("block_rows", "multiply", "cuda")
-def _multiply_cuda(
-    A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool, smoothing: Smoothing | None
-) -> None:
+def _multiply_cuda(A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool) -> None:
     rows, (height, inner), across = len(A.offsets) - 1, A.blocks.shape[1:], B.blocks.shape[2]
     team = _team_for(A, C, teams_for(height, inner, across, add))
     function = cuda_function("block_products.cu", f"multiply_blocks<{height}, {inner}, {across}, {team.template}>")
     of_a, of_b = (A.offsets, A.columns, A.blocks), (B.offsets, B.columns, B.blocks)
-    smooth: tuple[Any, ...] = (None, np.float64(0.0), None, None, None)
-    if smoothing is not None:
-        own = smoothing.own
-        smooth = (smoothing.diagonal, np.float64(smoothing.factor), own.offsets, own.columns, own.blocks)
     of_c = (C.offsets, C.columns, C.blocks, np.bool_(add))
-    arguments = (np.int64(rows), *of_a, np.int64(B.start), *of_b, *of_c, *smooth)
+    arguments = (np.int64(rows), *of_a, np.int64(B.start), *of_b, *of_c)
     launch(function, -(-rows // team.rows) * 32 * team.warps, 32 * team.warps, arguments)
+
+
+@register_kernel("block_rows", "smooth", "cuda")
+def _smooth_cuda(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> None:
+    rows, (height, across) = len(image.offsets) - 1, image.blocks.shape[1:]
+    function = cuda_function("block_products.cu", f"smooth_block_rows<{height}, {across}>")
+    of_own = (own.offsets, own.columns, own.blocks)
+    arguments = (np.int64(rows), image.offsets, image.columns, image.blocks, *of_own, diagonal, np.float64(factor))
+    launch(function, 32 * rows, 256, arguments)
 
 
 class Team(NamedTuple):
@@ -209,7 +199,7 @@ class Team(NamedTuple):
 
 
 def teams_for(height: int, inner: int, across: int, add: bool) -> tuple[Team, Team, Team]:
-    """Return teams for short rows of the product, for others, and for few rows, all of (height, inner) by (inner, across)."""
+    """Return teams for short, usual and long rows of products of blocks, (height, inner) by (inner, across)."""
     columns, area = across if across % 2 else across // 2, height * inner
     # Sums that go on from earlier ones are formed one product after another, so that they do not depend on where it began.
     parts = 1 if add else next(parts for parts in (3, 2, 1) if inner % parts == 0)
@@ -220,20 +210,20 @@ def teams_for(height: int, inner: int, across: int, add: bool) -> tuple[Team, Te
         warps = next(warps for warps in (8, 4, 2, 1) if warps * nbytes <= _SHARED_NBYTES)
         return Team(parts, groups, warps, words, tile, warps * rows_of_warp)
 
-    split, whole, warps = 32 // (columns * parts), 32 // columns, _WARPS_OF_FEW_ROWS
+    split, whole, warps = 32 // (columns * parts), 32 // columns, _WARPS_OF_LONG_ROWS
     groups = max(1, split // 4)
     return (
-        team(parts, groups, split // groups, 1, 8),
+        team(parts, groups, split // groups, 1, 32),
         team(1, whole, 1, 1, 32),
         Team(1, whole * warps, warps, 4, 128, 1),
     )
 
 
 def _team_for(A: BlockRows, C: BlockRows, teams: tuple[Team, Team, Team]) -> Team:
-    short, usual, few = teams
-    rows = len(A.offsets) - 1
-    if rows < _FEW_ROWS or A.columns.size > _LONG_ROW * rows:
-        return few
+    short, usual, long = teams
+    rows = max(1, int(A.device.xp.count_nonzero(A.offsets[1:] != A.offsets[:-1])))
+    if rows < _FEW_ROWS or C.columns.size > _LONG_ROW * rows:
+        return long
     return short if C.columns.size <= _SHORT_ROW * rows else usual
 
 

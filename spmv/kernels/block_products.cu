@@ -7,8 +7,8 @@ struct alignas(8 * count) Columns {
     double at[count];
 };
 
-// C = A B, or C += A B with `add`, for blocks (height, inner) of A and (inner, across) of B; with `diagonal`, C = own - factor D A B,
-// where D is (rows, height, height) and own has some of the columns of C. Sums are formed in the order of the entries of A.
+// C = A B, or C += A B with `add`, for blocks (height, inner) of A and (inner, across) of B. Sums are formed in the order of the
+// entries of A.
 //
 // A group of lanes forms a block of C in registers: each has one or two of its columns, and where `parts` lanes share these, each
 // takes some of the rows of the blocks of B, and they add their sums at the end. `groups` share a row of C: some of those of a warp,
@@ -23,9 +23,7 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
     const long long rows, const long long* __restrict__ offsets, const int* __restrict__ columns,
     const double* __restrict__ blocks, const long long start, const long long* __restrict__ b_offsets,
     const int* __restrict__ b_columns, const double* __restrict__ b_blocks, const long long* __restrict__ c_offsets,
-    const int* __restrict__ c_columns, double* __restrict__ c_blocks, const bool add,
-    const double* __restrict__ diagonal, const double factor, const long long* __restrict__ own_offsets,
-    const int* __restrict__ own_columns, const double* __restrict__ own_blocks)
+    const int* __restrict__ c_columns, double* __restrict__ c_blocks, const bool add)
 {
     constexpr int wide = across % 2 ? 1 : 2, lanes = across / wide * parts, of_warp = 32 / lanes;
     constexpr bool by_block = groups > of_warp;
@@ -57,6 +55,16 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
             PENSTOCK_SYNC_GROUP();
     };
     const auto any = [](const bool mine) { return by_block ? mine : PENSTOCK_BALLOT(mine) != 0; };
+    // The sum of what the lanes of a group that share a column hold.
+    const auto sum_of_parts = [&](const double mine) {
+        if constexpr (parts == 1) return mine;
+        const unsigned mask = (1u << lanes) - 1 << in_warp * lanes;
+        double sum = 0;
+#pragma unroll
+        for (int other = 0; other < parts; ++other)
+            sum += PENSTOCK_SHUFFLE_AMONG(mask, mine, in_warp * lanes + other * (across / wide) + c / wide);
+        return sum;
+    };
     // Copies `count` blocks of A from `base` on, with as many threads as there are.
     const auto copy = [&](const long long base, const int count, double* target, const int thread, const int threads) {
         constexpr int at_once = a_area % 2 ? 1 : 2;
@@ -132,36 +140,12 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
                 } else if (words > 1 && word + 1 < words) {
                     left_over = masks[slot * words + ++word];
                 } else {
-                    if constexpr (parts > 1) {
-                        const unsigned mask = ((1u << lanes) - 1) << in_warp * lanes;
-                        const int of_part = in_warp * lanes + c / wide;
-#pragma unroll
-                        for (int r = 0; r < height; ++r)
-#pragma unroll
-                            for (int w = 0; w < wide; ++w) {
-                                double sum = 0;
-#pragma unroll
-                                for (int other = 0; other < parts; ++other)
-                                    sum += PENSTOCK_SHUFFLE_AMONG(mask, total[r][w], of_part + other * (across / wide));
-                                total[r][w] = sum;
-                            }
-                    }
-                    const bool smoothed = diagonal && base + chunk >= stop;
-                    const long long place = !smoothed ? -1 : place_of(
-                        c_columns[left + slot], own_columns, own_offsets[row], own_offsets[row + 1]);
-                    const double* d = diagonal + row * (height * height);
 #pragma unroll
                     for (int r = 0; r < height; ++r) {
-                        if (r % parts != part) continue;
-                        Own after = place < 0 ? Own{} : *(const Own*)(own_blocks + (place * height + r) * across + c);
+                        Own sum;
 #pragma unroll
-                        for (int w = 0; w < wide; ++w) {
-                            if (!smoothed) after.at[w] = total[r][w];
-#pragma unroll
-                            for (int k = 0; k < height; ++k)
-                                if (smoothed) after.at[w] -= factor * d[r * height + k] * total[k][w];
-                        }
-                        *(Own*)(target + r * across) = after;
+                        for (int w = 0; w < wide; ++w) sum.at[w] = sum_of_parts(total[r][w]);
+                        if (r % parts == part) *(Own*)(target + r * across) = sum;
                     }
                     slot += groups;
                     target += groups * area;
@@ -171,5 +155,34 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
             }
             sync();
         }
+    }
+}
+
+// blocks = own - factor D blocks for rows of A P and of P, which has some of their columns; D is (rows, height, height).
+// 32 lanes a row, one lane a column of scalars.
+template <int height, int across>
+__global__ void __launch_bounds__(256) smooth_block_rows(
+    const long long rows, const long long* __restrict__ offsets, const int* __restrict__ columns,
+    double* __restrict__ blocks, const long long* __restrict__ own_offsets, const int* __restrict__ own_columns,
+    const double* __restrict__ own_blocks, const double* __restrict__ diagonal, const double factor)
+{
+    const int lane = threadIdx.x % 32;
+    const long long row = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (row >= rows) return;
+    const double* d = diagonal + row * (height * height);
+    for (long long i = offsets[row] * across + lane; i < offsets[row + 1] * across; i += 32) {
+        const long long entry = i / across;
+        double* image = blocks + entry * (height * across) + i % across;
+        const long long own = place_of(columns[entry], own_columns, own_offsets[row], own_offsets[row + 1]);
+        double total[height];
+#pragma unroll
+        for (int r = 0; r < height; ++r) {
+            total[r] = 0;
+#pragma unroll
+            for (int k = 0; k < height; ++k) total[r] += d[r * height + k] * image[k * across];
+        }
+#pragma unroll
+        for (int r = 0; r < height; ++r)
+            image[r * across] = (own < 0 ? 0.0 : own_blocks[(own * height + r) * across + i % across]) - factor * total[r];
     }
 }

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse
 from kernel_targets import TARGETS
 
-from penstock.solvers.products.block_products import Smoothing, block_product
+from penstock.solvers.products.block_products import block_product
 from penstock.solvers.products.block_rows import BlockRows, block_rows
 from penstock.spmv.compilation.table import find_kernel
 
@@ -33,18 +33,15 @@ def put(target, rows):
     return BlockRows(rows.start, *(target.put(array) for array in (rows.offsets, rows.columns, rows.blocks)))
 
 
-def product_on(target, A, B, columns, smoothing=None):
+def product_on(target, A, B, columns):
     """The product by the kernels of a target, as host arrays."""
     kind = target.device_kind
     with target.running():
         A, B = put(target, A), put(target, B)
-        if smoothing is not None:
-            own, diagonal, factor = smoothing
-            smoothing = Smoothing(put(target, own), target.put(diagonal), factor)
         offsets, found = find_kernel("block_rows", "pattern", kind)(A, B, columns)
         blocks = target.put(np.full((found.size, A.blocks.shape[1], B.blocks.shape[2]), np.nan))
         C = BlockRows(A.start, offsets, found, blocks)
-        find_kernel("block_rows", "multiply", kind)(A, B, columns, C, False, smoothing)
+        find_kernel("block_rows", "multiply", kind)(A, B, columns, C, False)
     return BlockRows(C.start, *(target.get(array) for array in (C.offsets, C.columns, C.blocks)))
 
 
@@ -90,14 +87,14 @@ def test_rows_of_many_columns_take_larger_tables(target, columns):
 @pytest.mark.parametrize("target", TARGETS)
 def test_rows_of_b_may_begin_later_and_sums_go_on(target):
     """B holds rows 10 to 14; what C holds before is added to."""
-    A, B = random_rows([2, 5], 5, 3, 3, seed=7), random_rows([3, 2, 4, 1, 2], 8, 3, 6, seed=8, start=10)
+    A, B = random_rows([2, 5], 5, 6, 3, seed=7), random_rows([3, 2, 4, 1, 2], 8, 3, 6, seed=8, start=10)
     A.columns += 10
 
     C = product_on(target, A, B, 8)
     kind = target.device_kind
     with target.running():
         again = put(target, BlockRows(0, C.offsets, C.columns, C.blocks.copy()))
-        find_kernel("block_rows", "multiply", kind)(put(target, A), put(target, B), 8, again, True, None)
+        find_kernel("block_rows", "multiply", kind)(put(target, A), put(target, B), 8, again, True)
 
     A.columns -= 10
     assert np.allclose(dense(C, 8), dense(A, 5) @ dense(B, 8), atol=1e-13)
@@ -105,24 +102,19 @@ def test_rows_of_b_may_begin_later_and_sums_go_on(target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("team", TEAMS)
 @pytest.mark.parametrize(("size", "modes"), [(1, 1), (3, 6), (2, 1)])
-def test_smoothed_products(monkeypatch, target, team, size, modes):
-    """Of rows of P, some of whose blocks are not among those of A P."""
-    for name, value in zip(("_SHORT_ROW", "_FEW_ROWS"), TEAMS[team], strict=True):
-        monkeypatch.setattr(f"penstock.solvers.products.block_products.{name}", value)
-    A, P = (
-        random_rows([1, 6, 3, 70, 2, 40], 80, size, size, seed=10),
-        random_rows([1, 2, 0, 3] * 20, 50, size, modes, seed=9),
-    )
-    diagonal = np.random.default_rng(11).uniform(-1, 1, (6, size, size))
+def test_smoothed_rows(target, size, modes):
+    own = random_rows([1, 2, 0, 3], 6, size, modes, seed=9)
+    image = random_rows([6, 6, 2, 6], 6, size, modes, seed=10)
+    diagonal = np.random.default_rng(11).uniform(-1, 1, (4, size, size))
+    expected = dense(own, 6) - 0.3 * scipy.sparse.block_diag(diagonal) @ dense(image, 6)
 
-    found = product_on(target, A, P, 50, (P.part(0, 6), diagonal, 0.3))
+    with target.running():
+        given = put(target, BlockRows(0, image.offsets, image.columns, image.blocks.copy()))
+        find_kernel("block_rows", "smooth", target.device_kind)(given, put(target, own), target.put(diagonal), 0.3)
 
-    image = dense(A, 80) @ dense(P, 50)
-    expected = dense(P.part(0, 6), 50) - 0.3 * scipy.sparse.block_diag(diagonal) @ image
-    stored = dense(BlockRows(0, found.offsets, found.columns, np.ones_like(found.blocks)), 50)
-    assert np.allclose(dense(found, 50), expected * stored, atol=1e-13)
+    found = BlockRows(0, image.offsets, image.columns, target.get(given.blocks))
+    assert np.allclose(dense(found, 6), expected, atol=1e-14)
 
 
 def test_the_transpose_and_parts():
@@ -163,7 +155,7 @@ def test_a_product_chooses_the_device_of_its_rows():
     A, B = random_rows([2, 1], 3, 2, 2, seed=15), random_rows([1, 2, 2], 4, 2, 2, seed=16)
     prepared = []
 
-    C = block_product(A, B, 4, prepare=prepared.append)
+    C = block_product(A, B, 4, prepared.append)
 
     assert prepared[0] is C
     assert np.allclose(dense(C, 4), dense(A, 3) @ dense(B, 4), atol=1e-15)
