@@ -1,8 +1,9 @@
 """Iterative solution of sparse symmetric positive definite systems, whether or not the matrix fits in device memory.
 
-``penstock.solve(A, b)`` solves a system. The subpackages are ``penstock.spmv`` (apply a matrix), ``penstock.streaming`` (a
-matrix larger than the device), ``penstock.solvers``, ``penstock.fem`` (model problems) and ``penstock.experiments`` (runs
-described in YAML). Importing ``penstock`` itself loads none of them.
+``penstock.solve(A, b)`` solves a system, and ``penstock.multiply_store`` multiplies a matrix on disk by one in memory. The
+subpackages are ``penstock.spmv`` (apply a matrix), ``penstock.streaming`` (a matrix larger than the device),
+``penstock.solvers``, ``penstock.fem`` (model problems) and ``penstock.experiments`` (runs described in YAML). Importing
+``penstock`` itself loads none of them.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.front_door import solve
+    from penstock.store_products import multiply_store
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "solve"]
+__all__ = ["__version__", "multiply_store", "solve"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load ``solve`` when it is first asked for."""
+    """Load a function when it is first asked for."""
     if name == "solve":
         from penstock.front_door import solve
 
         return solve
+    if name == "multiply_store":
+        from penstock.store_products import multiply_store
+
+        return multiply_store
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ from penstock.spmv import (
 from penstock.spmv.formats.convert import scalar_triplets, stored_blocks
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
-__all__ = ["block_size_of", "diagonal_and_row_sums", "visit_rows"]
+__all__ = ["Completion", "block_size_of", "diagonal_and_row_sums", "visit_rows"]
 
 
 # Of the rows that are visited at a time: on a CPU, what is formed from them stays in the cache; on a GPU, they occupy it, better
@@ -87,12 +87,12 @@ def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None])
     """
     if isinstance(A, _Streamed):
         index = A.plan.index
-        completion = _Completion(index.format_name, block_size, visit, _SLAB_NBYTES[A.device.kind])
+        completion = Completion(index.format_name, block_size, visit, _SLAB_NBYTES[A.device.kind])
         A.turn_to(1)
         A.sweep(lambda number, slab: completion.add(index.subdivisions[number].row_start, slab))
         return
     A = _as_matrix(A)
-    completion, granularity = _Completion(A.name, block_size, visit), math.lcm(A.row_granularity, block_size)
+    completion, granularity = Completion(A.name, block_size, visit), math.lcm(A.row_granularity, block_size)
     enough = _SLAB_NBYTES[A.device.kind]
     if A.device.kind == "cuda":
         enough = max(enough, min(_LARGEST_SLAB_NBYTES, A.device.free_nbytes() // _SHARE_OF_FREE))
@@ -107,10 +107,20 @@ def _as_matrix(A: Operator) -> SparseMatrix:
     return A
 
 
-class _Completion:
+class Completion:
     """Completes rows of which half is stored by the mirror images of earlier rows.
 
     It gathers slabs until their blocks take ``enough`` bytes, which makes them worth a visit.
+
+    Parameters
+    ----------
+    format_name : str
+        Format of the slabs.
+    block_size : int
+        Rows of the blocks that are visited.
+    visit : callable
+        Receives complete rows, in ascending order.
+    enough : int
     """
 
     def __init__(self, format_name: str, block_size: int, visit: Callable[[BlockRows], None], enough: int = 0) -> None:

@@ -26,6 +26,7 @@ from penstock.spmv.formats.validation import check_compressed_rows, check_values
 __all__ = [
     "GalerkinPattern",
     "ProductPattern",
+    "as_matrix",
     "galerkin",
     "galerkin_pattern",
     "multiply",
@@ -117,7 +118,7 @@ def multiply(A: Any, B: Any, *, pattern: ProductPattern | None = None) -> Produc
     """
     left, right, width, dtype = _rows_of(A, B)
     with left.device.current():
-        return _as_matrix(_product(left, right, width, pattern), width, dtype)
+        return as_matrix(_product(left, right, width, pattern), width, dtype)
 
 
 def product_pattern(A: Any, B: Any) -> ProductPattern:
@@ -134,7 +135,7 @@ def transpose(A: Any) -> Product:
     """Return the transpose of a sparse matrix, on its device, in CSR, or for blocks in BSR or rows of blocks."""
     rows, width, dtype = _block_rows(A)
     with rows.device.current():
-        return _as_matrix(rows.transposed(width), len(rows.offsets) - 1, dtype)
+        return as_matrix(rows.transposed(width), len(rows.offsets) - 1, dtype)
 
 
 def galerkin(A: Any, P: Any, *, pattern: GalerkinPattern | None = None) -> Product:
@@ -151,7 +152,7 @@ def galerkin(A: Any, P: Any, *, pattern: GalerkinPattern | None = None) -> Produ
     with left.device.current():
         image = _product(left, right, width, pattern.image if pattern else None)
         coarse = _product(right.transposed(width), image, width, pattern.coarse if pattern else None)
-        return _as_matrix(coarse, width, dtype)
+        return as_matrix(coarse, width, dtype)
 
 
 def galerkin_pattern(A: Any, P: Any) -> GalerkinPattern:
@@ -203,7 +204,8 @@ def _block_rows(A: Any, *, scalar: bool = False) -> tuple[BlockRows, int, Any]:
     matrix = as_operator(A)
     if not isinstance(matrix, SparseMatrix):
         raise InputError(
-            f"the entries of a {type(A).__name__} are not at hand; pass a sparse matrix that is held in memory"
+            f"the entries of a {type(A).__name__} are not at hand; pass a sparse matrix that is held in memory, "
+            "or a store to penstock.multiply_store"
         )
     size = matrix.row_granularity if isinstance(matrix, BsrMatrix) and not scalar else 1
     if size == 1 and not isinstance(matrix, CsrMatrix):
@@ -226,7 +228,7 @@ def _rows_of_scipy(A: Any) -> tuple[BlockRows, int, Any]:
     return BlockRows(0, A.indptr.astype(np.int64), columns, values, shape[1]), shape[1], values.dtype
 
 
-def _as_matrix(rows: BlockRows, width: int, dtype: Any) -> Product:
+def as_matrix(rows: BlockRows, width: int, dtype: Any) -> Product:
     """Return rows as the format that holds such blocks, for vectors of a type."""
     tall, wide = rows.blocks.shape[1:]
     if tall != wide:
