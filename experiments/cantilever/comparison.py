@@ -15,6 +15,7 @@ from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.progress import Reporter
 from penstock.experiments.reporting.study import Record, Study, StudyFolder, StudyStopped
+from penstock.experiments.reporting.summary import solve_seconds
 from penstock.spmv import InputError, format_nbytes
 
 __all__ = ["VARIANTS", "Comparison", "ComparisonFolder", "Variant", "compare_experiment"]
@@ -129,7 +130,8 @@ class Comparison(Study[str, ComparisonFolder]):
                 "way": point,
                 "title": title,
                 **{key: result[key] for key in _FROM_RESULT},
-                "seconds": result["seconds"]["solve"],
+                "seconds": solve_seconds(result),
+                "setup_seconds": result["seconds"]["preconditioner"],
                 "preconditioner": spec.name,
                 "products": spec.degrees(streamed=True)[0],
             }
@@ -147,7 +149,7 @@ class Comparison(Study[str, ComparisonFolder]):
             shutil.rmtree(folder.path, ignore_errors=True)
             if run_experiment(changed, folder.path, reporter=self.reporter).interrupted:
                 raise StudyStopped
-            if folder.read_json(folder.result)["seconds"]["solve"] >= _BRIEF_SECONDS:
+            if solve_seconds(folder.read_json(folder.result)) >= _BRIEF_SECONDS:
                 break
 
     def _refused_file(self, point: str) -> Path:
@@ -238,17 +240,17 @@ def _table(records: list[Record]) -> str:
     converged = {record["way"]: record["seconds"] for record in records if record.get("converged")}
     memory, overlap = converged.get("memory"), converged.get("overlap")
     lines = [
-        "| variant | solve | time / in memory | speed-up over overlap alone | format | products per iteration "
-        "| powers per sweep | iterations | sweeps | moved | a sweep | true residual |",
-        "|" + "---|" * 12,
+        "| variant | set-up and solve | set-up | time / in memory | speed-up over overlap alone | format "
+        "| products per iteration | powers per sweep | iterations | sweeps | moved | a sweep | true residual |",
+        "|" + "---|" * 13,
     ]
     for record in records:
         if "refused" in record:
-            lines.append(f"| {record['title']} | refused: {record['refused']} |" + " |" * 10)
+            lines.append(f"| {record['title']} | refused: {record['refused']} |" + " |" * 11)
             continue
         seconds, done, residual = record["seconds"], record["converged"], record["true_residual"]
         cells = (
-            record["title"], f"{seconds:.3g} s" + ("" if done else ", not converged"),
+            record["title"], f"{seconds:.3g} s" + ("" if done else ", not converged"), f"{record['setup_seconds']:.3g} s",
             f"{seconds / memory:.2f}" if memory and done else "-",
             f"{overlap / seconds:.2f}" if overlap and done else "-",
             record["format"], record["products"], record["products_a_sweep"], record["iterations"], record["sweeps"],

@@ -17,6 +17,7 @@ from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.progress import Reporter, Stage
 from penstock.experiments.reporting.study import Record, Study, StudyStopped
+from penstock.experiments.reporting.summary import solve_seconds
 from penstock.solvers import StopReason
 
 __all__ = ["SampleStudy", "run_samples"]
@@ -151,7 +152,7 @@ def _run_sample(experiment: Experiment, seed: int, sample: ResultsFolder, report
 def _summary(experiment: Experiment, results: list[Record], reason: StopReason) -> dict[str, Any]:
     """Return the result of all samples together; those that did not converge are left out of mean and deviation."""
     samples = [
-        {**{name: result[name] for name in _FROM_RESULT}, "seconds": result["seconds"]["solve"]} for result in results
+        {**{name: result[name] for name in _FROM_RESULT}, "seconds": solve_seconds(result)} for result in results
     ]
     tips = [float(sample["tip_deflection"]) for sample in samples if sample["converged"]]
     residuals = [sample["true_residual"] for sample in samples]
