@@ -137,14 +137,11 @@ def _block_vectors(tiles) -> list[str]:
 
 
 def _block_products(sizes, modes) -> list[str]:
-    """Products of A with a prolongator, and of its transpose with those, which may also go on from earlier sums."""
+    """Products of A with a prolongator, and of its transpose with those."""
     pairs = list(product(sizes, modes))
-    products = [(size, size, count, False) for size, count in pairs]
-    products += [(count, size, count, add) for size, count in pairs for add in (False, True)]
+    products = [(size, size, count) for size, count in pairs] + [(count, size, count) for size, count in pairs]
     multiply = [
-        f"multiply_blocks<{h}, {i}, {a}, {team.template}>"
-        for h, i, a, add in products
-        for team in teams_for(h, i, a, add)
+        f"multiply_blocks<{h}, {i}, {a}, {team.template}>" for h, i, a in products for team in teams_for(h, i, a)
     ]
     return [*dict.fromkeys(multiply), *(f"smooth_block_rows<{size}, {count}>" for size, count in pairs)]
 

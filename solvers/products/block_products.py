@@ -23,7 +23,7 @@ _SERIAL_ROWS = 1 << 18
 # On a GPU: rows of the product of up to this many blocks on average are formed by a few lanes each; those of more than so many by
 # a thread block each, as are rows that are too few to fill the device; others by a warp.
 _SHORT_ROW, _LONG_ROW, _FEW_ROWS = 8, 64, 1024
-_WARPS_OF_LONG_ROWS, _SHARED_NBYTES, _COPIED_AREA = 8, 48 << 10, 18
+_WARPS_OF_LONG_ROWS, _TILE, _SHARED_NBYTES, _COPIED_AREA = 8, 32, 48 << 10, 18
 
 
 def block_product(
@@ -149,7 +149,7 @@ def counted_cuda(A: BlockRows, B: BlockRows, columns: int) -> Array:
 @register_kernel("block_rows", "multiply", "cuda")
 def _multiply_cuda(A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool) -> None:
     rows, (height, inner), across = len(A.offsets) - 1, A.blocks.shape[1:], B.blocks.shape[2]
-    team = _team_for(A, C, teams_for(height, inner, across, add))
+    team = _team_for(A, C, teams_for(height, inner, across))
     function = cuda_function("block_products.cu", f"multiply_blocks<{height}, {inner}, {across}, {team.template}>")
     of_a, of_b = (A.offsets, A.columns, A.blocks), (B.offsets, B.columns, B.blocks)
     of_c = (C.offsets, C.columns, C.blocks, np.bool_(add))
@@ -171,8 +171,6 @@ class Team(NamedTuple):
 
     Parameters
     ----------
-    parts : int
-        Lanes that share the columns of a block.
     groups : int
         Of lanes, each of which forms a block.
     warps : int
@@ -181,42 +179,38 @@ class Team(NamedTuple):
         32 of so many entries of A are taken at a time.
     tile : int
         Blocks of a row of the product that are taken at a time.
+    copied : bool
+        Whether blocks of A are copied to shared memory.
     rows : int
         Formed by a thread block.
     """
 
-    parts: int
     groups: int
     warps: int
     words: int
     tile: int
+    copied: bool
     rows: int
 
     @property
     def template(self) -> str:
         """Arguments of the kernel."""
-        return ", ".join(str(number) for number in self[:-1])
+        return f"{self.groups}, {self.warps}, {self.words}, {self.tile}, {str(self.copied).lower()}"
 
 
-def teams_for(height: int, inner: int, across: int, add: bool) -> tuple[Team, Team, Team]:
+def teams_for(height: int, inner: int, across: int) -> tuple[Team, Team, Team]:
     """Return teams for short, usual and long rows of products of blocks, (height, inner) by (inner, across)."""
-    columns, area = across if across % 2 else across // 2, height * inner
-    # Sums that go on from earlier ones are formed one product after another, so that they do not depend on where it began.
-    parts = 1 if add else next(parts for parts in (3, 2, 1) if inner % parts == 0)
+    of_warp, fits = 32 // (across if across % 2 else across // 2), height * inner <= _COPIED_AREA
+    some = max(1, of_warp // 4)
 
-    def team(parts: int, groups: int, rows_of_warp: int, words: int, tile: int) -> Team:
-        copied = 8 * area if parts == 1 and area <= _COPIED_AREA else 0
-        nbytes = rows_of_warp * words * (32 * (tile + 8 + copied) + 4 * tile)
+    def team(groups: int, copied: bool) -> Team:
+        rows = of_warp // groups
+        nbytes = rows * (32 * (_TILE + 8 + 8 * height * inner * copied) + 4 * _TILE)
         warps = next(warps for warps in (8, 4, 2, 1) if warps * nbytes <= _SHARED_NBYTES)
-        return Team(parts, groups, warps, words, tile, warps * rows_of_warp)
+        return Team(groups, warps, 1, _TILE, copied, warps * rows)
 
-    split, whole, warps = 32 // (columns * parts), 32 // columns, _WARPS_OF_LONG_ROWS
-    groups = max(1, split // 4)
-    return (
-        team(parts, groups, split // groups, 1, 32),
-        team(1, whole, 1, 1, 32),
-        Team(1, whole * warps, warps, 4, 128, 1),
-    )
+    warps = _WARPS_OF_LONG_ROWS
+    return team(some, False), team(of_warp, fits), Team(of_warp * warps, warps, 4, 4 * _TILE, fits, 1)
 
 
 def _team_for(A: BlockRows, C: BlockRows, teams: tuple[Team, Team, Team]) -> Team:

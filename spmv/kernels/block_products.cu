@@ -10,33 +10,31 @@ struct alignas(8 * count) Columns {
 // C = A B, or C += A B with `add`, for blocks (height, inner) of A and (inner, across) of B. Sums are formed in the order of the
 // entries of A.
 //
-// A group of lanes forms a block of C in registers: each has one or two of its columns, and where `parts` lanes share these, each
-// takes some of the rows of the blocks of B, and they add their sums at the end. `groups` share a row of C: some of those of a warp,
-// all of them, or all of a thread block of `warps`.
+// A group of lanes forms a block of C in registers, each one or two of its columns. `groups` share a row of C: some of those of a
+// warp, all of them, or all of a thread block of `warps`. Results do not depend on that.
 //
 // A chunk of 32 `words` entries of a row of A is taken at a time, and a tile of the blocks of its row of C. First the lanes look up
 // which blocks the entries contribute to: masks[block] has a bit for every entry that does, places[block][entry] says by which block
-// of its row of B, or `far` where a byte cannot. Then every group goes through the bits of its blocks. Meanwhile blocks of A have
-// been copied to shared memory, where they fit, unless every lane reads a part of them only.
-template <int height, int inner, int across, int parts, int groups, int warps, int words, int tile>
+// of its row of B, or `far` where a byte cannot. Then every group goes through the bits of its blocks. All lanes of a group read the
+// whole block of A: it may be `copied` to shared memory meanwhile, which answers faster but lets fewer warps run.
+template <int height, int inner, int across, int groups, int warps, int words, int tile, bool copied>
 __global__ void __launch_bounds__(warps * 32) multiply_blocks(
     const long long rows, const long long* __restrict__ offsets, const int* __restrict__ columns,
     const double* __restrict__ blocks, const long long start, const long long* __restrict__ b_offsets,
     const int* __restrict__ b_columns, const double* __restrict__ b_blocks, const long long* __restrict__ c_offsets,
     const int* __restrict__ c_columns, double* __restrict__ c_blocks, const bool add)
 {
-    constexpr int wide = across % 2 ? 1 : 2, lanes = across / wide * parts, of_warp = 32 / lanes;
+    constexpr int wide = across % 2 ? 1 : 2, lanes = across / wide, of_warp = 32 / lanes;
     constexpr bool by_block = groups > of_warp;
     constexpr int rows_of_warp = by_block ? 1 : of_warp / groups, teams = by_block ? 1 : warps * rows_of_warp;
     constexpr int chunk = 32 * words, area = height * across, a_area = height * inner, far = 0xff;
-    constexpr bool copied = parts == 1 && a_area <= 18;
     typedef Columns<wide> Own;
     alignas(16) __shared__ double all_copies[copied ? teams * chunk * a_area : 1];
     __shared__ unsigned all_masks[teams * tile * words];
     __shared__ long long all_firsts[teams * chunk];
     __shared__ unsigned char all_places[teams * tile * chunk];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, in_warp = lane / lanes, in_group = lane % lanes;
-    const int part = in_group / (across / wide), c = in_group % (across / wide) * wide;
+    const int c = in_group * wide;  // the first column of this lane
     const bool idle = in_warp >= (by_block ? of_warp : rows_of_warp * groups);
     const int team = by_block || idle ? 0 : warp * rows_of_warp + in_warp / groups;
     const long long row = idle && !by_block ? rows : (long long)blockIdx.x * teams + team;
@@ -47,7 +45,6 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
     unsigned* masks = all_masks + team * (tile * words);
     unsigned char* places = all_places + team * (tile * chunk);
     long long* firsts = all_firsts + team * chunk;
-    const double* b_own = b_blocks + part * across + c;  // what this lane reads of every block
     const auto sync = [] {
         if constexpr (by_block)
             __syncthreads();
@@ -55,16 +52,6 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
             PENSTOCK_SYNC_GROUP();
     };
     const auto any = [](const bool mine) { return by_block ? mine : PENSTOCK_BALLOT(mine) != 0; };
-    // The sum of what the lanes of a group that share a column hold.
-    const auto sum_of_parts = [&](const double mine) {
-        if constexpr (parts == 1) return mine;
-        const unsigned mask = (1u << lanes) - 1 << in_warp * lanes;
-        double sum = 0;
-#pragma unroll
-        for (int other = 0; other < parts; ++other)
-            sum += PENSTOCK_SHUFFLE_AMONG(mask, mine, in_warp * lanes + other * (across / wide) + c / wide);
-        return sum;
-    };
     // Copies `count` blocks of A from `base` on, with as many threads as there are.
     const auto copy = [&](const long long base, const int count, double* target, const int thread, const int threads) {
         constexpr int at_once = a_area % 2 ? 1 : 2;
@@ -107,7 +94,7 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
             unsigned left_over = 0;
             double total[height][wide];
             double* target = c_blocks + (left + slot) * area + c;
-            const bool go_on = (add || base != first) && part == 0;
+            const bool go_on = add || base != first;
             const auto begin = [&] {
                 left_over = masks[slot * words];
 #pragma unroll
@@ -122,17 +109,17 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
                 if (left_over) {
                     const int k = 32 * word + __ffs(int(left_over)) - 1;
                     left_over &= left_over - 1;
-                    const double* of_a = (copied ? copies + k * a_area : blocks + (base + k) * a_area) + part;
+                    const double* of_a = copied ? copies + k * a_area : blocks + (base + k) * a_area;
                     const int nearby = places[slot * chunk + k];
                     const long long place = nearby < far ? firsts[k] + nearby : place_of(
                         c_columns[left + slot], b_columns, firsts[k], b_offsets[columns[base + k] - start + 1]);
-                    const double* of_b = b_own + place * (inner * across);
+                    const double* of_b = b_blocks + place * (inner * across) + c;
 #pragma unroll
-                    for (int j = 0; j < inner / parts; ++j) {
-                        const Own b = *(const Own*)(of_b + j * parts * across);
+                    for (int i = 0; i < inner; ++i) {
+                        const Own b = *(const Own*)(of_b + i * across);
 #pragma unroll
                         for (int r = 0; r < height; ++r) {
-                            const double a = of_a[r * inner + j * parts];
+                            const double a = of_a[r * inner + i];
 #pragma unroll
                             for (int w = 0; w < wide; ++w) total[r][w] += a * b.at[w];
                         }
@@ -142,10 +129,10 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
                 } else {
 #pragma unroll
                     for (int r = 0; r < height; ++r) {
-                        Own sum;
+                        Own after;
 #pragma unroll
-                        for (int w = 0; w < wide; ++w) sum.at[w] = sum_of_parts(total[r][w]);
-                        if (r % parts == part) *(Own*)(target + r * across) = sum;
+                        for (int w = 0; w < wide; ++w) after.at[w] = total[r][w];
+                        *(Own*)(target + r * across) = after;
                     }
                     slot += groups;
                     target += groups * area;

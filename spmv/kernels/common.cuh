@@ -4,7 +4,6 @@
 //   PENSTOCK_SHUFFLE(value, lane, width)     the value held by lane `lane` of the caller's group of `width` lanes
 //   PENSTOCK_SHUFFLE_DOWN(value, by, width)  the value held `by` lanes further on in that group
 //   PENSTOCK_SHUFFLE_UP(value, by, width)    the value held `by` lanes before
-//   PENSTOCK_SHUFFLE_AMONG(mask, value, lane)  the value held by lane `lane` of the caller's 32, where only those of `mask` take part
 //   PENSTOCK_STREAM_LOAD(pointer)            a load of data that is used once, which need not stay in cache
 //   PENSTOCK_PREFETCH(pointer)               fetches data into the cache that is read soon
 //   PENSTOCK_SYNC_GROUP()                    waits for the caller's 32 lanes; their writes to shared memory are visible then
@@ -23,22 +22,19 @@
   #define PENSTOCK_SHUFFLE(value, lane, width) __shfl((value), (lane), (width))
   #define PENSTOCK_SHUFFLE_DOWN(value, by, width) __shfl_down((value), (by), (width))
   #define PENSTOCK_SHUFFLE_UP(value, by, width) __shfl_up((value), (by), (width))
-  #define PENSTOCK_SHUFFLE_AMONG(mask, value, lane) __shfl((value), (lane), 32)
   #define PENSTOCK_STREAM_LOAD(pointer) __builtin_nontemporal_load(pointer)
   #define PENSTOCK_PREFETCH(pointer) __builtin_prefetch(pointer)
   #define PENSTOCK_SYNC_GROUP() (__threadfence_block(), __builtin_amdgcn_wave_barrier())
   #define PENSTOCK_BALLOT(predicate) unsigned(__ballot(predicate) >> (threadIdx.x % warpSize / 32 * 32))
 #else
   #if defined(PENSTOCK_CUDA_EMULATOR)  // names the caller's half of an emulated warp of 64
-    #define PENSTOCK_LANES(mask) ((mask) * 1ull << (threadIdx.x % warpSize / 32 * 32))
+    #define PENSTOCK_GROUP (0xffffffffull << (threadIdx.x % warpSize / 32 * 32))
   #else
-    #define PENSTOCK_LANES(mask) (mask)
+    #define PENSTOCK_GROUP 0xffffffffu
   #endif
-  #define PENSTOCK_GROUP PENSTOCK_LANES(0xffffffffu)
   #define PENSTOCK_SHUFFLE(value, lane, width) __shfl_sync(PENSTOCK_GROUP, (value), (lane), (width))
   #define PENSTOCK_SHUFFLE_DOWN(value, by, width) __shfl_down_sync(PENSTOCK_GROUP, (value), (by), (width))
   #define PENSTOCK_SHUFFLE_UP(value, by, width) __shfl_up_sync(PENSTOCK_GROUP, (value), (by), (width))
-  #define PENSTOCK_SHUFFLE_AMONG(mask, value, lane) __shfl_sync(PENSTOCK_LANES(mask), (value), (lane), 32)
   #define PENSTOCK_STREAM_LOAD(pointer) __ldcs(pointer)
   #define PENSTOCK_SYNC_GROUP() __syncwarp(PENSTOCK_GROUP)
   #if defined(PENSTOCK_CUDA_EMULATOR)

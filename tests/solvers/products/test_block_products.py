@@ -73,6 +73,20 @@ def test_products_are_those_of_dense_matrices(monkeypatch, target, team, height,
             assert (np.diff(C.columns[C.offsets[row] : C.offsets[row + 1]]) > 0).all()
 
 
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_results_do_not_depend_on_the_team(monkeypatch, target):
+    """So they do not depend on where a streamed matrix is cut either."""
+    A, B = random_rows([3, 70, 27, 300], 400, 3, 3, seed=5), random_rows([1, 40, 9, 2] * 100, 50, 3, 6, seed=6)
+    found = []
+    for team in TEAMS.values():
+        for name, value in zip(("_SHORT_ROW", "_FEW_ROWS"), team, strict=True):
+            monkeypatch.setattr(f"penstock.solvers.products.block_products.{name}", value)
+        found.append(product_on(target, A, B, 50).blocks)
+
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("columns", [127, 128, 600, 3000, 9000])
 def test_rows_of_many_columns_take_larger_tables(target, columns):
