@@ -401,12 +401,13 @@ class TestRefused:
             solve(A, b, x0=b[:-1])
 
 
-def test_importing_penstock_is_quick_and_offers_solve():
+def test_importing_penstock_is_quick_and_offers_its_functions():
     code = (
         "import time; began = time.perf_counter(); import penstock, sys; seconds = time.perf_counter() - began\n"
         "assert not {'numpy', 'numba', 'scipy'} & set(sys.modules)\n"
-        "assert sorted(penstock.__all__) == ['__version__', 'solve'], penstock.__all__\n"
-        "from penstock import solve; assert penstock.solve is solve; print(seconds)"
+        "assert sorted(penstock.__all__) == ['__version__', 'multiply_store', 'solve'], penstock.__all__\n"
+        "from penstock import multiply_store, solve; assert penstock.solve is solve and callable(multiply_store)\n"
+        "print(seconds)"
     )
 
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
