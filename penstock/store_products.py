@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.coarse.matrix_rows import Completion
-from penstock.solvers.products.block_rows import BlockRows, as_csr
+from penstock.solvers.products.block_rows import BlockRows
 from penstock.solvers.products.multiply import as_matrix, multiply
-from penstock.spmv import CPU, Device, InputError, SparseMatrix, as_operator, format_named
+from penstock.spmv import CPU, BsrMatrix, CsrMatrix, Device, InputError, SparseMatrix, as_operator, format_named
 from penstock.streaming import FileStore, Store
 from penstock.streaming.stores.buffers import aligned_buffer
 
@@ -51,7 +52,8 @@ def multiply_store(
     Returns
     -------
     FileStore
-        Of BSR if A and B consist of square blocks of one size, of CSR otherwise; cut at the rows at which A is cut.
+        Of BSR if A and B consist of square blocks of one size, of CSR otherwise; cut at the rows at which A is cut. Of float64 if
+        the store of A holds half.
 
     Raises
     ------
@@ -74,8 +76,8 @@ def multiply_store(
             f"the stored matrix has {index.shape[1]} columns, the second one {factor.shape[0]} rows: they cannot be multiplied"
         )
     shape = (index.shape[0], factor.shape[1])
-    products = _products(store, factor, where, progress)
-    return FileStore.create(path, products, shape=shape, overwrite=overwrite, label=label)
+    with contextlib.closing(_products(store, factor, where, progress)) as products:
+        return FileStore.create(path, products, shape=shape, overwrite=overwrite, label=label)
 
 
 def _on_device(B: Any, device: Device) -> SparseMatrix:
@@ -84,23 +86,22 @@ def _on_device(B: Any, device: Device) -> SparseMatrix:
         raise InputError(
             f"a {type(matrix).__name__} has no entries at hand; pass a sparse matrix that is held in memory"
         )
+    if not isinstance(matrix, (BsrMatrix, CsrMatrix)):  # which products take as they are
+        matrix = CsrMatrix.from_csr(matrix.to_csr(), values_dtype=matrix.values_dtype)
     return matrix if matrix.device == device else matrix.to_device(device)
 
 
 def _products(
     store: Store, B: SparseMatrix, device: Device, progress: Callable[[float], None] | None
-) -> Iterator[SparseMatrix]:
+) -> Generator[SparseMatrix, None, None]:
     """Make the product slab by slab."""
     done, total = 0, max(1, store.index.shape[0])
     for slab in _complete_slabs(store, device):
         with device.current():
             product = multiply(slab, B)
-            if isinstance(product, BlockRows):  # blocks that are not square
-                product = as_csr(product, B.shape[1] // product.blocks.shape[2])
+        assert isinstance(product, SparseMatrix)  # slabs and B have square blocks, or none
         done += slab.shape[0]
-        del slab
-        if product.shape[0]:
-            yield product.to_device(CPU)
+        yield product.to_device(CPU)
         if progress is not None:
             progress(done / total)
 
@@ -115,12 +116,13 @@ def _complete_slabs(store: Store, device: Device) -> Iterator[SparseMatrix]:
     found: list[BlockRows] = []
     completion = Completion(index.format_name, size, found.append)
     for start, slab in _slabs(store):
-        completion.add(start, slab.to_device(device))
-        for rows in found:  # square blocks
-            matrix = as_matrix(rows, index.shape[1] // size, np.dtype(np.float64))
-            assert isinstance(matrix, SparseMatrix)
-            yield matrix
+        with device.current():
+            completion.add(start, slab.to_device(device))
+            matrices = [as_matrix(rows, index.shape[1] // size, np.dtype(np.float64)) for rows in found]
         found.clear()
+        for matrix in matrices:
+            assert isinstance(matrix, SparseMatrix)  # of square blocks
+            yield matrix
 
 
 def _slabs(store: Store) -> Iterator[tuple[int, SparseMatrix]]:

@@ -131,7 +131,7 @@ class Comparison(Study[str, ComparisonFolder]):
                 "title": title,
                 **{key: result[key] for key in _FROM_RESULT},
                 "seconds": solve_seconds(result),
-                "setup_seconds": result["seconds"]["preconditioner"],
+                "setup_seconds": result["seconds"].get("preconditioner"),
                 "preconditioner": spec.name,
                 "products": spec.degrees(streamed=True)[0],
             }
@@ -235,6 +235,12 @@ def _changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:
     return experiment.model_copy(update=update)
 
 
+def _setup(record: Record) -> str:
+    """Return the seconds of the set-up; records of old versions do not tell them apart."""
+    seconds = record.get("setup_seconds")
+    return "-" if seconds is None else f"{seconds:.3g} s"
+
+
 def _table(records: list[Record]) -> str:
     """Return the table in Markdown."""
     converged = {record["way"]: record["seconds"] for record in records if record.get("converged")}
@@ -250,7 +256,7 @@ def _table(records: list[Record]) -> str:
             continue
         seconds, done, residual = record["seconds"], record["converged"], record["true_residual"]
         cells = (
-            record["title"], f"{seconds:.3g} s" + ("" if done else ", not converged"), f"{record['setup_seconds']:.3g} s",
+            record["title"], f"{seconds:.3g} s" + ("" if done else ", not converged"), _setup(record),
             f"{seconds / memory:.2f}" if memory and done else "-",
             f"{overlap / seconds:.2f}" if overlap and done else "-",
             record["format"], record["products"], record["products_a_sweep"], record["iterations"], record["sweeps"],

@@ -45,7 +45,7 @@ def quantity_of(result: dict[str, Any]) -> str:
 
 
 def solve_seconds(result: dict[str, Any]) -> float:
-    """Return the seconds of a solve with the set-up of its preconditioner, which results of old versions do not tell apart."""
+    """Return the seconds of a solve with the set-up of its preconditioner, where that is told apart."""
     return float(result["seconds"].get("preconditioner", 0.0) + result["seconds"]["solve"])
 
 
@@ -94,6 +94,6 @@ def _samples_summary(result: dict[str, Any]) -> str:
         + (f"; not those of seeds {', '.join(failed)}" if failed else ""),
         f"{quantity_of(result):<16} {_deflection(result)}",
         f"iterations       {min(iterations)} to {max(iterations)} a sample, {result['unknowns']:,} unknowns",
-        f"seconds          {result['seconds']['solve']:.2f} for the solves",
+        f"seconds          {result['seconds']['solve']:.2f} for set-ups and solves",
     ]
     return "\n".join(lines)

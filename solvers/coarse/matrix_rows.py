@@ -121,6 +121,7 @@ class Completion:
     visit : callable
         Receives complete rows, in ascending order.
     enough : int
+        Bytes.
     """
 
     def __init__(self, format_name: str, block_size: int, visit: Callable[[BlockRows], None], enough: int = 0) -> None:

@@ -67,5 +67,5 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
             (count, offsets, columns, active, labels, joined),
         )
         labels = joined
-    # What is left has no active neighbours, and no part in the coarse level: shared out, so that no aggregate is large.
+    # What is left has no active neighbours, and no part in the coarse level. By number, so that one aggregate does not get all.
     return Aggregates(xp.where(labels < 0, xp.maximum(numbers - 1, 0), labels))

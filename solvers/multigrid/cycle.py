@@ -93,7 +93,7 @@ class Multigrid(ValidatedOperator):
         hierarchy : pyamg.MultilevelSolver
             Of a symmetric positive definite matrix, with ``R = P'``.
         smoother, cycle
-            As for :func:`multigrid`; those of the hierarchy are not used.
+            As for :func:`multigrid`, here V-cycles unless asked for; those of the hierarchy are not used.
         device : Device or str
         """
         return cls(*levels_of_pyamg(hierarchy, smoother, cycle, device), cycle)

@@ -23,6 +23,8 @@ _SERIAL_ROWS = 1 << 18
 # On a GPU: rows of the product of up to this many blocks on average are formed by a few lanes each; those of more than so many by
 # a thread block each, as are rows that are too few to fill the device; others by a warp.
 _SHORT_ROW, _LONG_ROW, _FEW_ROWS = 8, 64, 1024
+# Warps for a long row, blocks of a row that others take at a time, shared memory of a thread block, and the largest blocks of A
+# that are copied there, in numbers.
 _WARPS_OF_LONG_ROWS, _TILE, _SHARED_NBYTES, _COPIED_AREA = 8, 32, 48 << 10, 18
 
 
@@ -172,11 +174,11 @@ class Team(NamedTuple):
     Parameters
     ----------
     groups : int
-        Of lanes, each of which forms a block.
+        Groups of lanes that share a row; each forms a block of it at a time.
     warps : int
-        Of a thread block.
+        Warps of a thread block.
     words : int
-        32 of so many entries of A are taken at a time.
+        32 times so many entries of A are taken at a time.
     tile : int
         Blocks of a row of the product that are taken at a time.
     copied : bool
