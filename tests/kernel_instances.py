@@ -1,9 +1,9 @@
 """The kernel instantiations that the library can ask for, by file: many are compiled, and enough of them are emulated.
 
-``INSTANCES`` holds every one. ``SAMPLES`` holds every fourth and the ends: they are compiled to PTX and for AMD. ``ENDS`` holds
-the first and the last of every kernel: what architectures compile to machine code. ``EMULATED`` holds those that tests launch
-under the emulator: every kernel with every pair of template arguments that some test needs, but not the whole product of block sizes,
-columns and types.
+``INSTANCES`` holds every one. ``SAMPLES`` holds every fourth and the ends: they are compiled to PTX and for AMD. ``ENDS``
+holds the first and the last of every kernel: what architectures compile to machine code. ``EMULATED`` holds those that tests
+launch under the emulator: every kernel with every pair of template arguments that some test needs, but not the whole product
+of block sizes, columns and types.
 """
 
 from itertools import product
