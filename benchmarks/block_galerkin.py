@@ -75,7 +75,8 @@ def block_galerkin(device: Device, bandwidth: float) -> list[dict[str, Any]]:
     records = []
 
     def tell(name: str, factors: list[_Product], nbytes: int, image: int, error: float) -> None:
-        samples = [sum(parts) for parts in zip(*(factor.samples() for factor in factors), strict=True)]
+        parts = [factor.samples() for factor in factors]
+        samples = [sum(seconds) for seconds in zip(*parts, strict=True)]
         entry = record(
             f"galerkin/{name}/cube{_EDGE}-dof3",
             samples,
@@ -83,7 +84,7 @@ def block_galerkin(device: Device, bandwidth: float) -> list[dict[str, Any]]:
             nbytes=nbytes + 2 * image,
             peers={},
             floor_without_image_seconds=nbytes / bandwidth,
-            parts_seconds=[statistics.median(factor.samples()) for factor in factors],
+            parts_seconds=[statistics.median(one) for one in parts],
             pattern_seconds=sum(factor.pattern_seconds for factor in factors),
             error=error,
         )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.coarse.matrix_rows import Completion
-from penstock.solvers.products.block_rows import BlockRows
+from penstock.solvers.products.block_rows import BlockRows, csr_of
 from penstock.solvers.products.multiply import as_matrix, multiply
 from penstock.spmv import CPU, BsrMatrix, CsrMatrix, Device, InputError, SparseMatrix, as_operator, format_named
 from penstock.streaming import FileStore, Store
@@ -87,7 +87,7 @@ def _on_device(B: Any, device: Device) -> SparseMatrix:
             f"a {type(matrix).__name__} has no entries at hand; pass a sparse matrix that is held in memory"
         )
     if not isinstance(matrix, (BsrMatrix, CsrMatrix)):  # which products take as they are
-        matrix = CsrMatrix.from_csr(matrix.to_csr(), values_dtype=matrix.values_dtype)
+        matrix = csr_of(matrix)
     return matrix if matrix.device == device else matrix.to_device(device)
 
 

@@ -19,7 +19,7 @@ from penstock.solvers.multigrid.cycle import Multigrid
 from penstock.solvers.multigrid.levels import DEGREE, Cycle, Level, Smoother, check_choices, make_smoother, size_of
 from penstock.solvers.preconditioners import block_jacobi, inverted_blocks
 from penstock.solvers.products.block_products import block_product, smoothed_rows
-from penstock.solvers.products.block_rows import BlockRows, as_csr
+from penstock.solvers.products.block_rows import as_csr, csr_of, rows_of
 from penstock.solvers.products.multiply import product_of_rows
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, SparseMatrix, as_operator
 
@@ -77,7 +77,7 @@ def multigrid(
     check_choices(smoother, cycle)
     check_degree(degree)
     products = DEGREE if degree == "auto" else degree
-    matrix: SparseMatrix = _stored(as_operator(A), block_size)
+    matrix = _stored(as_operator(A), block_size)
     size = size_of(matrix)
     with matrix.device.current():
         modes = _modes(near_null_space, coordinates, matrix.shape[0], size, matrix.device)
@@ -101,7 +101,7 @@ def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
         raise InputError(f"multigrid needs vectors of float64, not {A.dtype}")
     if isinstance(A, (BsrMatrix, CsrMatrix)) and block_size in (None, size_of(A)):
         return A
-    matrix = A if isinstance(A, CsrMatrix) else _as_csr(A)
+    matrix = A if isinstance(A, CsrMatrix) else csr_of(A)
     return matrix if block_size in (None, 1) else BsrMatrix.from_csr(matrix, block_size=block_size)
 
 
@@ -110,13 +110,14 @@ class _Coarsened:
     """A level, the matrix of the next one, and its near-null space."""
 
     level: Level
-    coarse: SparseMatrix
+    coarse: BsrMatrix | CsrMatrix
     modes: Array
 
 
-def _coarsened(A: SparseMatrix, modes: Array, smoother: Smoother, degree: int) -> _Coarsened | None:
+def _coarsened(A: BsrMatrix | CsrMatrix, modes: Array, smoother: Smoother, degree: int) -> _Coarsened | None:
     """Return a level of a matrix; None if its graph cannot be coarsened."""
-    rows, size = _rows_of(A), size_of(A)
+    rows, size = rows_of(A), size_of(A)
+    rows.blocks = rows.blocks.astype(np.float64, copy=False)
     nodes = A.shape[0] // size
     blocks, of_rows = diagonal_and_row_sums(A, size)
     diagonal = inverted_blocks(A, blocks)
@@ -165,18 +166,6 @@ def _modes(given: Any, coordinates: Any, unknowns: int, size: int, device: Devic
     if coordinates is not None:
         return rigid_body_modes(given_points(coordinates, nodes, device), size)
     return xp.tile(xp.eye(size), (nodes, 1))
-
-
-def _as_csr(A: SparseMatrix) -> CsrMatrix:
-    return CsrMatrix.from_csr(A.to_csr(), values_dtype=A.values_dtype).to_device(A.device)
-
-
-def _rows_of(A: SparseMatrix) -> BlockRows:
-    """Return the rows of a BSR or CSR matrix as blocks of float64, sharing its arrays."""
-    size = size_of(A)
-    arrays = A.arrays()
-    values = A.values.reshape(-1, size, size).astype(np.float64, copy=False)
-    return BlockRows(0, arrays["row_offsets"].astype(np.int64, copy=False), arrays["column_indices"], values)
 
 
 multigrid.from_pyamg = Multigrid.from_pyamg  # type: ignore[attr-defined]

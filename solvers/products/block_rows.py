@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.spmv import Array, CsrMatrix, Device, device_of
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, SparseMatrix, device_of
 
-__all__ = ["BlockRows", "as_csr", "block_rows", "row_numbers"]
+__all__ = ["BlockRows", "as_csr", "block_rows", "csr_of", "row_numbers", "rows_of"]
 
 
 @dataclass
@@ -94,6 +94,18 @@ def row_numbers(offsets: Array, entries: int) -> Array:
     """Return the row of every entry, from 0."""
     xp = device_of(offsets).xp
     return xp.searchsorted(offsets, xp.arange(entries), side="right") - 1
+
+
+def csr_of(A: SparseMatrix) -> CsrMatrix:
+    """Return a matrix of any format as CSR, on its device; by way of the host."""
+    return CsrMatrix.from_csr(A.to_csr(), values_dtype=A.values_dtype).to_device(A.device)
+
+
+def rows_of(A: BsrMatrix | CsrMatrix) -> BlockRows:
+    """Return all rows of a matrix, sharing its arrays."""
+    size, arrays = (A.row_granularity if isinstance(A, BsrMatrix) else 1), A.arrays()
+    offsets = arrays["row_offsets"].astype(np.int64, copy=False)
+    return BlockRows(0, offsets, arrays["column_indices"], A.values.reshape(-1, size, size), A.shape[1] // size)
 
 
 def as_csr(rows: BlockRows, columns: int, dtype: Any = None) -> CsrMatrix:

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.solvers.products.block_products import allocated, counted_cuda, product_of_pattern
-from penstock.solvers.products.block_rows import BlockRows, as_csr
+from penstock.solvers.products.block_rows import BlockRows, as_csr, csr_of, rows_of
 from penstock.solvers.products.hashing import Bin, Purpose, bins_of_offsets, run
 from penstock.spmv import (
     Array,
@@ -209,11 +209,9 @@ def _block_rows(A: Any, *, scalar: bool = False) -> tuple[BlockRows, int, Any]:
         )
     size = matrix.row_granularity if isinstance(matrix, BsrMatrix) and not scalar else 1
     if size == 1 and not isinstance(matrix, CsrMatrix):
-        matrix = CsrMatrix.from_csr(matrix.to_csr(), values_dtype=matrix.values_dtype).to_device(matrix.device)
-    arrays, width = matrix.arrays(), matrix.shape[1] // size
-    offsets = arrays["row_offsets"].astype(np.int64, copy=False)
-    values = matrix.values.reshape(-1, size, size)
-    return BlockRows(0, offsets, arrays["column_indices"], values, width), width, matrix.dtype
+        matrix = csr_of(matrix)
+    assert isinstance(matrix, (BsrMatrix, CsrMatrix))
+    return rows_of(matrix), matrix.shape[1] // size, matrix.dtype
 
 
 def _rows_of_scipy(A: Any) -> tuple[BlockRows, int, Any]:
