@@ -258,5 +258,5 @@ def _sample(instances: list[str]) -> list[str]:
     return list(dict.fromkeys([*instances[::4], *_ends(instances)]))
 
 
-# All instantiations take minutes to compile; the emulator compiles those that the tests run.
+# All instantiations take minutes to compile.
 SAMPLES = {file_name: _sample(instances) for file_name, instances in INSTANCES.items()}

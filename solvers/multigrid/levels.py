@@ -20,7 +20,7 @@ Smoother = Literal["chebyshev", "gauss_seidel"]
 
 #: Degree of the smoothing polynomial.
 DEGREE = 3
-# It smooths what is above this share of the largest eigenvalue (Adams, Brezina, Hu and Tuminaro 2003, who take 1/30 to 1/4).
+# It smooths what is above this share of the largest eigenvalue (Adams, Brezina, Hu and Tuminaro 2003).
 _SMOOTHED_FROM = 1.0 / 8.0
 
 

@@ -18,7 +18,7 @@ from penstock.solvers.multigrid.aggregation import aggregate_nodes
 from penstock.solvers.multigrid.cycle import Multigrid
 from penstock.solvers.multigrid.levels import DEGREE, Cycle, Level, Smoother, check_choices, make_smoother, size_of
 from penstock.solvers.preconditioners import block_jacobi, inverted_blocks
-from penstock.solvers.products.block_products import block_product, smoothed_rows
+from penstock.solvers.products.block_products import smoothed_rows
 from penstock.solvers.products.block_rows import as_csr, csr_of, rows_of
 from penstock.solvers.products.multiply import product_of_rows
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, SparseMatrix, as_operator
@@ -130,7 +130,7 @@ def _coarsened(A: BsrMatrix | CsrMatrix, modes: Array, smoother: Smoother, degre
     T = StoredTentative(modes, free, aggregates, size, A.device)
     own = T.rows(0, nodes)
     [step] = smoothing_steps(1, high)
-    P = smoothed_rows(block_product(rows, own, T.aggregates.count), own, diagonal.blocks, step.a)
+    P = smoothed_rows(product_of_rows(rows, own, T.aggregates.count), own, diagonal.blocks, step.a)
     del own
     R = P.transposed(aggregates.count)
     coarse = product_of_rows(R, product_of_rows(rows, P, aggregates.count), aggregates.count)
