@@ -226,7 +226,7 @@ def _bench_operation(operation: str, matrices: list[str], device: str, repeats: 
     hint = f"the records of matrices that were done are in {directory}"
     complete(lambda: (study.folder, study.run()), hint, console, study.folder.records)
     console.print(operations_table(study.records))
-    console.print(f"Records are in {directory}", highlight=False, soft_wrap=True)
+    console.print(f"Records and pictures are in {directory}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -14,6 +14,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 from rich.table import Table
 
+from penstock.experiments.formats.figures_of_operations import write_operation_figures
 from penstock.experiments.reporting.environment import check_same_machine, describe_environment
 from penstock.experiments.reporting.progress import Reporter, Stage
 from penstock.experiments.reporting.study import Record, Study, StudyFolder
@@ -188,7 +189,8 @@ class OperationStudy(Study[NamedMatrix, OperationFolder]):
         ]
 
     def report(self) -> None:
-        """Do nothing: the table tells all."""
+        """Draw the records."""
+        write_operation_figures(self.records, self.folder.path)
 
 
 def operations_table(records: Sequence[Record]) -> Table:

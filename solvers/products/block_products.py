@@ -203,7 +203,7 @@ class Team(NamedTuple):
 def teams_for(height: int, inner: int, across: int) -> tuple[Team, Team, Team]:
     """Return teams for short, usual and long rows of products of blocks, (height, inner) by (inner, across)."""
     of_warp, fits = 32 // (across if across % 2 else across // 2), height * inner <= _COPIED_AREA
-    some = max(1, of_warp // 4)
+    some = max(1, of_warp // 3)
 
     def team(groups: int, copied: bool) -> Team:
         rows = of_warp // groups

@@ -1,12 +1,6 @@
 // Products of sparse matrices of small dense blocks, C = A B, by Gustavson's algorithm.
 // Rows of B are numbered from `start`, and those of B and C have ascending columns, so that results are the same in every run.
 
-// Neighbouring columns of a block, in one load.
-template <int count>
-struct alignas(8 * count) Columns {
-    double at[count];
-};
-
 // C = A B, or C += A B with `add`, for blocks (height, inner) of A and (inner, across) of B. Sums are formed in the order of the
 // entries of A.
 //
@@ -28,7 +22,7 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
     constexpr bool by_block = groups > of_warp;
     constexpr int rows_of_warp = by_block ? 1 : of_warp / groups, teams = by_block ? 1 : warps * rows_of_warp;
     constexpr int chunk = 32 * words, area = height * across, a_area = height * inner, far = 0xff;
-    typedef Columns<wide> Own;
+    typedef Pack<double, wide> Own;  // neighbouring columns of a block
     alignas(16) __shared__ double all_copies[copied ? teams * chunk * a_area : 1];
     __shared__ unsigned all_masks[teams * tile * words];
     __shared__ long long all_firsts[teams * chunk];
@@ -101,7 +95,7 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
                 for (int r = 0; r < height; ++r) {
                     const Own before = go_on ? *(const Own*)(target + r * across) : Own{};
 #pragma unroll
-                    for (int w = 0; w < wide; ++w) total[r][w] = before.at[w];
+                    for (int w = 0; w < wide; ++w) total[r][w] = before.number[w];
                 }
             };
             if (slot < slots) begin();
@@ -121,7 +115,7 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
                         for (int r = 0; r < height; ++r) {
                             const double a = of_a[r * inner + i];
 #pragma unroll
-                            for (int w = 0; w < wide; ++w) total[r][w] += a * b.at[w];
+                            for (int w = 0; w < wide; ++w) total[r][w] += a * b.number[w];
                         }
                     }
                 } else if (words > 1 && word + 1 < words) {
@@ -131,7 +125,7 @@ __global__ void __launch_bounds__(warps * 32) multiply_blocks(
                     for (int r = 0; r < height; ++r) {
                         Own after;
 #pragma unroll
-                        for (int w = 0; w < wide; ++w) after.at[w] = total[r][w];
+                        for (int w = 0; w < wide; ++w) after.number[w] = total[r][w];
                         *(Own*)(target + r * across) = after;
                     }
                     slot += groups;

@@ -25,6 +25,7 @@ def test_an_operation_is_timed_and_its_records_are_kept(operation, tmp_path):
     assert all(len(entry["samples"]) == 2 and entry["seconds"] > 0 for entry in records)
     assert all(seconds > 0 for entry in records for seconds in entry["peers"].values())
     assert "SciPy" in result.output
+    assert (tmp_path / "out" / f"{operation}.png").stat().st_size > 10_000
 
 
 def test_a_study_goes_on_where_it_was_interrupted(tmp_path):
