@@ -120,6 +120,27 @@ class Cantilever:
         """Assemble the whole matrix in memory; formats other than ``csr`` store blocks of dof x dof."""
         return self._assemble(0, self.mesh.node_count, format_name, values_dtype, np.int64)
 
+    def rows(self, start: int, stop: int, format_name: str = "bsr", *, values_dtype: Any = np.float64) -> SparseMatrix:
+        """Assemble some rows of the matrix, whole nodes, as a rank that has them does.
+
+        Parameters
+        ----------
+        start, stop : int
+            Multiples of the unknowns of a node.
+        format_name : str
+        values_dtype : dtype
+
+        Raises
+        ------
+        InputError
+            If the rows cut a node or leave the matrix.
+        """
+        if start % self.dof or stop % self.dof or not 0 <= start <= stop <= self.unknowns:
+            raise InputError(
+                f"rows {start} to {stop} are not those of whole nodes of {self.dof} of {self.unknowns} unknowns"
+            )
+        return self._assemble(start // self.dof, stop // self.dof, format_name, values_dtype, np.int64)
+
     def subdivisions(
         self, count: int, format_name: str = "bsr", *, values_dtype: Any = np.float64
     ) -> Iterator[SparseMatrix]:

@@ -60,7 +60,7 @@ class BlockRecurrence:
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, A, M, B = problem, problem.A, problem.M, problem.b
         self.n, self.columns = B.shape
-        self.blocks = BlockSpace(A.device, self.n, self.columns, A.dtype)
+        self.blocks = BlockSpace(A.device, self.n, self.columns, A.dtype, problem.space.communicator)
         # The passes apply a diagonal themselves; any other preconditioner writes a separate block.
         fused = isinstance(M, DiagonalBlocks) and M.blocks.shape[1] == 1
         self._diagonal = M.blocks.reshape(-1) if isinstance(M, DiagonalBlocks) and fused else None
@@ -128,7 +128,7 @@ class BlockRecurrence:
             problem.product(state.p, s)
         curvature = factor_gram(self.blocks.gram(state.p, s), rounded=self._single)
         if isinstance(curvature, GramFault) or not curvature.rank:
-            return _breakdown(curvature, s)
+            return _breakdown(curvature, problem.space.any(s))
         inverse = curvature.inverse
         gamma = np.zeros((k, self.columns))
         gamma[:, state.active] = inverse @ state.phi
@@ -197,10 +197,10 @@ class BlockRecurrence:
         return s
 
 
-def _breakdown(curvature: GramFactors | GramFault, s: Array) -> StopReason:
+def _breakdown(curvature: GramFactors | GramFault, has_image: bool) -> StopReason:
     if curvature is GramFault.NOT_FINITE:
         return StopReason.NOT_FINITE
-    if isinstance(curvature, GramFactors) and not bool(s.any()):
+    if isinstance(curvature, GramFactors) and not has_image:
         return StopReason.INCONSISTENT
     return StopReason.NOT_POSITIVE_DEFINITE
 

@@ -41,14 +41,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from penstock.solvers.cg_kernels import CgVectors, CpuKernels, CudaKernels, Halt, Scalar
+from penstock.solvers.cg_kernels import Halt, Scalar
 from penstock.solvers.cg_method import CgState, ConjugateGradients
+from penstock.solvers.cg_passes import CgVectors, passes_for
 from penstock.solvers.checks import check_maxiter
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
 from penstock.solvers.problem import LinearProblem, method_of
 from penstock.solvers.residual_checks import KEPT_NORMS, ResidualChecks
 from penstock.solvers.result import IterationRecord, SolveResult
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator
+from penstock.spmv.communicator import communicator_of
 from penstock.spmv.compilation.cuda_graph import Replay
 from penstock.spmv.operator import unchecked_product
 
@@ -103,7 +105,7 @@ class CgRecurrence:
         scalars, norms_squared = self._ledger[: len(Scalar)], self._ledger[len(Scalar) :]
         z = r if z is None else z
         self._vectors = CgVectors(x, r, p, q, z, z if w is None else w, blocks, scalars, norms_squared)
-        self._kernels = (CudaKernels if device.kind == "cuda" else CpuKernels)(self._vectors, device)
+        self._passes = passes_for(self._vectors, device, communicator_of(A))
         self._device = device
         self._multiply = unchecked_product(A)
         self._precondition = None if applied is None else unchecked_product(applied)
@@ -118,12 +120,12 @@ class CgRecurrence:
             self._replay()
 
     def _iterate(self) -> None:
-        of, kernels, began = self._vectors, self._kernels, time.perf_counter()
+        of, passes, began = self._vectors, self._passes, time.perf_counter()
         if self._with_product is None:
             self._multiply(of.p, of.q, 1.0, 0.0)
             self.matrix_seconds += time.perf_counter() - began
-        kernels.curvature()
-        kernels.descend()
+        passes.curvature()
+        passes.descend()
         if self._precondition is not None:
             began = time.perf_counter()
             if self._with_product is None:
@@ -131,14 +133,14 @@ class CgRecurrence:
             else:
                 self._with_product.apply_with_product(of.r, of.z, of.w)
             self.preconditioner_seconds += time.perf_counter() - began
-            kernels.residual_product()
-        kernels.extend()
+            passes.residual_product()
+        passes.extend()
         if self._with_product is not None:
-            kernels.extend_image()
+            passes.extend_image()
 
     def look(self) -> np.ndarray[Any, Any]:
         """Wait for all started iterations and return the scalars."""
-        self._kernels.close()
+        self._passes.close()
         self._device.copy_to_pinned(self._ledger, self._seen)
         return self._seen[: len(Scalar)]
 

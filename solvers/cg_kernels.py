@@ -1,23 +1,30 @@
-"""Kernels for the three fused passes over vectors in an iteration of conjugate gradients, for CPUs and CUDA devices."""
+"""The scalars of conjugate gradients, and the three fused passes over vectors of an iteration as Numba kernels."""
 
 from __future__ import annotations
 
 import enum
-import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import prange
 
-from penstock.spmv import Array, Device
-from penstock.spmv.compilation.cuda_module import cuda_function, type_names
-from penstock.spmv.compilation.jit import KernelPair, serial_and_parallel, serial_kernel
-from penstock.spmv.vectors.space import CHUNK, SERIAL_CHUNKS, dot_of_range
+from penstock.spmv import Array
+from penstock.spmv.compilation.jit import serial_and_parallel, serial_kernel
+from penstock.spmv.vectors.space import dot_of_range
 
-__all__ = ["CgVectors", "CpuKernels", "CudaKernels", "Halt", "Scalar", "Sum"]
+__all__ = [
+    "Halt",
+    "Scalar",
+    "Sum",
+    "close",
+    "curvature",
+    "descend",
+    "descend_blocks",
+    "descend_diagonal",
+    "extend",
+    "extend_image",
+    "residual_product",
+]
 
 
 class Scalar(enum.IntEnum):
@@ -54,111 +61,29 @@ _SMALL, _DRIFTED, _BAD_CURVATURE, _BAD_PRECONDITIONER, _NOT_FINITE = map(float, 
 
 
 class Sum(enum.IntEnum):
-    """The rows of the partial sums."""
+    """The rows of the partial sums: ranks add up the first four after :meth:`curvature`, the others before :meth:`extend`."""
 
-    P_Q = 0
-    P_P = 1
-    Q_Q = 2
-    R_R = 3
-    R_Z = 4
-    X_X = 5
-
-
-_P_Q, _P_P, _Q_Q, _R_R, _R_Z, _X_X = map(int, Sum)
-_SUMS = len(Sum)
-Pass = Callable[[], None]
-_CUDA_THREADS, _CUDA_TILE, _CUDA_BLOCKS = 256, 1024, 512
+    X_X = 0
+    P_Q = 1
+    P_P = 2
+    Q_Q = 3
+    R_R = 4
+    R_Z = 5
 
 
-@dataclass(frozen=True)
-class CgVectors:
-    """The arrays that the passes work on, all on one device.
-
-    Parameters
-    ----------
-    x, r, p, q, z : array, (n,)
-        Iterate, residual, direction, its image, and the preconditioned residual, which is ``r`` without a preconditioner.
-    w : array, (n,)
-        Image of z, for updating the image of the direction; z itself if q is computed by a product.
-    blocks : array, (n / b, b, b), or None
-        A preconditioner that the passes apply.
-    numbers : float64 array, (len(Scalar),)
-    norms_squared : float64 array
-        ``r.r`` after each iteration; the newest overwrites the oldest.
-    """
-
-    x: Array
-    r: Array
-    p: Array
-    q: Array
-    z: Array
-    w: Array
-    blocks: Array | None
-    numbers: Array
-    norms_squared: Array
-
-    @property
-    def block_size(self) -> int:
-        """Rows of a block of the preconditioner; 0 without one."""
-        return 0 if self.blocks is None else int(self.blocks.shape[1])
-
-
-class CudaKernels:
-    """Starts the kernels of conjugate_gradients.cu."""
-
-    def __init__(self, of: CgVectors, device: Device) -> None:
-        parts = min(_CUDA_BLOCKS, -(-of.x.size // _CUDA_TILE))
-        partials = device.xp.zeros((_SUMS, parts))
-        blocks = of.r if of.blocks is None else of.blocks
-        vector, n, tail = type_names(of.x), np.int64(of.x.size), (partials, of.numbers)
-
-        def kernel(name: str, *arguments: Any, grid: int = parts) -> Pass:
-            function = cuda_function("conjugate_gradients.cu", name)
-            return functools.partial(function, (grid,), (_CUDA_THREADS,), arguments)
-
-        self.curvature = kernel(f"cg_curvature<{vector}>", n, of.p, of.q, *tail)
-        self.descend = kernel(f"cg_descend<{vector}, {of.block_size}>", n, of.q, blocks, of.r, of.z, *tail)
-        self.residual_product = kernel(f"cg_residual_product<{vector}>", n, of.r, of.z, partials)
-        kept = (of.norms_squared, np.int32(of.norms_squared.size))
-        self.extend = kernel(f"cg_extend<{vector}>", n, of.z, of.x, of.p, *tail, *kept)
-        self.extend_image = kernel(f"cg_extend_image<{vector}>", n, of.w, of.q, of.numbers)
-        self.close = kernel("cg_close", np.int32(parts), *tail, grid=1)
-
-
-class CpuKernels:
-    """The same passes as Numba kernels."""
-
-    def __init__(self, of: CgVectors, device: Device) -> None:
-        chunk = CHUNK if of.blocks is None else CHUNK // of.block_size * of.block_size
-        partials = device.xp.zeros((_SUMS, -(-of.x.size // chunk)))
-        tail = (partials, of.numbers)
-
-        def kernel(pair: KernelPair, *arguments: Any) -> Pass:
-            return functools.partial(pair[partials.shape[1] > SERIAL_CHUNKS], chunk, *arguments)
-
-        self.curvature = kernel(_curvature, of.p, of.q, *tail)
-        if of.blocks is None:
-            self.descend = kernel(_descend, of.q, of.r, *tail)
-        elif of.block_size == 1:
-            self.descend = kernel(_descend_diagonal, of.q, of.blocks.reshape(-1), of.r, of.z, *tail)
-        else:
-            self.descend = kernel(_descend_blocks, of.q, of.blocks, of.r, of.z, *tail)
-        self.residual_product = kernel(_residual_product, of.r, of.z, partials)
-        self.extend = kernel(_extend, of.z, of.x, of.p, *tail, of.norms_squared)
-        self.extend_image = kernel(_extend_image, of.w, of.q, of.numbers)
-        self.close: Pass = functools.partial(_close, *tail)
+_X_X, _P_Q, _P_P, _Q_Q, _R_R, _R_Z = map(int, Sum)
 
 
 @serial_kernel
-def _gather(partials: Array, which: int) -> float:
+def _gather(sums: Array, which: int) -> float:
     total = 0.0
-    for chunk in range(partials.shape[1]):
-        total += partials[which, chunk]
+    for chunk in range(sums.shape[1]):
+        total += sums[which, chunk]
     return total
 
 
 @serial_kernel
-def _close(partials: Array, numbers: Array) -> None:
+def close(sums: Array, numbers: Array) -> None:
     """End an iteration: update the bound of the distance between the recursive and the true residual.
 
     The bound of van der Vorst and Ye (2000), with the largest ``||A p|| / ||p||`` so far instead of the norm of A. They
@@ -168,7 +93,7 @@ def _close(partials: Array, numbers: Array) -> None:
     numbers[Scalar.RHO] = numbers[Scalar.NEXT_RHO]
     if numbers[Scalar.ADVANCED] != 0.0:
         unit, residual = numbers[Scalar.UNIT], math.sqrt(numbers[Scalar.RESIDUAL_SQUARED])
-        solution = math.sqrt(_gather(partials, _X_X))
+        solution = math.sqrt(_gather(sums, _X_X))
         drift = numbers[Scalar.DRIFT] + unit * (numbers[Scalar.MATRIX_NORM] * solution + residual)
         limit = math.sqrt(unit) * residual
         first = numbers[Scalar.FIRST_DRIFT]
@@ -181,8 +106,10 @@ def _close(partials: Array, numbers: Array) -> None:
 
 
 @serial_and_parallel
-def _curvature(chunk: int, p: Array, q: Array, partials: Array, numbers: Array) -> None:
-    _close(partials, numbers)
+def curvature(chunk: int, closes: bool, p: Array, q: Array, partials: Array, sums: Array, numbers: Array) -> None:
+    """Sum ``p.q``, ``p.p`` and ``q.q``; ``closes`` ends the last iteration too."""
+    if closes:
+        close(sums, numbers)
     for k in prange(partials.shape[1]):
         start, stop = k * chunk, min((k + 1) * chunk, p.shape[0])
         partials[_P_Q, k] = dot_of_range(p, q, start, stop)
@@ -191,17 +118,17 @@ def _curvature(chunk: int, p: Array, q: Array, partials: Array, numbers: Array) 
 
 
 @serial_kernel
-def _step_length(partials: Array, numbers: Array) -> float:
+def _step_length(sums: Array, numbers: Array) -> float:
     """Return alpha, or NaN if the residual must not change."""
     if numbers[Scalar.ACTIVE] == 0.0:
         return math.nan
-    curvature = _gather(partials, _P_Q)
+    curvature = _gather(sums, _P_Q)
     numbers[Scalar.CURVATURE] = curvature
     if not (curvature > 0.0 and curvature < math.inf):
         return math.nan
     alpha: float = numbers[Scalar.RHO] / curvature
     numbers[Scalar.ALPHA] = alpha
-    stretched = math.sqrt(_gather(partials, _Q_Q) / _gather(partials, _P_P))
+    stretched = math.sqrt(_gather(sums, _Q_Q) / _gather(sums, _P_P))
     numbers[Scalar.MATRIX_NORM] = max(numbers[Scalar.MATRIX_NORM], stretched)
     return alpha
 
@@ -214,8 +141,9 @@ def _subtract(alpha: float, q: Array, r: Array) -> None:
 
 
 @serial_and_parallel
-def _descend(chunk: int, q: Array, r: Array, partials: Array, numbers: Array) -> None:
-    alpha = _step_length(partials, numbers)
+def descend(chunk: int, q: Array, r: Array, partials: Array, sums: Array, numbers: Array) -> None:
+    """Set ``r -= alpha q``, and sum ``r.r``, which is ``r.z`` without a preconditioner."""
+    alpha = _step_length(sums, numbers)
     if alpha == alpha:
         for k in prange(partials.shape[1]):
             start, stop = k * chunk, min((k + 1) * chunk, r.shape[0])
@@ -224,10 +152,11 @@ def _descend(chunk: int, q: Array, r: Array, partials: Array, numbers: Array) ->
 
 
 @serial_and_parallel
-def _descend_diagonal(
-    chunk: int, q: Array, diagonal: Array, r: Array, z: Array, partials: Array, numbers: Array
+def descend_diagonal(
+    chunk: int, q: Array, diagonal: Array, r: Array, z: Array, partials: Array, sums: Array, numbers: Array
 ) -> None:
-    alpha = _step_length(partials, numbers)
+    """Set ``r -= alpha q`` and ``z = D r`` for a diagonal D, and sum ``r.r`` and ``r.z``."""
+    alpha = _step_length(sums, numbers)
     if alpha == alpha:
         for k in prange(partials.shape[1]):
             start, stop = k * chunk, min((k + 1) * chunk, r.shape[0])
@@ -240,8 +169,11 @@ def _descend_diagonal(
 
 
 @serial_and_parallel
-def _descend_blocks(chunk: int, q: Array, blocks: Array, r: Array, z: Array, partials: Array, numbers: Array) -> None:
-    alpha = _step_length(partials, numbers)
+def descend_blocks(
+    chunk: int, q: Array, blocks: Array, r: Array, z: Array, partials: Array, sums: Array, numbers: Array
+) -> None:
+    """Do the same for a matrix D of dense diagonal blocks."""
+    alpha = _step_length(sums, numbers)
     if alpha == alpha:
         size = blocks.shape[1]
         for k in prange(partials.shape[1]):
@@ -258,15 +190,16 @@ def _descend_blocks(chunk: int, q: Array, blocks: Array, r: Array, z: Array, par
 
 
 @serial_and_parallel
-def _residual_product(chunk: int, r: Array, z: Array, partials: Array) -> None:
+def residual_product(chunk: int, r: Array, z: Array, partials: Array) -> None:
+    """Sum ``r.z``."""
     for k in prange(partials.shape[1]):
         partials[_R_Z, k] = dot_of_range(r, z, k * chunk, min((k + 1) * chunk, r.shape[0]))
 
 
 @serial_kernel
-def _judge(partials: Array, numbers: Array) -> float:
+def _judge(sums: Array, numbers: Array) -> float:
     """Return beta, or NaN if p must not change; set the halt."""
-    residual_squared, rho = _gather(partials, _R_R), _gather(partials, _R_Z)
+    residual_squared, rho = _gather(sums, _R_R), _gather(sums, _R_Z)
     numbers[Scalar.RESIDUAL_SQUARED] = residual_squared
     halt = 0.0
     if not residual_squared < math.inf:
@@ -286,12 +219,15 @@ def _judge(partials: Array, numbers: Array) -> float:
 
 
 @serial_and_parallel
-def _extend(chunk: int, z: Array, x: Array, p: Array, partials: Array, numbers: Array, norms_squared: Array) -> None:
+def extend(
+    chunk: int, z: Array, x: Array, p: Array, partials: Array, sums: Array, numbers: Array, norms_squared: Array
+) -> None:
+    """Set ``x += alpha p`` and ``p = z + beta p``, judge the residual, and sum ``x.x``."""
     curvature = numbers[Scalar.CURVATURE]
     if numbers[Scalar.ACTIVE] != 0.0 and not (curvature > 0.0 and curvature < math.inf):
         numbers[Scalar.HALT] = _BAD_CURVATURE
     elif numbers[Scalar.ACTIVE] != 0.0:
-        alpha, beta = numbers[Scalar.ALPHA], _judge(partials, numbers)
+        alpha, beta = numbers[Scalar.ALPHA], _judge(sums, numbers)
         norms_squared[int(numbers[Scalar.ITERATION]) % norms_squared.shape[0]] = numbers[Scalar.RESIDUAL_SQUARED]
         numbers[Scalar.ITERATION] += 1.0
         numbers[Scalar.ADVANCED] = 1.0
@@ -307,7 +243,8 @@ def _extend(chunk: int, z: Array, x: Array, p: Array, partials: Array, numbers: 
 
 
 @serial_and_parallel
-def _extend_image(chunk: int, w: Array, q: Array, numbers: Array) -> None:
+def extend_image(chunk: int, w: Array, q: Array, numbers: Array) -> None:
+    """Set ``q = w + beta q``."""
     if numbers[Scalar.ACTIVE] != 0.0 and numbers[Scalar.HALT] == 0.0:
         beta = numbers[Scalar.NEXT_RHO] / numbers[Scalar.RHO]
         for k in prange((q.shape[0] + chunk - 1) // chunk):

@@ -133,7 +133,7 @@ class ConjugateGradients(Method, name="cg"):
             if self.residual <= self._tolerance:
                 self.reason = StopReason.CONVERGED
                 return state
-        if not bool(state.p.any()):  # the solve ended without a direction, or had converged
+        if not problem.space.any(state.p):  # the solve ended without a direction, or had converged
             self.reason = self._restart(state)
             return state
         if self._with_product is None:
@@ -266,7 +266,7 @@ class ConjugateGradients(Method, name="cg"):
             return StopReason.NOT_FINITE
         if curvature == 0 and self.problem.space.norm(state.p) == 0:  # the squares of its entries underflow
             return StopReason.NOT_FINITE
-        if curvature == 0 and not bool(self.q.any()):
+        if curvature == 0 and not self.problem.space.any(self.q):
             return StopReason.INCONSISTENT
         # Near the rounding floor the direction is noise, and so may its curvature be.
         if state.last_true_residual < math.inf:

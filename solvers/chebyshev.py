@@ -12,7 +12,6 @@ from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi
 from penstock.spmv import (
     Array,
-    Device,
     HasAbsoluteProduct,
     InputError,
     Operator,
@@ -20,6 +19,7 @@ from penstock.spmv import (
     VectorSpace,
     as_operator,
 )
+from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences, Recurrence, RecurrenceStep
 
 __all__ = [
@@ -95,7 +95,7 @@ class Chebyshev(ValidatedOperator):
         (self._first, _), *steps = Interval(low, high).coefficients(degree)
         # The vector before the first one is zero.
         self._steps = [RecurrenceStep(a, 1.0 + c, -c if number else 0.0) for number, (a, c) in enumerate(steps)]
-        self._space = VectorSpace(A.device)
+        self._space = VectorSpace.of(A)
         self._image: Array | None = None
         self._other: Array | None = None
         # A GPU replays captured sweeps, which always use the same memory: they run on vectors owned by the preconditioner.
@@ -293,19 +293,19 @@ def largest_eigenvalue(
     row_sums : array, optional
         From :func:`scaled_row_sums`; computed if they are not known.
     """
-    xp, n = A.device.xp, A.shape[0]
+    xp, n, space = A.device.xp, A.shape[0], VectorSpace.of(A)
     bound = math.inf
     image = xp.empty(n, dtype=A.dtype)
     if row_sums is None and isinstance(A, HasAbsoluteProduct):
         row_sums = scaled_row_sums(diagonal, A.apply_absolute(xp.ones(n, dtype=A.dtype)))
     if row_sums is not None:
-        bound = float(row_sums.max())
+        bound = space.maximum(row_sums)
     elif not rounds:
         raise InputError(f"{type(A).__name__} cannot compute |A| x: set high, or rounds to measure it")
     if not rounds:
         return bound
-    v = _noise(A.device, n).astype(A.dtype)
-    space, product = VectorSpace(A.device), xp.empty_like(v)
+    v = noise(A.device, space.communicator.before(n), n).astype(A.dtype)
+    product = xp.empty_like(v)
     most = min(max(degree, _LEAST_MEASURED), _MOST_MEASURED) // 2 * 2
     # Without a bound, the first estimate is the quotient of the random vector.
     # All rounds but the last only tell where to look.
@@ -327,14 +327,3 @@ def largest_eigenvalue(
             return bound
         estimate = quotient / energy
     return min(bound, _MARGIN * estimate)
-
-
-def _noise(device: Device, n: int) -> Array:
-    """Return n numbers between -1 and 1 without a pattern, the same on every device: splitmix64 (Steele, Lea and Flood 2014)."""
-    z = device.xp.arange(1, n + 1, dtype=np.uint64)
-    z *= np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        z ^= z >> np.uint64(shift)
-        z *= np.uint64(factor)
-    z ^= z >> np.uint64(31)
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0

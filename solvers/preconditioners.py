@@ -21,6 +21,7 @@ from penstock.spmv import (
     as_operator,
     device_of,
 )
+from penstock.spmv.communicator import communicator_of
 from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
@@ -142,6 +143,11 @@ def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
         If A cannot return its diagonal, or a block is not positive definite; the message names the first such row.
     """
     operator = as_operator(A)
+    with communicator_of(operator).together():
+        return _block_jacobi(operator, A, size)
+
+
+def _block_jacobi(operator: Operator, A: Any, size: int) -> DiagonalBlocks:
     if not isinstance(operator, HasDiagonalBlocks):
         raise InputError(
             f"{type(A).__name__} does not know its diagonal; build the preconditioner from the matrix, or pass your own "

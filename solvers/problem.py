@@ -60,6 +60,10 @@ class LinearProblem:
     b_norms, tolerances, thresholds : float64 array, (columns,)
         The true residual is tested when the recursive one is below the threshold: the tolerance, or one rounding unit of b,
         below which the recursive residual carries no information.
+    n : int
+        Rows of all ranks.
+    space : VectorSpace
+        With the ranks among which A is shared out.
     unit : float
         Rounding unit of the vectors.
     products : int
@@ -73,16 +77,19 @@ class LinearProblem:
 
     def __init__(self, A: Any, b: Array, M: Any = None, *, rtol: float, atol: float, name: str = "b") -> None:
         self.A: Operator = as_operator(A)
-        rows, columns = self.A.shape
-        if rows != columns or rows == 0:
-            raise InputError(f"a solver needs a square matrix with at least one row, not one of shape {self.A.shape}")
-        check_tolerances(rtol, atol)
-        self.b = self.vectors(name, b)
-        self.M: Operator | None = None if M is None else as_preconditioner(M, self.A)
+        self.space = VectorSpace.of(self.A)
+        self.n = self.space.length(self.A.shape[0])
+        with self.space.communicator.together():
+            if self.A.shape[0] != self.A.shape[1] or self.n == 0:
+                raise InputError(
+                    f"a solver needs a square matrix with at least one row, not one of shape {self.A.shape}"
+                )
+            check_tolerances(rtol, atol)
+            self.b = self.vectors(name, b)
+            self.M: Operator | None = None if M is None else as_preconditioner(M, self.A)
         self.rtol, self.atol = float(rtol), float(atol)
-        self.n = rows
         self.columns = 1 if self.b.ndim == 1 else int(self.b.shape[1])
-        self.space = VectorSpace(self.A.device)
+        self.space.communicator.check_same(rtol=self.rtol, atol=self.atol, columns=self.columns)
         self.unit = float(np.finfo(str(self.A.dtype)).eps) / 2
         self.products = 0
         self.matrix_seconds = 0.0
@@ -99,14 +106,17 @@ class LinearProblem:
 
     def guess(self, given: Array | None, state: object, name: str) -> Array | None:
         """Return an initial guess in the shape of b, or None."""
-        if given is None:
-            return None
-        if state is not None:
-            raise InputError(f"a state contains the iterate to resume from; give {name} or state, not both")
-        vectors = self.vectors(name, given)
-        if vectors.size != self.b.size:
-            raise InputError(f"{name} must have the shape of the right-hand side, {self.b.shape}, not {vectors.shape}")
-        return vectors.reshape(self.b.shape)
+        with self.space.communicator.together():
+            if given is None:
+                return None
+            if state is not None:
+                raise InputError(f"a state contains the iterate to resume from; give {name} or state, not both")
+            vectors = self.vectors(name, given)
+            if vectors.size != self.b.size:
+                raise InputError(
+                    f"{name} must have the shape of the right-hand side, {self.b.shape}, not {vectors.shape}"
+                )
+            return vectors.reshape(self.b.shape)
 
     def set_norms(self, b_norms: Norms) -> None:
         """Set ``||b||`` of each column, as the method computes norms, and the tolerances."""
@@ -119,7 +129,7 @@ class LinearProblem:
     def empty(self) -> list[int]:
         """Columns that ``x = 0`` solves: b is zero, or so small that its squares underflow, and below ``atol``."""
         small = (self.b_norms <= _SMALLEST_NORM) & (self.atol >= _SMALLEST_NORM)
-        return [column for column in self._unusual if small[column] or not bool(self._column(self.b, column).any())]
+        return [column for column in self._unusual if small[column] or not self.space.any(self._column(self.b, column))]
 
     @property
     def out_of_range(self) -> list[int]:
@@ -196,22 +206,36 @@ class LinearProblem:
     ) -> None:
         """Iterate until the method ends, iterations run out, or the monitor requests a stop."""
         limit, checks = 10 * self.n if maxiter is None else int(maxiter), checks or ResidualChecks()
+        self.space.communicator.check_same(maxiter=limit, iteration=state.iteration)
+        every, _ = self._agreed(checks.every, False)
         while method.running(state):
             if state.iteration >= limit:
                 method.end(state, StopReason.MAXITER)
                 return
             before, began = state.iteration, time.perf_counter()
-            count = min(checks.every, limit - before)
+            count = min(every, limit - before)
             with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported as NOT_FINITE
                 reason = method.advance(state, count)
             checks.adapt(time.perf_counter() - began, method.starting_seconds, count, method.iterations_left(state))
+            stops = False
             if state.iteration > before:  # a breakdown does not count as an iteration
                 if callback is not None:
                     callback(state.x)
-                if monitor is not None and monitor(self._record(method, state)):
-                    reason = reason or StopReason.STOPPED
+                stops = monitor is not None and bool(monitor(self._record(method, state)))
+            every, stops = self._agreed(checks.every, stops)
+            if stops:
+                reason = reason or StopReason.STOPPED
             if reason is not None and method.running(state):
                 method.end(state, reason)
+
+    def _agreed(self, every: int, stops: bool) -> tuple[int, bool]:
+        """Return the first rank's number of iterations until the next look, and whether any rank wants to stop.
+
+        Clocks and monitors of ranks differ, but all must start the same iterations.
+        """
+        communicator = self.space.communicator
+        told = communicator.total(np.array([float(every) if communicator.rank == 0 else 0.0, float(stops)]))
+        return int(told[0]), bool(told[1])
 
     def _record(self, method: Method, state: Any) -> IterationRecord:
         seconds = time.perf_counter() - self.began
@@ -298,7 +322,8 @@ class Method(ABC):
         """Start, or resume from a state after checking that it belongs to this method and system."""
         if state is None:
             return self.start(x0)
-        check_state(state, self.State, shape, operator)
+        with self.problem.space.communicator.together():
+            check_state(state, self.State, shape, operator)
         return self.resume(state)
 
 

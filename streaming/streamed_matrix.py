@@ -250,15 +250,16 @@ class StreamedMatrix(ValidatedOperator):
         """Return whether all subdivisions begin at multiples of ``rows``."""
         return all(start % rows == 0 for start in self.plan.index.row_starts)
 
-    def advance(self, recurrence: Recurrence) -> None:
-        """Perform all steps of a recurrence, several in each sweep.
+    def advance(self, recurrence: Recurrence, *, powers: int | None = None) -> None:
+        """Perform all steps of a recurrence, several in each sweep: ``powers``, or as many as the ring allows.
 
         While a subdivision is transferred, the first product runs on the one before it, the second on the one before that:
         a product needs the previous product only on the subdivisions that its own couples with. A ring of m slots thus
         computes m - 1 products with a banded matrix in one sweep, m without overlap. Rows are bit-equal to those of separate
         products; for half of a symmetric matrix they agree to rounding.
         """
-        total, powers = len(recurrence.steps), self.powers_per_sweep()
+        total, most = len(recurrence.steps), self.powers_per_sweep()
+        powers = most if powers is None else min(powers, most)
         if powers == 1:
             recurrence.run_whole(self, range(total))
             return

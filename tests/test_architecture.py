@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("spmv", "streaming", "solvers", "fem", "experiments")
+FOLDERS = ("spmv", "streaming", "solvers", "distributed", "fem", "experiments")
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 

@@ -54,6 +54,6 @@ def _iterations(experiment: Experiment) -> list[CompileTask]:
         )
         tasks.append(CompileTask(f"{_CALLS}:aggregate", (f"{_COARSE}.tentative:_orthonormalise",), {"dof": dof}))
     elif not experiment.is_block:
-        last = "penstock.solvers.cg_kernels:_extend"
+        last = "penstock.solvers.cg_kernels:extend"
         tasks.append(CompileTask(f"{_CALLS}:iterate", (last,), {"dof": dof, "preconditioner": preconditioner}))
     return tasks

@@ -2,8 +2,8 @@
 //
 // Every pass is launched with the same grid of blocks of 256 threads. A pass writes one partial sum per block and inner
 // product; each block of the next pass sums them all in the same order, so that no kernel in between is needed and all
-// blocks agree to the last bit. No pass writes one of `numbers` that another block of the same pass reads. With vectors
-// spread over several GPUs, only the partial sums have to be added up between two passes.
+// blocks agree to the last bit. No pass writes one of `numbers` that another block of the same pass reads.
+// Passes write `partials` and read `sums`: the same memory, or with vectors spread over ranks, the partial sums of all of them.
 //
 // Vector is the element type; all arithmetic is in double.
 
@@ -37,18 +37,18 @@ __device__ __forceinline__ void leave(double* partials, const Sum which, double 
 }
 
 // The sum of the partial sums that `blocks` blocks of an earlier pass wrote.
-__device__ __forceinline__ double gather(const double* partials, const Sum which, const int blocks)
+__device__ __forceinline__ double gather(const double* sums, const Sum which, const int blocks)
 {
     double sum = 0.0;
-    for (int block = threadIdx.x; block < blocks; block += THREADS) sum += partials[which * blocks + block];
+    for (int block = threadIdx.x; block < blocks; block += THREADS) sum += sums[which * blocks + block];
     return sum_over_block(sum);
 }
 
 // Ends an iteration: bounds the drift of the recursive residual from the true one by rounding (van der Vorst and Ye 2000).
 // Run by one block, in the next iteration or before the host reads the numbers, whichever comes first.
-__device__ __forceinline__ void close_iteration(const double* partials, double* numbers, const int blocks)
+__device__ __forceinline__ void close_iteration(const double* sums, double* numbers, const int blocks)
 {
-    const double solution_squared = gather(partials, X_X, blocks);
+    const double solution_squared = gather(sums, X_X, blocks);
     if (threadIdx.x != 0) return;
     numbers[RHO] = numbers[NEXT_RHO];
     if (numbers[ADVANCED] != 0.0) {
@@ -65,16 +65,16 @@ __device__ __forceinline__ void close_iteration(const double* partials, double* 
 }
 
 // Launch: one block, after passes with `blocks` blocks.
-__global__ void __launch_bounds__(256) cg_close(const int blocks, const double* __restrict__ partials, double* __restrict__ numbers)
+__global__ void __launch_bounds__(256) cg_close(const int blocks, const double* __restrict__ sums, double* __restrict__ numbers)
 {
-    close_iteration(partials, numbers, blocks);
+    close_iteration(sums, numbers, blocks);
 }
 
-// p.q, p.p and q.q: reads 2 n values.
+// p.q, p.p and q.q: reads 2 n values. `closes` ends the last iteration too: ranks have yet to add up x.x before they can.
 template <typename Vector>
 __global__ void __launch_bounds__(256) cg_curvature(
-    const long long n, const Vector* __restrict__ p, const Vector* __restrict__ q, double* __restrict__ partials,
-    double* __restrict__ numbers)
+    const long long n, const Vector* __restrict__ p, const Vector* __restrict__ q, double* partials, const double* sums,
+    double* __restrict__ numbers, const bool closes)
 {
     double p_q = 0.0, p_p = 0.0, q_q = 0.0;
     for (long long tile = (long long)blockIdx.x * TILE; tile < n; tile += (long long)gridDim.x * TILE) {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(256) cg_curvature(
     leave(partials, P_Q, p_q);
     leave(partials, P_P, p_p);
     leave(partials, Q_Q, q_q);
-    if (blockIdx.x == 0) close_iteration(partials, numbers, gridDim.x);
+    if (closes && blockIdx.x == 0) close_iteration(sums, numbers, gridDim.x);
 }
 
 // alpha = rho / p.q, r -= alpha q, r.r, and with a preconditioner of dense diagonal blocks of `size` also z = M r and r.z.
@@ -99,14 +99,14 @@ __global__ void __launch_bounds__(256) cg_curvature(
 template <typename Vector, int size>
 __global__ void __launch_bounds__(256) cg_descend(
     const long long n, const Vector* __restrict__ q, const Vector* __restrict__ diagonal_blocks, Vector* __restrict__ r,
-    Vector* __restrict__ z, double* __restrict__ partials, double* __restrict__ numbers)
+    Vector* __restrict__ z, double* partials, const double* sums, double* __restrict__ numbers)
 {
     if (numbers[ACTIVE] == 0.0) return;
-    const double curvature = gather(partials, P_Q, gridDim.x);
+    const double curvature = gather(sums, P_Q, gridDim.x);
     const bool positive = curvature > 0.0 && is_finite(curvature);
     const double alpha = numbers[RHO] / curvature;
     if (blockIdx.x == 0) {
-        const double stretched = gather(partials, Q_Q, gridDim.x), length = gather(partials, P_P, gridDim.x);
+        const double stretched = gather(sums, Q_Q, gridDim.x), length = gather(sums, P_P, gridDim.x);
         if (threadIdx.x == 0) {
             numbers[CURVATURE] = curvature;
             if (positive) {
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(256) cg_residual_product(
 template <typename Vector>
 __global__ void __launch_bounds__(256) cg_extend(
     const long long n, const Vector* __restrict__ z, Vector* __restrict__ x, Vector* __restrict__ p,
-    double* __restrict__ partials, double* __restrict__ numbers, double* __restrict__ norms_squared, const int norms_kept)
+    double* partials, const double* sums, double* __restrict__ numbers, double* __restrict__ norms_squared, const int norms_kept)
 {
     if (numbers[ACTIVE] == 0.0) return;
     const double curvature = numbers[CURVATURE];
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(256) cg_extend(
         if (blockIdx.x == 0 && threadIdx.x == 0) numbers[HALT] = BAD_CURVATURE;
         return;
     }
-    const double r_r = gather(partials, R_R, gridDim.x), r_z = gather(partials, R_Z, gridDim.x);
+    const double r_r = gather(sums, R_R, gridDim.x), r_z = gather(sums, R_Z, gridDim.x);
     const double alpha = numbers[ALPHA], beta = r_z / numbers[RHO];
     Halt halt = NO_HALT;
     if (!is_finite(r_r))

@@ -5,11 +5,13 @@ Solvers sum over rows only here and in :class:`VectorSpace`. Partitions depend o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numba import prange
 
+from penstock.spmv.communicator import ALONE, Communicator
 from penstock.spmv.compilation.cuda_module import cuda_function, type_names
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import Array, Device
@@ -32,15 +34,17 @@ class BlockSpace:
     n, columns : int
     dtype : dtype
         Type of the vectors.
+    communicator : Communicator
+        Ranks that have the other rows.
     """
 
-    def __init__(self, device: Device, n: int, columns: int, dtype: Any) -> None:
-        self.device = device
+    def __init__(self, device: Device, n: int, columns: int, dtype: Any, communicator: Communicator = ALONE) -> None:
+        self.device, self._communicator = device, communicator
         self._operations: _Cpu | _Cuda = _Cpu(n, columns) if device.kind == "cpu" else _Cuda(device, n, columns)
 
     def gram(self, x: Array, y: Array, diagonal: Array | None = None) -> Matrix:
         """Return ``X^T D Y``, which must be symmetric, in float64; reads 2 k n values."""
-        return self._operations.gram(x, y, diagonal)
+        return self._total(self._operations.gram(x, y, diagonal))[0]
 
     def descend(
         self, w: Array, t: Matrix, s: Array, xi: Matrix, diagonal: Array | None = None
@@ -49,7 +53,12 @@ class BlockSpace:
 
         Reads 2 k n values and writes k n; beyond 32 columns, each Gram matrix reads 2 k n more.
         """
-        return self._operations.descend(w, t, s, xi, diagonal)
+        squares, weighted = self._total(*self._operations.descend(w, t, s, xi, diagonal))
+        return squares, weighted
+
+    def _total(self, *grams: Matrix) -> Sequence[Matrix]:
+        """Return the sums over ranks."""
+        return grams if self._communicator.size == 1 else list(self._communicator.total(np.stack(grams)))
 
     def extend(
         self, out: Array, z: Array, t: Matrix, diagonal: Array | None, p: Array, c: Matrix, x: Array, gamma: Matrix

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numba import prange
 
+from penstock.spmv.communicator import ALONE, Communicator, communicator_of
 from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.compilation.jit import reassociating_kernel, rounded_serial_and_parallel, serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array, Device
+from penstock.spmv.operator import Operator
 
 __all__ = ["CHUNK", "SERIAL_CHUNKS", "VectorSpace", "dot_of_range"]
 
@@ -28,19 +30,43 @@ _CUDA_BLOCKS, _CUDA_THREADS = 512, 256
 
 @dataclass(frozen=True)
 class VectorSpace:
-    """Inner products, norms and updates of vectors ``(n,)`` on one device.
+    """Inner products, norms and updates of vectors ``(n,)`` on one device, which may be this rank's rows of longer vectors.
 
-    Solvers compute inner products only through this object: vectors distributed over several processes need only one
-    other class with the same methods.
+    Solvers reach what depends on all rows only through this object.
+
+    Parameters
+    ----------
+    device : Device
+    communicator : Communicator
+        Ranks that have the other rows.
     """
 
     device: Device
+    communicator: Communicator = ALONE
+
+    @classmethod
+    def of(cls, operator: Operator) -> VectorSpace:
+        """Return the space of the vectors of a square operator."""
+        return cls(operator.device, communicator_of(operator))
+
+    def length(self, rows: int) -> int:
+        """Return the rows of all ranks, of which this rank has so many."""
+        return round(float(self.communicator.total(np.array([float(rows)]))[0]))
+
+    def any(self, x: Array) -> bool:
+        """Return whether any entry of a vector is not zero."""
+        return self.communicator.largest(float(bool(x.any()))) > 0
+
+    def maximum(self, x: Array) -> float:
+        """Return the largest entry of a vector."""
+        return self.communicator.largest(float(x.max()) if x.size else -math.inf)
 
     def dot(self, x: Array, y: Array) -> float:
         """Return ``x . y`` accumulated in float64; reads 2 n values. On CUDA the host waits for the result."""
         partial = self.device.xp.empty(_CUDA_BLOCKS if self.device.kind == "cuda" else -(-x.size // CHUNK))
         find_kernel("vector", "dot", self.device.kind)(x, y, partial)
-        return float(sum(self.device.to_host(partial).tolist()))  # left to right: a fixed order
+        own = float(sum(self.device.to_host(partial).tolist()))  # left to right: a fixed order
+        return float(self.communicator.total(np.array([own]))[0])
 
     def norm(self, x: Array) -> float:
         """Return the Euclidean norm of ``x``."""

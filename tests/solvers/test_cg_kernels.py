@@ -9,7 +9,8 @@ from kernel_targets import TARGETS
 
 from penstock.solvers import block_jacobi, chebyshev, jacobi
 from penstock.solvers.cg import CgRecurrence
-from penstock.solvers.cg_kernels import CgVectors, CpuKernels, CudaKernels, Halt, Scalar, Sum
+from penstock.solvers.cg_kernels import Halt, Scalar, Sum
+from penstock.solvers.cg_passes import CgVectors, CpuPasses, CudaPasses
 from penstock.spmv import Device
 from penstock.spmv.compilation.cuda_module import cuda_source
 
@@ -45,7 +46,7 @@ class Passes:
         kind = self.target.device_kind
         with self.target.running():
             device = Device("cuda") if self.target.name == "gpu" else Device("cpu")
-            passes = (CudaKernels if kind == "cuda" else CpuKernels)(vectors, device)
+            passes = (CudaPasses if kind == "cuda" else CpuPasses)(vectors, device)
             for _ in range(times):
                 passes.curvature()
                 passes.descend()
@@ -229,7 +230,7 @@ def test_an_iteration_starts_one_product_and_three_passes(A, b, preconditioner, 
     if recurrence._precondition is not None:
         recurrence._precondition = counted("M", recurrence._precondition)
     for name in ("curvature", "descend", "residual_product", "extend", "close"):
-        setattr(recurrence._kernels, name, counted(name, getattr(recurrence._kernels, name)))
+        setattr(recurrence._passes, name, counted(name, getattr(recurrence._passes, name)))
 
     recurrence.put(next_rho=1.0, unit=EPS / 2)
     recurrence.advance(4)

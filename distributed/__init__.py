@@ -1,0 +1,16 @@
+"""Share a system out among ranks: each has some rows of the matrix and of every vector, and the solvers stay the same."""
+
+from penstock.distributed.coupling import Coupling, split_rows
+from penstock.distributed.matrix import DistributedMatrix
+from penstock.distributed.mpi import MpiCommunicator
+from penstock.distributed.partition import RowPartition
+from penstock.distributed.streamed import DistributedStreamedMatrix
+
+__all__ = [
+    "Coupling",
+    "DistributedMatrix",
+    "DistributedStreamedMatrix",
+    "MpiCommunicator",
+    "RowPartition",
+    "split_rows",
+]

@@ -1,0 +1,153 @@
+"""A matrix whose rows are shared out among ranks, as an operator on the rows that this rank has of every vector."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from penstock.distributed.coupling import Coupling, split_rows
+from penstock.distributed.mpi import Message, MpiCommunicator
+from penstock.distributed.partition import RowPartition
+from penstock.spmv import CPU, Array, Device, InputError, ValidatedOperator, format_named
+from penstock.spmv.operator import HasAbsoluteProduct, HasDiagonalBlocks, unchecked_product
+
+__all__ = ["DistributedMatrix"]
+
+
+class DistributedMatrix(ValidatedOperator):
+    """This rank's rows of a square matrix: a square that needs no messages, and a coupling with each neighbour.
+
+    Parameters
+    ----------
+    square : Operator
+        Own rows and columns: any matrix of penstock, in memory or streamed.
+    couplings : sequence of Coupling
+        On the device of the square.
+    communicator : MpiCommunicator
+
+    Attributes
+    ----------
+    shape : (int, int)
+        Of the square: ``x`` and ``out`` hold the rows of this rank.
+    waited_for_ranks : float
+        Seconds for which products waited for neighbours, so far.
+
+    Notes
+    -----
+    A product is collective. While messages are on their way the square is multiplied, then each coupling as soon as its
+    neighbour's values are there. Entries of a row are thus summed in another order than by one rank, so products agree to
+    rounding. One message goes to each neighbour, with those values of x that its rows need.
+
+    Splitting by columns leaves a square matrix, to which half storage, streaming and block Jacobi apply as they are; it is the
+    layout of PETSc's MPIAIJ and hypre's ParCSR.
+    """
+
+    def __init__(self, square: Any, couplings: Sequence[Coupling], communicator: MpiCommunicator) -> None:
+        self.square, self.couplings, self.communicator = square, list(couplings), communicator
+        self.shape, self.dtype, self.device = square.shape, np.dtype(square.dtype), square.device
+        self._multiply = unchecked_product(square)
+        self._halos: list[Array] = []
+        self.waited_for_ranks = 0.0
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Any,
+        partition: RowPartition,
+        communicator: MpiCommunicator,
+        *,
+        format: str = "csr",
+        block_size: int = 1,
+        device: Device | str = CPU,
+        **parameters: Any,
+    ) -> Self:
+        """Split this rank's rows of a matrix. Collective.
+
+        Parameters
+        ----------
+        rows : scipy.sparse or penstock matrix, (own rows, all rows)
+            The pattern of the whole matrix must be symmetric in blocks.
+        partition : RowPartition
+        communicator : MpiCommunicator
+        format : str
+            That of the square, such as ``sliced_bsr`` or ``symmetric_bsr``.
+        block_size : int
+            Of formats of blocks, and of the couplings.
+        device : Device or str
+        **parameters
+            Of the format.
+
+        Raises
+        ------
+        InputError
+            On all ranks, if the rows of one do not fit.
+        """
+        square, couplings = split_rows(rows, partition, communicator, block_size=block_size)
+        with communicator.together():
+            chosen = format_named(format)
+            if chosen.traits.blocked:
+                parameters["block_size"] = block_size
+            target = Device.parse(device)
+            matrix = chosen.from_csr(square, **parameters).to_device(target)
+            there = [coupling.to_device(target) for coupling in couplings]
+        return cls(matrix, there, communicator)
+
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        sent, received = self._exchange(x)
+        self._multiply(x, out, alpha, beta)
+        for coupling, halo in self._arrivals(received):
+            coupling.matrix._apply(halo, out[coupling.rows], alpha, 1.0)
+        for message in sent:
+            message.wait()
+
+    def _exchange(self, x: Array) -> tuple[list[Message], list[Message]]:
+        """Start to send what neighbours need and to receive what this rank needs."""
+        if not self._halos or self._halos[0].shape[1:] != x.shape[1:]:
+            self._halos = self.new_halos(x)
+        ranks, pairs = self.communicator, list(zip(self.couplings, self._halos, strict=True))
+        received = [ranks.start_receive(halo, coupling.neighbour) for coupling, halo in pairs]
+        return [ranks.start_send(coupling.outgoing(x), coupling.neighbour) for coupling, _ in pairs], received
+
+    def new_halos(self, x: Array) -> list[Array]:
+        """Return memory for what each neighbour sends of vectors like x."""
+        widths = [coupling.matrix.shape[1] for coupling in self.couplings]
+        return [self.device.xp.empty((width, *x.shape[1:]), dtype=self.dtype) for width in widths]
+
+    def _arrivals(self, received: list[Message]) -> Iterator[tuple[Coupling, Array]]:
+        """Yield each coupling with its neighbour's values, as they come."""
+        arrivals = self.communicator.arrivals(received)
+        while True:
+            began = time.perf_counter()
+            number = next(arrivals, None)
+            self.waited_for_ranks += time.perf_counter() - began
+            if number is None:
+                return
+            yield self.couplings[number], self._halos[number]
+
+    def apply_absolute(self, x: Array) -> Array:
+        """Return this rank's rows of ``|A| @ x``. Collective.
+
+        Raises
+        ------
+        InputError
+            If the square cannot compute it.
+        """
+        with self.communicator.together():
+            if not isinstance(self.square, HasAbsoluteProduct):
+                raise InputError(f"{type(self.square).__name__} cannot compute |A| x")
+        sent, received = self._exchange(x)
+        out = self.square.apply_absolute(x)
+        for coupling, halo in self._arrivals(received):
+            out[coupling.rows] += coupling.matrix.apply_absolute(halo)
+        for message in sent:
+            message.wait()
+        return out
+
+    def diagonal_blocks(self, size: int) -> Array:
+        """Return the diagonal blocks of this rank's rows; not collective."""
+        if not isinstance(self.square, HasDiagonalBlocks):
+            raise InputError(f"{type(self.square).__name__} does not know its diagonal")
+        return self.square.diagonal_blocks(size)

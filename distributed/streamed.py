@@ -1,0 +1,186 @@
+"""Several products in each sweep on every rank at once: neighbours sweep towards each other and away from each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from penstock.distributed.coupling import Coupling
+from penstock.distributed.matrix import DistributedMatrix
+from penstock.distributed.mpi import Message, MpiCommunicator
+from penstock.spmv import Array, InputError
+from penstock.spmv.vectors.recurrence import Recurrence
+from penstock.streaming import StreamedMatrix
+
+__all__ = ["DistributedStreamedMatrix"]
+
+
+class DistributedStreamedMatrix(DistributedMatrix):
+    """A distributed matrix whose squares are streamed, each by its rank; the couplings stay in memory.
+
+    Ranks with odd numbers sweep in the other direction than the others (*mirrored sweeps*). Two neighbours are then at their
+    common boundary at the same time, at the beginning of a sweep or at its end, and each product there finds what it needs of
+    the neighbour's product before it. So no rank waits until another one has ended its sweep, and no row is multiplied twice.
+
+    Parameters
+    ----------
+    square : StreamedMatrix
+        Own rows and columns. Sweeps of its plan must alternate.
+    couplings : sequence of Coupling
+    communicator : MpiCommunicator
+    mirrored : bool
+        False lets all ranks sweep in the same direction, for comparisons: they then wait for each other.
+
+    Raises
+    ------
+    InputError
+        On all ranks, if sweeps of one of them do not alternate.
+    """
+
+    square: StreamedMatrix
+
+    def __init__(
+        self,
+        square: StreamedMatrix,
+        couplings: Sequence[Coupling],
+        communicator: MpiCommunicator,
+        *,
+        mirrored: bool = True,
+    ) -> None:
+        super().__init__(square, couplings, communicator)
+        with communicator.together():
+            if square.plan.slots and square.plan.ring.sweeps != "alternate":
+                raise InputError("sweeps of ranks must alternate; plan with Ring(sweeps='alternate')")
+        self._turned = -1 if mirrored and square.plan.slots and communicator.rank % 2 else 1
+        square.turn_to(self._turned)
+        # The rank with the shortest ring decides; one whose square is in memory makes as many products as others want.
+        fewest = -communicator.largest(-float(square.powers_per_sweep()) if square.plan.slots else -math.inf)
+        self._powers = None if fewest == math.inf else int(fewest)
+
+    @property
+    def sweeps(self) -> int:
+        """Sweeps over this rank's rows so far."""
+        return self.square.sweeps
+
+    @property
+    def bytes_streamed(self) -> int:
+        """Bytes that those sweeps moved over this rank's link."""
+        return self.square.bytes_streamed
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes that this rank's plan reserves for the vectors of a solver."""
+        return self.square.workspace_nbytes
+
+    @property
+    def direction(self) -> int:
+        """Direction of the next sweep of the first rank."""
+        return self.square.direction * self._turned
+
+    def turn_to(self, direction: int) -> None:
+        """Set the direction of the next sweep of the first rank; others follow or mirror it."""
+        self.square.turn_to(direction * self._turned)
+
+    def preferred_degree(self) -> int | None:
+        """Return the planned polynomial degree of the first rank, or else the powers of one sweep."""
+        degree = self.communicator.of_first(self.square.plan.workload.degree)
+        return int(degree) if degree > 1 else self._powers
+
+    def keeps_together(self, rows: int) -> bool:
+        """Return whether the subdivisions of all ranks begin at multiples of ``rows``."""
+        return not self.communicator.largest(float(not self.square.keeps_together(rows)))
+
+    def advance(self, recurrence: Recurrence) -> None:
+        """Perform all steps of a recurrence, several in each sweep. Collective."""
+        edges = _Edges(self, recurrence)
+        self.square.advance(_RankRecurrence.of(recurrence, edges), powers=self._powers)
+        edges.end()
+
+
+@dataclass
+class _RankRecurrence(Recurrence):
+    """A recurrence that adds what neighbours contribute to a product before it performs a step, and tells them of the step."""
+
+    edges: Any = None
+
+    @classmethod
+    def of(cls, recurrence: Recurrence, edges: _Edges) -> Self:
+        given = {field.name: getattr(recurrence, field.name) for field in dataclasses.fields(Recurrence)}
+        return cls(**{**given, "repeats": False}, edges=edges)
+
+    def _step(self, stage: int, rows: slice, image: Array, *, clears: bool) -> None:
+        self.edges.add(stage, rows, image)
+        super()._step(stage, rows, image, clears=clears)
+        self.edges.tell(stage + 1, rows, self.vectors(stage + 1)[0])
+
+
+class _Edges:
+    """The messages of a recurrence: for every step, what each neighbour has of the vector that the step multiplies."""
+
+    def __init__(self, A: DistributedStreamedMatrix, recurrence: Recurrence) -> None:
+        self._A, self._steps = A, len(recurrence.steps)
+        self._halos = [A.new_halos(recurrence.v) for _ in range(self._steps)]
+        ranks, numbered = A.communicator, list(enumerate(A.couplings))
+        self._received = {
+            (step, which): ranks.start_receive(self._halos[step][which], coupling.neighbour, step)
+            for step in range(self._steps)
+            for which, coupling in numbered
+        }
+        self._sent: list[Message] = []
+        # What each neighbour needs of the vector of a step, of which some rows are not there yet.
+        self._outgoing: list[list[Array]] = [[] for _ in range(self._steps)]
+        self._left: list[list[int]] = [[] for _ in range(self._steps)]
+        everything = slice(0, recurrence.v.shape[0])
+        self.tell(0, everything, recurrence.vectors(0)[0])
+
+    def add(self, step: int, rows: slice, image: Array) -> None:
+        """Add the neighbours' share of the product of a step to the image of some rows."""
+        for which, coupling in enumerate(self._A.couplings):
+            start, stop = max(rows.start, coupling.rows.start), min(rows.stop, coupling.rows.stop)
+            if start < stop:
+                message = self._received.pop((step, which), None)
+                if message is not None:
+                    began = time.perf_counter()
+                    message.wait()
+                    self._A.waited_for_ranks += time.perf_counter() - began
+                share = coupling.matrix.rows(start - coupling.rows.start, stop - coupling.rows.start)
+                target = image[start - rows.start : stop - rows.start]
+                share._apply(self._halos[step][which], target, 1.0, 1.0)
+
+    def tell(self, step: int, rows: slice, v: Array) -> None:
+        """Send the vector that a step multiplies, as soon as all rows that a neighbour needs of it are there."""
+        if step == self._steps:
+            return
+        if not self._outgoing[step]:
+            self._outgoing[step] = [v[coupling.sends].copy() for coupling in self._A.couplings]
+            self._left[step] = [len(values) for values in self._outgoing[step]]
+        for which, coupling in enumerate(self._A.couplings):
+            places, here = _found(coupling.sends, rows)
+            if len(here):
+                values = self._outgoing[step][which]
+                values[places] = v[here]  # now, because later steps overwrite v
+                self._left[step][which] -= len(here)
+                if not self._left[step][which]:
+                    self._sent.append(self._A.communicator.start_send(values, coupling.neighbour, step))
+        for message in self._sent[-2:]:
+            message.progress()
+
+    def end(self) -> None:
+        """Wait until neighbours have what was sent."""
+        for message in [*self._sent, *self._received.values()]:
+            message.wait()
+
+
+def _found(sends: slice | Array, rows: slice) -> tuple[Any, Any]:
+    """Return which of the rows to send are among some rows: their places, and themselves."""
+    if isinstance(sends, slice):
+        low, high = max(sends.start, rows.start), max(sends.start, rows.start, min(sends.stop, rows.stop))
+        return slice(low - sends.start, high - sends.start), range(low, high)
+    places = np.flatnonzero((sends >= rows.start) & (sends < rows.stop))
+    return places, sends[places]

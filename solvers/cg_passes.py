@@ -1,0 +1,154 @@
+"""Starts the fused passes of conjugate gradients on CPUs and CUDA devices, and adds up their sums over ranks in between."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.solvers import cg_kernels as kernels
+from penstock.solvers.cg_kernels import Sum
+from penstock.spmv import Array, Device
+from penstock.spmv.communicator import ALONE, Communicator
+from penstock.spmv.compilation.cuda_module import cuda_function, type_names
+from penstock.spmv.compilation.jit import KernelPair
+from penstock.spmv.vectors.space import CHUNK, SERIAL_CHUNKS
+
+__all__ = ["CgVectors", "Passes", "passes_for"]
+
+Pass = Callable[[], None]
+_CUDA_THREADS, _CUDA_TILE, _CUDA_BLOCKS = 256, 1024, 512
+# Ranks add up the rows of partial sums before this one after the first pass, the others before the last.
+_FIRST_SUMS = int(Sum.R_R)
+
+
+@dataclass(frozen=True)
+class CgVectors:
+    """The arrays that the passes work on, all on one device.
+
+    Parameters
+    ----------
+    x, r, p, q, z : array, (n,)
+        Iterate, residual, direction, its image, and the preconditioned residual, which is ``r`` without a preconditioner.
+    w : array, (n,)
+        Image of z, for updating the image of the direction; z itself if q is computed by a product.
+    blocks : array, (n / b, b, b), or None
+        A preconditioner that the passes apply.
+    numbers : float64 array, (len(Scalar),)
+    norms_squared : float64 array
+        ``r.r`` after each iteration; the newest overwrites the oldest.
+    """
+
+    x: Array
+    r: Array
+    p: Array
+    q: Array
+    z: Array
+    w: Array
+    blocks: Array | None
+    numbers: Array
+    norms_squared: Array
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block of the preconditioner; 0 without one."""
+        return 0 if self.blocks is None else int(self.blocks.shape[1])
+
+
+class Passes:
+    """Three fused passes: curvature, descend and extend, those between and after them, and sums over ranks.
+
+    A pass writes partial sums, and the next one reads sums of all ranks: alone, both are the same memory.
+    """
+
+    curvature: Pass
+    descend: Pass
+    residual_product: Pass
+    extend: Pass
+    extend_image: Pass
+    close: Pass
+
+    def _sums(self, xp: Any, parts: int, communicator: Communicator) -> tuple[Array, Array]:
+        """Return memory for partial sums and for sums."""
+        partials = xp.zeros((len(Sum), parts))
+        return partials, partials if communicator.size == 1 else xp.zeros((len(Sum), parts))
+
+    def _add_up_between(self, partials: Array, sums: Array, communicator: Communicator) -> None:
+        """Let passes of several ranks add up what they have summed."""
+        first, last = (
+            functools.partial(communicator.add_up, partials[rows], sums[rows])
+            for rows in (slice(0, _FIRST_SUMS), slice(_FIRST_SUMS, None))
+        )
+        close = self.close
+        self.close = _in_turn(first, close)
+        self.curvature = _in_turn(self.curvature, first, close)
+        self.extend = _in_turn(last, self.extend)
+
+
+def _in_turn(*passes: Pass) -> Pass:
+    def run() -> None:
+        for one in passes:
+            one()
+
+    return run
+
+
+class CudaPasses(Passes):
+    """Starts the kernels of conjugate_gradients.cu."""
+
+    def __init__(self, of: CgVectors, device: Device, communicator: Communicator = ALONE) -> None:
+        several = communicator.size > 1
+        # Ranks add up block by block, so all start the same number of blocks.
+        parts = int(communicator.largest(max(1, min(_CUDA_BLOCKS, -(-of.x.size // _CUDA_TILE)))))
+        partials, sums = self._sums(device.xp, parts, communicator)
+        blocks = of.r if of.blocks is None else of.blocks
+        vector, n, tail = type_names(of.x), np.int64(of.x.size), (partials, sums, of.numbers)
+
+        def kernel(name: str, *arguments: Any, grid: int = parts) -> Pass:
+            function = cuda_function("conjugate_gradients.cu", name)
+            return functools.partial(function, (grid,), (_CUDA_THREADS,), arguments)
+
+        self.curvature = kernel(f"cg_curvature<{vector}>", n, of.p, of.q, *tail, np.bool_(not several))
+        self.descend = kernel(f"cg_descend<{vector}, {of.block_size}>", n, of.q, blocks, of.r, of.z, *tail)
+        self.residual_product = kernel(f"cg_residual_product<{vector}>", n, of.r, of.z, partials)
+        kept = (of.norms_squared, np.int32(of.norms_squared.size))
+        self.extend = kernel(f"cg_extend<{vector}>", n, of.z, of.x, of.p, *tail, *kept)
+        self.extend_image = kernel(f"cg_extend_image<{vector}>", n, of.w, of.q, of.numbers)
+        self.close = kernel("cg_close", np.int32(parts), sums, of.numbers, grid=1)
+        if several:
+            self._add_up_between(partials, sums, communicator)
+
+
+class CpuPasses(Passes):
+    """The same passes as Numba kernels."""
+
+    def __init__(self, of: CgVectors, device: Device, communicator: Communicator = ALONE) -> None:
+        several = communicator.size > 1
+        chunk = CHUNK if of.blocks is None else CHUNK // of.block_size * of.block_size
+        partials, sums = self._sums(device.xp, max(1, -(-of.x.size // chunk)), communicator)
+        tail = (partials, sums, of.numbers)
+
+        def kernel(pair: KernelPair, *arguments: Any) -> Pass:
+            return functools.partial(pair[partials.shape[1] > SERIAL_CHUNKS], chunk, *arguments)
+
+        self.curvature = kernel(kernels.curvature, not several, of.p, of.q, *tail)
+        if of.blocks is None:
+            self.descend = kernel(kernels.descend, of.q, of.r, *tail)
+        elif of.block_size == 1:
+            self.descend = kernel(kernels.descend_diagonal, of.q, of.blocks.reshape(-1), of.r, of.z, *tail)
+        else:
+            self.descend = kernel(kernels.descend_blocks, of.q, of.blocks, of.r, of.z, *tail)
+        self.residual_product = kernel(kernels.residual_product, of.r, of.z, partials)
+        self.extend = kernel(kernels.extend, of.z, of.x, of.p, *tail, of.norms_squared)
+        self.extend_image = kernel(kernels.extend_image, of.w, of.q, of.numbers)
+        self.close = functools.partial(kernels.close, sums, of.numbers)
+        if several:
+            self._add_up_between(partials, sums, communicator)
+
+
+def passes_for(of: CgVectors, device: Device, communicator: Communicator = ALONE) -> Passes:
+    """Return the passes over some vectors."""
+    return (CudaPasses if device.kind == "cuda" else CpuPasses)(of, device, communicator)

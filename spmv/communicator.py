@@ -1,0 +1,93 @@
+"""What ranks that share a system agree on. Alone, there is nothing to agree on, and nothing is spent on it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.spmv.device import Array
+
+__all__ = ["ALONE", "Alone", "Communicator", "communicator_of"]
+
+Numbers = np.ndarray[Any, Any]
+
+
+class Communicator(Protocol):
+    """Ranks, each of which has some rows of every vector.
+
+    All methods are collective: every rank calls them, in the same order. What they return is the same, to the last bit, on all
+    ranks, so that ranks that decide by it decide alike. An operator on the rows of one rank has its communicator as an attribute
+    of this name; solvers find it there.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    def total(self, numbers: Numbers) -> Numbers:
+        """Return the sums over ranks of float64 numbers."""
+
+    def before(self, number: int) -> int:
+        """Return the sum over the ranks before this one."""
+
+    def largest(self, number: float) -> float:
+        """Return the largest of the ranks' numbers; NaN if one of them is."""
+
+    def of_first(self, number: float) -> float:
+        """Return the number of rank 0."""
+
+    def add_up(self, partials: Array, sums: Array) -> None:
+        """Let the rows of ``sums`` sum to what those of all ranks' ``partials`` do; arrays on the device of the vectors."""
+
+    def together(self) -> AbstractContextManager[Any]:
+        """Return a context whose errors become errors of all ranks, with the number of the rank in the message."""
+
+    def check_same(self, **settings: object) -> None:
+        """Raise an InputError on all ranks if they give different values."""
+
+
+class Alone:
+    """The communicator of one process that has all rows."""
+
+    rank, size = 0, 1
+
+    def total(self, numbers: Numbers) -> Numbers:
+        """Return the numbers."""
+        return numbers
+
+    def before(self, number: int) -> int:
+        """Return 0."""
+        return 0
+
+    def largest(self, number: float) -> float:
+        """Return the number."""
+        return number
+
+    def of_first(self, number: float) -> float:
+        """Return the number."""
+        return number
+
+    def add_up(self, partials: Array, sums: Array) -> None:
+        """Do nothing: the two are the same memory."""
+
+    def together(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    def check_same(self, **settings: object) -> None:
+        """Do nothing."""
+
+
+ALONE = Alone()
+
+
+def communicator_of(operator: object) -> Communicator:
+    """Return the communicator of an operator; :data:`ALONE` if it has none."""
+    communicator: Communicator = getattr(operator, "communicator", ALONE)
+    return communicator

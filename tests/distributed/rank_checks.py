@@ -1,0 +1,251 @@
+"""What ranks check together: ``mpiexec -n 3 python rank_checks.py RESULTS.json``. Every check returns claims, true or not."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse
+
+from penstock.distributed import (
+    DistributedMatrix,
+    DistributedStreamedMatrix,
+    MpiCommunicator,
+    RowPartition,
+    split_rows,
+)
+from penstock.fem import Cantilever
+from penstock.solvers import StopReason, block_cg, block_jacobi, cg, chebyshev
+from penstock.spmv import InputError, VectorSpace
+from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
+from penstock.streaming import HostStore, Ring, StreamedMatrix, Workload
+
+BEAM = Cantilever(nodes=(13, 5, 4), dof=3)
+MATRIX = BEAM.matrix().to_csr()
+LOAD = BEAM.load()
+NODES = len(LOAD) // 3
+
+
+def partitions(ranks):
+    """Even ones, and random ones in which ranks may have no rows, or all of them."""
+    rng = np.random.default_rng(ranks)
+    yield RowPartition.even(3 * NODES, ranks, multiple=3)
+    yield RowPartition((0,) * ranks + (3 * NODES,))
+    for _ in range(4):
+        inner = np.sort(rng.integers(0, NODES + 1, ranks - 1)) * 3
+        yield RowPartition((0, *map(int, inner), 3 * NODES))
+
+
+def shared(ranks, partition, matrix=MATRIX, **parameters):
+    own = partition.of(ranks.rank)
+    return DistributedMatrix.from_rows(matrix[own.start : own.stop], partition, ranks, **parameters)
+
+
+def all_rows(ranks, x):
+    """The rows of all ranks."""
+    return np.concatenate(ranks.exchange_objects([x] * ranks.size))
+
+
+def even(ranks, **parameters):
+    partition = RowPartition.even(3 * NODES, ranks.size, multiple=3)
+    own = partition.of(ranks.rank)
+    return shared(ranks, partition, **parameters), slice(own.start, own.stop)
+
+
+def products(ranks):
+    rng = np.random.default_rng(0)
+    bound = 20 * np.finfo(float).eps
+    for partition in partitions(ranks.size):
+        own = slice(*partition.bounds[ranks.rank : ranks.rank + 2])
+        for parameters in ({}, {"format": "bsr", "block_size": 3}, {"format": "symmetric_bsr", "block_size": 3}):
+            A = shared(ranks, partition, **parameters)
+            for shape in ((3 * NODES,), (3 * NODES, 3)):
+                x, before = rng.normal(size=shape), rng.normal(size=shape)
+                out = before[own].copy()
+                A.apply(np.ascontiguousarray(x[own]), out, alpha=-0.5, beta=2.0)
+                expected = (-0.5 * (MATRIX @ x) + 2.0 * before)[own]
+                scale = (abs(MATRIX) @ abs(x) + 2 * abs(before))[own]
+                yield "products", bool((abs(out - expected) <= bound * scale).all())
+            x = abs(x[:, 0])
+            yield "absolute products", np.allclose(A.apply_absolute(x[own].copy()), (abs(MATRIX) @ x)[own], rtol=1e-13)
+            blocks = A.diagonal_blocks(3).reshape(-1, 3, 3)
+            yield (
+                "diagonal blocks",
+                all(
+                    np.array_equal(block, MATRIX[row : row + 3, row : row + 3].toarray())
+                    for row, block in zip(range(own.start, own.stop, 3), blocks, strict=True)
+                ),
+            )
+
+
+def messages(ranks):
+    A, own = even(ranks)
+    messages, sums = ranks.messages, ranks.reductions
+    A.apply(LOAD[own].copy())
+    yield "one message goes to each neighbour", ranks.messages - messages == len(A.couplings)
+    sums = ranks.reductions
+    result = cg(A, LOAD[own].copy(), M=block_jacobi(A, 3), rtol=1e-30, maxiter=60)
+    # Beside two sums an iteration, a look adds up and agrees, and a start and an end take norms.
+    yield f"sums: {ranks.reductions - sums}", ranks.reductions - sums <= 4 * result.iterations + 30
+
+
+def solves(ranks):
+    whole = BEAM.matrix()
+    for partition in list(partitions(ranks.size))[:3]:
+        own = slice(*partition.bounds[ranks.rank : ranks.rank + 2])
+        A, b = shared(ranks, partition, format="bsr", block_size=3), LOAD[own].copy()
+        ways = {
+            "plain": lambda A: None,
+            "block Jacobi": lambda A: block_jacobi(A, 3),
+            "Chebyshev": lambda A: chebyshev(A, 5, block_size=3),
+        }
+        for name, make in ways.items():
+            alone = cg(whole, LOAD, M=make(whole), rtol=1e-10)
+            found = cg(A, b, M=make(A), rtol=1e-10)
+            x = all_rows(ranks, found.x)
+            true = np.linalg.norm(LOAD - MATRIX @ x) / np.linalg.norm(LOAD)
+            yield f"{name}: converged", found.converged and true <= 1.1e-10
+            yield f"{name}: residual told", np.isclose(true, found.true_residual, rtol=1e-3)
+            few = max(1, alone.iterations // 50)
+            yield f"{name}: {found.iterations}, {alone.iterations}", abs(found.iterations - alone.iterations) <= few
+            yield f"{name}: solution", np.allclose(x, alone.x, rtol=0, atol=1e-7 * abs(alone.x).max())
+
+
+def many_right_hand_sides(ranks):
+    rng = np.random.default_rng(1)
+    B = rng.normal(size=(3 * NODES, 4))
+    B[:, 2] = 0
+    A, own = even(ranks, format="bsr", block_size=3)
+    alone = block_cg(BEAM.matrix(), B, M=block_jacobi(BEAM.matrix(), 3), rtol=1e-9)
+    found = block_cg(A, B[own].copy(), M=block_jacobi(A, 3), rtol=1e-9)
+    true = np.linalg.norm(B - MATRIX @ all_rows(ranks, found.x), axis=0)
+    yield "converged", found.converged and bool((true <= 1.1e-9 * np.linalg.norm(B, axis=0)).all())
+    yield f"iterations {found.iterations}, {alone.iterations}", abs(found.iterations - alone.iterations) <= 1
+
+
+def refusals(ranks):
+    """What is wrong on one rank is an error on all, which names the rank."""
+    A, own = even(ranks)
+    last = ranks.rank == ranks.size - 1
+
+    def refused(call, *words):
+        try:
+            call()
+        except InputError as error:
+            return last or all(word in str(error) for word in words)
+        return False
+
+    b = LOAD[own].copy()
+    bad = b.copy()
+    bad[0] = np.nan if last else b[0]
+    name = f"rank {ranks.size - 1} of {ranks.size}"
+    yield "NaN on one rank", refused(lambda: cg(A, bad), name, "nan")
+    yield "a short b", refused(lambda: cg(A, b[1:] if last else b), name, "shape")
+    yield "another tolerance", refused(lambda: cg(A, b, rtol=1e-3 if last else 1e-4), "rtol")
+    yield "another limit", refused(lambda: cg(A, b, maxiter=3 if last else 4), "maxiter")
+    wrong = MATRIX[own][:, : -3 if last else None]
+    partition = RowPartition.even(3 * NODES, ranks.size, multiple=3)
+    yield "wrong rows", refused(lambda: DistributedMatrix.from_rows(wrong, partition, ranks), name, "shape")
+    lower = scipy.sparse.csr_array(scipy.sparse.tril(MATRIX))[own]
+    yield "half a pattern", refused(lambda: DistributedMatrix.from_rows(lower, partition, ranks), "symmetric")
+    cut = RowPartition((0, *[4] * (ranks.size - 1), 3 * NODES))
+    rows = MATRIX[cut.bounds[ranks.rank] : cut.bounds[ranks.rank + 1]]
+    yield "cut blocks", refused(lambda: DistributedMatrix.from_rows(rows, cut, ranks, block_size=3), "blocks")
+    negative = scipy.sparse.csr_array(
+        MATRIX - scipy.sparse.diags(np.where(np.arange(3 * NODES) == 3 * NODES - 3, 1e9, 0))
+    )
+    indefinite = shared(ranks, partition, negative)
+    yield "an indefinite block", refused(lambda: block_jacobi(indefinite, 3), name, "positive definite")
+    stopped = cg(A, b, monitor=(lambda record: record.iteration >= 3) if last else None, check_every=1)
+    yield "one rank's monitor stops all", (stopped.reason, stopped.iterations) == (StopReason.STOPPED, 3)
+
+
+def start_vector(ranks):
+    """The bound of the eigenvalues does not depend on the ranks beyond rounding."""
+    A, _ = even(ranks, format="bsr", block_size=3)
+    alone, found = (chebyshev(matrix, 9, block_size=3).high for matrix in (BEAM.matrix(), A))
+    yield f"{found} and {alone}", abs(found - alone) <= 1e-9 * alone
+
+
+def restarts(ranks):
+    """A solve that other ranks began goes on; each rank takes its rows of their state."""
+    A, own = even(ranks)
+    M, folder = block_jacobi(A, 3), Path(sys.argv[1]).parent
+    saved = folder / "state.npz"
+    if saved.exists():
+        whole = np.load(saved)
+        names = ("rho", "iteration", "matrix_norm", "drift", "first_drift")
+        begun = cg(A, LOAD[own].copy(), M=M, maxiter=0).state
+        for vector in "xrp":
+            getattr(begun, vector)[...] = whole[vector][own]
+        for name in names:
+            setattr(begun, name, type(getattr(begun, name))(whole[name]))
+        found = cg(A, LOAD[own].copy(), M=M, rtol=1e-10, state=begun)
+        alone = cg(BEAM.matrix(), LOAD, M=block_jacobi(BEAM.matrix(), 3), rtol=1e-10)
+        total = found.state.iteration
+        yield f"{total}, {alone.iterations}", found.converged and abs(total - alone.iterations) <= 2
+    state = cg(A, LOAD[own].copy(), M=M, rtol=1e-10, maxiter=20).state
+    vectors = {name: all_rows(ranks, getattr(state, name)) for name in "xrp"}
+    ranks.barrier()
+    if ranks.rank == 0:
+        numbers = {name: getattr(state, name) for name in ("rho", "iteration", "matrix_norm", "drift", "first_drift")}
+        np.savez(saved, **vectors, **numbers)
+    yield "interrupted", state.iteration == 20
+
+
+def streamed(ranks):
+    """Sweeps of several products give what separate products in memory do, mirrored or not, for full and half storage."""
+    beam = Cantilever(nodes=(65, 4, 4), dof=3)
+    matrix, b = beam.matrix().to_csr(), beam.load()
+    plane = 48
+    partition = RowPartition.even(65 * plane, ranks.size, multiple=plane)
+    own = slice(*partition.bounds[ranks.rank : ranks.rank + 2])
+    alone = cg(beam.matrix(), b, M=chebyshev(beam.matrix(), 9, block_size=3), rtol=1e-9)
+    square, couplings = split_rows(matrix[own], partition, ranks, block_size=3)
+    for name, mirrored in (("bsr", True), ("bsr", False), ("symmetric_bsr", True), ("symmetric_bsr", False)):
+        # Half a matrix is stored in whole chunks of 32 nodes.
+        step = plane if name == "bsr" else 2 * plane
+        slabs = (square[start : start + step] for start in range(0, square.shape[0], step))
+        with HostStore.create(slabs, format=name, block_size=3) as store:
+            budget = int(0.6 * sum(part.nbytes for part in store.index.subdivisions))
+            plan = {"workload": Workload(degree=9), "ring": Ring(sweeps="alternate")}
+            with StreamedMatrix(store, budget, **plan) as own_square:
+                A = DistributedStreamedMatrix(own_square, couplings, ranks, mirrored=mirrored)
+                count = len(store.index.subdivisions)
+                yield f"{count} subdivisions, {A.square.plan.slots} slots", 3 <= A.square.plan.slots < count
+                before, messages = A.sweeps, ranks.messages
+                v = np.random.default_rng(2).normal(size=65 * plane)
+                steps = [RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)] * 4
+                vectors = v[own].copy(), *np.zeros((2, own.stop - own.start))
+                scale = np.ones((own.stop - own.start, 1, 1))
+                space = VectorSpace.of(A)
+                found = Recurrence(steps, *vectors[:2], vectors[0], scale, vectors[2], space).run(A)
+                expected = v
+                for _ in steps:
+                    expected = matrix @ expected
+                yield "powers", np.allclose(found, expected[own], rtol=0, atol=1e-13 * abs(expected).max())
+                yield "they share sweeps", A.sweeps - before < 4
+                yield "a message a product and neighbour", ranks.messages - messages == 4 * len(couplings)
+                result = cg(A, b[own].copy(), M=chebyshev(A, 9, block_size=3), rtol=1e-9)
+                true = np.linalg.norm(b - matrix @ all_rows(ranks, result.x)) / np.linalg.norm(b)
+                yield f"true residual {true}", result.converged and true <= 1.1e-9
+                more = abs(result.iterations - alone.iterations)
+                yield f"{result.iterations}, {alone.iterations}", more <= 0.05 * alone.iterations
+                yield "streamed", 0 < result.sweeps < 9 * result.iterations and result.bytes_streamed > 0
+
+
+CHECKS = (products, messages, solves, many_right_hand_sides, refusals, start_vector, restarts, streamed)
+
+
+def main():
+    with MpiCommunicator() as ranks:
+        found = {}
+        for check in CHECKS:
+            claims = [(claim, bool(holds)) for claim, holds in check(ranks)]
+            found[check.__name__] = ranks.exchange_objects([claims] * ranks.size)
+        if ranks.rank == 0:
+            Path(sys.argv[1]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

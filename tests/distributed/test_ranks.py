@@ -1,0 +1,74 @@
+"""Ranks of MPI: 2, 3 and 4 of them run all checks of ``rank_checks.py`` once, in this order."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("rank_checks.py")
+CHECKS = ("products", "messages", "solves", "many_right_hand_sides", "refusals", "start_vector", "restarts", "streamed")
+
+
+def start(ranks, *arguments, timeout=250):
+    """Run a script on some ranks, each with one thread."""
+    launcher = Path(sys.executable).with_name("mpiexec")
+    command = [
+        str(launcher) if launcher.exists() else "mpiexec",
+        "-n",
+        str(ranks),
+        sys.executable,
+        *map(str, arguments),
+    ]
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Holds the state that ranks leave to those of the next run."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def found(request, folder):
+    """The claims of all checks, by rank."""
+    results = folder / f"{request.param}.json"
+    run = start(request.param, SCRIPT, results)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(results.read_text())
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_all_claims_hold_on_all_ranks(found, check):
+    for rank, claims in enumerate(found[check]):
+        assert claims
+        assert [(rank, claim) for claim, holds in claims if not holds] == []
+
+
+def test_an_error_of_one_rank_in_the_middle_ends_all_at_once(tmp_path):
+    program = tmp_path / "fails.py"
+    program.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        "from rank_checks import *\n"
+        "with MpiCommunicator() as ranks:\n"
+        "    A, own = even(ranks)\n"
+        "    calls = []\n"
+        "    def M(r):\n"
+        "        calls.append(r)\n"
+        "        if ranks.rank == 1 and len(calls) == 4:\n"
+        "            raise OSError('the disk of this rank has gone')\n"
+        "        return r\n"
+        "    cg(A, LOAD[own].copy(), M=M)\n"
+    )
+    began = time.monotonic()
+
+    run = start(3, program)
+
+    assert run.returncode != 0
+    assert "rank 1 of 3 failed, so all are stopped: the disk of this rank has gone" in run.stderr
+    assert time.monotonic() - began < 60
