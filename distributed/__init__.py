@@ -2,7 +2,8 @@
 
 from penstock.distributed.coupling import Coupling, split_rows
 from penstock.distributed.matrix import DistributedMatrix
-from penstock.distributed.mpi import MpiCommunicator
+from penstock.distributed.mpi import MpiCommunicator, gpu_of_rank
+from penstock.distributed.nccl import NcclCommunicator
 from penstock.distributed.partition import RowPartition
 from penstock.distributed.streamed import DistributedStreamedMatrix
 
@@ -11,6 +12,8 @@ __all__ = [
     "DistributedMatrix",
     "DistributedStreamedMatrix",
     "MpiCommunicator",
+    "NcclCommunicator",
     "RowPartition",
+    "gpu_of_rank",
     "split_rows",
 ]

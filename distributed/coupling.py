@@ -50,8 +50,8 @@ class Coupling:
 
 def split_rows(
     rows: Any, partition: RowPartition, communicator: MpiCommunicator, *, block_size: int = 1
-) -> tuple[scipy.sparse.csr_array, list[Coupling]]:
-    """Split a rank's rows of a matrix into its own square and couplings with its neighbours. Collective.
+) -> tuple[CsrMatrix | BsrMatrix, list[Coupling]]:
+    """Split a rank's rows of a matrix into its own square and couplings with its neighbours, on the host. Collective.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def split_rows(
     partition : RowPartition
     communicator : MpiCommunicator
     block_size : int
-        Couplings have square blocks of so many rows.
+        The square and the couplings are CSR for blocks of one row, else BSR.
 
     Raises
     ------
@@ -69,14 +69,12 @@ def split_rows(
     """
     own, size = partition.of(communicator.rank), int(block_size)
     with communicator.together():
-        rows = rows.to_csr() if isinstance(rows, SparseMatrix) else rows
-        _check(rows, partition, communicator, size)
-        slab = scipy.sparse.csr_array(rows)
-        slab.sort_indices()
-    columns = slab.indices.astype(np.int64)
-    inside = (columns >= own.start) & (columns < own.stop)
-    square = _part(slab, inside, columns[inside] - own.start, len(own))
-    outside = np.unique(columns[~inside] // size)
+        slab = _checked(rows, partition, communicator, size)
+    columns = slab.column_indices.astype(np.int64)  # of blocks, like all columns below
+    bounds = np.array(partition.bounds) // size
+    first, stop = bounds[communicator.rank], bounds[communicator.rank + 1]
+    inside = (columns >= first) & (columns < stop)
+    outside = np.unique(columns[~inside])
     owners = partition.owners(outside * size)
     needed = [outside[owners == rank] for rank in range(communicator.size)]
     wanted = communicator.exchange_objects(needed)
@@ -85,44 +83,45 @@ def split_rows(
         if bool(blocks.size) != bool(given.size):
             asymmetric = f"of ranks {communicator.rank} and {neighbour} only one needs values of the other"
         elif blocks.size:
-            first, stop = partition.bounds[neighbour], partition.bounds[neighbour + 1]
-            mask = (columns >= first) & (columns < stop)
-            places = size * np.searchsorted(blocks, columns[mask] // size) + columns[mask] % size
-            whole = _part(slab, mask, places, size * blocks.size)
+            mask = (columns >= bounds[neighbour]) & (columns < bounds[neighbour + 1])
+            whole = _part(slab, mask, np.searchsorted(blocks, columns[mask]), blocks.size)
             sends = (size * given[:, None] + np.arange(size)).reshape(-1) - own.start
-            couplings.append(_coupling(neighbour, whole, sends, size))
+            couplings.append(_coupling(neighbour, whole, sends))
     with communicator.together():
         if asymmetric:
             raise InputError(f"the pattern of the matrix is not symmetric: {asymmetric}")
-    return square, couplings
+    return _part(slab, inside, columns[inside] - first, int(stop - first)), couplings
 
 
-def _check(rows: Any, partition: RowPartition, communicator: MpiCommunicator, size: int) -> None:
+def _checked(rows: Any, partition: RowPartition, communicator: MpiCommunicator, size: int) -> CsrMatrix | BsrMatrix:
+    """Return a rank's rows in CSR, or BSR for larger blocks."""
     own = partition.of(communicator.rank)
     if partition.ranks != communicator.size:
         raise InputError(f"the partition is for {partition.ranks} ranks, but there are {communicator.size}")
-    if not scipy.sparse.issparse(rows) or rows.shape != (len(own), partition.rows):
+    is_matrix = isinstance(rows, SparseMatrix) or scipy.sparse.issparse(rows)
+    if not is_matrix or tuple(rows.shape) != (len(own), partition.rows):
         given = f"a {type(rows).__name__} of shape {np.shape(rows)}"
-        raise InputError(f"rows must be a SciPy matrix of shape {(len(own), partition.rows)}, not {given}")
+        raise InputError(f"rows must be a matrix of shape {(len(own), partition.rows)}, not {given}")
     if size < 1 or any(bound % size for bound in partition.bounds):
         raise InputError(f"the partition {partition.bounds} cuts blocks of {size} rows; cut at multiples of them")
+    if isinstance(rows, BsrMatrix) and rows.values.shape[1] == size:
+        return rows.to_device(CPU)
+    csr = CsrMatrix.from_csr(rows.to_csr() if isinstance(rows, SparseMatrix) else scipy.sparse.csr_array(rows))
+    return csr if size == 1 else BsrMatrix.from_csr(csr, block_size=size)
 
 
-def _part(slab: scipy.sparse.csr_array, mask: Array, columns: Integers, width: int) -> scipy.sparse.csr_array:
-    """Return the entries of a mask, in other columns."""
-    offsets = np.concatenate([[0], np.cumsum(mask)])[slab.indptr]
-    return scipy.sparse.csr_array((slab.data[mask], columns, offsets), shape=(slab.shape[0], width))
+def _part(slab: CsrMatrix | BsrMatrix, mask: Array, columns: Integers, width: int) -> CsrMatrix | BsrMatrix:
+    """Return the entries of a mask, in other columns; ``width`` is that of all columns, in blocks."""
+    size = slab.values.shape[1] if isinstance(slab, BsrMatrix) else 1
+    offsets = np.concatenate([[0], np.cumsum(mask)])[slab.row_offsets]
+    arrays = {"row_offsets": offsets, "column_indices": columns.astype(np.int32), "values": slab.values[mask]}
+    return type(slab).from_arrays((slab.shape[0], width * size), slab.dtype, arrays, slab.parameters())
 
 
-def _coupling(neighbour: int, whole: scipy.sparse.csr_array, sends: Integers, size: int) -> Coupling:
-    coupled = np.flatnonzero(np.diff(whole.indptr))
-    low, high = int(coupled[0]) // size * size, -(-(int(coupled[-1]) + 1) // size) * size
-    part = whole[low:high]
-    matrix = CsrMatrix.from_csr(part) if size == 1 else BsrMatrix.from_csr(part, block_size=size)
+def _coupling(neighbour: int, whole: CsrMatrix | BsrMatrix, sends: Integers) -> Coupling:
+    size = whole.values.shape[1] if isinstance(whole, BsrMatrix) else 1
+    coupled = np.flatnonzero(np.diff(whole.row_offsets)) * size
+    low, high = int(coupled[0]), int(coupled[-1]) + size
     adjacent = sends[-1] - sends[0] + 1 == sends.size
-    return Coupling(
-        neighbour,
-        slice(low, high),
-        matrix.to_device(CPU),
-        slice(int(sends[0]), int(sends[-1]) + 1) if adjacent else sends,
-    )
+    given = slice(int(sends[0]), int(sends[-1]) + 1) if adjacent else sends
+    return Coupling(neighbour, slice(low, high), whole.rows(low, high), given)

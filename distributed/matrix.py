@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.distributed.coupling import Coupling, split_rows
-from penstock.distributed.mpi import Message, MpiCommunicator
+from penstock.distributed.mpi import Exchange, MpiCommunicator
 from penstock.distributed.partition import RowPartition
-from penstock.spmv import CPU, Array, Device, InputError, ValidatedOperator, format_named
+from penstock.spmv import CPU, Array, CsrMatrix, Device, InputError, ValidatedOperator, format_named
 from penstock.spmv.operator import HasAbsoluteProduct, HasDiagonalBlocks, unchecked_product
 
 __all__ = ["DistributedMatrix"]
@@ -49,7 +49,11 @@ class DistributedMatrix(ValidatedOperator):
         self.square, self.couplings, self.communicator = square, list(couplings), communicator
         self.shape, self.dtype, self.device = square.shape, np.dtype(square.dtype), square.device
         self._multiply = unchecked_product(square)
-        self._halos: list[Array] = []
+        self._halos: dict[tuple[int, ...], list[Array]] = {}
+        # Capturing is collective, so all ranks must be able to.
+        able = communicator.capturable and isinstance(square, ValidatedOperator) and square.capturable
+        adjacent = all(isinstance(coupling.sends, slice) for coupling in self.couplings)
+        self._capturable = not communicator.largest(float(not (able and adjacent)))
         self.waited_for_ranks = 0.0
 
     @classmethod
@@ -87,45 +91,53 @@ class DistributedMatrix(ValidatedOperator):
         """
         square, couplings = split_rows(rows, partition, communicator, block_size=block_size)
         with communicator.together():
-            chosen = format_named(format)
-            if chosen.traits.blocked:
-                parameters["block_size"] = block_size
-            target = Device.parse(device)
-            matrix = chosen.from_csr(square, **parameters).to_device(target)
+            chosen, target = format_named(format), Device.parse(device)
+            matrix: Any = square
+            if not isinstance(square, chosen):
+                if chosen.traits.blocked:
+                    parameters["block_size"] = block_size
+                scalars = CsrMatrix.from_csr(square.to_csr(), check=False)
+                matrix = chosen.from_csr(scalars.to_device(target), **parameters)
+            matrix = matrix.to_device(target)
             there = [coupling.to_device(target) for coupling in couplings]
         return cls(matrix, there, communicator)
 
-    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        sent, received = self._exchange(x)
-        self._multiply(x, out, alpha, beta)
-        for coupling, halo in self._arrivals(received):
-            coupling.matrix._apply(halo, out[coupling.rows], alpha, 1.0)
-        for message in sent:
-            message.wait()
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can capture products of all ranks."""
+        return self._capturable
 
-    def _exchange(self, x: Array) -> tuple[list[Message], list[Message]]:
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        exchange = self._exchange(x)
+        self._multiply(x, out, alpha, beta)
+        for coupling, halo in self._arrivals(exchange, x.shape[1:]):
+            coupling.matrix._apply(halo, out[coupling.rows], alpha, 1.0)
+        exchange.end()
+
+    def _exchange(self, x: Array) -> Exchange:
         """Start to send what neighbours need and to receive what this rank needs."""
-        if not self._halos or self._halos[0].shape[1:] != x.shape[1:]:
-            self._halos = self.new_halos(x)
-        ranks, pairs = self.communicator, list(zip(self.couplings, self._halos, strict=True))
-        received = [ranks.start_receive(halo, coupling.neighbour) for coupling, halo in pairs]
-        return [ranks.start_send(coupling.outgoing(x), coupling.neighbour) for coupling, _ in pairs], received
+        if x.shape[1:] not in self._halos:
+            self._halos[x.shape[1:]] = self.new_halos(x)
+        pairs = zip(self.couplings, self._halos[x.shape[1:]], strict=True)
+        return self.communicator.start_exchange(
+            [(coupling.neighbour, coupling.outgoing(x), halo) for coupling, halo in pairs]
+        )
 
     def new_halos(self, x: Array) -> list[Array]:
         """Return memory for what each neighbour sends of vectors like x."""
         widths = [coupling.matrix.shape[1] for coupling in self.couplings]
         return [self.device.xp.empty((width, *x.shape[1:]), dtype=self.dtype) for width in widths]
 
-    def _arrivals(self, received: list[Message]) -> Iterator[tuple[Coupling, Array]]:
+    def _arrivals(self, exchange: Exchange, further: tuple[int, ...] = ()) -> Iterator[tuple[Coupling, Array]]:
         """Yield each coupling with its neighbour's values, as they come."""
-        arrivals = self.communicator.arrivals(received)
+        arrivals = exchange.arrivals()
         while True:
             began = time.perf_counter()
             number = next(arrivals, None)
             self.waited_for_ranks += time.perf_counter() - began
             if number is None:
                 return
-            yield self.couplings[number], self._halos[number]
+            yield self.couplings[number], self._halos[further][number]
 
     def apply_absolute(self, x: Array) -> Array:
         """Return this rank's rows of ``|A| @ x``. Collective.
@@ -138,12 +150,11 @@ class DistributedMatrix(ValidatedOperator):
         with self.communicator.together():
             if not isinstance(self.square, HasAbsoluteProduct):
                 raise InputError(f"{type(self.square).__name__} cannot compute |A| x")
-        sent, received = self._exchange(x)
+        exchange = self._exchange(x)
         out = self.square.apply_absolute(x)
-        for coupling, halo in self._arrivals(received):
+        for coupling, halo in self._arrivals(exchange):
             out[coupling.rows] += coupling.matrix.apply_absolute(halo)
-        for message in sent:
-            message.wait()
+        exchange.end()
         return out
 
     def diagonal_blocks(self, size: int) -> Array:

@@ -8,15 +8,35 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Protocol, Self
 
+import numba
 import numpy as np
 
-from penstock.spmv import CPU, Array, InputError, PenstockError, device_of
+from penstock.spmv import CPU, Array, Device, DeviceError, InputError, PenstockError, device_of
+from penstock.spmv.device import cuda_device_count
 
-__all__ = ["Message", "MpiCommunicator"]
+__all__ = ["Exchange", "MpiCommunicator", "Pair", "gpu_of_rank"]
 
 Numbers = np.ndarray[Any, Any]
+#: What a rank sends to a neighbour and receives from it: ``(neighbour, outgoing, incoming)``.
+Pair = tuple[int, Array, Array]
+
+
+class Exchange(Protocol):
+    """Messages between this rank and some neighbours, under way."""
+
+    def arrivals(self) -> Iterator[int]:
+        """Yield the number of each pair when its incoming array is there."""
+
+    def wait(self) -> None:
+        """Wait until all incoming arrays are there."""
+
+    def progress(self) -> None:
+        """Let the messages move on."""
+
+    def end(self) -> None:
+        """Wait until outgoing arrays may change."""
 
 
 class MpiCommunicator:
@@ -32,6 +52,8 @@ class MpiCommunicator:
     Attributes
     ----------
     rank, size : int
+    host_rank, host_ranks : int
+        Number of this rank among those of its host, and how many those are. They share the threads of Numba.
     messages, message_nbytes, reductions : int
         Messages to neighbours, their bytes, and sums over all ranks, so far.
 
@@ -46,6 +68,9 @@ class MpiCommunicator:
     for it for ever.
     """
 
+    #: Whether sums and messages only start work on a GPU, so that a CUDA graph can capture them.
+    capturable: ClassVar[bool] = False
+
     def __init__(self, comm: Any = None) -> None:
         try:
             from mpi4py import MPI
@@ -58,6 +83,10 @@ class MpiCommunicator:
         self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
         self.rank, self.size = int(self._comm.Get_rank()), int(self._comm.Get_size())
         self.messages = self.message_nbytes = self.reductions = 0
+        on_host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.host_rank, self.host_ranks = int(on_host.Get_rank()), int(on_host.Get_size())
+        on_host.Free()
+        numba.set_num_threads(max(1, numba.get_num_threads() // self.host_ranks))
 
     def total(self, numbers: Numbers) -> Numbers:
         """Return the sums over ranks, formed in the order of the ranks: the same bits on all of them and in every run."""
@@ -115,25 +144,11 @@ class MpiCommunicator:
         """Send an object to each rank and return those that came from each."""
         return list(self._comm.alltoall(list(to_each)))
 
-    def start_send(self, array: Array, neighbour: int, tag: int = 0) -> Message:
-        """Start to send to a neighbour; the array must not change before the message has been waited for."""
-        self.messages += 1
-        self.message_nbytes += int(array.nbytes)
-        host = np.ascontiguousarray(CPU.asarray(array))
-        return Message(self._comm.Isend(host, neighbour, tag), host)
-
-    def start_receive(self, array: Array, neighbour: int, tag: int = 0) -> Message:
-        """Start to receive from a neighbour; the array is not to be read before the message has been waited for."""
-        host = array if device_of(array) == CPU else np.empty(array.shape, dtype=array.dtype)
-        return Message(self._comm.Irecv(host, neighbour, tag), host, array)
-
-    def arrivals(self, messages: Sequence[Message]) -> Iterator[int]:
-        """Yield the number of each message when it is there, in whatever order they come."""
-        requests = [message.request for message in messages]
-        for _ in messages:
-            number = int(self._mpi.Request.Waitany(requests))
-            messages[number].wait()
-            yield number
+    def start_exchange(self, pairs: Sequence[Pair], tag: int = 0) -> Exchange:
+        """Start to send to neighbours and to receive from them; outgoing arrays must not change before the exchange has ended."""
+        self.messages += len(pairs)
+        self.message_nbytes += sum(int(outgoing.nbytes) for _, outgoing, _ in pairs)
+        return MpiExchange(self._mpi, self._comm, pairs, tag)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -156,28 +171,54 @@ class MpiCommunicator:
         self._comm.Abort(2)
 
 
-class Message:
-    """A message on its way.
+class MpiExchange:
+    """Messages on their way between this rank and some neighbours; those of arrays on a GPU go through host memory."""
 
-    Parameters
-    ----------
-    request : mpi4py.MPI.Request
-    host : array
-        What is sent or received, on the host.
-    target : array, optional
-        Where it goes when it is there; ``host`` itself, or an array on a GPU.
-    """
+    def __init__(self, mpi: Any, comm: Any, pairs: Sequence[Pair], tag: int) -> None:
+        self._mpi, self._incoming = mpi, [incoming for _, _, incoming in pairs]
+        self._there = [one if device_of(one) == CPU else np.empty(one.shape, one.dtype) for one in self._incoming]
+        self._sent_arrays = [np.ascontiguousarray(CPU.asarray(outgoing)) for _, outgoing, _ in pairs]
+        neighbours = [neighbour for neighbour, _, _ in pairs]
+        self._received = [comm.Irecv(to, other, tag) for to, other in zip(self._there, neighbours, strict=True)]
+        self._sent = [comm.Isend(of, other, tag) for of, other in zip(self._sent_arrays, neighbours, strict=True)]
 
-    def __init__(self, request: Any, host: Numbers, target: Array = None) -> None:
-        self.request, self._host, self._target = request, host, target
+    def arrivals(self) -> Iterator[int]:
+        """Yield the number of each pair when its incoming array is there, in whatever order they come."""
+        for _ in self._incoming:
+            number = int(self._mpi.Request.Waitany(self._received))
+            self._place(number)
+            yield number
 
     def wait(self) -> None:
-        """Wait until what was sent may change, or what was to come is there."""
-        self.request.Wait()
-        if self._target is not None and self._target is not self._host:
-            self._target.set(self._host)
-        self._target = None
+        """Wait until all incoming arrays are there."""
+        self._mpi.Request.Waitall(self._received)
+        for number in range(len(self._incoming)):
+            self._place(number)
 
-    def progress(self) -> bool:
-        """Return whether the message is through; MPI moves large ones only while somebody asks."""
-        return bool(self.request.Test())
+    def _place(self, number: int) -> None:
+        if self._there[number] is not self._incoming[number]:
+            self._incoming[number].set(self._there[number])
+
+    def progress(self) -> None:
+        """Let MPI work: it moves large messages only while it is called."""
+        self._mpi.Request.Testall(self._sent)
+
+    def end(self) -> None:
+        """Wait until outgoing arrays may change."""
+        self._mpi.Request.Waitall(self._sent)
+
+
+def gpu_of_rank(communicator: MpiCommunicator) -> Device:
+    """Return a GPU for each rank, another one for each rank of a host. Collective.
+
+    Raises
+    ------
+    InputError, DeviceError
+        If a host has more ranks than GPUs, or a rank finds none.
+    """
+    with communicator.together():
+        count = cuda_device_count()
+        # A launcher may show each rank its own GPU alone.
+        if communicator.host_ranks > count > 1:
+            raise DeviceError(f"{communicator.host_ranks} ranks of one host need as many GPUs, but {count} are visible")
+    return Device("cuda", communicator.host_rank % count)

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
-
 from penstock.distributed.coupling import Coupling
 from penstock.distributed.matrix import DistributedMatrix
-from penstock.distributed.mpi import Message, MpiCommunicator
+from penstock.distributed.mpi import Exchange, MpiCommunicator
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.recurrence import Recurrence
 from penstock.streaming import StreamedMatrix
@@ -126,13 +124,8 @@ class _Edges:
     def __init__(self, A: DistributedStreamedMatrix, recurrence: Recurrence) -> None:
         self._A, self._steps = A, len(recurrence.steps)
         self._halos = [A.new_halos(recurrence.v) for _ in range(self._steps)]
-        ranks, numbered = A.communicator, list(enumerate(A.couplings))
-        self._received = {
-            (step, which): ranks.start_receive(self._halos[step][which], coupling.neighbour, step)
-            for step in range(self._steps)
-            for which, coupling in numbered
-        }
-        self._sent: list[Message] = []
+        self._exchanges: dict[tuple[int, int], Exchange] = {}
+        self._received: set[tuple[int, int]] = set()
         # What each neighbour needs of the vector of a step, of which some rows are not there yet.
         self._outgoing: list[list[Array]] = [[] for _ in range(self._steps)]
         self._left: list[list[int]] = [[] for _ in range(self._steps)]
@@ -144,43 +137,44 @@ class _Edges:
         for which, coupling in enumerate(self._A.couplings):
             start, stop = max(rows.start, coupling.rows.start), min(rows.stop, coupling.rows.stop)
             if start < stop:
-                message = self._received.pop((step, which), None)
-                if message is not None:
+                if (step, which) not in self._received:
                     began = time.perf_counter()
-                    message.wait()
+                    self._exchanges[step, which].wait()
                     self._A.waited_for_ranks += time.perf_counter() - began
+                    self._received.add((step, which))
                 share = coupling.matrix.rows(start - coupling.rows.start, stop - coupling.rows.start)
                 target = image[start - rows.start : stop - rows.start]
                 share._apply(self._halos[step][which], target, 1.0, 1.0)
 
     def tell(self, step: int, rows: slice, v: Array) -> None:
-        """Send the vector that a step multiplies, as soon as all rows that a neighbour needs of it are there."""
+        """Exchange the vector that a step multiplies, as soon as all rows that a neighbour needs of it are there."""
         if step == self._steps:
             return
         if not self._outgoing[step]:
             self._outgoing[step] = [v[coupling.sends].copy() for coupling in self._A.couplings]
             self._left[step] = [len(values) for values in self._outgoing[step]]
         for which, coupling in enumerate(self._A.couplings):
-            places, here = _found(coupling.sends, rows)
-            if len(here):
+            places, here, count = _found(coupling.sends, rows)
+            if count:
                 values = self._outgoing[step][which]
                 values[places] = v[here]  # now, because later steps overwrite v
-                self._left[step][which] -= len(here)
+                self._left[step][which] -= count
                 if not self._left[step][which]:
-                    self._sent.append(self._A.communicator.start_send(values, coupling.neighbour, step))
-        for message in self._sent[-2:]:
-            message.progress()
+                    pair = (coupling.neighbour, values, self._halos[step][which])
+                    self._exchanges[step, which] = self._A.communicator.start_exchange([pair], step)
+        for exchange in list(self._exchanges.values())[-2:]:
+            exchange.progress()
 
     def end(self) -> None:
         """Wait until neighbours have what was sent."""
-        for message in [*self._sent, *self._received.values()]:
-            message.wait()
+        for exchange in self._exchanges.values():
+            exchange.end()
 
 
-def _found(sends: slice | Array, rows: slice) -> tuple[Any, Any]:
-    """Return which of the rows to send are among some rows: their places, and themselves."""
+def _found(sends: slice | Array, rows: slice) -> tuple[Any, Any, int]:
+    """Return which of the rows to send are among some rows: their places, themselves, and how many they are."""
     if isinstance(sends, slice):
-        low, high = max(sends.start, rows.start), max(sends.start, rows.start, min(sends.stop, rows.stop))
-        return slice(low - sends.start, high - sends.start), range(low, high)
-    places = np.flatnonzero((sends >= rows.start) & (sends < rows.stop))
-    return places, sends[places]
+        low, high = max(sends.start, rows.start), min(sends.stop, rows.stop)
+        return slice(low - sends.start, high - sends.start), slice(low, high), max(0, high - low)
+    places = ((sends >= rows.start) & (sends < rows.stop)).nonzero()[0]
+    return places, sends[places], int(places.size)

@@ -1,5 +1,10 @@
-"""What ranks check together: ``mpiexec -n 3 python rank_checks.py RESULTS.json``. Every check returns claims, true or not."""
+"""What ranks check together: ``mpiexec -n 3 python rank_checks.py RESULTS.json [gpu|nccl]``.
 
+Every check returns claims, true or not. Matrices and vectors are on the host, on GPUs with messages through the host, or on GPUs
+with messages of NCCL.
+"""
+
+import functools
 import json
 import sys
 from pathlib import Path
@@ -11,15 +16,18 @@ from penstock.distributed import (
     DistributedMatrix,
     DistributedStreamedMatrix,
     MpiCommunicator,
+    NcclCommunicator,
     RowPartition,
+    gpu_of_rank,
     split_rows,
 )
 from penstock.fem import Cantilever
 from penstock.solvers import StopReason, block_cg, block_jacobi, cg, chebyshev
-from penstock.spmv import InputError, VectorSpace
+from penstock.spmv import CPU, InputError, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 from penstock.streaming import HostStore, Ring, StreamedMatrix, Workload
 
+WAY = sys.argv[2] if len(sys.argv) > 2 else "host"
 BEAM = Cantilever(nodes=(13, 5, 4), dof=3)
 MATRIX = BEAM.matrix().to_csr()
 LOAD = BEAM.load()
@@ -38,12 +46,27 @@ def partitions(ranks):
 
 def shared(ranks, partition, matrix=MATRIX, **parameters):
     own = partition.of(ranks.rank)
-    return DistributedMatrix.from_rows(matrix[own.start : own.stop], partition, ranks, **parameters)
+    rows = matrix[own.start : own.stop]
+    return DistributedMatrix.from_rows(rows, partition, ranks, device=device(ranks), **parameters)
+
+
+@functools.cache
+def device(ranks):
+    return CPU if WAY == "host" else gpu_of_rank(ranks)
+
+
+def put(ranks, x):
+    """A copy on this rank's device."""
+    return device(ranks).asarray(np.array(x))
+
+
+def get(x):
+    return CPU.asarray(x)
 
 
 def all_rows(ranks, x):
     """The rows of all ranks."""
-    return np.concatenate(ranks.exchange_objects([x] * ranks.size))
+    return np.concatenate(ranks.exchange_objects([get(x)] * ranks.size))
 
 
 def even(ranks, **parameters):
@@ -61,14 +84,15 @@ def products(ranks):
             A = shared(ranks, partition, **parameters)
             for shape in ((3 * NODES,), (3 * NODES, 3)):
                 x, before = rng.normal(size=shape), rng.normal(size=shape)
-                out = before[own].copy()
-                A.apply(np.ascontiguousarray(x[own]), out, alpha=-0.5, beta=2.0)
+                out = put(ranks, before[own])
+                A.apply(put(ranks, x[own]), out, alpha=-0.5, beta=2.0)
                 expected = (-0.5 * (MATRIX @ x) + 2.0 * before)[own]
                 scale = (abs(MATRIX) @ abs(x) + 2 * abs(before))[own]
-                yield "products", bool((abs(out - expected) <= bound * scale).all())
+                yield "products", bool((abs(get(out) - expected) <= bound * scale).all())
             x = abs(x[:, 0])
-            yield "absolute products", np.allclose(A.apply_absolute(x[own].copy()), (abs(MATRIX) @ x)[own], rtol=1e-13)
-            blocks = A.diagonal_blocks(3).reshape(-1, 3, 3)
+            absolute = get(A.apply_absolute(put(ranks, x[own])))
+            yield "absolute products", np.allclose(absolute, (abs(MATRIX) @ x)[own], rtol=1e-13)
+            blocks = get(A.diagonal_blocks(3)).reshape(-1, 3, 3)
             yield (
                 "diagonal blocks",
                 all(
@@ -81,10 +105,10 @@ def products(ranks):
 def messages(ranks):
     A, own = even(ranks)
     messages, sums = ranks.messages, ranks.reductions
-    A.apply(LOAD[own].copy())
+    A.apply(put(ranks, LOAD[own]))
     yield "one message goes to each neighbour", ranks.messages - messages == len(A.couplings)
     sums = ranks.reductions
-    result = cg(A, LOAD[own].copy(), M=block_jacobi(A, 3), rtol=1e-30, maxiter=60)
+    result = cg(A, put(ranks, LOAD[own]), M=block_jacobi(A, 3), rtol=1e-30, maxiter=60)
     # Beside two sums an iteration, a look adds up and agrees, and a start and an end take norms.
     yield f"sums: {ranks.reductions - sums}", ranks.reductions - sums <= 4 * result.iterations + 30
 
@@ -93,7 +117,7 @@ def solves(ranks):
     whole = BEAM.matrix()
     for partition in list(partitions(ranks.size))[:3]:
         own = slice(*partition.bounds[ranks.rank : ranks.rank + 2])
-        A, b = shared(ranks, partition, format="bsr", block_size=3), LOAD[own].copy()
+        A, b = shared(ranks, partition, format="bsr", block_size=3), put(ranks, LOAD[own])
         ways = {
             "plain": lambda A: None,
             "block Jacobi": lambda A: block_jacobi(A, 3),
@@ -117,7 +141,7 @@ def many_right_hand_sides(ranks):
     B[:, 2] = 0
     A, own = even(ranks, format="bsr", block_size=3)
     alone = block_cg(BEAM.matrix(), B, M=block_jacobi(BEAM.matrix(), 3), rtol=1e-9)
-    found = block_cg(A, B[own].copy(), M=block_jacobi(A, 3), rtol=1e-9)
+    found = block_cg(A, put(ranks, B[own]), M=block_jacobi(A, 3), rtol=1e-9)
     true = np.linalg.norm(B - MATRIX @ all_rows(ranks, found.x), axis=0)
     yield "converged", found.converged and bool((true <= 1.1e-9 * np.linalg.norm(B, axis=0)).all())
     yield f"iterations {found.iterations}, {alone.iterations}", abs(found.iterations - alone.iterations) <= 1
@@ -135,7 +159,7 @@ def refusals(ranks):
             return last or all(word in str(error) for word in words)
         return False
 
-    b = LOAD[own].copy()
+    b = put(ranks, LOAD[own])
     bad = b.copy()
     bad[0] = np.nan if last else b[0]
     name = f"rank {ranks.size - 1} of {ranks.size}"
@@ -175,16 +199,16 @@ def restarts(ranks):
     if saved.exists():
         whole = np.load(saved)
         names = ("rho", "iteration", "matrix_norm", "drift", "first_drift")
-        begun = cg(A, LOAD[own].copy(), M=M, maxiter=0).state
+        begun = cg(A, put(ranks, LOAD[own]), M=M, maxiter=0).state
         for vector in "xrp":
-            getattr(begun, vector)[...] = whole[vector][own]
+            getattr(begun, vector)[...] = put(ranks, whole[vector][own])
         for name in names:
             setattr(begun, name, type(getattr(begun, name))(whole[name]))
-        found = cg(A, LOAD[own].copy(), M=M, rtol=1e-10, state=begun)
+        found = cg(A, put(ranks, LOAD[own]), M=M, rtol=1e-10, state=begun)
         alone = cg(BEAM.matrix(), LOAD, M=block_jacobi(BEAM.matrix(), 3), rtol=1e-10)
         total = found.state.iteration
         yield f"{total}, {alone.iterations}", found.converged and abs(total - alone.iterations) <= 2
-    state = cg(A, LOAD[own].copy(), M=M, rtol=1e-10, maxiter=20).state
+    state = cg(A, put(ranks, LOAD[own]), M=M, rtol=1e-10, maxiter=20).state
     vectors = {name: all_rows(ranks, getattr(state, name)) for name in "xrp"}
     ranks.barrier()
     if ranks.rank == 0:
@@ -202,6 +226,8 @@ def streamed(ranks):
     own = slice(*partition.bounds[ranks.rank : ranks.rank + 2])
     alone = cg(beam.matrix(), b, M=chebyshev(beam.matrix(), 9, block_size=3), rtol=1e-9)
     square, couplings = split_rows(matrix[own], partition, ranks, block_size=3)
+    square = square.to_csr()
+    couplings = [coupling.to_device(device(ranks)) for coupling in couplings]
     for name, mirrored in (("bsr", True), ("bsr", False), ("symmetric_bsr", True), ("symmetric_bsr", False)):
         # Half a matrix is stored in whole chunks of 32 nodes.
         step = plane if name == "bsr" else 2 * plane
@@ -209,24 +235,24 @@ def streamed(ranks):
         with HostStore.create(slabs, format=name, block_size=3) as store:
             budget = int(0.6 * sum(part.nbytes for part in store.index.subdivisions))
             plan = {"workload": Workload(degree=9), "ring": Ring(sweeps="alternate")}
-            with StreamedMatrix(store, budget, **plan) as own_square:
+            with StreamedMatrix(store, budget, device=device(ranks), **plan) as own_square:
                 A = DistributedStreamedMatrix(own_square, couplings, ranks, mirrored=mirrored)
                 count = len(store.index.subdivisions)
                 yield f"{count} subdivisions, {A.square.plan.slots} slots", 3 <= A.square.plan.slots < count
                 before, messages = A.sweeps, ranks.messages
                 v = np.random.default_rng(2).normal(size=65 * plane)
                 steps = [RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)] * 4
-                vectors = v[own].copy(), *np.zeros((2, own.stop - own.start))
-                scale = np.ones((own.stop - own.start, 1, 1))
+                vectors = put(ranks, v[own]), *put(ranks, np.zeros((2, own.stop - own.start)))
+                scale = put(ranks, np.ones((own.stop - own.start, 1, 1)))
                 space = VectorSpace.of(A)
                 found = Recurrence(steps, *vectors[:2], vectors[0], scale, vectors[2], space).run(A)
                 expected = v
                 for _ in steps:
                     expected = matrix @ expected
-                yield "powers", np.allclose(found, expected[own], rtol=0, atol=1e-13 * abs(expected).max())
+                yield "powers", np.allclose(get(found), expected[own], rtol=0, atol=1e-13 * abs(expected).max())
                 yield "they share sweeps", A.sweeps - before < 4
                 yield "a message a product and neighbour", ranks.messages - messages == 4 * len(couplings)
-                result = cg(A, b[own].copy(), M=chebyshev(A, 9, block_size=3), rtol=1e-9)
+                result = cg(A, put(ranks, b[own]), M=chebyshev(A, 9, block_size=3), rtol=1e-9)
                 true = np.linalg.norm(b - matrix @ all_rows(ranks, result.x)) / np.linalg.norm(b)
                 yield f"true residual {true}", result.converged and true <= 1.1e-9
                 more = abs(result.iterations - alone.iterations)
@@ -238,7 +264,7 @@ CHECKS = (products, messages, solves, many_right_hand_sides, refusals, start_vec
 
 
 def main():
-    with MpiCommunicator() as ranks:
+    with (NcclCommunicator if WAY == "nccl" else MpiCommunicator)() as ranks:
         found = {}
         for check in CHECKS:
             claims = [(claim, bool(holds)) for claim, holds in check(ranks)]

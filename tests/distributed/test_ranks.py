@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kernel_targets import gpu_count
 
 SCRIPT = Path(__file__).with_name("rank_checks.py")
 CHECKS = ("products", "messages", "solves", "many_right_hand_sides", "refusals", "start_vector", "restarts", "streamed")
@@ -47,6 +48,17 @@ def test_all_claims_hold_on_all_ranks(found, check):
     for rank, claims in enumerate(found[check]):
         assert claims
         assert [(rank, claim) for claim, holds in claims if not holds] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["gpu", "nccl"])
+@pytest.mark.skipif(gpu_count() < 2, reason="fewer than two GPUs")
+def test_all_claims_hold_on_gpus(way, tmp_path):
+    run = start(2, SCRIPT, tmp_path / "found.json", way)
+
+    assert run.returncode == 0, run.stderr[-3000:]
+    for check, claims_of_ranks in json.loads((tmp_path / "found.json").read_text()).items():
+        assert [(check, claim) for claims in claims_of_ranks for claim, holds in claims if not holds] == []
 
 
 def test_an_error_of_one_rank_in_the_middle_ends_all_at_once(tmp_path):
