@@ -150,11 +150,12 @@ class DistributedMatrix(ValidatedOperator):
         with self.communicator.together():
             if not isinstance(self.square, HasAbsoluteProduct):
                 raise InputError(f"{type(self.square).__name__} cannot compute |A| x")
-        exchange = self._exchange(x)
-        out = self.square.apply_absolute(x)
-        for coupling, halo in self._arrivals(exchange):
-            out[coupling.rows] += coupling.matrix.apply_absolute(halo)
-        exchange.end()
+        with self.device.current():
+            exchange = self._exchange(x)
+            out = self.square.apply_absolute(x)
+            for coupling, halo in self._arrivals(exchange):
+                out[coupling.rows] += coupling.matrix.apply_absolute(halo)
+            exchange.end()
         return out
 
     def diagonal_blocks(self, size: int) -> Array:

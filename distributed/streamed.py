@@ -60,6 +60,7 @@ class DistributedStreamedMatrix(DistributedMatrix):
         # The rank with the shortest ring decides; one whose square is in memory makes as many products as others want.
         fewest = -communicator.largest(-float(square.powers_per_sweep()) if square.plan.slots else -math.inf)
         self._powers = None if fewest == math.inf else int(fewest)
+        self._edges: dict[tuple[Any, ...], _Edges] = {}
 
     @property
     def sweeps(self) -> int:
@@ -96,7 +97,11 @@ class DistributedStreamedMatrix(DistributedMatrix):
 
     def advance(self, recurrence: Recurrence) -> None:
         """Perform all steps of a recurrence, several in each sweep. Collective."""
-        edges = _Edges(self, recurrence)
+        key = (len(recurrence.steps), recurrence.v.shape[1:])
+        if key not in self._edges:
+            self._edges[key] = _Edges(self, len(recurrence.steps), recurrence.v)
+        edges = self._edges[key]
+        edges.begin(recurrence.vectors(0)[0])
         self.square.advance(_RankRecurrence.of(recurrence, edges), powers=self._powers)
         edges.end()
 
@@ -110,7 +115,8 @@ class _RankRecurrence(Recurrence):
     @classmethod
     def of(cls, recurrence: Recurrence, edges: _Edges) -> Self:
         given = {field.name: getattr(recurrence, field.name) for field in dataclasses.fields(Recurrence)}
-        return cls(**{**given, "repeats": False}, edges=edges)
+        given["repeats"] = recurrence.repeats and edges.capturable
+        return cls(**given, edges=edges)
 
     def _step(self, stage: int, rows: slice, image: Array, *, clears: bool) -> None:
         self.edges.add(stage, rows, image)
@@ -119,40 +125,51 @@ class _RankRecurrence(Recurrence):
 
 
 class _Edges:
-    """The messages of a recurrence: for every step, what each neighbour has of the vector that the step multiplies."""
+    """The messages of recurrences: for every step, what each neighbour has of the vector that the step multiplies.
 
-    def __init__(self, A: DistributedStreamedMatrix, recurrence: Recurrence) -> None:
-        self._A, self._steps = A, len(recurrence.steps)
-        self._halos = [A.new_halos(recurrence.v) for _ in range(self._steps)]
+    Their memory stays where it is, so that sweeps can be captured in CUDA graphs. A replayed sweep runs without the calls below.
+    """
+
+    def __init__(self, A: DistributedStreamedMatrix, steps: int, v: Array) -> None:
+        self._A, self._ranks, self._steps = A, A.communicator, steps
+        self.capturable = self._ranks.capturable and all(isinstance(one.sends, slice) for one in A.couplings)
+        self._halos = [A.new_halos(v) for _ in range(steps)]
+        self._outgoing = [[A.device.xp.empty_like(v[one.sends]) for one in A.couplings] for _ in range(steps)]
+        self._shares: dict[tuple[int, int, int], Any] = {}
+
+    def begin(self, v: Array) -> None:
+        """Exchange the first vector, all of whose rows are there."""
         self._exchanges: dict[tuple[int, int], Exchange] = {}
-        self._received: set[tuple[int, int]] = set()
-        # What each neighbour needs of the vector of a step, of which some rows are not there yet.
-        self._outgoing: list[list[Array]] = [[] for _ in range(self._steps)]
-        self._left: list[list[int]] = [[] for _ in range(self._steps)]
-        everything = slice(0, recurrence.v.shape[0])
-        self.tell(0, everything, recurrence.vectors(0)[0])
+        self._waited: set[tuple[int, int]] = set()
+        # Rows that a neighbour needs of the vector of a step, and that are not there yet.
+        self._left = [[len(values) for values in of_step] for of_step in self._outgoing]
+        self.tell(0, slice(0, v.shape[0]), v)
 
     def add(self, step: int, rows: slice, image: Array) -> None:
         """Add the neighbours' share of the product of a step to the image of some rows."""
         for which, coupling in enumerate(self._A.couplings):
             start, stop = max(rows.start, coupling.rows.start), min(rows.stop, coupling.rows.stop)
             if start < stop:
-                if (step, which) not in self._received:
-                    began = time.perf_counter()
-                    self._exchanges[step, which].wait()
-                    self._A.waited_for_ranks += time.perf_counter() - began
-                    self._received.add((step, which))
-                share = coupling.matrix.rows(start - coupling.rows.start, stop - coupling.rows.start)
+                self._wait_for(step, which)
+                part = (which, start - coupling.rows.start, stop - coupling.rows.start)
+                if part not in self._shares:
+                    self._shares[part] = coupling.matrix.rows(*part[1:])
                 target = image[start - rows.start : stop - rows.start]
-                share._apply(self._halos[step][which], target, 1.0, 1.0)
+                self._shares[part]._apply(self._halos[step][which], target, 1.0, 1.0)
+
+    def _wait_for(self, step: int, which: int) -> None:
+        """Wait for a message; in a CUDA graph, and where it replays the sweep before, the stream waits instead."""
+        exchange = self._exchanges.get((step, which))
+        if exchange is not None and (step, which) not in self._waited:
+            began = time.perf_counter()
+            exchange.wait()
+            self._A.waited_for_ranks += time.perf_counter() - began
+            self._waited.add((step, which))
 
     def tell(self, step: int, rows: slice, v: Array) -> None:
         """Exchange the vector that a step multiplies, as soon as all rows that a neighbour needs of it are there."""
         if step == self._steps:
             return
-        if not self._outgoing[step]:
-            self._outgoing[step] = [v[coupling.sends].copy() for coupling in self._A.couplings]
-            self._left[step] = [len(values) for values in self._outgoing[step]]
         for which, coupling in enumerate(self._A.couplings):
             places, here, count = _found(coupling.sends, rows)
             if count:
@@ -161,7 +178,7 @@ class _Edges:
                 self._left[step][which] -= count
                 if not self._left[step][which]:
                     pair = (coupling.neighbour, values, self._halos[step][which])
-                    self._exchanges[step, which] = self._A.communicator.start_exchange([pair], step)
+                    self._exchanges[step, which] = self._ranks.start_exchange([pair], step)
         for exchange in list(self._exchanges.values())[-2:]:
             exchange.progress()
 

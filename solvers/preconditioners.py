@@ -143,7 +143,7 @@ def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
         If A cannot return its diagonal, or a block is not positive definite; the message names the first such row.
     """
     operator = as_operator(A)
-    with communicator_of(operator).together():
+    with communicator_of(operator).together(), operator.device.current():
         return _block_jacobi(operator, A, size)
 
 
