@@ -10,6 +10,7 @@ rank measures alone first, while the others wait. ``seconds`` is an iteration; `
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -54,9 +55,12 @@ class Point:
 
     def in_memory(self, name: str) -> list[float]:
         """Return the seconds of an iteration, half of the matrix in memory."""
+        return self._seconds(self._matrix, name)
+
+    @functools.cached_property
+    def _matrix(self) -> DistributedMatrix:
         form = {"format": "symmetric_bsr", "block_size": 3, "device": self.device}
-        A = DistributedMatrix.from_rows(self.rows, self.partition, self.ranks, **form)  # type: ignore[arg-type]
-        return self._seconds(A, name)
+        return DistributedMatrix.from_rows(self.rows, self.partition, self.ranks, **form)  # type: ignore[arg-type]
 
     @contextmanager
     def _streamed(self) -> Iterator[DistributedStreamedMatrix]:

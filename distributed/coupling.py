@@ -35,8 +35,15 @@ class Coupling:
 
     neighbour: int
     rows: slice
-    matrix: Any
+    matrix: CsrMatrix | BsrMatrix
     sends: slice | Array
+
+    def part(self, start: int, stop: int) -> CsrMatrix | BsrMatrix:
+        """Return the entries of some of its rows, whole blocks, without a copy and without waiting for a GPU."""
+        matrix = self.matrix
+        size = matrix.values.shape[1] if isinstance(matrix, BsrMatrix) else 1
+        arrays = {**matrix.arrays(), "row_offsets": matrix.row_offsets[start // size : stop // size + 1]}
+        return type(matrix).from_arrays((stop - start, matrix.shape[1]), matrix.dtype, arrays, matrix.parameters())
 
     def outgoing(self, x: Array) -> Array:
         """Return what the neighbour needs of vectors: a view where its rows are adjacent."""
@@ -124,4 +131,8 @@ def _coupling(neighbour: int, whole: CsrMatrix | BsrMatrix, sends: Integers) -> 
     low, high = int(coupled[0]), int(coupled[-1]) + size
     adjacent = sends[-1] - sends[0] + 1 == sends.size
     given = slice(int(sends[0]), int(sends[-1]) + 1) if adjacent else sends
-    return Coupling(neighbour, slice(low, high), whole.rows(low, high), given)
+    matrix = whole.rows(low, high)
+    if isinstance(matrix, CsrMatrix):  # parts of it must not depend on how its entries are balanced
+        chosen = CsrMatrix.whole_matrix_parameters(matrix.nnz, matrix.shape[0])
+        matrix = CsrMatrix.from_arrays(matrix.shape, matrix.dtype, matrix.arrays(), chosen)
+    return Coupling(neighbour, slice(low, high), matrix, given)

@@ -86,7 +86,8 @@ class MpiCommunicator:
         on_host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.host_rank, self.host_ranks = int(on_host.Get_rank()), int(on_host.Get_size())
         on_host.Free()
-        numba.set_num_threads(max(1, numba.get_num_threads() // self.host_ranks))
+        fair = numba.config.NUMBA_NUM_THREADS // self.host_ranks  # type: ignore[attr-defined]
+        numba.set_num_threads(max(1, min(numba.get_num_threads(), fair)))
 
     def total(self, numbers: Numbers) -> Numbers:
         """Return the sums over ranks, formed in the order of the ranks: the same bits on all of them and in every run."""

@@ -153,7 +153,7 @@ class _Edges:
                 self._wait_for(step, which)
                 part = (which, start - coupling.rows.start, stop - coupling.rows.start)
                 if part not in self._shares:
-                    self._shares[part] = coupling.matrix.rows(*part[1:])
+                    self._shares[part] = coupling.part(*part[1:])
                 target = image[start - rows.start : stop - rows.start]
                 self._shares[part]._apply(self._halos[step][which], target, 1.0, 1.0)
 

@@ -309,8 +309,9 @@ class SparseMatrix(ValidatedOperator):
         -------
         array, (rows / size, size, size) of ``dtype``
         """
-        blocks = self.device.xp.zeros((check_block_size(size, self.shape[0]), size, size), dtype=self.dtype)
-        self.add_diagonal_blocks(0, blocks)
+        with self.device.current():
+            blocks = self.device.xp.zeros((check_block_size(size, self.shape[0]), size, size), dtype=self.dtype)
+            self.add_diagonal_blocks(0, blocks)
         return blocks
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
