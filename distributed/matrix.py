@@ -97,7 +97,8 @@ class DistributedMatrix(ValidatedOperator):
                 if chosen.traits.blocked:
                     parameters["block_size"] = block_size
                 scalars = CsrMatrix.from_csr(square.to_csr(), check=False)
-                matrix = chosen.from_csr(scalars.to_device(target), **parameters)
+                with target.current():
+                    matrix = chosen.from_csr(scalars.to_device(target), **parameters)
             matrix = matrix.to_device(target)
             there = [coupling.to_device(target) for coupling in couplings]
         return cls(matrix, there, communicator)

@@ -210,7 +210,7 @@ class MpiExchange:
 
 
 def gpu_of_rank(communicator: MpiCommunicator) -> Device:
-    """Return a GPU for each rank, another one for each rank of a host. Collective.
+    """Return a GPU for each rank, another one for each rank of a host, and make it CuPy's current device. Collective.
 
     Raises
     ------
@@ -222,4 +222,6 @@ def gpu_of_rank(communicator: MpiCommunicator) -> Device:
         # A launcher may show each rank its own GPU alone.
         if communicator.host_ranks > count > 1:
             raise DeviceError(f"{communicator.host_ranks} ranks of one host need as many GPUs, but {count} are visible")
-    return Device("cuda", communicator.host_rank % count)
+    device = Device("cuda", communicator.host_rank % count)
+    device.xp.cuda.Device(device.index).use()
+    return device
