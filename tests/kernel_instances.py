@@ -1,7 +1,8 @@
 """The kernel instantiations that the library can ask for, by file: many are compiled, and enough of them are emulated.
 
 ``INSTANCES`` holds every one. ``SAMPLES`` holds every fourth and the ends: they are compiled to PTX and for AMD. ``ENDS``
-holds the first and the last of every kernel: what architectures compile to machine code. ``EMULATED`` holds those that tests
+holds the first and the last of every kernel: what architectures compile to machine code, the oldest and the newest both of
+them, those between one each. ``EMULATED`` holds those that tests
 launch under the emulator: every kernel with every pair of template arguments that some test needs, but not the whole product
 of block sizes, columns and types.
 """
@@ -239,18 +240,32 @@ EMULATED = {
 }
 
 
+def _first_of_each_kernel(instances: list[str]) -> list[str]:
+    first: dict[str, str] = {}
+    for instance in instances:
+        first.setdefault(instance.partition("<")[0], instance)
+    return list(first.values())
+
+
 def _ends(instances: list[str]) -> list[str]:
     """Return the first and the last instantiation of every kernel."""
-    first: dict[str, str] = {}
-    last: dict[str, str] = {}
-    for instance in instances:
-        kernel = instance.partition("<")[0]
-        first.setdefault(kernel, instance)
-        last[kernel] = instance
-    return list(dict.fromkeys([*first.values(), *last.values()]))
+    return list(dict.fromkeys([*_first_of_each_kernel(instances), *_first_of_each_kernel(instances[::-1])]))
 
 
 ENDS = {file_name: _ends(instances) for file_name, instances in INSTANCES.items()}
+
+
+def instances_for(architecture: str, file_name: str) -> list[str]:
+    """Return what is compiled for an architecture of NVIDIA's.
+
+    All take the same branches of the sources, so the oldest and the newest stand for those between.
+    """
+    instances = INSTANCES[file_name]
+    if architecture == SAMPLED_FOR:
+        return SAMPLES[file_name]
+    if architecture in (ARCHITECTURES[0], ARCHITECTURES[-1]):
+        return ENDS[file_name]
+    return _first_of_each_kernel(instances if architecture == ARCHITECTURES[1] else instances[::-1])
 
 
 def _sample(instances: list[str]) -> list[str]:

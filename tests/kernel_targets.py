@@ -20,13 +20,17 @@ def gpu_count() -> int:
         return 0
 
 
+# Tests launch these so little that optimising them takes longer than it saves.
+_BRIEF = {"block_products.cu"}
+
+
 @functools.cache
 def _emulated(file_name: str, warp_size: int, expression: str | None = None) -> EmulatedModule:
     """One module a file, with every instantiation that tests need, so that the compiler runs once."""
     expressions = [expression] if expression else EMULATED[file_name]
     # Indices are checked in warps of 32 only: checks double the time of compilation, and lanes index alike in both.
-    source = cuda_module.cuda_source(file_name)
-    return EmulatedModule(source, expressions, warp_size=warp_size, sanitize=warp_size == 32)
+    source, options = cuda_module.cuda_source(file_name), ["-O0"] if file_name in _BRIEF else []
+    return EmulatedModule(source, expressions, warp_size=warp_size, options=options, sanitize=warp_size == 32)
 
 
 def emulated_function(file_name: str, warp_size: int, expression: str):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ EXPERIMENTS = sorted(EXAMPLES.glob("*.yaml"))
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_solves_its_system(script, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script)])  # not the options of pytest
 
     runpy.run_path(str(script), run_name="__main__")
 

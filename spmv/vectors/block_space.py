@@ -199,13 +199,13 @@ class _Cpu:
         return mirrored
 
     def gram(self, x: Array, y: Array, diagonal: Array | None) -> Matrix:
-        _gram(x, y, x[:, 0] if diagonal is None else diagonal, diagonal is not None, self.partials[0])
+        _gram(x, y, *_factors(diagonal, x), self.partials[0])
         return self._sum(x.shape[1], 0)
 
     def descend(self, w: Array, t: Matrix, s: Array, xi: Matrix, diagonal: Array | None) -> tuple[Matrix, Matrix]:
         k, weighted = w.shape[1], diagonal is not None
         coefficients = np.concatenate([t, -xi])
-        _descend(w, s, coefficients, w[:, 0] if diagonal is None else diagonal, weighted, self.partials)
+        _descend(w, s, coefficients, *_factors(diagonal, w), self.partials)
         return self._sum(k, 0), self._sum(k, int(weighted))
 
     def extend(
@@ -219,7 +219,7 @@ class _Cpu:
         x: Array | None,
         gamma: Matrix | None,
     ) -> None:
-        factors, weighted = (z[:, 0], False) if diagonal is None else (diagonal, True)
+        factors, weighted = _factors(diagonal, z)
         if p is None or c is None or x is None or gamma is None:
             _extend(out, z, np.ascontiguousarray(t), factors, weighted, z, t[:0], out[:, :0], t[:0])
         else:
@@ -234,6 +234,11 @@ class _Cpu:
                 x,
                 np.ascontiguousarray(gamma),
             )
+
+
+def _factors(diagonal: Array | None, vectors: Array) -> tuple[Array, bool]:
+    """Return a diagonal and whether there is one; its stand-in is never read, and of its type: one compilation serves both."""
+    return (np.empty(0, vectors.dtype), False) if diagonal is None else (diagonal, True)
 
 
 _ROWS = 4096
@@ -288,9 +293,9 @@ def _descend(w: Array, s: Array, coefficients: Array, diagonal: Array, weighted:
         for row in range(start, stop):
             _combine_row(w[row], s[row], coefficients, total)
             w[row] = total
-        _add_products(w, w, diagonal, False, start, stop, partials[0, chunk])
-        if weighted:
-            _add_products(w, w, diagonal, True, start, stop, partials[1, chunk])
+        for number in range(1 + weighted):
+            # Of constants here, Numba would compile a version for each.
+            _add_products(w, w, diagonal, number == 1, start, stop, partials[number, chunk])
 
 
 @parallel_kernel

@@ -8,12 +8,30 @@ import time
 
 import pytest
 
+from penstock import cli
+
 PENSTOCK = [sys.executable, "-m", "penstock"]
 EXPERIMENT = "model: {nodes: [21, 5, 5]}\nmaterial: {kind: lognormal}\nmemory: {budget: 200 KiB}\n"
 
 
-def penstock(*arguments, cwd):
+def in_a_process(*arguments, cwd):
+    """Run the command as a user does."""
     return subprocess.run([*PENSTOCK, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def penstock(monkeypatch, capsys):
+    """Runs the command in this process, where the libraries are loaded, and returns what a process of its own would."""
+
+    def run(*arguments, cwd):
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return subprocess.CompletedProcess(arguments, ended.value.code or 0, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture
@@ -22,8 +40,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_run_prints_plan_progress_and_result_and_show_prints_it_again(folder):
-    ran = penstock("run", "beam.yaml", cwd=folder)
+def test_run_prints_plan_progress_and_result_and_show_prints_it_again(folder, penstock):
+    ran = in_a_process("run", "beam.yaml", cwd=folder)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.index("Plan") < ran.stdout.index("solve") < ran.stdout.index("Result")
@@ -39,19 +57,19 @@ def test_run_prints_plan_progress_and_result_and_show_prints_it_again(folder):
     assert (result / "deformed.png").exists()
 
 
-def test_a_second_run_gets_a_folder_of_its_own(folder):
+def test_a_second_run_gets_a_folder_of_its_own(folder, penstock):
     for expected in ("results/beam\n", "results/beam-2\n"):
         assert f"Results are in {expected}" in penstock("run", "beam.yaml", cwd=folder).stdout
 
 
-def test_dry_run_prints_the_plan_and_makes_nothing(folder):
+def test_dry_run_prints_the_plan_and_makes_nothing(folder, penstock):
     result = penstock("run", "beam.yaml", "--dry-run", cwd=folder)
 
     assert "slots" in result.stdout
     assert [path.name for path in folder.iterdir()] == ["beam.yaml"]
 
 
-def test_init_writes_a_file_that_runs_and_does_not_overwrite_it(tmp_path):
+def test_init_writes_a_file_that_runs_and_does_not_overwrite_it(tmp_path, penstock):
     assert penstock("init", "new.yaml", cwd=tmp_path).returncode == 0
     assert penstock("run", "new.yaml", "--dry-run", cwd=tmp_path).returncode == 0
     again = penstock("init", "new.yaml", cwd=tmp_path)
@@ -70,7 +88,7 @@ def test_init_writes_a_file_that_runs_and_does_not_overwrite_it(tmp_path):
         (["show", "nothing"], "not a finished run"),
     ],
 )
-def test_a_mistake_ends_in_one_message_without_a_traceback(arguments, advice, folder):
+def test_a_mistake_ends_in_one_message_without_a_traceback(arguments, advice, folder, penstock):
     (folder / "bad.yaml").write_text("model: {nodes: 9}\nmemory: {budgte: 1 GiB}")
     (folder / "small.yaml").write_text("model: {nodes: 33}\nmemory: {budget: 9000}")
 
@@ -82,7 +100,15 @@ def test_a_mistake_ends_in_one_message_without_a_traceback(arguments, advice, fo
     assert not (folder / "results").exists() or not any((folder / "results").iterdir())
 
 
-def test_a_solve_that_fails_has_an_exit_status_of_its_own(folder):
+def test_a_mistake_ends_a_process_with_the_same_status_and_message(folder):
+    result = in_a_process("run", "nothing.yaml", cwd=folder)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "cannot read nothing.yaml" in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+def test_a_solve_that_fails_has_an_exit_status_of_its_own(folder, penstock):
     (folder / "beam.yaml").write_text(EXPERIMENT + "solver: {maxiter: 3}\n")
 
     result = penstock("run", "beam.yaml", cwd=folder)
@@ -91,7 +117,7 @@ def test_a_solve_that_fails_has_an_exit_status_of_its_own(folder):
     assert "raise maxiter" in result.stdout
 
 
-def test_control_c_leaves_a_checkpoint_and_resume_finishes(folder):
+def test_control_c_leaves_a_checkpoint_and_resume_finishes(folder, penstock):
     # A tolerance that takes long enough to be interrupted, in steps short enough to stop at once.
     (folder / "beam.yaml").write_text(
         "model: {nodes: [81, 7, 7]}\nmemory: {budget: 1 MiB}\noutput: {checkpoint_seconds: 0.02}\n"
@@ -111,7 +137,7 @@ def test_control_c_leaves_a_checkpoint_and_resume_finishes(folder):
     assert json.loads((folder / "results" / "beam" / "result.json").read_text())["converged"]
 
 
-def test_info_lists_the_machine_and_the_kernels(tmp_path):
+def test_info_lists_the_machine_and_the_kernels(tmp_path, penstock):
     result = penstock("info", "--no-measure", cwd=tmp_path)
 
     assert result.returncode == 0, result.stderr
@@ -119,7 +145,7 @@ def test_info_lists_the_machine_and_the_kernels(tmp_path):
         assert word in result.stdout
 
 
-def test_info_measures_bandwidths(tmp_path):
+def test_info_measures_bandwidths(tmp_path, penstock):
     result = penstock("info", cwd=tmp_path)
 
     assert result.stdout.count("GB/s") >= 2

@@ -46,6 +46,7 @@ def field(folder: ResultsFolder) -> np.ndarray:
         return np.asarray(file["VTKHDF/PointData/displacement"])
 
 
+@pytest.mark.usefixtures("rendered_pictures")
 def test_a_run_leaves_everything_that_is_promised(tmp_path):
     folder = run_experiment(experiment(), tmp_path / "run").folder
 

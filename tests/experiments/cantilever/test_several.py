@@ -52,6 +52,7 @@ class TestLoadCases:
             deflection = result_of(alone)["tip_deflection"]
             assert result["columns"][number]["tip_deflection"] == pytest.approx(deflection, abs=1e-6 * scale)
 
+    @pytest.mark.usefixtures("rendered_pictures")
     def test_the_report_has_all_of_them(self, tmp_path):
         described = Experiment.model_validate({"model": MODEL, "load": {"cases": CASES}})
         folder = run_experiment(described, tmp_path / "run").folder
@@ -127,6 +128,7 @@ class TestRandomLoad:
         assert len(result["columns"]) == 1
         assert result["tip_deflection_deviation"] is None
 
+    @pytest.mark.usefixtures("rendered_pictures")
     @pytest.mark.parametrize(("dof", "quantity"), [(1, "tip temperature  mean"), (3, "tip deflection   mean")])
     def test_is_drawn(self, dof, quantity, tmp_path):
         described = Experiment.model_validate({"model": {**MODEL, "dof": dof}, "load": {"samples": 5}})
@@ -218,6 +220,7 @@ class TestRandomStiffness:
         assert result["tip_deflection_deviation"] == pytest.approx(np.std(tips, ddof=1), rel=1e-12)
         assert result["standard_error"] == pytest.approx(np.std(tips, ddof=1) / 3**0.5, rel=1e-12)
 
+    @pytest.mark.usefixtures("rendered_pictures")
     def test_the_report_shows_how_mean_and_deviation_settle(self, tmp_path):
         described = Experiment.model_validate({"model": MODEL, "material": material(4)})
         folder = run_experiment(described, tmp_path / "run").folder

@@ -19,6 +19,8 @@ from penstock.experiments.formats.figures import (
     write_product_figures,
 )
 
+pytestmark = pytest.mark.usefixtures("rendered_pictures")
+
 LIMITS = {"read_GBps": 1000.0}
 NAMES = [
     "gflops_by_nonzeros", "speedup_by_imbalance", "scalar_against_vector", "block_sizes", "setup_cost", "sorting_scope",

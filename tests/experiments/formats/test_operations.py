@@ -12,6 +12,7 @@ from penstock.matrix_files import read_matrix
 from penstock.spmv import CPU, InputError
 
 
+@pytest.mark.usefixtures("rendered_pictures")
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_operation_is_timed_and_its_records_are_kept(operation, tmp_path):
     arguments = ["bench", "cube8-dof3", "--operation", operation, "--repeats", "2", "--output", str(tmp_path / "out")]

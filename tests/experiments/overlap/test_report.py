@@ -7,6 +7,8 @@ from penstock.experiments.overlap.figures import PAPER_FLOPS_PER_BYTE, draw_rate
 from penstock.experiments.overlap.report import gains_table
 from penstock.streaming import Span, Timeline
 
+pytestmark = pytest.mark.usefixtures("rendered_pictures")
+
 
 def records(*, dof=3, nodes=6, matrix="cube", repeats=2, columns=1, seconds=((2, 3.0, 2.0),)):
     """Return the records of a matrix; ``seconds`` are subdivisions, and times with overlap off and on."""

@@ -336,6 +336,7 @@ class TestRefusals:
 
 
 class TestCommand:
+    @pytest.mark.usefixtures("rendered_pictures")
     def test_solves_and_shows(self, files, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         ran = CliRunner().invoke(app, ["solve", str(files / "A.mtx"), str(files / "B.mtx"), "--columns", "0-1"])

@@ -55,10 +55,10 @@ def test_restriction_is_the_transpose_for_vectors_and_blocks():
         assert np.allclose(back, T @ coarse, atol=1e-12)
 
 
-@pytest.mark.parametrize("aggregates", [np.arange(360), np.arange(360) // 2, np.minimum(np.arange(360) // 4, 70)])
+@pytest.mark.parametrize("aggregates", [np.arange(120), np.arange(120) // 2, np.minimum(np.arange(120) // 4, 22)])
 def test_aggregates_of_few_nodes_have_fewer_modes(aggregates):
     """A node has three rigid motions, two nodes have five; the clamped ones have none."""
-    beam = beam_of(3)
+    beam = beam_of(3, nodes=(6, 5, 4))
     A = beam.matrix()
     M = smoothed_aggregation(A, beam.rigid_body_modes(), aggregates=aggregates)
     T, level = tentative(M), M.level.T
@@ -192,9 +192,9 @@ def test_the_preconditioner_is_symmetric_and_positive_definite(dof):
     dense = np.stack([M.apply(column) for column in np.eye(A.shape[0])])
 
     assert np.allclose(dense, dense.T, atol=1e-12 * abs(dense).max())
-    assert np.linalg.eigvalsh(dense).min() > 0
+    root = np.linalg.cholesky(dense)  # only a positive definite matrix has one
     # Near the inverse: what it leaves of the condition number is what CG still has to do.
-    values = np.linalg.eigvals(dense @ A.to_csr().toarray()).real
+    values = np.linalg.eigvalsh(root.T @ A.to_csr().toarray() @ root)
     assert values.max() / values.min() < 30
 
 

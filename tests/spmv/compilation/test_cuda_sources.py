@@ -4,7 +4,7 @@ import re
 
 import nvrtc
 import pytest
-from kernel_instances import ARCHITECTURES, ENDS, INSTANCES, SAMPLED_FOR, SAMPLES
+from kernel_instances import ARCHITECTURES, INSTANCES, SAMPLED_FOR, instances_for
 
 from penstock.spmv.compilation.cuda_module import cuda_source
 
@@ -20,7 +20,7 @@ def _needs_nvrtc():
 @pytest.mark.parametrize("architecture", [SAMPLED_FOR, *ARCHITECTURES])
 @pytest.mark.parametrize("file_name", sorted(INSTANCES))
 def test_instantiations_compile(file_name, architecture):
-    instances = (SAMPLES if architecture == SAMPLED_FOR else ENDS)[file_name]
+    instances = instances_for(architecture, file_name)
 
     size = nvrtc.compile_for(architecture, cuda_source(file_name), instances)
 
