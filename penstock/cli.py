@@ -14,7 +14,8 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from penstock import __version__
-from penstock.spmv import PenstockError
+from penstock.launcher import launched_copies
+from penstock.spmv import InputError, PenstockError
 from penstock.terminal import (
     INTERRUPTED,
     complete,
@@ -41,6 +42,12 @@ app = typer.Typer(
 def main() -> None:
     """Run the command; errors that penstock explains end in one message instead of a traceback."""
     try:
+        copies = launched_copies()
+        if copies > 1:
+            raise InputError(
+                f"a launcher started {copies} copies of this command, which would all do the same work and write to the same "
+                "folder; commands run as one process, scripts on many ranks with penstock.distributed (docs/distributed.md)"
+            )
         app()
     except (PenstockError, OSError) as error:
         say("error:", error)
