@@ -124,7 +124,8 @@ class MpiCommunicator:
         for name in settings:
             found = [one[name] for one in told]
             if any(one != found[0] for one in found):
-                raise InputError(f"{name} must be the same on all ranks, but they give {', '.join(map(str, found))}")
+                told_by = ", ".join(map(str, found))
+                raise _agreed(InputError(f"{name} must be the same on all ranks, but they give {told_by}"))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -136,10 +137,10 @@ class MpiCommunicator:
             failure = error
         told = self._comm.allgather(None if failure is None else str(failure))
         if failure is not None:
-            raise failure
+            raise _agreed(failure)
         for rank, message in enumerate(told):
             if message is not None:
-                raise InputError(f"rank {rank} of {self.size} says: {message}")
+                raise _agreed(InputError(f"rank {rank} of {self.size} says: {message}"))
 
     def exchange_objects(self, to_each: Sequence[Any]) -> list[Any]:
         """Send an object to each rank and return those that came from each."""
@@ -151,6 +152,11 @@ class MpiCommunicator:
         self.message_nbytes += sum(int(outgoing.nbytes) for _, outgoing, _ in pairs)
         return MpiExchange(self._mpi, self._comm, pairs, tag)
 
+    def gathered(self, rows: Array) -> Numbers:
+        """Return the rows of all ranks, one rank's after the other, on the host of the first rank; others get none."""
+        parts: Any = self._comm.gather(np.ascontiguousarray(CPU.asarray(rows)))
+        return np.concatenate(parts) if self.rank == 0 else np.empty((0, *rows.shape[1:]), rows.dtype)
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         self._comm.Barrier()
@@ -161,7 +167,7 @@ class MpiCommunicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or self.size == 1 or isinstance(error, SystemExit):
+        if error is None or self.size == 1 or isinstance(error, SystemExit) or getattr(error, "on_all_ranks", False):
             return
         if not isinstance(error, PenstockError):
             traceback.print_exception(kind, error, trace)
@@ -170,6 +176,12 @@ class MpiCommunicator:
             f"rank {self.rank} of {self.size} failed, so all are stopped: {error}{notes}", file=sys.stderr, flush=True
         )
         self._comm.Abort(2)
+
+
+def _agreed(error: Exception) -> Exception:
+    """Mark an error that all ranks raise, each of which can end by itself."""
+    error.on_all_ranks = True  # type: ignore[attr-defined]
+    return error
 
 
 class MpiExchange:

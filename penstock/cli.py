@@ -14,14 +14,14 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from penstock import __version__
-from penstock.launcher import launched_copies
-from penstock.spmv import InputError, PenstockError
+from penstock.spmv import PenstockError
 from penstock.terminal import (
     INTERRUPTED,
     complete,
     free_name,
     noting_interrupts,
     open_terminal,
+    refuse_copies,
     say,
     study_directory,
 )
@@ -42,12 +42,6 @@ app = typer.Typer(
 def main() -> None:
     """Run the command; errors that penstock explains end in one message instead of a traceback."""
     try:
-        copies = launched_copies()
-        if copies > 1:
-            raise InputError(
-                f"a launcher started {copies} copies of this command, which would all do the same work and write to the same "
-                "folder; commands run as one process, scripts on many ranks with penstock.distributed (docs/distributed.md)"
-            )
         app()
     except (PenstockError, OSError) as error:
         say("error:", error)
@@ -65,11 +59,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand != "run":  # which may be of ranks that share a system
+        refuse_copies()
 
 
 @app.command()
@@ -85,6 +81,7 @@ def run(
     """Solve a cantilever described in YAML and leave a results folder."""
     from penstock.experiments import plan_experiment, read_experiment, resume_experiment, run_experiment
     from penstock.experiments.cantilever.matrix_storage import measure_rates
+    from penstock.experiments.cantilever.ranked_run import runs_on_ranks
     from penstock.spmv import Device
 
     console, reporter = open_terminal()
@@ -92,6 +89,8 @@ def run(
         raise typer.BadParameter("--resume takes everything from the folder; give neither FILE, --output nor --dry-run")
     if file is not None:
         experiment = read_experiment(file)
+        if experiment.parallel is None:
+            refuse_copies()
         if dry_run:
             rates = measure_rates(experiment, Device.parse(experiment.memory.device), Path.cwd())
             print(plan_experiment(experiment, rates).explain())
@@ -100,6 +99,8 @@ def run(
         action = partial(run_experiment, experiment, directory, reporter=reporter)
     elif resume is not None:
         directory = resume
+        if not runs_on_ranks(directory):
+            refuse_copies()
         action = partial(resume_experiment, directory, maxiter=maxiter, reporter=reporter)
     else:
         raise typer.BadParameter("name an experiment FILE, or a folder to --resume")

@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 from rich.console import Console
 
+from penstock.launcher import launched_copies, launched_rank
+
 if TYPE_CHECKING:
     from penstock.progress import Reporter
 
-__all__ = ["INTERRUPTED", "complete", "free_name", "noting_interrupts", "open_terminal", "say", "study_directory"]
+__all__ = [
+    "INTERRUPTED",
+    "complete",
+    "free_name",
+    "noting_interrupts",
+    "open_terminal",
+    "refuse_copies",
+    "say",
+    "study_directory",
+]
 
 Outcome = TypeVar("Outcome")
 
@@ -22,17 +33,35 @@ INTERRUPTED = 130
 
 
 def say(title: str, error: BaseException) -> None:
-    """Print an error and its notes on the standard error stream."""
+    """Print an error and its notes on the standard error stream; one that all ranks have, on the first rank."""
+    if launched_rank() and getattr(error, "on_all_ranks", False):
+        return
     Console(stderr=True).print(f"[bold red]{title}[/bold red]", end=" ")
     print(error, *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
 
 
 def open_terminal() -> tuple[Console, Reporter]:
     """Return a console, wide if the output is no terminal, and a reporter that prints on it."""
-    from penstock.progress import RichReporter
+    from penstock.progress import Reporter, RichReporter
 
+    if launched_rank():  # the first rank speaks
+        return Console(quiet=True), Reporter()
     console = Console(width=None if sys.stdout.isatty() else 160)
     return console, RichReporter(console)
+
+
+def refuse_copies() -> None:
+    """Refuse to run as several copies that do not know each other."""
+    from penstock.spmv import InputError
+
+    if (copies := launched_copies()) > 1:
+        error = InputError(
+            f"a launcher started {copies} copies of this command, which would all do the same work and write to the same "
+            "folder; start it alone, or let ranks share an experiment by parallel: mpi in its file, or a system by a script "
+            "with penstock.distributed"
+        )
+        error.on_all_ranks = True  # type: ignore[attr-defined]
+        raise error
 
 
 def study_directory(command: str, file: Path | None, output: Path | None, resume: Path | None) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -149,6 +149,8 @@ class ChebyshevSpec(PreconditionerSpec, name="chebyshev"):
     degree : int or "auto"
         ``auto``: the plan chooses.
     """
+
+    works_on_ranks: ClassVar[bool] = True
 
     degree: int | Literal["auto"] = "auto"
 

@@ -35,6 +35,8 @@ class PreconditionerSpec:
     uses_near_null_space: ClassVar[bool] = False
     #: Whether it needs the entries of the matrix, so that the matrix must be held in memory as a whole.
     needs_entries: ClassVar[bool] = False
+    #: Whether it works on a matrix whose rows are shared out among ranks.
+    works_on_ranks: ClassVar[bool] = False
     #: Whether applying it writes a separate vector; a diagonal is applied inside other passes.
     writes_vector: ClassVar[bool] = True
 
@@ -136,6 +138,7 @@ def check_streams(spec: PreconditionerSpec) -> None:
 class NoPreconditioner(PreconditionerSpec, name="none"):
     """Plain conjugate gradients."""
 
+    works_on_ranks: ClassVar[bool] = True
     writes_vector: ClassVar[bool] = False
 
     def build(self, A: Operator) -> Operator | None:

@@ -85,6 +85,7 @@ class DiagonalBlocks(ValidatedOperator):
 class JacobiSpec(PreconditionerSpec, name="jacobi"):
     """Specification of :func:`jacobi`."""
 
+    works_on_ranks: ClassVar[bool] = True
     writes_vector: ClassVar[bool] = False
 
     def build(self, A: Operator) -> Operator:
@@ -101,6 +102,7 @@ class BlockJacobiSpec(PreconditionerSpec, name="block_jacobi"):
     """Specification of :func:`block_jacobi`."""
 
     needs_blocks: ClassVar[bool] = True
+    works_on_ranks: ClassVar[bool] = True
 
     def build(self, A: Operator) -> Operator:
         """Return the inverses of the diagonal blocks."""

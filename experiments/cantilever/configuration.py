@@ -264,6 +264,10 @@ class Experiment(Section):
     solver: SolverSection = SolverSection()
     memory: MemorySection = MemorySection()
     output: OutputSection = OutputSection()
+    parallel: Literal["mpi"] | None = Field(
+        default=None,
+        description="mpi: mpiexec or srun starts several ranks, which share the rows out; with cuda, a GPU for each",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -289,6 +293,21 @@ class Experiment(Section):
                 raise ValueError(
                     "memory.store keeps one matrix, but every one of material.samples has its own; leave it out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_can(self) -> Experiment:
+        if self.parallel is None:
+            return self
+        if self.memory.budget is not None:
+            raise ValueError(
+                "parallel: mpi solves in memory; leave out memory.budget, or write a script with DistributedStreamedMatrix"
+            )
+        if self.material.samples is not None:
+            raise ValueError("parallel: mpi solves one system; leave out material.samples")
+        if not PRECONDITIONERS[self.solver.chosen].works_on_ranks:
+            able = ", ".join(name for name in sorted(PRECONDITIONERS.keys()) if PRECONDITIONERS[name].works_on_ranks)
+            raise ValueError(f"parallel: mpi takes a solver.preconditioner of {able}, not {self.solver.preconditioner}")
         return self
 
     def cantilever(self) -> Cantilever:

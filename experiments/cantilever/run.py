@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.monte_carlo import run_samples
+from penstock.experiments.cantilever.ranked_run import run_on_ranks
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
@@ -39,6 +40,8 @@ def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: R
         If the experiment is not possible with this budget, disk or device; then no folder is left.
     """
     folder = ResultsFolder(Path(directory))
+    if experiment.parallel is not None:
+        return run_on_ranks(experiment, folder, reporter or Reporter(), resume=False)
     folder.make()
     try:
         folder.write_configuration(resolved(experiment))
@@ -86,6 +89,8 @@ def resume_experiment(
             raise InputError(f"the run in {folder.path} is finished; look at it with penstock show {folder.path}")
         raise InputError(f"{folder.path} holds no {folder.checkpoint.name}; there is nothing to resume")
     experiment = _with_maxiter(read_experiment(folder.configuration), maxiter)
+    if experiment.parallel is not None:
+        return run_on_ranks(experiment, folder, reporter or Reporter(), resume=True)
     return SingleRun(experiment, folder, reporter or Reporter()).run(resume=True)
 
 

@@ -30,7 +30,7 @@ from penstock.solvers import (
     block_cg,
     cg,
 )
-from penstock.spmv import Device, Operator, StoreError
+from penstock.spmv import Array, Device, Operator, StoreError
 from penstock.spmv.compilation.ahead import Compilation
 from penstock.streaming import MemoryBudget, StreamedMatrix, StreamPlan
 from penstock.streaming.execution.budget import check_room
@@ -51,6 +51,9 @@ def resolved(experiment: Experiment) -> dict[str, Any]:
 class SingleRun:
     """One run: the experiment, where it writes, and the seconds its parts took."""
 
+    #: Processes among which the system is shared out.
+    ranks: int = 1
+
     def __init__(self, experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> None:
         self.experiment = experiment
         self.folder = folder
@@ -62,21 +65,18 @@ class SingleRun:
 
     def run(self, *, resume: bool) -> RunOutcome:
         """Plan, build, solve and report."""
-        checkpoint = Checkpoint(None)
-        if resume:
-            checkpoint = read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
+        checkpoint = self._read_checkpoint() if resume else Checkpoint(None)
         plan = self._plan()
         self.folder.write_plan(plan.explain(), self.reporter)
         # Before the matrix is assembled, which may take long.
-        check_room(self.device, plan.storage_nbytes + plan.workload.workspace_nbytes, "matrix storage and vectors")
+        nbytes = (plan.storage_nbytes + plan.workload.workspace_nbytes) // self.ranks
+        check_room(self.device, nbytes, "matrix storage and vectors")
         with contextlib.ExitStack() as resources:
             resources.enter_context(self.device.current())
             A: Operator
             if self.experiment.memory.budget is None:
                 with self._timed("assembly"), self.reporter.stage("assemble"):
-                    dtype = np.dtype(self.experiment.memory.values)
-                    name = resident_format(self.experiment)
-                    A = self.cantilever.matrix(name, values_dtype=dtype).to_device(self.device)
+                    A = self._assembled()
             else:
                 with self._timed("assembly"):
                     opened = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter)
@@ -96,6 +96,21 @@ class SingleRun:
         for left in (self.folder.matrix, *self.folder.path.glob(f"{self.folder.matrix.name}.partial-*")):
             shutil.rmtree(left, ignore_errors=True)  # the other ones are of runs that were killed while they wrote
         return RunOutcome(self.folder, reason)
+
+    def _assembled(self) -> Operator:
+        """Assemble the matrix in memory."""
+        name, dtype = resident_format(self.experiment), np.dtype(self.experiment.memory.values)
+        return self.cantilever.matrix(name, values_dtype=dtype).to_device(self.device)
+
+    def _read_checkpoint(self) -> Checkpoint:
+        return read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
+
+    def _right_hand_sides(self) -> Array:
+        return self.device.asarray(right_hand_sides(self.experiment, self.cantilever))
+
+    def _is_due(self, seconds: float) -> bool:
+        """Return whether to write a checkpoint so many seconds after the last one."""
+        return seconds > self.experiment.output.checkpoint_seconds
 
     def _plan(self) -> StreamPlan:
         """Plan the run, and compile the kernels of the CPU that are not cached."""
@@ -144,7 +159,7 @@ class SingleRun:
     def _solve(self, A: Operator, checkpoint: Checkpoint) -> tuple[SolveResult | BlockSolveResult, Checkpoint]:
         """Solve, with checkpoints, and return the result and all that was spent, earlier runs included."""
         solver = self.experiment.solver
-        b = self.device.asarray(right_hand_sides(self.experiment, self.cantilever))
+        b = self._right_hand_sides()
         with self.reporter.stage("prepare"), self._timed("preconditioner"):
             M = self.experiment.preconditioner.build(A)
             self.device.synchronize()
@@ -171,7 +186,7 @@ class SingleRun:
                 nonlocal last_write, direction
                 direction = A.direction if isinstance(A, StreamedMatrix) else 1
                 stage.advance(*solve_progress(record, solver.rtol))
-                if time.perf_counter() - last_write > self.experiment.output.checkpoint_seconds:
+                if self._is_due(time.perf_counter() - last_write):
                     self._save(spent(record.state))
                     last_write = time.perf_counter()
                 return stop.is_set()
@@ -209,6 +224,7 @@ class SingleRun:
             "nonzeros": self.cantilever.nnz,
             "quantity": "tip temperature" if self.cantilever.dof == 1 else "tip deflection",
             "tip_deflection": statistics.fmean(meant) if meant else None,
+            "ranks": self.ranks,
             "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "preconditioner", "solve", "total")},
         }
         if self.experiment.is_block:

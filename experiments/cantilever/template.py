@@ -30,6 +30,10 @@ def experiment_template() -> str:
     """Return the commented example that ``penstock init`` writes."""
     lines = ["# An experiment for penstock: penstock run FILE.yaml. Keys that are commented out have their defaults."]
     for section, info in Experiment.model_fields.items():
+        if info.description is not None:  # a key without a section
+            lines += ["", *textwrap.wrap(info.description, 100, initial_indent="# ", subsequent_indent="# ")]
+            lines.append(f"# {section}: {_yaml_value(info.get_default())}")
+            continue
         model = typing.cast(type[BaseModel], info.annotation)
         properties = model.model_json_schema()["properties"]
         lines += ["", f"# {(model.__doc__ or '').strip()}", f"{section}:"]

@@ -91,7 +91,7 @@ def describe_solve(
         "memory_fraction": fraction(sweeps * nbytes, rates.memory if rates and plan.powers_per_sweep == 1 else None),
         "staged": streamed is not None and streamed.staged,
         "direct_reads": streamed is not None and getattr(streamed.store, "direct", False),
-        "unknowns": A.shape[0],
+        "unknowns": plan.index.shape[0],
         "device": str(A.device),
     }
 

@@ -26,6 +26,10 @@ def summary_of(result: dict[str, Any]) -> str:
         lines += [f"  {column['name']:<14} {_number(column['tip_deflection'])}" for column in result["columns"]]
     if result.get("largest_error") is not None:
         lines.append(f"error            {result['largest_error']:.3g} at most, against the known solution, all ones")
+    if result.get("ranks", 1) > 1:
+        lines.append(
+            f"ranks            {result['ranks']}, with about {result['unknowns'] // result['ranks']:,} unknowns each"
+        )
     if result["budget_nbytes"] is not None:
         lines.append(
             f"matrix storage   {format_nbytes(result['peak_budget_nbytes'])} at most, of a budget of "

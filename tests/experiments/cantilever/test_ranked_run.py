@@ -1,0 +1,127 @@
+"""Ranks run an experiment together: ``mpiexec -n 3 penstock run FILE.yaml`` with ``parallel: mpi``."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+
+from penstock.experiments import Experiment, run_experiment
+from penstock.experiments.cantilever.template import experiment_template
+
+BINARIES = Path(sys.executable).parent
+CONTENT = {
+    "model": {"nodes": [13, 4, 4]},
+    "material": {"kind": "lognormal"},
+    "solver": {"preconditioner": "block_jacobi"},
+    "output": {"figures": False},
+}
+
+
+def command(ranks, *arguments):
+    """Run penstock on some ranks, each with one thread."""
+    launcher = BINARIES / "mpiexec"
+    launched = [str(launcher) if launcher.exists() else "mpiexec", "-n", str(ranks), str(BINARIES / "penstock")]
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*launched, *map(str, arguments)], capture_output=True, text=True, timeout=200, env=environment
+    )
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(**changes):
+        path = tmp_path / "experiment.yaml"
+        path.write_text(yaml.safe_dump({**CONTENT, **changes}))
+        return path
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone") / "results"
+    run_experiment(Experiment.model_validate(CONTENT), folder)
+    return folder
+
+
+def result_of(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def field_of(folder):
+    with h5py.File(folder / "solution.vtkhdf") as file:
+        return np.array(file["VTKHDF/PointData/displacement"])
+
+
+def test_other_ranks_go_on_with_what_ranks_have_begun(write, alone, tmp_path):
+    folder = tmp_path / "out"
+    file = write(parallel="mpi", solver={"preconditioner": "block_jacobi", "maxiter": 20})
+
+    first = command(2, "run", file, "--output", folder)
+
+    assert first.returncode == 1, first.stderr
+    assert first.stdout.count("Not converged") == 1  # one rank speaks
+    assert (folder / "checkpoint.npz").exists()
+
+    second = command(3, "run", "--resume", folder, "--maxiter", "500")
+
+    assert second.returncode == 0, second.stderr
+    found, expected = result_of(folder), result_of(alone)
+    assert found["converged"]
+    assert found["true_residual"] <= 1e-8
+    assert found["ranks"] == 3
+    assert abs(found["iterations"] - expected["iterations"]) <= 3
+    assert np.allclose(field_of(folder), field_of(alone), rtol=0, atol=1e-6 * abs(field_of(alone)).max())
+    assert not (folder / "checkpoint.npz").exists()
+    assert "ranks            3" in second.stdout
+
+
+def test_several_loads_are_solved_by_ranks_together(write, tmp_path):
+    cases = {"cases": [{"kind": "shear"}, {"kind": "axial"}]}
+
+    run = command(2, "run", write(parallel="mpi", load=cases), "--output", tmp_path / "out")
+
+    assert run.returncode == 0, run.stderr
+    assert [column["reason"] for column in result_of(tmp_path / "out")["columns"]] == ["converged"] * 2
+
+
+def test_copies_that_do_not_know_each_other_are_refused(write, tmp_path):
+    run = command(2, "run", write(), "--output", tmp_path / "out")
+
+    assert run.returncode == 2
+    assert run.stderr.count("a launcher started 2 copies") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_of_all_ranks_is_told_once(write, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+
+    run = command(2, "run", write(parallel="mpi"), "--output", tmp_path / "out")
+
+    assert run.returncode == 2
+    assert run.stderr.count("error:") == 1, run.stderr
+    assert "failed, so all are stopped" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory": {"budget": "1 MiB"}}, "memory.budget"),
+        ({"solver": {"preconditioner": "smoothed_aggregation"}}, "block_jacobi"),
+        ({"material": {"kind": "lognormal", "samples": 3}}, "material.samples"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_before_anything_starts(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Experiment.model_validate({**CONTENT, **changes, "parallel": "mpi"})
+
+
+def test_the_template_mentions_ranks():
+    assert "# parallel: null" in experiment_template()
