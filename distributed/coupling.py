@@ -38,10 +38,14 @@ class Coupling:
     matrix: CsrMatrix | BsrMatrix
     sends: slice | Array
 
+    @property
+    def block_size(self) -> int:
+        """Rows of a block of the matrix."""
+        return _block_size(self.matrix)
+
     def part(self, start: int, stop: int) -> CsrMatrix | BsrMatrix:
         """Return the entries of some of its rows, whole blocks, without a copy and without waiting for a GPU."""
-        matrix = self.matrix
-        size = matrix.values.shape[1] if isinstance(matrix, BsrMatrix) else 1
+        matrix, size = self.matrix, self.block_size
         arrays = {**matrix.arrays(), "row_offsets": matrix.row_offsets[start // size : stop // size + 1]}
         return type(matrix).from_arrays((stop - start, matrix.shape[1]), matrix.dtype, arrays, matrix.parameters())
 
@@ -72,11 +76,13 @@ def split_rows(
     Raises
     ------
     InputError
-        On all ranks, if the rows of one are not those of the partition, blocks are cut, or the pattern is not symmetric.
+        On all ranks, if the rows of one are not those of the partition, blocks are cut, or of two ranks only one has entries in
+        the columns of the other.
     """
     own, size = partition.of(communicator.rank), int(block_size)
     with communicator.together():
         slab = _checked(rows, partition, communicator, size)
+    communicator.check_same(partition=partition.bounds, block_size=size, dtype=str(slab.dtype))
     columns = slab.column_indices.astype(np.int64)  # of blocks, like all columns below
     bounds = np.array(partition.bounds) // size
     first, stop = bounds[communicator.rank], bounds[communicator.rank + 1]
@@ -113,20 +119,30 @@ def _checked(rows: Any, partition: RowPartition, communicator: MpiCommunicator, 
         raise InputError(f"the partition {partition.bounds} cuts blocks of {size} rows; cut at multiples of them")
     if isinstance(rows, BsrMatrix) and rows.values.shape[1] == size:
         return rows.to_device(CPU)
-    csr = CsrMatrix.from_csr(rows.to_csr() if isinstance(rows, SparseMatrix) else scipy.sparse.csr_array(rows))
+    is_ours = isinstance(rows, SparseMatrix)
+    csr = scalars_of(rows) if is_ours else CsrMatrix.from_csr(scipy.sparse.csr_array(rows))
     return csr if size == 1 else BsrMatrix.from_csr(csr, block_size=size)
+
+
+def scalars_of(matrix: SparseMatrix) -> CsrMatrix:
+    """Return a matrix in CSR on the host, with the types of its values and of its vectors."""
+    return CsrMatrix.from_csr(matrix.to_csr().astype(matrix.dtype), values_dtype=matrix.values_dtype, check=False)
+
+
+def _block_size(matrix: CsrMatrix | BsrMatrix) -> int:
+    return int(matrix.values.shape[1]) if isinstance(matrix, BsrMatrix) else 1
 
 
 def _part(slab: CsrMatrix | BsrMatrix, mask: Array, columns: Integers, width: int) -> CsrMatrix | BsrMatrix:
     """Return the entries of a mask, in other columns; ``width`` is that of all columns, in blocks."""
-    size = slab.values.shape[1] if isinstance(slab, BsrMatrix) else 1
+    size = _block_size(slab)
     offsets = np.concatenate([[0], np.cumsum(mask)])[slab.row_offsets]
     arrays = {"row_offsets": offsets, "column_indices": columns.astype(np.int32), "values": slab.values[mask]}
     return type(slab).from_arrays((slab.shape[0], width * size), slab.dtype, arrays, slab.parameters())
 
 
 def _coupling(neighbour: int, whole: CsrMatrix | BsrMatrix, sends: Integers) -> Coupling:
-    size = whole.values.shape[1] if isinstance(whole, BsrMatrix) else 1
+    size = _block_size(whole)
     coupled = np.flatnonzero(np.diff(whole.row_offsets)) * size
     low, high = int(coupled[0]), int(coupled[-1]) + size
     adjacent = sends[-1] - sends[0] + 1 == sends.size

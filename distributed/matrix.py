@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from penstock.distributed.coupling import Coupling, split_rows
+from penstock.distributed.coupling import Coupling, scalars_of, split_rows
 from penstock.distributed.mpi import Exchange, MpiCommunicator
 from penstock.distributed.partition import RowPartition
-from penstock.spmv import CPU, Array, CsrMatrix, Device, InputError, ValidatedOperator, format_named
+from penstock.spmv import CPU, Array, Device, InputError, ValidatedOperator, as_vectors, format_named
 from penstock.spmv.operator import HasAbsoluteProduct, HasDiagonalBlocks, unchecked_product
 
 __all__ = ["DistributedMatrix"]
@@ -22,11 +22,12 @@ class DistributedMatrix(ValidatedOperator):
 
     Parameters
     ----------
-    square : Operator
-        Own rows and columns: any matrix of penstock, in memory or streamed.
+    square : SparseMatrix or StreamedMatrix
+        Own rows and columns.
     couplings : sequence of Coupling
         On the device of the square.
     communicator : MpiCommunicator
+        Constructing the matrix is collective, as products are.
 
     Attributes
     ----------
@@ -48,6 +49,11 @@ class DistributedMatrix(ValidatedOperator):
     def __init__(self, square: Any, couplings: Sequence[Coupling], communicator: MpiCommunicator) -> None:
         self.square, self.couplings, self.communicator = square, list(couplings), communicator
         self.shape, self.dtype, self.device = square.shape, np.dtype(square.dtype), square.device
+        with communicator.together():
+            home = getattr(communicator, "device", self.device)
+            if home != self.device:
+                raise InputError(f"the matrix is on {self.device}, but this rank sends and receives on {home}")
+        communicator.check_same(device=self.device.kind, dtype=str(self.dtype))
         self._multiply = unchecked_product(square)
         self._halos: dict[tuple[int, ...], list[Array]] = {}
         # Capturing is collective, so all ranks must be able to.
@@ -65,7 +71,7 @@ class DistributedMatrix(ValidatedOperator):
         *,
         format: str = "csr",
         block_size: int = 1,
-        device: Device | str = CPU,
+        device: Device | str | None = None,
         **parameters: Any,
     ) -> Self:
         """Split this rank's rows of a matrix. Collective.
@@ -80,7 +86,8 @@ class DistributedMatrix(ValidatedOperator):
             That of the square, such as ``sliced_bsr`` or ``symmetric_bsr``.
         block_size : int
             Of formats of blocks, and of the couplings.
-        device : Device or str
+        device : Device or str, optional
+            By default that of the communicator, or the CPU.
         **parameters
             Of the format.
 
@@ -91,14 +98,14 @@ class DistributedMatrix(ValidatedOperator):
         """
         square, couplings = split_rows(rows, partition, communicator, block_size=block_size)
         with communicator.together():
-            chosen, target = format_named(format), Device.parse(device)
+            chosen = format_named(format)
+            target = Device.parse(getattr(communicator, "device", CPU) if device is None else device)
             matrix: Any = square
             if not isinstance(square, chosen):
                 if chosen.traits.blocked:
                     parameters["block_size"] = block_size
-                scalars = CsrMatrix.from_csr(square.to_csr(), check=False)
                 with target.current():
-                    matrix = chosen.from_csr(scalars.to_device(target), **parameters)
+                    matrix = chosen.from_csr(scalars_of(square).to_device(target), **parameters)
             matrix = matrix.to_device(target)
             there = [coupling.to_device(target) for coupling in couplings]
         return cls(matrix, there, communicator)
@@ -151,6 +158,9 @@ class DistributedMatrix(ValidatedOperator):
         with self.communicator.together():
             if not isinstance(self.square, HasAbsoluteProduct):
                 raise InputError(f"{type(self.square).__name__} cannot compute |A| x")
+            x = as_vectors(x, self.shape[1], self, "x")
+            if x.ndim != 1:
+                raise InputError(f"x must have shape ({self.shape[1]},), not {x.shape}: only one vector at a time")
         with self.device.current():
             exchange = self._exchange(x)
             out = self.square.apply_absolute(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -53,9 +54,10 @@ class MpiCommunicator:
     ----------
     rank, size : int
     host_rank, host_ranks : int
-        Number of this rank among those of its host, and how many those are. They share the threads of Numba.
+        Number of this rank among those of its host, and how many those are. Those with the same cores share them out as threads
+        of Numba, unless NUMBA_NUM_THREADS is set.
     messages, message_nbytes, reductions : int
-        Messages to neighbours, their bytes, and sums over all ranks, so far.
+        Messages to neighbours, their bytes, and sums over all ranks, so far, without those that CUDA graphs replay.
 
     Raises
     ------
@@ -64,8 +66,8 @@ class MpiCommunicator:
 
     Notes
     -----
-    As a context manager it ends all ranks when one leaves the block with an error that the others do not share: they would wait
-    for it for ever.
+    As a context manager it ends all ranks when one leaves the block with an error that the others do not share, ``sys.exit`` with
+    an error among them: they would wait for it for ever. It cannot be used after the block.
     """
 
     #: Whether sums and messages only start work on a GPU, so that a CUDA graph can capture them.
@@ -85,9 +87,12 @@ class MpiCommunicator:
         self.messages = self.message_nbytes = self.reductions = 0
         on_host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.host_rank, self.host_ranks = int(on_host.Get_rank()), int(on_host.Get_size())
+        if "NUMBA_NUM_THREADS" not in os.environ:
+            # A launcher may have bound each rank to cores of its own already.
+            cores = os.sched_getaffinity(0)
+            sharing = sum(bool(cores & others) for others in on_host.allgather(cores))
+            numba.set_num_threads(max(1, min(numba.get_num_threads(), len(cores) // sharing)))
         on_host.Free()
-        fair = numba.config.NUMBA_NUM_THREADS // self.host_ranks  # type: ignore[attr-defined]
-        numba.set_num_threads(max(1, min(numba.get_num_threads(), fair)))
 
     def total(self, numbers: Numbers) -> Numbers:
         """Return the sums over ranks, formed in the order of the ranks: the same bits on all of them and in every run."""
@@ -125,7 +130,7 @@ class MpiCommunicator:
             found = [one[name] for one in told]
             if any(one != found[0] for one in found):
                 told_by = ", ".join(map(str, found))
-                raise _agreed(InputError(f"{name} must be the same on all ranks, but they give {told_by}"))
+                raise self._agreed(InputError(f"{name} must be the same on all ranks, but they give {told_by}"))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -137,10 +142,15 @@ class MpiCommunicator:
             failure = error
         told = self._comm.allgather(None if failure is None else str(failure))
         if failure is not None:
-            raise _agreed(failure)
+            raise self._agreed(failure)
         for rank, message in enumerate(told):
             if message is not None:
-                raise _agreed(InputError(f"rank {rank} of {self.size} says: {message}"))
+                raise self._agreed(InputError(f"rank {rank} of {self.size} says: {message}"))
+
+    def _agreed(self, error: Exception) -> Exception:
+        """Mark an error that all of these ranks raise, each of which can end by itself."""
+        error.on_ranks = self.size  # type: ignore[attr-defined]
+        return error
 
     def exchange_objects(self, to_each: Sequence[Any]) -> list[Any]:
         """Send an object to each rank and return those that came from each."""
@@ -167,21 +177,19 @@ class MpiCommunicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or self.size == 1 or isinstance(error, SystemExit) or getattr(error, "on_all_ranks", False):
+        if error is None:
+            self._comm.Free()
             return
-        if not isinstance(error, PenstockError):
+        done = isinstance(error, SystemExit) and not error.code
+        if done or self.size == 1 or getattr(error, "on_ranks", 0) >= self.size:
+            return
+        if not isinstance(error, PenstockError | SystemExit | KeyboardInterrupt):
             traceback.print_exception(kind, error, trace)
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
         print(
             f"rank {self.rank} of {self.size} failed, so all are stopped: {error}{notes}", file=sys.stderr, flush=True
         )
-        self._comm.Abort(2)
-
-
-def _agreed(error: Exception) -> Exception:
-    """Mark an error that all ranks raise, each of which can end by itself."""
-    error.on_all_ranks = True  # type: ignore[attr-defined]
-    return error
+        self._comm.Abort(130 if isinstance(error, KeyboardInterrupt) else 2)
 
 
 class MpiExchange:
@@ -230,10 +238,14 @@ def gpu_of_rank(communicator: MpiCommunicator) -> Device:
         If a host has more ranks than GPUs, or a rank finds none.
     """
     with communicator.together():
-        count = cuda_device_count()
-        # A launcher may show each rank its own GPU alone.
-        if communicator.host_ranks > count > 1:
-            raise DeviceError(f"{communicator.host_ranks} ranks of one host need as many GPUs, but {count} are visible")
-    device = Device("cuda", communicator.host_rank % count)
-    device.xp.cuda.Device(device.index).use()
+        # A launcher may show each rank a GPU of its own alone.
+        device = Device("cuda", communicator.host_rank % cuda_device_count())
+        device.xp.cuda.Device(device.index).use()
+        own = bytes(device.xp.cuda.runtime.getDeviceProperties(device.index)["uuid"])
+    taken = communicator.exchange_objects([own] * communicator.size)
+    with communicator.together():
+        if taken.count(own) > 1:
+            raise DeviceError(
+                f"{taken.count(own)} ranks have the same GPU; start as many ranks on a host as it has GPUs"
+            )
     return device

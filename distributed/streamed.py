@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from penstock.distributed.coupling import Coupling
 from penstock.distributed.matrix import DistributedMatrix
 from penstock.distributed.mpi import Exchange, MpiCommunicator
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.recurrence import Recurrence
 from penstock.streaming import StreamedMatrix
+from penstock.streaming.planning.schedule import HazardError
 
 __all__ = ["DistributedStreamedMatrix"]
 
@@ -32,13 +35,14 @@ class DistributedStreamedMatrix(DistributedMatrix):
         Own rows and columns. Sweeps of its plan must alternate.
     couplings : sequence of Coupling
     communicator : MpiCommunicator
+        Constructing the matrix is collective, as products are.
     mirrored : bool
         False lets all ranks sweep in the same direction, for comparisons: they then wait for each other.
 
     Raises
     ------
     InputError
-        On all ranks, if sweeps of one of them do not alternate.
+        On all ranks, if sweeps of one of them do not alternate, or cut blocks of couplings.
     """
 
     square: StreamedMatrix
@@ -55,12 +59,40 @@ class DistributedStreamedMatrix(DistributedMatrix):
         with communicator.together():
             if square.plan.slots and square.plan.ring.sweeps != "alternate":
                 raise InputError("sweeps of ranks must alternate; plan with Ring(sweeps='alternate')")
+            size = max((coupling.block_size for coupling in self.couplings), default=1)
+            if not square.keeps_together(size):
+                raise InputError(f"subdivisions cut the couplings' blocks of {size} rows; cut at multiples of them")
         self._turned = -1 if mirrored and square.plan.slots and communicator.rank % 2 else 1
         square.turn_to(self._turned)
         # The rank with the shortest ring decides; one whose square is in memory makes as many products as others want.
-        fewest = -communicator.largest(-float(square.powers_per_sweep()) if square.plan.slots else -math.inf)
+        own = float(square.powers_per_sweep()) if square.plan.slots else math.inf
+        # Products follow each other in a sweep only where neighbours meet within the reach of a subdivision.
+        fewest = -communicator.largest(-(own if self._edges_are_narrow() else 1.0))
         self._powers = None if fewest == math.inf else int(fewest)
+        # Capturing is collective, so the sweeps of all ranks must be able to.
+        adjacent = all(isinstance(coupling.sends, slice) for coupling in self.couplings)
+        replays = communicator.capturable and adjacent and square.plan.slots and square.plan.ring.overlap
+        self.replays = not communicator.largest(float(not (replays and not square.staged)))
         self._edges: dict[tuple[Any, ...], _Edges] = {}
+
+    def _edges_are_narrow(self) -> bool:
+        """Return whether what couples with each neighbour lies in subdivisions that couple with each other."""
+        if not self.square.plan.slots:
+            return True
+        starts, reach = np.array(self.square.plan.index.row_starts), self.square.reach
+        for coupling in self.couplings:
+            given = coupling.sends
+            sent = (given.start, given.stop - 1) if isinstance(given, slice) else (int(given[0]), int(given[-1]))
+            ends = [coupling.rows.start, coupling.rows.stop - 1, *sent]
+            touched = np.searchsorted(starts, [min(ends), max(ends)], side="right")
+            if touched[1] - touched[0] > reach:
+                return False
+        return True
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds for which the host waited for its GPU or for other ranks."""
+        return self.square.waited_seconds + self.waited_for_ranks
 
     @property
     def sweeps(self) -> int:
@@ -115,7 +147,7 @@ class _RankRecurrence(Recurrence):
     @classmethod
     def of(cls, recurrence: Recurrence, edges: _Edges) -> Self:
         given = {field.name: getattr(recurrence, field.name) for field in dataclasses.fields(Recurrence)}
-        given["repeats"] = recurrence.repeats and edges.capturable
+        given["repeats"] = recurrence.repeats and edges.replays
         return cls(**given, edges=edges)
 
     def _step(self, stage: int, rows: slice, image: Array, *, clears: bool) -> None:
@@ -132,7 +164,7 @@ class _Edges:
 
     def __init__(self, A: DistributedStreamedMatrix, steps: int, v: Array) -> None:
         self._A, self._ranks, self._steps = A, A.communicator, steps
-        self.capturable = self._ranks.capturable and all(isinstance(one.sends, slice) for one in A.couplings)
+        self.replays = A.replays
         self._halos = [A.new_halos(v) for _ in range(steps)]
         self._outgoing = [[A.device.xp.empty_like(v[one.sends]) for one in A.couplings] for _ in range(steps)]
         self._shares: dict[tuple[int, int, int], Any] = {}
@@ -160,6 +192,8 @@ class _Edges:
     def _wait_for(self, step: int, which: int) -> None:
         """Wait for a message; in a CUDA graph, and where it replays the sweep before, the stream waits instead."""
         exchange = self._exchanges.get((step, which))
+        if exchange is None and not self.replays:
+            raise HazardError(f"step {step} needs a message that has not been started; this is a defect of penstock")
         if exchange is not None and (step, which) not in self._waited:
             began = time.perf_counter()
             exchange.wait()

@@ -93,7 +93,7 @@ def run(
             refuse_copies()
         if dry_run:
             rates = measure_rates(experiment, Device.parse(experiment.memory.device), Path.cwd())
-            print(plan_experiment(experiment, rates).explain())
+            console.print(plan_experiment(experiment, rates).explain(), highlight=False, soft_wrap=True, markup=False)
             return
         directory = output or free_name(experiment.output.directory / file.stem)
         action = partial(run_experiment, experiment, directory, reporter=reporter)

@@ -34,7 +34,7 @@ INTERRUPTED = 130
 
 def say(title: str, error: BaseException) -> None:
     """Print an error and its notes on the standard error stream; one that all ranks have, on the first rank."""
-    if launched_rank() and getattr(error, "on_all_ranks", False):
+    if launched_rank() and getattr(error, "on_ranks", 0) >= launched_copies():
         return
     Console(stderr=True).print(f"[bold red]{title}[/bold red]", end=" ")
     print(error, *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
@@ -60,7 +60,7 @@ def refuse_copies() -> None:
             "folder; start it alone, or let ranks share an experiment by parallel: mpi in its file, or a system by a script "
             "with penstock.distributed"
         )
-        error.on_all_ranks = True  # type: ignore[attr-defined]
+        error.on_ranks = copies  # type: ignore[attr-defined]
         raise error
 
 

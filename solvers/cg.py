@@ -167,10 +167,12 @@ def _check_limits(maxiter: int | None, check_every: int | None) -> None:
         raise InputError(f"check_every must be 1 to {KEPT_NORMS}, but is {check_every}")
 
 
-def _with_one_column(problem: LinearProblem) -> LinearProblem:
-    """Return the problem with its right-hand side as a vector."""
-    if problem.columns != 1:
-        raise InputError(f"cg solves for one right-hand side, b has {problem.columns} columns; use block_cg")
+def _with_limits(problem: LinearProblem, maxiter: int | None, check_every: int | None) -> LinearProblem:
+    """Check the limits, and return the problem with its right-hand side as a vector."""
+    with problem.space.communicator.together():
+        _check_limits(maxiter, check_every)
+        if problem.columns != 1:
+            raise InputError(f"cg solves for one right-hand side, b has {problem.columns} columns; use block_cg")
     problem.b = problem.b.reshape(-1)
     return problem
 
@@ -235,8 +237,7 @@ def cg(
     InputError
         If A is not square or empty, b or x0 does not fit or holds NaN, a tolerance is negative, or x0 and state are given.
     """
-    _check_limits(maxiter, check_every)
-    problem = _with_one_column(LinearProblem(A, b, M, rtol=rtol, atol=atol))
+    problem = _with_limits(LinearProblem(A, b, M, rtol=rtol, atol=atol), maxiter, check_every)
     x0 = problem.guess(x0, state, "x0")
     with problem.A.device.current():
         method = _method_for(problem)

@@ -40,7 +40,7 @@ class Scalar(enum.IntEnum):
     MATRIX_NORM = enum.auto()  # largest ||A p|| / ||p|| so far: a lower bound of ||A|| that is soon close
     DRIFT = enum.auto()  # bound of the distance between recursive and true residual
     FIRST_DRIFT = enum.auto()  # its value when the residual was last computed as b - A x
-    ADVANCED = enum.auto()  # whether _close has yet to process an iteration
+    ADVANCED = enum.auto()  # whether close has yet to process an iteration
     ACTIVE = enum.auto()  # whether passes change the vectors
     HALT = enum.auto()  # a Halt
     ITERATION = enum.auto()
@@ -61,7 +61,7 @@ _SMALL, _DRIFTED, _BAD_CURVATURE, _BAD_PRECONDITIONER, _NOT_FINITE = map(float, 
 
 
 class Sum(enum.IntEnum):
-    """The rows of the partial sums: ranks add up the first four after :meth:`curvature`, the others before :meth:`extend`."""
+    """The rows of the partial sums; see :class:`penstock.solvers.cg_passes.Passes` for when ranks add them up."""
 
     X_X = 0
     P_Q = 1

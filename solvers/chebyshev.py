@@ -19,6 +19,7 @@ from penstock.spmv import (
     VectorSpace,
     as_operator,
 )
+from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences, Recurrence, RecurrenceStep
 
@@ -241,9 +242,9 @@ def chebyshev(
     True
     """
     operator = as_operator(A)
+    communicator_of(operator).check_same(degree=degree, block_size=block_size, rounds=rounds, low=low, high=high)
     check_degree(degree)
-    if rounds < 0 or rounds % 1:
-        raise InputError(f"rounds must be a whole number, 0 or more, not {rounds}")
+    _check_rounds(rounds)
     if degree == "auto":
         degree = _degree_for(operator)
     _check_cut(operator, block_size)
@@ -255,6 +256,11 @@ def chebyshev(
     if not 0 < low < high or not math.isfinite(high):
         raise InputError(f"eigenvalue bounds must be positive and in order, not low={low} and high={high}")
     return Chebyshev(operator, diagonal, int(degree), low, high)
+
+
+def _check_rounds(rounds: int) -> None:
+    if rounds < 0 or rounds % 1:
+        raise InputError(f"rounds must be a whole number, 0 or more, not {rounds}")
 
 
 def _check_cut(A: Operator, block_size: int) -> None:

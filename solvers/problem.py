@@ -89,7 +89,8 @@ class LinearProblem:
             self.M: Operator | None = None if M is None else as_preconditioner(M, self.A)
         self.rtol, self.atol = float(rtol), float(atol)
         self.columns = 1 if self.b.ndim == 1 else int(self.b.shape[1])
-        self.space.communicator.check_same(rtol=self.rtol, atol=self.atol, columns=self.columns)
+        kind = type(self.M).__name__
+        self.space.communicator.check_same(rtol=self.rtol, atol=self.atol, columns=self.columns, preconditioner=kind)
         self.unit = float(np.finfo(str(self.A.dtype)).eps) / 2
         self.products = 0
         self.matrix_seconds = 0.0
@@ -106,6 +107,9 @@ class LinearProblem:
 
     def guess(self, given: Array | None, state: object, name: str) -> Array | None:
         """Return an initial guess in the shape of b, or None."""
+        self.space.communicator.check_same(
+            **{f"whether {name} is given": given is not None, "whether a state is given": state is not None}
+        )
         with self.space.communicator.together():
             if given is None:
                 return None

@@ -24,6 +24,7 @@ from penstock.spmv import (
     format_nbytes,
     parse_nbytes,
 )
+from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
 __all__ = ["LARGEST_RESIDENT_BLOCK", "choose_block_size", "solve_many"]
@@ -108,7 +109,8 @@ def _check_arguments(A: Operator, B: Array, X0: Array | None, state: object) -> 
 
 def _checked_block_size(A: Operator, columns: int, block_size: int | None, memory: int | str | None) -> int:
     if block_size is None:
-        return choose_block_size(A, columns, memory)
+        # All ranks solve as many together as the one with the least memory for each of its rows.
+        return int(-communicator_of(A).largest(-choose_block_size(A, columns, memory)))
     if not 1 <= block_size <= LARGEST_VECTOR_BLOCK:
         raise InputError(f"block_size must be 1 to {LARGEST_VECTOR_BLOCK}, but is {block_size}")
     return block_size
@@ -187,7 +189,7 @@ def choose_block_size(A: Any, columns: int, memory: int | str | None = None) -> 
     if columns < 1:
         raise InputError(f"there must be at least one right-hand side, not {columns}")
     A = as_operator(A)
-    room, n = _room(A) if memory is None else parse_nbytes(memory), A.shape[0]
+    room, n = _room(A) if memory is None else parse_nbytes(memory), max(1, A.shape[0])
     column_nbytes = block_cg_workspace_nbytes(n, 1, A.dtype)
     if room < column_nbytes:
         raise BudgetError(

@@ -203,9 +203,11 @@ def compare_experiment(
     Raises
     ------
     InputError
-        If the experiment has samples or several right-hand sides, or there is no comparison to resume.
+        If the experiment has samples, several right-hand sides or ranks, or there is no comparison to resume.
     """
     folder = ComparisonFolder(Path(directory))
+    if experiment is not None and experiment.parallel is not None:
+        raise InputError("variants are compared on one rank; leave out parallel")
     if experiment is None:
         if not folder.configuration.exists():
             raise InputError(f"{folder.path} holds no {folder.configuration.name}; there is no comparison to resume")

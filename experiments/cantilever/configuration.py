@@ -273,7 +273,10 @@ class Experiment(Section):
     @classmethod
     def _empty_sections_are_defaults(cls, data: Any) -> Any:
         """Read ``load:`` with nothing below it as an empty section."""
-        return {key: {} if value is None else value for key, value in data.items()} if isinstance(data, dict) else data
+        if not isinstance(data, dict):
+            return data
+        plain = {key for key, field in cls.model_fields.items() if field.default is None}  # keys that are no sections
+        return {key: {} if value is None and key not in plain else value for key, value in data.items()}
 
     @model_validator(mode="after")
     def _load_fits_model(self) -> Experiment:

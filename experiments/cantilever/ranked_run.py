@@ -15,12 +15,12 @@ from penstock.experiments.cantilever.configuration import Experiment, read_exper
 from penstock.experiments.cantilever.loads import right_hand_sides
 from penstock.experiments.cantilever.matrix_storage import resident_format
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
-from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint
+from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint, vectors_of
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.progress import Reporter
 from penstock.solvers import BlockSolveResult, SolveResult
-from penstock.spmv import CPU, Array, Operator, PenstockError
+from penstock.spmv import CPU, Array, Operator
 from penstock.streaming import StreamPlan
 
 __all__ = ["RankedRun", "run_on_ranks", "runs_on_ranks"]
@@ -29,10 +29,7 @@ __all__ = ["RankedRun", "run_on_ranks", "runs_on_ranks"]
 def runs_on_ranks(directory: Path) -> bool:
     """Return whether a results folder is of a run on ranks."""
     configuration = ResultsFolder(directory).configuration
-    try:
-        return configuration.exists() and read_experiment(configuration).parallel is not None
-    except PenstockError:
-        return False
+    return configuration.exists() and read_experiment(configuration).parallel is not None
 
 
 def run_on_ranks(experiment: Experiment, folder: ResultsFolder, reporter: Reporter, *, resume: bool) -> RunOutcome:
@@ -58,7 +55,12 @@ def run_on_ranks(experiment: Experiment, folder: ResultsFolder, reporter: Report
             if not resume or ranks.rank:
                 own.make()
                 own.write_configuration(resolved(experiment))
-        return RankedRun(experiment, own, reporter, ranks, folder.checkpoint).run(resume=resume)
+        try:
+            return RankedRun(experiment, own, reporter, ranks, folder.checkpoint).run(resume=resume)
+        except BaseException as error:
+            if own is folder and not resume:
+                folder.remove_unless_checkpointed(error)
+            raise
 
 
 class RankedRun(SingleRun):
@@ -84,7 +86,7 @@ class RankedRun(SingleRun):
         checkpoint: Path,
     ) -> None:
         super().__init__(experiment, folder, reporter)
-        self.communicator, self.ranks, self._checkpoint = ranks, ranks.size, checkpoint
+        self.communicator, self.rank_count, self._checkpoint = ranks, ranks.size, checkpoint
         if isinstance(ranks, NcclCommunicator):
             self.device = ranks.device
         beam = self.cantilever
@@ -101,6 +103,14 @@ class RankedRun(SingleRun):
             self.communicator.barrier()
         return plan
 
+    def _check_room(self, nbytes: int) -> None:
+        """Check the room for the rows of the ranks that share this device's memory."""
+        rows = self.own.stop - self.own.start
+        if self.device.kind == "cpu":
+            rows *= self.communicator.host_ranks
+        with self.communicator.together():
+            super()._check_room(nbytes * min(rows, self.cantilever.unknowns) // self.cantilever.unknowns)
+
     def _assembled(self) -> Operator:
         name, dtype = resident_format(self.experiment), np.dtype(self.experiment.memory.values)
         with self.communicator.together():
@@ -111,13 +121,13 @@ class RankedRun(SingleRun):
         )
 
     def _right_hand_sides(self) -> Array:
-        return self.device.asarray(right_hand_sides(self.experiment, self.cantilever)[self.own])
+        return self.device.asarray(right_hand_sides(self.experiment, self.cantilever)[self.own].copy())
 
     def _read_checkpoint(self) -> Checkpoint:
         """Read a checkpoint, which any number of ranks may have written, and take this rank's rows."""
         with self.communicator.together():
             whole = read_checkpoint(self._checkpoint, self.cantilever.unknowns, CPU)
-        return self._with_vectors(whole, lambda rows: self.device.asarray(rows[self.own]))
+        return self._with_vectors(whole, lambda rows: self.device.asarray(rows[self.own].copy()))
 
     def _is_due(self, seconds: float) -> bool:
         """Return what the first rank's clock says."""
@@ -127,18 +137,13 @@ class RankedRun(SingleRun):
         """Write the rows of all ranks. Collective."""
         whole = self._with_vectors(checkpoint, self.communicator.gathered)
         if self.communicator.rank == 0:
-            device, self.device = self.device, CPU
-            try:
-                super()._save(whole)
-            finally:
-                self.device = device
+            super()._save(whole)
 
     def _with_vectors(self, checkpoint: Checkpoint, change: Any) -> Checkpoint:
         """Return a checkpoint with other vectors in its state."""
         state = checkpoint.state
         assert state is not None, "a checkpoint on disk has a state"
-        names = [name for name in ("x", "r", "p", "q", "w", "s") if getattr(state, name, None) is not None]
-        changed = {name: change(getattr(state, name)) for name in names}
+        changed = {name: change(vectors) for name, vectors in vectors_of(state).items()}
         return dataclasses.replace(checkpoint, state=dataclasses.replace(state, **changed))
 
     def _report(
@@ -147,6 +152,4 @@ class RankedRun(SingleRun):
         """Report on the first rank, with the rows of all."""
         x = self.communicator.gathered(result.x)
         if self.communicator.rank == 0:
-            device, self.device = self.device, CPU
             super()._report(A, plan, dataclasses.replace(result, x=x), spent, before)
-            self.device = device

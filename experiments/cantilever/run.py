@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
 from pathlib import Path
 
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
@@ -49,7 +47,7 @@ def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: R
             return run_samples(experiment, folder, reporter or Reporter())
         return SingleRun(experiment, folder, reporter or Reporter()).run(resume=False)
     except BaseException as error:
-        _remove_unless_checkpointed(folder, error)
+        folder.remove_unless_checkpointed(error)
         raise
 
 
@@ -59,7 +57,7 @@ def resume_experiment(
     """Resume a run that did not converge.
 
     The iterates are bit-equal to those of an uninterrupted run, except for ``symmetric_bsr`` on a GPU, which adds with atomic
-    operations.
+    operations, and with another number of ranks.
 
     Parameters
     ----------
@@ -99,11 +97,3 @@ def _with_maxiter(experiment: Experiment, maxiter: int | None) -> Experiment:
         return experiment
     solver = experiment.solver.model_copy(update={"maxiter": maxiter})
     return experiment.model_copy(update={"solver": solver})
-
-
-def _remove_unless_checkpointed(folder: ResultsFolder, error: BaseException) -> None:
-    done = itertools.chain.from_iterable(folder.samples.glob(f"*/{name}") for name in ("result.json", "checkpoint.npz"))
-    if folder.checkpoint.exists() or any(done):
-        error.add_note(f"what was done is kept; resume with: penstock run --resume {folder.path}")
-    else:
-        shutil.rmtree(folder.path, ignore_errors=True)

@@ -30,7 +30,7 @@ from penstock.solvers import (
     block_cg,
     cg,
 )
-from penstock.spmv import Array, Device, Operator, StoreError
+from penstock.spmv import CPU, Array, Device, Operator, StoreError
 from penstock.spmv.compilation.ahead import Compilation
 from penstock.streaming import MemoryBudget, StreamedMatrix, StreamPlan
 from penstock.streaming.execution.budget import check_room
@@ -52,7 +52,7 @@ class SingleRun:
     """One run: the experiment, where it writes, and the seconds its parts took."""
 
     #: Processes among which the system is shared out.
-    ranks: int = 1
+    rank_count: int = 1
 
     def __init__(self, experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> None:
         self.experiment = experiment
@@ -69,8 +69,7 @@ class SingleRun:
         plan = self._plan()
         self.folder.write_plan(plan.explain(), self.reporter)
         # Before the matrix is assembled, which may take long.
-        nbytes = (plan.storage_nbytes + plan.workload.workspace_nbytes) // self.ranks
-        check_room(self.device, nbytes, "matrix storage and vectors")
+        self._check_room(plan.storage_nbytes + plan.workload.workspace_nbytes)
         with contextlib.ExitStack() as resources:
             resources.enter_context(self.device.current())
             A: Operator
@@ -96,6 +95,10 @@ class SingleRun:
         for left in (self.folder.matrix, *self.folder.path.glob(f"{self.folder.matrix.name}.partial-*")):
             shutil.rmtree(left, ignore_errors=True)  # the other ones are of runs that were killed while they wrote
         return RunOutcome(self.folder, reason)
+
+    def _check_room(self, nbytes: int) -> None:
+        """Refuse a run whose matrix storage and vectors do not fit."""
+        check_room(self.device, nbytes, "matrix storage and vectors")
 
     def _assembled(self) -> Operator:
         """Assemble the matrix in memory."""
@@ -152,7 +155,7 @@ class SingleRun:
     def _save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint; a disk that is full must not end a solve that can go on."""
         try:
-            write_checkpoint(self.folder.checkpoint, checkpoint, self.device)
+            write_checkpoint(self.folder.checkpoint, checkpoint)
         except StoreError as error:
             self.reporter.text("Warning", str(error))
 
@@ -200,7 +203,7 @@ class SingleRun:
     ) -> None:
         """Write everything a finished run leaves; ``before`` are the seconds of earlier runs that it went on from."""
         folder = self.folder
-        x = self.device.to_host(result.x)
+        x = CPU.asarray(result.x)
         if isinstance(A, StreamedMatrix) and plan.slots:
             record_sweep(folder, A, result.x)  # with all right-hand sides, as the solve does
         self.seconds["solve"] = spent.seconds
@@ -224,7 +227,7 @@ class SingleRun:
             "nonzeros": self.cantilever.nnz,
             "quantity": "tip temperature" if self.cantilever.dof == 1 else "tip deflection",
             "tip_deflection": statistics.fmean(meant) if meant else None,
-            "ranks": self.ranks,
+            "ranks": self.rank_count,
             "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "preconditioner", "solve", "total")},
         }
         if self.experiment.is_block:

@@ -10,9 +10,9 @@ import numpy as np
 
 from penstock.experiments.reporting.atomic import write_file
 from penstock.solvers import BlockCgState, CgState, CoarseBlockCgState, CoarseCgState, StopReason
-from penstock.spmv import Array, Device, InputError
+from penstock.spmv import CPU, Array, Device, InputError
 
-__all__ = ["Checkpoint", "SolverState", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "SolverState", "read_checkpoint", "vectors_of", "write_checkpoint"]
 
 _CG_VECTORS = ("x", "r", "p")
 _CG_NUMBERS = (
@@ -55,7 +55,13 @@ class Checkpoint:
     direction: int = 1
 
 
-def write_checkpoint(path: Path, checkpoint: Checkpoint, device: Device) -> None:
+def vectors_of(state: SolverState) -> dict[str, Array]:
+    """Return the vectors of a state of ``cg`` or ``block_cg`` by name: what ranks share out."""
+    names = ("q", *_CG_VECTORS) if isinstance(state, CgState) else ("s", *_BLOCK_VECTORS)
+    return {name: getattr(state, name) for name in names if getattr(state, name) is not None}
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint; if that fails or is interrupted, the old one stays complete.
 
     Parameters
@@ -64,8 +70,6 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, device: Device) -> None
         Ends in ``.npz``.
     checkpoint : Checkpoint
         With a state.
-    device : Device
-        Where its vectors live.
 
     Raises
     ------
@@ -74,7 +78,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, device: Device) -> None
     """
     state = checkpoint.state
     assert state is not None, "a checkpoint on disk has a state"
-    contents = _contents(state, device)
+    contents = _contents(state)
     contents |= {
         "spent_seconds": checkpoint.seconds,
         "spent": np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction]),
@@ -104,18 +108,18 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
     return Checkpoint(state, sweeps, bytes_streamed, seconds, direction)
 
 
-def _contents(state: SolverState, device: Device) -> dict[str, Any]:
+def _contents(state: SolverState) -> dict[str, Any]:
     """Return the arrays and numbers of a state by name, on the host."""
     if isinstance(state, CgState):
         return {
-            **{name: device.to_host(getattr(state, name)) for name in _CG_VECTORS},
-            **_optional("q", state.q, device),
+            **{name: CPU.asarray(getattr(state, name)) for name in _CG_VECTORS},
+            **_optional("q", state.q),
             "numbers": np.array([float(getattr(state, name)) for name in _CG_NUMBERS]),
             "residual_norms": np.array(state.residual_norms),
         }
     if isinstance(state, CoarseCgState):
         return {
-            **{name: device.to_host(getattr(state, name)) for name in _COARSE_VECTORS},
+            **{name: CPU.asarray(getattr(state, name)) for name in _COARSE_VECTORS},
             "curvature": state.curvature,
             "widened": state.widened,
             "iteration": state.iteration,
@@ -123,7 +127,7 @@ def _contents(state: SolverState, device: Device) -> dict[str, Any]:
         }
     if isinstance(state, CoarseBlockCgState):
         return {
-            **{name: device.to_host(getattr(state, name)) for name in _COARSE_VECTORS},
+            **{name: CPU.asarray(getattr(state, name)) for name in _COARSE_VECTORS},
             "curvatures": state.curvatures,
             "widened": state.widened,
             "reasons": _names(state.reasons),
@@ -131,8 +135,8 @@ def _contents(state: SolverState, device: Device) -> dict[str, Any]:
             "residual_norms": np.array(state.residual_norms),
         }
     return {
-        **{name: device.to_host(getattr(state, name)) for name in _BLOCK_VECTORS},
-        **_optional("s", state.s, device),
+        **{name: CPU.asarray(getattr(state, name)) for name in _BLOCK_VECTORS},
+        **_optional("s", state.s),
         **{name: np.array(getattr(state, name)) for name in _BLOCK_LISTS},
         "active": np.array(state.active, dtype=np.int64),
         "iteration": state.iteration,
@@ -148,8 +152,8 @@ def _reasons(names: np.ndarray[Any, Any]) -> list[StopReason | None]:
     return [StopReason[name] if name else None for name in names.tolist()]
 
 
-def _optional(name: str, vectors: Array | None, device: Device) -> dict[str, Any]:
-    return {} if vectors is None else {name: device.to_host(vectors)}
+def _optional(name: str, vectors: Array | None) -> dict[str, Any]:
+    return {} if vectors is None else {name: CPU.asarray(vectors)}
 
 
 def _state(data: Any, device: Device) -> SolverState:

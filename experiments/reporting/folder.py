@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import itertools
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,6 +46,16 @@ class ResultsFolder(BaseFolder):
         self.checkpoint = path / "checkpoint.npz"
         self.matrix = path / "matrix"
         self.samples = path / "samples"
+
+    def remove_unless_checkpointed(self, error: BaseException) -> None:
+        """Remove the folder of a run that failed, or say in the error how to resume what was done."""
+        parts = itertools.chain.from_iterable(
+            self.samples.glob(f"*/{name}") for name in (self.result.name, self.checkpoint.name)
+        )
+        if self.checkpoint.exists() or any(parts):
+            error.add_note(f"what was done is kept; resume with: penstock run --resume {self.path}")
+        else:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def write_plan(self, text: str, reporter: Reporter) -> None:
         """Write a plan and show it."""

@@ -184,6 +184,69 @@ def refusals(ranks):
     yield "one rank's monitor stops all", (stopped.reason, stopped.iterations) == (StopReason.STOPPED, 3)
 
 
+def disagreements(ranks):
+    """What decides which sums follow must be the same on all ranks."""
+    A, own = even(ranks, format="bsr", block_size=3)
+    last, b = ranks.rank == ranks.size - 1, put(ranks, LOAD[own])
+
+    def refused(call, word):
+        try:
+            call()
+        except InputError as error:
+            return word in str(error)
+        return False
+
+    yield "x0", refused(lambda: cg(A, b, b if last else None), "x0")
+    M = block_jacobi(A, 3)
+    yield "M", refused(lambda: cg(A, b, M=M if last else None), "preconditioner")
+    yield "a degree", refused(lambda: chebyshev(A, 5 if last else 7, block_size=3), "degree")
+    cut = 3 * (NODES // 2 + (1 if last else 0))
+    partition = RowPartition((0, *[cut] * (ranks.size - 1), 3 * NODES))
+    rows = MATRIX[partition.bounds[ranks.rank] : partition.bounds[ranks.rank + 1]]
+    yield "a partition", refused(lambda: DistributedMatrix.from_rows(rows, partition, ranks), "partition")
+    narrow = scipy.sparse.csr_array(MATRIX[own].astype(np.float32 if last else np.float64))
+    even_rows = RowPartition.even(3 * NODES, ranks.size, multiple=3)
+    yield "a type", refused(lambda: DistributedMatrix.from_rows(narrow, even_rows, ranks), "dtype")
+
+
+def stored_in_single_precision(ranks):
+    """Values may be stored as float32; vectors stay float64."""
+    partition = RowPartition.even(3 * NODES, ranks.size, multiple=3)
+    own = partition.of(ranks.rank)
+    rows = BEAM.rows(own.start, own.stop, values_dtype=np.float32)
+    for parameters in (
+        {"format": "csr"},
+        {"format": "symmetric_bsr", "block_size": 3},
+        {"format": "bsr", "block_size": 3},
+    ):
+        A = DistributedMatrix.from_rows(rows, partition, ranks, device=device(ranks), **parameters)
+        found = all_rows(ranks, A @ put(ranks, LOAD[own.start : own.stop]))
+        yield f"{parameters}", A.dtype == np.float64 and np.allclose(found, MATRIX @ LOAD, rtol=1e-5, atol=1e-5)
+
+
+def wide_edges(ranks):
+    """Ranks that couple along all of their rows, as lines of a grid do, still multiply right: then every product is a sweep."""
+    m, size = 64, ranks.size
+    line = scipy.sparse.diags_array([np.full(m - 1, -1.0), np.full(m, 4.0), np.full(m - 1, -1.0)], offsets=[-1, 0, 1])
+    links = scipy.sparse.diags_array([np.full(size - 1, -1.0)] * 2, offsets=[-1, 1], shape=(size, size))
+    matrix = scipy.sparse.csr_array(
+        scipy.sparse.kron(scipy.sparse.eye_array(size), line) + scipy.sparse.kron(links, scipy.sparse.eye_array(m))
+    )
+    partition = RowPartition.even(size * m, size, multiple=m)
+    own = slice(ranks.rank * m, (ranks.rank + 1) * m)
+    square, couplings = split_rows(matrix[own], partition, ranks)
+    couplings, csr = [coupling.to_device(device(ranks)) for coupling in couplings], square.to_csr()
+    with HostStore.create((csr[start : start + 4] for start in range(0, m, 4)), format="csr") as store:
+        budget = int(0.6 * sum(part.nbytes for part in store.index.subdivisions))
+        plan = {"workload": Workload(degree=5), "ring": Ring(sweeps="alternate")}
+        with StreamedMatrix(store, budget, device=device(ranks), **plan) as streamed_square:
+            A = DistributedStreamedMatrix(streamed_square, couplings, ranks)
+            v = np.random.default_rng(3).normal(size=size * m)
+            found = all_rows(ranks, chebyshev(A, 5) @ put(ranks, v[own]))
+            expected = chebyshev(matrix, 5) @ v
+            yield "a polynomial", np.allclose(found, expected, rtol=0, atol=1e-12 * abs(expected).max())
+
+
 def start_vector(ranks):
     """The bound of the eigenvalues does not depend on the ranks beyond rounding."""
     A, _ = even(ranks, format="bsr", block_size=3)
@@ -260,7 +323,19 @@ def streamed(ranks):
                 yield "streamed", 0 < result.sweeps < 9 * result.iterations and result.bytes_streamed > 0
 
 
-CHECKS = (products, messages, solves, many_right_hand_sides, refusals, start_vector, restarts, streamed)
+CHECKS = (
+    products,
+    messages,
+    solves,
+    many_right_hand_sides,
+    refusals,
+    disagreements,
+    stored_in_single_precision,
+    wide_edges,
+    start_vector,
+    restarts,
+    streamed,
+)
 
 
 def main():

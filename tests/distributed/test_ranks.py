@@ -1,31 +1,17 @@
 """Ranks of MPI: 2, 3 and 4 of them run all checks of ``rank_checks.py`` once, in this order."""
 
 import json
-import os
-import subprocess
+import re
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from kernel_targets import gpu_count
+from launching import launch
 
 SCRIPT = Path(__file__).with_name("rank_checks.py")
-CHECKS = ("products", "messages", "solves", "many_right_hand_sides", "refusals", "start_vector", "restarts", "streamed")
-
-
-def start(ranks, *arguments, timeout=250):
-    """Run a script on some ranks, each with one thread."""
-    launcher = Path(sys.executable).with_name("mpiexec")
-    command = [
-        str(launcher) if launcher.exists() else "mpiexec",
-        "-n",
-        str(ranks),
-        sys.executable,
-        *map(str, arguments),
-    ]
-    environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+CHECKS = re.findall(r"\w+", re.search(r"^CHECKS = \((.*?)\)", SCRIPT.read_text(), re.S | re.M)[1])
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +24,7 @@ def folder(tmp_path_factory):
 def found(request, folder):
     """The claims of all checks, by rank."""
     results = folder / f"{request.param}.json"
-    run = start(request.param, SCRIPT, results)
+    run = launch(request.param, sys.executable, SCRIPT, results)
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(results.read_text())
 
@@ -54,7 +40,7 @@ def test_all_claims_hold_on_all_ranks(found, check):
 @pytest.mark.parametrize("way", ["gpu", "nccl"])
 @pytest.mark.skipif(gpu_count() < 2, reason="fewer than two GPUs")
 def test_all_claims_hold_on_gpus(way, tmp_path):
-    run = start(2, SCRIPT, tmp_path / "found.json", way)
+    run = launch(2, sys.executable, SCRIPT, tmp_path / "found.json", way)
 
     assert run.returncode == 0, run.stderr[-3000:]
     for check, claims_of_ranks in json.loads((tmp_path / "found.json").read_text()).items():
@@ -79,8 +65,25 @@ def test_an_error_of_one_rank_in_the_middle_ends_all_at_once(tmp_path):
     )
     began = time.monotonic()
 
-    run = start(3, program)
+    run = launch(3, sys.executable, program)
 
     assert run.returncode != 0
     assert "rank 1 of 3 failed, so all are stopped: the disk of this rank has gone" in run.stderr
     assert time.monotonic() - began < 60
+
+
+def test_a_rank_that_exits_with_an_error_ends_all(tmp_path):
+    program = tmp_path / "exits.py"
+    program.write_text(
+        "import sys\n"
+        "from penstock.distributed import MpiCommunicator\n"
+        "with MpiCommunicator() as ranks:\n"
+        "    if ranks.rank == 1:\n"
+        "        sys.exit('no such file')\n"
+        "    ranks.barrier()\n"
+    )
+
+    run = launch(2, sys.executable, program, timeout=60)
+
+    assert run.returncode != 0
+    assert "no such file" in run.stderr

@@ -1,8 +1,8 @@
 """Sweeps of many ranks, played without running them."""
 
 import pytest
+from played_schedules import arrivals_of_sweep
 
-from penstock.distributed.schedules import arrivals_of_sweep
 from penstock.streaming.planning.schedule import Compute, HazardError, Schedule
 
 

@@ -1,20 +1,15 @@
 """Ranks run an experiment together: ``mpiexec -n 3 penstock run FILE.yaml`` with ``parallel: mpi``."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import yaml
+from launching import BINARIES, launch
 
 from penstock.experiments import Experiment, run_experiment
-from penstock.experiments.cantilever.template import experiment_template
 
-BINARIES = Path(sys.executable).parent
 CONTENT = {
     "model": {"nodes": [13, 4, 4]},
     "material": {"kind": "lognormal"},
@@ -24,13 +19,8 @@ CONTENT = {
 
 
 def command(ranks, *arguments):
-    """Run penstock on some ranks, each with one thread."""
-    launcher = BINARIES / "mpiexec"
-    launched = [str(launcher) if launcher.exists() else "mpiexec", "-n", str(ranks), str(BINARIES / "penstock")]
-    environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*launched, *map(str, arguments)], capture_output=True, text=True, timeout=200, env=environment
-    )
+    """Run penstock on some ranks."""
+    return launch(ranks, BINARIES / "penstock", *arguments)
 
 
 @pytest.fixture
@@ -121,7 +111,3 @@ def test_an_error_of_all_ranks_is_told_once(write, tmp_path):
 def test_what_ranks_cannot_do_is_refused_before_anything_starts(changes, message):
     with pytest.raises(ValueError, match=message):
         Experiment.model_validate({**CONTENT, **changes, "parallel": "mpi"})
-
-
-def test_the_template_mentions_ranks():
-    assert "# parallel: null" in experiment_template()
