@@ -53,6 +53,8 @@ class MpiCommunicator:
     Attributes
     ----------
     rank, size : int
+    host : str
+        Name of this rank's host.
     host_rank, host_ranks : int
         Number of this rank among those of its host, and how many those are. Those with the same cores share them out as threads
         of Numba, unless NUMBA_NUM_THREADS is set.
@@ -86,6 +88,7 @@ class MpiCommunicator:
         self.rank, self.size = int(self._comm.Get_rank()), int(self._comm.Get_size())
         self.messages = self.message_nbytes = self.reductions = 0
         on_host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.host = str(MPI.Get_processor_name())
         self.host_rank, self.host_ranks = int(on_host.Get_rank()), int(on_host.Get_size())
         if "NUMBA_NUM_THREADS" not in os.environ:
             # A launcher may have bound each rank to cores of its own already.
@@ -241,7 +244,7 @@ def gpu_of_rank(communicator: MpiCommunicator) -> Device:
         # A launcher may show each rank a GPU of its own alone.
         device = Device("cuda", communicator.host_rank % cuda_device_count())
         device.xp.cuda.Device(device.index).use()
-        own = bytes(device.xp.cuda.runtime.getDeviceProperties(device.index)["uuid"])
+        own = (communicator.host, str(device.xp.cuda.Device(device.index).pci_bus_id))
     taken = communicator.exchange_objects([own] * communicator.size)
     with communicator.together():
         if taken.count(own) > 1:
