@@ -51,7 +51,7 @@ class Point:
         self.partition = RowPartition.even(self.beam.unknowns, ranks.size, multiple=self.plane)
         self.own = self.partition.of(ranks.rank)
         self.rows = self.beam.rows(self.own.start, self.own.stop)
-        self.b = device.asarray(self.beam.load()[self.own.start : self.own.stop])
+        self.b = device.asarray(self.beam.load()[self.own])
 
     def in_memory(self, name: str) -> list[float]:
         """Return the seconds of an iteration, half of the matrix in memory."""
@@ -66,8 +66,8 @@ class Point:
     def _streamed(self) -> Iterator[DistributedStreamedMatrix]:
         """Open half of the square, streamed through a quarter of the bytes of all its blocks."""
         square, couplings = split_rows(self.rows, self.partition, self.ranks, block_size=3)
-        planes, scalars = 32 * 3, square.to_csr()
-        bounds = range(0, square.shape[0], -(-square.shape[0] // 64 // planes) * planes)
+        chunk, scalars = 32 * 3, square.to_csr()  # half a matrix is stored in chunks of 32 nodes
+        bounds = range(0, square.shape[0], -(-square.shape[0] // 64 // chunk) * chunk)
         slabs = (scalars[start : start + bounds.step] for start in bounds)
         budget = square.nbytes // 4
         with HostStore.create(slabs, format="symmetric_bsr", block_size=3) as store:
@@ -122,8 +122,8 @@ def communication(ranks: MpiCommunicator, device: Device, nbytes: int) -> tuple[
 class Study:
     """All points, of one rank and of all."""
 
-    def __init__(self, everybody: MpiCommunicator, alone: MpiCommunicator, device: Device, edge: int) -> None:
-        self.everybody, self.alone, self.device, self.edge = everybody, alone, device, edge
+    def __init__(self, everybody: MpiCommunicator, alone: MpiCommunicator, device: Device) -> None:
+        self.everybody, self.alone, self.device = everybody, alone, device
         self.records: list[dict[str, Any]] = []
 
     def measure(
@@ -173,10 +173,8 @@ def main() -> None:
 
         given = {"device": device} if arguments.device == "cuda" else {}
         everybody, alone = kind(**given), kind(comm=MPI.COMM_SELF, **given)
-        study, edge = Study(everybody, alone, device, arguments.edge), arguments.edge
-        ways = {f"{where}/{name}": where for where in ("memory", "streamed") for name in _PRECONDITIONERS}
-        del ways["streamed/block_jacobi"]
-        ways = {name: where.replace("memory", "in_memory") for name, where in ways.items()}
+        study, edge = Study(everybody, alone, device), arguments.edge
+        ways = {f"memory/{name}": "in_memory" for name in _PRECONDITIONERS} | {"streamed/chebyshev17": "streamed"}
         if arguments.way:
             ways = {name: where for name, where in ways.items() if name in arguments.way}
         with device.current():

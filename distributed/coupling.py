@@ -10,6 +10,7 @@ import scipy.sparse
 
 from penstock.distributed.mpi import MpiCommunicator
 from penstock.distributed.partition import RowPartition
+from penstock.solvers.products.block_rows import csr_of
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, SparseMatrix
 from penstock.spmv.device import CPU, Device
 
@@ -41,7 +42,7 @@ class Coupling:
     @property
     def block_size(self) -> int:
         """Rows of a block of the matrix."""
-        return _block_size(self.matrix)
+        return self.matrix.row_granularity
 
     def part(self, start: int, stop: int) -> CsrMatrix | BsrMatrix:
         """Return the entries of some of its rows, whole blocks, without a copy and without waiting for a GPU."""
@@ -112,37 +113,28 @@ def _checked(rows: Any, partition: RowPartition, communicator: MpiCommunicator, 
     if partition.ranks != communicator.size:
         raise InputError(f"the partition is for {partition.ranks} ranks, but there are {communicator.size}")
     is_matrix = isinstance(rows, SparseMatrix) or scipy.sparse.issparse(rows)
-    if not is_matrix or tuple(rows.shape) != (len(own), partition.rows):
+    if not is_matrix or tuple(rows.shape) != (own.stop - own.start, partition.rows):
         given = f"a {type(rows).__name__} of shape {np.shape(rows)}"
-        raise InputError(f"rows must be a matrix of shape {(len(own), partition.rows)}, not {given}")
+        raise InputError(f"rows must be a matrix of shape {(own.stop - own.start, partition.rows)}, not {given}")
     if size < 1 or any(bound % size for bound in partition.bounds):
         raise InputError(f"the partition {partition.bounds} cuts blocks of {size} rows; cut at multiples of them")
-    if isinstance(rows, BsrMatrix) and rows.values.shape[1] == size:
+    if isinstance(rows, BsrMatrix) and rows.row_granularity == size:
         return rows.to_device(CPU)
     is_ours = isinstance(rows, SparseMatrix)
-    csr = scalars_of(rows) if is_ours else CsrMatrix.from_csr(scipy.sparse.csr_array(rows))
+    csr = csr_of(rows).to_device(CPU) if is_ours else CsrMatrix.from_csr(scipy.sparse.csr_array(rows))
     return csr if size == 1 else BsrMatrix.from_csr(csr, block_size=size)
-
-
-def scalars_of(matrix: SparseMatrix) -> CsrMatrix:
-    """Return a matrix in CSR on the host, with the types of its values and of its vectors."""
-    return CsrMatrix.from_csr(matrix.to_csr().astype(matrix.dtype), values_dtype=matrix.values_dtype, check=False)
-
-
-def _block_size(matrix: CsrMatrix | BsrMatrix) -> int:
-    return int(matrix.values.shape[1]) if isinstance(matrix, BsrMatrix) else 1
 
 
 def _part(slab: CsrMatrix | BsrMatrix, mask: Array, columns: Integers, width: int) -> CsrMatrix | BsrMatrix:
     """Return the entries of a mask, in other columns; ``width`` is that of all columns, in blocks."""
-    size = _block_size(slab)
+    size = slab.row_granularity
     offsets = np.concatenate([[0], np.cumsum(mask)])[slab.row_offsets]
     arrays = {"row_offsets": offsets, "column_indices": columns.astype(np.int32), "values": slab.values[mask]}
     return type(slab).from_arrays((slab.shape[0], width * size), slab.dtype, arrays, slab.parameters())
 
 
 def _coupling(neighbour: int, whole: CsrMatrix | BsrMatrix, sends: Integers) -> Coupling:
-    size = _block_size(whole)
+    size = whole.row_granularity
     coupled = np.flatnonzero(np.diff(whole.row_offsets)) * size
     low, high = int(coupled[0]), int(coupled[-1]) + size
     adjacent = sends[-1] - sends[0] + 1 == sends.size

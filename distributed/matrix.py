@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from penstock.distributed.coupling import Coupling, scalars_of, split_rows
+from penstock.distributed.coupling import Coupling, split_rows
 from penstock.distributed.mpi import Exchange, MpiCommunicator
 from penstock.distributed.partition import RowPartition
+from penstock.solvers.products.block_rows import csr_of
 from penstock.spmv import CPU, Array, Device, InputError, ValidatedOperator, as_vectors, format_named
 from penstock.spmv.operator import HasAbsoluteProduct, HasDiagonalBlocks, unchecked_product
 
@@ -50,16 +51,13 @@ class DistributedMatrix(ValidatedOperator):
         self.square, self.couplings, self.communicator = square, list(couplings), communicator
         self.shape, self.dtype, self.device = square.shape, np.dtype(square.dtype), square.device
         with communicator.together():
-            home = getattr(communicator, "device", self.device)
+            home = communicator.device or self.device
             if home != self.device:
                 raise InputError(f"the matrix is on {self.device}, but this rank sends and receives on {home}")
         communicator.check_same(device=self.device.kind, dtype=str(self.dtype))
         self._multiply = unchecked_product(square)
         self._halos: dict[tuple[int, ...], list[Array]] = {}
-        # Capturing is collective, so all ranks must be able to.
-        able = communicator.capturable and isinstance(square, ValidatedOperator) and square.capturable
-        adjacent = all(isinstance(coupling.sends, slice) for coupling in self.couplings)
-        self._capturable = not communicator.largest(float(not (able and adjacent)))
+        self._capturable = self._all_can_capture(isinstance(square, ValidatedOperator) and square.capturable)
         self.waited_for_ranks = 0.0
 
     @classmethod
@@ -99,16 +97,21 @@ class DistributedMatrix(ValidatedOperator):
         square, couplings = split_rows(rows, partition, communicator, block_size=block_size)
         with communicator.together():
             chosen = format_named(format)
-            target = Device.parse(getattr(communicator, "device", CPU) if device is None else device)
+            target = Device.parse(device or communicator.device or CPU)
             matrix: Any = square
             if not isinstance(square, chosen):
                 if chosen.traits.blocked:
                     parameters["block_size"] = block_size
                 with target.current():
-                    matrix = chosen.from_csr(scalars_of(square).to_device(target), **parameters)
+                    matrix = chosen.from_csr(csr_of(square).to_device(target), **parameters)
             matrix = matrix.to_device(target)
             there = [coupling.to_device(target) for coupling in couplings]
         return cls(matrix, there, communicator)
+
+    def _all_can_capture(self, able: bool) -> bool:
+        """Return whether CUDA graphs can capture messages, and what else all ranks are able to. Collective, as capturing is."""
+        adjacent = all(isinstance(coupling.sends, slice) for coupling in self.couplings)
+        return not self.communicator.largest(float(not (self.communicator.capturable and adjacent and able)))
 
     @property
     def capturable(self) -> bool:

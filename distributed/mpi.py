@@ -74,6 +74,8 @@ class MpiCommunicator:
 
     #: Whether sums and messages only start work on a GPU, so that a CUDA graph can capture them.
     capturable: ClassVar[bool] = False
+    #: The GPU that sums and messages need the vectors on; None if they may be anywhere.
+    device: Device | None = None
 
     def __init__(self, comm: Any = None) -> None:
         try:

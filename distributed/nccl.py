@@ -41,6 +41,7 @@ class NcclCommunicator(MpiCommunicator):
     """
 
     capturable: ClassVar[bool] = True
+    device: Device
 
     def __init__(self, device: Device | None = None, comm: Any = None, library: Any = None) -> None:
         super().__init__(comm)

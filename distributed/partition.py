@@ -86,9 +86,9 @@ class RowPartition:
         """Rows of all ranks."""
         return self.bounds[-1]
 
-    def of(self, rank: int) -> range:
+    def of(self, rank: int) -> slice:
         """Return the rows of a rank."""
-        return range(self.bounds[rank], self.bounds[rank + 1])
+        return slice(self.bounds[rank], self.bounds[rank + 1])
 
     def owners(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the ranks that have some rows."""

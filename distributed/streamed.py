@@ -69,10 +69,7 @@ class DistributedStreamedMatrix(DistributedMatrix):
         # Products follow each other in a sweep only where neighbours meet within the reach of a subdivision.
         fewest = -communicator.largest(-(own if self._edges_are_narrow() else 1.0))
         self._powers = None if fewest == math.inf else int(fewest)
-        # Capturing is collective, so the sweeps of all ranks must be able to.
-        adjacent = all(isinstance(coupling.sends, slice) for coupling in self.couplings)
-        replays = communicator.capturable and adjacent and square.plan.slots and square.plan.ring.overlap
-        self.replays = not communicator.largest(float(not (replays and not square.staged)))
+        self.replays = self._all_can_capture(bool(square.plan.slots) and square.plan.ring.overlap and not square.staged)
         self._edges: dict[tuple[Any, ...], _Edges] = {}
 
     def _edges_are_narrow(self) -> bool:
@@ -134,7 +131,7 @@ class DistributedStreamedMatrix(DistributedMatrix):
             self._edges[key] = _Edges(self, len(recurrence.steps), recurrence.v)
         edges = self._edges[key]
         edges.begin(recurrence.vectors(0)[0])
-        self.square.advance(_RankRecurrence.of(recurrence, edges), powers=self._powers)
+        self.square.advance(_RankRecurrence.of(recurrence, edges, replays=self.replays), powers=self._powers)
         edges.end()
 
 
@@ -145,9 +142,9 @@ class _RankRecurrence(Recurrence):
     edges: Any = None
 
     @classmethod
-    def of(cls, recurrence: Recurrence, edges: _Edges) -> Self:
+    def of(cls, recurrence: Recurrence, edges: _Edges, *, replays: bool) -> Self:
         given = {field.name: getattr(recurrence, field.name) for field in dataclasses.fields(Recurrence)}
-        given["repeats"] = recurrence.repeats and edges.replays
+        given["repeats"] = recurrence.repeats and replays
         return cls(**given, edges=edges)
 
     def _step(self, stage: int, rows: slice, image: Array, *, clears: bool) -> None:
@@ -164,9 +161,8 @@ class _Edges:
 
     def __init__(self, A: DistributedStreamedMatrix, steps: int, v: Array) -> None:
         self._A, self._ranks, self._steps = A, A.communicator, steps
-        self.replays = A.replays
         self._halos = [A.new_halos(v) for _ in range(steps)]
-        self._outgoing = [[A.device.xp.empty_like(v[one.sends]) for one in A.couplings] for _ in range(steps)]
+        self._outgoing = [[A.device.xp.empty_like(one.outgoing(v)) for one in A.couplings] for _ in range(steps)]
         self._shares: dict[tuple[int, int, int], Any] = {}
 
     def begin(self, v: Array) -> None:
@@ -192,7 +188,7 @@ class _Edges:
     def _wait_for(self, step: int, which: int) -> None:
         """Wait for a message; in a CUDA graph, and where it replays the sweep before, the stream waits instead."""
         exchange = self._exchanges.get((step, which))
-        if exchange is None and not self.replays:
+        if exchange is None and not self._A.replays:
             raise HazardError(f"step {step} needs a message that has not been started; this is a defect of penstock")
         if exchange is not None and (step, which) not in self._waited:
             began = time.perf_counter()

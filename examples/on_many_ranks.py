@@ -18,7 +18,7 @@ with MpiCommunicator() as ranks:
     A = DistributedMatrix.from_rows(
         beam.rows(own.start, own.stop), partition, ranks, format="symmetric_bsr", block_size=3
     )
-    b = beam.load()[own.start : own.stop]
+    b = beam.load()[own]
 
     result = cg(A, b, M=chebyshev(A, 5, block_size=3), rtol=1e-8)
 

@@ -77,7 +77,9 @@ class Passes:
         return partials, partials if communicator.size == 1 else xp.zeros((len(Sum), parts))
 
     def _add_up_between(self, partials: Array, sums: Array, communicator: Communicator) -> None:
-        """Let passes of several ranks add up what they have summed."""
+        """Let passes add up what they have summed, where there are several ranks."""
+        if communicator.size == 1:
+            return
         first, last = (
             functools.partial(communicator.add_up, partials[rows], sums[rows])
             for rows in (slice(0, _FIRST_SUMS), slice(_FIRST_SUMS, None))
@@ -100,7 +102,7 @@ class CudaPasses(Passes):
     """Starts the kernels of conjugate_gradients.cu."""
 
     def __init__(self, of: CgVectors, device: Device, communicator: Communicator = ALONE) -> None:
-        several = communicator.size > 1
+        alone = communicator.size == 1
         # Ranks add up block by block, so all start the same number of blocks.
         parts = int(communicator.largest(max(1, min(_CUDA_BLOCKS, -(-of.x.size // _CUDA_TILE)))))
         partials, sums = self._sums(device.xp, parts, communicator)
@@ -111,22 +113,21 @@ class CudaPasses(Passes):
             function = cuda_function("conjugate_gradients.cu", name)
             return functools.partial(function, (grid,), (_CUDA_THREADS,), arguments)
 
-        self.curvature = kernel(f"cg_curvature<{vector}>", n, of.p, of.q, *tail, np.bool_(not several))
+        self.curvature = kernel(f"cg_curvature<{vector}>", n, of.p, of.q, *tail, np.bool_(alone))
         self.descend = kernel(f"cg_descend<{vector}, {of.block_size}>", n, of.q, blocks, of.r, of.z, *tail)
         self.residual_product = kernel(f"cg_residual_product<{vector}>", n, of.r, of.z, partials)
         kept = (of.norms_squared, np.int32(of.norms_squared.size))
         self.extend = kernel(f"cg_extend<{vector}>", n, of.z, of.x, of.p, *tail, *kept)
         self.extend_image = kernel(f"cg_extend_image<{vector}>", n, of.w, of.q, of.numbers)
         self.close = kernel("cg_close", np.int32(parts), sums, of.numbers, grid=1)
-        if several:
-            self._add_up_between(partials, sums, communicator)
+        self._add_up_between(partials, sums, communicator)
 
 
 class CpuPasses(Passes):
     """The same passes as Numba kernels."""
 
     def __init__(self, of: CgVectors, device: Device, communicator: Communicator = ALONE) -> None:
-        several = communicator.size > 1
+        alone = communicator.size == 1
         chunk = CHUNK if of.blocks is None else CHUNK // of.block_size * of.block_size
         partials, sums = self._sums(device.xp, max(1, -(-of.x.size // chunk)), communicator)
         tail = (partials, sums, of.numbers)
@@ -134,7 +135,7 @@ class CpuPasses(Passes):
         def kernel(pair: KernelPair, *arguments: Any) -> Pass:
             return functools.partial(pair[partials.shape[1] > SERIAL_CHUNKS], chunk, *arguments)
 
-        self.curvature = kernel(kernels.curvature, not several, of.p, of.q, *tail)
+        self.curvature = kernel(kernels.curvature, alone, of.p, of.q, *tail)
         if of.blocks is None:
             self.descend = kernel(kernels.descend, of.q, of.r, *tail)
         elif of.block_size == 1:
@@ -145,8 +146,7 @@ class CpuPasses(Passes):
         self.extend = kernel(kernels.extend, of.z, of.x, of.p, *tail, of.norms_squared)
         self.extend_image = kernel(kernels.extend_image, of.w, of.q, of.numbers)
         self.close = functools.partial(kernels.close, sums, of.numbers)
-        if several:
-            self._add_up_between(partials, sums, communicator)
+        self._add_up_between(partials, sums, communicator)
 
 
 def passes_for(of: CgVectors, device: Device, communicator: Communicator = ALONE) -> Passes:

@@ -92,7 +92,7 @@ class RankedRun(SingleRun):
         beam = self.cantilever
         plane = beam.unknowns // beam.mesh.node_counts[0]
         self.partition = RowPartition.even(beam.unknowns, ranks.size, multiple=plane)
-        self.own = slice(*self.partition.bounds[ranks.rank : ranks.rank + 2])
+        self.own = self.partition.of(ranks.rank)
 
     def _plan(self) -> StreamPlan:
         """Plan; other ranks follow when the first one has compiled the kernels."""

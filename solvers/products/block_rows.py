@@ -97,8 +97,9 @@ def row_numbers(offsets: Array, entries: int) -> Array:
 
 
 def csr_of(A: SparseMatrix) -> CsrMatrix:
-    """Return a matrix of any format as CSR, on its device; by way of the host."""
-    return CsrMatrix.from_csr(A.to_csr(), values_dtype=A.values_dtype).to_device(A.device)
+    """Return a matrix of any format as CSR, on its device, for vectors of the same type; by way of the host."""
+    scalars = A.to_csr().astype(A.dtype, copy=False)
+    return CsrMatrix.from_csr(scalars, values_dtype=A.values_dtype).to_device(A.device)
 
 
 def rows_of(A: BsrMatrix | CsrMatrix) -> BlockRows:
