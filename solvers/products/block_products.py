@@ -23,9 +23,9 @@ _SERIAL_ROWS = 1 << 18
 # On a GPU: rows of the product of up to this many blocks on average are formed by a few lanes each; those of more than so many by
 # a thread block each, as are rows that are too few to fill the device; others by a warp.
 _SHORT_ROW, _LONG_ROW, _FEW_ROWS = 8, 64, 1024
-# Warps for a long row, blocks of a row that others take at a time, shared memory of a thread block, and the largest blocks of A
-# that are copied there, in numbers.
-_WARPS_OF_LONG_ROWS, _TILE, _SHARED_NBYTES, _COPIED_AREA = 8, 32, 48 << 10, 18
+# Warps for a long row, blocks of a short and of another row that are taken at a time, shared memory of a thread block, and the
+# largest blocks of A that are copied there, in numbers.
+_WARPS_OF_LONG_ROWS, _SHORT_TILE, _TILE, _SHARED_NBYTES, _COPIED_AREA = 8, 8, 32, 48 << 10, 18
 
 
 def block_product(
@@ -203,16 +203,12 @@ class Team(NamedTuple):
 def teams_for(height: int, inner: int, across: int) -> tuple[Team, Team, Team]:
     """Return teams for short, usual and long rows of products of blocks, (height, inner) by (inner, across)."""
     of_warp, fits = 32 // (across if across % 2 else across // 2), height * inner <= _COPIED_AREA
-    some = max(1, of_warp // 3)
-
-    def team(groups: int, copied: bool) -> Team:
-        rows = of_warp // groups
-        nbytes = rows * (32 * (_TILE + 8 + 8 * height * inner * copied) + 4 * _TILE)
-        warps = next(warps for warps in (8, 4, 2, 1) if warps * nbytes <= _SHARED_NBYTES)
-        return Team(groups, warps, 1, _TILE, copied, warps * rows)
-
+    some, nbytes = max(1, of_warp // 5), 32 * (_TILE + 8 + 8 * height * inner * fits) + 4 * _TILE
+    short = Team(some, 1, 1, _SHORT_TILE, False, of_warp // some)
+    warps = next(warps for warps in (8, 4, 2, 1) if warps * nbytes <= _SHARED_NBYTES)
+    usual = Team(of_warp, warps, 1, _TILE, fits, warps)
     warps = _WARPS_OF_LONG_ROWS
-    return team(some, False), team(of_warp, fits), Team(of_warp * warps, warps, 4, 4 * _TILE, fits, 1)
+    return short, usual, Team(of_warp * warps, warps, 4, 4 * _TILE, fits, 1)
 
 
 def _team_for(A: BlockRows, C: BlockRows, teams: tuple[Team, Team, Team]) -> Team:
