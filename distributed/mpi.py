@@ -123,6 +123,10 @@ class MpiCommunicator:
         """Return the number of rank 0."""
         return float(self._comm.bcast(float(number)))
 
+    def of_all(self, value: Any) -> list[Any]:
+        """Return the objects of all ranks, in their order."""
+        return list(self._comm.allgather(value))
+
     def add_up(self, partials: Array, sums: Array) -> None:
         """Set the first column of ``sums`` to the sums over all ranks and columns of ``partials``."""
         device = device_of(partials)

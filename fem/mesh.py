@@ -156,9 +156,10 @@ class BoxMesh:
         ends = ((stop - 1) // length * length - 1 for length in (nz, ny * nz))
         return max(last_of(node) for node in (stop - 1, *(max(start, end) for end in ends)))
 
-    def coordinates(self) -> np.ndarray[Any, Any]:
-        """Return the node coordinates, ``(node_count, 3)`` float64."""
-        axes = (
+    def coordinates(self, planes: slice | None = None) -> np.ndarray[Any, Any]:
+        """Return the coordinates of all nodes, or of those of some planes across the x axis, ``(nodes, 3)`` float64."""
+        along, *across = (
             np.linspace(0, length, count) for length, count in zip(self.side_lengths, self.node_counts, strict=True)
         )
+        axes = (along if planes is None else along[planes], *across)
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)

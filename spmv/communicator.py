@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -42,6 +43,12 @@ class Communicator(Protocol):
     def of_first(self, number: float) -> float:
         """Return the number of rank 0."""
 
+    def of_all(self, value: Any) -> list[Any]:
+        """Return the objects of all ranks, in their order."""
+
+    def exchange_objects(self, to_each: Sequence[Any]) -> list[Any]:
+        """Send an object to each rank and return those that came from each."""
+
     def add_up(self, partials: Array, sums: Array) -> None:
         """Let the rows of ``sums`` sum to what those of all ranks' ``partials`` do; arrays on the device of the vectors."""
 
@@ -72,6 +79,14 @@ class Alone:
     def of_first(self, number: float) -> float:
         """Return the number."""
         return number
+
+    def of_all(self, value: Any) -> list[Any]:
+        """Return the object of this rank."""
+        return [value]
+
+    def exchange_objects(self, to_each: Sequence[Any]) -> list[Any]:
+        """Return what this rank sends itself."""
+        return list(to_each)
 
     def add_up(self, partials: Array, sums: Array) -> None:
         """Do nothing: the two are the same memory."""

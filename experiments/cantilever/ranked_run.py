@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoin
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.progress import Reporter
-from penstock.solvers import BlockSolveResult, SolveResult
+from penstock.solvers import BlockSolveResult, CoarseBlockCgState, CoarseCgState, SolveResult
+from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, Operator
 from penstock.streaming import StreamPlan
 
@@ -123,10 +125,22 @@ class RankedRun(SingleRun):
     def _right_hand_sides(self) -> Array:
         return self.device.asarray(right_hand_sides(self.experiment, self.cantilever)[self.own].copy())
 
+    def _preconditioner(self) -> PreconditionerSpec:
+        """The preconditioner, with the planes of nodes of this rank."""
+        mesh, size = self.cantilever.mesh, self.cantilever.dof
+        _, *across = mesh.node_counts
+        plane = size * math.prod(across)
+        planes = slice(self.own.start // plane, self.own.stop // plane)
+        counts = (planes.stop - planes.start, *across)
+        return self.experiment.solver.spec(size).with_nodes(lambda: mesh.coordinates(planes), counts)
+
     def _read_checkpoint(self) -> Checkpoint:
         """Read a checkpoint, which any number of ranks may have written, and take this rank's rows."""
         with self.communicator.together():
             whole = read_checkpoint(self._checkpoint, self.cantilever.unknowns, CPU)
+        if whole.ranks != self.rank_count and isinstance(whole.state, CoarseCgState | CoarseBlockCgState):
+            # Other ranks have other aggregates.
+            whole = dataclasses.replace(whole, state=whole.state.without_coarse_parts())
         return self._with_vectors(whole, lambda rows: self.device.asarray(rows[self.own].copy()))
 
     def _is_due(self, seconds: float) -> bool:

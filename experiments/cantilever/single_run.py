@@ -30,6 +30,7 @@ from penstock.solvers import (
     block_cg,
     cg,
 )
+from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, Device, Operator, StoreError
 from penstock.spmv.compilation.ahead import Compilation
 from penstock.streaming import MemoryBudget, StreamedMatrix, StreamPlan
@@ -111,6 +112,9 @@ class SingleRun:
     def _right_hand_sides(self) -> Array:
         return self.device.asarray(right_hand_sides(self.experiment, self.cantilever))
 
+    def _preconditioner(self) -> PreconditionerSpec:
+        return self.experiment.preconditioner
+
     def _is_due(self, seconds: float) -> bool:
         """Return whether to write a checkpoint so many seconds after the last one."""
         return seconds > self.experiment.output.checkpoint_seconds
@@ -164,7 +168,7 @@ class SingleRun:
         solver = self.experiment.solver
         b = self._right_hand_sides()
         with self.reporter.stage("prepare"), self._timed("preconditioner"):
-            M = self.experiment.preconditioner.build(A)
+            M = self._preconditioner().build(A)
             self.device.synchronize()
         began = time.perf_counter()
 
@@ -179,7 +183,12 @@ class SingleRun:
             streamed = A.bytes_streamed if isinstance(A, StreamedMatrix) else 0
             seconds = checkpoint.seconds + time.perf_counter() - began
             return Checkpoint(
-                state, checkpoint.sweeps + sweeps, checkpoint.bytes_streamed + streamed, seconds, direction
+                state,
+                checkpoint.sweeps + sweeps,
+                checkpoint.bytes_streamed + streamed,
+                seconds,
+                direction,
+                self.rank_count,
             )
 
         last_write = time.perf_counter()

@@ -26,7 +26,8 @@ _CG_NUMBERS = (
 )
 _BLOCK_VECTORS = ("x", "w", "p")
 _BLOCK_LISTS = ("t", "phi", "last_true_residuals", "residual_norms")
-_COARSE_VECTORS = ("x", "y", "p", "c", "p_c", "h", "rho")
+_FINE_VECTORS = ("x", "y", "p")
+_COARSE_VECTORS = (*_FINE_VECTORS, "c", "p_c", "h", "rho")
 
 SolverState = CgState | BlockCgState | CoarseCgState | CoarseBlockCgState
 
@@ -46,6 +47,8 @@ class Checkpoint:
     direction : int
         Direction of the next sweep, for :meth:`StreamedMatrix.turn_to`: 1 for ascending rows, -1 for descending rows; 1 for a
         resident matrix.
+    ranks : int
+        That shared out the system, each with aggregates of its own.
     """
 
     state: SolverState | None
@@ -53,11 +56,15 @@ class Checkpoint:
     bytes_streamed: int = 0
     seconds: float = 0.0
     direction: int = 1
+    ranks: int = 1
 
 
 def vectors_of(state: SolverState) -> dict[str, Array]:
-    """Return the vectors of a state of ``cg`` or ``block_cg`` by name: what ranks share out."""
-    names = ("q", *_CG_VECTORS) if isinstance(state, CgState) else ("s", *_BLOCK_VECTORS)
+    """Return the vectors of a state with a row for each unknown by name: what ranks share out."""
+    if isinstance(state, CoarseCgState | CoarseBlockCgState):
+        names: tuple[str, ...] = _FINE_VECTORS
+    else:
+        names = ("q", *_CG_VECTORS) if isinstance(state, CgState) else ("s", *_BLOCK_VECTORS)
     return {name: getattr(state, name) for name in names if getattr(state, name) is not None}
 
 
@@ -82,6 +89,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     contents |= {
         "spent_seconds": checkpoint.seconds,
         "spent": np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction]),
+        "ranks": checkpoint.ranks,
     }
     write_file(path, lambda file: np.savez(file, **contents), sync=True)
 
@@ -99,13 +107,14 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
             state = _state(data, device)
             seconds = float(data["spent_seconds"])
             sweeps, bytes_streamed, direction = (int(number) for number in data["spent"])
+            ranks = int(data["ranks"]) if "ranks" in data else 1
     except FileNotFoundError:
         raise InputError(f"{path.parent} has no {path.name}; nothing to resume") from None
     except Exception as error:  # numpy raises many kinds for a damaged archive
         raise InputError(f"{path} is damaged ({error}); start the run anew") from error
     if state.x.shape[0] != unknowns:
         raise InputError(f"{path} holds vectors of another length than the {unknowns} unknowns of this run")
-    return Checkpoint(state, sweeps, bytes_streamed, seconds, direction)
+    return Checkpoint(state, sweeps, bytes_streamed, seconds, direction, ranks)
 
 
 def _contents(state: SolverState) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,17 @@ class Aggregates:
         Numbers from 0; every number up to the largest occurs.
     grid : tuple of int, optional
         Aggregates along each axis if they are boxes of a structured mesh, numbered with the last axis fastest.
+    count : int, optional
+        Aggregates; by default those that nodes name.
     """
 
     of_node: Indices
     grid: tuple[int, ...] | None = None
-    count: int = field(init=False)
+    count: int = -1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", int(self.of_node.max()) + 1 if self.of_node.size else 0)
+        if self.count < 0:
+            object.__setattr__(self, "count", int(self.of_node.max()) + 1 if self.of_node.size else 0)
 
 
 def box_aggregates(counts: Sequence[int], size: int) -> Aggregates:

@@ -54,7 +54,7 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
 
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, device, (n, columns) = problem, problem.A.device, problem.b.shape
-        self._fine = BlockSpace(device, n, columns, problem.b.dtype)
+        self._fine = BlockSpace(device, n, columns, problem.b.dtype, problem.space.communicator)
         problem.set_norms(np.sqrt(np.maximum(_dots(self._fine, problem.b, problem.b), 0.0)))
         # Columns whose right-hand side is zero or out of the range of numbers need no solve.
         self._aside = dict.fromkeys(problem.empty, StopReason.CONVERGED)
@@ -85,6 +85,12 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
 
     def resume(self, state: CoarseBlockCgState) -> CoarseBlockCgState:
         """Compute again what the last sweep of the state's solve left; the tolerance may be another one."""
+        if not state.has_coarse_parts:
+            anew = self.start(state.x.copy())
+            before = (norms[: state.iteration] for norms in state.residual_norms)
+            anew.residual_norms = [old + new for old, new in zip(before, anew.residual_norms, strict=True)]
+            anew.iteration = state.iteration
+            return anew
         self._sweep.take_up(state)
         state.reasons = [reason if reason is StopReason.NOT_FINITE else None for reason in state.reasons]
         state.residual_norms = [norms[: state.iteration] for norms in state.residual_norms]

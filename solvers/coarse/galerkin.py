@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.coarse.boundary import Boundary
 from penstock.solvers.coarse.matrix_rows import visit_rows
 from penstock.solvers.coarse.tentative import Tentative
 from penstock.solvers.products.block_products import block_product, smoothed_rows
 from penstock.solvers.products.block_rows import BlockRows, row_numbers
-from penstock.spmv import Array, BsrMatrix, Operator
+from penstock.spmv import Array, BsrMatrix, Operator, device_of
+from penstock.spmv.communicator import ALONE, Communicator
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
 __all__ = ["PRODUCT", "GalerkinWave", "coarse_matrix", "smoothing_steps", "with_unit_rows"]
@@ -30,12 +34,12 @@ def smoothing_steps(degree: int, high: float) -> list[RecurrenceStep]:
 
 
 def coarse_matrix(A: Operator, diagonal: Array, T: Tentative, steps: Sequence[RecurrenceStep]) -> BsrMatrix:
-    """Return ``P^T A P`` from the rows of A, in one pass, on the device of A.
+    """Return ``P^T A P`` from the rows of A, in one pass, on the device of A. Collective; all ranks get the whole of it.
 
     Parameters
     ----------
     A : Operator
-        A matrix, resident or streamed.
+        A matrix, resident or streamed, or this rank's rows of one.
     diagonal : array, (nodes, block_size, block_size)
         D.
     T : Tentative
@@ -43,8 +47,15 @@ def coarse_matrix(A: Operator, diagonal: Array, T: Tentative, steps: Sequence[Re
         From :func:`smoothing_steps`.
     """
     wave = GalerkinWave(T, diagonal.astype(np.float64, copy=False), [step.a for step in steps])
-    visit_rows(A, T.block_size, wave.add)
-    return wave.finish()
+    boundary = Boundary.of(A, T.block_size)
+    if boundary is None:
+        visit_rows(A, T.block_size, wave.add)
+        return wave.finish()
+    wave.add_border(0, boundary.exchange(T.rows(0, boundary.nodes)))
+    visit_rows(A, T.block_size, lambda rows: wave.add(boundary.widened(rows), rows.reach))
+    for stage in range(1, len(steps) + 1):
+        wave.add_border(stage, boundary.exchange(wave.formed(stage)))
+    return wave.finish(boundary.communicator)
 
 
 def with_unit_rows(A: BsrMatrix, missing: Array) -> BsrMatrix:
@@ -56,10 +67,20 @@ def with_unit_rows(A: BsrMatrix, missing: Array) -> BsrMatrix:
     return A
 
 
+class _Slab(NamedTuple):
+    """Rows ``start`` to ``end`` of A, which couple with nodes ``first`` to ``stop`` of this rank."""
+
+    start: int
+    end: int
+    first: int
+    stop: int
+
+
 class GalerkinWave:
     """``P^T A P``, formed while the rows of A pass: each stage follows the one before as far as its columns allow.
 
-    Rows of P live from the stage that forms them to the last row that couples with them.
+    Rows of P live from the stage that forms them to the last row that couples with them. Where ranks share the rows of A, those
+    that couple with nodes of other ranks wait until the rows of P of these are there; the others go on.
 
     Parameters
     ----------
@@ -72,52 +93,105 @@ class GalerkinWave:
 
     def __init__(self, T: Tentative, diagonal: Array, factors: Sequence[float]) -> None:
         self._T, self._count, self._modes, self._device = T, T.aggregates.count, T.modes, T.device
-        self._diagonal, self._factors = diagonal, factors
-        xp = T.device.xp
-        # The rows of P after each number of steps; those of T, before all steps, are made when they are needed.
-        self._levels: list[list[BlockRows]] = [[] for _ in range(len(factors) + 1)]
-        self._waiting: list[list[BlockRows]] = [[] for _ in range(len(factors) + 1)]  # rows of A, before each stage
-        self._known = [len(T.of_node)] + [0] * len(factors)  # rows up to this one have been formed
-        self._last_column: dict[int, int] = {}  # of rows, by the first of them
+        self._diagonal, self._factors, self._nodes = diagonal, factors, len(T.of_node)
+        xp, stages = T.device.xp, range(len(factors) + 1)
+        self._slabs: list[_Slab] = []  # that have arrived, in ascending order
+        self._waiting: list[list[tuple[_Slab, BlockRows]]] = [[] for _ in stages]  # before each stage
+        self._passed: list[set[int]] = [set() for _ in stages]  # the first rows of slabs that have passed each stage
+        # The rows of P after each number of steps, by the first of them; those of T, before all steps, are made when needed.
+        self._levels: list[dict[int, BlockRows]] = [{} for _ in stages]
+        # Those of nodes of other ranks, which are numbered behind the nodes of this rank.
+        self._borders: list[BlockRows | None] = [None for _ in stages]
+        self._joined: tuple[tuple[int, ...], BlockRows] | None = None
         # Blocks of the coarse matrix by row and column, complete ones and those to which the last rows added.
         self._parts: list[tuple[Array, Array]] = []
         self._open: tuple[Array, Array] = xp.empty(0, dtype=np.int64), xp.empty((0, T.modes, T.modes))
 
-    def add(self, rows: BlockRows) -> None:
-        """Take the next rows of A."""
-        self._waiting[0].append(rows)
-        self._last_column[rows.start] = rows.reach[1]
-        for stage in range(len(self._waiting)):
-            while self._waiting[stage] and self._ready(stage, self._waiting[stage][0]):
-                self._advance(stage, self._waiting[stage].pop(0))
+    def add(self, rows: BlockRows, reach: tuple[int, int] | None = None) -> None:
+        """Take the next rows of A.
 
-    def _ready(self, stage: int, rows: BlockRows) -> bool:
-        return max(rows.reach[1], rows.stop - 1) < self._known[stage]
+        Parameters
+        ----------
+        rows : BlockRows
+        reach : (int, int), optional
+            The smallest and the largest column among the nodes of this rank; by default all columns are.
+        """
+        first, last = rows.reach if reach is None else reach
+        slab = _Slab(rows.start, rows.stop, min(first, rows.start), max(last + 1, rows.stop))
+        self._slabs.append(slab)
+        self._waiting[0].append((slab, rows))
+        self._go_on()
 
-    def _advance(self, stage: int, rows: BlockRows) -> None:
-        level, start = self._levels[stage], min(rows.reach[0], rows.start)
-        if stage == 0:
-            P = self._T.rows(start, max(rows.reach[1] + 1, rows.stop))
-        else:
-            P = BlockRows.joined([part for part in level if part.stop > start], start)
+    def add_border(self, stage: int, P: BlockRows) -> None:
+        """Take the rows of P of other ranks' nodes after some steps."""
+        self._borders[stage] = P
+        self._go_on()
+
+    def formed(self, stage: int) -> BlockRows:
+        """Return the rows of P after some steps that are still held, and others as empty rows."""
+        level = self._levels[stage]
+        return BlockRows.joined([level[start] for start in sorted(level)] or [self._T.rows(0, 0)], 0)
+
+    def _go_on(self) -> None:
+        for stage, waiting in enumerate(self._waiting):
+            self._waiting[stage] = []
+            for slab, rows in waiting:
+                if self._is_ready(stage, slab, rows):
+                    self._advance(stage, slab, rows)
+                else:
+                    self._waiting[stage].append((slab, rows))
+
+    def _is_ready(self, stage: int, slab: _Slab, rows: BlockRows) -> bool:
+        """Return whether all rows of P are there that a stage multiplies."""
+        if rows.reach[1] >= self._nodes and self._borders[stage] is None:
+            return False
+        return stage == 0 or self._all_passed(stage - 1, slab)
+
+    def _coupled(self, slab: _Slab) -> list[_Slab]:
+        """Return the slabs that have arrived and couple with a slab."""
+        first = bisect_right(self._slabs, slab.first, key=lambda other: other.end)
+        return self._slabs[first : bisect_left(self._slabs, slab.stop, key=lambda other: other.start)]
+
+    def _all_passed(self, stage: int, slab: _Slab) -> bool:
+        """Return whether all slabs that couple with a slab have passed a stage."""
+        arrived = self._slabs[-1].end >= slab.stop
+        return arrived and all(other.start in self._passed[stage] for other in self._coupled(slab))
+
+    def _advance(self, stage: int, slab: _Slab, rows: BlockRows) -> None:
+        P = self._rows_of_prolongator(stage, slab, rows)
         image = block_product(rows, P, self._count)
         own = P.part(rows.start, rows.stop)
+        self._passed[stage].add(slab.start)
         if stage < len(self._factors):
             diagonal = self._diagonal[rows.start : rows.stop]
-            self._levels[stage + 1].append(smoothed_rows(image, own, diagonal, self._factors[stage]))
-            self._known[stage + 1] = rows.stop
-            self._waiting[stage + 1].append(rows)
+            self._levels[stage + 1][slab.start] = smoothed_rows(image, own, diagonal, self._factors[stage])
+            self._waiting[stage + 1].append((slab, rows))
         else:
             self._collect(own, image)
-        # The pattern is symmetric: later rows couple with a row only if its own columns reach them. Entries without a mirror
+        # The pattern is symmetric: other rows need those of P only if they couple with a row there. Entries without a mirror
         # image, which are zero to rounding, may still name rows that are gone; those count as empty.
-        kept = [part for part in level if self._last_column[part.start] >= rows.stop]
-        if (
-            len(kept) > 1 and self._known[stage] == self._known[0]
-        ):  # all rows are there: joined once, not for every slab
-            kept = [BlockRows.joined(kept, kept[0].start)]
-            self._last_column[kept[0].start] = self._known[0]
-        self._levels[stage] = kept
+        for other in self._coupled(slab):
+            if other.start in self._levels[stage] and self._all_passed(stage, other):
+                del self._levels[stage][other.start]
+
+    def _rows_of_prolongator(self, stage: int, slab: _Slab, rows: BlockRows) -> BlockRows:
+        """Return the rows of P after some steps that rows of A multiply."""
+        level, border = self._levels[stage], self._borders[stage]
+        if stage == 0:
+            parts = [self._T.rows(slab.first, slab.stop)]
+        else:
+            starts = [other.start for other in self._coupled(slab) if other.start in level]
+            parts = [level[start] for start in starts]
+        if border is not None and rows.reach[1] >= self._nodes:
+            parts.append(border)
+        if stage == 0 or self._slabs[-1].end < self._nodes:
+            return BlockRows.joined(parts, slab.first)
+        # All rows are there; where all couple with all, as in a shuffled matrix, they are joined once and not for every slab.
+        key = (stage, *(part.start for part in parts))
+        if self._joined is None or self._joined[0] != key:
+            self._joined = None
+            self._joined = key, BlockRows.joined(parts, slab.first)
+        return self._joined[1]
 
     def _collect(self, own: BlockRows, image: BlockRows) -> None:
         """Add ``P^T A P`` of these rows.
@@ -143,19 +217,33 @@ class GalerkinWave:
         part = block_product(own.transposed(count), image, count, prepare)
         self._open = keys, part.blocks
 
-    def finish(self) -> BsrMatrix:
-        """Return the coarse matrix."""
+    def finish(self, communicator: Communicator = ALONE) -> BsrMatrix:
+        """Return the coarse matrix, the sum of those of all ranks. Collective."""
+        assert not any(self._waiting), "all rows have passed all stages"
         xp, count, size = self._device.xp, self._count, self._modes
-        keys, blocks = (xp.concatenate([part[i] for part in [*self._parts, self._open]]) for i in range(2))
-        order = xp.argsort(keys, kind="stable")
-        keys = keys[order]
-        first = xp.flatnonzero(xp.concatenate([xp.ones(1, dtype=bool), keys[1:] != keys[:-1]]))
-        summed, following = blocks[order[first]], xp.concatenate([first[1:], xp.full(1, keys.size)])
-        further = first + 1
-        # A block that was left and met again, as aggregates in a shuffled matrix are, has several parts.
-        while (several := xp.flatnonzero(further < following)).size:
-            summed[several] += blocks[order[further[several]]]
-            further += 1
-        rows, columns = keys[first] // count, keys[first] % count
+        keys, blocks = _summed([*self._parts, self._open])
+        if communicator.size > 1:
+            # In the order of the ranks, so that all of them form the same sums.
+            told = communicator.of_all(tuple(map(self._device.to_host, (keys, blocks))))
+            keys, blocks = _summed([tuple(map(self._device.asarray, part)) for part in told])
+        rows, columns = keys // count, keys % count
         offsets = xp.searchsorted(rows, xp.arange(count + 1)).astype(np.int64)
-        return BsrMatrix((count * size, count * size), np.dtype(np.float64), offsets, columns.astype(np.int32), summed)
+        return BsrMatrix((count * size, count * size), np.dtype(np.float64), offsets, columns.astype(np.int32), blocks)
+
+
+def _summed(parts: Sequence[tuple[Array, ...]]) -> tuple[Array, Array]:
+    """Return blocks by ascending keys; those of equal keys are added up, in the order of the parts."""
+    xp = device_of(parts[0][1]).xp
+    keys, blocks = (xp.concatenate([part[i] for part in parts]) for i in range(2))
+    if not keys.size:
+        return keys, blocks
+    order = xp.argsort(keys, kind="stable")
+    keys = keys[order]
+    first = xp.flatnonzero(xp.concatenate([xp.ones(1, dtype=bool), keys[1:] != keys[:-1]]))
+    summed, following = blocks[order[first]], xp.concatenate([first[1:], xp.full(1, keys.size)])
+    further = first + 1
+    # A block that was left and met again, as aggregates in a shuffled matrix are, has several parts.
+    while (several := xp.flatnonzero(further < following)).size:
+        summed[several] += blocks[order[further[several]]]
+        further += 1
+    return keys[first], summed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from penstock.solvers.coarse.boundary import IsSharedOut, own_square
 from penstock.solvers.products.block_rows import BlockRows, block_rows, row_numbers
 from penstock.spmv import (
     Array,
@@ -34,18 +36,24 @@ _Blocks = tuple[Array, Array, Array]
 
 
 @runtime_checkable
-class _Streamed(Protocol):
+class _Turns(Protocol):
+    """A matrix whose sweeps have a direction."""
+
+    def turn_to(self, direction: int) -> None: ...
+
+
+@runtime_checkable
+class _Streamed(_Turns, Protocol):
     """A matrix that is swept slab by slab."""
 
     plan: Any
 
     def sweep(self, visit: Callable[[int, SparseMatrix], None]) -> None: ...
 
-    def turn_to(self, direction: int) -> None: ...
-
 
 def block_size_of(A: Operator) -> int:
     """Return the rows of the blocks that a matrix stores, 1 without blocks."""
+    A = own_square(A)
     if isinstance(A, SparseMatrix):
         return _stored_size(A)
     if isinstance(A, _Streamed):
@@ -63,6 +71,12 @@ def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
     """
     xp = A.device.xp
     ones = xp.ones(A.shape[0], dtype=A.dtype)
+    if isinstance(A, IsSharedOut):
+        with _turned_back(A):
+            blocks, sums = diagonal_and_row_sums(A.square, size)
+        for coupling in A.couplings:
+            sums[coupling.rows] += coupling.matrix.apply_absolute(xp.ones(coupling.matrix.shape[1], dtype=A.dtype))
+        return blocks, sums
     if not isinstance(A, _Streamed):
         matrix = _as_matrix(A)
         return matrix.diagonal_blocks(size), matrix.apply_absolute(ones)
@@ -80,11 +94,17 @@ def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
 def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None]) -> None:
     """Call ``visit(rows)`` for consecutive rows of A, with blocks of ``block_size``; one sweep if A is streamed.
 
+    Of a matrix that ranks share these are the rows of this rank's square.
+
     Raises
     ------
     InputError
         If A is not a matrix whose entries can be read.
     """
+    if isinstance(A, IsSharedOut):
+        with _turned_back(A):
+            visit_rows(A.square, block_size, visit)
+        return
     if isinstance(A, _Streamed):
         index = A.plan.index
         completion = Completion(index.format_name, block_size, visit, _SLAB_NBYTES[A.device.kind])
@@ -99,6 +119,14 @@ def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None])
     step = max(1, A.shape[0] * enough // max(A.nbytes, 1) // granularity) * granularity
     for start in range(0, A.shape[0], step):
         completion.add(start, A.rows(start, min(start + step, A.shape[0])))
+
+
+@contextmanager
+def _turned_back(A: Any) -> Iterator[None]:
+    """Restore the direction in which this rank sweeps, so that neighbours sweep towards each other again."""
+    yield
+    if isinstance(A, _Turns):
+        A.turn_to(1)
 
 
 def _as_matrix(A: Operator) -> SparseMatrix:

@@ -36,7 +36,7 @@ import numpy as np
 from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, ended, is_slow, is_stuck
 from penstock.solvers.problem import LinearProblem, Method
 from penstock.solvers.result import SolveResult, StopReason
-from penstock.spmv import Array
+from penstock.spmv import Array, VectorSpace
 
 __all__ = ["CoarseCgState", "CoarseConjugateGradients"]
 
@@ -70,6 +70,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
 
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, self._space = problem, problem.space
+        # All ranks that share a system have whole coarse vectors.
+        self._coarse_space = VectorSpace(problem.A.device)
         problem.set_norms(np.array([problem.space.norm(problem.b)]))
         self._sweep = CoarseSweep(problem, problem.b)
         self._level = self._sweep.M.level
@@ -92,6 +94,13 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         """Compute again what the last sweep of the state's solve left."""
         if self.problem.empty or self.problem.out_of_range:
             return self.start(None)
+        if not state.has_coarse_parts:
+            anew = self.start(state.x.copy())
+            anew.iteration, anew.residual_norms = (
+                state.iteration,
+                state.residual_norms[: state.iteration] + anew.residual_norms,
+            )
+            return anew
         self._sweep.take_up(state)
         state.residual_norms = state.residual_norms[: state.iteration]
         self._next(state)
@@ -123,16 +132,16 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
 
     def _update(self, state: CoarseCgState) -> StopReason | None:
         """Advance the iterate along the new direction; the vectors of the last sweep are used up."""
-        dot, level, sweep = self._space.dot, self._level, self._sweep
+        dot, coarse_dot, level, sweep = self._space.dot, self._coarse_space.dot, self._level, self._sweep
         e1, g, A_c, m, u = sweep.e1, sweep.g, level.A, sweep.m, sweep.u
         e2 = level.solve(state.rho - A_c.apply(e1) - g)
         z_c = e1 + e2
         A_z = A_c.apply(z_c)
-        rz = dot(sweep.r, m) + dot(e1, g) + dot(state.rho, z_c)
-        zw = dot(m, u) + 2.0 * dot(g, z_c) + dot(z_c, A_z)
+        rz = dot(sweep.r, m) + coarse_dot(e1, g) + coarse_dot(state.rho, z_c)
+        zw = dot(m, u) + 2.0 * coarse_dot(g, z_c) + coarse_dot(z_c, A_z)
         beta = 0.0
         if state.curvature > 0:
-            zq = dot(state.p, u) + dot(state.p_c, g) + dot(state.h, z_c)
+            zq = dot(state.p, u) + coarse_dot(state.p_c, g) + coarse_dot(state.h, z_c)
             beta = -zq / state.curvature
             zw += 2.0 * beta * zq + beta * beta * state.curvature
         if not (math.isfinite(rz) and math.isfinite(zw)):

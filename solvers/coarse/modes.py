@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv import Array, Device, InputError, VectorSpace, device_of
+from penstock.spmv.communicator import ALONE, Communicator
 
-__all__ = ["given_modes", "given_points", "in_order", "rigid_body_modes"]
+__all__ = ["centred", "given_modes", "given_points", "in_order", "motions_about_origin", "rigid_body_modes"]
 
 
 def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
@@ -32,6 +33,21 @@ def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
     InputError
         If no body has such unknowns.
     """
+    return motions_about_origin(centred(coordinates), block_size)
+
+
+def centred(coordinates: Array, communicator: Communicator = ALONE) -> Array:
+    """Return coordinates relative to the mean of those of all ranks."""
+    of_rank, count = coordinates.sum(axis=0), len(coordinates)
+    if communicator is ALONE:
+        return coordinates - of_rank / max(1, count)
+    device = device_of(coordinates)
+    *sums, nodes = communicator.total(np.array([*device.to_host(of_rank).tolist(), float(count)]))
+    return coordinates - device.asarray(np.array(sums) / nodes)
+
+
+def motions_about_origin(coordinates: Array, block_size: int) -> Array:
+    """Return what :func:`rigid_body_modes` does, with rotations about the origin of the coordinates."""
     device: Device = device_of(coordinates)
     xp, (nodes, dimensions) = device.xp, coordinates.shape
     if block_size == 1:
@@ -41,7 +57,7 @@ def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
             f"no rigid body motions are known for {block_size} unknowns a node in {dimensions} dimensions; give near_null_space"
         )
     x = xp.zeros((nodes, 3))
-    x[:, :dimensions] = coordinates - coordinates.mean(axis=0)
+    x[:, :dimensions] = coordinates
     axes = [2] if dimensions == 2 else [0, 1, 2]
     modes = xp.zeros((nodes, block_size, dimensions + len(axes)))
     for direction in range(dimensions):

@@ -24,6 +24,7 @@ class RigidTentative(Tentative):
     Parameters
     ----------
     coordinates : array, (nodes, 3)
+        Relative to a point about which rotations are counted, such as the centre of the body: digits are lost far from it.
     free : bool array, (n,)
         False at unknowns that the coarse level leaves out, such as clamped ones.
     aggregates : Aggregates
@@ -43,8 +44,7 @@ class RigidTentative(Tentative):
     ) -> None:
         super().__init__(aggregates, block_size, _MODES, device)
         xp = device.xp
-        points = device.asarray(coordinates, dtype=np.float64)
-        self._coordinates = xp.ascontiguousarray(points - points.mean(axis=0))
+        self._coordinates = xp.ascontiguousarray(device.asarray(coordinates, dtype=np.float64))
         self._free = device.asarray(free, dtype=np.bool_)
         self.factors = xp.empty((aggregates.count, _MODES, _MODES))
         self.candidates = xp.empty((self.unknowns, _MODES))

@@ -34,13 +34,15 @@ from penstock.solvers.coarse.dense_inverse import dense_inverse
 from penstock.solvers.coarse.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
 from penstock.solvers.coarse.level import CoarseLevel
 from penstock.solvers.coarse.matrix_rows import block_size_of, diagonal_and_row_sums, visit_rows
-from penstock.solvers.coarse.modes import given_modes, given_points, rigid_body_modes
+from penstock.solvers.coarse.modes import centred, given_modes, given_points, motions_about_origin
 from penstock.solvers.coarse.rigid_tentative import RigidTentative
+from penstock.solvers.coarse.shared_tentative import shared
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.coarse.tentative import StoredTentative, Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, inverted_blocks
 from penstock.solvers.products.block_rows import BlockRows
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, as_operator
+from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 
 __all__ = ["smoothed_aggregation"]
@@ -72,7 +74,8 @@ def smoothed_aggregation(
     Parameters
     ----------
     A : operator or matrix
-        Symmetric positive definite: a matrix, resident or streamed, or what can be converted to one.
+        Symmetric positive definite: a matrix, resident or streamed, or what can be converted to one. Of ranks that share one,
+        each gives what follows for its own nodes, which it aggregates; the call is collective.
     near_null_space : array, (n, modes), optional
         Vectors that A nearly maps to zero, for example the rigid motions of a body. Values at unknowns that couple with no
         other, such as clamped ones, do not matter.
@@ -99,38 +102,56 @@ def smoothed_aggregation(
         If an argument does not fit the matrix.
     """
     operator = as_operator(A)
-    size = block_size_of(operator) if block_size == "auto" else int(block_size)
-    _check_numbers(operator, size, aggregate_nodes, smoothing, degree)
+    communicator = communicator_of(operator)
+    known = {"near_null_space": near_null_space is not None, "coordinates": coordinates is not None}
+    numbers = {"block_size": block_size, "aggregate_nodes": aggregate_nodes, "smoothing": smoothing}
+    communicator.check_same(**known, **numbers, degree=degree, rounds=rounds)
+    with communicator.together():
+        size = block_size_of(operator) if block_size == "auto" else int(block_size)
+        _check_numbers(operator, size, aggregate_nodes, smoothing, degree, rounds)
+    with operator.device.current():
+        modes, points = _known_of_nodes(operator, size, near_null_space, coordinates)
+        diagonal, high, free = _measured(operator, size, rounds, degree)
+        with communicator.together():
+            found = _aggregates(operator, size, aggregates, points, aggregate_nodes, smoothing)
+            T = _tentative(modes, points, free, found, size, operator.device)
+        del modes, points, free  # as large as T
+        return _preconditioner(operator, diagonal, high, degree, smoothing, shared(T, communicator))
+
+
+def _known_of_nodes(
+    A: Operator, size: int, near_null_space: Any, coordinates: Any
+) -> tuple[Array | None, Array | None]:
+    """Return the near-null space and centred coordinates, each where given, on the device and after checks. Collective."""
+    nodes, communicator = A.shape[0] // size, communicator_of(A)
+    with communicator.together():
+        modes = given_modes(near_null_space, nodes, size, A.device)
+        points = None if coordinates is None else given_points(coordinates, nodes, A.device)
+        if modes is None and points is not None:
+            motions_about_origin(points[:1], size)  # its checks, before the matrix is read
+    return modes, None if points is None else centred(points, communicator)
+
+
+def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int, degree: int, rounds: int) -> None:
+    check_degree(degree)
     if rounds < 0 or rounds % 1:
         raise InputError(f"rounds must be a whole number, 0 or more, not {rounds}")
-    nodes = operator.shape[0] // size
-    with operator.device.current():
-        given = given_modes(near_null_space, nodes, size, operator.device)
-        points = None if coordinates is None else given_points(coordinates, nodes, operator.device)
-        if given is None and points is not None:
-            rigid_body_modes(points[:1], size)  # its checks, before the matrix is read
-        diagonal, high, free = _measured(operator, size, rounds, degree)
-        found = _aggregates(operator, size, aggregates, points, aggregate_nodes, smoothing)
-        T = _tentative(given, points, free, found, size, operator.device)
-        del given, points, free  # as large as T
-        return _preconditioner(operator, diagonal, high, degree, smoothing, T)
-
-
-def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int, degree: int) -> None:
-    check_degree(degree)
     if A.shape[0] != A.shape[1] or not 1 <= size <= 8 or A.shape[0] % size:
         raise InputError(f"a matrix of shape {A.shape} does not consist of nodes of {size} unknowns")
-    if isinstance(A, AdvancesRecurrences) and not A.keeps_together(size):
-        raise InputError(
-            f"subdivisions of the matrix cut nodes of {size} unknowns; cut it at multiples of them, or choose another "
-            "preconditioner"
-        )
     if not 1 <= smoothing <= 3 or smoothing % 1:
         raise InputError(f"smoothing must be 1, 2 or 3, not {smoothing}")
     if not aggregate_nodes >= 2:
         raise InputError(f"aggregate_nodes must be 2 or more, not {aggregate_nodes}")
     if np.dtype(A.dtype) != np.float64:
         raise InputError(f"a coarse level needs vectors of float64, not {A.dtype}")
+
+
+def _check_cuts(A: Operator, size: int) -> None:
+    if isinstance(A, AdvancesRecurrences) and not A.keeps_together(size):
+        raise InputError(
+            f"subdivisions of the matrix cut nodes of {size} unknowns; cut it at multiples of them, or choose another "
+            "preconditioner"
+        )
 
 
 def _tentative(
@@ -144,15 +165,17 @@ def _tentative(
     elif device.kind == "cuda" and points.shape[1] == 3 and size in (3, 6):
         return RigidTentative(points, free, aggregates, size, device)
     else:
-        modes = rigid_body_modes(points, size)
+        modes = motions_about_origin(points, size)
     return StoredTentative(modes, free, aggregates, size, device)
 
 
 def _measured(A: Operator, size: int, rounds: int, degree: int) -> tuple[DiagonalBlocks, float, Array]:
     """Return D, a bound of the eigenvalues of ``D A``, and which unknowns couple with others, unlike clamped ones."""
-    blocks, of_rows = diagonal_and_row_sums(A, size)
-    diagonal = inverted_blocks(A, blocks)
-    sums = scaled_row_sums(diagonal, of_rows)
+    _check_cuts(A, size)
+    with communicator_of(A).together():
+        blocks, of_rows = diagonal_and_row_sums(A, size)
+        diagonal = inverted_blocks(A, blocks)
+        sums = scaled_row_sums(diagonal, of_rows)
     high = largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums)
     return diagonal, high, sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
 
@@ -161,6 +184,8 @@ def _aggregates(
     A: Operator, size: int, given: Any, points: Array | None, aggregate_nodes: int, smoothing: int
 ) -> Aggregates:
     nodes = A.shape[0] // size
+    if not nodes:
+        return Aggregates(np.empty(0, dtype=np.int32))
     if isinstance(given, tuple):
         if int(np.prod(given)) != nodes:
             raise InputError(f"a mesh of {given} nodes does not have the {nodes} nodes of the matrix")

@@ -50,7 +50,7 @@ class SmoothedAggregation(ValidatedOperator):
         self, A: Operator, diagonal: DiagonalBlocks, high: float, degree: int, smoothing: int, level: CoarseLevel
     ) -> None:
         self.A, self.diagonal, self.high, self.degree, self.smoothing = A, diagonal, high, degree, smoothing
-        self.level, self.space = level, VectorSpace(A.device)
+        self.level, self.space = level, VectorSpace.of(A)
         self.shape, self.dtype, self.device = A.shape, np.dtype(A.dtype), A.device
         self.smooth = smoothing_steps(smoothing, high)
         self.first, self.polynomial = self._polynomial(_LOW)

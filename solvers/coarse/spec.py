@@ -69,6 +69,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     """
 
     uses_near_null_space: ClassVar[bool] = True
+    works_on_ranks: ClassVar[bool] = True
 
     degree: int | Literal["auto"] = "auto"
     aggregate_nodes: int | Literal["auto"] = "auto"

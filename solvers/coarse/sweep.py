@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, Self, cast, runtime_checkable
 
 from penstock.solvers.coarse.galerkin import PRODUCT
 from penstock.solvers.coarse.level import HasCoarseLevel
@@ -48,7 +48,8 @@ class CoarseState:
     x, y, p : array, (n,) or (n, columns)
         The iterate, and the fine parts of the iterate and of the search direction.
     c, p_c, h, rho : array, (unknowns of the coarse level,) or (..., columns)
-        Their coarse parts, ``P^T A p`` and ``P^T (b - A x)``.
+        Their coarse parts, ``P^T A p`` and ``P^T (b - A x)``. A state without them, see :meth:`without_coarse_parts`, goes on
+        from its iterate with new directions.
     iteration : int
     widened : bool
         Whether the polynomial has been widened, because the coarse level represents slow modes badly.
@@ -63,6 +64,15 @@ class CoarseState:
     rho: Array
     iteration: int = 0
     widened: bool = False
+
+    @property
+    def has_coarse_parts(self) -> bool:
+        """Whether the state knows its coarse parts."""
+        return len(self.rho) > 0
+
+    def without_coarse_parts(self) -> Self:
+        """Return what another coarse level can go on with."""
+        return replace(self, c=self.c[:0], p_c=self.p_c[:0], h=self.h[:0], rho=self.rho[:0])
 
 
 class CoarseSweep:

@@ -4,73 +4,18 @@ Every check returns claims, true or not. Matrices and vectors are on the host, o
 with messages of NCCL.
 """
 
-import functools
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import scipy.sparse
+from level_checks import coarse_levels, streamed, wide_edges
+from rank_systems import BEAM, LOAD, MATRIX, NODES, WAY, all_rows, device, even, get, partitions, put, shared
 
-from penstock.distributed import (
-    DistributedMatrix,
-    DistributedStreamedMatrix,
-    MpiCommunicator,
-    NcclCommunicator,
-    RowPartition,
-    gpu_of_rank,
-    split_rows,
-)
-from penstock.fem import Cantilever
+from penstock.distributed import DistributedMatrix, MpiCommunicator, NcclCommunicator, RowPartition
 from penstock.solvers import StopReason, block_cg, block_jacobi, cg, chebyshev
-from penstock.spmv import CPU, InputError, VectorSpace
-from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
-from penstock.streaming import HostStore, Ring, StreamedMatrix, Workload
-
-WAY = sys.argv[2] if len(sys.argv) > 2 else "host"
-BEAM = Cantilever(nodes=(13, 5, 4), dof=3)
-MATRIX = BEAM.matrix().to_csr()
-LOAD = BEAM.load()
-NODES = len(LOAD) // 3
-
-
-def partitions(ranks):
-    """Even ones, and random ones in which ranks may have no rows, or all of them."""
-    rng = np.random.default_rng(ranks)
-    yield RowPartition.even(3 * NODES, ranks, multiple=3)
-    yield RowPartition((0,) * ranks + (3 * NODES,))
-    for _ in range(4):
-        inner = np.sort(rng.integers(0, NODES + 1, ranks - 1)) * 3
-        yield RowPartition((0, *map(int, inner), 3 * NODES))
-
-
-def shared(ranks, partition, matrix=MATRIX, **parameters):
-    own = partition.of(ranks.rank)
-    return DistributedMatrix.from_rows(matrix[own], partition, ranks, device=device(ranks), **parameters)
-
-
-@functools.cache
-def device(ranks):
-    return CPU if WAY == "host" else gpu_of_rank(ranks)
-
-
-def put(ranks, x):
-    """A copy on this rank's device."""
-    return device(ranks).asarray(np.array(x))
-
-
-def get(x):
-    return CPU.asarray(x)
-
-
-def all_rows(ranks, x):
-    """The rows of all ranks."""
-    return np.concatenate(ranks.exchange_objects([get(x)] * ranks.size))
-
-
-def even(ranks, **parameters):
-    partition = RowPartition.even(3 * NODES, ranks.size, multiple=3)
-    return shared(ranks, partition, **parameters), partition.of(ranks.rank)
+from penstock.spmv import InputError
 
 
 def products(ranks):
@@ -221,29 +166,6 @@ def stored_in_single_precision(ranks):
         yield f"{parameters}", A.dtype == np.float64 and np.allclose(found, MATRIX @ LOAD, rtol=1e-5, atol=1e-5)
 
 
-def wide_edges(ranks):
-    """Ranks that couple along all of their rows, as lines of a grid do, still multiply right: then every product is a sweep."""
-    m, size = 64, ranks.size
-    line = scipy.sparse.diags_array([np.full(m - 1, -1.0), np.full(m, 4.0), np.full(m - 1, -1.0)], offsets=[-1, 0, 1])
-    links = scipy.sparse.diags_array([np.full(size - 1, -1.0)] * 2, offsets=[-1, 1], shape=(size, size))
-    matrix = scipy.sparse.csr_array(
-        scipy.sparse.kron(scipy.sparse.eye_array(size), line) + scipy.sparse.kron(links, scipy.sparse.eye_array(m))
-    )
-    partition = RowPartition.even(size * m, size, multiple=m)
-    own = partition.of(ranks.rank)
-    square, couplings = split_rows(matrix[own], partition, ranks)
-    couplings, csr = [coupling.to_device(device(ranks)) for coupling in couplings], square.to_csr()
-    with HostStore.create((csr[start : start + 4] for start in range(0, m, 4)), format="csr") as store:
-        budget = int(0.6 * sum(part.nbytes for part in store.index.subdivisions))
-        plan = {"workload": Workload(degree=5), "ring": Ring(sweeps="alternate")}
-        with StreamedMatrix(store, budget, device=device(ranks), **plan) as streamed_square:
-            A = DistributedStreamedMatrix(streamed_square, couplings, ranks)
-            v = np.random.default_rng(3).normal(size=size * m)
-            found = all_rows(ranks, chebyshev(A, 5) @ put(ranks, v[own]))
-            expected = chebyshev(matrix, 5) @ v
-            yield "a polynomial", np.allclose(found, expected, rtol=0, atol=1e-12 * abs(expected).max())
-
-
 def start_vector(ranks):
     """The bound of the eigenvalues does not depend on the ranks beyond rounding."""
     A, _ = even(ranks, format="bsr", block_size=3)
@@ -277,54 +199,12 @@ def restarts(ranks):
     yield "interrupted", state.iteration == 20
 
 
-def streamed(ranks):
-    """Sweeps of several products give what separate products in memory do, mirrored or not, for full and half storage."""
-    beam = Cantilever(nodes=(65, 4, 4), dof=3)
-    matrix, b = beam.matrix().to_csr(), beam.load()
-    plane = 48
-    partition = RowPartition.even(65 * plane, ranks.size, multiple=plane)
-    own = partition.of(ranks.rank)
-    alone = cg(beam.matrix(), b, M=chebyshev(beam.matrix(), 9, block_size=3), rtol=1e-9)
-    square, couplings = split_rows(matrix[own], partition, ranks, block_size=3)
-    square = square.to_csr()
-    couplings = [coupling.to_device(device(ranks)) for coupling in couplings]
-    for name, mirrored in (("bsr", True), ("bsr", False), ("symmetric_bsr", True), ("symmetric_bsr", False)):
-        # Half a matrix is stored in whole chunks of 32 nodes.
-        step = plane if name == "bsr" else 2 * plane
-        slabs = (square[start : start + step] for start in range(0, square.shape[0], step))
-        with HostStore.create(slabs, format=name, block_size=3) as store:
-            budget = int(0.6 * sum(part.nbytes for part in store.index.subdivisions))
-            plan = {"workload": Workload(degree=9), "ring": Ring(sweeps="alternate")}
-            with StreamedMatrix(store, budget, device=device(ranks), **plan) as own_square:
-                A = DistributedStreamedMatrix(own_square, couplings, ranks, mirrored=mirrored)
-                count = len(store.index.subdivisions)
-                yield f"{count} subdivisions, {A.square.plan.slots} slots", 3 <= A.square.plan.slots < count
-                before, messages = A.sweeps, ranks.messages
-                v = np.random.default_rng(2).normal(size=65 * plane)
-                steps = [RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)] * 4
-                vectors = put(ranks, v[own]), *put(ranks, np.zeros((2, own.stop - own.start)))
-                scale = put(ranks, np.ones((own.stop - own.start, 1, 1)))
-                space = VectorSpace.of(A)
-                found = Recurrence(steps, *vectors[:2], vectors[0], scale, vectors[2], space).run(A)
-                expected = v
-                for _ in steps:
-                    expected = matrix @ expected
-                yield "powers", np.allclose(get(found), expected[own], rtol=0, atol=1e-13 * abs(expected).max())
-                yield "they share sweeps", A.sweeps - before < 4
-                yield "a message a product and neighbour", ranks.messages - messages == 4 * len(couplings)
-                result = cg(A, put(ranks, b[own]), M=chebyshev(A, 9, block_size=3), rtol=1e-9)
-                true = np.linalg.norm(b - matrix @ all_rows(ranks, result.x)) / np.linalg.norm(b)
-                yield f"true residual {true}", result.converged and true <= 1.1e-9
-                more = abs(result.iterations - alone.iterations)
-                yield f"{result.iterations}, {alone.iterations}", more <= 0.05 * alone.iterations
-                yield "streamed", 0 < result.sweeps < 9 * result.iterations and result.bytes_streamed > 0
-
-
 CHECKS = (
     products,
     messages,
     solves,
     many_right_hand_sides,
+    coarse_levels,
     refusals,
     disagreements,
     stored_in_single_precision,

@@ -72,6 +72,20 @@ def test_other_ranks_go_on_with_what_ranks_have_begun(write, alone, tmp_path):
     assert "ranks            3" in second.stdout
 
 
+def test_a_coarse_level_of_other_ranks_goes_on_from_the_iterate(write, alone, tmp_path):
+    folder = tmp_path / "out"
+    file = write(parallel="mpi", solver={"preconditioner": "smoothed_aggregation", "maxiter": 3})
+
+    first = command(2, "run", file, "--output", folder)
+    second = command(3, "run", "--resume", folder, "--maxiter", "500")
+
+    assert (first.returncode, second.returncode) == (1, 0), first.stderr + second.stderr
+    found = result_of(folder)
+    assert found["converged"]
+    assert 4 <= found["iterations"] <= 20
+    assert np.allclose(field_of(folder), field_of(alone), rtol=0, atol=1e-6 * abs(field_of(alone)).max())
+
+
 def test_several_loads_are_solved_by_ranks_together(write, tmp_path):
     cases = {"cases": [{"kind": "shear"}, {"kind": "axial"}]}
 
@@ -104,7 +118,7 @@ def test_an_error_of_all_ranks_is_told_once(write, tmp_path):
     ("changes", "message"),
     [
         ({"memory": {"budget": "1 MiB"}}, "memory.budget"),
-        ({"solver": {"preconditioner": "smoothed_aggregation"}}, "block_jacobi"),
+        ({"solver": {"preconditioner": "multigrid"}}, "block_jacobi"),
         ({"material": {"kind": "lognormal", "samples": 3}}, "material.samples"),
     ],
 )

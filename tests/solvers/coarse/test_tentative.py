@@ -92,7 +92,7 @@ def rigid_body(size, nodes=90, count=7):
     line = aggregates.of_node == 2
     points[line] = np.array([1.0, 2.0, 3.0]) + np.arange(line.sum())[:, None] * np.array([0.5, -1.0, 0.25])
     free[aggregates.of_node == 3] = False
-    return points, free.reshape(-1), aggregates
+    return points - points.mean(axis=0), free.reshape(-1), aggregates
 
 
 def on_target(target, size, action):

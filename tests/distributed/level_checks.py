@@ -1,0 +1,134 @@
+"""What ranks check together of coarse levels and of streamed matrices; see ``rank_checks.py``."""
+
+import numpy as np
+import scipy.sparse
+from rank_systems import all_rows, device, get, put
+
+from penstock.distributed import DistributedMatrix, DistributedStreamedMatrix, RowPartition, split_rows
+from penstock.fem import Cantilever
+from penstock.solvers import block_cg, cg, chebyshev, smoothed_aggregation
+from penstock.spmv import VectorSpace
+from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
+from penstock.streaming import HostStore, Ring, StreamedMatrix, Workload
+
+
+def coarse_levels(ranks):
+    """Aggregates of a rank's own nodes make a coarse level of all ranks: the Galerkin product, and iterations as alone."""
+    beam = Cantilever(nodes=(33, 9, 9), dof=3)
+    matrix, b, modes = beam.matrix().to_csr(), beam.load(), beam.rigid_body_modes()
+    points, plane = beam.mesh.coordinates(), 3 * 81
+    partition = RowPartition.even(len(b), ranks.size, multiple=plane)
+    own = partition.of(ranks.rank)
+    nodes, counts = slice(own.start // 3, own.stop // 3), ((own.stop - own.start) // plane, 9, 9)
+    given = {"boxes": {"coordinates": points[nodes], "aggregates": counts}, "graph": {"near_null_space": modes[own]}}
+    for name, how in given.items():
+        A = DistributedMatrix.from_rows(
+            matrix[own], partition, ranks, format="symmetric_bsr", block_size=3, device=device(ranks)
+        )
+        M = smoothed_aggregation(A, **how)
+        space = VectorSpace.of(A)
+        c, d = (put(ranks, np.random.default_rng(seed).normal(size=M.level.T.unknowns)) for seed in (0, 1))
+        fine = space.dot(prolonged(M, d), A @ prolonged(M, c))
+        coarse = float(get(d) @ get(M.level.A @ c))
+        expected = iterations_alone(ranks, beam.matrix(), b, M, points)
+        yield f"{name}: {fine} = {coarse}", abs(fine - coarse) <= 1e-12 * abs(coarse)
+        for columns in (None, 3):
+            loads = b if columns is None else np.random.default_rng(2).normal(size=(len(b), columns))
+            found = (cg if columns is None else block_cg)(A, put(ranks, loads[own]), M=M, rtol=1e-9)
+            true = np.linalg.norm(loads - matrix @ all_rows(ranks, found.x), axis=0) / np.linalg.norm(loads, axis=0)
+            yield f"{name}: true residual {true}", found.converged and bool((true <= 1.1e-9).all())
+            yield f"{name}: {found.iterations}, {expected}", abs(found.iterations - expected) <= 1
+
+
+def iterations_alone(ranks, matrix, b, M, points):
+    """The iterations that one rank needs with the aggregates that ranks have made."""
+    of_node = all_rows(ranks, M.level.T.rows(0, len(M.level.T.of_node)).columns)
+    level = smoothed_aggregation(matrix, coordinates=points, aggregates=of_node)
+    return cg(matrix, b, M=level, rtol=1e-9).iterations
+
+
+def prolonged(M, c):
+    """``P c``, by the recurrence that smooths T."""
+    A = M.A
+    v, other, image = (A.device.xp.zeros(A.shape[0]) for _ in range(3))
+    M.level.T.prolong(c, v)
+    return Recurrence(M.smooth, v, other, v, M.diagonal.blocks, image, VectorSpace.of(A)).run(A).copy()
+
+
+def wide_edges(ranks):
+    """Ranks that couple along all of their rows, as lines of a grid do, still multiply right: then every product is a sweep."""
+    m, size = 64, ranks.size
+    line = scipy.sparse.diags_array([np.full(m - 1, -1.0), np.full(m, 4.0), np.full(m - 1, -1.0)], offsets=[-1, 0, 1])
+    links = scipy.sparse.diags_array([np.full(size - 1, -1.0)] * 2, offsets=[-1, 1], shape=(size, size))
+    matrix = scipy.sparse.csr_array(
+        scipy.sparse.kron(scipy.sparse.eye_array(size), line) + scipy.sparse.kron(links, scipy.sparse.eye_array(m))
+    )
+    partition = RowPartition.even(size * m, size, multiple=m)
+    own = partition.of(ranks.rank)
+    square, couplings = split_rows(matrix[own], partition, ranks)
+    couplings, csr = [coupling.to_device(device(ranks)) for coupling in couplings], square.to_csr()
+    with HostStore.create((csr[start : start + 4] for start in range(0, m, 4)), format="csr") as store:
+        budget = int(0.6 * sum(part.nbytes for part in store.index.subdivisions))
+        plan = {"workload": Workload(degree=5), "ring": Ring(sweeps="alternate")}
+        with StreamedMatrix(store, budget, device=device(ranks), **plan) as streamed_square:
+            A = DistributedStreamedMatrix(streamed_square, couplings, ranks)
+            v = np.random.default_rng(3).normal(size=size * m)
+            found = all_rows(ranks, chebyshev(A, 5) @ put(ranks, v[own]))
+            expected = chebyshev(matrix, 5) @ v
+            yield "a polynomial", np.allclose(found, expected, rtol=0, atol=1e-12 * abs(expected).max())
+
+
+def streamed(ranks):
+    """Sweeps of several products give what separate products in memory do, mirrored or not, for full and half storage."""
+    beam = Cantilever(nodes=(65, 4, 4), dof=3)
+    matrix, b = beam.matrix().to_csr(), beam.load()
+    plane = 48
+    partition = RowPartition.even(65 * plane, ranks.size, multiple=plane)
+    own = partition.of(ranks.rank)
+    alone = cg(beam.matrix(), b, M=chebyshev(beam.matrix(), 9, block_size=3), rtol=1e-9)
+    points = beam.mesh.coordinates()
+    square, couplings = split_rows(matrix[own], partition, ranks, block_size=3)
+    square = square.to_csr()
+    couplings = [coupling.to_device(device(ranks)) for coupling in couplings]
+    for name, mirrored in (("bsr", True), ("bsr", False), ("symmetric_bsr", True), ("symmetric_bsr", False)):
+        # Half a matrix is stored in whole chunks of 32 nodes.
+        step = plane if name == "bsr" else 2 * plane
+        slabs = (square[start : start + step] for start in range(0, square.shape[0], step))
+        with HostStore.create(slabs, format=name, block_size=3) as store:
+            budget = int(0.6 * sum(part.nbytes for part in store.index.subdivisions))
+            plan = {"workload": Workload(degree=9), "ring": Ring(sweeps="alternate")}
+            with StreamedMatrix(store, budget, device=device(ranks), **plan) as own_square:
+                A = DistributedStreamedMatrix(own_square, couplings, ranks, mirrored=mirrored)
+                count = len(store.index.subdivisions)
+                yield f"{count} subdivisions, {A.square.plan.slots} slots", 3 <= A.square.plan.slots < count
+                before, messages = A.sweeps, ranks.messages
+                v = np.random.default_rng(2).normal(size=65 * plane)
+                steps = [RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)] * 4
+                vectors = put(ranks, v[own]), *put(ranks, np.zeros((2, own.stop - own.start)))
+                scale = put(ranks, np.ones((own.stop - own.start, 1, 1)))
+                space = VectorSpace.of(A)
+                found = Recurrence(steps, *vectors[:2], vectors[0], scale, vectors[2], space).run(A)
+                expected = v
+                for _ in steps:
+                    expected = matrix @ expected
+                yield "powers", np.allclose(get(found), expected[own], rtol=0, atol=1e-13 * abs(expected).max())
+                yield "they share sweeps", A.sweeps - before < 4
+                yield "a message a product and neighbour", ranks.messages - messages == 4 * len(couplings)
+                result = cg(A, put(ranks, b[own]), M=chebyshev(A, 9, block_size=3), rtol=1e-9)
+                true = np.linalg.norm(b - matrix @ all_rows(ranks, result.x)) / np.linalg.norm(b)
+                yield f"true residual {true}", result.converged and true <= 1.1e-9
+                more = abs(result.iterations - alone.iterations)
+                yield f"{result.iterations}, {alone.iterations}", more <= 0.05 * alone.iterations
+                if mirrored:
+                    nodes, planes = slice(own.start // 3, own.stop // 3), (own.stop - own.start) // plane
+                    M = smoothed_aggregation(A, coordinates=points[nodes], aggregates=(planes, 4, 4))
+                    begun, halfway = A.sweeps, cg(A, put(ranks, b[own]), M=M, maxiter=4).state
+                    coarse = cg(A, put(ranks, b[own]), M=M, rtol=1e-9, state=halfway)
+                    true = np.linalg.norm(b - matrix @ all_rows(ranks, coarse.x)) / np.linalg.norm(b)
+                    yield f"coarse level: true residual {true}", coarse.converged and true <= 1.1e-9
+                    count = coarse.state.iteration
+                    fewest = 14 * count // A.square.plan.slots
+                    yield f"coarse level: {A.sweeps - begun} sweeps", A.sweeps - begun <= 2 * fewest + 20
+                    expected = iterations_alone(ranks, beam.matrix(), b, M, points)
+                    yield f"coarse level: {count}, {expected}", abs(count - expected) <= 1
+                yield "streamed", 0 < result.sweeps < 9 * result.iterations and result.bytes_streamed > 0
