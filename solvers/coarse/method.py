@@ -132,16 +132,18 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
 
     def _update(self, state: CoarseCgState) -> StopReason | None:
         """Advance the iterate along the new direction; the vectors of the last sweep are used up."""
-        dot, coarse_dot, level, sweep = self._space.dot, self._coarse_space.dot, self._level, self._sweep
+        level, sweep = self._level, self._sweep
         e1, g, A_c, m, u = sweep.e1, sweep.g, level.A, sweep.m, sweep.u
         e2 = level.solve(state.rho - A_c.apply(e1) - g)
         z_c = e1 + e2
         A_z = A_c.apply(z_c)
-        rz = dot(sweep.r, m) + coarse_dot(e1, g) + coarse_dot(state.rho, z_c)
-        zw = dot(m, u) + 2.0 * coarse_dot(g, z_c) + coarse_dot(z_c, A_z)
+        rm, mu, pu = self._space.dots((sweep.r, m), (m, u), (state.p, u))
+        eg, rho_z, gz, zAz, pg, hz = self._coarse_space.dots(
+            (e1, g), (state.rho, z_c), (g, z_c), (z_c, A_z), (state.p_c, g), (state.h, z_c)
+        )
+        rz, zw, zq = rm + eg + rho_z, mu + 2.0 * gz + zAz, pu + pg + hz
         beta = 0.0
         if state.curvature > 0:
-            zq = dot(state.p, u) + coarse_dot(state.p_c, g) + coarse_dot(state.h, z_c)
             beta = -zq / state.curvature
             zw += 2.0 * beta * zq + beta * beta * state.curvature
         if not (math.isfinite(rz) and math.isfinite(zw)):

@@ -63,10 +63,18 @@ class VectorSpace:
 
     def dot(self, x: Array, y: Array) -> float:
         """Return ``x . y`` accumulated in float64; reads 2 n values. On CUDA the host waits for the result."""
-        partial = self.device.xp.empty(_CUDA_BLOCKS if self.device.kind == "cuda" else -(-x.size // CHUNK))
-        find_kernel("vector", "dot", self.device.kind)(x, y, partial)
-        own = float(sum(self.device.to_host(partial).tolist()))  # left to right: a fixed order
-        return float(self.communicator.total(np.array([own]))[0])
+        return self.dots((x, y))[0]
+
+    def dots(self, *pairs: tuple[Array, Array]) -> list[float]:
+        """Return ``x . y`` of several pairs, as :meth:`dot` does; the host and the ranks wait once."""
+        cuda = self.device.kind == "cuda"
+        longest = max(x.size for x, _ in pairs)
+        partials = self.device.xp.zeros((len(pairs), _CUDA_BLOCKS if cuda else -(-longest // CHUNK)))
+        kernel = find_kernel("vector", "dot", self.device.kind)
+        for (x, y), partial in zip(pairs, partials, strict=True):
+            kernel(x, y, partial if cuda else partial[: -(-x.size // CHUNK)])
+        own = [float(sum(partial.tolist())) for partial in self.device.to_host(partials)]  # left to right: a fixed order
+        return [float(total) for total in self.communicator.total(np.array(own))]
 
     def norm(self, x: Array) -> float:
         """Return the Euclidean norm of ``x``."""
