@@ -14,6 +14,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from penstock import __version__
+from penstock.plan_command import plan, print_plan
 from penstock.spmv import PenstockError
 from penstock.terminal import (
     INTERRUPTED,
@@ -79,10 +80,8 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
 ) -> None:
     """Solve a cantilever described in YAML and leave a results folder."""
-    from penstock.experiments import plan_experiment, read_experiment, resume_experiment, run_experiment
-    from penstock.experiments.cantilever.matrix_storage import measure_rates
+    from penstock.experiments import read_experiment, resume_experiment, run_experiment
     from penstock.experiments.cantilever.ranked_run import runs_on_ranks
-    from penstock.spmv import Device
 
     console, reporter = open_terminal()
     if resume is not None and (file is not None or output is not None or dry_run):
@@ -92,8 +91,7 @@ def run(
         if experiment.parallel is None:
             refuse_copies()
         if dry_run:
-            rates = measure_rates(experiment, Device.parse(experiment.memory.device), Path.cwd())
-            console.print(plan_experiment(experiment, rates).explain(), highlight=False, soft_wrap=True, markup=False)
+            print_plan(experiment, console)
             return
         directory = output or free_name(experiment.output.directory / file.stem)
         action = partial(run_experiment, experiment, directory, reporter=reporter)
@@ -116,6 +114,9 @@ def run(
         console.print(f"Not converged; {hint} --maxiter N", highlight=False, soft_wrap=True)
     if outcome.reason.name != "CONVERGED":
         raise typer.Exit(1)
+
+
+app.command()(plan)
 
 
 @app.command()

@@ -55,6 +55,10 @@ class PreconditionerSpec:
         """Return the number of vectors the preconditioner stores when ``columns`` right-hand sides are solved together."""
         return 0
 
+    def shared_nbytes(self, n: int) -> float:
+        """Return the bytes that every rank reads in an iteration for a system of n unknowns, however many ranks share it."""
+        return 0.0
+
     def degrees(self, *, streamed: bool) -> tuple[int, ...]:
         """Return the numbers of consecutive products per iteration from which a plan may choose."""
         return (1,)

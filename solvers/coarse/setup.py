@@ -45,7 +45,7 @@ from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Opera
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 
-__all__ = ["smoothed_aggregation"]
+__all__ = ["COARSE_PRODUCTS", "smoothed_aggregation"]
 
 # Coarse matrices of up to this many unknowns are inverted.
 _DENSE_UNKNOWNS = 800
@@ -55,6 +55,8 @@ _DECOUPLED = 1e-12
 _LEAST_COARSENING = 0.8
 # On coarse levels products are cheap, and prolongators of degree 1 with aggregates of 3 nodes a side couple neighbours only.
 _COARSE_SIDE, _COARSE_SMOOTHING, _COARSE_DEGREE = 3, 1, 5
+#: Products with a coarse matrix when the level is applied once.
+COARSE_PRODUCTS = 4 * _COARSE_SMOOTHING + _COARSE_DEGREE + 1
 
 
 def smoothed_aggregation(

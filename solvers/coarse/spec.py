@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.solvers.chebyshev import check_degree
 from penstock.solvers.coarse.modes import in_order
-from penstock.solvers.coarse.setup import smoothed_aggregation
+from penstock.solvers.coarse.setup import COARSE_PRODUCTS, smoothed_aggregation
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import InputError, Operator
 
@@ -149,6 +149,10 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         held = self.vectors(columns, streamed_to_gpu=streamed_to_gpu) * vector
         setup = self.vectors(0, streamed_to_gpu=streamed_to_gpu) * vector + _window_nbytes(vector)
         return max(held, setup) if streamed_to_gpu else held
+
+    def shared_nbytes(self, n: int) -> float:
+        """Return the bytes of the coarse solves of an iteration, which every rank makes."""
+        return 2.0 * COARSE_PRODUCTS * self._level_vectors * 8 * n
 
     def degrees(self, *, streamed: bool) -> tuple[int, ...]:
         """Return the products of an iteration; a plan may choose fewer, which fit one sweep of a ring with few slots."""

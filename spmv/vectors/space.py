@@ -73,7 +73,9 @@ class VectorSpace:
         kernel = find_kernel("vector", "dot", self.device.kind)
         for (x, y), partial in zip(pairs, partials, strict=True):
             kernel(x, y, partial if cuda else partial[: -(-x.size // CHUNK)])
-        own = [float(sum(partial.tolist())) for partial in self.device.to_host(partials)]  # left to right: a fixed order
+        own = [
+            float(sum(partial.tolist())) for partial in self.device.to_host(partials)
+        ]  # left to right: a fixed order
         return [float(total) for total in self.communicator.total(np.array(own))]
 
     def norm(self, x: Array) -> float:

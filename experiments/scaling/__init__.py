@@ -1,0 +1,1 @@
+"""What a system takes on several GPUs, forecast from rates."""

@@ -1,0 +1,35 @@
+"""The table of what a system takes on several GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from penstock.experiments.scaling.forecast import Forecast
+from penstock.spmv import format_nbytes
+
+__all__ = ["scaling_table"]
+
+
+def scaling_table(found: Sequence[Forecast]) -> Table:
+    """Return a table with a row for each number of ranks; efficiency is against the first."""
+    columns = ("GPUs", "planes", "matrix", "vectors", "", "products", "sweep", "iteration", "solve", "efficiency")
+    table = Table(pad_edge=False, caption="of a GPU; the matrix and vectors of the one with the most planes of nodes")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for one in found:
+        solve = one.solve_seconds
+        table.add_row(
+            str(one.ranks),
+            str(one.planes),
+            format_nbytes(one.matrix_nbytes),
+            format_nbytes(one.vector_nbytes),
+            "streamed" if one.streamed else "in memory",
+            str(one.products),
+            f"{1e3 * one.sweep_seconds:.3g} ms",
+            f"{1e3 * one.seconds:.3g} ms",
+            "" if solve is None else f"{solve:.3g} s",
+            f"{one.efficiency_against(found[0]):.2f}",
+        )
+    return table
