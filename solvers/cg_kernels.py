@@ -23,6 +23,7 @@ __all__ = [
     "descend_diagonal",
     "extend",
     "extend_image",
+    "foresee",
     "residual_product",
 ]
 
@@ -69,9 +70,10 @@ class Sum(enum.IntEnum):
     Q_Q = 3
     R_R = 4
     R_Z = 5
+    W_Z = 6  # with one sum an iteration, w = A z
 
 
-_X_X, _P_Q, _P_P, _Q_Q, _R_R, _R_Z = map(int, Sum)
+_X_X, _P_Q, _P_P, _Q_Q, _R_R, _R_Z, _W_Z = map(int, Sum)
 
 
 @serial_kernel
@@ -190,10 +192,20 @@ def descend_blocks(
 
 
 @serial_and_parallel
-def residual_product(chunk: int, r: Array, z: Array, partials: Array) -> None:
-    """Sum ``r.z``."""
+def residual_product(chunk: int, r: Array, z: Array, partials: Array, which: int) -> None:
+    """Sum ``r.z``, or another product of two vectors."""
     for k in prange(partials.shape[1]):
-        partials[_R_Z, k] = dot_of_range(r, z, k * chunk, min((k + 1) * chunk, r.shape[0]))
+        partials[which, k] = dot_of_range(r, z, k * chunk, min((k + 1) * chunk, r.shape[0]))
+
+
+@serial_kernel
+def foresee(sums: Array, numbers: Array) -> None:
+    """Put the curvature of the next direction ``z + beta p`` in the place of its sum (Chronopoulos and Gear 1989)."""
+    if numbers[Scalar.ACTIVE] != 0.0:
+        beta = _gather(sums, _R_Z) / numbers[Scalar.RHO]
+        curvature = _gather(sums, _W_Z) - beta * beta * numbers[Scalar.CURVATURE]
+        sums[_P_Q, :] = 0.0
+        sums[_P_Q, 0] = curvature
 
 
 @serial_kernel

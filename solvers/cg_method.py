@@ -87,11 +87,13 @@ class ConjugateGradients(Method, name="cg"):
         With one right-hand side, ``(n,)``.
     recurrence : callable
         Returns the iteration for given vectors; see :class:`penstock.solvers.cg.CgRecurrence`.
+    at_once : bool
+        Whether the iteration forms all sums at once, for which it needs the image of z.
     """
 
     State: ClassVar[type] = CgState
 
-    def __init__(self, problem: LinearProblem, recurrence: Callable[..., Recurrence]) -> None:
+    def __init__(self, problem: LinearProblem, recurrence: Callable[..., Recurrence], *, at_once: bool = False) -> None:
         self.problem, A, b = problem, problem.A, problem.b
         self._make_recurrence = recurrence
         problem.set_norms(np.array([problem.space.norm(b)]))
@@ -100,7 +102,8 @@ class ConjugateGradients(Method, name="cg"):
         self.q = empty_like(b)
         self.z: Array | None = None if problem.M is None else empty_like(b)
         self._with_product = with_product(problem.M, A)
-        self.w: Array | None = None if self._with_product is None else empty_like(b)
+        self._at_once = at_once
+        self.w: Array | None = empty_like(b) if at_once or self._with_product is not None else None
         self._recurrence: Recurrence | None = None
 
     def start(self, x0: Array | None) -> CgState:
@@ -136,7 +139,7 @@ class ConjugateGradients(Method, name="cg"):
         if not problem.space.any(state.p):  # the solve ended without a direction, or had converged
             self.reason = self._restart(state)
             return state
-        if self._with_product is None:
+        if self.w is None:
             state.q = None
         else:
             if state.q is None:  # the state is from a solve with another preconditioner
@@ -173,6 +176,8 @@ class ConjugateGradients(Method, name="cg"):
             self.reason = self._test(state, recurrence)
         elif halt is Halt.DRIFTED:
             self.reason = self._replace(state, recurrence)
+        elif halt is Halt.BAD_CURVATURE and self._at_once and self._true_curvature(state) > 0:
+            self.reason = self._test(state, recurrence)  # rounding has made the deduced one negative
         elif halt is Halt.BAD_CURVATURE:
             self.reason = self._breakdown(curvature, state)
             self.residual = self._true_residual(state, replace=False)
@@ -181,6 +186,10 @@ class ConjugateGradients(Method, name="cg"):
         elif halt is Halt.NOT_FINITE:
             self.reason = StopReason.NOT_FINITE
             self.residual = self._true_residual(state, replace=False)
+
+    def _true_curvature(self, state: CgState) -> float:
+        self.problem.product(state.p, self.q)
+        return self.problem.space.dot(state.p, self.q)
 
     def _waited_seconds(self) -> float:
         A = self.problem.A
@@ -243,6 +252,8 @@ class ConjugateGradients(Method, name="cg"):
         elif self.problem.M is not None:
             z = self.z
             self.problem.M.apply(state.r, z)
+        if self._at_once and self._with_product is None:
+            self.problem.product(z, self.w)
         rho = self.problem.space.dot(state.r, z)
         if not math.isfinite(rho):
             return StopReason.NOT_FINITE, z

@@ -119,6 +119,7 @@ def _conjugate_gradients(sizes) -> list[str]:
     passes = ("cg_curvature", "cg_residual_product", "cg_extend", "cg_extend_image")
     return [
         "cg_close",
+        "cg_foresee",
         *(f"{kernel}<{type_}>" for kernel, type_ in product(passes, ITEMSIZE)),
         *(f"cg_descend<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)),
     ]

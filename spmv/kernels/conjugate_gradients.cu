@@ -70,6 +70,15 @@ __global__ void __launch_bounds__(256) cg_close(const int blocks, const double* 
     close_iteration(sums, numbers, blocks);
 }
 
+// The curvature of the next direction z + beta p by Chronopoulos and Gear's formula, in the place of its sum. One block.
+__global__ void __launch_bounds__(256) cg_foresee(const int blocks, double* sums, const double* __restrict__ numbers)
+{
+    if (numbers[ACTIVE] == 0.0) return;
+    const double r_z = gather(sums, R_Z, blocks), w_z = gather(sums, W_Z, blocks);
+    const double beta = r_z / numbers[RHO], next = w_z - beta * beta * numbers[CURVATURE];
+    for (int block = threadIdx.x; block < blocks; block += THREADS) sums[P_Q * blocks + block] = block == 0 ? next : 0.0;
+}
+
 // p.q, p.p and q.q: reads 2 n values. `closes` ends the last iteration too: ranks have yet to add up x.x before they can.
 template <typename Vector>
 __global__ void __launch_bounds__(256) cg_curvature(
@@ -151,10 +160,10 @@ __global__ void __launch_bounds__(256) cg_descend(
     leave(partials, R_Z, size == 0 ? r_r : r_z);
 }
 
-// r.z, after a preconditioner with kernels of its own: reads 2 n values.
+// r.z, after a preconditioner with kernels of its own, or another product of two vectors: reads 2 n values.
 template <typename Vector>
 __global__ void __launch_bounds__(256) cg_residual_product(
-    const long long n, const Vector* __restrict__ r, const Vector* __restrict__ z, double* __restrict__ partials)
+    const long long n, const Vector* __restrict__ r, const Vector* __restrict__ z, double* __restrict__ partials, const int which)
 {
     double r_z = 0.0;
     for (long long tile = (long long)blockIdx.x * TILE; tile < n; tile += (long long)gridDim.x * TILE) {
@@ -164,7 +173,7 @@ __global__ void __launch_bounds__(256) cg_residual_product(
             if (i < n) r_z += double(r[i]) * double(z[i]);
         }
     }
-    leave(partials, R_Z, r_z);
+    leave(partials, Sum(which), r_z);
 }
 
 // x += alpha p, x.x, and p = z + beta p with beta = r.z / rho: reads 3 n values, writes 2 n. z may be r.

@@ -54,6 +54,12 @@ def messages(ranks):
     result = cg(A, put(ranks, LOAD[own]), M=block_jacobi(A, 3), rtol=1e-30, maxiter=60)
     # Beside two sums an iteration, a look adds up and agrees, and a start and an end take norms.
     yield f"sums: {ranks.reductions - sums}", ranks.reductions - sums <= 4 * result.iterations + 30
+    sums, looks = ranks.reductions, 256
+    result = cg(A, put(ranks, LOAD[own]), M=block_jacobi(A, 3), rtol=1e-10, check_every=looks, reductions=1)
+    found = ranks.reductions - sums  # of as many iterations as are started before the first look
+    yield f"one sum an iteration: {found}", result.converged and found <= looks + 30
+    true = np.linalg.norm(LOAD - MATRIX @ all_rows(ranks, result.x)) / np.linalg.norm(LOAD)
+    yield f"with one sum: {true}", true <= 1.1e-10
 
 
 def solves(ranks):

@@ -30,7 +30,10 @@ def experiment(nodes, solver, **memory):
     return Experiment.model_validate(content)
 
 
-@pytest.mark.parametrize("record", [r for r in RECORDS if r["name"].count("/") == 4], ids=lambda r: r["name"])
+MEASURED = [r for r in RECORDS if r["name"].count("/") == 4 and r["name"].split("/")[3] in SOLVERS]
+
+
+@pytest.mark.parametrize("record", MEASURED, ids=lambda r: r["name"])
 def test_forecasts_agree_with_what_two_gpus_took(record):
     """Streamed, the benchmark gives a GPU a quarter of the bytes of all blocks of its square, cut into 64 subdivisions."""
     _, _, where, name, ranks = record["name"].split("/")
