@@ -16,6 +16,9 @@ A preconditioner made of products with A also computes ``w = A z``. Then q is no
 values and writes n: streamed, all products of an iteration can share a sweep, and w is an additional vector. The bound of the
 drift then does not include rounding in q; convergence is still declared on the true residual.
 
+With ``reductions=1``, all sums over ranks of an iteration are one (Chronopoulos and Gear 1989). w is then formed for any
+preconditioner, instead of A p, and ``p.A p`` is deduced from ``z.A z``: 5 n values and one vector more.
+
 Differs from SciPy's ``cg``: convergence is only declared on the true residual ``b - A x``, which costs one more product when the
 recursive residual meets the tolerance. If the true residual does not meet it, it replaces the recursive one and the search
 restarts. During the solve, the true residual replaces the recursive one, and the search continues in the same direction,
@@ -266,8 +269,7 @@ def cg(
     state : CgState, optional
         Resume from this state of a call with the same A, b and M, bit-equal to an uninterrupted call. Changed in place.
     reductions : int
-        Sums over all ranks in an iteration. With 1, ``p.A p`` is deduced from ``z.A z`` (Chronopoulos and Gear 1989), which takes
-        another vector and 5 n values more; it pays below some 300,000 unknowns a rank. A resumed solve sums anew.
+        Sums over all ranks in an iteration, 2 or 1, which takes a vector more; a resumed solve is then not bit-equal.
 
     Returns
     -------
@@ -282,8 +284,7 @@ def cg(
     problem = _with_limits(LinearProblem(A, b, M, rtol=rtol, atol=atol), maxiter, check_every)
     x0 = problem.guess(x0, state, "x0")
     with problem.A.device.current():
-        method = _method_for(problem, reductions)
+        method, checks = _method_for(problem, reductions), _residual_checks(problem, 1 if callback else check_every)
         state = method.begin(x0, state, problem.b.shape, problem.A)
-        checks = _residual_checks(problem, 1 if callback is not None else check_every)
         problem.run(method, state, maxiter=maxiter, callback=callback, monitor=monitor, checks=checks)
         return cast(SolveResult, method.result(state, np.shape(b)))
