@@ -259,10 +259,9 @@ def cg(
         Maximum number of iterations; 10 n by default.
     M : operator, matrix or function, optional
         Approximates the inverse of A; symmetric positive definite.
-    callback : callable, optional
-        ``callback(xk)`` after each iteration; xk is the solver's own vector.
-    monitor : callable, optional
-        ``monitor(record)`` whenever the host reads the residual; stops the solve if it returns True.
+    callback, monitor : callable, optional
+        ``callback(xk)`` after each iteration; xk is the solver's own vector. ``monitor(record)`` whenever the host reads the
+        residual; stops the solve if it returns True.
     check_every : int, optional
         Iterations between two reads of the residual, up to 256. By default 1 on the CPU or with a ``callback``; on a GPU reads
         cost less than 2 % of the time. Results do not depend on it; iterations started after the end are wasted.
@@ -282,9 +281,9 @@ def cg(
         If A is not square or empty, b or x0 does not fit or holds NaN, a tolerance is negative, or x0 and state are given.
     """
     problem = _with_limits(LinearProblem(A, b, M, rtol=rtol, atol=atol), maxiter, check_every)
-    x0 = problem.guess(x0, state, "x0")
+    x0, checks = problem.guess(x0, state, "x0"), _residual_checks(problem, 1 if callback else check_every)
     with problem.A.device.current():
-        method, checks = _method_for(problem, reductions), _residual_checks(problem, 1 if callback else check_every)
+        method = _method_for(problem, reductions)
         state = method.begin(x0, state, problem.b.shape, problem.A)
         problem.run(method, state, maxiter=maxiter, callback=callback, monitor=monitor, checks=checks)
         return cast(SolveResult, method.result(state, np.shape(b)))
