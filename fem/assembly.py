@@ -100,8 +100,18 @@ def _assemble_into(
     factors = np.stack([material.layer(layer, (ny - 1, nz - 1)) for layer in range(first_layer, last_layer + 1)])
     blocks = np.ascontiguousarray(element_matrix.reshape(8, dof, 8, dof).swapaxes(1, 2)).reshape(8, 8, dof * dof)
     before = _connections_before(start, stop, nx, ny, nz)
-    target = (arrays["row_offsets"], arrays["column_indices"], arrays["values"].reshape(-1))
+    _place_rows(arrays["row_offsets"], before, dof, by_scalar_rows)
+    target = (arrays["column_indices"], arrays["values"].reshape(-1))
     _fill(by_scalar_rows, start, stop, nx, ny, nz, dof, before, *target, blocks, factors, first_layer, clamped)
+
+
+def _place_rows(offsets: Array, before: Array, dof: int, by_scalar_rows: bool) -> None:
+    """Set the row offsets of a slab; not in the kernel, which would then be compiled for each type of offsets."""
+    if not by_scalar_rows:
+        offsets[...] = before
+        return
+    offsets[0] = 0
+    np.cumsum(np.repeat(np.diff(before) * dof, dof), out=offsets[1:])
 
 
 def _chunked(rows: SparseMatrix, format_name: str, first_row: int, dof: int) -> SparseMatrix:
@@ -248,11 +258,10 @@ def _clamp(total: Array, dof: int, same_node: bool) -> None:
 
 @parallel_kernel
 def _fill(
-    by_scalar_rows: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, before: Array, offsets: Array,
+    by_scalar_rows: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, before: Array,
     columns: Array, values: Array, blocks: Array, factors: Array, first_layer: int, clamped: bool,
 ) -> None:  # fmt: skip
     """Fill BSR arrays, or CSR arrays if ``by_scalar_rows``; only the positions of a block's scalars differ."""
-    offsets[0] = 0
     for row in prange(stop - start):
         node = start + row
         ix, iy, iz = node // (ny * nz), node // nz % ny, node % nz
@@ -260,11 +269,6 @@ def _fill(
         first = before[row] * dof * dof
         total = np.empty(dof * dof)
         row_stride, block_stride = (connections * dof, dof) if by_scalar_rows else (dof, dof * dof)
-        if by_scalar_rows:
-            for r in range(dof):
-                offsets[row * dof + r + 1] = first + (r + 1) * row_stride
-        else:
-            offsets[row + 1] = before[row + 1]
         connection = 0
         for jx in range(max(ix - 1, 0), min(ix + 2, nx)):
             for jy in range(max(iy - 1, 0), min(iy + 2, ny)):

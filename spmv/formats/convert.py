@@ -12,7 +12,7 @@ from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.limits import INT32_MAX
-from penstock.spmv.formats.statistics import check_whole, first_kept, next_block
+from penstock.spmv.formats.statistics import check_whole, first_kept, next_block, wide_offsets
 
 __all__ = [
     "chunk_offsets",
@@ -86,7 +86,7 @@ def chunks_of_slots(
     column_indices, values = xp.full(size, -1, dtype=np.int32), xp.zeros(size, dtype=values_dtype)
     source, target = (A.row_offsets, A.column_indices, A.values), (permutation, offsets, column_indices, values)
     if A.device.kind == "cpu":
-        _fill_slots(rows, height, *source, *target)
+        _fill_slots(rows, height, wide_offsets(A.row_offsets), *source[1:], *target)
     else:
         names = type_names(values, A.values, A.row_offsets)
         function = cuda_function("conversion.cu", f"fill_slots<{names}>")
@@ -115,7 +115,7 @@ def chunks_of_blocks(
     values = xp.zeros(blocks * size * size, dtype=values_dtype)
     source, target = (A.row_offsets, A.column_indices, A.values), (permutation, offsets, column_indices, values)
     if A.device.kind == "cpu":
-        _fill_blocks(block_rows, size, first_kept(upper), height, *source, *target)
+        _fill_blocks(block_rows, size, first_kept(upper), height, wide_offsets(A.row_offsets), *source[1:], *target)
     else:
         check_whole(upper)
         names = type_names(values, A.values, A.row_offsets)

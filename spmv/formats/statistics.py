@@ -16,7 +16,7 @@ from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX, LARGEST_DENSE_BLOCK, check_block_size
 from penstock.spmv.formats.symmetry import Symmetry, measure_symmetry
 
-__all__ = ["MatrixStatistics", "count_blocks", "first_kept", "next_block"]
+__all__ = ["MatrixStatistics", "count_blocks", "first_kept", "next_block", "wide_offsets"]
 
 #: Blocks are worth a blocked format if more than this share of their scalars is stored.
 _WORTHWHILE_FILL = 0.5
@@ -160,7 +160,7 @@ def count_blocks(
     block_rows = check_block_size(size, shape[0])
     counts = device.xp.zeros(block_rows, dtype=np.int64)
     if device.kind == "cpu":
-        _count_blocks(size, first_kept(upper), row_offsets, column_indices, counts)
+        _count_blocks(size, first_kept(upper), wide_offsets(row_offsets), column_indices, counts)
     else:
         check_whole(upper)
         function = cuda_function("conversion.cu", f"count_blocks<{type_names(row_offsets)}, {size}>")
@@ -172,6 +172,11 @@ def count_blocks(
 def first_kept(upper: int | None) -> int:
     """Return what the kernels add to a block row for the first block column that they keep."""
     return -INT32_MAX if upper is None else upper
+
+
+def wide_offsets(row_offsets: Array) -> Array:
+    """Return offsets as int64: kernels that read a matrix once are compiled for these only."""
+    return row_offsets.astype(np.int64, copy=False)
 
 
 def check_whole(upper: int | None) -> None:

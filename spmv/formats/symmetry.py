@@ -67,6 +67,7 @@ def measure_symmetry(
         if not int(count[0]):
             return Symmetry(0)
         row_offsets, column_indices, values = (CPU.asarray(array) for array in (row_offsets, column_indices, values))
+    row_offsets = row_offsets.astype(np.int64, copy=False)  # the kernels are compiled for one type of offsets
     differing, beyond = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
     largest, columns = np.zeros(rows), np.zeros(rows, dtype=np.int64)
     lengths = np.zeros(rows)
