@@ -20,10 +20,12 @@ def load_nvrtc() -> ctypes.CDLL:
     raise NvrtcUnavailableError("pip install nvidia-cuda-nvrtc")
 
 
-def compile_for(architecture: str, source: str, expressions: list[str]) -> int:
+def compile_for(architecture: str, source: str, expressions: list[str], *, optimised: bool = False) -> int:
     """Compile all instantiations and return the size of the code; raise RuntimeError with the log on an error.
 
-    For an architecture such as ``sm_90`` that is machine code; for a virtual one, ``compute_90``, PTX, in half of the time.
+    For an architecture such as ``sm_90`` that is machine code; for a virtual one, ``compute_90``, PTX, in less time. All errors
+    of a source are found without optimising it, in a tenth of the time or less.
     """
     size = "GetPTXSize" if architecture.startswith("compute") else "GetCUBINSize"
-    return compile_with(load_nvrtc(), "nvrtc", size, architecture, source, expressions)
+    options = [] if optimised else ["--Ofast-compile=max"]
+    return compile_with(load_nvrtc(), "nvrtc", size, architecture, source, expressions, options)

@@ -1,11 +1,18 @@
 """The interface that NVRTC and hiprtc share, under names that differ in their prefix."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 
 def compile_with(
-    library: ctypes.CDLL, prefix: str, get_size: str, architecture: str, source: str, expressions: list[str]
+    library: ctypes.CDLL,
+    prefix: str,
+    get_size: str,
+    architecture: str,
+    source: str,
+    expressions: list[str],
+    more_options: Sequence[str] = (),
 ) -> int:
     """Compile all instantiations and return the size of the binary; raise RuntimeError with the log on an error."""
 
@@ -17,7 +24,8 @@ def compile_with(
     try:
         for expression in expressions:
             assert call("AddNameExpression", program, expression.encode()) == 0
-        options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17")
+        words = [f"--gpu-architecture={architecture}", "--std=c++17", *more_options]
+        options = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
         size = ctypes.c_size_t()
         if call("CompileProgram", program, len(options), options) != 0:
             call("GetProgramLogSize", program, ctypes.byref(size))

@@ -2,7 +2,7 @@
 
 import hiprtc
 import pytest
-from kernel_instances import ENDS, SAMPLES
+from kernel_instances import ENDS, FIRSTS
 
 from penstock.spmv.compilation.cuda_module import cuda_source
 
@@ -18,9 +18,9 @@ def _needs_hiprtc():
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("file_name", sorted(SAMPLES))
+@pytest.mark.parametrize("file_name", sorted(ENDS))
 def test_instantiations_compile(file_name, architecture):
-    instances = (SAMPLES if architecture == "gfx90a" else ENDS)[file_name]
+    instances = (ENDS if architecture == "gfx90a" else FIRSTS)[file_name]
 
     size = hiprtc.compile_for(architecture, cuda_source(file_name), instances)
 
@@ -30,7 +30,7 @@ def test_instantiations_compile(file_name, architecture):
 def test_a_compile_error_names_the_kernel_file_and_line():
     with pytest.raises(RuntimeError, match=r"csr\.cu:\d+:\d+: error: .*'integer'"):
         hiprtc.compile_for(
-            "gfx90a", cuda_source("csr.cu").replace("const int lane ", "const integer lane "), SAMPLES["csr.cu"][:1]
+            "gfx90a", cuda_source("csr.cu").replace("const int lane ", "const integer lane "), ENDS["csr.cu"][:1]
         )
 
 

@@ -4,7 +4,7 @@ import re
 
 import nvrtc
 import pytest
-from kernel_instances import ARCHITECTURES, INSTANCES, SAMPLED_FOR, instances_for
+from kernel_instances import ARCHITECTURES, ENDS, FIRSTS, INSTANCES
 
 from penstock.spmv.compilation.cuda_module import cuda_source
 
@@ -17,14 +17,26 @@ def _needs_nvrtc():
         pytest.skip(f"NVRTC is not installed: {error}")
 
 
-@pytest.mark.parametrize("architecture", [SAMPLED_FOR, *ARCHITECTURES])
 @pytest.mark.parametrize("file_name", sorted(INSTANCES))
-def test_instantiations_compile(file_name, architecture):
-    instances = instances_for(architecture, file_name)
+def test_every_instantiation_compiles(file_name):
+    size = nvrtc.compile_for("compute_90", cuda_source(file_name), INSTANCES[file_name])
 
-    size = nvrtc.compile_for(architecture, cuda_source(file_name), instances)
+    assert size > 1000 * len(INSTANCES[file_name])  # about a kilobyte a kernel at least
 
-    assert size > 1000 * len(instances)  # about a kilobyte a kernel at least
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("file_name", sorted(INSTANCES))
+def test_machine_code_is_made_for_every_architecture(file_name, architecture):
+    size = nvrtc.compile_for(architecture, cuda_source(file_name), ENDS[file_name])
+
+    assert size > 1000 * len(ENDS[file_name])
+
+
+@pytest.mark.parametrize("file_name", sorted(INSTANCES))
+def test_optimised_code_is_made_of_one_of_every_kernel(file_name):
+    size = nvrtc.compile_for("sm_90", cuda_source(file_name), FIRSTS[file_name], optimised=True)
+
+    assert size > 1000 * len(FIRSTS[file_name])
 
 
 @pytest.mark.parametrize("file_name", sorted(INSTANCES))
