@@ -1,5 +1,6 @@
 """Compile kernels and the emulator's headers into a shared library, once for every distinct source."""
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -7,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from cuda_emulator.errors import EmulationError, EmulatorUnavailableError
@@ -41,7 +43,8 @@ def compile_library(source: str, *, warp_size: int, options: Sequence[str], sani
     """Compile C++ source that includes the emulator's headers; return the path of the shared library.
 
     The library is kept in a folder of this user under the system's temporary folder and found again by a hash of the
-    source, the headers and the command. It appears there by one atomic rename, so processes may compile at once.
+    source, the headers and the command. It appears there by one atomic rename. A process that wants what another one is
+    compiling waits for it. Modules without options of their own share the precompiled headers.
 
     Parameters
     ----------
@@ -65,22 +68,52 @@ def compile_library(source: str, *, warp_size: int, options: Sequence[str], sani
     if compiler is None:
         raise EmulatorUnavailableError("the CUDA emulator compiles kernels with g++, which is not on the PATH")
     command = [compiler, *COMPILER_FLAGS, *(SANITIZER_FLAGS if sanitize else ())]
-    command += [f"-DPENSTOCK_EMULATED_WARP={warp_size}", "-iquote", str(HEADER_FOLDER)]
+    command += [f"-DPENSTOCK_EMULATED_WARP={warp_size}"]
     command += [option for option in options if not option.lstrip("-").startswith("std=")]
-
-    fingerprint = hashlib.sha256("\0".join([source, *command]).encode())
-    for header in sorted(HEADER_FOLDER.glob("*.h")):
-        fingerprint.update(header.read_bytes())
-    folder = _private_cache_folder()
-    library = folder / f"{fingerprint.hexdigest()[:32]}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as work_folder:
-            work = Path(work_folder)
+    library = _private_cache_folder() / f"{_fingerprint(source, *command)}.so"
+    with _work_folder_unless_there(library) as work:
+        if work:
+            folders = [HEADER_FOLDER] if options else [_precompiled_headers(command), HEADER_FOLDER]
             (work / "kernels.cpp").write_text(source)
-            _run([*command, "-c", "kernels.cpp", "-o", "kernels.o"], work)
+            quoted = [word for folder in folders for word in ("-iquote", str(folder))]
+            _run([*command, *quoted, "-c", "kernels.cpp", "-o", "kernels.o"], work)
             _run([compiler, "-shared", "kernels.o", "-o", "kernels.so"], work)
             os.replace(work / "kernels.so", library)
     return library
+
+
+def _precompiled_headers(command: Sequence[str]) -> Path:
+    """Return a folder that holds all headers compiled for a command; g++ passes over what another command made.
+
+    Reading the headers takes a second for every module, and compiling them takes three once.
+    """
+    compiled = _private_cache_folder() / _fingerprint(*command) / "cuda_emulator.h.gch"
+    compiled.parent.mkdir(exist_ok=True)
+    with _work_folder_unless_there(compiled) as work:
+        if work:
+            _run([*command, "-x", "c++-header", str(HEADER_FOLDER / "cuda_emulator.h"), "-o", compiled.name], work)
+            os.replace(work / compiled.name, compiled)
+    return compiled.parent
+
+
+def _fingerprint(*texts: str) -> str:
+    """Return a hash of texts and of the headers."""
+    fingerprint = hashlib.sha256("\0".join(texts).encode())
+    for header in sorted(HEADER_FOLDER.glob("*.h")):
+        fingerprint.update(header.read_bytes())
+    return fingerprint.hexdigest()[:32]
+
+
+@contextmanager
+def _work_folder_unless_there(file: Path) -> Iterator[Path | None]:
+    """Give a folder in which a file may be made, to one process at a time; None if the file exists."""
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the lock is closed
+        if file.exists():
+            yield None
+            return
+        with tempfile.TemporaryDirectory(dir=file.parent) as work_folder:
+            yield Path(work_folder)
 
 
 def _private_cache_folder() -> Path:
