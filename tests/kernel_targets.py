@@ -34,8 +34,8 @@ def _emulated(file_name: str, warp_size: int, expression: str | None = None) -> 
 
 
 def emulated_function(file_name: str, warp_size: int, expression: str):
-    """Return an emulated kernel; that of a file outside the library is compiled on its own."""
-    module = _emulated(file_name, warp_size, *([] if file_name in EMULATED else [expression]))
+    """Return an emulated kernel; one that is not listed, or of a file outside the library, is compiled on its own."""
+    module = _emulated(file_name, warp_size, *([] if expression in EMULATED.get(file_name, ()) else [expression]))
     return module.get_function(expression)
 
 
