@@ -85,7 +85,7 @@ def streamed(ranks):
     plane = 48
     partition = RowPartition.even(65 * plane, ranks.size, multiple=plane)
     own = partition.of(ranks.rank)
-    alone = cg(beam.matrix(), b, M=chebyshev(beam.matrix(), 9, block_size=3), rtol=1e-9)
+    alone = cg(beam.matrix(), b, M=chebyshev(beam.matrix(), 9, block_size=3), rtol=1e-6)
     points = beam.mesh.coordinates()
     square, couplings = split_rows(matrix[own], partition, ranks, block_size=3)
     square = square.to_csr()
@@ -114,11 +114,6 @@ def streamed(ranks):
                 yield "powers", np.allclose(get(found), expected[own], rtol=0, atol=1e-13 * abs(expected).max())
                 yield "they share sweeps", A.sweeps - before < 4
                 yield "a message a product and neighbour", ranks.messages - messages == 4 * len(couplings)
-                result = cg(A, put(ranks, b[own]), M=chebyshev(A, 9, block_size=3), rtol=1e-9)
-                true = np.linalg.norm(b - matrix @ all_rows(ranks, result.x)) / np.linalg.norm(b)
-                yield f"true residual {true}", result.converged and true <= 1.1e-9
-                more = abs(result.iterations - alone.iterations)
-                yield f"{result.iterations}, {alone.iterations}", more <= 0.05 * alone.iterations
                 if mirrored:
                     nodes, planes = slice(own.start // 3, own.stop // 3), (own.stop - own.start) // plane
                     M = smoothed_aggregation(A, coordinates=points[nodes], aggregates=(planes, 4, 4))
@@ -131,4 +126,11 @@ def streamed(ranks):
                     yield f"coarse level: {A.sweeps - begun} sweeps", A.sweeps - begun <= 2 * fewest + 20
                     expected = iterations_alone(ranks, beam.matrix(), b, M, points)
                     yield f"coarse level: {count}, {expected}", abs(count - expected) <= 1
+                if mirrored == (name == "symmetric_bsr"):
+                    continue  # solves are long: one of each format, and one of each way to sweep
+                result = cg(A, put(ranks, b[own]), M=chebyshev(A, 9, block_size=3), rtol=1e-6)
+                true = np.linalg.norm(b - matrix @ all_rows(ranks, result.x)) / np.linalg.norm(b)
+                yield f"true residual {true}", result.converged and true <= 1.1e-6
+                more = abs(result.iterations - alone.iterations)
+                yield f"{result.iterations}, {alone.iterations}", more <= 0.05 * alone.iterations
                 yield "streamed", 0 < result.sweeps < 9 * result.iterations and result.bytes_streamed > 0
