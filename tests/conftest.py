@@ -9,6 +9,31 @@ import pytest
 # Every test has a cache of its own, and so have the commands that it starts: without this, each would list the fonts anew.
 _CACHES = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("MPLCONFIGDIR", str(_CACHES / "matplotlib"))
+# Set before NumPy is imported: on busy cores its threads wait for each other longer than these small products take.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Modules that take long: they start first, so that no process is left with one of them when the others have ended.
+_LONG = (
+    "spmv/formats/test_contract.py",
+    "distributed/test_ranks.py",
+    "test_examples.py",
+    "streaming/test_streamed_matrix.py",
+    "spmv/compilation/test_cuda_sources.py",
+    "spmv/compilation/test_amd_sources.py",
+    "experiments/cantilever/test_run.py",
+    "experiments/cantilever/test_ranked_run.py",
+    "experiments/cantilever/test_comparison.py",
+    "solvers/triangular/test_triangular_solve.py",
+    "spmv/formats/test_conversions.py",
+    "solvers/coarse/test_method.py",
+    "solvers/coarse/test_random_systems.py",
+    "test_front_door.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Move the long modules to the front; the order inside modules stays."""
+    items.sort(key=lambda item: not item.nodeid.partition("::")[0].endswith(_LONG))
 
 
 def pytest_collection_finish():
