@@ -234,25 +234,26 @@ def test_an_interrupted_run_resumed_is_bit_equal_to_an_uninterrupted_one(iterati
     assert not resumed.matrix.exists()
 
 
-@pytest.mark.parametrize("iteration", [1, 6])
 @pytest.mark.parametrize("load", [{}, {"samples": 3}], ids=["one load", "block"])
 @pytest.mark.parametrize(
     "memory",
     [{"budget": "200 KiB", "format": "bsr"}, {"budget": "150 KiB", "format": "symmetric_bsr"}, {}],
     ids=["streamed bsr", "streamed symmetric_bsr", "resident"],
 )
-def test_so_is_one_whose_products_share_sweeps(iteration, load, memory, tmp_path, monkeypatch):
+def test_so_is_one_whose_products_share_sweeps(load, memory, tmp_path, monkeypatch):
     described = experiment(memory=memory, load=load, solver={"preconditioner": "chebyshev"}, output={"figures": False})
     whole = run_experiment(described, tmp_path / "whole").folder
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, run_module, iteration)
-        assert run_experiment(described, tmp_path / "stopped").interrupted
+    for iteration in (1, 6):
+        stopped = tmp_path / f"stopped at {iteration}"
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, run_module, iteration)
+            assert run_experiment(described, stopped).interrupted
 
-    resumed = resume_experiment(tmp_path / "stopped").folder
+        resumed = resume_experiment(stopped).folder
 
-    assert json.loads(whole.result.read_text())["iterations"] > iteration
-    assert np.array_equal(field(resumed), field(whole))
-    assert resumed.residuals.read_text() == whole.residuals.read_text()
+        assert json.loads(whole.result.read_text())["iterations"] > iteration
+        assert np.array_equal(field(resumed), field(whole))
+        assert resumed.residuals.read_text() == whole.residuals.read_text()
 
 
 def test_a_run_interrupted_twice_still_ends_with_the_same_bits(tmp_path, monkeypatch):
