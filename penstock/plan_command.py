@@ -51,6 +51,8 @@ def plan(
     console, reporter = open_terminal()
     experiment = read_experiment(file)
     if ranks is None:
+        if figure is not None:
+            raise typer.BadParameter("--figure draws a forecast for several GPUs; give --ranks too")
         print_plan(experiment, console)
         return
     rates = replace(TYPICAL, memory=1e9 * memory, link=1e9 * link)
@@ -63,7 +65,7 @@ def plan(
             if isinstance(one, Forecast):
                 found.append(one)
             else:
-                console.print(f"{count} GPUs: {one}", highlight=False, soft_wrap=True)
+                console.print(f"{count} GPU{'s' * (count > 1)}: {one}", highlight=False, soft_wrap=True)
             stage.advance(number / len(counts))
     if not found:
         raise typer.Exit(1)

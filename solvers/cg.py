@@ -141,7 +141,10 @@ class CgRecurrence:
             passes.extend_image()
 
     def _iterate_with_one_sum(self) -> None:
-        """Iterate by the recurrences of Chronopoulos and Gear (1989), with the image of z instead of that of p."""
+        """Iterate by the recurrences of Chronopoulos and Gear (1989), with the image of z instead of that of p.
+
+        The bound of the drift then uses the x.x of the iteration before: sums of this one come too early for its own.
+        """
         of, passes = self._vectors, self._passes
         passes.close()
         passes.descend()
@@ -211,15 +214,15 @@ def _with_limits(problem: LinearProblem, maxiter: int | None, check_every: int |
 
 
 def _method_for(problem: LinearProblem, reductions: int) -> Any:
-    own = method_of(problem, "cg_method")
+    own, at_once = method_of(problem, "cg_method"), reductions == 1
     problem.space.communicator.check_same(reductions=reductions)
-    if reductions not in (1, 2):
-        raise InputError(f"reductions must be 1 or 2, not {reductions}")
-    if own is not None:
-        if reductions == 1:
+    with problem.space.communicator.together():
+        if reductions not in (1, 2):
+            raise InputError(f"reductions must be 1 or 2, not {reductions}")
+        if own is not None and at_once:
             raise InputError("reductions=1 is for preconditioners without an iteration of their own; leave it out")
+    if own is not None:
         return own(problem)
-    at_once = reductions == 1
     return ConjugateGradients(problem, partial(CgRecurrence, at_once=at_once), at_once=at_once)
 
 

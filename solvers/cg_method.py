@@ -236,6 +236,8 @@ class ConjugateGradients(Method, name="cg"):
         reason, z = self._precondition(state)
         if reason is None:
             state.p[...] = z
+            if self._at_once and self._with_product is None:
+                self.problem.product(z, self.w)
             if self.w is not None:
                 self.q[...] = self.w
                 state.q = self.q
@@ -252,8 +254,6 @@ class ConjugateGradients(Method, name="cg"):
         elif self.problem.M is not None:
             z = self.z
             self.problem.M.apply(state.r, z)
-        if self._at_once and self._with_product is None:
-            self.problem.product(z, self.w)
         rho = self.problem.space.dot(state.r, z)
         if not math.isfinite(rho):
             return StopReason.NOT_FINITE, z

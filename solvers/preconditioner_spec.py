@@ -55,9 +55,12 @@ class PreconditionerSpec:
         """Return the number of vectors the preconditioner stores when ``columns`` right-hand sides are solved together."""
         return 0
 
-    def shared_nbytes(self, n: int) -> float:
-        """Return the bytes that every rank reads in an iteration for a system of n unknowns, however many ranks share it."""
-        return 0.0
+    #: How often an iteration reads what every rank holds alike.
+    replicated_reads: ClassVar[int] = 0
+
+    def replicated_nbytes(self, n: int) -> int:
+        """Return the bytes that every rank holds for a system of n unknowns, however many share it."""
+        return 0
 
     def degrees(self, *, streamed: bool) -> tuple[int, ...]:
         """Return the numbers of consecutive products per iteration from which a plan may choose."""

@@ -8,7 +8,7 @@ from pathlib import Path
 BINARIES = Path(sys.executable).parent
 
 
-def launch(ranks, *command, timeout=250):
+def launch(ranks, *command, timeout=290):
     """Run a command on some ranks, each with one thread."""
     launcher = BINARIES / "mpiexec"
     launched = [str(launcher) if launcher.exists() else "mpiexec", "-n", str(ranks), *map(str, command)]

@@ -107,19 +107,18 @@ class RankedRun(SingleRun):
 
     def _check_room(self, nbytes: int) -> None:
         """Check the room for the rows of the ranks that share this device's memory."""
-        rows = self.own.stop - self.own.start
-        if self.device.kind == "cpu":
-            rows *= self.communicator.host_ranks
+        sharing, unknowns = (self.communicator.host_ranks if self.device.kind == "cpu" else 1), self.cantilever.unknowns
+        rows = min(unknowns, sharing * (self.own.stop - self.own.start))
+        each = self.experiment.preconditioner.replicated_nbytes(unknowns)
         with self.communicator.together():
-            super()._check_room(nbytes * min(rows, self.cantilever.unknowns) // self.cantilever.unknowns)
+            super()._check_room((nbytes - each) * rows // unknowns + sharing * each)
 
     def _assembled(self) -> Operator:
         name, dtype = resident_format(self.experiment), np.dtype(self.experiment.memory.values)
         with self.communicator.together():
             rows = self.cantilever.rows(self.own.start, self.own.stop, values_dtype=dtype)
-        size = 1 if name == "csr" else self.cantilever.dof
         return DistributedMatrix.from_rows(
-            rows, self.partition, self.communicator, format=name, block_size=size, device=self.device
+            rows, self.partition, self.communicator, format=name, block_size=self.cantilever.dof, device=self.device
         )
 
     def _right_hand_sides(self) -> Array:
@@ -138,9 +137,11 @@ class RankedRun(SingleRun):
         """Read a checkpoint, which any number of ranks may have written, and take this rank's rows."""
         with self.communicator.together():
             whole = read_checkpoint(self._checkpoint, self.cantilever.unknowns, CPU)
-        if whole.ranks != self.rank_count and isinstance(whole.state, CoarseCgState | CoarseBlockCgState):
+        if isinstance(whole.state, CoarseCgState | CoarseBlockCgState):
             # Other ranks have other aggregates.
-            whole = dataclasses.replace(whole, state=whole.state.without_coarse_parts())
+            same = whole.ranks == self.rank_count
+            state = whole.state.on(self.device) if same else whole.state.without_coarse_parts()
+            whole = dataclasses.replace(whole, state=state)
         return self._with_vectors(whole, lambda rows: self.device.asarray(rows[self.own].copy()))
 
     def _is_due(self, seconds: float) -> bool:

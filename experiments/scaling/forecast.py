@@ -151,7 +151,7 @@ def forecast(experiment: Experiment, ranks: int, gpu_nbytes: int, rates: LinkRat
     memory, value = EFFICIENCY * rates.memory, _VALUE_NBYTES * experiment.columns
     if degree > 1 and not plan.slots:
         sweep += degree * unknowns * (_STEP_PASSES * value + _VALUE_NBYTES * dof) / memory
-    shared = spec.shared_nbytes(along * plane) / memory
+    shared = spec.replicated_reads * spec.replicated_nbytes(along * plane) / memory
     coupling = plane // dof * _COUPLED_BLOCKS * (_VALUE_NBYTES * dof**2 + 4) / memory + 2 * rates.product_gap
     exchange = wires.exchange_seconds(ranks, value * plane) + (coupling if ranks > 1 else 0.0)
     # Beside a sweep of many products, a message has the time of a transfer.
@@ -176,16 +176,20 @@ def _plan_of_rank(
     experiment: Experiment, nodes: tuple[int, ...], gpu_nbytes: int, rates: LinkRates
 ) -> tuple[int, StreamPlan]:
     """Return the bytes of a rank's vectors, and the plan of its planes in the memory that they leave."""
-    model = experiment.model.model_copy(update={"nodes": nodes})
+    model, whole = experiment.model.model_copy(update={"nodes": nodes}), experiment.cantilever().mesh.node_counts
 
     def within(nbytes: int) -> Experiment:
         memory = experiment.memory.model_copy(update={"device": "cuda", "budget": nbytes, "store": None})
         return experiment.model_copy(update={"model": model, "memory": memory, "parallel": None})
 
     spec = experiment.preconditioner
-    vectors, _ = workspace_nbytes(within(gpu_nbytes), spec, experiment.model.dof * math.prod(nodes))
+    unknowns, of_rank = (experiment.model.dof * math.prod(each) for each in (whole, nodes))
+    vectors, _ = workspace_nbytes(within(gpu_nbytes), spec, of_rank)
+    vectors += spec.replicated_nbytes(unknowns) - spec.replicated_nbytes(of_rank)
     if vectors >= gpu_nbytes:
-        raise BudgetError(f"the vectors of a rank take {format_nbytes(vectors)} of {format_nbytes(gpu_nbytes)}")
+        raise BudgetError(
+            f"the vectors and coarse levels of a rank take {format_nbytes(vectors)} of {format_nbytes(gpu_nbytes)}"
+        )
     return vectors, plan_experiment(within(gpu_nbytes - vectors), rates)
 
 

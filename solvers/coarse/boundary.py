@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -100,18 +100,21 @@ class Boundary:
         of_row, columns, blocks = (xp.concatenate(arrays) for arrays in zip(own, *parts, strict=True))
         return block_rows(rows.start, rows.stop, of_row, columns, blocks, self._stop)
 
-    def exchange(self, P: BlockRows) -> BlockRows:
-        """Send the rows of P that neighbours need, and return theirs. Collective."""
+    def exchange(self, rows_of: Callable[[int, int], BlockRows]) -> BlockRows:
+        """Send the rows of P that neighbours need, and return theirs; ``rows_of(start, stop)`` returns own ones. Collective."""
         to_each: list[Any] = [None] * self.communicator.size
-        for coupling, nodes in zip(self._couplings, self._sent, strict=True):
-            to_each[coupling.neighbour] = self._packed(P, nodes)
+        with self.communicator.together():
+            for coupling, nodes in zip(self._couplings, self._sent, strict=True):
+                rows = rows_of(int(nodes[0]), int(nodes[-1]) + 1)
+                to_each[coupling.neighbour] = self._packed(rows, nodes)
         told = self.communicator.exchange_objects(to_each)
         given = [told[coupling.neighbour] for coupling in self._couplings]
         xp = self._device.xp
         counts = np.concatenate([np.zeros(1, dtype=np.int64), *(part[0] for part in given)])
         offsets = self._device.asarray(np.cumsum(counts))
         if not given:
-            return BlockRows(self.nodes, offsets, P.columns[:0], P.blocks[:0])
+            nothing = rows_of(0, 0)
+            return BlockRows(self.nodes, offsets, nothing.columns, nothing.blocks)
         columns, blocks = (xp.concatenate([self._device.asarray(part[i]) for part in given]) for i in (1, 2))
         return BlockRows(self.nodes, offsets, columns, blocks)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -51,10 +52,15 @@ def coarse_matrix(A: Operator, diagonal: Array, T: Tentative, steps: Sequence[Re
     if boundary is None:
         visit_rows(A, T.block_size, wave.add)
         return wave.finish()
-    wave.add_border(0, boundary.exchange(T.rows(0, boundary.nodes)))
-    visit_rows(A, T.block_size, lambda rows: wave.add(boundary.widened(rows), rows.reach))
+    together = boundary.communicator.together
+    border = boundary.exchange(T.rows)
+    with together():  # what fails on one rank, for want of memory or of a disk, ends all
+        wave.add_border(0, border)
+        visit_rows(A, T.block_size, lambda rows: wave.add(boundary.widened(rows), rows.reach))
     for stage in range(1, len(steps) + 1):
-        wave.add_border(stage, boundary.exchange(wave.formed(stage)))
+        border = boundary.exchange(partial(wave.formed, stage))
+        with together():
+            wave.add_border(stage, border)
     return wave.finish(boundary.communicator)
 
 
@@ -127,10 +133,12 @@ class GalerkinWave:
         self._borders[stage] = P
         self._go_on()
 
-    def formed(self, stage: int) -> BlockRows:
-        """Return the rows of P after some steps that are still held, and others as empty rows."""
-        level = self._levels[stage]
-        return BlockRows.joined([level[start] for start in sorted(level)] or [self._T.rows(0, 0)], 0)
+    def formed(self, stage: int, start: int, stop: int) -> BlockRows:
+        """Return some rows of P after some steps; rows that are not held any more are empty."""
+        level, nothing = self._levels[stage], self._T.rows(0, 0)
+        parts = [level[first] for first in sorted(level) if first < stop and level[first].stop > start]
+        end = BlockRows(max([stop, *(part.stop for part in parts)]), nothing.offsets, nothing.columns, nothing.blocks)
+        return BlockRows.joined([*parts, end], start)
 
     def _go_on(self) -> None:
         for stage, waiting in enumerate(self._waiting):

@@ -53,6 +53,8 @@ class _Streamed(_Turns, Protocol):
 
 def block_size_of(A: Operator) -> int:
     """Return the rows of the blocks that a matrix stores, 1 without blocks."""
+    if isinstance(A, IsSharedOut) and A.couplings:
+        return int(A.couplings[0].matrix.row_granularity)
     A = own_square(A)
     if isinstance(A, SparseMatrix):
         return _stored_size(A)
@@ -124,9 +126,11 @@ def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None])
 @contextmanager
 def _turned_back(A: Any) -> Iterator[None]:
     """Restore the direction in which this rank sweeps, so that neighbours sweep towards each other again."""
-    yield
-    if isinstance(A, _Turns):
-        A.turn_to(1)
+    try:
+        yield
+    finally:
+        if isinstance(A, _Turns):
+            A.turn_to(1)
 
 
 def _as_matrix(A: Operator) -> SparseMatrix:

@@ -96,10 +96,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
             return self.start(None)
         if not state.has_coarse_parts:
             anew = self.start(state.x.copy())
-            anew.iteration, anew.residual_norms = (
-                state.iteration,
-                state.residual_norms[: state.iteration] + anew.residual_norms,
-            )
+            anew.iteration = state.iteration
+            anew.residual_norms = state.residual_norms[: state.iteration] + anew.residual_norms
             return anew
         self._sweep.take_up(state)
         state.residual_norms = state.residual_norms[: state.iteration]

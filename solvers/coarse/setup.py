@@ -111,6 +111,7 @@ def smoothed_aggregation(
     with communicator.together():
         size = block_size_of(operator) if block_size == "auto" else int(block_size)
         _check_numbers(operator, size, aggregate_nodes, smoothing, degree, rounds)
+    size = int(communicator.largest(float(size)))  # a rank without rows may not know the blocks
     with operator.device.current():
         modes, points = _known_of_nodes(operator, size, near_null_space, coordinates)
         diagonal, high, free = _measured(operator, size, rounds, degree)
@@ -131,6 +132,11 @@ def _known_of_nodes(
         points = None if coordinates is None else given_points(coordinates, nodes, A.device)
         if modes is None and points is not None:
             motions_about_origin(points[:1], size)  # its checks, before the matrix is read
+    widths = {
+        "modes": None if modes is None else modes.shape[1],
+        "dimensions": None if points is None else points.shape[1],
+    }
+    communicator.check_same(**widths)
     return modes, None if points is None else centred(points, communicator)
 
 

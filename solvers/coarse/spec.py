@@ -70,6 +70,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
 
     uses_near_null_space: ClassVar[bool] = True
     works_on_ranks: ClassVar[bool] = True
+    replicated_reads: ClassVar[int] = 2 * COARSE_PRODUCTS
 
     degree: int | Literal["auto"] = "auto"
     aggregate_nodes: int | Literal["auto"] = "auto"
@@ -150,9 +151,9 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         setup = self.vectors(0, streamed_to_gpu=streamed_to_gpu) * vector + _window_nbytes(vector)
         return max(held, setup) if streamed_to_gpu else held
 
-    def shared_nbytes(self, n: int) -> float:
-        """Return the bytes of the coarse solves of an iteration, which every rank makes."""
-        return 2.0 * COARSE_PRODUCTS * self._level_vectors * 8 * n
+    def replicated_nbytes(self, n: int) -> int:
+        """Return the bytes of the coarse matrices, which every rank has."""
+        return self._level_vectors * 8 * n
 
     def degrees(self, *, streamed: bool) -> tuple[int, ...]:
         """Return the products of an iteration; a plan may choose fewer, which fit one sweep of a ring with few slots."""

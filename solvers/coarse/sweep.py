@@ -12,7 +12,7 @@ from penstock.solvers.coarse.galerkin import PRODUCT
 from penstock.solvers.coarse.level import HasCoarseLevel
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import StopReason
-from penstock.spmv import Array
+from penstock.spmv import Array, Device
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
 __all__ = ["WIDENED", "CoarseState", "CoarseSweep", "ended", "is_slow", "is_stuck"]
@@ -69,6 +69,11 @@ class CoarseState:
     def has_coarse_parts(self) -> bool:
         """Whether the state knows its coarse parts."""
         return len(self.rho) > 0
+
+    def on(self, device: Device) -> Self:
+        """Return the state with its coarse parts on a device."""
+        c, p_c, h, rho = (device.asarray(part) for part in (self.c, self.p_c, self.h, self.rho))
+        return replace(self, c=c, p_c=p_c, h=h, rho=rho)
 
     def without_coarse_parts(self) -> Self:
         """Return what another coarse level can go on with."""

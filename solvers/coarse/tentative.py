@@ -113,7 +113,8 @@ class StoredTentative(Tentative):
             device.asarray(candidates, dtype=np.float64) * device.asarray(free)[:, None].astype(np.float64)
         )
         factors = xp.zeros((aggregates.count, self.modes, self.modes))
-        find_kernel("aggregates", "orthonormalise", device.kind)(self._offsets, self._order, self.basis, factors)
+        if aggregates.count:
+            find_kernel("aggregates", "orthonormalise", device.kind)(self._offsets, self._order, self.basis, factors)
         self.candidates = factors.reshape(self.unknowns, self.modes)
 
     @property

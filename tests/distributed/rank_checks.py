@@ -11,11 +11,24 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse
 from level_checks import coarse_levels, streamed, wide_edges
-from rank_systems import BEAM, LOAD, MATRIX, NODES, WAY, all_rows, device, even, get, partitions, put, shared
+from rank_systems import (
+    BEAM,
+    LOAD,
+    MATRIX,
+    NODES,
+    WAY,
+    all_rows,
+    device,
+    even,
+    get,
+    message_of,
+    partitions,
+    put,
+    shared,
+)
 
 from penstock.distributed import DistributedMatrix, MpiCommunicator, NcclCommunicator, RowPartition
 from penstock.solvers import StopReason, block_cg, block_jacobi, cg, chebyshev
-from penstock.spmv import InputError
 
 
 def products(ranks):
@@ -94,15 +107,6 @@ def many_right_hand_sides(ranks):
     true = np.linalg.norm(B - MATRIX @ all_rows(ranks, found.x), axis=0)
     yield "converged", found.converged and bool((true <= 1.1e-9 * np.linalg.norm(B, axis=0)).all())
     yield f"iterations {found.iterations}, {alone.iterations}", abs(found.iterations - alone.iterations) <= 1
-
-
-def message_of(call):
-    """The message of the InputError that a call raises; empty if it raises none."""
-    try:
-        call()
-    except InputError as error:
-        return str(error)
-    return ""
 
 
 def refusals(ranks):

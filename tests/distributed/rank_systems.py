@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.distributed import DistributedMatrix, RowPartition, gpu_of_rank
 from penstock.fem import Cantilever
-from penstock.spmv import CPU
+from penstock.spmv import CPU, InputError
 
 WAY = sys.argv[2] if len(sys.argv) > 2 else "host"
 BEAM = Cantilever(nodes=(13, 5, 4), dof=3)
@@ -32,7 +32,6 @@ def shared(ranks, partition, matrix=MATRIX, **parameters):
 
 
 @functools.cache
-@functools.cache
 def device(ranks):
     return CPU if WAY == "host" else gpu_of_rank(ranks)
 
@@ -54,3 +53,12 @@ def all_rows(ranks, x):
 def even(ranks, **parameters):
     partition = RowPartition.even(3 * NODES, ranks.size, multiple=3)
     return shared(ranks, partition, **parameters), partition.of(ranks.rank)
+
+
+def message_of(call):
+    """The message of the InputError that a call raises; empty if it raises none."""
+    try:
+        call()
+    except InputError as error:
+        return str(error)
+    return ""

@@ -72,12 +72,14 @@ def test_other_ranks_go_on_with_what_ranks_have_begun(write, alone, tmp_path):
     assert "ranks            3" in second.stdout
 
 
-def test_a_coarse_level_of_other_ranks_goes_on_from_the_iterate(write, alone, tmp_path):
+@pytest.mark.parametrize(("others", "storage"), [(3, "auto"), (2, "csr")])
+def test_a_coarse_level_goes_on_and_of_other_ranks_from_the_iterate(others, storage, write, alone, tmp_path):
     folder = tmp_path / "out"
-    file = write(parallel="mpi", solver={"preconditioner": "smoothed_aggregation", "maxiter": 3})
+    solver = {"preconditioner": "smoothed_aggregation", "maxiter": 3}
+    file = write(parallel="mpi", solver=solver, memory={"format": storage})
 
     first = command(2, "run", file, "--output", folder)
-    second = command(3, "run", "--resume", folder, "--maxiter", "500")
+    second = command(others, "run", "--resume", folder, "--maxiter", "500")
 
     assert (first.returncode, second.returncode) == (1, 0), first.stderr + second.stderr
     found = result_of(folder)

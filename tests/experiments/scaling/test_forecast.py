@@ -84,7 +84,7 @@ def test_the_command_prints_a_table_says_what_does_not_fit_and_draws(tmp_path):
     )
 
     assert run.exit_code == 0, run.output
-    assert "1 GPUs: the vectors of a rank take" in run.output
+    assert "1 GPU: the vectors and coarse levels of a rank take" in run.output
     assert "streamed" in run.output
     assert "efficiency" in run.output
     assert figure.exists()
