@@ -105,9 +105,8 @@ def smoothed_aggregation(
     """
     operator = as_operator(A)
     communicator = communicator_of(operator)
-    known = {"near_null_space": near_null_space is not None, "coordinates": coordinates is not None}
     numbers = {"block_size": block_size, "aggregate_nodes": aggregate_nodes, "smoothing": smoothing}
-    communicator.check_same(**known, **numbers, degree=degree, rounds=rounds)
+    communicator.check_same(**numbers, degree=degree, rounds=rounds)
     with communicator.together():
         size = block_size_of(operator) if block_size == "auto" else int(block_size)
         _check_numbers(operator, size, aggregate_nodes, smoothing, degree, rounds)
