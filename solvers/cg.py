@@ -129,10 +129,9 @@ class CgRecurrence:
             self._replay()
 
     def _iterate(self) -> None:
-        of, passes, began = self._vectors, self._passes, time.perf_counter()
+        of, passes = self._vectors, self._passes
         if self._with_product is None:
-            self._multiply(of.p, of.q, 1.0, 0.0)
-            self.matrix_seconds += time.perf_counter() - began
+            self._product(of.p, of.q)
         passes.curvature()
         passes.descend()
         self._apply_preconditioner()
@@ -150,15 +149,19 @@ class CgRecurrence:
         passes.descend()
         self._apply_preconditioner()
         if self._with_product is None:
-            began = time.perf_counter()
-            self._multiply(of.z, of.w, 1.0, 0.0)
-            self.matrix_seconds += time.perf_counter() - began
+            self._product(of.z, of.w)
         passes.image_product()
         passes.add_up()
         passes.foresee()
         passes.extend()
         passes.extend_image()
         passes.curvature()
+
+    def _product(self, x: Array, out: Array) -> None:
+        """Set ``out = A x``."""
+        began = time.perf_counter()
+        self._multiply(x, out, 1.0, 0.0)
+        self.matrix_seconds += time.perf_counter() - began
 
     def _apply_preconditioner(self) -> None:
         """Set z, and w if the preconditioner computes it, and sum r.z, unless a pass does."""

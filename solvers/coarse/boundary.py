@@ -11,7 +11,7 @@ from penstock.solvers.products.block_rows import BlockRows, block_rows, row_numb
 from penstock.spmv import Array, Device, InputError, SparseMatrix
 from penstock.spmv.communicator import Communicator
 
-__all__ = ["Boundary", "IsSharedOut", "own_square"]
+__all__ = ["Boundary", "IsSharedOut"]
 
 
 class _Coupling(Protocol):
@@ -21,6 +21,7 @@ class _Coupling(Protocol):
     rows: slice
     matrix: Any
     sends: Any
+    block_size: int
 
 
 @runtime_checkable
@@ -30,11 +31,6 @@ class IsSharedOut(Protocol):
     square: Any
     couplings: Sequence[_Coupling]
     communicator: Communicator
-
-
-def own_square(A: Any) -> Any:
-    """Return own rows and columns of a matrix that ranks share, and any other matrix itself."""
-    return A.square if isinstance(A, IsSharedOut) else A
 
 
 class Boundary:
@@ -66,7 +62,7 @@ class Boundary:
         self._stop = self.nodes
         for coupling in A.couplings:
             matrix: SparseMatrix = coupling.matrix
-            if matrix.row_granularity != size:
+            if coupling.block_size != size:
                 raise InputError(
                     f"a coarse level of nodes of {size} unknowns needs couplings of such blocks; give block_size={size} where "
                     "rows are split"

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from penstock.solvers.coarse.boundary import IsSharedOut, own_square
+from penstock.solvers.coarse.boundary import IsSharedOut
 from penstock.solvers.products.block_rows import BlockRows, block_rows, row_numbers
 from penstock.spmv import (
     Array,
@@ -53,9 +53,8 @@ class _Streamed(_Turns, Protocol):
 
 def block_size_of(A: Operator) -> int:
     """Return the rows of the blocks that a matrix stores, 1 without blocks."""
-    if isinstance(A, IsSharedOut) and A.couplings:
-        return int(A.couplings[0].matrix.row_granularity)
-    A = own_square(A)
+    if isinstance(A, IsSharedOut):
+        return A.couplings[0].block_size if A.couplings else block_size_of(A.square)
     if isinstance(A, SparseMatrix):
         return _stored_size(A)
     if isinstance(A, _Streamed):
