@@ -47,6 +47,7 @@ def pyamg_seconds(A: SparseMatrix, b: Array, modes: Array | None) -> dict[str, A
     import pyamg
 
     matrix, host = A.to_csr(), A.device.to_host(b)
+    matrix.indptr = matrix.indptr.astype(matrix.indices.dtype)  # PyAMG takes one type for both
     near = None if modes is None else A.device.to_host(modes)
     if modes is not None:
         matrix = matrix.tobsr((3, 3))

@@ -2,7 +2,9 @@
 
 from penstock.streaming.execution.budget import MemoryBudget
 from penstock.streaming.execution.executor import Executor, ExecutorSetup, SweepKey
+from penstock.streaming.heterogeneous_matrix import HeterogeneousMatrix
 from penstock.streaming.planning.choice import CUTS, Candidate, choose
+from penstock.streaming.planning.division import Division, divide
 from penstock.streaming.planning.estimate import LinkRates, SweepEstimate
 from penstock.streaming.planning.ordering import ColumnExtents, LevelOrder, level_order, reach_of, reach_of_store
 from penstock.streaming.planning.plan import StreamPlan, plan_stream
@@ -17,6 +19,7 @@ from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
 from penstock.streaming.stores.packing import index_of
 from penstock.streaming.stores.wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper
 from penstock.streaming.streamed_matrix import StreamedMatrix
+from penstock.streaming.swept_matrix import SweptMatrix
 
 __all__ = [
     "CUTS",
@@ -25,11 +28,13 @@ __all__ = [
     "Compute",
     "Copy",
     "CountingStore",
+    "Division",
     "Executor",
     "ExecutorSetup",
     "FaultyStore",
     "FileStore",
     "HazardError",
+    "HeterogeneousMatrix",
     "HostStore",
     "LevelOrder",
     "LinkRates",
@@ -48,10 +53,12 @@ __all__ = [
     "Subdivision",
     "SweepEstimate",
     "SweepKey",
+    "SweptMatrix",
     "Timeline",
     "Workload",
     "check_hazards",
     "choose",
+    "divide",
     "index_of",
     "level_order",
     "plan_stream",

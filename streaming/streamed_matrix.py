@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 
@@ -16,9 +13,7 @@ from penstock.spmv import (
     Device,
     InputError,
     SparseMatrix,
-    ValidatedOperator,
     as_vectors,
-    format_named,
 )
 from penstock.spmv.formats.base import scale
 from penstock.spmv.formats.limits import check_block_size
@@ -30,15 +25,15 @@ from penstock.streaming.execution.sweeper import Sweeper
 from penstock.streaming.planning.estimate import LEAST_CAPTURED
 from penstock.streaming.planning.ordering import reach_of
 from penstock.streaming.planning.plan import StreamPlan, plan_stream
-from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.base import Store
+from penstock.streaming.swept_matrix import SweptMatrix
 from penstock.streaming.wavefront import wavefront_visit
 
 __all__ = ["StreamedMatrix"]
 
 
-class StreamedMatrix(ValidatedOperator):
+class StreamedMatrix(SweptMatrix):
     """Multiply by a stored matrix that is streamed, subdivision by subdivision, through a memory budget.
 
     Parameters
@@ -112,48 +107,6 @@ class StreamedMatrix(ValidatedOperator):
         self._sweeper = Sweeper(
             store, self.plan, self.budget, self.device, stall_seconds=stall_seconds, executor=executor
         )
-
-    @property
-    def sweeps(self) -> int:
-        """Number of sweeps so far."""
-        return self._sweeper.sweeps
-
-    @property
-    def bytes_streamed(self) -> int:
-        """Bytes that these sweeps moved over the link."""
-        return self._sweeper.bytes_streamed
-
-    @property
-    def staged(self) -> bool:
-        """Whether data pass through page-locked buffers to a GPU, because the store is on disk or cannot be page-locked."""
-        executor = self._sweeper.executor
-        return executor is not None and executor.staged
-
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds that the host has waited for the GPU while starting sweeps."""
-        executor = self._sweeper.executor
-        return 0.0 if executor is None else executor.waited_seconds
-
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes that the plan reserves for the vectors of a solver."""
-        return self.plan.workload.workspace_nbytes
-
-    @property
-    def direction(self) -> int:
-        """Direction of the next sweep: 1 for ascending rows, -1 for descending rows."""
-        return self._sweeper.direction
-
-    def turn_to(self, direction: int) -> None:
-        """Set the direction of the next sweep; a change of direction refills the ring.
-
-        Raises
-        ------
-        InputError
-            If the direction differs and this plan's sweeps do not alternate.
-        """
-        self._sweeper.turn_to(direction)
 
     def sweep(self, visit: Callable[[int, SparseMatrix], None]) -> None:
         """Visit all subdivisions once, in the direction of the sweep.
@@ -272,10 +225,6 @@ class StreamedMatrix(ValidatedOperator):
             key = SweepKey(recurrence.kernels(), None if memory is None else (*memory, first)) if on_gpu else None
             self._sweeper.sweep(visit, min(powers, total - first), self.reach, key)
 
-    @property
-    def _is_half(self) -> bool:
-        return format_named(self.plan.index.format_name).traits.half
-
     def apply_absolute(self, x: Array) -> Array:
         """Return ``|A| @ x`` in one sweep; needs one further slab of memory."""
         x = as_vectors(x, self.shape[1], self, "x")
@@ -291,32 +240,6 @@ class StreamedMatrix(ValidatedOperator):
         blocks = self.device.xp.zeros((count, size, size), dtype=self.dtype)
         self.sweep(lambda number, slab: slab.add_diagonal_blocks(self._rows(number).start, blocks))
         return blocks
-
-    def _rows(self, number: int) -> slice:
-        subdivision = self.plan.index.subdivisions[number]
-        return slice(subdivision.row_start, subdivision.row_stop)
-
-    @contextmanager
-    def recording(self) -> Iterator[Timeline]:
-        """Record the times of all transfers and computations in a ``with`` block, which ends with a synchronisation."""
-        with self.device.current(), self._sweeper.trace() as timeline:
-            yield timeline
-
-    def close(self) -> None:
-        """Stop transfers and release the budget; the store stays open."""
-        self._sweeper.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        # Not closed by the caller: the reader thread must not outlive the matrix. At interpreter exit it has ended already.
-        sweeper = getattr(self, "_sweeper", None)
-        if sweeper is not None and sweeper.executor is not None and not sys.is_finalizing():
-            self.close()
 
     def __repr__(self) -> str:
         rows, columns = self.shape

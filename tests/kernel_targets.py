@@ -82,11 +82,11 @@ class Target:
         assert cuda_module.compile_function is compile_
 
 
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
 TARGETS = [
     pytest.param(Target("cpu"), id="cpu"),
     pytest.param(Target("emulated-32"), id="emulated-warp32"),
     pytest.param(Target("emulated-64"), id="emulated-warp64"),
-    pytest.param(
-        Target("gpu"), id="gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")]
-    ),
+    pytest.param(Target("gpu"), id="gpu", marks=ON_GPU),
 ]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
+from kernel_targets import DEVICES
 
 import penstock
 from penstock.fem import Cantilever, LognormalMaterial
@@ -23,15 +24,16 @@ def random_factor(rows, columns, seed=0):
     return scipy.sparse.random_array((rows, columns), density=0.1, format="csr", rng=np.random.default_rng(seed))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("format_name", ["csr", "bsr", "symmetric_bsr", "sell"])
-def test_products_of_every_format_are_those_of_scipy(tmp_path, stiffness, format_name):
+def test_products_of_every_format_are_those_of_scipy(tmp_path, stiffness, format_name, device):
     size = 3 if "bsr" in format_name else 1
     slabs = [stiffness[start : start + 54] for start in range(0, 216, 54)]
     B, shares = random_factor(216, 40), []
 
     with HostStore.create(slabs, format=format_name, block_size=size) as store:
         assert store.index.format_name == format_name
-        product = penstock.multiply_store(store, B, tmp_path / "AB", label="A B", progress=shares.append)
+        product = penstock.multiply_store(store, B, tmp_path / "AB", device=device, label="A B", progress=shares.append)
 
     with product:
         found = read_whole(product)
@@ -42,14 +44,15 @@ def test_products_of_every_format_are_those_of_scipy(tmp_path, stiffness, format
     assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("format_name", ["bsr", "symmetric_bsr"])
-def test_square_blocks_stay_blocks_and_can_be_streamed(tmp_path, stiffness, format_name):
+def test_square_blocks_stay_blocks_and_can_be_streamed(tmp_path, stiffness, format_name, device):
     slabs = [stiffness[start : start + 54] for start in range(0, 216, 54)]
     A = BsrMatrix.from_csr(stiffness, block_size=3)
     v = np.random.default_rng(2).normal(size=216)
 
     with FileStore.create(tmp_path / "A", slabs, format=format_name, block_size=3) as store:
-        square = penstock.multiply_store(store, A, tmp_path / "AA")
+        square = penstock.multiply_store(store, A, tmp_path / "AA", device=device)
     with square, StreamedMatrix(square, budget="200 KiB") as streamed:
         assert square.index.format_name == "bsr"
         assert np.allclose(

@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
-    WithJsonSchema,
     model_validator,
 )
 
+from penstock.experiments.cantilever.sections import MemorySection, Section
 from penstock.experiments.reporting.yaml_files import read_configuration
 from penstock.fem import (
     Cantilever,
@@ -29,22 +25,13 @@ from penstock.fem import (
     TwoPhaseMaterial,
     UniformMaterial,
 )
-from penstock.fem.assembly import ASSEMBLED_FORMATS
 from penstock.solvers import PRECONDITIONERS, PreconditionerSpec, preconditioner_spec
-from penstock.spmv import parse_nbytes
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
 __all__ = ["Experiment", "read_configuration", "read_experiment"]
 
-Size = Annotated[int, BeforeValidator(parse_nbytes)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NodeCount = Annotated[int, Field(ge=2)]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Model(Section):
@@ -203,49 +190,6 @@ class SolverSection(Section):
         return "smoothed_aggregation" if self.preconditioner == "auto" else self.preconditioner
 
 
-def _check_format(name: str) -> str:
-    """Refuse a format in which no matrix can be assembled."""
-    if name not in ("auto", *ASSEMBLED_FORMATS):
-        raise ValueError(f"expected auto or one of {', '.join(ASSEMBLED_FORMATS)}, not {name!r}")
-    return name
-
-
-FormatName = Annotated[
-    str, AfterValidator(_check_format), WithJsonSchema({"type": "string", "enum": ["auto", *ASSEMBLED_FORMATS]})
-]
-
-
-class MemorySection(Section):
-    """Where the matrix lives and how much of it at a time."""
-
-    device: str = Field(default="cpu", description="cpu, cuda or cuda:<number>", pattern=r"^(cpu|cuda(:\d+)?)$")
-    budget: Size | None = Field(
-        default=None, description="memory for matrix storage, such as 2 GiB; default: the whole matrix stays resident"
-    )
-    format: FormatName = Field(
-        default="auto",
-        description="storage format; auto: bsr in memory; streamed, the one whose sweeps are predicted to be shortest",
-    )
-    values: Literal["float64", "float32"] = Field(default="float64", description="type the matrix is stored in")
-    subdivisions: Annotated[int, Field(ge=1)] | None = Field(default=None, description="default: the plan chooses")
-    slots: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="length of the ring; default: the plan chooses"
-    )
-    overlap: bool = Field(default=True, description="transfer during computation")
-    store: Path | None = Field(
-        default=None, description="directory for the matrix on disk, kept and used again; default: made and removed"
-    )
-
-    @model_validator(mode="after")
-    def _streaming_needs_a_budget(self) -> MemorySection:
-        given = self.model_fields_set & {"subdivisions", "slots", "overlap", "store"}
-        if self.budget is None and given:
-            raise ValueError(
-                f"{', '.join(sorted(given))} say how to stream; that takes a budget, such as budget: 2 GiB"
-            )
-        return self
-
-
 class OutputSection(Section):
     """What is left behind."""
 
@@ -296,6 +240,15 @@ class Experiment(Section):
                 raise ValueError(
                     "memory.store keeps one matrix, but every one of material.samples has its own; leave it out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _devices_share_single_products(self) -> Experiment:
+        if self.memory.devices is not None and max(self.preconditioner.degrees(streamed=True)) > 1:
+            raise ValueError(
+                f"many products of {self.solver.chosen} follow every transfer, which makes the GPU alone faster: leave out "
+                "memory.devices, or take solver.preconditioner: block_jacobi"
+            )
         return self
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ from penstock.solvers import (
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, Device, Operator, StoreError
 from penstock.spmv.compilation.ahead import Compilation
-from penstock.streaming import MemoryBudget, StreamedMatrix, StreamPlan
+from penstock.streaming import HeterogeneousMatrix, MemoryBudget, Store, StreamedMatrix, StreamPlan, SweptMatrix
 from penstock.streaming.execution.budget import check_room
 
 __all__ = ["SingleRun", "resolved"]
@@ -81,8 +81,7 @@ class SingleRun:
                 with self._timed("assembly"):
                     opened = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter)
                     store = resources.enter_context(opened)
-                budget = MemoryBudget(self.experiment.memory.budget)
-                A = resources.enter_context(StreamedMatrix(store, budget, device=self.device, plan=plan))
+                A = resources.enter_context(self._swept(store, plan))
             with self._timed("solve"):
                 result, spent = self._solve(A, checkpoint)
             # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
@@ -105,6 +104,29 @@ class SingleRun:
         """Assemble the matrix in memory."""
         name, dtype = resident_format(self.experiment), np.dtype(self.experiment.memory.values)
         return self.cantilever.matrix(name, values_dtype=dtype).to_device(self.device)
+
+    def _swept(self, store: Store, plan: StreamPlan) -> SweptMatrix:
+        """Open the matrix for one device, or shared between two."""
+        memory = self.experiment.memory
+        assert memory.budget is not None, "a matrix is swept where there is a budget"
+        budget = MemoryBudget(memory.budget)
+        if memory.devices is None:
+            return StreamedMatrix(store, budget, device=self.device, plan=plan)
+        with self.reporter.stage("divide"):
+            A = HeterogeneousMatrix(
+                store,
+                budget,
+                device=self.device,
+                workload=plan.workload,
+                ring=plan.ring,
+                rates=plan.rates,
+                gpu_subdivisions=memory.gpu_subdivisions,
+            )
+        memory = memory.model_copy(update={"gpu_subdivisions": A.division.count})
+        self.experiment = self.experiment.model_copy(update={"memory": memory})
+        self.folder.write_configuration(resolved(self.experiment))
+        self.folder.add_to_plan(A.division.explain(), self.reporter)
+        return A
 
     def _read_checkpoint(self) -> Checkpoint:
         return read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
@@ -175,12 +197,12 @@ class SingleRun:
         # Formats that scatter add in the order of the sweep: the direction is part of the state. It is noted between two
         # iterations, because a solve that stops sweeps once more, for the true residual.
         direction = checkpoint.direction
-        if checkpoint.state is not None and isinstance(A, StreamedMatrix):
+        if checkpoint.state is not None and isinstance(A, SweptMatrix):
             A.turn_to(direction)
 
         def spent(state: SolverState) -> Checkpoint:
-            sweeps = A.sweeps if isinstance(A, StreamedMatrix) else 0
-            streamed = A.bytes_streamed if isinstance(A, StreamedMatrix) else 0
+            sweeps = A.sweeps if isinstance(A, SweptMatrix) else 0
+            streamed = A.bytes_streamed if isinstance(A, SweptMatrix) else 0
             seconds = checkpoint.seconds + time.perf_counter() - began
             return Checkpoint(
                 state,
@@ -196,7 +218,7 @@ class SingleRun:
 
             def monitor(record: IterationRecord) -> bool:
                 nonlocal last_write, direction
-                direction = A.direction if isinstance(A, StreamedMatrix) else 1
+                direction = A.direction if isinstance(A, SweptMatrix) else 1
                 stage.advance(*solve_progress(record, solver.rtol))
                 if self._is_due(time.perf_counter() - last_write):
                     self._save(spent(record.state))
@@ -213,7 +235,7 @@ class SingleRun:
         """Write everything a finished run leaves; ``before`` are the seconds of earlier runs that it went on from."""
         folder = self.folder
         x = CPU.asarray(result.x)
-        if isinstance(A, StreamedMatrix) and plan.slots:
+        if isinstance(A, SweptMatrix) and plan.slots:
             record_sweep(folder, A, result.x)  # with all right-hand sides, as the solve does
         self.seconds["solve"] = spent.seconds
         self.seconds["total"] = time.perf_counter() - self.began + before
@@ -236,6 +258,7 @@ class SingleRun:
             "nonzeros": self.cantilever.nnz,
             "quantity": "tip temperature" if self.cantilever.dof == 1 else "tip deflection",
             "tip_deflection": statistics.fmean(meant) if meant else None,
+            "gpu_subdivisions": self.experiment.memory.gpu_subdivisions,
             "ranks": self.rank_count,
             "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "preconditioner", "solve", "total")},
         }

@@ -7,15 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from penstock.experiments.cantilever.configuration import (
-    FormatName,
-    MaterialSection,
-    Model,
-    NodeCount,
-    Section,
-    Size,
-    read_configuration,
-)
+from penstock.experiments.cantilever.configuration import MaterialSection, Model, NodeCount, read_configuration
+from penstock.experiments.cantilever.sections import FormatName, Section, Size
 from penstock.fem import Cantilever
 
 __all__ = ["OverlapCase", "OverlapStudy", "read_overlap_study"]

@@ -26,10 +26,11 @@ __all__ = [
     "draw_tip_deflections",
 ]
 
-_BLUE, _ORANGE, _GREY = "#1f6fb2", "#e07b28", "#8a8f98"
+_BLUE, _ORANGE, _GREEN, _GREY = "#1f6fb2", "#e07b28", "#3f8f5a", "#8a8f98"
 _ROWS: dict[SpanKind, tuple[str, str]] = {
     "compute": ("kernels", _BLUE),
     "transfer": ("transfers", _ORANGE),
+    "host": ("CPU", _GREEN),
     "read": ("disk", _GREY),
 }
 _FACE_POINTS = 33  # most points drawn along a side of the box
@@ -137,7 +138,7 @@ def draw_timeline(path: Path, timeline: Timeline, title: str = "") -> None:
 def draw_spans(axes: Any, timeline: Timeline) -> None:
     """Draw the spans of a timeline, one row for each kind."""
     spans = timeline.spans
-    kinds = [kind for kind in _ROWS if kind != "read" or any(span.kind == kind for span in spans)]
+    kinds = [kind for kind in _ROWS if kind in ("compute", "transfer") or any(span.kind == kind for span in spans)]
     begin = min((span.start for span in spans), default=0.0)
     length = max((span.stop for span in spans), default=1.0) - begin
     for span in spans:

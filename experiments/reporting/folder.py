@@ -62,6 +62,11 @@ class ResultsFolder(BaseFolder):
         write_text(self.plan, text + "\n")
         reporter.text("Plan", text)
 
+    def add_to_plan(self, text: str, reporter: Reporter) -> None:
+        """Write and show what was decided after planning."""
+        write_text(self.plan, self.plan.read_text(encoding="utf-8") + text + "\n")
+        reporter.text("Division", text)
+
     def write_residuals(self, histories: list[list[float]]) -> None:
         """Write the residual histories, one line per iteration; where a shorter history has ended, its last value is repeated."""
         names = ["relative_residual", *(f"relative_residual_{number}" for number in range(2, len(histories) + 1))]

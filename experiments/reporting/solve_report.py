@@ -11,7 +11,7 @@ from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.solvers import BlockSolveResult, SolveResult, StopReason
 from penstock.spmv import Array, Operator
-from penstock.streaming import StreamedMatrix, StreamPlan
+from penstock.streaming import HeterogeneousMatrix, StreamPlan, SweptMatrix
 
 __all__ = ["columns_of", "describe_solve", "reason_of", "record_sweep", "worst"]
 
@@ -53,7 +53,7 @@ def describe_solve(
     Parameters
     ----------
     A : Operator
-        A :class:`StreamedMatrix`, or a resident matrix.
+        A :class:`SweptMatrix`, or a resident matrix.
     plan : StreamPlan
     result : SolveResult or BlockSolveResult
     rtol : float
@@ -64,7 +64,8 @@ def describe_solve(
     budget_nbytes : int or None
         Budget for matrix storage, if there was one.
     """
-    streamed = A if isinstance(A, StreamedMatrix) else None
+    streamed = A if isinstance(A, SweptMatrix) else None
+    predicted = A.division.seconds if isinstance(A, HeterogeneousMatrix) else plan.predicted_seconds()
     nbytes, rates, shown = plan.index.nbytes, plan.rates, worst(result)
 
     def fraction(moved: int, rate: float | None) -> float | None:
@@ -85,7 +86,7 @@ def describe_solve(
         "peak_budget_nbytes": streamed.budget.peak_nbytes if streamed else nbytes,
         **_plan_facts(plan),
         # With several powers per sweep, a solve has two kinds of sweeps, so there is no one prediction.
-        "predicted_sweep_seconds": None if plan.powers_per_sweep > 1 else plan.predicted_seconds(),
+        "predicted_sweep_seconds": None if plan.powers_per_sweep > 1 else predicted,
         "sweep_seconds": seconds / sweeps if sweeps else None,
         "link_fraction": fraction(bytes_streamed, rates.link if rates else None),
         "memory_fraction": fraction(sweeps * nbytes, rates.memory if rates and plan.powers_per_sweep == 1 else None),
@@ -108,7 +109,7 @@ def _plan_facts(plan: StreamPlan) -> dict[str, Any]:
     }
 
 
-def record_sweep(folder: ResultsFolder, A: StreamedMatrix, x: Array) -> None:
+def record_sweep(folder: ResultsFolder, A: SweptMatrix, x: Array) -> None:
     """Record the times of transfers and kernels in one additional sweep, so that recording does not slow the solve."""
     with A.recording() as timeline:
         A.apply(x)

@@ -57,7 +57,7 @@ class CudaExecutor:
         self.waited_seconds = 0.0  # in replays, for the previous sweep or part
         self._index = setup.store.index
         self._part = setup.part
-        self._link_binds = setup.link_binds
+        self._link_binds, self._host_computes = setup.link_binds, setup.host_computes
         self._slabs = SlabViews(self._index, setup.slots, setup.structures)
         self._graphs = GraphCache()
         self._pending: list[tuple[SpanKind, int, int | None, Any, Any]] = []
@@ -141,8 +141,11 @@ class CudaExecutor:
         """Return the parts in which a sweep is captured, and the number of streams in which each computes.
 
         Waiting streams slow transfers down, by 4 % for BSR. If the link is the bottleneck, only one stream computes during
-        transfers, and several before the first transfer and after the last one, when the link is idle.
+        transfers, and several before the first transfer and after the last one, when the link is idle. The host waits between
+        such parts; if it has to compute meanwhile, there is one part, in one stream.
         """
+        if self._host_computes:
+            return [(steps, 1)]
         transfers = [position for position, step in enumerate(steps) if isinstance(step, Copy)]
         if not transfers or not self._link_binds:
             return [(steps, LANES)]

@@ -62,6 +62,8 @@ class ExecutorSetup:
         A read that lasts longer is an error.
     link_binds : bool
         Whether transfers are expected to take much longer than computations.
+    host_computes : bool
+        The host computes during sweeps, so replaying one must not make it wait.
     """
 
     store: Store
@@ -72,6 +74,7 @@ class ExecutorSetup:
     overlap: bool = True
     stall_seconds: float = 60.0
     link_binds: bool = False
+    host_computes: bool = False
 
 
 class Executor(Protocol):

@@ -41,6 +41,8 @@ class Sweeper:
         A read that lasts longer is an error.
     executor : callable, optional
         Returns the :class:`Executor`; by default the one for the device.
+    host_computes : bool
+        The host computes during sweeps, so starting one must not make it wait for the device.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Sweeper:
         *,
         stall_seconds: float = 60.0,
         executor: ExecutorFactory | None = None,
+        host_computes: bool = False,
     ) -> None:
         self.store, self.plan, self.budget, self.device = store, plan, budget, device
         self.sweeps = 0
@@ -66,13 +69,15 @@ class Sweeper:
         storage = budget.allocate(self._purpose, plan.storage_nbytes, device)
         try:
             with device.current():
-                self._open(storage, stall_seconds, executor)
+                self._open(storage, stall_seconds, executor, host_computes)
         except BaseException:
             del storage
             self.close()
             raise
 
-    def _open(self, storage: Array, stall_seconds: float, make_executor: ExecutorFactory | None) -> None:
+    def _open(
+        self, storage: Array, stall_seconds: float, make_executor: ExecutorFactory | None, host_computes: bool
+    ) -> None:
         plan = self.plan
         check_room(self.device, plan.workload.workspace_nbytes, "the vectors beside the matrix storage")
         numbers, all_numbers = sorted(plan.resident), range(len(plan.index.subdivisions))
@@ -93,6 +98,7 @@ class Sweeper:
             overlap=plan.ring.overlap and bool(plan.slots),
             stall_seconds=stall_seconds,
             link_binds=estimate is not None and estimate.transfer > _BINDING * estimate.compute,
+            host_computes=host_computes,
         )
         if make_executor is None:
             make_executor = HostExecutor if self.device.kind == "cpu" else CudaExecutor

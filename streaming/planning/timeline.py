@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 __all__ = ["Span", "SpanKind", "Timeline"]
 
-#: ``read``: from disk into page-locked memory; ``transfer``: into a slot; ``compute``: the products with a subdivision.
-SpanKind = Literal["read", "transfer", "compute"]
+#: ``read``: from disk into page-locked memory; ``transfer``: into a slot; ``compute``: the products with a subdivision;
+#: ``host``: those that the CPU computes beside a GPU.
+SpanKind = Literal["read", "transfer", "compute", "host"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Timeline:
 
         Each kind of span has a track of its own; times are in microseconds, as the format requires.
         """
-        tracks = {kind: number for number, kind in enumerate(("read", "transfer", "compute"))}
+        tracks = {kind: number for number, kind in enumerate(get_args(SpanKind))}
         events: list[dict[str, Any]] = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": kind}}
             for kind, number in tracks.items()

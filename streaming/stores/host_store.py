@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -120,6 +121,22 @@ class HostStore:
         copies = [piece for pieces in segments for _, piece in pieces if not _region_of(piece, regions)]
         regions += [(piece.ctypes.data, piece.nbytes) for piece in copies]
         return cls(builder.finish(), segments, regions, whole)
+
+    def first(self, count: int) -> Self:
+        """Return a store of the first subdivisions, in the same memory; page-locking it locks no other."""
+        index = replace(self.index, subdivisions=self.index.subdivisions[:count])
+        index = replace(index, shape=(index.subdivisions[-1].row_stop, self.index.shape[1]))
+        segments = self._segments[:count]
+        used = {_region_of(piece, self._regions) for pieces in segments for _, piece in pieces}
+        return type(self)(index, segments, [region for region in self._regions if region in used], self._source)
+
+    def slab(self, number: int) -> SparseMatrix:
+        """Return subdivision ``number`` as a matrix in the memory of this store, for a CPU to multiply by."""
+        if self._source is not None:
+            subdivision = self.index.subdivisions[number]
+            return self._source.rows(subdivision.row_start, subdivision.row_stop)
+        [(_, piece)] = self._segments[number]
+        return self.index.view(number, piece)
 
     def segments(self, number: int, part: Part = "whole") -> list[tuple[int, Bytes]]:
         """Return views of the bytes of a part of subdivision ``number``, each with its offset in the part."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
-from kernel_targets import gpu_count
+from kernel_targets import DEVICES
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import chebyshev
@@ -12,10 +12,6 @@ from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 from penstock.streaming import FileStore, HostStore, LinkRates, Ring, StreamedMatrix, plan_stream
 from penstock.streaming.execution.cuda import CudaExecutor
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")]),
-]
 FORMATS = ("coo", "csr", "ell", "sliced_ell", "sell", "hyb", "bsr", "sliced_bsr")
 PLANES = 7  # of the beam
 

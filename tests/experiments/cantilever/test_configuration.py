@@ -39,6 +39,21 @@ def write(tmp_path, text):
         ("model: {nodes: 9}\nmemory: {budget: two}", r"memory\.budget: cannot read 'two' as a size; write"),
         ("model: {nodes: 9}\nmemory: {budget: 0}", r"memory\.budget: a size must be positive"),
         ("model: {nodes: 9}\nmemory: {device: tpu}", r"memory\.device"),
+        (
+            "model: {nodes: 9}\nmemory: {budget: 1 GiB, devices: [cuda:0, cuda:1]}",
+            r"one GPU and cpu, such as \[cuda:0, cpu\]",
+        ),
+        ("model: {nodes: 9}\nmemory: {budget: 1 GiB, devices: cuda}", r"memory: devices are one GPU and cpu"),
+        ("model: {nodes: 9}\nmemory: {devices: [cuda, cpu]}", r"devices say how to stream; that takes a budget"),
+        (
+            "model: {nodes: 9}\nmemory: {budget: 1 GiB, device: cpu, devices: [cuda, cpu]}",
+            r"device cpu contradicts devices",
+        ),
+        ("model: {nodes: 9}\nmemory: {budget: 1 GiB, gpu_subdivisions: 3}", r"give devices: \[cuda:0, cpu\]"),
+        (
+            "model: {nodes: 9}\nsolver: {preconditioner: chebyshev}\nmemory: {budget: 1 GiB, devices: [cuda, cpu]}",
+            r"many products of chebyshev follow every transfer.*take solver.preconditioner: block_jacobi",
+        ),
         ("model: {nodes: 9}\nmemory: {slots: 1}", r"memory\.slots: .*greater than or equal to 2"),
         ("model: {nodes: 9}\nsolver: {rtol: -1}", r"solver\.rtol: .*greater than or equal to 0"),
         ("model: {nodes: 9}\nsolver: {rtol: .nan}", r"solver\.rtol"),

@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 from interrupting import interrupt_at
+from kernel_targets import gpu_count
 
 from penstock.experiments import (
     Experiment,
@@ -27,7 +28,7 @@ from penstock.experiments import (
 )
 from penstock.experiments.cantilever import single_run as run_module
 from penstock.spmv import InputError, StoreError
-from penstock.streaming import FileStore, LinkRates
+from penstock.streaming import FileStore, HostStore, LinkRates
 
 SMALL = {"model": {"nodes": [21, 5, 5]}, "material": {"kind": "lognormal"}, "memory": {"budget": "200 KiB"}}
 RESULT_KEYS = {
@@ -81,6 +82,46 @@ def test_streamed_and_resident_runs_give_the_same_bits(tmp_path):
 
     assert np.array_equal(fields[0], fields[1])
     assert np.array_equal(fields[0], fields[2])
+
+
+def test_a_matrix_shared_between_devices_is_reported_with_its_division(tmp_path, monkeypatch):
+    """Both parts run on the CPU here, as no GPU is needed to see what is written."""
+
+    def in_memory(experiment, plan, *others):
+        slabs = experiment.cantilever().subdivisions(len(plan.index.subdivisions), plan.index.format_name)
+        return HostStore.create(slabs)
+
+    monkeypatch.setattr(run_module, "open_store", in_memory)
+    given = experiment(memory={"budget": "200 KiB", "subdivisions": 10, "format": "bsr"})
+    given = given.model_copy(update={"memory": given.memory.model_copy(update={"devices": ("cuda:0", "cpu")})})
+
+    folder = run_experiment(given, tmp_path / "run").folder
+
+    result = json.loads(folder.result.read_text())
+    gpu = result["gpu_subdivisions"]
+    assert result["converged"]
+    assert 1 <= gpu <= 10
+    assert f"{gpu} of 10 subdivisions" in folder.plan.read_text()
+    assert f"gpu_subdivisions: {gpu}" in folder.configuration.read_text()
+    hosts = [span["subdivision"] for span in json.loads(folder.timeline.read_text()) if span["kind"] == "host"]
+    assert hosts == list(range(gpu, 10))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")
+def test_a_run_shared_by_a_gpu_and_the_cpu_goes_on_to_the_same_bits(tmp_path):
+    memory = {"budget": "200 KiB", "subdivisions": 10, "format": "bsr", "devices": ["cuda:0", "cpu"]}
+    whole = run_experiment(experiment(memory=memory), tmp_path / "whole").folder
+    decided = read_experiment(whole.configuration)
+    stopped = decided.model_copy(update={"solver": decided.solver.model_copy(update={"maxiter": 5})})
+
+    run_experiment(stopped, tmp_path / "stopped")
+    resumed = resume_experiment(tmp_path / "stopped", maxiter=10_000).folder
+
+    assert json.loads(resumed.result.read_text())["converged"]
+    assert np.array_equal(field(whole), field(resumed))
+    alone = run_experiment(experiment(memory={"budget": "200 KiB", "format": "bsr"}), tmp_path / "alone").folder
+    np.testing.assert_allclose(field(whole), field(alone), rtol=0, atol=1e-6 * np.abs(field(alone)).max())
 
 
 @pytest.mark.parametrize("dof", [1, 3, 6])

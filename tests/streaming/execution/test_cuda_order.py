@@ -53,11 +53,12 @@ class Lent:
 class Recorder(CudaExecutor):
     """Plays the parts of a sweep, one after the other, and notes what was issued and what had ended before."""
 
-    def __init__(self, link_binds):
+    def __init__(self, link_binds, host_computes):
         runtime = SimpleNamespace(memcpyAsync=self.copy)
         cuda = SimpleNamespace(Stream=Stream, get_current_stream=lambda: Stream.current, runtime=runtime)
         self._cupy, self._copy_stream, self._staging = SimpleNamespace(cuda=cuda), Stream(), None
-        self._link_binds, self._direct, self._part, self.timeline = link_binds, Lent(), "whole", None
+        self._link_binds, self._host_computes = link_binds, host_computes
+        self._direct, self._part, self.timeline = Lent(), "whole", None
         self.slots = [SimpleNamespace(data=SimpleNamespace(ptr=slot)) for slot in range(SLOTS)]
         self._slabs = SimpleNamespace(slab=lambda step, residents: None)
         self.issued = {}
@@ -84,19 +85,25 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr(cuda_executor, "_new_events", lambda count: [Event() for _ in range(count)])
 
 
-@pytest.mark.parametrize("link_binds", [False, True])
+@pytest.mark.parametrize(
+    ("link_binds", "host_computes", "count"), [(False, False, 1), (True, False, 3), (True, True, 1)]
+)
 @pytest.mark.parametrize("sweep_order", ["alternate", "restart"])
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize(("stages", "reach"), [(1, 1), (3, 1), (5, 1), (3, 2)])
 @pytest.mark.parametrize("resident", [frozenset(), frozenset({0, 4, 9}), frozenset({5, 6, 13})])
-def test_whatever_is_unordered_touches_different_rows(link_binds, sweep_order, number, stages, reach, resident):
-    schedule, recorder = Schedule(SUBDIVISIONS, resident, SLOTS, sweeps=sweep_order), Recorder(link_binds)
+def test_whatever_is_unordered_touches_different_rows(
+    link_binds, host_computes, count, sweep_order, number, stages, reach, resident
+):
+    schedule = Schedule(SUBDIVISIONS, resident, SLOTS, sweeps=sweep_order)
+    recorder = Recorder(link_binds, host_computes)
     slots = {step.subdivision: step.slot for step in schedule.prologue(number)}
 
     parts = recorder.run(schedule.sweep(number, stages, reach))
 
     assert sum(len(part) for part, _ in parts) == len(schedule.sweep(number, stages, reach))
-    assert len(parts) == (3 if link_binds else 1)
+    assert len(parts) == count
+    assert not host_computes or [lanes for _, lanes in parts] == [1]  # several would make the host wait
     computed = [what for what in recorder.issued if what[0] == "compute"]
     assert len(computed) == SUBDIVISIONS * stages
     copied = {subdivision: ("copy", subdivision, slot) for kind, subdivision, slot in recorder.issued if kind == "copy"}

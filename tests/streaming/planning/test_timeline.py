@@ -136,7 +136,7 @@ class TestATimeline:
 
         tracks = {event["tid"]: event["args"]["name"] for event in trace if event["ph"] == "M"}
         complete = [event for event in trace if event["ph"] == "X"]
-        assert sorted(tracks.values()) == ["compute", "read", "transfer"]
+        assert sorted(tracks.values()) == ["compute", "host", "read", "transfer"]
         assert len(complete) == len(self.SPANS) == len(trace) - len(tracks)
         for event, span in zip(complete, self.SPANS, strict=True):
             assert tracks[event["tid"]] == span.kind

@@ -1,0 +1,87 @@
+"""What all sections of an experiment file have in common, and the section that says where the matrix lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from penstock.fem.assembly import ASSEMBLED_FORMATS
+from penstock.spmv import parse_nbytes
+
+__all__ = ["FormatName", "MemorySection", "Section", "Size"]
+
+Size = Annotated[int, BeforeValidator(parse_nbytes)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _check_format(name: str) -> str:
+    """Refuse a format in which no matrix can be assembled."""
+    if name not in ("auto", *ASSEMBLED_FORMATS):
+        raise ValueError(f"expected auto or one of {', '.join(ASSEMBLED_FORMATS)}, not {name!r}")
+    return name
+
+
+FormatName = Annotated[
+    str, AfterValidator(_check_format), WithJsonSchema({"type": "string", "enum": ["auto", *ASSEMBLED_FORMATS]})
+]
+
+
+class MemorySection(Section):
+    """Where the matrix lives and how much of it at a time."""
+
+    device: str = Field(default="cpu", description="cpu, cuda or cuda:<number>", pattern=r"^(cpu|cuda(:\d+)?)$")
+    devices: tuple[str, str] | None = Field(
+        default=None,
+        description="instead of device: a GPU and cpu, such as [cuda:0, cpu], which share every product",
+    )
+    gpu_subdivisions: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="with devices: how many of the subdivisions the GPU takes; default: measured"
+    )
+    budget: Size | None = Field(
+        default=None, description="memory for matrix storage, such as 2 GiB; default: the whole matrix stays resident"
+    )
+    format: FormatName = Field(
+        default="auto",
+        description="storage format; auto: bsr in memory; streamed, the one whose sweeps are predicted to be shortest",
+    )
+    values: Literal["float64", "float32"] = Field(default="float64", description="type the matrix is stored in")
+    subdivisions: Annotated[int, Field(ge=1)] | None = Field(default=None, description="default: the plan chooses")
+    slots: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="length of the ring; default: the plan chooses"
+    )
+    overlap: bool = Field(default=True, description="transfer during computation")
+    store: Path | None = Field(
+        default=None, description="directory for the matrix on disk, kept and used again; default: made and removed"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _vectors_are_on_the_gpu(cls, data: Any) -> Any:
+        """Take the GPU of ``devices`` as the device."""
+        if not isinstance(data, dict) or data.get("devices") is None:
+            return data
+        names = list(data["devices"]) if isinstance(data["devices"], list | tuple) else []
+        gpus = [name for name in names if str(name).startswith("cuda")]
+        if len(names) != 2 or len(gpus) != 1 or "cpu" not in names:
+            raise ValueError(f"devices are one GPU and cpu, such as [cuda:0, cpu], not {data['devices']}")
+        if data.setdefault("device", gpus[0]) != gpus[0]:
+            raise ValueError(f"device {data['device']} contradicts devices {names}; leave device out")
+        return data
+
+    @model_validator(mode="after")
+    def _streaming_needs_a_budget(self) -> MemorySection:
+        given = self.model_fields_set & {"subdivisions", "slots", "overlap", "store", "devices", "gpu_subdivisions"}
+        if self.gpu_subdivisions is not None and self.devices is None:
+            raise ValueError("gpu_subdivisions divides a matrix between devices; give devices: [cuda:0, cpu]")
+        if self.budget is None and given:
+            raise ValueError(
+                f"{', '.join(sorted(given))} say how to stream; that takes a budget, such as budget: 2 GiB"
+            )
+        return self
