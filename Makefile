@@ -9,7 +9,7 @@ demo: $(VENV)/installed
 	$(BIN)/penstock run examples/cantilever.yaml
 
 test: $(VENV)/installed-dev
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

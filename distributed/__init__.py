@@ -1,6 +1,6 @@
 """Share a system out among ranks: each has some rows of the matrix and of every vector, and the solvers stay the same."""
 
-from penstock.distributed.coupling import Coupling, split_rows
+from penstock.distributed.coupling import Coupling, columns_within, split_rows
 from penstock.distributed.matrix import DistributedMatrix
 from penstock.distributed.mpi import MpiCommunicator, gpu_of_rank
 from penstock.distributed.nccl import NcclCommunicator
@@ -14,6 +14,7 @@ __all__ = [
     "MpiCommunicator",
     "NcclCommunicator",
     "RowPartition",
+    "columns_within",
     "gpu_of_rank",
     "split_rows",
 ]

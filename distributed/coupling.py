@@ -14,7 +14,7 @@ from penstock.solvers.products.block_rows import csr_of
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, SparseMatrix
 from penstock.spmv.device import CPU, Device
 
-__all__ = ["Coupling", "split_rows"]
+__all__ = ["Coupling", "columns_within", "split_rows"]
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -104,7 +104,15 @@ def split_rows(
     with communicator.together():
         if asymmetric:
             raise InputError(f"the pattern of the matrix is not symmetric: {asymmetric}")
-    return _part(slab, inside, columns[inside] - first, int(stop - first)), couplings
+    return columns_within(slab, own), couplings
+
+
+def columns_within(slab: CsrMatrix | BsrMatrix, own: slice) -> CsrMatrix | BsrMatrix:
+    """Return the entries of a slab in the columns of a rank, counted from the first of these."""
+    size = slab.row_granularity
+    first, stop = own.start // size, own.stop // size
+    inside = (slab.column_indices >= first) & (slab.column_indices < stop)
+    return _part(slab, inside, slab.column_indices[inside] - first, stop - first)
 
 
 def _checked(rows: Any, partition: RowPartition, communicator: MpiCommunicator, size: int) -> CsrMatrix | BsrMatrix:

@@ -24,6 +24,9 @@ Numbers = np.ndarray[Any, Any]
 Pair = tuple[int, Array, Array]
 
 
+_PASSED = 32001  # tag of rows that are passed to the first rank, above those of exchanges
+
+
 class Exchange(Protocol):
     """Messages between this rank and some neighbours, under way."""
 
@@ -175,6 +178,25 @@ class MpiCommunicator:
         """Return the rows of all ranks, one rank's after the other, on the host of the first rank; others get none."""
         parts: Any = self._comm.gather(np.ascontiguousarray(CPU.asarray(rows)))
         return np.concatenate(parts) if self.rank == 0 else np.empty((0, *rows.shape[1:]), rows.dtype)
+
+    def passed_to_first(self, rows: Array, most: int) -> Iterator[Numbers]:
+        """Yield the rows of all ranks on the host of the first rank, at most so many at once. Others pass theirs on and get none.
+
+        Collective: every rank goes through to the end.
+        """
+        counts = self.of_all(len(rows))
+        for rank, count in enumerate(counts):
+            for start in range(0, count, most):
+                stop = min(start + most, count)
+                if self.rank == rank:
+                    part = np.ascontiguousarray(CPU.asarray(rows[start:stop]))
+                    if rank:
+                        self._comm.Send(part, 0, _PASSED)
+                elif not self.rank:
+                    part = np.empty((stop - start, *rows.shape[1:]), rows.dtype)
+                    self._comm.Recv(part, rank, _PASSED)
+                if not self.rank:
+                    yield part
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from penstock.distributed.matrix import DistributedMatrix
 from penstock.distributed.mpi import Exchange, MpiCommunicator
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.recurrence import Recurrence
-from penstock.streaming import StreamedMatrix
+from penstock.streaming import MemoryBudget, Store, StreamedMatrix, Timeline
 from penstock.streaming.planning.schedule import HazardError
 
 __all__ = ["DistributedStreamedMatrix"]
@@ -90,6 +91,27 @@ class DistributedStreamedMatrix(DistributedMatrix):
     def waited_seconds(self) -> float:
         """Seconds for which the host waited for its GPU or for other ranks."""
         return self.square.waited_seconds + self.waited_for_ranks
+
+    @property
+    def store(self) -> Store:
+        """Where this rank's square is."""
+        return self.square.store
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """Memory of this rank for slots and what stays of its square."""
+        return self.square.budget
+
+    @property
+    def staged(self) -> bool:
+        """Whether this rank's data pass through page-locked buffers to its GPU."""
+        return self.square.staged
+
+    @contextmanager
+    def recording(self) -> Iterator[Timeline]:
+        """Record the times of this rank's transfers and computations in a ``with`` block."""
+        with self.square.recording() as timeline:
+            yield timeline
 
     @property
     def sweeps(self) -> int:

@@ -10,7 +10,7 @@ from penstock.fem.closed_forms import (
 )
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
-from penstock.fem.field_output import write_vtkhdf
+from penstock.fem.field_output import vtkhdf_writer, write_vtkhdf
 from penstock.fem.load import body_load, end_load, face_load, integrate_body_load
 from penstock.fem.material import LognormalMaterial, Material, TwoPhaseMaterial, UniformMaterial
 from penstock.fem.mesh import BoxMesh
@@ -38,5 +38,6 @@ __all__ = [
     "symbolic_rows",
     "timoshenko_tip_deflection",
     "uniform_source_profile",
+    "vtkhdf_writer",
     "write_vtkhdf",
 ]

@@ -15,7 +15,7 @@ from penstock.spmv.compilation.jit import inlined, parallel_kernel
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
-__all__ = ["ASSEMBLED_FORMATS", "CHUNKED_FORMATS", "assemble_rows", "symbolic_rows"]
+__all__ = ["ASSEMBLED_FORMATS", "CHUNKED_FORMATS", "assemble_rows", "chunked_slab", "symbolic_rows"]
 
 Array = np.ndarray[Any, Any]
 
@@ -80,7 +80,7 @@ def assemble_rows(
     by_scalar_rows = slab.name == "csr"
     _assemble_into(arrays, mesh, element_matrix, material, start, stop, by_scalar_rows, clamped)
     rows = slab.from_arrays(slab.shape, slab.dtype, arrays, slab.parameters())
-    return _chunked(rows, format_name, start * dof, dof) if chunked else rows
+    return chunked_slab(rows, format_name, start * dof, dof) if chunked else rows
 
 
 def _assemble_into(
@@ -114,8 +114,8 @@ def _place_rows(offsets: Array, before: Array, dof: int, by_scalar_rows: bool) -
     np.cumsum(np.repeat(np.diff(before) * dof, dof), out=offsets[1:])
 
 
-def _chunked(rows: SparseMatrix, format_name: str, first_row: int, dof: int) -> SparseMatrix:
-    """Convert an assembled CSR slab to a chunked format."""
+def chunked_slab(rows: SparseMatrix, format_name: str, first_row: int, dof: int) -> SparseMatrix:
+    """Convert an assembled CSR slab to one of :data:`CHUNKED_FORMATS`; its row 0 is ``first_row`` of the matrix."""
     options: dict[str, Any] = {"block_size": dof, "check": False}
     if format_name == "sliced_bsr":
         # Rows of a mesh have similar lengths, and without sorting the slabs of any cut hold the same bits.

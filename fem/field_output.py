@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from penstock.fem.mesh import BoxMesh
 from penstock.spmv import InputError
 
-__all__ = ["write_vtkhdf"]
+__all__ = ["vtkhdf_writer", "write_vtkhdf"]
 
 
 def write_vtkhdf(path: str | Path, mesh: BoxMesh, fields: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -27,13 +28,32 @@ def write_vtkhdf(path: str | Path, mesh: BoxMesh, fields: Mapping[str, np.ndarra
         Values by name, ``(nodes,)`` or ``(nodes, components)`` in the order of the mesh. In ParaView, *Warp By Vector*
         on a displacement of three components shows the deformed body.
     """
-    nx, ny, nz = mesh.node_counts
     for name, values in fields.items():
         if np.ndim(values) not in (1, 2) or len(values) != mesh.node_count:
             raise InputError(
                 f"field {name!r} has shape {np.shape(values)}, not ({mesh.node_count},) or ({mesh.node_count}, k); "
                 "reshape a solution with .reshape(-1, dof)"
             )
+    with vtkhdf_writer(path, mesh) as write:
+        write(fields)
+
+
+@contextmanager
+def vtkhdf_writer(path: str | Path, mesh: BoxMesh) -> Iterator[Callable[[Mapping[str, np.ndarray[Any, Any]]], None]]:
+    """Return a function that writes fields of the next planes of nodes, for fields that are not in memory as a whole.
+
+    Parameters
+    ----------
+    path : path
+    mesh : BoxMesh
+
+    Yields
+    ------
+    callable
+        ``write(fields)`` takes values as :func:`write_vtkhdf` does, of whole planes from where the last call ended.
+    """
+    nx, ny, nz = mesh.node_counts
+    written = 0
     with h5py.File(path, "w") as file:
         root = file.create_group("VTKHDF")
         root.attrs["Version"] = (2, 0)
@@ -43,8 +63,19 @@ def write_vtkhdf(path: str | Path, mesh: BoxMesh, fields: Mapping[str, np.ndarra
         root.attrs["Spacing"] = mesh.spacing
         root.attrs["Direction"] = np.eye(3).ravel()
         points = root.create_group("PointData")
-        for name, values in fields.items():
-            # x runs fastest in VTK, z in the mesh.
-            points[name] = np.ascontiguousarray(
-                np.asarray(values).reshape(nx, ny, nz, *np.shape(values)[1:]).swapaxes(0, 2)
-            )
+
+        def write(fields: Mapping[str, np.ndarray[Any, Any]]) -> None:
+            nonlocal written
+            planes = 0
+            for name, values in fields.items():
+                further = np.shape(values)[1:]
+                planes = len(values) // (ny * nz)
+                if name not in points:
+                    # x runs fastest in VTK, z in the mesh. Planes that come one after another go into pieces of their own.
+                    pieces = None if planes == nx else (min(nz, 64), min(ny, 64), max(1, min(planes, nx)), *further)
+                    points.create_dataset(name, (nz, ny, nx, *further), values.dtype, chunks=pieces)
+                block = np.asarray(values).reshape(planes, ny, nz, *further).swapaxes(0, 2)
+                points[name][:, :, written : written + planes] = np.ascontiguousarray(block)
+            written += planes
+
+        yield write

@@ -7,7 +7,6 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -90,32 +89,23 @@ class BoxMesh:
         x, y, z = (count - 1 for count in self.node_counts)
         return x, y, z
 
-    @cached_property
-    def _connections_before(self) -> tuple[list[int], ...]:
-        """For each direction the connections along it of all nodes before each: 2 for each end of a line, 3 inside."""
-        lines = []
-        for count in self.node_counts:
-            line = np.full(count, 3, dtype=np.int64)
-            line[0] -= 1
-            line[-1] -= 1
-            lines.append([0, *np.cumsum(line).tolist()])
-        return tuple(lines)
-
     @property
     def connections(self) -> int:
         """Number of ordered pairs of nodes that share an element, including each node with itself: the blocks of the matrix."""
-        return math.prod(line[-1] for line in self._connections_before)
+        return math.prod(_connections_along(count, count) for count in self.node_counts)
 
     def connections_before(self, node: int) -> int:
         """Count the connections of all nodes before ``node`` (0 to ``node_count``), without listing them."""
-        _, ny, nz = self.node_counts
-        x, y, z = self._connections_before
+        nx, ny, nz = self.node_counts
+        line = _connections_along(nz, nz)
+        plane = _connections_along(ny, ny) * line
         ix, rest = divmod(node, ny * nz)
-        if ix == self.node_counts[0]:
-            return self.connections
         iy, iz = divmod(rest, nz)
-        line = (y[iy + 1] - y[iy]) * z[iz]
-        return x[ix] * y[-1] * z[-1] + (x[ix + 1] - x[ix]) * (y[iy] * z[-1] + line)
+        count = _connections_along(nx, ix) * plane
+        if ix < nx:
+            in_plane = _connections_along(ny, iy) * line + _neighbours_along(ny, iy) * _connections_along(nz, iz)
+            count += _neighbours_along(nx, ix) * in_plane
+        return count
 
     def cut(self, parts: int) -> list[int]:
         """Cut the nodes into contiguous parts of nearly equal numbers of connections.
@@ -163,3 +153,12 @@ class BoxMesh:
         )
         axes = (along if planes is None else along[planes], *across)
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+
+
+def _connections_along(count: int, before: int) -> int:
+    """Count the connections of the first ``before`` of ``count`` nodes of a line: 2 for each end, 3 inside."""
+    return max(3 * before - 1, 0) - (before == count)
+
+
+def _neighbours_along(count: int, node: int) -> int:
+    return _connections_along(count, node + 1) - _connections_along(count, node)

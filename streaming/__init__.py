@@ -19,7 +19,7 @@ from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
 from penstock.streaming.stores.packing import index_of
 from penstock.streaming.stores.wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper
 from penstock.streaming.streamed_matrix import StreamedMatrix
-from penstock.streaming.swept_matrix import SweptMatrix
+from penstock.streaming.swept_matrix import Sweeps, SweptMatrix
 
 __all__ = [
     "CUTS",
@@ -53,6 +53,7 @@ __all__ = [
     "Subdivision",
     "SweepEstimate",
     "SweepKey",
+    "Sweeps",
     "SweptMatrix",
     "Timeline",
     "Workload",

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv import Array, Device, InputError, SparseMatrix, as_vectors
-from penstock.spmv.formats.base import scale
 from penstock.spmv.formats.limits import check_block_size
+from penstock.spmv.formats.scaling import scale
 from penstock.streaming.execution.budget import MemoryBudget
 from penstock.streaming.execution.executor import SweepKey, Visit
 from penstock.streaming.execution.sweeper import Sweeper

@@ -15,8 +15,8 @@ from penstock.spmv import (
     SparseMatrix,
     as_vectors,
 )
-from penstock.spmv.formats.base import scale
 from penstock.spmv.formats.limits import check_block_size
+from penstock.spmv.formats.scaling import scale
 from penstock.spmv.operator import as_output
 from penstock.spmv.vectors.recurrence import Recurrence
 from penstock.streaming.execution.budget import MemoryBudget

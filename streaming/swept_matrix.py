@@ -4,17 +4,55 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, Self, runtime_checkable
 
-from penstock.spmv import ValidatedOperator, format_named
+from penstock.spmv import Array, ValidatedOperator, format_named
 from penstock.streaming.execution.budget import MemoryBudget
 from penstock.streaming.execution.sweeper import Sweeper
 from penstock.streaming.planning.plan import StreamPlan
 from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.base import Store
 
-__all__ = ["SweptMatrix"]
+__all__ = ["Sweeps", "SweptMatrix"]
+
+
+@runtime_checkable
+class Sweeps(Protocol):
+    """An operator whose products pass over a stored matrix: one device's, two devices', or that of a rank."""
+
+    @property
+    def store(self) -> Store:
+        """Where the matrix is."""
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """Memory for slots and the resident part."""
+
+    @property
+    def sweeps(self) -> int:
+        """Number of sweeps so far."""
+
+    @property
+    def bytes_streamed(self) -> int:
+        """Bytes that these sweeps moved over the link."""
+
+    @property
+    def staged(self) -> bool:
+        """Whether data pass through page-locked buffers to a GPU."""
+
+    @property
+    def direction(self) -> int:
+        """Direction of the next sweep."""
+
+    def turn_to(self, direction: int) -> None:
+        """Set the direction of the next sweep."""
+
+    def apply(self, x: Array, out: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0) -> Array:
+        """Return a product."""
+
+    def recording(self) -> AbstractContextManager[Timeline]:
+        """Record the times of all transfers and computations in a ``with`` block."""
 
 
 class SweptMatrix(ValidatedOperator):

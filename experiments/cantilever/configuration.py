@@ -255,9 +255,10 @@ class Experiment(Section):
     def _ranks_can(self) -> Experiment:
         if self.parallel is None:
             return self
-        if self.memory.budget is not None:
+        if self.memory.store is not None or self.memory.devices is not None:
+            name = "store" if self.memory.store is not None else "devices"
             raise ValueError(
-                "parallel: mpi solves in memory; leave out memory.budget, or write a script with DistributedStreamedMatrix"
+                f"parallel: mpi gives each rank a part of the matrix and a device; leave out memory.{name}"
             )
         if self.material.samples is not None:
             raise ValueError("parallel: mpi solves one system; leave out material.samples")
@@ -275,6 +276,12 @@ class Experiment(Section):
         """The preconditioner, with the blocks of the unknowns of a node and the nodes of the mesh."""
         mesh = self.cantilever().mesh
         return self.solver.spec(self.model.dof).with_nodes(mesh.coordinates, mesh.node_counts)
+
+    def of_planes(self, count: int) -> Experiment:
+        """Return an experiment of so many planes of nodes: its matrix has the pattern of the square of a rank with these."""
+        _, *across = self.cantilever().mesh.node_counts
+        model = self.model.model_copy(update={"nodes": (count, *across)})
+        return self.model_copy(update={"model": model, "parallel": None})
 
     @property
     def columns(self) -> int:

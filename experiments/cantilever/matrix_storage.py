@@ -36,7 +36,15 @@ from penstock.streaming import (
 )
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
 
-__all__ = ["measure_rates", "open_store", "plan_experiment", "resident_format", "workspace_nbytes"]
+__all__ = [
+    "fill_disk",
+    "fill_memory",
+    "measure_rates",
+    "open_store",
+    "plan_experiment",
+    "resident_format",
+    "workspace_nbytes",
+]
 
 
 def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> StreamPlan:
@@ -205,39 +213,47 @@ def open_store(
         Place on disk, if ``memory.store`` names none.
     reporter : Reporter
     """
-    memory, cantilever = experiment.memory, experiment.cantilever()
-    count, total = len(plan.index.subdivisions), plan.index.nbytes
-    slabs = cantilever.subdivisions(count, plan.index.format_name, values_dtype=np.dtype(memory.values))
+    memory, cantilever, index = experiment.memory, experiment.cantilever(), plan.index
+    slabs = cantilever.subdivisions(len(index.subdivisions), index.format_name, values_dtype=np.dtype(memory.values))
     with contextlib.ExitStack() as resources:
         if device.kind == "cuda" and memory.store is None:
-            with reporter.stage("assemble") as stage:
-
-                def counted() -> Iterator[Any]:
-                    for number, slab in enumerate(slabs):
-                        stage.advance(number / count)
-                        yield slab
-
-                host_store = HostStore.create(counted(), cantilever.shape)
-            yield resources.enter_context(host_store)
+            yield resources.enter_context(fill_memory(slabs, index, reporter))
             return
         path = memory.store or path
         if not path.exists():
-            _check_free_space(path, total)
-            with reporter.stage("assemble") as stage:
-                FileStore.create(
-                    path,
-                    slabs,
-                    shape=cantilever.shape,
-                    label=_store_label(experiment),
-                    progress=lambda written: stage.advance(written / total, f"{format_nbytes(written)} written"),
-                ).close()
+            fill_disk(path, slabs, index, _store_label(experiment), reporter)
         file_store = resources.enter_context(FileStore(path))
         _check_store(file_store, experiment)
         # A GPU streams fastest from memory; a matrix that would fill most of it comes from the disk in every sweep.
-        if device.kind == "cuda" and total < CPU.free_nbytes() // 2:
+        if device.kind == "cuda" and index.nbytes < CPU.free_nbytes() // 2:
             yield resources.enter_context(HostStore.from_store(file_store))
         else:
             yield file_store
+
+
+def fill_memory(slabs: Iterable[Any], index: MatrixIndex, reporter: Reporter) -> HostStore:
+    """Build a matrix that is planned like ``index`` in host memory."""
+    with reporter.stage("assemble") as stage:
+
+        def counted() -> Iterator[Any]:
+            for number, slab in enumerate(slabs):
+                stage.advance(number / len(index.subdivisions))
+                yield slab
+
+        return HostStore.create(counted(), index.shape)
+
+
+def fill_disk(path: Path, slabs: Iterable[Any], index: MatrixIndex, label: str, reporter: Reporter) -> None:
+    """Build a matrix that is planned like ``index`` on disk."""
+    _check_free_space(path, index.nbytes)
+    with reporter.stage("assemble") as stage:
+        FileStore.create(
+            path,
+            slabs,
+            shape=index.shape,
+            label=label,
+            progress=lambda written: stage.advance(written / index.nbytes, f"{format_nbytes(written)} written"),
+        ).close()
 
 
 def _check_free_space(path: Path, nbytes: int) -> None:

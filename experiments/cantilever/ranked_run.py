@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.distributed import DistributedMatrix, MpiCommunicator, NcclCommunicator, RowPartition
+from penstock.distributed import (
+    DistributedMatrix,
+    DistributedStreamedMatrix,
+    MpiCommunicator,
+    NcclCommunicator,
+    RowPartition,
+)
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.loads import right_hand_sides
-from penstock.experiments.cantilever.matrix_storage import resident_format
+from penstock.experiments.cantilever.matrix_storage import plan_experiment, resident_format
+from penstock.experiments.cantilever.ranked_storage import couplings_of_rank, open_rank_store, planes_of
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
 from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint, vectors_of
 from penstock.experiments.reporting.folder import ResultsFolder
@@ -22,10 +29,12 @@ from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.progress import Reporter
 from penstock.solvers import BlockSolveResult, CoarseBlockCgState, CoarseCgState, SolveResult
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
-from penstock.spmv import CPU, Array, Operator
-from penstock.streaming import StreamPlan
+from penstock.spmv import CPU, Array, InputError, Operator
+from penstock.streaming import LinkRates, StreamPlan
 
 __all__ = ["RankedRun", "run_on_ranks", "runs_on_ranks"]
+
+_PASSED_NBYTES = 256 << 20  # of the solution, from a rank to the first one at once
 
 
 def runs_on_ranks(directory: Path) -> bool:
@@ -97,21 +106,61 @@ class RankedRun(SingleRun):
         self.own = self.partition.of(ranks.rank)
 
     def _plan(self) -> StreamPlan:
-        """Plan; other ranks follow when the first one has compiled the kernels."""
-        if self.communicator.rank:
-            self.communicator.barrier()
-        plan = super()._plan()
-        if not self.communicator.rank:
-            self.communicator.barrier()
-        return plan
+        """Plan on the first rank, for the most planes that a rank has; others follow when it has compiled the kernels."""
+        planes = [planes_of(self.experiment, self.partition.of(rank)) for rank in range(self.rank_count)]
+        counts = [part.stop - part.start for part in planes]
+        self._most_planes, streams = max(counts), self.experiment.memory.budget is not None
+        with self.communicator.together():
+            if streams and min(counts) < 2:
+                raise InputError(
+                    f"{self.rank_count} ranks are too many for {sum(counts)} planes of nodes; to stream, each needs two"
+                )
+            if not self.communicator.rank:
+                plan = super()._plan()
+        decided = None if self.communicator.rank else (self.experiment, plan.rates)
+        self.experiment, rates = self.communicator.of_all(decided)[0]
+        self.seconds.setdefault("plan", 0.0)
+        with self.communicator.together():
+            own = self.experiment.of_planes(counts[self.communicator.rank]) if streams else self.experiment
+            return plan_experiment(own, rates)
+
+    def _planned(self, rates: LinkRates | None) -> StreamPlan:
+        streams = self.experiment.memory.budget is not None
+        return plan_experiment(self.experiment.of_planes(self._most_planes) if streams else self.experiment, rates)
 
     def _check_room(self, nbytes: int) -> None:
         """Check the room for the rows of the ranks that share this device's memory."""
         sharing, unknowns = (self.communicator.host_ranks if self.device.kind == "cpu" else 1), self.cantilever.unknowns
-        rows = min(unknowns, sharing * (self.own.stop - self.own.start))
-        each = self.experiment.preconditioner.replicated_nbytes(unknowns)
+        own, spec = self.own.stop - self.own.start, self.experiment.preconditioner
+        each = spec.replicated_nbytes(unknowns)
         with self.communicator.together():
-            super()._check_room((nbytes - each) * rows // unknowns + sharing * each)
+            if self.experiment.memory.budget is not None:  # the plan is for the rows of this rank
+                super()._check_room(sharing * (nbytes - spec.replicated_nbytes(own) + each))
+            else:
+                super()._check_room((nbytes - each) * min(unknowns, sharing * own) // unknowns + sharing * each)
+
+    def _matrix(self, plan: StreamPlan, resources: contextlib.ExitStack) -> Operator:
+        """Assemble this rank's rows in memory, or build and open its square, which is streamed."""
+        if self.experiment.memory.budget is None:
+            self._all_nbytes = plan.index.nbytes
+            return super()._matrix(plan, resources)
+        couplings = couplings_of_rank(self.experiment, self.partition, self.communicator, self.device)
+        path = self._checkpoint.parent / f"{self.folder.matrix.name}-of-rank-{self.communicator.rank}"
+        with self.communicator.together():
+            store = resources.enter_context(
+                open_rank_store(self.experiment, plan, self.own, self.device, path, self.reporter)
+            )
+            square = resources.enter_context(self._streamed(store, plan))
+        self._all_nbytes = sum(self.communicator.of_all(plan.index.nbytes))
+        return DistributedStreamedMatrix(square, couplings, self.communicator)
+
+    def _matrix_nbytes(self, plan: StreamPlan) -> int:
+        return self._all_nbytes
+
+    def _traffic(self, A: Operator) -> tuple[int, int]:
+        """Return the sweeps of this rank, and the bytes that all ranks streamed. Collective."""
+        sweeps, streamed = super()._traffic(A)
+        return sweeps, sum(self.communicator.of_all(streamed))
 
     def _assembled(self) -> Operator:
         name, dtype = resident_format(self.experiment), np.dtype(self.experiment.memory.values)
@@ -127,10 +176,8 @@ class RankedRun(SingleRun):
     def _preconditioner(self) -> PreconditionerSpec:
         """The preconditioner, with the planes of nodes of this rank."""
         mesh, size = self.cantilever.mesh, self.cantilever.dof
-        _, *across = mesh.node_counts
-        plane = size * math.prod(across)
-        planes = slice(self.own.start // plane, self.own.stop // plane)
-        counts = (planes.stop - planes.start, *across)
+        planes = planes_of(self.experiment, self.own)
+        counts = (planes.stop - planes.start, *mesh.node_counts[1:])
         return self.experiment.solver.spec(size).with_nodes(lambda: mesh.coordinates(planes), counts)
 
     def _read_checkpoint(self) -> Checkpoint:
@@ -142,6 +189,9 @@ class RankedRun(SingleRun):
             same = whole.ranks == self.rank_count
             state = whole.state.on(self.device) if same else whole.state.without_coarse_parts()
             whole = dataclasses.replace(whole, state=state)
+        if whole.ranks != self.rank_count:  # other ranks have larger or smaller squares, which are cut in another way
+            memory = self.experiment.memory.model_copy(update={"subdivisions": None, "slots": None})
+            self.experiment = self.experiment.model_copy(update={"memory": memory})
         return self._with_vectors(whole, lambda rows: self.device.asarray(rows[self.own].copy()))
 
     def _is_due(self, seconds: float) -> bool:
@@ -164,7 +214,20 @@ class RankedRun(SingleRun):
     def _report(
         self, A: Operator, plan: StreamPlan, result: SolveResult | BlockSolveResult, spent: Checkpoint, before: float
     ) -> None:
-        """Report on the first rank, with the rows of all."""
-        x = self.communicator.gathered(result.x)
+        """Report on the first rank, to which the others pass their rows of the solution."""
+        [last] = self.partition.owners(np.array([self.partition.rows - 1]))
+        own = super()._tips(result) if self.communicator.rank == last else []
+        self._tips_of_last: list[float] = self.communicator.of_all(own)[last]
         if self.communicator.rank == 0:
-            super()._report(A, plan, dataclasses.replace(result, x=x), spent, before)
+            super()._report(A, plan, result, spent, before)
+        elif self.experiment.output.field:
+            for _ in self._solution(result):
+                pass
+
+    def _tips(self, result: SolveResult | BlockSolveResult) -> list[float]:
+        return self._tips_of_last
+
+    def _solution(self, result: SolveResult | BlockSolveResult) -> Iterable[Array]:
+        plane = self.cantilever.unknowns // self.cantilever.mesh.node_counts[0]
+        nbytes = plane * int(result.x.nbytes) // max(1, len(result.x))
+        return self.communicator.passed_to_first(result.x, plane * max(1, _PASSED_NBYTES // max(1, nbytes)))

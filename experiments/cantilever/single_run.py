@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from penstock.solvers import (
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, Device, Operator, StoreError
 from penstock.spmv.compilation.ahead import Compilation
-from penstock.streaming import HeterogeneousMatrix, MemoryBudget, Store, StreamedMatrix, StreamPlan, SweptMatrix
+from penstock.streaming import HeterogeneousMatrix, LinkRates, MemoryBudget, Store, StreamedMatrix, StreamPlan, Sweeps
 from penstock.streaming.execution.budget import check_room
 
 __all__ = ["SingleRun", "resolved"]
@@ -73,15 +73,8 @@ class SingleRun:
         self._check_room(plan.storage_nbytes + plan.workload.workspace_nbytes)
         with contextlib.ExitStack() as resources:
             resources.enter_context(self.device.current())
-            A: Operator
-            if self.experiment.memory.budget is None:
-                with self._timed("assembly"), self.reporter.stage("assemble"):
-                    A = self._assembled()
-            else:
-                with self._timed("assembly"):
-                    opened = open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter)
-                    store = resources.enter_context(opened)
-                A = resources.enter_context(self._swept(store, plan))
+            with self._timed("assembly"):
+                A = self._matrix(plan, resources)
             with self._timed("solve"):
                 result, spent = self._solve(A, checkpoint)
             # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
@@ -89,6 +82,8 @@ class SingleRun:
             reason = reason_of(result)
             if reason is StopReason.STOPPED:
                 return RunOutcome(self.folder, reason)
+            if isinstance(A, Sweeps) and plan.slots:
+                record_sweep(self.folder, A, result.x)  # with all right-hand sides, as the solve does
             self._report(A, plan, result, spent, checkpoint.seconds)
         if result.converged:  # otherwise --resume with a larger maxiter may go on
             self.folder.checkpoint.unlink(missing_ok=True)
@@ -100,22 +95,38 @@ class SingleRun:
         """Refuse a run whose matrix storage and vectors do not fit."""
         check_room(self.device, nbytes, "matrix storage and vectors")
 
+    def _matrix(self, plan: StreamPlan, resources: contextlib.ExitStack) -> Operator:
+        """Assemble the matrix in memory, or build and open the one that is streamed."""
+        if self.experiment.memory.budget is None:
+            with self.reporter.stage("assemble"):
+                return self._assembled()
+        store = resources.enter_context(
+            open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter)
+        )
+        return resources.enter_context(
+            self._shared(store, plan) if self.experiment.memory.devices else self._streamed(store, plan)
+        )
+
     def _assembled(self) -> Operator:
         """Assemble the matrix in memory."""
         name, dtype = resident_format(self.experiment), np.dtype(self.experiment.memory.values)
         return self.cantilever.matrix(name, values_dtype=dtype).to_device(self.device)
 
-    def _swept(self, store: Store, plan: StreamPlan) -> SweptMatrix:
-        """Open the matrix for one device, or shared between two."""
+    def _budget(self) -> MemoryBudget:
+        nbytes = self.experiment.memory.budget
+        assert nbytes is not None, "a matrix is streamed where there is a budget"
+        return MemoryBudget(nbytes)
+
+    def _streamed(self, store: Store, plan: StreamPlan) -> StreamedMatrix:
+        return StreamedMatrix(store, self._budget(), device=self.device, plan=plan)
+
+    def _shared(self, store: Store, plan: StreamPlan) -> HeterogeneousMatrix:
+        """Open a matrix that two devices share, and write down how."""
         memory = self.experiment.memory
-        assert memory.budget is not None, "a matrix is swept where there is a budget"
-        budget = MemoryBudget(memory.budget)
-        if memory.devices is None:
-            return StreamedMatrix(store, budget, device=self.device, plan=plan)
         with self.reporter.stage("divide"):
             A = HeterogeneousMatrix(
                 store,
-                budget,
+                self._budget(),
                 device=self.device,
                 workload=plan.workload,
                 ring=plan.ring,
@@ -148,10 +159,13 @@ class SingleRun:
                 self._wait_for(compilation)
             with self._timed("plan"):
                 rates = measure_rates(self.experiment, self.device, self.folder.path)
-                plan = plan_experiment(self.experiment, rates)
+                plan = self._planned(rates)
                 self._settle(plan)
             self._wait_for(compilation)
         return plan
+
+    def _planned(self, rates: LinkRates | None) -> StreamPlan:
+        return plan_experiment(self.experiment, rates)
 
     def _wait_for(self, compilation: Compilation) -> None:
         if not compilation.finished:
@@ -197,12 +211,11 @@ class SingleRun:
         # Formats that scatter add in the order of the sweep: the direction is part of the state. It is noted between two
         # iterations, because a solve that stops sweeps once more, for the true residual.
         direction = checkpoint.direction
-        if checkpoint.state is not None and isinstance(A, SweptMatrix):
+        if checkpoint.state is not None and isinstance(A, Sweeps):
             A.turn_to(direction)
 
         def spent(state: SolverState) -> Checkpoint:
-            sweeps = A.sweeps if isinstance(A, SweptMatrix) else 0
-            streamed = A.bytes_streamed if isinstance(A, SweptMatrix) else 0
+            sweeps, streamed = self._traffic(A)
             seconds = checkpoint.seconds + time.perf_counter() - began
             return Checkpoint(
                 state,
@@ -218,7 +231,7 @@ class SingleRun:
 
             def monitor(record: IterationRecord) -> bool:
                 nonlocal last_write, direction
-                direction = A.direction if isinstance(A, SweptMatrix) else 1
+                direction = A.direction if isinstance(A, Sweeps) else 1
                 stage.advance(*solve_progress(record, solver.rtol))
                 if self._is_due(time.perf_counter() - last_write):
                     self._save(spent(record.state))
@@ -229,17 +242,18 @@ class SingleRun:
             result = solve(A, b, rtol=solver.rtol, maxiter=solver.maxiter, M=M, monitor=monitor, state=checkpoint.state)
         return result, spent(result.state)
 
+    def _traffic(self, A: Operator) -> tuple[int, int]:
+        """Return the sweeps so far, and the bytes that they streamed."""
+        return (A.sweeps, A.bytes_streamed) if isinstance(A, Sweeps) else (0, 0)
+
     def _report(
         self, A: Operator, plan: StreamPlan, result: SolveResult | BlockSolveResult, spent: Checkpoint, before: float
     ) -> None:
         """Write everything a finished run leaves; ``before`` are the seconds of earlier runs that it went on from."""
         folder = self.folder
-        x = CPU.asarray(result.x)
-        if isinstance(A, SweptMatrix) and plan.slots:
-            record_sweep(folder, A, result.x)  # with all right-hand sides, as the solve does
         self.seconds["solve"] = spent.seconds
         self.seconds["total"] = time.perf_counter() - self.began + before
-        tips = [self.cantilever.tip_deflection(column) for column in x.reshape(len(x), -1).T]
+        tips = self._tips(result)
         # Of different load cases a mean says nothing, nor do samples that did not converge.
         meant = [] if self.experiment.load.cases else tips
         if self.experiment.load.samples:
@@ -252,9 +266,12 @@ class SingleRun:
             sweeps=spent.sweeps,
             bytes_streamed=spent.bytes_streamed,
             seconds=self.seconds["preconditioner"] + spent.seconds,
+            links=self.rank_count,
             budget_nbytes=self.experiment.memory.budget,
         )
         summary |= {
+            "unknowns": self.cantilever.unknowns,
+            "matrix_nbytes": self._matrix_nbytes(plan),
             "nonzeros": self.cantilever.nnz,
             "quantity": "tip temperature" if self.cantilever.dof == 1 else "tip deflection",
             "tip_deflection": statistics.fmean(meant) if meant else None,
@@ -268,13 +285,26 @@ class SingleRun:
         write_json(folder.environment, describe_environment())
         folder.write_residuals([column.residual_norms for column in columns_of(result)])
         if self.experiment.output.field:
-            folder.write_field(self.cantilever, x, samples=self.experiment.load.samples is not None)
+            samples = self.experiment.load.samples is not None
+            folder.write_field(self.cantilever, self._solution(result), samples=samples)
         write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
         if self.experiment.output.figures:
             with self.reporter.stage("draw") as stage:
                 folder.draw(self.cantilever)
                 stage.advance(1.0)
         self.reporter.text("Result", folder.summary())
+
+    def _tips(self, result: SolveResult | BlockSolveResult) -> list[float]:
+        """Return the deflection of the tip for every right-hand side."""
+        x = CPU.asarray(result.x)
+        return [self.cantilever.tip_deflection(column) for column in x.reshape(len(x), -1).T]
+
+    def _solution(self, result: SolveResult | BlockSolveResult) -> Iterable[Array]:
+        """Return the solution on the host, in parts of whole planes of nodes."""
+        return [CPU.asarray(result.x)]
+
+    def _matrix_nbytes(self, plan: StreamPlan) -> int:
+        return plan.index.nbytes
 
     def _several(self, columns: tuple[SolveResult, ...], tips: list[float]) -> dict[str, Any]:
         """Return what each load case or sample came to."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from penstock.experiments.reporting.atomic import replacing, write_json, write_t
 from penstock.experiments.reporting.base_folder import BaseFolder
 from penstock.experiments.reporting.progress import Reporter
 from penstock.experiments.reporting.summary import quantity_of, summary_of
-from penstock.fem import Cantilever, write_vtkhdf
+from penstock.fem import Cantilever, vtkhdf_writer
 from penstock.streaming import Timeline
 
 __all__ = ["ResultsFolder", "write_json", "write_text"]
@@ -80,20 +81,16 @@ class ResultsFolder(BaseFolder):
             rows = list(csv.reader(file))[1:]
         return [[float(row[column]) for row in rows] for column in range(1, len(rows[0]))]
 
-    def write_field(self, cantilever: Cantilever, solution: np.ndarray[Any, Any], *, samples: bool = False) -> None:
-        """Write the solution for ParaView: each load case under its number, of samples the mean and the deviation."""
-        name, fields = _FIELD[cantilever.dof], {}
-        columns = solution.reshape(len(solution), -1)
-        named = {f"_{number}": column for number, column in enumerate(columns.T[1:], 2)}
-        if samples:
-            named = {"_deviation": columns.std(axis=1, ddof=1)} if columns.shape[1] > 1 else {}
-        for suffix, column in {"": columns.mean(axis=1) if samples else columns[:, 0], **named}.items():
-            values = column.reshape(-1, cantilever.dof)
-            fields[name + suffix] = values[:, 0] if cantilever.dof == 1 else values[:, :3]
-            if cantilever.dof == 6:
-                fields["rotation" + suffix] = values[:, 3:]
-        with replacing(self.field) as partial:
-            write_vtkhdf(partial, cantilever.mesh, fields)
+    def write_field(
+        self, cantilever: Cantilever, solution: Iterable[np.ndarray[Any, Any]], *, samples: bool = False
+    ) -> None:
+        """Write the solution for ParaView: each load case under its number, of samples the mean and the deviation.
+
+        The solution comes in parts of whole planes of nodes, one after the other.
+        """
+        with replacing(self.field) as partial, vtkhdf_writer(partial, cantilever.mesh) as write:
+            for part in solution:
+                write(_fields_of(part, cantilever.dof, samples=samples))
 
     def draw(self, cantilever: Cantilever | None) -> list[Path]:
         """Draw all pictures for which the folder has data and return their paths; without a body, none of the body."""
@@ -137,3 +134,17 @@ class ResultsFolder(BaseFolder):
     def summary(self) -> str:
         """Return the result in words, one line per fact."""
         return summary_of(self.read_json(self.result))
+
+
+def _fields_of(rows: np.ndarray[Any, Any], dof: int, *, samples: bool) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the fields of some rows of a solution by name."""
+    fields, columns = {}, rows.reshape(len(rows), -1)
+    named = {f"_{number}": column for number, column in enumerate(columns.T[1:], 2)}
+    if samples:
+        named = {"_deviation": columns.std(axis=1, ddof=1)} if columns.shape[1] > 1 else {}
+    for suffix, column in {"": columns.mean(axis=1) if samples else columns[:, 0], **named}.items():
+        values = column.reshape(-1, dof)
+        fields[_FIELD[dof] + suffix] = values[:, 0] if dof == 1 else values[:, :3]
+        if dof == 6:
+            fields["rotation" + suffix] = values[:, 3:]
+    return fields

@@ -11,7 +11,7 @@ from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.solvers import BlockSolveResult, SolveResult, StopReason
 from penstock.spmv import Array, Operator
-from penstock.streaming import HeterogeneousMatrix, StreamPlan, SweptMatrix
+from penstock.streaming import HeterogeneousMatrix, StreamPlan, Sweeps
 
 __all__ = ["columns_of", "describe_solve", "reason_of", "record_sweep", "worst"]
 
@@ -47,13 +47,14 @@ def describe_solve(
     bytes_streamed: int,
     seconds: float,
     budget_nbytes: int | None,
+    links: int = 1,
 ) -> dict[str, Any]:
     """Return the solver's result, its time and traffic, and both as fractions of the measured rates.
 
     Parameters
     ----------
     A : Operator
-        A :class:`SweptMatrix`, or a resident matrix.
+        One that sweeps, or a resident matrix.
     plan : StreamPlan
     result : SolveResult or BlockSolveResult
     rtol : float
@@ -63,8 +64,9 @@ def describe_solve(
         Of the whole solve, likewise.
     budget_nbytes : int or None
         Budget for matrix storage, if there was one.
+    links : int
+        Over which the bytes were streamed.
     """
-    streamed = A if isinstance(A, SweptMatrix) else None
     predicted = A.division.seconds if isinstance(A, HeterogeneousMatrix) else plan.predicted_seconds()
     nbytes, rates, shown = plan.index.nbytes, plan.rates, worst(result)
 
@@ -83,17 +85,25 @@ def describe_solve(
         "bytes_streamed": bytes_streamed,
         "matrix_nbytes": nbytes,
         "budget_nbytes": budget_nbytes,
-        "peak_budget_nbytes": streamed.budget.peak_nbytes if streamed else nbytes,
         **_plan_facts(plan),
         # With several powers per sweep, a solve has two kinds of sweeps, so there is no one prediction.
         "predicted_sweep_seconds": None if plan.powers_per_sweep > 1 else predicted,
         "sweep_seconds": seconds / sweeps if sweeps else None,
-        "link_fraction": fraction(bytes_streamed, rates.link if rates else None),
+        "link_fraction": fraction(bytes_streamed // links, rates.link if rates else None),
         "memory_fraction": fraction(sweeps * nbytes, rates.memory if rates and plan.powers_per_sweep == 1 else None),
-        "staged": streamed is not None and streamed.staged,
-        "direct_reads": streamed is not None and getattr(streamed.store, "direct", False),
+        **_streaming_facts(A, plan),
         "unknowns": plan.index.shape[0],
         "device": str(A.device),
+    }
+
+
+def _streaming_facts(A: Operator, plan: StreamPlan) -> dict[str, Any]:
+    if not isinstance(A, Sweeps):
+        return {"peak_budget_nbytes": plan.index.nbytes, "staged": False, "direct_reads": False}
+    return {
+        "peak_budget_nbytes": A.budget.peak_nbytes,
+        "staged": A.staged,
+        "direct_reads": getattr(A.store, "direct", False),
     }
 
 
@@ -109,7 +119,7 @@ def _plan_facts(plan: StreamPlan) -> dict[str, Any]:
     }
 
 
-def record_sweep(folder: ResultsFolder, A: SweptMatrix, x: Array) -> None:
+def record_sweep(folder: ResultsFolder, A: Sweeps, x: Array) -> None:
     """Record the times of transfers and kernels in one additional sweep, so that recording does not slow the solve."""
     with A.recording() as timeline:
         A.apply(x)

@@ -176,11 +176,11 @@ def _plan_of_rank(
     experiment: Experiment, nodes: tuple[int, ...], gpu_nbytes: int, rates: LinkRates
 ) -> tuple[int, StreamPlan]:
     """Return the bytes of a rank's vectors, and the plan of its planes in the memory that they leave."""
-    model, whole = experiment.model.model_copy(update={"nodes": nodes}), experiment.cantilever().mesh.node_counts
+    whole = experiment.cantilever().mesh.node_counts
 
     def within(nbytes: int) -> Experiment:
         memory = experiment.memory.model_copy(update={"device": "cuda", "budget": nbytes, "store": None})
-        return experiment.model_copy(update={"model": model, "memory": memory, "parallel": None})
+        return experiment.of_planes(nodes[0]).model_copy(update={"memory": memory})
 
     spec = experiment.preconditioner
     unknowns, of_rank = (experiment.model.dof * math.prod(each) for each in (whole, nodes))

@@ -9,9 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse
-from numba import prange
 
-from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import find_kernel, has_kernel
 from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import InputError
@@ -332,22 +330,3 @@ def copy_diagonal_blocks(rows: Array, columns: Array, values: Array, blocks: Arr
     size = blocks.shape[1]
     inside = rows // size == columns // size
     blocks[rows[inside] // size, rows[inside] % size, columns[inside] % size] = values[inside]
-
-
-def scale(out: Array, beta: float) -> None:
-    """Multiply ``out`` by ``beta``; with 0 its old content, NaN or not, has no effect."""
-    if isinstance(out, np.ndarray) and out.size > _LONG and out.flags.c_contiguous and beta != 1.0:
-        _scale_long(out.reshape(-1), out.dtype.type(beta))
-    elif beta == 0.0:
-        out.fill(0)
-    elif beta != 1.0:
-        out *= out.dtype.type(beta)
-
-
-_LONG = 1 << 18  # numbers from which on several threads are faster than NumPy's one
-
-
-@parallel_kernel
-def _scale_long(out: Array, beta: float) -> None:
-    for i in prange(out.shape[0]):
-        out[i] = 0.0 if beta == 0.0 else beta * out[i]

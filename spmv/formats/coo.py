@@ -13,9 +13,10 @@ from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import SparseMatrix, scale
+from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.formats.scaling import scale
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 

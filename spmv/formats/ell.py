@@ -14,10 +14,11 @@ from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import SparseMatrix, scale
+from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.chunk_products import spmv_rows, spmv_strips_of_16
 from penstock.spmv.formats.convert import chunks_of_slots
 from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.scaling import scale
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.sizes import format_nbytes

@@ -13,7 +13,7 @@ from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, 
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import SparseMatrix, copy_diagonal_blocks, scale
+from penstock.spmv.formats.base import SparseMatrix, copy_diagonal_blocks
 from penstock.spmv.formats.convert import (
     chunk_offsets,
     chunks_of_blocks,
@@ -21,6 +21,7 @@ from penstock.spmv.formats.convert import (
     stored_blocks,
 )
 from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.scaling import scale
 from penstock.spmv.formats.sell import rows_of_chunks
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks

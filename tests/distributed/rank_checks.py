@@ -209,7 +209,20 @@ def restarts(ranks):
     yield "interrupted", state.iteration == 20
 
 
+def passed_on(ranks):
+    """The first rank sees the rows of all in order, a few at a time; a rank without rows is passed over."""
+    whole = np.arange(6.0 * 7).reshape(7 * 3, 2)
+    bounds = (0, *[9] * (ranks.size - 1), 21)
+    own = RowPartition(bounds).of(ranks.rank)
+    parts = list(ranks.passed_to_first(put(ranks, whole[own]), 4))
+    yield "others see none", ranks.rank == 0 or not parts
+    if ranks.rank == 0:
+        yield "in order", np.array_equal(np.concatenate(parts), whole)
+        yield "a few at a time", max(map(len, parts)) <= 4
+
+
 CHECKS = (
+    passed_on,
     products,
     messages,
     solves,

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from penstock.fem import BoxMesh, write_vtkhdf
+from penstock.fem import BoxMesh, vtkhdf_writer, write_vtkhdf
 from penstock.spmv import InputError
 
 MESH = BoxMesh((4, 3, 5), (1.5, 0.5, 3.0))
@@ -55,6 +55,21 @@ def test_the_value_of_every_node_stands_at_its_place(root):
         node = (ix * 3 + iy) * 5 + iz
         assert temperature[iz, iy, ix] == SCALAR[node]
         assert displacement[iz, iy, ix].tolist() == VECTOR[node].tolist()
+
+
+@pytest.mark.parametrize("cuts", [[2], [1, 2, 3]])
+def test_planes_that_come_one_after_another_are_the_same_file(root, cuts, tmp_path):
+    plane = MESH.node_count // 4
+    parts = np.split(np.arange(4), cuts)
+    with vtkhdf_writer(tmp_path / "parts.vtkhdf", MESH) as write:
+        for part in parts:
+            rows = slice(part[0] * plane, (part[-1] + 1) * plane)
+            write({"temperature": SCALAR[rows], "displacement": VECTOR[rows]})
+
+    with h5py.File(tmp_path / "parts.vtkhdf") as file:
+        for name in ("temperature", "displacement"):
+            assert np.array_equal(file["VTKHDF/PointData"][name], root["PointData"][name])
+        assert dict(file["VTKHDF"].attrs).keys() == dict(root.attrs).keys()
 
 
 def test_coordinates_written_as_a_field_are_where_the_image_puts_its_points(tmp_path):

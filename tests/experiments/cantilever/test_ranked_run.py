@@ -88,6 +88,43 @@ def test_a_coarse_level_goes_on_and_of_other_ranks_from_the_iterate(others, stor
     assert np.allclose(field_of(folder), field_of(alone), rtol=0, atol=1e-6 * abs(field_of(alone)).max())
 
 
+@pytest.mark.parametrize("name", ["chebyshev", "smoothed_aggregation"])
+def test_ranks_stream_their_rows_and_others_go_on(name, write, tmp_path):
+    folder, model = tmp_path / "out", {"nodes": [31, 6, 6]}
+    run_experiment(Experiment.model_validate({**CONTENT, "model": model}), tmp_path / "alone")
+    solver, memory = {"preconditioner": name, "maxiter": 3}, {"budget": "200 KiB", "format": "symmetric_bsr"}
+
+    first = command(2, "run", write(parallel="mpi", model=model, solver=solver, memory=memory), "--output", folder)
+    assert first.returncode == 1, first.stderr
+    stopped = result_of(folder)
+    second = command(3, "run", "--resume", folder, "--maxiter", "500")
+
+    assert second.returncode == 0, second.stderr
+    found, alone = result_of(folder), result_of(tmp_path / "alone")
+    assert found["converged"]
+    assert found["true_residual"] <= 1e-8
+    assert (stopped["ranks"], found["ranks"]) == (2, 3)
+    assert found["unknowns"] == alone["unknowns"]
+    # Half of the matrix, without what couples the ranks, in pieces of whole pages; each rank has less memory than its part.
+    assert 0.4 < found["matrix_nbytes"] / alone["matrix_nbytes"] < 0.8
+    assert found["peak_budget_nbytes"] <= 200 << 10 < stopped["matrix_nbytes"] / 2
+    assert found["bytes_streamed"] > stopped["bytes_streamed"] > stopped["matrix_nbytes"]
+    expected = field_of(tmp_path / "alone")
+    assert np.allclose(field_of(folder), expected, rtol=0, atol=1e-6 * abs(expected).max())
+    assert not list(folder.glob("matrix*"))
+    assert (folder / "timeline.json").exists()
+
+
+def test_more_ranks_than_pairs_of_planes_do_not_stream(write, tmp_path):
+    file = write(parallel="mpi", model={"nodes": [3, 4, 4]}, memory={"budget": "1 MiB"})
+
+    run = command(2, "run", file, "--output", tmp_path / "out")
+
+    assert run.returncode == 2
+    assert "2 ranks are too many for 3 planes of nodes; to stream, each needs two" in run.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_several_loads_are_solved_by_ranks_together(write, tmp_path):
     cases = {"cases": [{"kind": "shear"}, {"kind": "axial"}]}
 
@@ -119,7 +156,8 @@ def test_an_error_of_all_ranks_is_told_once(write, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"memory": {"budget": "1 MiB"}}, "memory.budget"),
+        ({"memory": {"budget": "1 MiB", "store": "matrix"}}, "memory.store"),
+        ({"memory": {"budget": "1 MiB", "devices": ["cuda", "cpu"]}}, "memory.devices"),
         ({"solver": {"preconditioner": "multigrid"}}, "block_jacobi"),
         ({"material": {"kind": "lognormal", "samples": 3}}, "material.samples"),
     ],
