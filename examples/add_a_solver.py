@@ -47,7 +47,7 @@ def steepest_descent(A, b, M, *, rtol=1e-5, maxiter=None):
     problem = LinearProblem(A, b, M, rtol=rtol, atol=0.0)
     method = SteepestDescent(problem)
     state = method.start(None)
-    problem.run(method, state, maxiter=maxiter)
+    method.run(state, maxiter=maxiter)
     return problem.column_result(state.x, method.reason, state.residual_norms, method.residual, **problem.spent())
 
 

@@ -10,12 +10,13 @@ from penstock.solvers.coarse.method import CoarseCgState
 from penstock.solvers.coarse.setup import smoothed_aggregation
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.coarse.spec import SmoothedAggregationSpec
+from penstock.solvers.method import SOLVERS, Method
 from penstock.solvers.multigrid.cycle import Multigrid
 from penstock.solvers.multigrid.setup import multigrid
 from penstock.solvers.multigrid.spec import MultigridSpec
 from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, check_streams, preconditioner_spec
 from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner, block_jacobi, jacobi
-from penstock.solvers.problem import SOLVERS, LinearProblem, Method
+from penstock.solvers.problem import LinearProblem
 from penstock.solvers.products.multiply import (
     GalerkinPattern,
     ProductPattern,

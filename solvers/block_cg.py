@@ -32,8 +32,9 @@ import numpy as np
 from penstock.solvers.block_cg_method import BlockCgState, BlockConjugateGradients
 from penstock.solvers.checks import check_maxiter
 from penstock.solvers.gram_factors import GramFactors, GramFault, factor_gram
+from penstock.solvers.method import method_of
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
-from penstock.solvers.problem import LinearProblem, method_of
+from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BlockSolveResult, IterationRecord, StopReason
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK, BlockSpace
@@ -277,6 +278,6 @@ def block_cg(
     with problem.A.device.current():
         own = method_of(problem, "block_cg_method")
         method = BlockConjugateGradients(problem, BlockRecurrence) if own is None else own(problem)
-        state = method.begin(X0, state, problem.b.shape, problem.A)
-        problem.run(method, state, maxiter=maxiter, callback=callback, monitor=monitor)
+        state = method.begin(X0, state)
+        method.run(state, maxiter=maxiter, callback=callback, monitor=monitor)
         return method.result(state)

@@ -9,13 +9,18 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from penstock.solvers.problem import LinearProblem, Method
+from penstock.solvers.method import Method
+from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BlockSolveResult, StopReason
-from penstock.spmv import Array
+from penstock.solvers.states import StateLayout, SystemMark, check_counts, check_history, check_numbers, direction_kept
+from penstock.spmv import Array, InputError
 
 __all__ = ["BlockCgState", "BlockConjugateGradients"]
 
 Matrix = np.ndarray[Any, Any]
+
+#: Reasons of columns that a resumed solve goes on with.
+GOING_ON = (None, StopReason.STOPPED, StopReason.MAXITER)
 
 
 @dataclass
@@ -44,6 +49,8 @@ class BlockCgState:
         Relative norms of each column, as in the result.
     s : array, (n, k), optional
         ``A P``, if the preconditioner computes it.
+    system : SystemMark, optional
+        What the state knows of its system.
     """
 
     x: Array
@@ -57,6 +64,35 @@ class BlockCgState:
     last_true_residuals: list[float]
     residual_norms: list[list[float]] = field(default_factory=list)
     s: Array | None = None
+    system: SystemMark | None = None
+
+    def check(self, layout: StateLayout) -> None:
+        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        layout.check("x", self.x)
+        for name in ("w", "p", *(() if self.s is None else ("s",))):
+            layout.check(name, getattr(self, name), columns=False)
+        check_counts(iteration=self.iteration)
+        tested = {f"last_true_residuals[{column}]": norm for column, norm in enumerate(self.last_true_residuals)}
+        check_numbers(tested, finite=False)
+        for norms in self.residual_norms:
+            check_history(norms)
+        columns = layout.shape[1]
+        lengths = {len(self.reasons), len(self.last_true_residuals), len(self.residual_norms)}
+        within = self.active == sorted(set(self.active)) and all(0 <= column < columns for column in self.active)
+        if lengths != {columns} or not within or (self.active and self.goes_on and not self._block_fits(columns)):
+            raise InputError("the parts of the state do not fit each other; it is damaged")
+
+    def _block_fits(self, columns: int) -> bool:
+        """Return whether the coefficients are matrices of the sizes of the block."""
+        w, p, s = (0 if of is None else of.shape[1] for of in (self.w, self.p, self.s))
+        shapes = (np.shape(self.t), np.shape(self.phi)) == ((w, p), (p, len(self.active)))
+        finite = shapes and bool(np.isfinite(self.t).all() and np.isfinite(self.phi).all())
+        return finite and p <= columns and (self.s is None or s == p)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a solve would go on from the block, because a column has not ended or ran out of iterations."""
+        return any(reason in GOING_ON for reason in self.reasons)
 
 
 class Recurrence(Protocol):
@@ -133,6 +169,7 @@ class BlockConjugateGradients(Method, name="block_cg"):
     def resume(self, state: BlockCgState) -> BlockCgState:
         """Resume from a state: its blocks are copied to the memory of the recurrence."""
         recurrence, problem = self._recurrence, self.problem
+        found = self._checked_residuals(state)
         computes_image = recurrence.with_product is not None
         for name in ("w", "p", *(["s"] if computes_image and state.s is not None else [])):
             block = getattr(state, name)
@@ -145,12 +182,12 @@ class BlockConjugateGradients(Method, name="block_cg"):
             state.s = recurrence.view("s", state.p.shape[1])
             problem.product(state.p, state.s)
         for column, reason in enumerate(state.reasons):
-            if reason in (StopReason.STOPPED, StopReason.MAXITER):
+            if reason in GOING_ON:
                 state.reasons[column] = None
         ended = [column for column, reason in enumerate(state.reasons) if reason is not None]
         before = len(_pending(state))
         for column in ended:  # the tolerance may differ from that of the earlier call
-            self.final_residuals[column] = norm = state.last_true_residuals[column]
+            self.final_residuals[column] = norm = found[column]
             met, reason = norm <= problem.tolerances[column], state.reasons[column]
             if met and reason in (StopReason.ROUNDING_FLOOR, StopReason.STAGNATED):
                 state.reasons[column] = StopReason.CONVERGED
@@ -159,6 +196,21 @@ class BlockConjugateGradients(Method, name="block_cg"):
         if len(_pending(state)) > before:
             self._restart(state, recurrence.true_residuals(state.x))
         return state
+
+    def _checked_residuals(self, state: BlockCgState) -> list[float]:
+        """Return ``||b - A x||`` of all columns, which must be those that the state records but for rounding."""
+        problem, found = self.problem, []
+        with direction_kept(problem.A):
+            norms = self._recurrence.norms(self._recurrence.true_residuals(state.x))
+        for column, history in enumerate(state.residual_norms):
+            norm, recorded = float(norms[column]), state.last_true_residuals[column]
+            if state.reasons[column] in GOING_ON:
+                recorded = history[-1] * (float(problem.b_norms[column]) or 1.0)
+            if column not in problem.out_of_range:
+                problem.check_recorded(abs(norm - recorded), history, state.x, column)
+            # Those that only the order of sums makes differ do not decide anything again.
+            found.append(recorded if abs(norm - recorded) <= 1e-6 * recorded else norm)
+        return found
 
     def running(self, state: BlockCgState) -> bool:
         """Return whether any column is still being solved."""

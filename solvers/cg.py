@@ -49,8 +49,9 @@ from penstock.solvers.cg_kernels import Halt, Scalar
 from penstock.solvers.cg_method import CgState, ConjugateGradients
 from penstock.solvers.cg_passes import CgVectors, passes_for
 from penstock.solvers.checks import check_maxiter
+from penstock.solvers.method import method_of
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
-from penstock.solvers.problem import LinearProblem, method_of
+from penstock.solvers.problem import LinearProblem
 from penstock.solvers.residual_checks import KEPT_NORMS, ResidualChecks
 from penstock.solvers.result import IterationRecord, SolveResult
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator
@@ -290,6 +291,6 @@ def cg(
     x0, checks = problem.guess(x0, state, "x0"), _residual_checks(problem, 1 if callback else check_every)
     with problem.A.device.current():
         method = _method_for(problem, reductions)
-        state = method.begin(x0, state, problem.b.shape, problem.A)
-        problem.run(method, state, maxiter=maxiter, callback=callback, monitor=monitor, checks=checks)
+        state = method.begin(x0, state)
+        method.run(state, maxiter=maxiter, callback=callback, monitor=monitor, checks=checks)
         return cast(SolveResult, method.result(state, np.shape(b)))

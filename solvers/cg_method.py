@@ -11,9 +11,19 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from penstock.solvers.cg_kernels import Halt, Scalar
+from penstock.solvers.method import Method
 from penstock.solvers.preconditioners import with_product
-from penstock.solvers.problem import LinearProblem, Method
+from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import SolveResult, StopReason
+from penstock.solvers.states import (
+    StateLayout,
+    SystemMark,
+    check_all,
+    check_counts,
+    check_history,
+    check_numbers,
+    direction_kept,
+)
 from penstock.spmv import Array, CountsWaiting
 
 __all__ = ["CgState", "ConjugateGradients"]
@@ -43,6 +53,8 @@ class CgState:
         Number of times that the residual was computed as ``b - A x`` after the first time.
     q : array, (n,), optional
         ``A p``, if the preconditioner computes it.
+    system : SystemMark, optional
+        What the state knows of its system.
     """
 
     x: Array
@@ -57,6 +69,16 @@ class CgState:
     first_drift: float = 0.0
     replacements: int = 0
     q: Array | None = None
+    system: SystemMark | None = None
+
+    def check(self, layout: StateLayout) -> None:
+        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        check_all(layout, self, ("x", "r", "p", *(() if self.q is None else ("q",))))
+        check_numbers({"rho": self.rho}, positive=True)
+        check_numbers({name: getattr(self, name) for name in ("matrix_norm", "drift", "first_drift")})
+        check_numbers({"last_true_residual": self.last_true_residual}, finite=False)
+        check_counts(iteration=self.iteration, replacements=self.replacements)
+        check_history(self.residual_norms)
 
 
 class Recurrence(Protocol):
@@ -131,11 +153,14 @@ class ConjugateGradients(Method, name="cg"):
         problem = self.problem
         if problem.empty or problem.out_of_range:
             return self.start(None)
-        if problem.space.norm(state.r) <= self._tolerance:
-            self.residual = self._true_residual(state, replace=False)
-            if self.residual <= self._tolerance:
-                self.reason = StopReason.CONVERGED
-                return state
+        with direction_kept(problem.A):
+            residual = problem.true_residual(state.x, self.q)
+        norm = problem.space.norm(residual)
+        problem.space.combine(-1.0, state.r, 1.0, residual)
+        problem.check_recorded(problem.space.norm(residual), state.residual_norms, state.x)
+        if problem.space.norm(state.r) <= self._tolerance and norm <= self._tolerance:
+            self.reason, self.residual = StopReason.CONVERGED, norm
+            return state
         if not problem.space.any(state.p):  # the solve ended without a direction, or had converged
             self.reason = self._restart(state)
             return state

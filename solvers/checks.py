@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any
 
 import numpy as np
 
-from penstock.spmv import Array, Device, InputError, Operator, VectorSpace
+from penstock.spmv import Array, Device, InputError, VectorSpace
 
-__all__ = ["check_finite", "check_maxiter", "check_state", "check_tolerances"]
+__all__ = ["check_finite", "check_maxiter", "check_tolerances"]
 
 
 def check_tolerances(rtol: float, atol: float) -> None:
@@ -51,32 +50,3 @@ def check_finite(name: str, values: Array, device: Device) -> None:
     row, *column = (int(index) for index in np.unravel_index(int(device.xp.argmin(finite)), values.shape))
     where = f"row {row} of column {column[0]}" if column else f"row {row}"
     raise InputError(f"{name} holds {float(values[row, *column])} at {where}; all entries must be finite")
-
-
-def check_state(state: Any, kind: type, shape: tuple[int, ...], operator: Operator) -> None:
-    """Check that a state belongs to this solver and system.
-
-    Parameters
-    ----------
-    state : object
-    kind : type
-    shape : tuple of int
-        Expected shape of its iterates.
-    operator : Operator
-        The matrix of the system.
-
-    Raises
-    ------
-    InputError
-        If its class, or the shape or type of its iterates, is another one, or it is read-only.
-    """
-    if not isinstance(state, kind):
-        raise InputError(f"state must be a {kind.__name__} of an earlier call, not a {type(state).__name__}")
-    x = state.x  # type: ignore[attr-defined]
-    if x.shape != shape or x.dtype != operator.dtype:
-        raise InputError(
-            f"the state holds iterates of shape {x.shape} and type {x.dtype}, but this system needs {shape} and "
-            f"{operator.dtype}; resume with the system that it came from"
-        )
-    if not getattr(x.flags, "writeable", True):
-        raise InputError("the state is read-only, but a solve changes it in place; give a copy.deepcopy of it")

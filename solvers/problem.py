@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from penstock.solvers.checks import check_finite, check_state, check_tolerances
+from penstock.solvers.checks import check_finite, check_tolerances
 from penstock.solvers.preconditioners import as_preconditioner
-from penstock.solvers.residual_checks import ResidualChecks
-from penstock.solvers.result import IterationRecord, SolveResult, StopReason
+from penstock.solvers.result import SolveResult, StopReason
+from penstock.solvers.states import SystemMark, direction_kept
 from penstock.spmv import (
     Array,
     CountsTraffic,
@@ -24,9 +22,8 @@ from penstock.spmv import (
     as_operator,
     as_vectors,
 )
-from penstock.spmv.registry import Registry
 
-__all__ = ["SOLVERS", "LinearProblem", "Method", "method_of"]
+__all__ = ["LinearProblem"]
 
 Norms = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -34,6 +31,9 @@ Norms = np.ndarray[Any, np.dtype[np.float64]]
 _FLOOR_FACTOR = 100
 #: If the true residual stays above this fraction of its value at the last restart, further restarts are useless.
 _USELESS_RESTART = 0.5
+#: The share of the first residual by which a recorded one may differ from that of the iterate, in roots of the rounding unit;
+#: and where the floor of rounding is unknown.
+_DRIFT, _DRIFT_WITHOUT_FLOOR = 16, 0.01
 #: Squares of norms must stay within the range of float64, also after products with the matrix and for small residuals.
 _SMALLEST_NORM, _LARGEST_NORM = 1e-100, 1e140
 
@@ -178,13 +178,54 @@ class LinearProblem:
     def stagnation(self, x: Array, residual: float, column: int = 0) -> StopReason:
         """Return why the residual no longer falls: the rounding floor of the system, or another cause."""
         if isinstance(self.A, HasAbsoluteProduct):
-            xp = self.A.device.xp
-            bound = self.A.apply_absolute(xp.abs(xp.ascontiguousarray(self._column(x, column))))
-            self.products += 1
-            self.floors[column] = self.unit * self.space.norm(bound)
+            self.floors[column] = self._floor(self.A, x, column)
             if residual <= _FLOOR_FACTOR * self.floors[column]:
                 return StopReason.ROUNDING_FLOOR
         return StopReason.STAGNATED
+
+    def _floor(self, A: HasAbsoluteProduct, x: Array, column: int) -> float:
+        """Return an estimate of the rounding in ``b - A x``, at the cost of a product."""
+        xp = self.A.device.xp
+        bound = A.apply_absolute(xp.abs(xp.ascontiguousarray(self._column(x, column))))
+        self.products += 1
+        return self.unit * self.space.norm(bound)
+
+    @property
+    def mark(self) -> SystemMark:
+        """What a state knows of this system."""
+        return SystemMark(tuple(self.b_norms.tolist()), "none" if self.M is None else type(self.M).__name__)
+
+    def check_recorded(self, gap: float, history: list[float], x: Array, column: int = 0) -> None:
+        """Check that the residual that a state records is that of its iterate in this system.
+
+        Parameters
+        ----------
+        gap : float
+            By which they differ.
+        history : list of float
+            Relative residuals of the solve so far.
+        x : array
+            The iterate.
+        column : int
+
+        Raises
+        ------
+        InputError
+            If they differ by more than rounding in the iterations so far.
+        """
+        b_norm = float(self.b_norms[column])
+        scale = max(1.0, history[0]) * b_norm if b_norm > 0 else history[0]
+        if gap <= _DRIFT * math.sqrt(self.unit) * scale:
+            return
+        allowed = _DRIFT_WITHOUT_FLOOR * scale
+        if isinstance(self.A, HasAbsoluteProduct):
+            with direction_kept(self.A):
+                allowed = _FLOOR_FACTOR * self._floor(self.A, x, column)
+        if not gap <= allowed:
+            raise InputError(
+                f"the state belongs to another system: its residual differs from b - A x by {gap / scale if scale else gap:.1g} "
+                "of the first one, so A or b is another one; resume with the system that it came from"
+            )
 
     def verdict(self, reason: StopReason, residual: float, history: list[float], column: int = 0) -> StopReason:
         """Return the final reason to stop, given the true residual.
@@ -197,53 +238,6 @@ class LinearProblem:
             return StopReason.CONVERGED
         diverged = self.relative(residual, column) > max(1.0, history[0]) / math.sqrt(self.unit)
         return StopReason.INCONSISTENT if reason is StopReason.MAXITER and diverged else reason
-
-    def run(
-        self,
-        method: Method,
-        state: Any,
-        *,
-        maxiter: int | None = None,
-        callback: Callable[[Array], object] | None = None,
-        monitor: Callable[[IterationRecord], object] | None = None,
-        checks: ResidualChecks | None = None,
-    ) -> None:
-        """Iterate until the method ends, iterations run out, or the monitor requests a stop."""
-        limit, checks = 10 * self.n if maxiter is None else int(maxiter), checks or ResidualChecks()
-        self.space.communicator.check_same(maxiter=limit, iteration=state.iteration)
-        every, _ = self._agreed(checks.every, False)
-        while method.running(state):
-            if state.iteration >= limit:
-                method.end(state, StopReason.MAXITER)
-                return
-            before, began = state.iteration, time.perf_counter()
-            count = min(every, limit - before)
-            with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported as NOT_FINITE
-                reason = method.advance(state, count)
-            checks.adapt(time.perf_counter() - began, method.starting_seconds, count, method.iterations_left(state))
-            stops = False
-            if state.iteration > before:  # a breakdown does not count as an iteration
-                if callback is not None:
-                    callback(state.x)
-                stops = monitor is not None and bool(monitor(self._record(method, state)))
-            every, stops = self._agreed(checks.every, stops)
-            if stops:
-                reason = reason or StopReason.STOPPED
-            if reason is not None and method.running(state):
-                method.end(state, reason)
-
-    def _agreed(self, every: int, stops: bool) -> tuple[int, bool]:
-        """Return the first rank's number of iterations until the next look, and whether any rank wants to stop.
-
-        Clocks and monitors of ranks differ, but all must start the same iterations.
-        """
-        communicator = self.space.communicator
-        told = communicator.total(np.array([float(every) if communicator.rank == 0 else 0.0, float(stops)]))
-        return int(told[0]), bool(told[1])
-
-    def _record(self, method: Method, state: Any) -> IterationRecord:
-        seconds = time.perf_counter() - self.began
-        return IterationRecord(state.iteration, method.residual_norm(state), seconds, self.bytes_streamed, state)
 
     @property
     def bytes_streamed(self) -> int:
@@ -269,73 +263,3 @@ class LinearProblem:
         floor = self.floors.get(column)
         relative_floor = None if floor is None else self.relative(floor, column)
         return SolveResult.of(x, reason, history, self.relative(residual, column), relative_floor, **spent)
-
-
-class Method(ABC):
-    """A Krylov method for a :class:`LinearProblem`: how it starts, iterates and ends.
-
-    A subclass is declared as ``class ConjugateGradients(Method, name="cg")``, which registers it in :data:`SOLVERS`. Its state
-    is a dataclass with at least ``x`` and ``iteration``; a checkpoint is a saved state.
-    """
-
-    name: ClassVar[str]
-    State: ClassVar[type]
-    problem: LinearProblem
-    #: The reason for stopping and the final norm of the true residual, for methods with one right-hand side.
-    reason: StopReason | None = None
-    residual: float = math.nan
-    #: Seconds of the last call of ``advance`` in which the host only started work for a GPU.
-    starting_seconds: float = 0.0
-
-    def __init_subclass__(cls, *, name: str, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        cls.name = name
-        SOLVERS.add(name, cls)
-
-    @abstractmethod
-    def start(self, x0: Array | None) -> Any:
-        """Return the state before the first iteration."""
-
-    @abstractmethod
-    def advance(self, state: Any, iterations: int) -> StopReason | None:
-        """Iterate; return the reason if the solve cannot continue."""
-
-    def resume(self, state: Any) -> Any:
-        """Resume from the state of an earlier call."""
-        return state
-
-    def running(self, state: Any) -> bool:
-        """Return whether any right-hand side is still being solved."""
-        return self.reason is None
-
-    def end(self, state: Any, reason: StopReason) -> None:
-        """Stop the right-hand sides that still run and compute their true residuals."""
-        scratch = self.problem.A.device.xp.empty_like(self.problem.b)
-        self.residual = self.problem.space.norm(self.problem.true_residual(state.x, scratch))
-        self.reason = self.problem.verdict(reason, self.residual, state.residual_norms)
-
-    def residual_norm(self, state: Any) -> float:
-        """Return the relative residual to report: the largest of the columns that still run."""
-        return float(state.residual_norms[-1])
-
-    def iterations_left(self, state: Any) -> float:
-        """Return the expected number of further iterations; infinite if unknown."""
-        return math.inf
-
-    def begin(self, x0: Array | None, state: Any, shape: tuple[int, ...], operator: Operator) -> Any:
-        """Start, or resume from a state after checking that it belongs to this method and system."""
-        if state is None:
-            return self.start(x0)
-        with self.problem.space.communicator.together():
-            check_state(state, self.State, shape, operator)
-        return self.resume(state)
-
-
-#: All methods by name; packages add theirs in the entry point group ``penstock.solvers``.
-SOLVERS: Registry[str, type[Method]] = Registry("solver", "penstock.solvers")
-
-
-def method_of(problem: LinearProblem, attribute: str) -> Callable[[LinearProblem], Any] | None:
-    """Return the method that a preconditioner made of products with this same A brings along under a name, or None."""
-    own: Callable[[LinearProblem], Any] | None = getattr(problem.M, attribute, None)
-    return own if getattr(problem.M, "A", None) is problem.A else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.spmv.errors import DeviceError, InputError
+from penstock.spmv.host_memory import available_nbytes
 
 __all__ = ["CPU", "Array", "Device", "cuda_device_count", "device_of"]
 
@@ -105,7 +105,7 @@ class Device:
     def free_nbytes(self) -> int:
         """Return the bytes of free memory; on a GPU including the unused part of CuPy's pool."""
         if self.kind == "cpu":
-            return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
+            return available_nbytes()
         with self.current():
             return int(self.xp.cuda.runtime.memGetInfo()[0]) + int(self.xp.get_default_memory_pool().free_bytes())
 

@@ -184,6 +184,7 @@ class RankedRun(SingleRun):
         """Read a checkpoint, which any number of ranks may have written, and take this rank's rows."""
         with self.communicator.together():
             whole = read_checkpoint(self._checkpoint, self.cantilever.unknowns, CPU)
+            self.experiment.check_resumes(whole.settings)
         if isinstance(whole.state, CoarseCgState | CoarseBlockCgState):
             # Other ranks have other aggregates.
             same = whole.ranks == self.rank_count

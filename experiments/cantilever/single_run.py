@@ -140,7 +140,9 @@ class SingleRun:
         return A
 
     def _read_checkpoint(self) -> Checkpoint:
-        return read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
+        checkpoint = read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
+        self.experiment.check_resumes(checkpoint.settings)
+        return checkpoint
 
     def _right_hand_sides(self) -> Array:
         return self.device.asarray(right_hand_sides(self.experiment, self.cantilever))
@@ -224,6 +226,7 @@ class SingleRun:
                 seconds,
                 direction,
                 self.rank_count,
+                self.experiment.of_system,
             )
 
         last_write = time.perf_counter()

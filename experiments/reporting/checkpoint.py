@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.array_files import ArrayArchive
 from penstock.experiments.reporting.atomic import write_file
-from penstock.solvers import BlockCgState, CgState, CoarseBlockCgState, CoarseCgState, StopReason
+from penstock.solvers import SOLVERS, BlockCgState, CgState, CoarseBlockCgState, CoarseCgState, StopReason
+from penstock.solvers.states import StateLayout, SystemMark, check_counts, check_numbers
 from penstock.spmv import CPU, Array, Device, InputError
 
 __all__ = ["Checkpoint", "SolverState", "read_checkpoint", "vectors_of", "write_checkpoint"]
-
-_CG_VECTORS = ("x", "r", "p")
-_CG_NUMBERS = (
-    "rho",
-    "last_true_residual",
-    "matrix_norm",
-    "drift",
-    "first_drift",
-    "iteration",
-    "replacements",
-)
-_BLOCK_VECTORS = ("x", "w", "p")
-_BLOCK_LISTS = ("t", "phi", "last_true_residuals", "residual_norms")
-_FINE_VECTORS = ("x", "y", "p")
-_COARSE_VECTORS = (*_FINE_VECTORS, "c", "p_c", "h", "rho")
 
 SolverState = CgState | BlockCgState | CoarseCgState | CoarseBlockCgState
 
@@ -49,6 +39,8 @@ class Checkpoint:
         resident matrix.
     ranks : int
         That shared out the system, each with aggregates of its own.
+    settings : dict
+        Plain values that say which system it is, such as its mesh and its loads.
     """
 
     state: SolverState | None
@@ -57,14 +49,20 @@ class Checkpoint:
     seconds: float = 0.0
     direction: int = 1
     ranks: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise an InputError if a number cannot be."""
+        check_counts(sweeps=self.sweeps, bytes_streamed=self.bytes_streamed, ranks=self.ranks)
+        check_numbers({"seconds": self.seconds})
+        if self.direction not in (1, -1) or not self.ranks:
+            raise InputError(f"a direction of {self.direction} or {self.ranks} ranks cannot be")
 
 
 def vectors_of(state: SolverState) -> dict[str, Array]:
     """Return the vectors of a state with a row for each unknown by name: what ranks share out."""
-    if isinstance(state, CoarseCgState | CoarseBlockCgState):
-        names: tuple[str, ...] = _FINE_VECTORS
-    else:
-        names = ("q", *_CG_VECTORS) if isinstance(state, CgState) else ("s", *_BLOCK_VECTORS)
+    coarse = isinstance(state, CoarseCgState | CoarseBlockCgState)
+    names = ("x", "y", "p") if coarse else [of.name for of in fields(state) if of.type in ("Array", "Array | None")]
     return {name: getattr(state, name) for name in names if getattr(state, name) is not None}
 
 
@@ -85,13 +83,40 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """
     state = checkpoint.state
     assert state is not None, "a checkpoint on disk has a state"
-    contents = _contents(state)
-    contents |= {
-        "spent_seconds": checkpoint.seconds,
-        "spent": np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction]),
-        "ranks": checkpoint.ranks,
+    [solver] = [name for name in SOLVERS.keys() if SOLVERS[name].State is type(state)]  # noqa: SIM118 - a registry
+    contents = {
+        "solver": np.array(solver),
+        "settings": np.array(json.dumps(checkpoint.settings, sort_keys=True)),
+        "spent_seconds": np.array(checkpoint.seconds),
+        "spent": np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction, checkpoint.ranks]),
     }
-    write_file(path, lambda file: np.savez(file, **contents), sync=True)
+    for of in fields(state):
+        value = getattr(state, of.name)
+        if value is not None:
+            contents |= _written(of.name, value)
+    contents["checksum"] = np.array(_checksum(contents))
+    write_file(path, lambda file: np.savez(file, **contents), sync=True)  # type: ignore[arg-type]
+
+
+def _written(name: str, value: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the arrays on the host that stand for one field of a state."""
+    if isinstance(value, SystemMark):
+        return {"b_norms": np.array(value.b_norms), "preconditioner": np.array(value.preconditioner)}
+    if name == "reasons":
+        return {name: np.array([reason.name if reason else "" for reason in value])}
+    if name == "active":
+        return {name: np.array(value, dtype=np.int64)}
+    return {name: CPU.asarray(value) if hasattr(value, "ndim") else np.array(value)}
+
+
+def _checksum(contents: Mapping[str, np.ndarray[Any, Any]]) -> int:
+    """Return the CRC-32 of names, types, shapes and bytes."""
+    checksum = 0
+    for name in sorted(contents):
+        array = np.ascontiguousarray(contents[name])
+        checksum = zlib.crc32(f"{name} {array.dtype.str} {contents[name].shape}".encode(), checksum)
+        checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data, checksum)
+    return checksum
 
 
 def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
@@ -102,88 +127,52 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
     InputError
         If it does not exist, is damaged, or belongs to a system with another number of unknowns.
     """
+    if not path.exists():
+        raise InputError(f"{path.parent} has no {path.name}; nothing to resume")
     try:
-        with np.load(path) as data:
-            state = _state(data, device)
-            seconds = float(data["spent_seconds"])
-            sweeps, bytes_streamed, direction = (int(number) for number in data["spent"])
-            ranks = int(data["ranks"]) if "ranks" in data else 1
-    except FileNotFoundError:
-        raise InputError(f"{path.parent} has no {path.name}; nothing to resume") from None
-    except Exception as error:  # numpy raises many kinds for a damaged archive
-        raise InputError(f"{path} is damaged ({error}); start the run anew") from error
-    if state.x.shape[0] != unknowns:
-        raise InputError(f"{path} holds vectors of another length than the {unknowns} unknowns of this run")
-    return Checkpoint(state, sweeps, bytes_streamed, seconds, direction, ranks)
+        with ArrayArchive(path) as archive:
+            data = {name: archive.read(name) for name in archive.contents}
+        if int(data.pop("checksum", np.array(-1))) != _checksum(data):
+            raise InputError("it does not match its checksum")
+        checkpoint = _read(data, device)
+        checkpoint.check()
+        x = checkpoint.state.x  # type: ignore[union-attr]
+        if x.shape[:1] != (unknowns,):
+            raise InputError(f"it holds vectors of another length than the {unknowns} unknowns of this run")
+        if x.dtype not in (np.float64, np.float32) or x.ndim > 2:
+            raise InputError(f"it holds iterates of type {x.dtype} and shape {x.shape}")
+        checkpoint.state.check(StateLayout(x.shape, x.dtype, device))  # type: ignore[union-attr]
+    except Exception as error:  # whatever is in a file that anybody may have written
+        cause = str(error) or type(error).__name__
+        raise InputError(f"{path} cannot be resumed from: {cause}; start the run anew") from error
+    return checkpoint
 
 
-def _contents(state: SolverState) -> dict[str, Any]:
-    """Return the arrays and numbers of a state by name, on the host."""
-    if isinstance(state, CgState):
-        return {
-            **{name: CPU.asarray(getattr(state, name)) for name in _CG_VECTORS},
-            **_optional("q", state.q),
-            "numbers": np.array([float(getattr(state, name)) for name in _CG_NUMBERS]),
-            "residual_norms": np.array(state.residual_norms),
-        }
-    if isinstance(state, CoarseCgState):
-        return {
-            **{name: CPU.asarray(getattr(state, name)) for name in _COARSE_VECTORS},
-            "curvature": state.curvature,
-            "widened": state.widened,
-            "iteration": state.iteration,
-            "residual_norms": np.array(state.residual_norms),
-        }
-    if isinstance(state, CoarseBlockCgState):
-        return {
-            **{name: CPU.asarray(getattr(state, name)) for name in _COARSE_VECTORS},
-            "curvatures": state.curvatures,
-            "widened": state.widened,
-            "reasons": _names(state.reasons),
-            "iteration": state.iteration,
-            "residual_norms": np.array(state.residual_norms),
-        }
-    return {
-        **{name: CPU.asarray(getattr(state, name)) for name in _BLOCK_VECTORS},
-        **_optional("s", state.s),
-        **{name: np.array(getattr(state, name)) for name in _BLOCK_LISTS},
-        "active": np.array(state.active, dtype=np.int64),
-        "iteration": state.iteration,
-        "reasons": _names(state.reasons),
-    }
+def _read(data: Mapping[str, np.ndarray[Any, Any]], device: Device) -> Checkpoint:
+    """Return the checkpoint from its contents."""
+    kind = SOLVERS[str(data["solver"])].State
+    values: dict[str, Any] = {}
+    for of in fields(kind):
+        annotation = str(of.type)
+        if annotation == "SystemMark | None":
+            values[of.name] = SystemMark(tuple(data["b_norms"].tolist()), str(data["preconditioner"]))
+        elif of.name in data:
+            array = data[of.name]
+            values[of.name] = device.asarray(array) if "Array" in annotation else _PLAIN[annotation](array)
+    sweeps, bytes_streamed, direction, ranks = data["spent"].tolist()
+    seconds, settings = float(data["spent_seconds"]), json.loads(str(data["settings"]))
+    return Checkpoint(kind(**values), sweeps, bytes_streamed, seconds, direction, ranks, settings)
 
 
-def _names(reasons: list[StopReason | None]) -> np.ndarray[Any, Any]:
-    return np.array([reason.name if reason else "" for reason in reasons])
-
-
-def _reasons(names: np.ndarray[Any, Any]) -> list[StopReason | None]:
-    return [StopReason[name] if name else None for name in names.tolist()]
-
-
-def _optional(name: str, vectors: Array | None) -> dict[str, Any]:
-    return {} if vectors is None else {name: CPU.asarray(vectors)}
-
-
-def _state(data: Any, device: Device) -> SolverState:
-    """Return the state from its contents."""
-    if "numbers" in data:
-        numbers = dict(zip(_CG_NUMBERS, data["numbers"].tolist(), strict=True))
-        counts = {name: int(numbers.pop(name)) for name in ("iteration", "replacements")}
-        vectors = {name: device.asarray(data[name]) for name in _CG_VECTORS}
-        q = device.asarray(data["q"]) if "q" in data else None
-        return CgState(**vectors, **numbers, **counts, residual_norms=data["residual_norms"].tolist(), q=q)
-    if "rho" in data:
-        coarse: dict[str, Any] = {name: device.asarray(data[name]) for name in _COARSE_VECTORS}
-        coarse |= {"iteration": int(data["iteration"]), "residual_norms": data["residual_norms"].tolist()}
-        coarse["widened"] = "widened" in data and bool(data["widened"])
-        if "curvature" in data:
-            return CoarseCgState(**coarse, curvature=float(data["curvature"]))
-        return CoarseBlockCgState(**coarse, curvatures=data["curvatures"], reasons=_reasons(data["reasons"]))
-    x, w, p = (device.asarray(data[name]) for name in _BLOCK_VECTORS)
-    return BlockCgState(
-        x, w, p, data["t"], data["phi"], data["active"].tolist(), int(data["iteration"]),
-        _reasons(data["reasons"]),
-        data["last_true_residuals"].tolist(), data["residual_norms"].tolist(),
-        device.asarray(data["s"]) if "s" in data else None,
-    )  # fmt: skip
+#: How fields of states that are no vectors are read, by their annotation.
+_PLAIN: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+    "int": lambda array: array.item(),
+    "float": lambda array: array.item(),
+    "bool": bool,
+    "Matrix": np.asarray,
+    "Numbers": np.asarray,
+    "list[int]": lambda array: array.tolist(),
+    "list[float]": lambda array: array.tolist(),
+    "list[list[float]]": lambda array: array.tolist(),
+    "list[StopReason | None]": lambda names: [StopReason[name] if name else None for name in names.tolist()],
+}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from penstock.array_files import check_fits_memory, open_array
 from penstock.experiments.reporting.atomic import write_file
 from penstock.matrix_files import read_matrix
 from penstock.spmv import InputError
@@ -133,6 +134,7 @@ def read_right_hand_sides(path: Path, columns: Sequence[int] | None = None) -> M
         raise InputError(
             f"{path} has no column {max(chosen)}: it has {count}, counted from 0; choose others with --columns"
         )
+    check_fits_memory(2 * 8 * array.shape[0] * len(chosen), f"the right-hand sides of {path}")
     array = array[:, list(chosen)]
     dense = np.ascontiguousarray(array.toarray() if scipy.sparse.issparse(array) else array, dtype=np.float64)
     _check_finite(dense, path)
@@ -170,12 +172,7 @@ def write_solution(path: Path, x: Matrix) -> None:
 
 
 def _load_array(path: Path, purpose: str) -> Matrix:
-    if not path.is_file():
-        raise InputError(f"{path} {'is not a file' if path.exists() else 'does not exist'}; check the path")
-    try:
-        array: Matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise InputError(f"cannot read {path}: {error}; expected an undamaged array of numpy.save") from error
+    array = open_array(path)
     if array.ndim not in (1, 2) or array.dtype.kind not in "fiub":
         raise InputError(
             f"{path} holds an array of type {array.dtype} and shape {array.shape}; {purpose} are real, of shape (n,) or "

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, ended, is_slow, is_stuck
-from penstock.solvers.problem import LinearProblem, Method
+from penstock.solvers.method import Method
+from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BlockSolveResult, StopReason
-from penstock.spmv import Array
+from penstock.solvers.states import StateLayout, check_history, check_numbers
+from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.block_space import BlockSpace
 
 __all__ = ["CoarseBlockCgState", "CoarseBlockConjugateGradients"]
@@ -36,6 +38,15 @@ class CoarseBlockCgState(CoarseState):
     curvatures: Numbers
     reasons: list[StopReason | None]
     residual_norms: list[list[float]] = field(default_factory=list)
+
+    def check(self, layout: StateLayout) -> None:
+        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        super().check(layout)
+        for norms in self.residual_norms:
+            check_history(norms)
+        if {np.shape(self.curvatures), (len(self.reasons),), (len(self.residual_norms),)} != {layout.shape[1:]}:
+            raise InputError("the parts of the state do not fit each other; it is damaged")
+        check_numbers({f"curvatures[{column}]": of for column, of in enumerate(self.curvatures.tolist())})
 
 
 class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
@@ -93,10 +104,15 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
             return anew
         self._sweep.take_up(state)
         state.reasons = [reason if reason is StopReason.NOT_FINITE else None for reason in state.reasons]
+        recorded = state.residual_norms
         state.residual_norms = [norms[: state.iteration] for norms in state.residual_norms]
         for column, reason in self._aside.items():
             state.reasons[column] = reason
         self._next(state)
+        for column, norms in enumerate(recorded):
+            if len(norms) > state.iteration and column not in self._aside:
+                gap = abs(float(self.residuals[column]) - norms[state.iteration] * float(self.problem.b_norms[column]))
+                self.problem.check_recorded(gap, norms, state.x, column)
         return state
 
     def running(self, state: CoarseBlockCgState) -> bool:

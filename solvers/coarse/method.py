@@ -34,8 +34,10 @@ from typing import ClassVar
 import numpy as np
 
 from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, ended, is_slow, is_stuck
-from penstock.solvers.problem import LinearProblem, Method
+from penstock.solvers.method import Method
+from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import SolveResult, StopReason
+from penstock.solvers.states import StateLayout, check_history, check_numbers
 from penstock.spmv import Array, VectorSpace
 
 __all__ = ["CoarseCgState", "CoarseConjugateGradients"]
@@ -55,6 +57,12 @@ class CoarseCgState(CoarseState):
 
     curvature: float = 0.0
     residual_norms: list[float] = field(default_factory=list)
+
+    def check(self, layout: StateLayout) -> None:
+        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        super().check(layout)
+        check_numbers({"curvature": self.curvature})
+        check_history(self.residual_norms)
 
 
 class CoarseConjugateGradients(Method, name="coarse_cg"):
@@ -100,8 +108,11 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
             anew.residual_norms = state.residual_norms[: state.iteration] + anew.residual_norms
             return anew
         self._sweep.take_up(state)
-        state.residual_norms = state.residual_norms[: state.iteration]
+        recorded, state.residual_norms = state.residual_norms, state.residual_norms[: state.iteration]
         self._next(state)
+        if len(recorded) > state.iteration:
+            gap = abs(self.residual - recorded[state.iteration] * float(self.problem.b_norms[0]))
+            self.problem.check_recorded(gap, recorded, state.x)
         return state
 
     def _next(self, state: CoarseCgState) -> None:

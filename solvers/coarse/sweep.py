@@ -6,13 +6,16 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from typing import Protocol, Self, cast, runtime_checkable
+
+import numpy as np
 
 from penstock.solvers.coarse.galerkin import PRODUCT
 from penstock.solvers.coarse.level import HasCoarseLevel
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import StopReason
-from penstock.spmv import Array, Device
+from penstock.solvers.states import Alternates, StateLayout, SystemMark, check_all, check_counts, direction_kept
+from penstock.spmv import Array, Device, InputError
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
 __all__ = ["WIDENED", "CoarseState", "CoarseSweep", "ended", "is_slow", "is_stuck"]
@@ -28,13 +31,8 @@ WIDENED = "the coarse level represents slow modes of this matrix badly, so the p
 
 
 @runtime_checkable
-class _Alternates(Protocol):
-    """A streamed matrix, whose sweeps may alternate in direction."""
-
-    direction: int
-    plan: Any
-
-    def turn_to(self, direction: int) -> None: ...
+class _SharesSweeps(Alternates, Protocol):
+    """A streamed matrix, several products of which share a sweep."""
 
     def powers_per_sweep(self) -> int: ...
 
@@ -53,6 +51,8 @@ class CoarseState:
     iteration : int
     widened : bool
         Whether the polynomial has been widened, because the coarse level represents slow modes badly.
+    system : SystemMark, optional
+        What the state knows of its system.
     """
 
     x: Array
@@ -64,6 +64,14 @@ class CoarseState:
     rho: Array
     iteration: int = 0
     widened: bool = False
+    system: SystemMark | None = None
+
+    def check(self, layout: StateLayout) -> None:
+        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        check_all(layout, self, ("x", "y", "p"))
+        coarse = StateLayout((len(self.rho), *layout.shape[1:]), np.dtype(np.float64), layout.device)
+        check_all(coarse, self, ("c", "p_c", "h", "rho"))
+        check_counts(iteration=self.iteration)
 
     @property
     def has_coarse_parts(self) -> bool:
@@ -137,6 +145,11 @@ class CoarseSweep:
 
     def take_up(self, state: CoarseState) -> None:
         """Go on where another solve ended: x and y of the state become those of this object, which repeats its last sweep."""
+        if state.rho.shape != self.g.shape:
+            raise InputError(
+                f"the state has {len(state.rho)} unknowns of the coarse level, and this one {len(self.g)}; resume with the "
+                "coarse level that it came from, or with state.without_coarse_parts()"
+            )
         if state.widened:
             self.widen()
         self._turn_back()
@@ -168,16 +181,9 @@ class CoarseSweep:
         T.restrict(s, self.g)
 
     def at_floor(self, residual: float, column: int = 0) -> bool:
-        """Return whether the residual of x has reached the rounding floor; a sweep that leaves the direction as it was.
-
-        A resumed solve repeats the last sweep, of which it must know the direction: half of a matrix adds in the order of rows.
-        """
-        A = self.problem.A
-        direction = A.direction if isinstance(A, _Alternates) else 0
-        reason = self.problem.stagnation(self.x, residual, column)
-        if isinstance(A, _Alternates) and A.plan.ring.sweeps == "alternate":
-            A.turn_to(direction)
-        return reason is StopReason.ROUNDING_FLOOR
+        """Return whether the residual of x has reached the rounding floor; a sweep that leaves the direction as it was."""
+        with direction_kept(self.problem.A):
+            return self.problem.stagnation(self.x, residual, column) is StopReason.ROUNDING_FLOOR
 
     def _turn_back(self) -> None:
         """Let the next sweep go in the direction of the one before, which it repeats.
@@ -185,7 +191,7 @@ class CoarseSweep:
         Half of a matrix adds in the order of the rows.
         """
         A = self.problem.A
-        if isinstance(A, _Alternates) and A.plan.ring.sweeps == "alternate":
+        if isinstance(A, _SharesSweeps) and A.plan.ring.sweeps == "alternate":
             sweeps = -(-len(self._recurrence.steps) // A.powers_per_sweep())
             A.turn_to(-A.direction if sweeps % 2 else A.direction)
 

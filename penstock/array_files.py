@@ -1,0 +1,154 @@
+"""Arrays from files of NumPy, which may come from anywhere: nothing is run, and nothing is taken before it is known to fit."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+
+from penstock.spmv import InputError, format_nbytes
+from penstock.spmv.host_memory import available_nbytes
+
+__all__ = ["ArrayArchive", "check_fits_memory", "open_array"]
+
+Array = np.ndarray[Any, Any]
+
+
+def open_array(path: Path) -> Array:
+    """Map the array of an ``.npy`` file into memory; nothing is read yet.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, damaged, shorter than its header says, or holds Python objects.
+    """
+    check_is_file(path)
+    with failures_named(path, "array of numpy.save"):
+        with open(path, "rb") as file:
+            shape, fortran, dtype = _header(file)
+            start, size = file.tell(), path.stat().st_size
+        if size != start + math.prod(shape) * dtype.itemsize:
+            raise InputError(
+                f"{path} has {size} bytes instead of {start + math.prod(shape) * dtype.itemsize} for an array of shape {shape}; "
+                "it is damaged"
+            )
+        if not math.prod(shape):
+            return np.zeros(shape, dtype)
+        return np.memmap(path, dtype, mode="r", offset=start, shape=shape, order="F" if fortran else "C")
+
+
+class ArrayArchive:
+    """The arrays of an ``.npz`` file by name: shapes and types first, each array when asked for.
+
+    Parameters
+    ----------
+    path : path
+
+    Attributes
+    ----------
+    contents : dict of str to (shape, dtype)
+
+    Raises
+    ------
+    InputError
+        If the file is missing, damaged or no zip archive, or holds Python objects.
+    """
+
+    def __init__(self, path: Path) -> None:
+        check_is_file(path)
+        self._path = path
+        if not zipfile.is_zipfile(path):
+            raise InputError(f"cannot read {path}: it is no whole zip archive; expected a file of numpy.savez")
+        with failures_named(path, "file of numpy.savez"):
+            self._archive = zipfile.ZipFile(path)
+            self.contents: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+            for member in self._archive.infolist():
+                if member.filename.endswith(".npy"):
+                    self.contents[member.filename[: -len(".npy")]] = self._described(member)
+
+    def _described(self, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        with self._archive.open(member) as file:
+            shape, _, dtype = _header(file)  # type: ignore[arg-type]
+            if file.tell() + math.prod(shape) * dtype.itemsize != member.file_size:
+                raise InputError(f"{self._path} is damaged: {member.filename} is not as long as its shape {shape} says")
+        return shape, dtype
+
+    def nbytes(self, name: str) -> int:
+        """Return the bytes that an array takes in memory."""
+        shape, dtype = self.contents[name]
+        return math.prod(shape) * dtype.itemsize
+
+    def read(self, name: str) -> Array:
+        """Return one array.
+
+        Raises
+        ------
+        InputError
+            If there is none of this name, it does not fit the memory, or is damaged.
+        """
+        if name not in self.contents:
+            raise InputError(f"{self._path} holds no array {name!r}; it is damaged, or of another kind")
+        check_fits_memory(self.nbytes(name), f"the array {name!r} of {self._path}")
+        with failures_named(self._path, "file of numpy.savez"), self._archive.open(name + ".npy") as file:
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        return array
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+
+def check_fits_memory(nbytes: float, what: str) -> None:
+    """Raise an InputError that tells both sizes if something is larger than the memory that this process may take."""
+    room = available_nbytes()
+    if nbytes > room:
+        raise InputError(
+            f"{what} takes {format_nbytes(int(nbytes))}, but {format_nbytes(room)} of memory are available"
+        )
+
+
+def check_is_file(path: Path) -> None:
+    """Raise an InputError unless the path is that of a file."""
+    try:
+        found, there = path.is_file(), path.exists()
+    except (OSError, ValueError) as error:  # too long, or with a NUL
+        raise InputError(f"{str(path)!r} is no path: {error}") from error
+    if not found:
+        raise InputError(f"{path} {'is not a file' if there else 'does not exist'}; check the path")
+
+
+@contextlib.contextmanager
+def failures_named(path: Path, kind: str) -> Iterator[None]:
+    """Turn whatever a damaged file makes other libraries raise into an error that names file and cause."""
+    try:
+        yield
+    except InputError:
+        raise
+    except MemoryError as error:
+        raise InputError(f"{path} announces more than fits the memory of this machine: {error}") from error
+    except Exception as error:  # SciPy, NumPy, zlib and zipfile leave open what they raise
+        cause = str(error) or type(error).__name__
+        raise InputError(f"cannot read {path}: {cause}; expected an undamaged {kind}") from error
+
+
+def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an array; NumPy limits its length before it evaluates it."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise InputError(f"an array of version {version} of NumPy's format is not read; save it with numpy.save")
+    if dtype.hasobject:
+        raise InputError("it holds Python objects, which could run code; save plain numbers")
+    if any(length < 0 for length in shape):
+        raise InputError(f"an array cannot have the shape {shape}")
+    return shape, fortran, dtype

@@ -1,0 +1,143 @@
+"""What Krylov methods have in common: how a solve begins, iterates and ends."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.solvers.problem import LinearProblem
+from penstock.solvers.residual_checks import ResidualChecks
+from penstock.solvers.result import IterationRecord, StopReason
+from penstock.solvers.states import StateLayout, check_state
+from penstock.spmv import Array
+from penstock.spmv.registry import Registry
+
+__all__ = ["SOLVERS", "Method", "method_of"]
+
+
+class Method(ABC):
+    """A Krylov method for a :class:`LinearProblem`: how it starts, iterates and ends.
+
+    A subclass is declared as ``class ConjugateGradients(Method, name="cg")``, which registers it in :data:`SOLVERS`. Its state
+    is a dataclass with at least ``x``, ``iteration`` and ``residual_norms``; a checkpoint is a saved state. Where it has a method
+    ``check``, that is called before a solve resumes from it.
+    """
+
+    name: ClassVar[str]
+    State: ClassVar[type]
+    problem: LinearProblem
+    #: The reason for stopping and the final norm of the true residual, for methods with one right-hand side.
+    reason: StopReason | None = None
+    residual: float = math.nan
+    #: Seconds of the last call of ``advance`` in which the host only started work for a GPU.
+    starting_seconds: float = 0.0
+
+    def __init_subclass__(cls, *, name: str, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.name = name
+        SOLVERS.add(name, cls)
+
+    @abstractmethod
+    def start(self, x0: Array | None) -> Any:
+        """Return the state before the first iteration."""
+
+    @abstractmethod
+    def advance(self, state: Any, iterations: int) -> StopReason | None:
+        """Iterate; return the reason if the solve cannot continue."""
+
+    def resume(self, state: Any) -> Any:
+        """Resume from the state of an earlier call."""
+        return state
+
+    def running(self, state: Any) -> bool:
+        """Return whether any right-hand side is still being solved."""
+        return self.reason is None
+
+    def end(self, state: Any, reason: StopReason) -> None:
+        """Stop the right-hand sides that still run and compute their true residuals."""
+        scratch = self.problem.A.device.xp.empty_like(self.problem.b)
+        self.residual = self.problem.space.norm(self.problem.true_residual(state.x, scratch))
+        self.reason = self.problem.verdict(reason, self.residual, state.residual_norms)
+
+    def residual_norm(self, state: Any) -> float:
+        """Return the relative residual to report: the largest of the columns that still run."""
+        return float(state.residual_norms[-1])
+
+    def iterations_left(self, state: Any) -> float:
+        """Return the expected number of further iterations; infinite if unknown."""
+        return math.inf
+
+    def begin(self, x0: Array | None, state: Any) -> Any:
+        """Start, or resume from a state after checking that it belongs to this method and system."""
+        A, mark = self.problem.A, self.problem.mark
+        if state is None:
+            state = self.start(x0)
+        else:
+            with self.problem.space.communicator.together():
+                check_state(state, self.State, StateLayout(self.problem.b.shape, A.dtype, A.device))
+                if getattr(state, "system", None) is not None:
+                    state.system.check_same(mark, self.problem.unit)
+            state = self.resume(state)
+        state.system = mark
+        return state
+
+    def run(
+        self,
+        state: Any,
+        *,
+        maxiter: int | None = None,
+        callback: Callable[[Array], object] | None = None,
+        monitor: Callable[[IterationRecord], object] | None = None,
+        checks: ResidualChecks | None = None,
+    ) -> None:
+        """Iterate until the method ends, iterations run out, or the monitor requests a stop."""
+        limit, checks = 10 * self.problem.n if maxiter is None else int(maxiter), checks or ResidualChecks()
+        self.problem.space.communicator.check_same(maxiter=limit, iteration=state.iteration)
+        every, _ = self._agreed(checks.every, False)
+        while self.running(state):
+            if state.iteration >= limit:
+                self.end(state, StopReason.MAXITER)
+                return
+            before, began = state.iteration, time.perf_counter()
+            count = min(every, limit - before)
+            with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported as NOT_FINITE
+                reason = self.advance(state, count)
+            checks.adapt(time.perf_counter() - began, self.starting_seconds, count, self.iterations_left(state))
+            stops = False
+            if state.iteration > before:  # a breakdown does not count as an iteration
+                if callback is not None:
+                    callback(state.x)
+                stops = monitor is not None and bool(monitor(self._record(state)))
+            every, stops = self._agreed(checks.every, stops)
+            if stops:
+                reason = reason or StopReason.STOPPED
+            if reason is not None and self.running(state):
+                self.end(state, reason)
+
+    def _agreed(self, every: int, stops: bool) -> tuple[int, bool]:
+        """Return the first rank's number of iterations until the next look, and whether any rank wants to stop.
+
+        Clocks and monitors of ranks differ, but all must start the same iterations.
+        """
+        communicator = self.problem.space.communicator
+        told = communicator.total(np.array([float(every) if communicator.rank == 0 else 0.0, float(stops)]))
+        return int(told[0]), bool(told[1])
+
+    def _record(self, state: Any) -> IterationRecord:
+        seconds = time.perf_counter() - self.problem.began
+        return IterationRecord(state.iteration, self.residual_norm(state), seconds, self.problem.bytes_streamed, state)
+
+
+#: All methods by name; packages add theirs in the entry point group ``penstock.solvers``.
+SOLVERS: Registry[str, type[Method]] = Registry("solver", "penstock.solvers")
+
+
+def method_of(problem: LinearProblem, attribute: str) -> Callable[[LinearProblem], Any] | None:
+    """Return the method that a preconditioner made of products with this same A brings along under a name, or None."""
+    own: Callable[[LinearProblem], Any] | None = getattr(problem.M, attribute, None)
+    return own if getattr(problem.M, "A", None) is problem.A else None

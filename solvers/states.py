@@ -1,0 +1,193 @@
+"""States of solves: what all have in common, and the checks before one is resumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from penstock.solvers.checks import check_finite
+from penstock.spmv import Device, InputError, Operator
+
+__all__ = [
+    "Alternates",
+    "StateLayout",
+    "SystemMark",
+    "check_all",
+    "check_counts",
+    "check_history",
+    "check_numbers",
+    "check_state",
+    "direction_kept",
+]
+
+
+@dataclass(frozen=True)
+class SystemMark:
+    """What a state knows of the system that it belongs to, beside its own residual.
+
+    Parameters
+    ----------
+    b_norms : tuple of float
+        ``||b||`` of every right-hand side.
+    preconditioner : str
+        The class of the preconditioner, or ``"none"``.
+    """
+
+    b_norms: tuple[float, ...]
+    preconditioner: str
+
+    def check_same(self, other: SystemMark, unit: float) -> None:
+        """Check that two marks are of one system, but for rounding of sums in another order.
+
+        Raises
+        ------
+        InputError
+            If not; the message says what differs.
+        """
+        if other.preconditioner != self.preconditioner:
+            raise InputError(
+                f"the state is of a solve with the preconditioner {self.preconditioner}, and this one has "
+                f"{other.preconditioner}; give the same, or start from the iterate: x0=state.x"
+            )
+        one, two = (np.array(norms) for norms in (self.b_norms, other.b_norms))
+        if one.shape != two.shape or not np.allclose(one, two, rtol=1e4 * unit, atol=0.0, equal_nan=True):
+            raise InputError(
+                f"the state is of a right-hand side of norm {_shown(one)}, and this one has {_shown(two)}; resume with the "
+                "system that it came from"
+            )
+
+
+def _shown(norms: Any) -> str:
+    return ", ".join(f"{norm:.9g}" for norm in norms.tolist()[:4]) + (", ..." if len(norms) > 4 else "")
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """The vectors that a system needs: what those of a state are checked against.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of the iterates, ``(n,)`` or ``(n, columns)``.
+    dtype : dtype
+    device : Device
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    device: Device
+
+    def check(self, name: str, vectors: Any, *, columns: bool = True) -> None:
+        """Check one array of a state with a row for each unknown.
+
+        Parameters
+        ----------
+        name : str
+        vectors : object
+        columns : bool
+            Whether it has as many columns as the iterates.
+
+        Raises
+        ------
+        InputError
+            If its shape, type or device is another one, it holds NaN or Inf, or it is read-only.
+        """
+        shape, dtype = getattr(vectors, "shape", None), getattr(vectors, "dtype", None)
+        fits = shape == self.shape if columns else shape is not None and (len(shape), shape[0]) == (2, self.shape[0])
+        if not fits or dtype != self.dtype:
+            expected = self.shape if columns else (self.shape[0], "columns")
+            raise InputError(
+                f"{name} of the state has shape {shape} and type {dtype}, but this system needs {expected} and {self.dtype}; "
+                "resume with the system that it came from"
+            )
+        if isinstance(vectors, np.ndarray) != (self.device.kind == "cpu"):
+            raise InputError(f"{name} of the state is not on the device of the matrix, {self.device}")
+        if not getattr(vectors.flags, "writeable", True):
+            raise InputError("the state is read-only, but a solve changes it in place; give a copy.deepcopy of it")
+        check_finite(f"{name} of the state", vectors, self.device)
+
+
+def check_numbers(numbers: Mapping[str, Any], *, positive: bool = False, finite: bool = True) -> None:
+    """Check that numbers of a state are real and not negative.
+
+    Parameters
+    ----------
+    numbers : mapping of str to float
+    positive : bool
+        Refuse zero too.
+    finite : bool
+        Refuse infinity too.
+
+    Raises
+    ------
+    InputError
+        If one is not; the message names it.
+    """
+    for name, value in numbers.items():
+        right = isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
+        if not right or not value >= 0 or (positive and value == 0) or (finite and not math.isfinite(value)):
+            raise InputError(f"{name} of the state cannot be {value!r}; it is damaged")
+
+
+def check_counts(**counts: Any) -> None:
+    """Raise an InputError if a count of a state is no whole number, or negative; the message names it."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InputError(f"{name} of the state cannot be {value!r}; it is damaged")
+
+
+def check_history(norms: Any) -> None:
+    """Raise an InputError unless residual norms are a list of numbers, at least one."""
+    if not isinstance(norms, list) or not norms or not all(isinstance(norm, float) for norm in norms):
+        raise InputError("residual_norms of the state are not a list of numbers; it is damaged")
+
+
+def check_state(state: Any, kind: type, layout: StateLayout) -> None:
+    """Check that a state is one of this solver, and that its arrays and numbers fit each other and the system.
+
+    Raises
+    ------
+    InputError
+        If not; the message says what does not fit.
+    """
+    if not isinstance(state, kind):
+        raise InputError(f"state must be a {kind.__name__} of an earlier call, not a {type(state).__name__}")
+    check = getattr(state, "check", None)
+    if check is None:
+        layout.check("x", state.x)  # type: ignore[attr-defined]
+    else:
+        check(layout)
+
+
+def check_all(layout: StateLayout, state: Any, names: Iterable[str]) -> None:
+    """Check arrays of a state, by name, that have a row for each unknown and a column for each right-hand side."""
+    for name in names:
+        layout.check(name, getattr(state, name))
+
+
+@runtime_checkable
+class Alternates(Protocol):
+    """A streamed matrix, whose sweeps may alternate in direction."""
+
+    direction: int
+    plan: Any
+
+    def turn_to(self, direction: int) -> None:
+        """Set the direction of the next sweep."""
+
+
+@contextmanager
+def direction_kept(A: Operator) -> Iterator[None]:
+    """Let the next sweep of a streamed matrix go in the direction in which it would have gone without those made here.
+
+    Half of a matrix adds in the order of the rows, and a resumed solve repeats the sweeps of the one before bit for bit.
+    """
+    direction = A.direction if isinstance(A, Alternates) else 0
+    yield
+    if isinstance(A, Alternates) and A.plan.ring.sweeps == "alternate":
+        A.turn_to(direction)

@@ -1,0 +1,111 @@
+"""A checkpoint is taken whole or not at all, whoever wrote it."""
+
+import numpy as np
+import pytest
+
+from penstock.experiments.reporting import checkpoint as module
+from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from penstock.fem import Cantilever
+from penstock.solvers import block_cg, cg, chebyshev, jacobi, smoothed_aggregation
+from penstock.spmv import CPU, InputError
+
+BEAM = Cantilever(nodes=(9, 4, 4), dof=3)
+
+
+@pytest.fixture(scope="module")
+def A():
+    return BEAM.matrix()
+
+
+def states(A):
+    b = BEAM.load()
+    B = np.stack([b, b[::-1]], axis=1)
+    coarse = smoothed_aggregation(A, coordinates=BEAM.mesh.coordinates(), aggregates=BEAM.mesh.node_counts)
+    for solve, rhs in ((cg, b), (block_cg, B)):
+        for M in (None, chebyshev(A, 5, block_size=3), coarse):
+            yield solve(A, rhs, M=M, rtol=1e-9, maxiter=3).state
+
+
+def equal(one, other):
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return one == other and type(one) is type(other)
+
+
+def test_every_state_is_read_as_it_was_written(A, tmp_path):
+    settings = {"model": {"nodes": [9, 4, 4]}, "load": {"magnitude": 0.1}}
+    for state in states(A):
+        write_checkpoint(tmp_path / "c.npz", Checkpoint(state, 4, 5, 0.25, -1, 2, settings))
+        read = read_checkpoint(tmp_path / "c.npz", BEAM.unknowns, CPU)
+
+        assert (read.sweeps, read.bytes_streamed, read.seconds, read.direction, read.ranks) == (4, 5, 0.25, -1, 2)
+        assert read.settings == settings
+        assert type(read.state) is type(state)
+        assert all(equal(getattr(read.state, name), value) for name, value in vars(state).items())
+
+
+@pytest.fixture
+def contents(A, tmp_path):
+    write_checkpoint(tmp_path / "c.npz", Checkpoint(cg(A, BEAM.load(), M=jacobi(A), maxiter=3).state))
+    with np.load(tmp_path / "c.npz") as data:
+        return dict(data)
+
+
+def written(path, contents, *, checksum=True):
+    if checksum:
+        contents.pop("checksum")
+        contents["checksum"] = np.array(module._checksum(contents))
+    np.savez(path, **contents)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"p": lambda p: p[:-1]}, "p of the state has shape"),
+        ({"r": lambda r: r[:1], "p": lambda p: p[:1]}, "r of the state has shape"),
+        ({"p": lambda p: p.astype(complex)}, "type complex128"),
+        ({"p": lambda p: p.reshape(-1, 1)}, "p of the state has shape"),
+        ({"p": lambda p: np.ones(p.size, np.int64)}, "type int64"),
+        ({"x": lambda x: x.astype("f4")}, "r of the state has shape .* type float64"),
+        ({name: lambda v: np.ones(v.size, "U3") for name in "xrp"}, "iterates of type <U3"),
+        ({"x": lambda x: np.r_[x, x]}, "vectors of another length"),
+        ({"x": lambda x: x * np.nan}, "holds nan"),
+        ({"residual_norms": lambda norms: norms[:0]}, "residual_norms"),
+        ({"residual_norms": lambda norms: np.zeros((3, 2))}, "residual_norms"),
+        ({"residual_norms": lambda norms: np.array(["a"])}, "residual_norms"),
+        ({"rho": lambda _: np.array(-1.0)}, "rho of the state"),
+        ({"iteration": lambda _: np.array(1.5)}, "iteration of the state"),
+        ({"spent": lambda _: np.array([-1, 5, 1, 1])}, "sweeps of the state cannot be -1"),
+        ({"spent": lambda _: np.array([1, 5, 7, 1])}, "direction of 7"),
+        ({"spent": lambda _: np.array([1, 2])}, "not enough values"),
+        ({"spent_seconds": lambda _: np.array(np.nan)}, "seconds of the state"),
+        ({"solver": lambda _: np.array("sor")}, "unknown solver 'sor'"),
+        ({"settings": lambda _: np.array("[" * 100_000)}, "recursion"),
+    ],
+)  # fmt: skip
+def test_contents_that_cannot_be_are_refused_even_with_a_checksum_that_fits(contents, changes, told, tmp_path):
+    for name, change in changes.items():
+        contents[name] = change(contents[name])
+
+    with pytest.raises(InputError, match=f"cannot be resumed from: .*{told}"):
+        read_checkpoint(written(tmp_path / "c.npz", contents), BEAM.unknowns, CPU)
+
+
+def test_a_changed_number_does_not_match_the_checksum(contents, tmp_path):
+    contents["p"] = contents["p"] * (1 + 1e-15)
+
+    with pytest.raises(InputError, match="does not match its checksum; start the run anew"):
+        read_checkpoint(written(tmp_path / "c.npz", contents, checksum=False), BEAM.unknowns, CPU)
+
+
+def test_python_objects_and_missing_arrays_are_refused(contents, tmp_path):
+    whole = dict(contents)
+    contents["p"] = np.array([{}])
+    np.savez(tmp_path / "objects.npz", **contents)
+    del whole["r"]
+
+    with pytest.raises(InputError, match="Python objects, which could run code"):
+        read_checkpoint(tmp_path / "objects.npz", BEAM.unknowns, CPU)
+    with pytest.raises(InputError, match=r"cannot be resumed from: .*'r'"):
+        read_checkpoint(written(tmp_path / "c.npz", whole), BEAM.unknowns, CPU)
