@@ -20,11 +20,13 @@ from penstock.terminal import (
     INTERRUPTED,
     complete,
     free_name,
+    in_free_folder,
     noting_interrupts,
     open_terminal,
     refuse_copies,
     say,
     study_directory,
+    tell_where,
 )
 
 if TYPE_CHECKING:
@@ -93,27 +95,18 @@ def run(
         if dry_run:
             print_plan(experiment, console)
             return
-        directory = output or free_name(experiment.output.directory / file.stem)
-        action = partial(run_experiment, experiment, directory, reporter=reporter)
+
+        def action() -> RunOutcome:
+            default = experiment.output.directory / file.stem
+            return in_free_folder(output, default, lambda folder: run_experiment(experiment, folder, reporter=reporter))
     elif resume is not None:
-        directory = resume
-        if not runs_on_ranks(directory):
+        if not runs_on_ranks(resume):
             refuse_copies()
-        action = partial(resume_experiment, directory, maxiter=maxiter, reporter=reporter)
+        action = partial(resume_experiment, resume, maxiter=maxiter, reporter=reporter)
     else:
         raise typer.BadParameter("name an experiment FILE, or a folder to --resume")
 
-    def solved() -> tuple[RunOutcome, bool]:
-        outcome = action()
-        return outcome, not outcome.interrupted
-
-    hint = f"resume with: penstock run --resume {directory}"
-    outcome = complete(solved, hint, console)
-    console.print(f"Results are in {directory}", highlight=False, soft_wrap=True)
-    if outcome.reason.name == "MAXITER":
-        console.print(f"Not converged; {hint} --maxiter N", highlight=False, soft_wrap=True)
-    if outcome.reason.name != "CONVERGED":
-        raise typer.Exit(1)
+    tell_where(noting_interrupts(action), console)
 
 
 app.command()(plan)
@@ -160,9 +153,12 @@ def solve(
     from penstock.experiments.systems.system_files import matrix_name
 
     request = SolveRequest(matrix, right_hand_sides, columns, precond, degree, rtol, maxiter, device, memory, guess)
-    directory = output or free_name(Path("results") / f"solve-{matrix_name(matrix)}")
-    console = Console()
-    outcome = noting_interrupts(lambda: solve_file(request, directory, reporter=RichReporter(console)))
+    default, console = Path("results") / f"solve-{matrix_name(matrix)}", Console()
+
+    def solved(folder: Path) -> RunOutcome:
+        return solve_file(request, folder, reporter=RichReporter(console))
+
+    outcome = noting_interrupts(lambda: in_free_folder(output, default, solved))
     solution = outcome.folder.solution
     console.print(f"Results are in {outcome.folder.path}, the solution in {solution}", highlight=False, soft_wrap=True)
     if outcome.reason.name == "CONVERGED":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +14,20 @@ from rich.console import Console
 from penstock.launcher import launched_copies, launched_rank
 
 if TYPE_CHECKING:
+    from penstock.experiments import RunOutcome
     from penstock.progress import Reporter
 
 __all__ = [
     "INTERRUPTED",
     "complete",
     "free_name",
+    "in_free_folder",
     "noting_interrupts",
     "open_terminal",
     "refuse_copies",
     "say",
     "study_directory",
+    "tell_where",
 ]
 
 Outcome = TypeVar("Outcome")
@@ -102,6 +106,19 @@ def complete(
     return outcome
 
 
+def tell_where(outcome: RunOutcome, console: Console) -> None:
+    """Say where the results of a run are, or how to go on with it, and end with the exit code of its outcome."""
+    hint = f"resume with: penstock run --resume {outcome.folder.path}"
+    if outcome.interrupted:
+        console.print(f"Stopped on request; {hint}", highlight=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED)
+    console.print(f"Results are in {outcome.folder.path}", highlight=False, soft_wrap=True)
+    if outcome.reason.name == "MAXITER":
+        console.print(f"Not converged; {hint} --maxiter N", highlight=False, soft_wrap=True)
+    if outcome.reason.name != "CONVERGED":
+        raise typer.Exit(1)
+
+
 def noting_interrupts(action: Callable[[], Outcome]) -> Outcome:
     """Return the result of an action; print the notes of an interrupt, which typer would not, and end with exit code 130."""
     try:
@@ -109,6 +126,19 @@ def noting_interrupts(action: Callable[[], Outcome]) -> Outcome:
     except KeyboardInterrupt as error:
         say("interrupted", error)
         raise typer.Exit(INTERRUPTED) from error
+
+
+def in_free_folder(output: Path | None, default: Path, action: Callable[[Path], Outcome]) -> Outcome:
+    """Return the outcome of an action in the folder that was asked for, or in a free one with a name like the default.
+
+    Another process may take a free folder first; then the next one is taken.
+    """
+    from penstock.experiments.reporting.ownership import FolderTakenError
+
+    while output is None:
+        with contextlib.suppress(FolderTakenError):
+            return action(free_name(default))
+    return action(output)
 
 
 def free_name(path: Path) -> Path:

@@ -205,7 +205,7 @@ def compare_experiment(
     InputError
         If the experiment has samples, several right-hand sides or ranks, or there is no comparison to resume.
     """
-    folder = ComparisonFolder(Path(directory))
+    folder, new = ComparisonFolder(Path(directory)), False
     if experiment is not None and experiment.parallel is not None:
         raise InputError("variants are compared on one rank; leave out parallel")
     if experiment is None:
@@ -213,10 +213,11 @@ def compare_experiment(
             raise InputError(f"{folder.path} holds no {folder.configuration.name}; there is no comparison to resume")
         experiment = read_experiment(folder.configuration)
     else:
-        experiment = _with_budget(experiment)
-        folder.make()
-        folder.write_configuration(resolved(experiment))
-    return folder, Comparison(experiment, folder, reporter).run()
+        experiment, new = _with_budget(experiment), True
+    with folder.made() if new else folder.resumed():
+        if new:
+            folder.write_configuration(resolved(experiment))
+        return folder, Comparison(experiment, folder, reporter).run()
 
 
 def _with_budget(experiment: Experiment) -> Experiment:

@@ -63,13 +63,18 @@ def run_on_ranks(experiment: Experiment, folder: ResultsFolder, reporter: Report
         else:
             own = folder
         with ranks.together():
-            if not resume or ranks.rank:
-                own.make()
+            begins = not folder.checkpoint.exists()
+            if own is folder and resume:
+                resources.enter_context(own.resumed())
+                if begins:
+                    own.remove(but=own.configuration)  # what a run left that was killed while it planned or assembled
+            else:
+                resources.enter_context(own.made())
                 own.write_configuration(resolved(experiment))
         try:
-            return RankedRun(experiment, own, reporter, ranks, folder.checkpoint).run(resume=resume)
+            return RankedRun(experiment, own, reporter, ranks, folder.checkpoint).run(resume=not begins)
         except BaseException as error:
-            if own is folder and not resume:
+            if own is folder and begins:
                 folder.remove_unless_checkpointed(error)
             raise
 

@@ -40,12 +40,16 @@ def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: R
     folder = ResultsFolder(Path(directory))
     if experiment.parallel is not None:
         return run_on_ranks(experiment, folder, reporter or Reporter(), resume=False)
-    folder.make()
+    with folder.made():
+        return _run(experiment, folder, reporter or Reporter())
+
+
+def _run(experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> RunOutcome:
     try:
         folder.write_configuration(resolved(experiment))
         if experiment.material.samples is not None:
-            return run_samples(experiment, folder, reporter or Reporter())
-        return SingleRun(experiment, folder, reporter or Reporter()).run(resume=False)
+            return run_samples(experiment, folder, reporter)
+        return SingleRun(experiment, folder, reporter).run(resume=False)
     except BaseException as error:
         folder.remove_unless_checkpointed(error)
         raise
@@ -54,7 +58,7 @@ def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: R
 def resume_experiment(
     directory: str | Path, *, maxiter: int | None = None, reporter: Reporter | None = None
 ) -> RunOutcome:
-    """Resume a run that did not converge.
+    """Resume a run that did not converge, or begin one anew that was killed before its first checkpoint.
 
     The iterates are bit-equal to those of an uninterrupted run, except for ``symmetric_bsr`` on a GPU, which adds with atomic
     operations, and with another number of ranks.
@@ -71,13 +75,32 @@ def resume_experiment(
     Raises
     ------
     InputError
-        If the folder holds no checkpoint.
+        If the folder holds no run, a finished one, or one that is going on.
     """
-    folder = ResultsFolder(Path(directory))
+    folder, reporter = ResultsFolder(Path(directory)), reporter or Reporter()
+    if folder.configuration.exists() and read_experiment(folder.configuration).parallel is not None:
+        _check_unfinished(folder)
+        experiment = _with_maxiter(read_experiment(folder.configuration), maxiter)
+        return run_on_ranks(experiment, folder, reporter, resume=True)
+    with folder.resumed():
+        return _resume(folder, maxiter, reporter)
+
+
+def _resume(folder: ResultsFolder, maxiter: int | None, reporter: Reporter) -> RunOutcome:
     unfinished = not folder.result.exists() or any(folder.samples.glob("*/checkpoint.npz"))
     if folder.samples.exists() and unfinished:
         experiment = _with_maxiter(read_experiment(folder.configuration), maxiter)
-        return run_samples(experiment, folder, reporter or Reporter())
+        return run_samples(experiment, folder, reporter)
+    _check_unfinished(folder)
+    experiment = _with_maxiter(read_experiment(folder.configuration), maxiter)
+    if folder.checkpoint.exists():
+        return SingleRun(experiment, folder, reporter).run(resume=True)
+    folder.remove(but=folder.configuration)  # what a run left that was killed while it planned or assembled
+    return _run(experiment, folder, reporter)
+
+
+def _check_unfinished(folder: ResultsFolder) -> None:
+    """Raise an InputError unless a folder holds a run that can be gone on with."""
     if folder.solution.exists():
         raise InputError(
             f"{folder.path} is of penstock solve; repeat that command with another --output and --guess {folder.solution}"
@@ -85,11 +108,8 @@ def resume_experiment(
     if not folder.checkpoint.exists():
         if folder.result.exists():
             raise InputError(f"the run in {folder.path} is finished; look at it with penstock show {folder.path}")
-        raise InputError(f"{folder.path} holds no {folder.checkpoint.name}; there is nothing to resume")
-    experiment = _with_maxiter(read_experiment(folder.configuration), maxiter)
-    if experiment.parallel is not None:
-        return run_on_ranks(experiment, folder, reporter or Reporter(), resume=True)
-    return SingleRun(experiment, folder, reporter or Reporter()).run(resume=True)
+        if not folder.configuration.exists():
+            raise InputError(f"{folder.path} holds no {folder.configuration.name}; there is nothing to resume")
 
 
 def _with_maxiter(experiment: Experiment, maxiter: int | None) -> Experiment:

@@ -196,12 +196,12 @@ def run_overlap_study(
     if study is None:
         study = read_overlap_study(folder.configuration)
     check_study(study)
-    if not resumed:
-        if study.folder is not None:  # it may be resumed from another working directory
-            study = study.model_copy(update={"folder": study.folder.resolve()})
-        folder.make()
-        folder.write_configuration(study.model_dump(mode="json", exclude_unset=True))
-    return folder, OverlapRun(study, folder, reporter).run()
+    if not resumed and study.folder is not None:  # it may be resumed from another working directory
+        study = study.model_copy(update={"folder": study.folder.resolve()})
+    with folder.resumed() if resumed else folder.made():
+        if not resumed:
+            folder.write_configuration(study.model_dump(mode="json", exclude_unset=True))
+        return folder, OverlapRun(study, folder, reporter).run()
 
 
 def gains_table(records: list[dict[str, Any]]) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
 from penstock.experiments.reporting.atomic import write_text
+from penstock.experiments.reporting.ownership import LOCK_NAME, FolderTakenError, owned
 from penstock.spmv import InputError, StoreError
 
 __all__ = ["NEW_FOLDER_ADVICE", "BaseFolder"]
@@ -36,26 +39,68 @@ class BaseFolder:
         self.path = path
         self.configuration = path / self.configuration_name
 
-    def make(self, advice: str = NEW_FOLDER_ADVICE) -> None:
-        """Make the folder.
+    @contextlib.contextmanager
+    def made(self, advice: str = NEW_FOLDER_ADVICE) -> Iterator[None]:
+        """Make the folder, and own it while the block runs.
+
+        Raises
+        ------
+        FolderTakenError
+            If it is a file, not empty or another process's; the message ends with the advice.
+        StoreError
+            If it cannot be made.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise FolderTakenError(f"{self.path} is not an empty folder; {advice}")
+        self.make_parents()
+        with owned(self.path, advice):
+            if any(entry.name != LOCK_NAME for entry in self.path.iterdir()):
+                raise FolderTakenError(f"{self.path} is not an empty folder; {advice}")
+            yield
+
+    @contextlib.contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Own a folder that another run has left, while the block runs.
 
         Raises
         ------
         InputError
-            If it is a file or not empty; the message ends with the advice.
-        StoreError
-            If it cannot be made.
+            If there is none, or a run is going on in it.
         """
-        if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
-            raise InputError(f"{self.path} is not an empty folder; {advice}")
-        self.make_parents()
+        if not self.path.is_dir():
+            raise InputError(f"{self.path} is no folder; there is nothing to resume")
+        with owned(self.path, "wait until it has ended"):
+            yield
 
     def make_parents(self) -> None:
         """Make the folder, and those above it, where they do not exist."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot make {self.path}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            raise StoreError(f"cannot make {self.path}: {getattr(error, 'strerror', None) or error}") from error
+
+    def remove(self, *, but: Path | None = None) -> None:
+        """Remove the files of a run and, if nothing else is in it, the folder; whatever a run does not make stays."""
+        for entry in self.made_by_runs():
+            if entry != but:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    with contextlib.suppress(OSError):
+                        entry.unlink()
+        if but is None:
+            with contextlib.suppress(OSError):  # not empty, but for the lock of this process
+                (self.path / LOCK_NAME).unlink()
+                self.path.rmdir()
+
+    def made_by_runs(self) -> list[Path]:
+        """Return what a run may have made in the folder, partial files included."""
+        named = {entry.name for entry in vars(self).values() if isinstance(entry, Path) and entry != self.path}
+        try:
+            entries = sorted(self.path.iterdir())
+        except OSError:
+            return []
+        return [entry for entry in entries if entry.name in named or entry.name.partition(".partial")[0] in named]
 
     def write_configuration(self, data: Mapping[str, Any]) -> None:
         """Write what was asked for."""

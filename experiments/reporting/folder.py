@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,7 +55,11 @@ class ResultsFolder(BaseFolder):
         if self.checkpoint.exists() or any(parts):
             error.add_note(f"what was done is kept; resume with: penstock run --resume {self.path}")
         else:
-            shutil.rmtree(self.path, ignore_errors=True)
+            self.remove()
+
+    def made_by_runs(self) -> list[Path]:
+        """Return what a run may have made in the folder, stores of ranks and partial files included."""
+        return [*super().made_by_runs(), *self.path.glob(f"{self.matrix.name}-of-rank-*")]
 
     def write_plan(self, text: str, reporter: Reporter) -> None:
         """Write a plan and show it."""

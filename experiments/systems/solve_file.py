@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,15 +111,15 @@ def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Report
     """
     request.check()
     folder = ResultsFolder(Path(directory))
-    folder.make("choose another --output")
-    try:
-        return _Run(request, folder, reporter or Reporter()).run()
-    except BaseException as error:
-        if folder.solution.exists():
-            error.add_note(f"the solution is kept in {folder.solution}")
-        else:
-            shutil.rmtree(folder.path, ignore_errors=True)
-        raise
+    with folder.made("choose another --output"):
+        try:
+            return _Run(request, folder, reporter or Reporter()).run()
+        except BaseException as error:
+            if folder.solution.exists():
+                error.add_note(f"the solution is kept in {folder.solution}")
+            else:
+                folder.remove()
+            raise
 
 
 class _Run:

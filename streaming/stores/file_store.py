@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import shutil
-import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from penstock.spmv import InputError, SparseMatrix, StoreError, format_nbytes
+from penstock.spmv import SparseMatrix, StoreError
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, pack, row_slabs_of
+from penstock.streaming.stores.store_place import StorePlace, writing
 
 __all__ = ["FileStore"]
 
@@ -88,7 +86,7 @@ class FileStore:
         shape : (int, int), optional
             Expected shape of the whole matrix.
         overwrite : bool
-            Replace a store of that name.
+            Replace a store of that name; of a symbolic link, the store it leads to. A folder with anything else in it stays.
         label : str
             A description, saved with the store.
         format : str
@@ -103,26 +101,17 @@ class FileStore:
         Raises
         ------
         InputError
-            If a slab is not valid, the slabs do not add up to ``shape``, or ``path`` exists.
+            If a slab is not valid, the slabs do not add up to ``shape``, or ``path`` exists, from the start or at the end.
         StoreError
             If the disk is full or fails.
         """
-        path = Path(path)
-        if path.exists() and not (overwrite and (path / _INDEX).exists()):
-            raise InputError(f"{path} exists; choose another name" + ("" if overwrite else " or pass overwrite=True"))
-        with _writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
-        try:
+        place = StorePlace(Path(path), overwrite=overwrite, files=(_INDEX, _DATA))
+        with place.building() as partial:
             converter = SlabConverter(format, block_size)
-            index = _write_slabs(
-                path, partial / _DATA, map(converter.convert, row_slabs_of(row_slabs, format)), shape, progress
-            )
-            _write_index(partial / _INDEX, index, label, path)
-            _rename(partial, path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        return cls(path)
+            slabs = map(converter.convert, row_slabs_of(row_slabs, format))
+            index = _write_slabs(place.path, partial / _DATA, slabs, shape, progress)
+            _write_index(partial / _INDEX, index, label, place.path)
+        return cls(place.path)
 
     def read_into(self, number: int, buffer: np.ndarray[Any, Any], part: Part = "whole") -> None:
         """Read a part of subdivision ``number`` into a page-aligned buffer.
@@ -174,40 +163,16 @@ class FileStore:
             self.close()
 
 
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn an OSError of a write into a StoreError that names the store and the free space."""
-    try:
-        yield
-    except OSError as error:
-        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
-        advice = f"; {format_nbytes(free)} are free there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise StoreError(
-            f"cannot write the store {path}: {error.strerror or error}{advice}; nothing was left"
-        ) from error
-
-
 def _json_checksum(content: Any) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def _write_index(file_path: Path, index: MatrixIndex, label: str, store_path: Path) -> None:
     content = {"label": label, **index.to_json()}
-    with _writing(store_path), open(file_path, "w", encoding="utf-8") as file:
+    with writing(store_path), open(file_path, "w", encoding="utf-8") as file:
         json.dump({"penstock_store": _VERSION, "checksum": _json_checksum(content), **content}, file)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _rename(partial: Path, path: Path) -> None:
-    """Give a finished store its name; a store it replaces is moved aside first and deleted at the end."""
-    with _writing(path):
-        replaced = partial.with_name(f"{partial.name}-replaced")
-        if path.exists():
-            path.rename(replaced)
-        partial.chmod(0o755)
-        partial.rename(path)
-        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _write_slabs(
@@ -219,7 +184,7 @@ def _write_slabs(
 ) -> MatrixIndex:
     builder, written, buffer = IndexBuilder(shape), 0, aligned_buffer(0)
     with contextlib.ExitStack() as files:
-        with _writing(path):
+        with writing(path):
             file = files.enter_context(open(data, "wb", buffering=0))
         for slab in row_slabs:  # outside of _writing: errors of the caller's iterable pass unchanged
             subdivision = builder.add(slab)
@@ -230,13 +195,13 @@ def _write_slabs(
             del slab  # before the next one is created
             builder.set_checksums(piece)
             remaining = piece.data
-            with _writing(path):
+            with writing(path):
                 while remaining:
                     remaining = remaining[file.write(remaining) :]
             written += subdivision.nbytes
             if progress is not None:
                 progress(written)
-        with _writing(path):
+        with writing(path):
             os.fsync(file.fileno())
             if hasattr(os, "posix_fadvise"):  # reads bypass the page cache, so the file need not stay in it
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

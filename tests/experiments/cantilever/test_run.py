@@ -371,14 +371,26 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
     assert np.array_equal(field(resumed), field(whole))
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "other size"])
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, run_module, 5)
+        folder = run_experiment(experiment(memory={"budget": "300 KiB"}), tmp_path / "run").folder
+    folder.checkpoint.unlink()
+    (tmp_path / "run" / "matrix.partial-x1").mkdir()
+    (tmp_path / "run" / "matrix.partial-x1" / "slabs.bin").write_bytes(b"half")
+
+    outcome = resume_experiment(folder.path)
+
+    assert outcome.reason.name == "CONVERGED"
+    assert not list(folder.path.glob("matrix*"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other size"])
 def test_a_checkpoint_that_cannot_be_used_is_refused(damage, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         interrupt_at(patch, run_module, 5)
         folder = run_experiment(experiment(), tmp_path / "run").folder
-    if damage == "missing":
-        folder.checkpoint.unlink()
-    elif damage == "truncated":
+    if damage == "truncated":
         folder.checkpoint.write_bytes(folder.checkpoint.read_bytes()[:500])
     else:
         folder.configuration.write_text(folder.configuration.read_text().replace("- 21", "- 23"))

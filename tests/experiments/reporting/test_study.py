@@ -168,14 +168,15 @@ def test_a_folder_in_use_is_refused_with_advice(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
 
     with pytest.raises(InputError, match="is not an empty folder; choose another --output"):
-        BaseFolder(tmp_path).make()
+        BaseFolder(tmp_path).made().__enter__()
     with pytest.raises(InputError, match="is not an empty folder; take another"):
-        BaseFolder(tmp_path / "mine.txt").make("take another")
+        BaseFolder(tmp_path / "mine.txt").made("take another").__enter__()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_configuration_keeps_its_order(tmp_path):
     folder = BaseFolder(tmp_path / "new" / "folder")
-    folder.make()
+    folder.make_parents()
     folder.write_configuration({"b": 1, "a": [1, 2]})
 
     assert folder.configuration.read_text().index("b:") < folder.configuration.read_text().index("a:")

@@ -1,0 +1,131 @@
+"""Where a store is written: beside its name until it is whole, and never in place of what is not a store."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.spmv import InputError, StoreError, format_nbytes
+
+__all__ = ["StorePlace", "writing"]
+
+#: A folder is locked at once after it was made; one that is older than this, and not locked, is of a process that has ended.
+_LOCKED_AFTER_SECONDS = 60.0
+
+
+class StorePlace:
+    """The place of a store that is being built.
+
+    Parameters
+    ----------
+    path : path
+        The folder it will be.
+    overwrite : bool
+        Whether it may replace a store.
+    files : tuple of str
+        The files of a store.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool, files: tuple[str, ...]) -> None:
+        with writing(path):  # a link that leads in a circle, for example
+            self.path = path.resolve() if overwrite else path.absolute()
+        self.overwrite, self.files = overwrite, files
+
+    def _check(self) -> None:
+        """Raise an InputError if the name is taken by something that may not be replaced."""
+        if os.path.lexists(self.path) and not (self.overwrite and self._holds_store(self.path)):
+            advice = "" if self.overwrite else " or pass overwrite=True"
+            raise InputError(f"{self.path} exists; choose another name{advice}")
+
+    def _holds_store(self, folder: Path) -> bool:
+        """Return whether a folder is a store with nothing else in it."""
+        if folder.is_symlink() or not folder.is_dir():
+            return False
+        return {entry.name for entry in folder.iterdir()} == set(self.files)
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[Path]:
+        """Yield a new folder beside the place, and give it the name at the end of the ``with`` block.
+
+        Whatever happens, nothing unfinished is left. What is left of builds whose process was killed is removed first.
+
+        Raises
+        ------
+        InputError
+            If the name is taken, from the start or meanwhile, by something that may not be replaced.
+        StoreError
+            If the disk is full or refuses.
+        """
+        self._check()
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            for left in self.path.parent.glob(f"{_escaped(self.path.name)}.partial-*"):
+                _remove_if_left(left)
+            partial = Path(tempfile.mkdtemp(prefix=f"{self.path.name}.partial-", dir=self.path.parent))
+            lock = os.open(partial, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks: then nothing that is left is removed
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield partial
+            with writing(self.path):
+                self._finish(partial)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            os.close(lock)
+
+    def _finish(self, partial: Path) -> None:
+        """Give the finished store its name."""
+        partial.chmod(0o755)
+        # Not a name of unfinished builds: if this process ends right here, the old store is still there.
+        replaced = partial.with_name(partial.name.replace(".partial-", ".replaced-"))
+        if self.overwrite and self._holds_store(self.path):
+            self.path.rename(replaced)
+        try:
+            # Of all who want the name one makes this folder, and a folder can be renamed to an empty one only.
+            self.path.mkdir()
+        except FileExistsError:
+            raise InputError(f"{self.path} was made by another process meanwhile; choose another name") from None
+        partial.rename(self.path)
+        for name in self.files:
+            with contextlib.suppress(OSError):
+                (replaced / name).unlink()
+        with contextlib.suppress(OSError):
+            replaced.rmdir()
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError of a write into a StoreError that names the store and the free space."""
+    try:
+        yield
+    except OSError as error:
+        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
+        advice = f"; {format_nbytes(free)} are free there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StoreError(
+            f"cannot write the store {path}: {error.strerror or error}{advice}; nothing was left"
+        ) from error
+
+
+def _escaped(name: str) -> str:
+    """Return a name as a pattern that matches it alone."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove the folder of a build unless its process may still be at work."""
+    with contextlib.suppress(OSError):
+        if folder.is_symlink() or time.time() - folder.stat().st_mtime < _LOCKED_AFTER_SECONDS:
+            return
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
