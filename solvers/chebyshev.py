@@ -35,7 +35,7 @@ __all__ = [
 
 # The largest eigenvalue is estimated from below; a bound that is slightly too high costs less than one that is too low.
 _MARGIN = 1.05
-_DEGREE, _LARGEST_DEGREE = 9, 33
+_DEGREE, _LARGEST_DEGREE, _MOST_DEGREE = 9, 33, 999
 # Degrees from which a plan for a streamed matrix chooses.
 _STREAMED_DEGREES = (5, 9, 13, 17, 21, 25, 33)
 # Degree of a round that measures the largest eigenvalue: two rounds of 9 come closer to it than ten Lanczos steps.
@@ -189,6 +189,11 @@ def check_degree(degree: float | str) -> None:
     """
     if degree == "auto":
         return
+    if not isinstance(degree, str) and degree > _MOST_DEGREE:
+        raise InputError(
+            f"a degree of {degree} is more than {_MOST_DEGREE}: so many products for one iteration help nobody; choose "
+            "fewer, or auto"
+        )
     if isinstance(degree, str) or degree < 1 or degree % 2 != 1:
         raise InputError(
             f"degree must be odd and positive, or auto, not {degree}: a polynomial of even degree is not positive beyond the "

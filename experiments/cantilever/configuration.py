@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,13 +27,13 @@ from penstock.fem import (
     UniformMaterial,
 )
 from penstock.solvers import PRECONDITIONERS, PreconditionerSpec, preconditioner_spec
-from penstock.spmv import InputError
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
 __all__ = ["Experiment", "read_configuration", "read_experiment"]
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NodeCount = Annotated[int, Field(ge=2)]
+_MOST_NODES = 10**12
 
 
 class Model(Section):
@@ -47,6 +48,15 @@ class Model(Section):
     lengths: PositiveFloat | tuple[PositiveFloat, PositiveFloat, PositiveFloat] = Field(
         default=1.0, description="side lengths; one number gives cubic elements and that length along x"
     )
+
+    @model_validator(mode="after")
+    def _can_be_counted(self) -> Model:
+        nodes = self.nodes if isinstance(self.nodes, tuple) else (self.nodes,) * 3
+        if math.prod(nodes) > _MOST_NODES:
+            raise ValueError(
+                f"nodes: {math.prod(nodes):.3g} nodes are more than {_MOST_NODES:.3g}, which no machine could hold"
+            )
+        return self
 
 
 class MaterialSection(Section):
@@ -278,30 +288,6 @@ class Experiment(Section):
         mesh = self.cantilever().mesh
         return self.solver.spec(self.model.dof).with_nodes(mesh.coordinates, mesh.node_counts)
 
-    @property
-    def of_system(self) -> dict[str, Any]:
-        """The settings on which the system and the iterations of its solve depend, as plain values by section."""
-        data = self.model_dump(mode="json", exclude_none=True)
-        solver = {
-            name: data["solver"][name] for name in ("preconditioner", *_OPTIONS, "options") if name in data["solver"]
-        }
-        return {**{name: data[name] for name in ("model", "material", "load")}, "solver": solver}
-
-    def check_resumes(self, settings: dict[str, Any]) -> None:
-        """Check that a run with these settings of its system may be resumed with this experiment.
-
-        Raises
-        ------
-        InputError
-            If not; the message names what differs.
-        """
-        changes = _changes(settings, self.of_system)
-        if changes:
-            raise InputError(
-                f"this run was begun with other settings: {'; '.join(changes[:4])}; undo the change in configuration.yaml, or "
-                "start a run of its own"
-            )
-
     def of_planes(self, count: int) -> Experiment:
         """Return an experiment of so many planes of nodes: its matrix has the pattern of the square of a rank with these."""
         _, *across = self.cantilever().mesh.node_counts
@@ -317,17 +303,6 @@ class Experiment(Section):
     def is_block(self) -> bool:
         """Whether right-hand sides are solved as a block, even if it is a block of one."""
         return self.load.cases is not None or self.load.samples is not None
-
-
-def _changes(before: Any, now: Any, name: str = "") -> list[str]:
-    """Return what differs between two trees of plain values, as sentences."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        return [
-            change
-            for key in dict.fromkeys((*before, *now))
-            for change in _changes(before.get(key), now.get(key), f"{name}.{key}" if name else key)
-        ]
-    return [] if before == now else [f"{name} is {now} and was {before}"]
 
 
 def read_experiment(path: str | Path) -> Experiment:

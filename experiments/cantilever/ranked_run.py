@@ -22,6 +22,7 @@ from penstock.experiments.cantilever.configuration import Experiment, read_exper
 from penstock.experiments.cantilever.loads import right_hand_sides
 from penstock.experiments.cantilever.matrix_storage import plan_experiment, resident_format
 from penstock.experiments.cantilever.ranked_storage import couplings_of_rank, open_rank_store, planes_of
+from penstock.experiments.cantilever.resumption import check_resumes
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
 from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint, vectors_of
 from penstock.experiments.reporting.folder import ResultsFolder
@@ -189,7 +190,7 @@ class RankedRun(SingleRun):
         """Read a checkpoint, which any number of ranks may have written, and take this rank's rows."""
         with self.communicator.together():
             whole = read_checkpoint(self._checkpoint, self.cantilever.unknowns, CPU)
-            self.experiment.check_resumes(whole.settings)
+            check_resumes(self.experiment, whole.settings)
         if isinstance(whole.state, CoarseCgState | CoarseBlockCgState):
             # Other ranks have other aggregates.
             same = whole.ranks == self.rank_count

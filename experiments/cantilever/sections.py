@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from penstock.fem.assembly import ASSEMBLED_FORMATS
 from penstock.spmv import parse_nbytes
 
-__all__ = ["FormatName", "MemorySection", "Section", "Size"]
+__all__ = ["FormatName", "MemorySection", "Section", "Size", "SubdivisionCount"]
 
 Size = Annotated[int, BeforeValidator(parse_nbytes)]
+#: A plan simulates every subdivision; so many take a quarter of a minute, and of 500 GB each then has 30 MB.
+SubdivisionCount = Annotated[int, Field(ge=1, le=16_384)]
 
 
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="after")
+    def _text_is_plain(self) -> Self:
+        for name, value in self.__dict__.items():
+            if isinstance(value, str | Path) and "\0" in str(value):
+                raise ValueError(f"{name} holds a NUL character")
+        return self
 
 
 def _check_format(name: str) -> str:
@@ -52,7 +61,7 @@ class MemorySection(Section):
         description="storage format; auto: bsr in memory; streamed, the one whose sweeps are predicted to be shortest",
     )
     values: Literal["float64", "float32"] = Field(default="float64", description="type the matrix is stored in")
-    subdivisions: Annotated[int, Field(ge=1)] | None = Field(default=None, description="default: the plan chooses")
+    subdivisions: SubdivisionCount | None = Field(default=None, description="default: the plan chooses")
     slots: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="length of the ring; default: the plan chooses"
     )

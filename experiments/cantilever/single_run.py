@@ -15,6 +15,7 @@ from penstock.experiments.cantilever.configuration import Experiment
 from penstock.experiments.cantilever.kernels import start_compilation
 from penstock.experiments.cantilever.loads import load_names, right_hand_sides
 from penstock.experiments.cantilever.matrix_storage import measure_rates, open_store, plan_experiment, resident_format
+from penstock.experiments.cantilever.resumption import check_resumes, settings_of_system
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
 from penstock.experiments.reporting.environment import describe_environment
 from penstock.experiments.reporting.folder import ResultsFolder, write_json
@@ -141,7 +142,7 @@ class SingleRun:
 
     def _read_checkpoint(self) -> Checkpoint:
         checkpoint = read_checkpoint(self.folder.checkpoint, self.cantilever.unknowns, self.device)
-        self.experiment.check_resumes(checkpoint.settings)
+        check_resumes(self.experiment, checkpoint.settings)
         return checkpoint
 
     def _right_hand_sides(self) -> Array:
@@ -226,7 +227,7 @@ class SingleRun:
                 seconds,
                 direction,
                 self.rank_count,
-                self.experiment.of_system,
+                settings_of_system(self.experiment),
             )
 
         last_write = time.perf_counter()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from penstock.experiments.cantilever.configuration import MaterialSection, Model, NodeCount, read_configuration
-from penstock.experiments.cantilever.sections import FormatName, Section, Size
+from penstock.experiments.cantilever.sections import FormatName, Section, Size, SubdivisionCount
 from penstock.fem import Cantilever
+from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
 __all__ = ["OverlapCase", "OverlapStudy", "read_overlap_study"]
 
-PositiveInt = Annotated[int, Field(ge=1)]
+Repeats = Annotated[int, Field(ge=1, le=10_000)]
+Columns = Annotated[int, Field(ge=1, le=LARGEST_VECTOR_BLOCK)]
 
 
 class OverlapCase(Section):
@@ -21,6 +23,15 @@ class OverlapCase(Section):
 
     dof: Literal[1, 3, 6] = Field(description="unknowns per node")
     nodes: NodeCount | tuple[NodeCount, NodeCount, NodeCount] = Field(description="nodes along each side")
+
+    @model_validator(mode="after")
+    def _is_a_body(self) -> Self:
+        """Refuse a mesh that an experiment would refuse."""
+        try:
+            _ = self.model
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        return self
 
     @property
     def model(self) -> Model:
@@ -51,13 +62,13 @@ class OverlapStudy(Section):
         default="auto", description="auto: csr for dof 1, else bsr with blocks of the unknowns of a node"
     )
     values: Literal["float64", "float32"] = Field(default="float64", description="type the matrix is stored in")
-    subdivisions: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = Field(
+    subdivisions: Annotated[tuple[SubdivisionCount, ...], Field(min_length=1)] = Field(
         default=(2, 4, 8, 16, 32, 64), description="numbers of row slabs that the matrix is cut into"
     )
-    repeats: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = Field(
+    repeats: Annotated[tuple[Repeats, ...], Field(min_length=1)] = Field(
         default=(50,), description="products with each subdivision, each with a vector of its own"
     )
-    columns: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = Field(
+    columns: Annotated[tuple[Columns, ...], Field(min_length=1)] = Field(
         default=(1,), description="vectors that a product is applied to at once"
     )
     slots: Annotated[int, Field(ge=2)] = Field(default=3, description="length of the ring (protocol: engine)")
@@ -65,7 +76,7 @@ class OverlapStudy(Section):
         default=None,
         description="memory for matrix storage (protocol: engine); default: the ring only, with nothing resident",
     )
-    samples: PositiveInt = Field(default=7, description="timed sweeps of each kind")
+    samples: Repeats = Field(default=7, description="timed sweeps of each kind")
     folder: Path | None = Field(
         default=None, description="folder for matrices on disk (device: cpu); default: the results folder"
     )

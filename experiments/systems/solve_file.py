@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.array_files import check_fits_memory
 from penstock.experiments.reporting.environment import describe_environment
 from penstock.experiments.reporting.folder import ResultsFolder, write_json
 from penstock.experiments.reporting.interrupts import stop_requests
@@ -180,6 +181,7 @@ class _Run:
         if self.given is not None:
             return GivenVectors(self.given if self.columns > 1 else self.given[:, 0], "B")
         if self.columns > 1:
+            check_fits_memory(2 * 8 * n * self.columns, f"{self.columns} right-hand sides and their solutions")
             return GivenVectors(np.random.default_rng(0).standard_normal((n, self.columns)), "B")
         # Of ones in any order the product is in the order of the matrix; A times ones is asked for in the file's.
         return GivenVectors(A.device.to_host(A.apply(A.device.xp.ones(n, dtype=A.dtype))), "B")

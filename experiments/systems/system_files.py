@@ -50,7 +50,7 @@ def parse_columns(text: str) -> list[int]:
     """
     columns: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part, re.ASCII)
+        match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part, re.ASCII)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise InputError(f"--columns takes columns of B, counted from 0, such as 0,2-4, not {text!r}")
         if len(columns) + int(match[2] or match[1]) - int(match[1]) > _MOST_COLUMNS:
@@ -67,7 +67,7 @@ def parse_count(text: str) -> int:
     InputError
         If it is no positive whole number.
     """
-    if not re.fullmatch(r"\s*\d+\s*", text, re.ASCII) or not int(text):
+    if not re.fullmatch(r"\s*\d{1,18}\s*", text, re.ASCII) or not int(text):
         raise InputError(
             f"without B, --columns is the number of right-hand sides to make up, 1 or more, not {text!r}; "
             "give a file B to choose columns of it"

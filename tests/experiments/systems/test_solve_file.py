@@ -288,7 +288,7 @@ class TestRefusals:
     def test_a_damaged_file_of_right_hand_sides(self, files, tmp_path):
         (tmp_path / "B.npy").write_bytes((files / "B.npy").read_bytes()[:300])
 
-        self.refused(tmp_path, "undamaged array", files / "A.mtx", right_hand_sides=tmp_path / "B.npy")
+        self.refused(tmp_path, "B.npy has 300 bytes instead of", files / "A.mtx", right_hand_sides=tmp_path / "B.npy")
 
     def test_a_file_of_another_kind(self, files, tmp_path):
         (tmp_path / "B.txt").write_text("1 2 3")
