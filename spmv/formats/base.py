@@ -15,6 +15,7 @@ from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import check_block_size
 from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.structure import check_structure
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.operator import ValidatedOperator, as_vectors
 from penstock.spmv.registry import Registry
@@ -183,6 +184,15 @@ class SparseMatrix(ValidatedOperator):
             if actual != shape:
                 raise InputError(f"{self.name} array {name} has shape {actual} instead of {shape}")
 
+    def check_structure(self, first_row: int = 0) -> None:
+        """Refuse offsets and indices that lead out of a slab whose row 0 is ``first_row``, as :func:`check_structure` does."""
+        size = self._rows_of_index
+        check_structure(self.arrays(), *(n // size for n in (*self.shape, self.chunk_rows)), padded=self.traits.padded)
+
+    @property
+    def _rows_of_index(self) -> int:
+        return self.parameters().get("block_size", self.values.shape[-1] if self.values.ndim == 3 else 1)
+
     def parameters(self) -> dict[str, int]:
         """Return the scalar parameters by name: the fields that are neither arrays nor the matrix's shape and type."""
         return {name: int(value) for name, value in self._contents().items() if not hasattr(value, "ndim")}
@@ -267,7 +277,7 @@ class SparseMatrix(ValidatedOperator):
 
     def column_range(self) -> range:
         """Return the range from the first to the last column with a stored entry; blocks count with all their columns."""
-        size = self.parameters().get("block_size", self.values.shape[-1] if self.values.ndim == 3 else 1)
+        size = self._rows_of_index
         first, last = self.shape[1], -1
         for name, indices in self.arrays().items():
             if name.endswith("column_indices") and indices.size:

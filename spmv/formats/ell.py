@@ -58,7 +58,9 @@ class EllMatrix(SparseMatrix, name="ell"):
     Algorithms 4 and 5.
     """
 
-    traits: ClassVar[Traits] = Traits("ELL", adds=True, efficiency={"cpu": 0.55, "cuda": 0.75})
+    traits: ClassVar[Traits] = Traits(
+        "ELL", padded=("column_indices",), adds=True, efficiency={"cpu": 0.55, "cuda": 0.75}
+    )
 
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]

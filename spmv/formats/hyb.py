@@ -81,7 +81,9 @@ class HybMatrix(SparseMatrix, name="hyb"):
     GPU, so last digits may differ between runs.
     """
 
-    traits: ClassVar[Traits] = Traits("HYB", adds=True, uneven_rows_wait=False, efficiency={"cpu": 0.5, "cuda": 0.75})
+    traits: ClassVar[Traits] = Traits(
+        "HYB", padded=("ell_column_indices",), adds=True, uneven_rows_wait=False, efficiency={"cpu": 0.5, "cuda": 0.75}
+    )
 
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]

@@ -119,7 +119,9 @@ class SellMatrix(SparseMatrix, name="sell"):
     A product reads ``(values + 4) * stored`` bytes. Source: Kreutzer, Hager, Wellein, Fehske and Bishop (2014).
     """
 
-    traits: ClassVar[Traits] = Traits(r"SELL-C-$\sigma$", efficiency={"cpu": 0.7, "cuda": 0.96}, halving_columns=25)
+    traits: ClassVar[Traits] = Traits(
+        r"SELL-C-$\sigma$", padded=("column_indices",), efficiency={"cpu": 0.7, "cuda": 0.96}, halving_columns=25
+    )
 
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]

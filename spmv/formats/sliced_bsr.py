@@ -60,7 +60,12 @@ class SlicedBsrMatrix(SparseMatrix, name="sliced_bsr"):
     """
 
     traits: ClassVar[Traits] = Traits(
-        "sliced BSR", blocked=True, streams=True, efficiency={"cpu": 0.6, "cuda": 0.97}, halving_columns=28
+        "sliced BSR",
+        padded=("column_indices",),
+        blocked=True,
+        streams=True,
+        efficiency={"cpu": 0.6, "cuda": 0.97},
+        halving_columns=28,
     )
 
     shape: tuple[int, int]

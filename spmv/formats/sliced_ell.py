@@ -21,7 +21,9 @@ class SlicedEllMatrix(SellMatrix, name="sliced_ell"):
     Sources: Monakov, Lokhmotov and Avetisyan (2010); AMD lab notes on SpMV, part 1 (2022).
     """
 
-    traits: ClassVar[Traits] = Traits("sliced ELL", efficiency={"cpu": 0.7, "cuda": 0.96}, halving_columns=25)
+    traits: ClassVar[Traits] = Traits(
+        "sliced ELL", padded=("column_indices",), efficiency={"cpu": 0.7, "cuda": 0.96}, halving_columns=25
+    )
 
     @classmethod
     def from_csr(cls, A: Any, *, slice_height: int = 32, values_dtype: Any = None, check: bool = True) -> Self:  # type: ignore[override]
@@ -38,6 +40,11 @@ class SlicedEllMatrix(SellMatrix, name="sliced_ell"):
         return super().from_csr(
             A, chunk_height=slice_height, sorting_scope=1, lanes=1, values_dtype=values_dtype, check=check
         )
+
+    @classmethod
+    def slab_from_csr(cls, A: Any, first_row: int, *, sorting_scope: int = 1, **parameters: Any) -> Self:
+        """Convert a row slab; its rows keep their order, as those of all slabs do."""
+        return cls.from_csr(A, **parameters)
 
     @classmethod
     def predicted_nbytes(cls, statistics: MatrixStatistics, *, slice_height: int = 32, **parameters: Any) -> int:

@@ -25,6 +25,7 @@ from penstock.spmv.formats.scaling import scale
 from penstock.spmv.formats.sell import rows_of_chunks
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks
+from penstock.spmv.formats.structure import check_upper_half
 from penstock.spmv.formats.symmetric_bsr_kernels import (
     _multiply_block,
     _multiply_vector_3,
@@ -70,6 +71,7 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
 
     traits: ClassVar[Traits] = Traits(
         "symmetric BSR",
+        padded=("column_indices",),
         blocked=True,
         half=True,
         adds=True,
@@ -178,6 +180,11 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
     def row_granularity(self) -> int:
         """Scalar rows of a chunk."""
         return HEIGHT * self.block_size
+
+    def check_structure(self, first_row: int = 0) -> None:
+        """Refuse offsets and indices that lead out of a slab, or left of the diagonal, where other slabs add."""
+        super().check_structure(first_row)
+        check_upper_half(self.chunk_offsets, self.column_indices, first_row // self.block_size, HEIGHT)
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
         """Fill this slab's part of ``blocks``, and its mirror image."""

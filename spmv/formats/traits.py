@@ -23,6 +23,8 @@ class Traits:
         beta once, before the first slab.
     adds : bool
         Adds parts of a row to ``out`` one by one, on a GPU by atomic operations: last digits vary between runs.
+    padded : tuple of str
+        Arrays of column indices in which negative numbers are padding.
     streams : bool
         Worth considering when a matrix is streamed: every row slab can be cut out cheaply and moves few bytes.
     uneven_rows_wait : bool
@@ -38,6 +40,7 @@ class Traits:
     blocked: bool = False
     half: bool = False
     adds: bool = False
+    padded: tuple[str, ...] = ()
     streams: bool = False
     uneven_rows_wait: bool = True
     efficiency: Mapping[str, float] = field(default_factory=lambda: {"cpu": 0.5, "cuda": 0.5})

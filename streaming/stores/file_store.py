@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from penstock.spmv import SparseMatrix, StoreError
+from penstock.spmv import InputError, SparseMatrix, StoreError
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, pack, row_slabs_of
@@ -42,7 +42,7 @@ class FileStore:
 
     Notes
     -----
-    The checksums of a subdivision are verified when it is read for the first time.
+    When a subdivision is read for the first time, its checksums are verified, and its offsets and indices against its shape.
     """
 
     def __init__(self, path: str | Path, *, direct: bool | None = None) -> None:
@@ -144,6 +144,11 @@ class FileStore:
                     raise StoreError(
                         f"{where} does not match its checksum: the file was altered; build the store again"
                     )
+                if piece.start == 0:  # the structure, which kernels follow
+                    try:
+                        self.index.check_structure(number, target)
+                    except InputError as error:
+                        raise StoreError(f"{where} is damaged: {error}; build the store again") from error
                 self._verified.add(key)
 
     def close(self) -> None:
@@ -214,7 +219,7 @@ def _read_index(path: Path) -> tuple[MatrixIndex, str]:
             data = json.load(file)
     except FileNotFoundError:
         raise StoreError(f"{path} is not a store: it has no {_INDEX}; make one with FileStore.create") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"cannot read {path / _INDEX}: {error}; build the store again") from error
     if not isinstance(data, dict) or data.pop("penstock_store", None) != _VERSION:
         raise StoreError(f"{path / _INDEX} is not an index of version {_VERSION}; build the store again")

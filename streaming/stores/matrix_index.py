@@ -186,6 +186,25 @@ class MatrixIndex:
         shape = (subdivision.row_stop - subdivision.row_start, self.shape[1])
         return format_named(self.format_name).from_arrays(shape, self.dtype, arrays, self.parameters)
 
+    def check_structure(self, number: int, buffer: Array) -> None:
+        """Check the offsets and indices of subdivision ``number`` in a buffer on the host, before kernels follow them.
+
+        Raises
+        ------
+        InputError
+            If they lead out of its arrays or its shape.
+        """
+        subdivision = self.subdivisions[number]
+        arrays = {
+            field.name: buffer[field.offset : field.offset + field.nbytes].view(field.dtype).reshape(field.shape)
+            if field.part == "structure"
+            else np.broadcast_to(np.zeros((), field.dtype), field.shape)
+            for field in subdivision.fields
+        }
+        shape = (subdivision.row_stop - subdivision.row_start, self.shape[1])
+        slab = format_named(self.format_name).from_arrays(shape, self.dtype, arrays, self.parameters)
+        slab.check_structure(subdivision.row_start)
+
     def to_json(self) -> dict[str, Any]:
         """Return the index as plain JSON values."""
         return asdict(self)
@@ -202,7 +221,7 @@ class MatrixIndex:
         try:
             index = TypeAdapter(cls).validate_python(data)
             index._check()
-        except (PenstockError, ValueError, TypeError, IndexError) as error:
+        except (PenstockError, ValueError, TypeError, IndexError, ArithmeticError, KeyError, MemoryError) as error:
             raise StoreError(f"the store's index is damaged ({error}); build the store again") from error
         return index
 
