@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.spmv import CPU, Array, Device, DeviceError, InputError, PenstockError, device_of
 from penstock.spmv.device import cuda_device_count
+from penstock.threads import THREADS_ARE_GIVEN
 
 __all__ = ["Exchange", "MpiCommunicator", "Pair", "gpu_of_rank"]
 
@@ -95,7 +96,7 @@ class MpiCommunicator:
         on_host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.host = str(MPI.Get_processor_name())
         self.host_rank, self.host_ranks = int(on_host.Get_rank()), int(on_host.Get_size())
-        if "NUMBA_NUM_THREADS" not in os.environ:
+        if not THREADS_ARE_GIVEN:
             # A launcher may have bound each rank to cores of its own already.
             cores = os.sched_getaffinity(0)
             sharing = sum(bool(cores & others) for others in on_host.allgather(cores))

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.threads import prepare_threads
+
 if TYPE_CHECKING:
     from penstock.front_door import solve
     from penstock.store_products import multiply_store
 
 __version__ = "0.1.0"
+
+prepare_threads()
 
 __all__ = ["__version__", "multiply_store", "solve"]
 

@@ -11,8 +11,6 @@ _CACHES = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("MPLCONFIGDIR", str(_CACHES / "matplotlib"))
 # Set before NumPy is imported: on busy cores its threads wait for each other longer than these small products take.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Before OpenMP is loaded: threads of two workers that wait on the same cores would take them from each other.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Modules that take long start first, so that no process is left with one of them when the others have ended. Before those that
 # start processes come those that compile most kernels: processes that start together would each compile the same.

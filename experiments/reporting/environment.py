@@ -14,6 +14,7 @@ from penstock import __version__
 from penstock.spmv import CPU, Device, DeviceError, InputError, PenstockError, format_nbytes
 from penstock.spmv.device import cuda_device_count
 from penstock.streaming.measurement.probes import measure_disk, measure_link, measure_memory
+from penstock.threads import usable_cores
 
 __all__ = ["check_same_machine", "describe_environment", "measure_machine"]
 
@@ -57,7 +58,7 @@ def _machine() -> dict[str, Any]:
         "system": platform.system(),
         "architecture": platform.machine(),
         "processor": _processor_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
     }
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         machine["memory"] = format_nbytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

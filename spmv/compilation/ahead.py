@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.threads import usable_cores
+
 __all__ = ["Compilation", "CompileTask", "is_cached"]
 
 _POLL_SECONDS = 0.1
@@ -74,7 +76,7 @@ class Compilation:
 
     def __init__(self, tasks: Sequence[CompileTask]) -> None:
         self._tasks = [task for task in tasks if task.needed]
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         self._running = [_start(self._tasks[first::cores]) for first in range(min(cores, len(self._tasks)))]
 
     def __enter__(self) -> Compilation:

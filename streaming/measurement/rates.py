@@ -25,6 +25,7 @@ from penstock.streaming.measurement.probes import (
     measure_starts,
 )
 from penstock.streaming.planning.estimate import LANES
+from penstock.threads import usable_cores
 
 __all__ = ["WORTH_MEASURING_NBYTES", "machine_rates", "rates_file"]
 
@@ -87,7 +88,7 @@ def _name_of(device: Device, directory: Path) -> str:
     if device.kind == "cuda":
         return str(device.xp.cuda.runtime.getDeviceProperties(device.index)["name"].decode())
     existing = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.exists())
-    return f"cpu, {os.cpu_count()} cores, file system {existing.stat().st_dev}"
+    return f"cpu, {usable_cores()} cores, file system {existing.stat().st_dev}"
 
 
 def _valid_rates(entry: Any) -> LinkRates | None:

@@ -1,0 +1,76 @@
+"""Threads are as many as the cores that this process may use, and wait without taking those from others."""
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+
+from penstock import threads
+
+
+def in_new_process(code, **environment):
+    kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_NUM_THREADS", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+TOLD = "import os, penstock.spmv, numba; print(numba.get_num_threads(), os.environ['OMP_WAIT_POLICY'])"
+
+
+def test_threads_are_those_of_the_cores_that_a_process_is_bound_to():
+    first = min(os.sched_getaffinity(0))
+    assert in_new_process(f"import os; os.sched_setaffinity(0, {{{first}}}); {TOLD}") == ["1", "passive"]
+    assert in_new_process(TOLD) == [str(threads.usable_cores()), "passive"]
+
+
+def test_the_environment_of_the_user_comes_first():
+    assert in_new_process(TOLD, NUMBA_NUM_THREADS="1", OMP_WAIT_POLICY="active") == ["1", "active"]
+
+
+def test_a_numba_that_is_loaded_already_is_told(monkeypatch):
+    quota = "import numba, penstock.threads as t; t.prepare_threads(); t.usable_cores = lambda: 1; t.prepare_threads()"
+    assert in_new_process(f"{quota}; print(numba.get_num_threads())") == ["1"]
+
+
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """A tree of control groups in the place of the system's."""
+    monkeypatch.setattr(threads, "_CONTROL_GROUPS", tmp_path / "cgroup")
+    real = threads.Path
+
+    def made(own, **files):
+        (tmp_path / "own").write_text(own)
+        for name, text in files.items():
+            path = tmp_path / "cgroup" / name.replace("__", "/").replace("_max", ".max").replace("cpu_cfs", "cpu.cfs")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        monkeypatch.setattr(
+            threads, "Path", lambda path: real(tmp_path / "own" if path == "/proc/self/cgroup" else path)
+        )
+
+    return made
+
+
+def test_a_quota_of_version_two_counts_also_of_a_group_above(groups):
+    groups("0::/job/step\n", job__cpu_max="150000 100000\n", job__step__cpu_max="max 100000\n")
+
+    assert threads._quota() == 1.5
+    assert threads.usable_cores() == min(2, len(os.sched_getaffinity(0)))
+
+
+def test_a_quota_of_version_one_counts(groups):
+    groups("4:memory:/a\n3:cpu:/a\n0::/\n", cpu__a__cpu_cfs_quota_us="50000", cpu__a__cpu_cfs_period_us="100000")
+
+    assert threads._quota() == 0.5
+    assert threads.usable_cores() == 1
+
+
+def test_without_a_quota_all_cores_count(groups):
+    groups("3:cpu:/\n0::/\n", cpu__cpu_cfs_quota_us="-1", cpu__cpu_cfs_period_us="100000")
+
+    assert threads._quota() == math.inf
+    assert threads.usable_cores() == len(os.sched_getaffinity(0))
