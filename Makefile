@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check campaign clean
 
 demo: $(VENV)/installed
 	$(BIN)/penstock run examples/cantilever.yaml
@@ -16,6 +16,10 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+# Attacks for ten minutes: damaged files, faults, random systems, killed runs. Not part of the tests.
+campaign: $(VENV)/installed-dev
+	$(BIN)/python tests/campaign/run.py
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("penstock needs Python 3.11 or later") if sys.version_info < (3, 11) else None'

@@ -86,7 +86,8 @@ class BlockCgState:
         """Return whether the coefficients are matrices of the sizes of the block."""
         w, p, s = (0 if of is None else of.shape[1] for of in (self.w, self.p, self.s))
         shapes = (np.shape(self.t), np.shape(self.phi)) == ((w, p), (p, len(self.active)))
-        finite = shapes and bool(np.isfinite(self.t).all() and np.isfinite(self.phi).all())
+        typed = shapes and all(getattr(of, "dtype", None) == np.float64 for of in (self.t, self.phi))
+        finite = typed and bool(np.isfinite(self.t).all() and np.isfinite(self.phi).all())
         return finite and p <= columns and (self.s is None or s == p)
 
     @property

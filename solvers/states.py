@@ -41,6 +41,10 @@ class SystemMark:
     b_norms: tuple[float, ...]
     preconditioner: str
 
+    def __post_init__(self) -> None:
+        if not self.b_norms or not all(isinstance(norm, float) for norm in self.b_norms):
+            raise InputError("a state has no norms of its right-hand sides; it is damaged")
+
     def check_same(self, other: SystemMark, unit: float) -> None:
         """Check that two marks are of one system, but for rounding of sums in another order.
 

@@ -78,6 +78,13 @@ def test_a_bomb_in_an_archive_is_seen_by_its_headers(tmp_path):
         read_matrix(tmp_path / "bomb.npz")
 
 
+def test_indices_that_are_no_whole_numbers_are_refused(tmp_path):
+    np.savez(tmp_path / "m.npz", format=b"csr", shape=[2, 2], data=np.ones(2), indices=[0j, 1j], indptr=[0, 1, 2])
+
+    with pytest.raises(InputError, match="its indices are of type complex128, not whole numbers"):
+        read_matrix(tmp_path / "m.npz")
+
+
 def test_an_array_that_does_not_fit_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", x=np.zeros(1000))
     scipy.sparse.save_npz(tmp_path / "m.npz", scipy.sparse.eye_array(1000, format="csr"))

@@ -184,10 +184,13 @@ class CsrMatrix(SparseMatrix, name="csr"):
         return rows, self.column_indices, self.values
 
     def to_csr(self) -> scipy.sparse.csr_array:
-        """Return a SciPy CSR array with the same stored entries, on the host."""
+        """Return a SciPy CSR array with the same stored entries, on the host; indices and values are shared."""
         arrays = {name: CPU.asarray(array) for name, array in self.arrays().items()}
-        A = scipy.sparse.csr_array((len(arrays["row_offsets"]) - 1, self.shape[1]), dtype=self.values_dtype)
-        A.indptr, A.indices, A.data = arrays["row_offsets"], arrays["column_indices"], arrays["values"]
+        offsets, indices = arrays["row_offsets"], arrays["column_indices"]
+        A = scipy.sparse.csr_array((len(offsets) - 1, self.shape[1]), dtype=self.values_dtype)
+        # SciPy's conversions fail if offsets and indices are of unlike types.
+        A.indptr = offsets.astype(indices.dtype) if len(indices) <= INT32_MAX else offsets
+        A.indices, A.data = indices, arrays["values"]
         return A
 
     def rows(self, start: int, stop: int) -> Self:

@@ -136,6 +136,8 @@ class TestAltered:
             ("t", np.eye(5)),
             ("phi", np.full((2, 2), np.nan)),
             ("phi", "text"),
+            ("t", np.eye(2) + 0j),
+            ("t", np.eye(2, dtype=np.float32)),
             ("active", [0, 7]),
             ("active", [1, 0]),
             ("reasons", [None]),

@@ -80,6 +80,8 @@ def written(path, contents, *, checksum=True):
         ({"spent": lambda _: np.array([1, 5, 7, 1])}, "direction of 7"),
         ({"spent": lambda _: np.array([1, 2])}, "not enough values"),
         ({"spent_seconds": lambda _: np.array(np.nan)}, "seconds of the state"),
+        ({"b_norms": lambda norms: norms[None]}, "norms of its right-hand sides"),
+        ({"b_norms": lambda norms: norms[:0]}, "norms of its right-hand sides"),
         ({"solver": lambda _: np.array("sor")}, "unknown solver 'sor'"),
         ({"settings": lambda _: np.array("[" * 100_000)}, "recursion"),
     ],
