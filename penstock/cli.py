@@ -324,9 +324,12 @@ def schema() -> None:
 @app.command()
 def info(
     measure: Annotated[bool, typer.Option(help="Measure memory, disk and link bandwidth (a few seconds).")] = True,
+    refresh: Annotated[
+        bool, typer.Option(help="Measure the rates anew that plans use, for this folder's disk.")
+    ] = False,
 ) -> None:
     """List devices, formats, kernels and libraries, and measure this machine."""
-    from penstock.experiments.reporting.environment import describe_environment, measure_machine
+    from penstock.experiments.reporting.environment import describe_environment, measure_machine, refresh_rates
     from penstock.spmv import registered_kernels
 
     environment = describe_environment()
@@ -340,7 +343,7 @@ def info(
             f"{operation} ({kind})" for format_name, operation, kind in registered_kernels() if format_name == name
         )
         table.add_row("kernels", name, kernels)
-    if measure:
-        for name, rate in measure_machine(len(environment["machine"]["gpus"])):
-            table.add_row("measured", name, rate)
+    gpus = len(environment["machine"]["gpus"])
+    for name, rate in [*(measure_machine(gpus) if measure else []), *(refresh_rates(gpus) if refresh else [])]:
+        table.add_row("measured", name, rate)
     Console().print(table)

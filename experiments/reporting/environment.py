@@ -14,9 +14,10 @@ from penstock import __version__
 from penstock.spmv import CPU, Device, DeviceError, InputError, PenstockError, format_nbytes
 from penstock.spmv.device import cuda_device_count
 from penstock.streaming.measurement.probes import measure_disk, measure_link, measure_memory
+from penstock.streaming.measurement.rates import machine_rates
 from penstock.threads import usable_cores
 
-__all__ = ["check_same_machine", "describe_environment", "measure_machine"]
+__all__ = ["check_same_machine", "describe_environment", "measure_machine", "refresh_rates"]
 
 _LIBRARIES = ("numpy", "scipy", "numba", "cupy-cuda13x", "cupy-cuda12x", "h5py", "matplotlib")
 
@@ -107,4 +108,13 @@ def measure_machine(gpus: int) -> list[tuple[str, str]]:
         device = Device("cuda", number)
         rows.append((f"{device} memory, read", rate(partial(measure_memory, device, 1 << 30), device)))
         rows.append((f"{device} link", rate(partial(measure_link, device), device)))
+    return rows
+
+
+def refresh_rates(gpus: int) -> list[tuple[str, str]]:
+    """Measure the rates anew that plans use, for the disk with the current folder and the GPUs; return pairs of text."""
+    rows = []
+    for device in (CPU, *(Device("cuda", number) for number in range(gpus))):
+        rates = machine_rates(device, Path.cwd(), fresh=True)
+        rows.append((f"{device}, for plans", f"link {rates.link / 1e9:.3g} GB/s, memory {rates.memory / 1e9:.3g} GB/s"))
     return rows

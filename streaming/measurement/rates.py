@@ -18,6 +18,7 @@ from penstock import __version__
 from penstock.spmv import Device
 from penstock.streaming import LinkRates
 from penstock.streaming.measurement.probes import (
+    cores_are_busy,
     measure_disk,
     measure_link,
     measure_memory,
@@ -29,7 +30,7 @@ from penstock.threads import usable_cores
 
 __all__ = ["WORTH_MEASURING_NBYTES", "machine_rates", "rates_file"]
 
-_EXPIRY_SECONDS = 7 * 24 * 3600.0
+_EXPIRY_SECONDS, _EXPIRY_SECONDS_IF_BUSY = 7 * 24 * 3600.0, 600.0
 
 
 def rates_file() -> Path:
@@ -50,12 +51,14 @@ def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> Li
     directory : path
         On the disk from which a CPU streams.
     fresh : bool
-        Measure again. Otherwise cached rates are used if they are at most a week old.
+        Measure again. Otherwise cached rates are used if they are at most a week old, or ten minutes if other processes kept the
+        cores busy while they were measured.
     """
     key = f"{__version__} {platform.node()} {_name_of(device, directory)}"
     cache = _read()
     if not fresh and (cached := _valid_rates(cache.get(key))) is not None:
         return cached
+    busy = cores_are_busy()
     with device.current():
         link = measure_disk(directory)[0] if device.kind == "cpu" else measure_link(device)
         memory = measure_memory(device, _probe_nbytes(device))
@@ -65,7 +68,7 @@ def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> Li
         rates = LinkRates(link, memory, *starts, scattering=scattering, side_by_side=side_by_side)
     if device.kind == "cuda":  # return the probes' memory, which budgets need
         device.xp.get_default_memory_pool().free_all_blocks()
-    cache[key] = {"time": time.time(), "rates": asdict(rates)}
+    cache[key] = {"time": time.time(), "busy": busy or cores_are_busy(), "rates": asdict(rates)}
     with contextlib.suppress(OSError):  # without a writable cache folder, the rates are measured again next time
         path = rates_file()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +101,8 @@ def _valid_rates(entry: Any) -> LinkRates | None:
         complete = rates.keys() == {field.name for field in fields(LinkRates)}
         positive = complete and min(rates["link"], rates["memory"]) > 0
         valid = positive and all(0 <= rate < math.inf for rate in rates.values())
-        if valid and 0 <= time.time() - entry["time"] < _EXPIRY_SECONDS:
+        expiry = _EXPIRY_SECONDS_IF_BUSY if entry.get("busy") else _EXPIRY_SECONDS
+        if valid and 0 <= time.time() - entry["time"] < expiry:
             return LinkRates(**rates)
     except (AttributeError, KeyError, TypeError, ValueError):
         pass

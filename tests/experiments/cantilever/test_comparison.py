@@ -124,7 +124,7 @@ def test_a_variant_that_is_refused_is_recorded_and_the_others_are_solved(tmp_pat
 
 def test_a_cut_that_cannot_be_is_noted_and_the_command_fails(tmp_path):
     file = tmp_path / "small.yaml"
-    memory = {**DESCRIBED["memory"], "subdivisions": 100_000}
+    memory = {**DESCRIBED["memory"], "subdivisions": 10_000}
     file.write_text(yaml.safe_dump({**DESCRIBED, "model": {"nodes": [16, 5, 5], "dof": 3}, "memory": memory}))
     result = CliRunner().invoke(app, ["compare", str(file), "--output", str(tmp_path / "run")])
 

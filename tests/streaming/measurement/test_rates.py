@@ -1,6 +1,10 @@
 """Rates of the machine: measured once, believed for a week, and never in the way."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -8,7 +12,7 @@ from penstock.spmv import CPU
 from penstock.spmv.model.timing import time_by_host_clock
 from penstock.streaming import LinkRates
 from penstock.streaming.measurement import rates as module
-from penstock.streaming.measurement.probes import measure_memory, measure_scattering, measure_starts
+from penstock.streaming.measurement.probes import cores_are_busy, measure_memory, measure_scattering, measure_starts
 from penstock.streaming.measurement.rates import machine_rates, rates_file
 
 DAY = 24 * 3600.0
@@ -24,6 +28,7 @@ def measured(monkeypatch):
         return 1e9 + len(calls), True
 
     monkeypatch.setattr(module, "measure_disk", disk)
+    monkeypatch.setattr(module, "cores_are_busy", lambda: False)
     monkeypatch.setattr(module, "measure_memory", lambda device, nbytes: 2e10)
     monkeypatch.setattr(module, "measure_starts", lambda device, directory: (1e-5, 2e-6, 0.0))
     monkeypatch.setattr(module, "measure_scattering", lambda device, memory: 0.4)
@@ -34,6 +39,39 @@ def rewrite(change):
     """Change the only entry that is kept."""
     [(key, entry)] = json.loads(rates_file().read_text()).items()
     rates_file().write_text(json.dumps({key: change(entry)}))
+
+
+def test_those_of_busy_cores_are_kept_for_ten_minutes(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "cores_are_busy", lambda: True)
+    machine_rates(CPU, tmp_path)
+    machine_rates(CPU, tmp_path)
+    assert len(measured) == 1
+    rewrite(lambda entry: {**entry, "time": entry["time"] - 700})
+    monkeypatch.setattr(module, "cores_are_busy", lambda: False)
+    machine_rates(CPU, tmp_path)
+    assert len(measured) == 2
+    rewrite(lambda entry: {**entry, "time": entry["time"] - 700})
+    machine_rates(CPU, tmp_path)
+    assert len(measured) == 2
+
+
+def test_busy_cores_are_noticed():
+    """Beside three loops that are bound to the same core, a thread gets about a quarter of it."""
+    core = {min(os.sched_getaffinity(0))}
+    before = os.sched_getaffinity(0)
+    loop = f"import os; os.sched_setaffinity(0, {core})\nwhile True: pass"
+    loops = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(3)]
+    try:
+        os.sched_setaffinity(0, core)
+        deadline = time.monotonic() + 10
+        while not cores_are_busy() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert cores_are_busy(0.2)
+    finally:
+        os.sched_setaffinity(0, before)
+        for process in loops:
+            process.kill()
+            process.wait()
 
 
 def test_they_are_measured_once_and_kept(measured, tmp_path, cache_of_its_own):
