@@ -97,8 +97,9 @@ def run(
             return
 
         def action() -> RunOutcome:
-            default = experiment.output.directory / file.stem
-            return in_free_folder(output, default, lambda folder: run_experiment(experiment, folder, reporter=reporter))
+            default, alone = experiment.output.directory / file.stem, experiment.parallel is None
+            chosen = output if alone else output or free_name(default)  # ranks cannot try another one by one
+            return in_free_folder(chosen, default, lambda folder: run_experiment(experiment, folder, reporter=reporter))
     elif resume is not None:
         if not runs_on_ranks(resume):
             refuse_copies()
@@ -344,6 +345,6 @@ def info(
         )
         table.add_row("kernels", name, kernels)
     gpus = len(environment["machine"]["gpus"])
-    for name, rate in [*(measure_machine(gpus) if measure else []), *(refresh_rates(gpus) if refresh else [])]:
+    for name, rate in (measure_machine(gpus) if measure else []) + (refresh_rates(gpus) if refresh else []):
         table.add_row("measured", name, rate)
     Console().print(table)
