@@ -83,7 +83,7 @@ def altered_array(array: np.ndarray, rng: random.Random) -> np.ndarray:
         if kind == 0 or not array.size:
             return (
                 array.astype(rng.choice(["f4", "i8", "i4", "c16", "U3", "?"]))
-                if array.dtype.kind != "U"
+                if array.dtype.kind not in "US"
                 else array[..., None]
             )
         if kind == 1:
@@ -93,7 +93,7 @@ def altered_array(array: np.ndarray, rng: random.Random) -> np.ndarray:
         if kind == 3:
             return array[None] if rng.random() < 0.5 else array.reshape(-1, 1)
         changed = array.copy().reshape(-1)
-        if array.dtype.kind == "U":
+        if array.dtype.kind in "US":
             return np.array(altered_text(str(array), rng))
         value = rng.choice([of for of in NUMBERS if array.dtype.kind == "f" or (np.isfinite(of) and abs(of) < 2**31)])
         changed[slice(None) if kind == 4 else rng.randrange(array.size)] = np.array(value).astype(array.dtype)
