@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -107,11 +107,9 @@ class DistributedStreamedMatrix(DistributedMatrix):
         """Whether this rank's data pass through page-locked buffers to its GPU."""
         return self.square.staged
 
-    @contextmanager
-    def recording(self) -> Iterator[Timeline]:
+    def recording(self) -> AbstractContextManager[Timeline]:
         """Record the times of this rank's transfers and computations in a ``with`` block."""
-        with self.square.recording() as timeline:
-            yield timeline
+        return self.square.recording()
 
     @property
     def sweeps(self) -> int:

@@ -206,7 +206,7 @@ class BlockConjugateGradients(Method, name="block_cg"):
         for column, history in enumerate(state.residual_norms):
             norm, recorded = float(norms[column]), state.last_true_residuals[column]
             if state.reasons[column] in GOING_ON:
-                recorded = history[-1] * (float(problem.b_norms[column]) or 1.0)
+                recorded = problem.absolute(history[-1], column)
             if column not in problem.out_of_range:
                 problem.check_recorded(abs(norm - recorded), history, state.x, column)
             # Those that only the order of sums makes differ do not decide anything again.

@@ -171,6 +171,11 @@ class LinearProblem:
             return 1.0
         return float(norm) / b_norm if b_norm > 0 else float(norm)
 
+    def absolute(self, norm: float, column: int = 0) -> float:
+        """Return a norm that is recorded relative to ``||b||``."""
+        b_norm = float(self.b_norms[column])
+        return norm * b_norm if b_norm > 0 else norm
+
     def is_useless(self, residual: float, previous: float) -> bool:
         """Return whether the true residual has fallen too little since the last restart for another one to help."""
         return not residual < _USELESS_RESTART * previous

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.monte_carlo import run_samples
-from penstock.experiments.cantilever.ranked_run import run_on_ranks
+from penstock.experiments.cantilever.ranked_run import run_on_ranks, runs_on_ranks
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
@@ -78,7 +78,7 @@ def resume_experiment(
         If the folder holds no run, a finished one, or one that is going on.
     """
     folder, reporter = ResultsFolder(Path(directory)), reporter or Reporter()
-    if folder.configuration.exists() and read_experiment(folder.configuration).parallel is not None:
+    if runs_on_ranks(folder.path):
         _check_unfinished(folder)
         experiment = _with_maxiter(read_experiment(folder.configuration), maxiter)
         return run_on_ranks(experiment, folder, reporter, resume=True)

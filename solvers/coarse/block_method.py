@@ -111,7 +111,7 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         self._next(state)
         for column, norms in enumerate(recorded):
             if len(norms) > state.iteration and column not in self._aside:
-                gap = abs(float(self.residuals[column]) - norms[state.iteration] * float(self.problem.b_norms[column]))
+                gap = abs(float(self.residuals[column]) - self.problem.absolute(norms[state.iteration], column))
                 self.problem.check_recorded(gap, norms, state.x, column)
         return state
 

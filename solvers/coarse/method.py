@@ -111,7 +111,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         recorded, state.residual_norms = state.residual_norms, state.residual_norms[: state.iteration]
         self._next(state)
         if len(recorded) > state.iteration:
-            gap = abs(self.residual - recorded[state.iteration] * float(self.problem.b_norms[0]))
+            gap = abs(self.residual - self.problem.absolute(recorded[state.iteration]))
             self.problem.check_recorded(gap, recorded, state.x)
         return state
 

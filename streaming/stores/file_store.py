@@ -191,7 +191,7 @@ def _write_slabs(
     with contextlib.ExitStack() as files:
         with writing(path):
             file = files.enter_context(open(data, "wb", buffering=0))
-        for slab in row_slabs:  # outside of _writing: errors of the caller's iterable pass unchanged
+        for slab in row_slabs:  # outside of writing(): errors of the caller's iterable pass unchanged
             subdivision = builder.add(slab)
             if buffer.nbytes < subdivision.nbytes:
                 buffer = aligned_buffer(subdivision.nbytes)

@@ -183,7 +183,10 @@ class MatrixIndex:
             elif structure is not None:
                 start -= subdivision.values_start
             arrays[field.name] = source[start : start + field.nbytes].view(field.dtype).reshape(field.shape)
-        shape = (subdivision.row_stop - subdivision.row_start, self.shape[1])
+        return self._slab(subdivision.row_stop - subdivision.row_start, arrays)
+
+    def _slab(self, rows: int, arrays: dict[str, Array]) -> SparseMatrix:
+        shape = (rows, self.shape[1])
         return format_named(self.format_name).from_arrays(shape, self.dtype, arrays, self.parameters)
 
     def check_structure(self, number: int, buffer: Array) -> None:
@@ -195,15 +198,12 @@ class MatrixIndex:
             If they lead out of its arrays or its shape.
         """
         subdivision = self.subdivisions[number]
-        arrays = {
-            field.name: buffer[field.offset : field.offset + field.nbytes].view(field.dtype).reshape(field.shape)
-            if field.part == "structure"
-            else np.broadcast_to(np.zeros((), field.dtype), field.shape)
-            for field in subdivision.fields
-        }
-        shape = (subdivision.row_stop - subdivision.row_start, self.shape[1])
-        slab = format_named(self.format_name).from_arrays(shape, self.dtype, arrays, self.parameters)
-        slab.check_structure(subdivision.row_start)
+        arrays = _zeros_for(subdivision)  # the values may not be in the buffer
+        for field in subdivision.fields:
+            if field.part == "structure":
+                piece = buffer[field.offset : field.offset + field.nbytes]
+                arrays[field.name] = piece.view(field.dtype).reshape(field.shape)
+        self._slab(subdivision.row_stop - subdivision.row_start, arrays).check_structure(subdivision.row_start)
 
     def to_json(self) -> dict[str, Any]:
         """Return the index as plain JSON values."""
@@ -231,9 +231,7 @@ class MatrixIndex:
             raise InputError(f"a matrix cannot have {self.shape[1]} columns and type {self.dtype}")
         row = 0
         for number, subdivision in enumerate(self.subdivisions):
-            arrays = {f.name: np.broadcast_to(np.zeros((), f.dtype), f.shape) for f in subdivision.fields}
-            shape = (subdivision.row_stop - row, self.shape[1])
-            slab = format_named(self.format_name).from_arrays(shape, self.dtype, arrays, self.parameters)
+            slab = self._slab(subdivision.row_stop - row, _zeros_for(subdivision))
             slab.check_shapes()
             # Shapes do not show how many of the stored scalars are padding.
             scalars = sum(math.prod(f.shape) for f in subdivision.fields if f.dtype.startswith("float"))
@@ -243,6 +241,11 @@ class MatrixIndex:
             row = subdivision.row_stop
         if row != self.shape[0]:
             raise InputError(f"the subdivisions hold {row} of {self.shape[0]} rows")
+
+
+def _zeros_for(subdivision: Subdivision) -> dict[str, Array]:
+    """Return arrays of the shapes and types of a subdivision, each of one broadcast zero."""
+    return {field.name: np.broadcast_to(np.zeros((), field.dtype), field.shape) for field in subdivision.fields}
 
 
 def _symbolic(index: MatrixIndex) -> tuple[Subdivision, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -66,7 +67,7 @@ class StorePlace:
         self._check()
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            for left in self.path.parent.glob(f"{_escaped(self.path.name)}.partial-*"):
+            for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.partial-*"):
                 _remove_if_left(left)
             partial = Path(tempfile.mkdtemp(prefix=f"{self.path.name}.partial-", dir=self.path.parent))
             lock = os.open(partial, os.O_RDONLY)
@@ -111,11 +112,6 @@ def writing(path: Path) -> Iterator[None]:
         raise StoreError(
             f"cannot write the store {path}: {error.strerror or error}{advice}; nothing was left"
         ) from error
-
-
-def _escaped(name: str) -> str:
-    """Return a name as a pattern that matches it alone."""
-    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
 
 
 def _remove_if_left(folder: Path) -> None:
