@@ -20,8 +20,11 @@ __all__ = ["Reader", "describe_subdivision"]
 
 def describe_subdivision(store: Store, number: int) -> str:
     """Return the description of a subdivision for messages: its number, its rows and its store."""
-    place = getattr(store, "path", None) or f"a {type(store).__name__}"
-    return f"subdivision {number} ({store.index.subdivisions[number]}) of {place}"
+    return f"subdivision {number} ({store.index.subdivisions[number]}) of {_place(store)}"
+
+
+def _place(store: Store) -> object:
+    return getattr(store, "path", None) or f"a {type(store).__name__}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,13 @@ class Reader:
         self._arrivals: queue.SimpleQueue[_Request | _Marker | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="penstock-reader", daemon=True) if threaded else None
         if self._thread is not None:
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                raise StoreError(
+                    f"no thread could be started to read {_place(store)}: {error}; raise the limit of processes "
+                    f"(ulimit -u), or read without overlap"
+                ) from error
 
     def request(
         self, number: int, slot: int, buffer: np.ndarray[Any, Any], ready: Callable[[], object] | None = None

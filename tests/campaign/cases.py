@@ -8,13 +8,12 @@ import contextlib
 import io
 import random
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
+import commands
+import endurance
 import mutations
 import numpy as np
 import scipy.io
@@ -23,7 +22,6 @@ import scipy.sparse
 from penstock import solve
 from penstock.experiments import read_experiment
 from penstock.experiments.reporting.checkpoint import read_checkpoint
-from penstock.experiments.reporting.ownership import LOCK_NAME
 from penstock.experiments.systems.system_files import read_guess, read_right_hand_sides
 from penstock.fem import Cantilever
 from penstock.matrix_files import read_matrix
@@ -35,13 +33,17 @@ from penstock.streaming import FaultyStore, FileStore, HostStore, StreamedMatrix
 BEAM = Cantilever(nodes=(9, 5, 5), dof=3)
 FORMATS = ("csr", "bsr", "ell", "sell", "hyb", "sliced_bsr", "sliced_ell", "symmetric_bsr", "coo")
 BLOCKED = ("bsr", "sliced_bsr", "symmetric_bsr")
-EXPERIMENT = """model: {nodes: [25, 9, 9], dof: 3}
-material: {kind: lognormal, sigma: 0.5}
-memory: {budget: 2 MiB, format: FORMAT, subdivisions: 12}
-solver: {rtol: 1.0e-8, preconditioner: PRECONDITIONER}
-output: {figures: false, checkpoint_seconds: 0.01}
-"""
 Case = Callable[[int, Path], str]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of cases: in one of how many rounds there is one, and its limits of time and memory."""
+
+    case: Case
+    every: int = 1
+    seconds: int = 60
+    memory_nbytes: int | None = 8 << 30
 
 
 def prepare(base: Path) -> None:
@@ -52,7 +54,7 @@ def prepare(base: Path) -> None:
     np.save(base / "product.npy", A @ x)
     scipy.io.mmwrite(base / "a.mtx", A[:60, :60], symmetry="symmetric")
     scipy.sparse.save_npz(base / "a.npz", A)
-    (base / "x.yaml").write_text(EXPERIMENT.replace("FORMAT", "bsr").replace("PRECONDITIONER", "chebyshev"))
+    commands.write_folders(base)
     for name in FORMATS:
         options = {"block_size": 3} if name in BLOCKED else {}
         FileStore.create(base / name, [A[:288], A[288:576], A[576:]], format=name, **options).close()
@@ -71,7 +73,7 @@ def prepare(base: Path) -> None:
 def yaml_file(seed: int, base: Path) -> str:
     """Read an altered experiment."""
     rng, path = random.Random(seed), base / f"{seed}.yaml"
-    path.write_text(mutations.altered_text((base / "x.yaml").read_text(), rng), errors="replace")
+    path.write_text(mutations.altered_text((base / "finished.yaml").read_text(), rng), errors="replace")
     read_experiment(path).cantilever()
     return "read"
 
@@ -198,58 +200,6 @@ def system(seed: int, base: Path) -> str:
         return honest(A, B, solved(operator), rtol)
 
 
-def killed(seed: int, base: Path) -> str:
-    """Kill a run at a random moment, resume it until it ends, and compare it with one that was not killed."""
-    rng, path = random.Random(seed), base / f"{seed}-run"
-    format_name, preconditioner = rng.choice(["bsr", "symmetric_bsr"]), rng.choice(["chebyshev", "block_jacobi"])
-    whole = base / f"whole-{format_name}-{preconditioner}"
-    path.mkdir()
-    text = EXPERIMENT.replace("FORMAT", format_name).replace("PRECONDITIONER", preconditioner)
-    (path / "x.yaml").write_text(text)
-    if not (whole / "result.json").exists():
-        shutil.rmtree(whole, ignore_errors=True)
-        _run(["run", str(path / "x.yaml"), "--output", str(whole)])
-    arguments = ["run", str(path / "x.yaml"), "--output", str(path / "out")]
-    kills = 0
-    while kills < 6:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        try:
-            process.wait(rng.uniform(0.3, 3.5))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-        if (path / "out" / "configuration.yaml").exists():
-            arguments = ["run", "--resume", str(path / "out")]
-        if process.returncode == 0:
-            break
-        told = "" if process.returncode == -signal.SIGKILL else process.stderr.read().decode()
-        if "is finished" in told:  # it was killed after it had written everything
-            (path / "out" / LOCK_NAME).unlink(missing_ok=True)
-            break
-        assert not told, told[-500:]
-    else:
-        _run(arguments)
-    left = {entry.name for entry in (path / "out").iterdir()} - {entry.name for entry in whole.iterdir()}
-    assert not left, f"left behind: {left}"
-    fields = []
-    for folder in (whole, path / "out"):
-        with h5py.File(folder / "solution.vtkhdf") as file:
-            fields.append(np.asarray(file["VTKHDF/PointData/displacement"]))
-    shutil.rmtree(path)
-    if np.array_equal(*fields):
-        return "the same bits" if kills else "not reached"
-    assert np.allclose(*fields, rtol=1e-5, atol=1e-7 * np.abs(fields[0]).max()), "another solution"
-    return f"other bits, {format_name}"
-
-
-def _run(arguments: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-500:]
-
-
 def honest(A: object, B: np.ndarray, result: object, rtol: float) -> str:
     """Return whether all columns converged; every claim is checked in long double, up to rounding in float64."""
     C = scipy.sparse.coo_array(A)
@@ -270,15 +220,20 @@ def honest(A: object, B: np.ndarray, result: object, rtol: float) -> str:
     return "converged" if result.converged else "not converged"
 
 
-CASES: dict[str, Case] = {
-    "YAML": yaml_file,
-    "Matrix Market": matrix_market,
-    ".npz": matrix_archive,
-    ".npy": array,
-    "checkpoint": checkpoint,
-    "store": store,
-    "failing read": fault,
-    "random system": system,
-    "killed and resumed": killed,
+CASES = {
+    "YAML": Kind(yaml_file),
+    "Matrix Market": Kind(matrix_market),
+    ".npz": Kind(matrix_archive),
+    ".npy": Kind(array),
+    "checkpoint": Kind(checkpoint),
+    "store": Kind(store),
+    "failing read": Kind(fault),
+    "random system": Kind(system),
+    # Commands take as long as hundreds of files.
+    "results folder": Kind(commands.altered_folder, every=20, seconds=180, memory_nbytes=None),
+    "scarce": Kind(commands.scarce, every=40, seconds=180, memory_nbytes=None),
+    "killed and resumed": Kind(commands.killed, every=40, seconds=180, memory_nbytes=None),
+    "killed while storing": Kind(commands.killed_while_storing, every=20, seconds=180, memory_nbytes=None),
+    "repeated": Kind(endurance.repeated, every=100, seconds=300),
 }
-__all__ = ["CASES", "prepare"]
+__all__ = ["CASES", "Kind", "prepare"]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from penstock.fem import Cantilever
 from penstock.spmv import StoreError, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 from penstock.streaming import (
@@ -351,3 +352,15 @@ class TestGraphCache:
         cache.sweep(sweep_key(), capture_sweep("two"))
 
         assert capture_sweep.done == ["one", "two"]
+
+
+def test_a_process_that_may_start_no_thread_gets_one_error_that_says_so(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    with HostStore.create(Cantilever(nodes=(17, 3, 3)).subdivisions(8)) as store:
+        with pytest.raises(StoreError, match="no thread could be started to read a HostStore: can't start new thread"):
+            StreamedMatrix(store, int(0.6 * store.index.nbytes))
+        with StreamedMatrix(store, int(0.6 * store.index.nbytes), ring=Ring(overlap=False)) as streamed:
+            assert np.isfinite(streamed @ np.ones(streamed.shape[1])).all()
