@@ -40,7 +40,7 @@ from penstock.streaming import (
     plan_stream,
 )
 
-__all__ = ["chosen_spec", "place_index", "place_matrix", "solve_candidates"]
+__all__ = ["place_index", "place_matrix", "solve_candidates"]
 
 # Dense blocks, such as those of the unknowns of a node, are stored almost whole.
 _DENSE = 0.75
@@ -88,13 +88,6 @@ def solve_candidates(
                 if degree > 1:
                     reach = reach_cached[count] = reach_cached.get(count) or reach_for(index)
                 yield Candidate(index, workload(spec, degree), reach)
-
-
-def chosen_spec(specs: list[PreconditionerSpec], plan: StreamPlan) -> PreconditionerSpec:
-    """Return the preconditioner that a plan was made for: the one whose degrees its degree is one of."""
-    degree = plan.workload.degree
-    spec = next(spec for spec in specs if degree in spec.degrees(streamed=bool(plan.slots)))
-    return spec.with_degree(degree)
 
 
 def place_index(
@@ -250,11 +243,16 @@ def _placed(
     facts: list[tuple[str, str]],
     **converted: Any,
 ) -> Placement:
-    spec = chosen_spec(specs, plan)
-    together = f"blocks of {vectors.together} right-hand sides" if request.columns > 1 else "one right-hand side"
-    degree = f" of degree {plan.workload.degree}" if plan.workload.degree > 1 else ""
-    facts.append(("solver", f"conjugate gradients for {together}, preconditioner {spec.name}{degree}"))
-    return Placement(plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts), **converted)
+    streamed = bool(plan.slots)
+    choices = tuple(
+        (spec.with_degree(degree), vectors.workload(request, spec, degree))
+        for spec in specs
+        for degree in spec.degrees(streamed=streamed)
+    )
+    spec = next(spec for spec, workload in choices if workload.degree == plan.workload.degree)
+    return Placement(
+        plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts), choices=choices, **converted
+    )
 
 
 def _converted(A: CsrMatrix, suggestion: Suggestion) -> SparseMatrix:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.solvers import (
@@ -106,6 +106,8 @@ class Placement:
         The converted matrix on the host or where it was, unless the plan is for a store.
     order : LevelOrder or None
         The order of the rows of the matrix, if it is not the caller's.
+    choices : tuple of (PreconditionerSpec, Workload)
+        Between which the plan of a streamed matrix chose.
     """
 
     plan: StreamPlan
@@ -116,10 +118,20 @@ class Placement:
     facts: tuple[tuple[str, str], ...]
     matrix: SparseMatrix | None = None
     order: LevelOrder | None = None
+    choices: tuple[tuple[PreconditionerSpec, Workload], ...] = ()
+
+    def replanned(self, plan: StreamPlan, why: str) -> Placement:
+        """Return this placement with another plan for one of the choices."""
+        spec = next(spec for spec, workload in self.choices if workload == plan.workload)
+        return replace(self, plan=plan, spec=spec, facts=(*self.facts, ("rates", why)))
 
     def explain(self) -> str:
         """Return the plan and the facts in words, one line each."""
-        return "\n".join([self.plan.explain(), *(f"{title:<11} {text}" for title, text in self.facts)])
+        sides = f"blocks of {self.together} right-hand sides" if self.together > 1 else "one right-hand side"
+        degree = f" of degree {self.plan.workload.degree}" if self.plan.workload.degree > 1 else ""
+        solver = f"conjugate gradients for {sides}, preconditioner {self.spec.name}{degree}"
+        facts = [*self.facts, ("solver", solver)]
+        return "\n".join([self.plan.explain(), *(f"{title:<11} {text}" for title, text in facts)])
 
 
 @dataclass(frozen=True)

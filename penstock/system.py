@@ -22,6 +22,7 @@ from penstock.streaming import (
     LinkRates,
     MatrixIndex,
     MemoryBudget,
+    Ring,
     Store,
     StreamedMatrix,
     index_of,
@@ -29,7 +30,8 @@ from penstock.streaming import (
     reach_of_store,
 )
 from penstock.streaming.execution.budget import check_room
-from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
+from penstock.streaming.measurement.first_sweeps import plan_again
+from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
 from penstock.streaming.stores.whole import read_whole
 
 __all__ = ["AnyResult", "OpenSystem", "open_system"]
@@ -261,6 +263,15 @@ class _Opener:
             self.resources.enter_context(cast(Any, store))
         budget = MemoryBudget(placement.plan.budget_nbytes)
         matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.plan)
+        if len(placement.choices) > 1 and placement.plan.rates is not None:
+            with self.reporter.stage("try"):
+                again = plan_again(matrix, [workload for _, workload in placement.choices], Ring())
+            if again is not None:
+                matrix.close()
+                correct_rates(self.request.device, self._streams_from, again.rates)
+                placement = placement.replanned(again.plan, again.text)
+                self._announce(placement)
+                matrix = StreamedMatrix(store, budget, device=self.request.device, plan=again.plan)
         return self._opened(self.resources.enter_context(matrix), placement)
 
     def _written(self, whole: SparseMatrix, placement: Placement) -> FileStore:
@@ -288,7 +299,11 @@ class _Opener:
     def _rates(self, nbytes: int) -> LinkRates | None:
         if nbytes < WORTH_MEASURING_NBYTES:
             return None
-        return machine_rates(self.request.device, self.folder or Path(tempfile.gettempdir()))
+        return machine_rates(self.request.device, self._streams_from)
+
+    @property
+    def _streams_from(self) -> Path:
+        return self.folder or Path(tempfile.gettempdir())
 
     def _opened(self, A: Operator, placement: Placement) -> OpenSystem:
         return OpenSystem(A, self.request, placement, self.reporter)

@@ -36,8 +36,8 @@ __all__ = [
 # The largest eigenvalue is estimated from below; a bound that is slightly too high costs less than one that is too low.
 _MARGIN = 1.05
 _DEGREE, _LARGEST_DEGREE, _MOST_DEGREE = 9, 33, 999
-# Degrees from which a plan for a streamed matrix chooses.
-_STREAMED_DEGREES = (5, 9, 13, 17, 21, 25, 33)
+# Degrees from which a plan for a streamed matrix chooses; 1, no polynomial, wins where a sweep has room for one product.
+_STREAMED_DEGREES = (1, 5, 9, 13, 17, 21, 25, 33)
 # Degree of a round that measures the largest eigenvalue: two rounds of 9 come closer to it than ten Lanczos steps.
 _LEAST_MEASURED, _MOST_MEASURED = 9, 17
 # The largest assumed ratio of an eigenvalue to the estimate, and the digits by which a vector may grow: float32 has 38.
@@ -159,9 +159,12 @@ class ChebyshevSpec(PreconditionerSpec, name="chebyshev"):
         check_degree(self.degree)
 
     def build(self, A: Operator) -> Operator:
-        """Return the polynomial; if subdivisions cut blocks, of the matrix scaled by its diagonal."""
+        """Return the polynomial; if subdivisions cut blocks, of the matrix scaled by its diagonal. Of degree 1, the diagonal."""
         together = not isinstance(A, AdvancesRecurrences) or A.keeps_together(self.block_size)
-        return chebyshev(A, self.degree, block_size=self.block_size if together else 1)
+        block_size = self.block_size if together else 1
+        if self.degree == 1:  # a multiple of it, for which nothing needs to be measured
+            return block_jacobi(A, block_size)
+        return chebyshev(A, self.degree, block_size=block_size)
 
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return the vectors for the diagonal blocks, for the products, and for captured CUDA graphs."""
@@ -176,7 +179,7 @@ class ChebyshevSpec(PreconditionerSpec, name="chebyshev"):
 
     def with_degree(self, degree: int) -> Self:
         """Return this specification with the degree of a plan."""
-        return replace(self, degree=degree) if degree > 1 else self
+        return replace(self, degree=degree)
 
 
 def check_degree(degree: float | str) -> None:
@@ -220,7 +223,7 @@ def chebyshev(
     degree : int or "auto"
         Products with A in an iteration of CG, including CG's own; odd. CG needs fewer iterations by about this factor, and a few
         more products in total. ``auto`` is 9; for a streamed matrix, the degree of its plan or the powers of one sweep, 33 at
-        most.
+        most: 1, which is no polynomial, where a sweep has room for one product.
     block_size : int
         Rows of the dense diagonal blocks that D inverts, for example the unknowns of a node; 1 to 8. A polynomial in ``D A``
         with such blocks saves as many iterations as :func:`block_jacobi` saves over :func:`jacobi`.
@@ -278,9 +281,11 @@ def _check_cut(A: Operator, block_size: int) -> None:
 def _degree_for(A: Operator) -> int:
     """Return the best odd degree for A."""
     preferred = A.preferred_degree() if isinstance(A, AdvancesRecurrences) else None
-    if preferred is None or preferred < 3:  # no sweep is saved
+    if preferred is None:
         return _DEGREE
-    return min(preferred - 1 + preferred % 2, _LARGEST_DEGREE)
+    if preferred == 2:  # three products in two sweeps
+        return 3
+    return min(preferred - 1 + preferred % 2, _LARGEST_DEGREE)  # with one product a sweep, no polynomial
 
 
 def scaled_row_sums(diagonal: DiagonalBlocks, sums: Array) -> Array:

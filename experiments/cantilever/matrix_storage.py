@@ -27,6 +27,7 @@ from penstock.streaming import (
     MatrixIndex,
     Ring,
     Store,
+    StreamedMatrix,
     StreamPlan,
     Workload,
     choose,
@@ -34,13 +35,15 @@ from penstock.streaming import (
     plan_stream,
     reach_of,
 )
-from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
+from penstock.streaming.measurement.first_sweeps import Replanned, plan_again
+from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
 
 __all__ = [
     "fill_disk",
     "fill_memory",
     "measure_rates",
     "open_store",
+    "plan_after_first_sweeps",
     "plan_experiment",
     "resident_format",
     "workspace_nbytes",
@@ -62,12 +65,7 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
         If the budget is too small; the message gives the smallest that would do.
     """
     cantilever, memory, spec = experiment.cantilever(), experiment.memory, experiment.preconditioner
-
-    def workload(spec: PreconditionerSpec, degree: int) -> Workload:
-        nbytes, parts = workspace_nbytes(experiment, spec.with_degree(degree), cantilever.unknowns)
-        expected = spec.iterations(degree)
-        return Workload(experiment.columns, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=expected)
-
+    workload = functools.partial(_workload, experiment)
     if memory.budget is None:
         index = _symbolic_index(experiment, resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)
         [degree] = spec.degrees(streamed=False)
@@ -104,6 +102,18 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
         return plan
     [degree] = spec.degrees(streamed=False)  # it fits as a whole
     return plan_stream(plan.index, memory.budget, workload(spec, degree), ring, rates=rates)
+
+
+def _workload(experiment: Experiment, spec: PreconditionerSpec, degree: int) -> Workload:
+    nbytes, parts = workspace_nbytes(experiment, spec.with_degree(degree), experiment.cantilever().unknowns)
+    expected = spec.iterations(degree)
+    return Workload(experiment.columns, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=expected)
+
+
+def _streamed_workloads(experiment: Experiment) -> list[Workload]:
+    """Return what may be computed with a streamed matrix: one workload for every degree between which a plan chooses."""
+    spec = experiment.preconditioner
+    return [_workload(experiment, spec, degree) for degree in spec.degrees(streamed=True)]
 
 
 def _symbolic_index(experiment: Experiment, format_name: str, count: int) -> MatrixIndex:
@@ -192,8 +202,36 @@ def measure_rates(experiment: Experiment, device: Device, directory: Path) -> Li
     nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
     if experiment.memory.budget is None or nbytes < WORTH_MEASURING_NBYTES:
         return None
+    return machine_rates(device, _streams_from(experiment, directory))
+
+
+def plan_after_first_sweeps(
+    experiment: Experiment, A: StreamedMatrix, directory: Path, reporter: Reporter
+) -> Replanned | None:
+    """Sweep over a matrix that was just opened, and plan again what the experiment leaves open if the rates prove wrong.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        As the user wrote it. If it leaves nothing open, there is no sweep.
+    A : StreamedMatrix
+    directory : path
+        As for :func:`measure_rates`. The next runs plan with the corrected rates.
+    reporter : Reporter
+    """
+    workloads = _streamed_workloads(experiment)
+    if experiment.memory.slots is not None and len(workloads) == 1:
+        return None
+    with reporter.stage("try"):
+        again = plan_again(A, workloads, Ring(slots=experiment.memory.slots, overlap=experiment.memory.overlap))
+    if again is not None:
+        correct_rates(A.device, _streams_from(experiment, directory), again.rates)
+    return again
+
+
+def _streams_from(experiment: Experiment, directory: Path) -> Path:
     store = experiment.memory.store
-    return machine_rates(device, directory if store is None else _existing(store.parent))
+    return directory if store is None else _existing(store.parent)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,13 @@ import numpy as np
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.experiments.cantilever.kernels import start_compilation
 from penstock.experiments.cantilever.loads import load_names, right_hand_sides
-from penstock.experiments.cantilever.matrix_storage import measure_rates, open_store, plan_experiment, resident_format
+from penstock.experiments.cantilever.matrix_storage import (
+    measure_rates,
+    open_store,
+    plan_after_first_sweeps,
+    plan_experiment,
+    resident_format,
+)
 from penstock.experiments.cantilever.resumption import check_resumes, settings_of_system
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
 from penstock.experiments.reporting.environment import describe_environment
@@ -23,14 +29,7 @@ from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
 from penstock.progress import Reporter, solve_progress
-from penstock.solvers import (
-    BlockSolveResult,
-    IterationRecord,
-    SolveResult,
-    StopReason,
-    block_cg,
-    cg,
-)
+from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, StopReason, block_cg, cg
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, Device, Operator, StoreError
 from penstock.spmv.compilation.ahead import Compilation
@@ -57,7 +56,8 @@ class SingleRun:
     rank_count: int = 1
 
     def __init__(self, experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> None:
-        self.experiment = experiment
+        #: With all that the run has decided, and as it was asked for.
+        self.experiment = self.asked = experiment
         self.folder = folder
         self.reporter = reporter
         self.cantilever = experiment.cantilever()
@@ -76,6 +76,8 @@ class SingleRun:
             resources.enter_context(self.device.current())
             with self._timed("assembly"):
                 A = self._matrix(plan, resources)
+            if isinstance(A, StreamedMatrix):
+                plan = A.plan  # which the first sweeps may have changed
             with self._timed("solve"):
                 result, spent = self._solve(A, checkpoint)
             # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
@@ -105,7 +107,7 @@ class SingleRun:
             open_store(self.experiment, plan, self.device, self.folder.matrix, self.reporter)
         )
         return resources.enter_context(
-            self._shared(store, plan) if self.experiment.memory.devices else self._streamed(store, plan)
+            self._shared(store, plan) if self.experiment.memory.devices else self._tried(self._streamed(store, plan))
         )
 
     def _assembled(self) -> Operator:
@@ -120,6 +122,16 @@ class SingleRun:
 
     def _streamed(self, store: Store, plan: StreamPlan) -> StreamedMatrix:
         return StreamedMatrix(store, self._budget(), device=self.device, plan=plan)
+
+    def _tried(self, A: StreamedMatrix) -> StreamedMatrix:
+        """Return the matrix, opened with another plan if its first sweeps were not as predicted."""
+        again = plan_after_first_sweeps(self.asked, A, self.folder.path, self.reporter)
+        if again is None:
+            return A
+        A.close()
+        self.folder.add_to_plan(f"{'rates':<11} {again.text}", self.reporter)
+        self._settle(again.plan)
+        return self._streamed(A.store, again.plan)
 
     def _shared(self, store: Store, plan: StreamPlan) -> HeterogeneousMatrix:
         """Open a matrix that two devices share, and write down how."""
@@ -183,9 +195,8 @@ class SingleRun:
                 decided["slots"] = plan.slots
             memory = self.experiment.memory.model_copy(update=decided)
             solver = self.experiment.solver
-            if plan.workload.degree > 1:
-                spec = self.experiment.preconditioner.with_degree(plan.workload.degree)
-                solver = solver.model_copy(update=solver.options_of(spec))
+            spec = self.experiment.preconditioner.with_degree(plan.workload.degree)
+            solver = solver.model_copy(update=solver.options_of(spec))
             self.experiment = self.experiment.model_copy(update={"memory": memory, "solver": solver})
             self.folder.write_configuration(resolved(self.experiment))
 

@@ -28,7 +28,7 @@ from penstock.streaming.measurement.probes import (
 from penstock.streaming.planning.estimate import LANES
 from penstock.threads import usable_cores
 
-__all__ = ["WORTH_MEASURING_NBYTES", "machine_rates", "rates_file"]
+__all__ = ["WORTH_MEASURING_NBYTES", "correct_rates", "machine_rates", "rates_file"]
 
 _EXPIRY_SECONDS, _EXPIRY_SECONDS_IF_BUSY = 7 * 24 * 3600.0, 600.0
 
@@ -54,9 +54,8 @@ def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> Li
         Measure again. Otherwise cached rates are used if they are at most a week old, or ten minutes if other processes kept the
         cores busy while they were measured.
     """
-    key = f"{__version__} {platform.node()} {_name_of(device, directory)}"
-    cache = _read()
-    if not fresh and (cached := _valid_rates(cache.get(key))) is not None:
+    key = _key_of(device, directory)
+    if not fresh and (cached := _valid_rates(_read().get(key))) is not None:
         return cached
     busy = cores_are_busy()
     with device.current():
@@ -68,14 +67,23 @@ def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> Li
         rates = LinkRates(link, memory, *starts, scattering=scattering, side_by_side=side_by_side)
     if device.kind == "cuda":  # return the probes' memory, which budgets need
         device.xp.get_default_memory_pool().free_all_blocks()
-    cache[key] = {"time": time.time(), "busy": busy or cores_are_busy(), "rates": asdict(rates)}
+    _keep(key, rates, busy=busy or cores_are_busy())
+    return rates
+
+
+def correct_rates(device: Device, directory: Path, rates: LinkRates) -> None:
+    """Believe rates that a solve has learned for ten minutes, instead of those that were measured."""
+    _keep(_key_of(device, directory), rates, busy=True)
+
+
+def _keep(key: str, rates: LinkRates, *, busy: bool) -> None:
+    cache = _read() | {key: {"time": time.time(), "busy": busy, "rates": asdict(rates)}}
     with contextlib.suppress(OSError):  # without a writable cache folder, the rates are measured again next time
         path = rates_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
         temporary.write_text(json.dumps(cache, indent=1), encoding="utf-8")
         temporary.replace(path)
-    return rates
 
 
 def _probe_nbytes(device: Device) -> int:
@@ -84,6 +92,10 @@ def _probe_nbytes(device: Device) -> int:
         return 256 << 20
     free, _ = device.xp.cuda.runtime.memGetInfo()
     return int(min(4 << 30, free // 4))
+
+
+def _key_of(device: Device, directory: Path) -> str:
+    return f"{__version__} {platform.node()} {_name_of(device, directory)}"
 
 
 def _name_of(device: Device, directory: Path) -> str:

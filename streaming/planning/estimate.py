@@ -18,6 +18,7 @@ __all__ = [
     "TYPICAL",
     "LinkRates",
     "SweepEstimate",
+    "SweepTimes",
     "estimate_sweep",
     "least_sweep_seconds",
 ]
@@ -108,7 +109,7 @@ class PlannedSweeps(Protocol):
     def nbytes_of(self, number: int) -> int: ...
 
 
-class _Sweep:
+class SweepTimes:
     """The times of single transfers and computations of a sweep in steady state."""
 
     def __init__(self, plan: PlannedSweeps, rates: LinkRates) -> None:
@@ -120,9 +121,11 @@ class _Sweep:
             self._memory_rate /= traits.slowdown(plan.workload.columns)
 
     def transfer(self, number: int) -> float:
+        """Return the seconds to transfer a subdivision."""
         return self._plan.nbytes_of(number) / self._rates.link + self._rates.transfer_start
 
     def product(self, number: int) -> float:
+        """Return the seconds of one product with a subdivision."""
         plan, rates = self._plan, self._rates
         subdivision = plan.index.subdivisions[number]
         # A product writes its rows of the result and reads about the same number of vector entries. A step of a recurrence
@@ -136,6 +139,7 @@ class _Sweep:
         return seconds if one_call else max(seconds, rates.product_start)
 
     def compute(self, number: int) -> float:
+        """Return the seconds of all products with a subdivision in a sweep."""
         return self._plan.workload.repeats * self._stages * self.product(number)
 
     def totals(self) -> tuple[float, float, float]:
@@ -161,7 +165,7 @@ class _Sweep:
 
 def estimate_sweep(plan: PlannedSweeps, rates: LinkRates) -> SweepEstimate:
     """Predict the time of a sweep in steady state."""
-    sweep = _Sweep(plan, rates)
+    sweep = SweepTimes(plan, rates)
     transferred, computed, waiting = sweep.totals()
     overlapped = max(sweep.simulated(True), transferred + waiting)
     return SweepEstimate(transferred, computed, overlapped, sweep.simulated(False))
@@ -169,5 +173,5 @@ def estimate_sweep(plan: PlannedSweeps, rates: LinkRates) -> SweepEstimate:
 
 def least_sweep_seconds(plan: PlannedSweeps, rates: LinkRates) -> float:
     """Return a lower bound of the time of a sweep, without simulating it."""
-    transferred, computed, waiting = _Sweep(plan, rates).totals()
+    transferred, computed, waiting = SweepTimes(plan, rates).totals()
     return max(computed, transferred + waiting if plan.schedule.overlap else transferred + computed)

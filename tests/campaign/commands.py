@@ -186,8 +186,8 @@ def _again(arguments: list[str], folder: Path) -> list[str]:
 def _refused_or(word: str, done: subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in done.stderr + done.stdout, done.stderr[-1500:]
     assert done.returncode >= 0, f"signal {-done.returncode}: {done.stderr[-500:]}"
-    assert done.returncode == 0 or done.stderr.strip(), "ended without a word"
-    return word if done.returncode == 0 else "refused"
+    assert (done.stderr + done.stdout).strip(), "ended without a word"
+    return {0: word, 1: "not converged"}.get(done.returncode, "refused")
 
 
 def _before_penstock(done: subprocess.CompletedProcess[str]) -> bool:

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from penstock.experiments.cantilever import single_run
+
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -18,3 +20,15 @@ def composed_pictures(request, monkeypatch):
     """Elsewhere pictures are composed but not rendered, which takes longer than these small solves; files mark their places."""
     if "rendered_pictures" not in request.fixturenames:
         monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).write_bytes(PNG_SIGNATURE))
+
+
+@pytest.fixture
+def learning():
+    """For tests of what the first sweeps change; elsewhere plans do not depend on the clock."""
+
+
+@pytest.fixture(autouse=True)
+def plans_that_stay(request, monkeypatch):
+    """Keep plans as they are, although the first sweeps differ from rates that a test has made up."""
+    if "learning" not in request.fixturenames:
+        monkeypatch.setattr(single_run, "plan_after_first_sweeps", lambda *arguments: None)

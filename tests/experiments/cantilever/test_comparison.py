@@ -34,6 +34,7 @@ def rates():
     with pytest.MonkeyPatch.context() as patch:
         measured = lambda of, *rest: None if of.memory.budget is None else rates  # noqa: E731
         patch.setattr(single_run_module, "measure_rates", measured)
+        patch.setattr(single_run_module, "plan_after_first_sweeps", lambda *arguments: None)  # which are fast here
         yield
 
 

@@ -29,6 +29,7 @@ from penstock.experiments import (
 from penstock.experiments.cantilever import single_run as run_module
 from penstock.spmv import InputError, StoreError
 from penstock.streaming import FileStore, HostStore, LinkRates
+from penstock.streaming.measurement.rates import rates_file
 
 SMALL = {"model": {"nodes": [21, 5, 5]}, "material": {"kind": "lognormal"}, "memory": {"budget": "200 KiB"}}
 RESULT_KEYS = {
@@ -449,3 +450,37 @@ def test_a_store_left_behind_by_an_interrupt_while_building_is_no_store(tmp_path
         run_experiment(experiment(), tmp_path / "run")
 
     assert list(tmp_path.iterdir()) == []
+
+
+def slowly(read_into):
+    """Return what reads at 0.2 GB/s at most."""
+
+    def read(store, number, target, part="whole"):
+        time.sleep(target.nbytes / 2e8)
+        read_into(store, number, target, part)
+
+    return read
+
+
+@pytest.mark.usefixtures("learning")
+def test_a_run_that_was_planned_on_a_busy_machine_plans_again_after_two_sweeps(tmp_path, monkeypatch, cache_of_its_own):
+    busy = LinkRates(2e8, 2e10, product_start=1.0, product_gap=1.0)
+    monkeypatch.setattr(run_module, "measure_rates", lambda *arguments: busy)
+    monkeypatch.setattr(FileStore, "read_into", slowly(FileStore.read_into))
+    memory = {"budget": "600 KiB", "format": "bsr", "subdivisions": 21}
+    described = experiment(solver={"preconditioner": "chebyshev"}, memory=memory)
+
+    folder = run_experiment(described, tmp_path / "run").folder
+
+    assert "planned again with " in folder.plan.read_text()
+    decided = read_experiment(folder.configuration)
+    assert decided.solver.degree > 1
+    assert plan_experiment(decided).powers_per_sweep > 1
+    result = json.loads(folder.result.read_text())
+    assert result["converged"]
+    assert result["sweeps"] < result["iterations"] * decided.solver.degree
+    assert json.loads(rates_file().read_text())  # the next run plans with these
+
+    again = run_experiment(decided, tmp_path / "again").folder
+    assert "planned again" not in again.plan.read_text()
+    np.testing.assert_array_equal(field(folder), field(again))
