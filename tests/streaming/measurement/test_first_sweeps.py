@@ -11,14 +11,14 @@ from penstock.streaming.planning.choice import Candidate
 BEAM = Cantilever(nodes=(65, 9, 9), dof=3)
 WORKLOADS = [Workload(degree=degree) for degree in (1, 5, 9)]
 # A product takes a second to start, as on cores where many threads spin; or hours to compute.
-BUSY = LinkRates(2e8, 2e10, product_start=1.0, product_gap=1.0)
+BUSY = LinkRates(3e7, 2e10, product_start=1.0, product_gap=1.0)
 
 
 @pytest.fixture(scope="module")
 def store():
     """A matrix that comes so slowly that many products are worth while."""
     with HostStore.create(BEAM.subdivisions(16, "bsr")) as store:
-        yield SlowStore(store, bytes_per_second=2e8)
+        yield SlowStore(store, bytes_per_second=3e7)
 
 
 def planned(store, rates):
