@@ -287,17 +287,9 @@ def compare(
 @app.command()
 def show(directory: Annotated[Path, typer.Argument(help="Folder of a finished run.")]) -> None:
     """Print and draw a finished run again, without solving."""
-    from penstock.experiments import ResultsFolder, read_experiment
+    from penstock.show_command import show_run
 
-    folder, console = ResultsFolder(directory), Console()
-    summary = folder.summary()
-    console.print("[bold]Plan[/bold]")
-    print(folder.plan.read_text(encoding="utf-8"))
-    console.print("[bold]Result[/bold]")
-    print(summary)
-    described = folder.configuration.exists()  # a system in files has no body to draw
-    for path in folder.draw(read_experiment(folder.configuration).cantilever() if described else None):
-        print(f"drawn            {path}")
+    show_run(directory)
 
 
 @app.command()

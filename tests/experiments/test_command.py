@@ -150,3 +150,26 @@ def test_info_measures_bandwidths(tmp_path, penstock):
 
     assert result.stdout.count("GB/s") >= 2
     assert list(tmp_path.iterdir()) == []
+
+
+ALTERED = {
+    "residuals.csv": b"iteration,relative_residual\n0\n",
+    "result.json": b"[1]",
+    "timeline.json": b'[{"kind": 1}]',
+    "plan.txt": b"\xff\xfe\x00",
+    "solution.vtkhdf": b"no field",
+}
+
+
+def test_altered_files_of_a_run_are_one_error(folder, penstock):
+    """Found by the campaign: a shortened line of residuals.csv ended in a traceback."""
+    penstock("run", "beam.yaml", cwd=folder)
+    run = folder / "results" / "beam"
+    for name, content in ALTERED.items():
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(content)
+        shown = penstock("show", "results/beam", cwd=folder)
+        assert shown.returncode == 2, name
+        assert "results/beam" in shown.stderr
+        (run / name).write_bytes(whole)
+    assert penstock("show", "results/beam", cwd=folder).returncode == 0
