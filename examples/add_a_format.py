@@ -13,7 +13,7 @@ from penstock.spmv.compilation.jit import parallel_kernel
 SOURCE = str(Path(__file__).with_name("diagonals.cu"))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DiaMatrix(SparseMatrix, name="dia"):
     shape: tuple
     dtype: np.dtype

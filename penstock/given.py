@@ -60,9 +60,11 @@ def as_given_matrix(A: Any) -> GivenMatrix:
     if isinstance(A, Store) and not hasattr(A, "apply"):
         return GivenMatrix(A, "store", name=_name_of(A))
     if scipy.sparse.issparse(A):
-        return GivenMatrix(CsrMatrix.from_csr(_sorted_rows(A), strategy="auto"), "csr", device=CPU)
+        if A.shape == (0, 0):  # nothing to place: it is applied as it is
+            return GivenMatrix(as_operator(A), "operator", device=CPU)
+        return GivenMatrix(CsrMatrix.from_csr(A.tocsr(), strategy="auto"), "csr", device=CPU)
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
-        matrix: Any = as_operator(_sorted_rows(A))
+        matrix: Any = as_operator(A)
         return GivenMatrix(matrix, "csr", device=matrix.device)
     operator = as_operator(A)
     return GivenMatrix(operator, "operator", name=type(A).__name__, device=operator.device)
@@ -81,16 +83,6 @@ def _from_path(path: str | Path) -> GivenMatrix:
 def _name_of(store: Store) -> str:
     path = getattr(store, "path", None)
     return "the stored matrix" if path is None else Path(path).resolve().name
-
-
-def _sorted_rows(A: Any) -> Any:
-    """Return a SciPy or CuPy matrix in CSR, with rows sorted and entries that are given several times summed, in a copy."""
-    csr = A.tocsr()
-    if csr.has_canonical_format:
-        return csr
-    csr = csr.copy() if csr is A else csr
-    csr.sum_duplicates()
-    return csr
 
 
 @dataclass(frozen=True)

@@ -285,7 +285,7 @@ def cg(
     Raises
     ------
     InputError
-        If A is not square or empty, b or x0 does not fit or holds NaN, a tolerance is negative, or x0 and state are given.
+        If A is not square, b or x0 does not fit or holds NaN, a tolerance is negative, or x0 and state are given.
     """
     problem = _with_limits(LinearProblem(A, b, M, rtol=rtol, atol=atol), maxiter, check_every)
     x0, checks = problem.guess(x0, state, "x0"), _residual_checks(problem, 1 if callback else check_every)

@@ -14,6 +14,7 @@ from penstock.solvers.problem import LinearProblem
 from penstock.solvers.residual_checks import ResidualChecks
 from penstock.solvers.result import IterationRecord, StopReason
 from penstock.solvers.states import StateLayout, check_state
+from penstock.solvers.symmetry_check import SymmetryCheck
 from penstock.spmv import Array
 from penstock.spmv.registry import Registry
 
@@ -99,6 +100,7 @@ class Method(ABC):
         limit, checks = 10 * self.problem.n if maxiter is None else int(maxiter), checks or ResidualChecks()
         self.problem.space.communicator.check_same(maxiter=limit, iteration=state.iteration)
         every, _ = self._agreed(checks.every, False)
+        symmetry = SymmetryCheck(self.problem)
         while self.running(state):
             if state.iteration >= limit:
                 self.end(state, StopReason.MAXITER)
@@ -114,6 +116,8 @@ class Method(ABC):
                     callback(state.x)
                 stops = monitor is not None and bool(monitor(self._record(state)))
             every, stops = self._agreed(checks.every, stops)
+            if reason is None and self.running(state):
+                reason = symmetry.look(state.iteration, self.residual_norm(state))
             if stops:
                 reason = reason or StopReason.STOPPED
             if reason is not None and self.running(state):

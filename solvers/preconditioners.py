@@ -245,7 +245,7 @@ def _invert_blocks(blocks: Array, inverses: Array, positive: Array) -> None:
 
 
 def as_preconditioner(M: Any, A: Operator) -> Operator:
-    """Return ``M`` as an operator of the shape of A; a plain function maps r to z.
+    """Return ``M`` as an operator of the shape and type of A; a plain function maps r to z, a name is that of a preconditioner.
 
     A SciPy ``LinearOperator``, for example a ``pyamg`` hierarchy's ``aspreconditioner()``, works on the host: for a matrix on
     a GPU every residual is copied to the host and back.
@@ -255,6 +255,16 @@ def as_preconditioner(M: Any, A: Operator) -> Operator:
     InputError
         If the shapes or devices differ.
     """
+    if isinstance(M, str):
+        from penstock.solvers.preconditioner_spec import preconditioner_spec  # which needs this module's operators
+
+        M = preconditioner_spec(M).build(A)
+        if M is None:  # of the name "none"
+            return FunctionOperator(lambda r: r, A.shape, A.dtype, A.device, blocks=True)
+    if getattr(M, "ndim", 2) == 1:
+        raise InputError(
+            "M is a vector, not an operator; to divide by the diagonal of A, give jacobi(A) or the name 'jacobi'"
+        )
     if callable(M) and not hasattr(M, "shape"):
         M = FunctionOperator(M, A.shape, A.dtype, A.device)
     elif hasattr(M, "matvec") and not isinstance(M, Operator):  # a LinearOperator accepts vectors of any type
@@ -268,10 +278,8 @@ def as_preconditioner(M: Any, A: Operator) -> Operator:
     operator = as_operator(M)
     if tuple(operator.shape) != tuple(A.shape):
         raise InputError(f"the preconditioner has shape {operator.shape}, the matrix {A.shape}")
-    if operator.dtype != A.dtype:
-        raise InputError(
-            f"the preconditioner works in {operator.dtype}, the matrix in {A.dtype}; build it in that type"
-        )
     if operator.device != A.device:
         raise InputError(f"the preconditioner is on {operator.device}, the matrix on {A.device}")
-    return operator
+    if operator.dtype == A.dtype:
+        return operator
+    return FunctionOperator(lambda r: operator.apply(r.astype(operator.dtype)), A.shape, A.dtype, A.device, blocks=True)

@@ -19,9 +19,9 @@ from penstock.spmv import (
     InputError,
     Operator,
     VectorSpace,
-    as_operator,
     as_vectors,
 )
+from penstock.spmv.conversion import as_operator_for
 
 __all__ = ["LinearProblem"]
 
@@ -72,18 +72,16 @@ class LinearProblem:
     Raises
     ------
     InputError
-        If A is not square or empty, b has another length or holds NaN, or a tolerance is negative.
+        If A is not square, b has another length or holds NaN, or a tolerance is negative.
     """
 
     def __init__(self, A: Any, b: Array, M: Any = None, *, rtol: float, atol: float, name: str = "b") -> None:
-        self.A: Operator = as_operator(A)
+        self.A: Operator = as_operator_for(A, b)
         self.space = VectorSpace.of(self.A)
         self.n = self.space.length(self.A.shape[0])
         with self.space.communicator.together():
-            if self.A.shape[0] != self.A.shape[1] or self.n == 0:
-                raise InputError(
-                    f"a solver needs a square matrix with at least one row, not one of shape {self.A.shape}"
-                )
+            if self.A.shape[0] != self.A.shape[1]:
+                raise InputError(f"a solver needs a square matrix, not one of shape {self.A.shape}")
             check_tolerances(rtol, atol)
             self.b = self.vectors(name, b)
             self.M: Operator | None = None if M is None else as_preconditioner(M, self.A)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from penstock.spmv import Array, format_nbytes
+from penstock.spmv.explanations import as_table
 
 __all__ = ["BlockSolveResult", "IterationRecord", "SolveResult", "StopReason"]
 
@@ -25,6 +26,14 @@ class StopReason(enum.Enum):
     PRECONDITIONER_NOT_POSITIVE_DEFINITE = (
         "stopped because r.Mr <= 0 for a residual r: the preconditioner M is not positive definite; check it, or leave it "
         "out"
+    )
+    NOT_SYMMETRIC = (
+        "stopped because the residual hardly falls and the matrix is not symmetric: u.A(Au) differs from Au.Au; conjugate "
+        "gradients need a symmetric A, so check its assembly and boundary conditions, or use a solver for general matrices"
+    )
+    PRECONDITIONER_NOT_SYMMETRIC = (
+        "stopped because the residual hardly falls and the preconditioner M is not symmetric: u.M(Mu) differs from Mu.Mu; use a "
+        "symmetric one, such as incomplete_cholesky instead of an incomplete LU, or a symmetric smoother"
     )
     NOT_FINITE = (
         "stopped because numbers left the range of their type (NaN, Inf, or squares too large or too small): the operator "
@@ -70,7 +79,7 @@ class IterationRecord:
     state: Any = field(repr=False, default=None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SolveResult:
     """The outcome of a solve; ``x, info = result`` works with SciPy's meaning of ``info``.
 
@@ -150,8 +159,22 @@ class SolveResult:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.x, self.info))
 
+    def __getitem__(self, number: int) -> Any:
+        """``cg(A, b)[0]`` is x, as of SciPy's."""
+        return (self.x, self.info)[number]
 
-@dataclass(frozen=True)
+    def __repr__(self) -> str:
+        reason = self.reason.name.lower().replace("_", " ")
+        return (
+            f"<SolveResult {reason} after {self.iterations} iterations, true residual {self.true_residual:.3g}, "
+            f"{len(self.x):,} unknowns>"
+        )
+
+    def _repr_html_(self) -> str:
+        return as_table(self.explain())
+
+
+@dataclass(frozen=True, repr=False)
 class BlockSolveResult:
     """The outcome of a solve with several right-hand sides; ``X, info = result`` works too.
 
@@ -199,6 +222,20 @@ class BlockSolveResult:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.x, self.info))
+
+    def __getitem__(self, number: int) -> Any:
+        """As of :class:`SolveResult`."""
+        return (self.x, self.info)[number]
+
+    def __repr__(self) -> str:
+        converged = sum(column.converged for column in self.columns)
+        return (
+            f"<BlockSolveResult {converged} of {len(self.columns)} columns converged after {self.iterations} iterations, "
+            f"{len(self.x):,} unknowns>"
+        )
+
+    def _repr_html_(self) -> str:
+        return as_table(self.explain())
 
 
 def _explanation(result: SolveResult | BlockSolveResult, outcome: str, residual: float) -> str:

@@ -10,7 +10,7 @@ import scipy.sparse
 
 from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats import BsrMatrix, CsrMatrix
+from penstock.spmv.formats import BsrMatrix, CsrMatrix, SparseMatrix
 from penstock.spmv.operator import Operator, ValidatedOperator
 
 __all__ = ["FunctionOperator", "as_operator"]
@@ -64,6 +64,21 @@ class FunctionOperator(ValidatedOperator):
             out += alpha * product
 
 
+def as_operator_for(A: Any, vectors: Any) -> Operator:
+    """Return an operator as :func:`as_operator`, in float64 if the caller's vectors are: narrower values stay as they are stored.
+
+    A matrix of penstock keeps the type that it was made for.
+    """
+    operator = as_operator(A)
+    wider = getattr(vectors, "dtype", np.dtype(np.float64)) == np.float64
+    if not wider or operator is A or operator.dtype == np.float64:
+        return operator
+    if isinstance(operator, FunctionOperator):
+        return FunctionOperator(operator.function, operator.shape, np.float64, operator.device, blocks=operator.blocks)
+    assert isinstance(operator, SparseMatrix), "what as_operator makes"
+    return operator.from_arrays(operator.shape, np.float64, operator.arrays(), operator.parameters())
+
+
 def as_operator(A: Any) -> Operator:
     """Return an operator for a matrix, an operator or a SciPy ``LinearOperator``.
 
@@ -92,7 +107,7 @@ def as_operator(A: Any) -> Operator:
             return BsrMatrix.from_bsr(A)
         return CsrMatrix.from_csr(A.tocsr())
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
-        return _csr_from_cupy(A.tocsr())
+        return _csr_from_cupy(_in_sorted_rows(A.tocsr(), A))
     if hasattr(A, "matvec") and hasattr(A, "shape"):
         dtype = np.dtype(getattr(A, "dtype", None) or np.float64)
         if dtype.kind not in "fiub":
@@ -100,15 +115,30 @@ def as_operator(A: Any) -> Operator:
         dtype = dtype if dtype == np.float32 else np.dtype(np.float64)
         device = Device("cuda") if type(A).__module__.startswith("cupyx.") else CPU
         return FunctionOperator(lambda x: A @ x, tuple(A.shape), dtype, device, blocks=True)
+    if isinstance(A, np.matrix):
+        A = np.asarray(A)  # products of a matrix with a vector are matrices
     if hasattr(A, "ndim") and hasattr(A, "dtype") and A.ndim == 2:
         if A.dtype.kind not in "fiub":
             raise InputError(f"a dense matrix of type {A.dtype} is not real; only real matrices are supported")
         dtype = A.dtype if A.dtype == np.float32 else np.dtype(np.float64)
         return FunctionOperator(lambda x: A @ x, A.shape, dtype, device_of(A), blocks=True)
+    if (
+        hasattr(A, "__matmul__") and len(getattr(A, "shape", ())) == 2
+    ):  # without a type: it is handed vectors of float64
+        return FunctionOperator(lambda x: A @ x, tuple(A.shape), getattr(A, "dtype", np.float64))
     raise InputError(
         f"cannot use {type(A).__name__} as an operator; pass a penstock format, a scipy.sparse or cupyx.scipy.sparse "
-        "matrix, a dense array or a LinearOperator"
+        "matrix, a dense array, a LinearOperator, or an object with shape and @"
     )
+
+
+def _in_sorted_rows(csr: Any, given: Any) -> Any:
+    """Return a CuPy CSR matrix with sorted rows and duplicates summed, in a copy if it is the caller's own."""
+    if csr.has_canonical_format:
+        return csr
+    csr = csr.copy() if csr is given else csr
+    csr.sum_duplicates()
+    return csr
 
 
 def _csr_from_cupy(A: Any) -> CsrMatrix:

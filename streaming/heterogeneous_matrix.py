@@ -271,11 +271,9 @@ class HeterogeneousMatrix(SweptMatrix):
         if hasattr(self, "_sweeper"):
             self._sweeper.close()
 
-    def __repr__(self) -> str:
-        rows, columns = self.shape
-        gpu, total = self.division.count, len(self.store.index.subdivisions)
-        name = self.store.index.format_name
-        return f"HeterogeneousMatrix({rows:,} x {columns:,}, {name}, {gpu} of {total} subdivisions on {self.device})"
+    def _facts(self) -> list[str]:
+        share = f"{self.division.count} of {len(self.store.index.subdivisions)} subdivisions on {self.device}"
+        return [*super()._facts(), share]
 
 
 class _Clock:

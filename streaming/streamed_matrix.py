@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +30,7 @@ from penstock.streaming.planning.ordering import reach_of
 from penstock.streaming.planning.plan import StreamPlan, plan_stream
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.base import Store
+from penstock.streaming.stores.given import as_store
 from penstock.streaming.swept_matrix import SweptMatrix
 from penstock.streaming.wavefront import wavefront_visit
 
@@ -38,9 +42,9 @@ class StreamedMatrix(SweptMatrix):
 
     Parameters
     ----------
-    store : Store
+    store : Store, path, SciPy matrix or penstock format
         A GPU streams fastest from a :class:`HostStore`; data of a :class:`FileStore` pass through page-locked buffers. The
-        store stays open.
+        store stays open. A path is that of a :class:`FileStore`; a matrix is streamed from its arrays, cut to suit the budget.
     budget : MemoryBudget or int or str
         Memory for slots and the resident part.
     device : Device or str
@@ -82,7 +86,7 @@ class StreamedMatrix(SweptMatrix):
 
     def __init__(
         self,
-        store: Store,
+        store: Store | str | Path | Any,
         budget: MemoryBudget | int | str,
         *,
         device: Device | str = CPU,
@@ -93,8 +97,9 @@ class StreamedMatrix(SweptMatrix):
         executor: ExecutorFactory | None = None,
     ) -> None:
         self.device = Device.parse(device)
-        self.store = store
         self.budget = budget if isinstance(budget, MemoryBudget) else MemoryBudget(budget)
+        self._opened = ExitStack()
+        self.store = store = as_store(store, self.budget.limit_nbytes, self._opened)
         index = store.index
         if plan is not None and (workload is not None or ring is not None):
             raise InputError("workload and ring are decided by the plan; give one or the other")
@@ -107,6 +112,11 @@ class StreamedMatrix(SweptMatrix):
         self._sweeper = Sweeper(
             store, self.plan, self.budget, self.device, stall_seconds=stall_seconds, executor=executor
         )
+
+    def close(self) -> None:
+        """Stop transfers and release the budget; a store of the caller stays open."""
+        super().close()
+        self._opened.close()
 
     def sweep(self, visit: Callable[[int, SparseMatrix], None]) -> None:
         """Visit all subdivisions once, in the direction of the sweep.
@@ -240,8 +250,3 @@ class StreamedMatrix(SweptMatrix):
         blocks = self.device.xp.zeros((count, size, size), dtype=self.dtype)
         self.sweep(lambda number, slab: slab.add_diagonal_blocks(self._rows(number).start, blocks))
         return blocks
-
-    def __repr__(self) -> str:
-        rows, columns = self.shape
-        ring = f"{self.plan.slots} slots" if self.plan.slots else "all resident"
-        return f"StreamedMatrix({rows:,} x {columns:,}, {self.plan.index.format_name}, {ring}, {self.device})"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, Self, runtime_checkable
 
-from penstock.spmv import Array, ValidatedOperator, format_named
+from penstock.spmv import Array, ValidatedOperator, format_named, format_nbytes
 from penstock.streaming.execution.budget import MemoryBudget
 from penstock.streaming.execution.sweeper import Sweeper
 from penstock.streaming.planning.plan import StreamPlan
@@ -126,6 +126,14 @@ class SweptMatrix(ValidatedOperator):
         """Record the times of all transfers and computations in a ``with`` block, which ends with a synchronisation."""
         with self.device.current(), self._sweeper.trace() as timeline:
             yield timeline
+
+    def _facts(self) -> list[str]:
+        shape, *rest = super()._facts()
+        plan = self.plan
+        index, cut = plan.index, f"{len(plan.index.subdivisions)} subdivisions"
+        matrix = f"{index.format_name} of {format_nbytes(index.nbytes)} in {cut}"
+        way = f"streamed through {plan.slots} slots" if plan.slots else "all in memory"
+        return [shape, matrix, f"{way}, {format_nbytes(plan.storage_nbytes)}", *rest]
 
     def close(self) -> None:
         """Stop transfers and release the budget; the store stays open."""

@@ -21,7 +21,7 @@ from penstock.spmv import (
     device_of,
 )
 from penstock.spmv.compilation.table import find_kernel, register_kernel
-from penstock.spmv.formats.validation import check_compressed_rows, check_values
+from penstock.spmv.formats.validation import check_values, in_sorted_rows
 
 __all__ = [
     "GalerkinPattern",
@@ -216,11 +216,9 @@ def _block_rows(A: Any, *, scalar: bool = False) -> tuple[BlockRows, int, Any]:
 
 def _rows_of_scipy(A: Any) -> tuple[BlockRows, int, Any]:
     """Return a SciPy BSR matrix as rows of blocks of any shape, after the checks that other matrices get."""
-    if not A.has_sorted_indices:
-        A = A.sorted_indices()
+    A = in_sorted_rows(A, "BSR matrix (in blocks)")
     height, width = A.blocksize
     shape = (A.shape[0] // height, A.shape[1] // width)
-    check_compressed_rows(A.indptr, A.indices, shape, "BSR matrix (in blocks)")
     values = np.ascontiguousarray(check_values(A.data, "the matrix")[: int(A.indptr[-1])])
     columns = A.indices[: len(values)].astype(np.int32, copy=False)
     return BlockRows(0, A.indptr.astype(np.int64), columns, values, shape[1]), shape[1], values.dtype

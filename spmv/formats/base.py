@@ -13,12 +13,14 @@ import scipy.sparse
 from penstock.spmv.compilation.table import find_kernel, has_kernel
 from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import InputError
+from penstock.spmv.formats.diagonal import copy_diagonal_blocks
 from penstock.spmv.formats.limits import check_block_size
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.structure import check_structure
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.operator import ValidatedOperator, as_vectors
 from penstock.spmv.registry import Registry
+from penstock.spmv.sizes import format_nbytes
 
 __all__ = ["FORMATS", "UNEVEN_VARIATION", "SparseMatrix", "format_named", "format_names"]
 
@@ -71,6 +73,14 @@ class SparseMatrix(ValidatedOperator):
         if "traits" not in cls.__dict__:
             cls.traits = Traits(name)
         FORMATS.add(name, cls)
+
+    def __new__(cls, *arguments: Any, **fields: Any) -> Self:
+        """Refuse a matrix where arrays are expected."""
+        if len(arguments) == 1 and not fields:
+            raise InputError(
+                f"{cls.__name__} is made of arrays; to convert a matrix use {cls.__name__}.from_csr(A), with A in CSR"
+            )
+        return super().__new__(cls)
 
     @classmethod
     def candidates(cls, statistics: MatrixStatistics) -> Iterator[dict[str, Any]]:
@@ -207,7 +217,7 @@ class SparseMatrix(ValidatedOperator):
         cls, shape: tuple[int, int], dtype: Any, arrays: Mapping[str, Array], parameters: Mapping[str, int]
     ) -> Self:
         """Wrap arrays that already have this format's layout; nothing is copied or checked."""
-        return cls(shape=shape, dtype=np.dtype(dtype), **arrays, **parameters)  # type: ignore[call-arg]
+        return cls(shape=shape, dtype=np.dtype(dtype), **arrays, **parameters)
 
     @property
     def values_dtype(self) -> np.dtype[np.generic]:
@@ -234,6 +244,11 @@ class SparseMatrix(ValidatedOperator):
     def chunk_rows(self) -> int:
         """Rows between two stored offsets; the granularity may be a multiple of this."""
         return self.row_granularity
+
+    def _facts(self) -> list[str]:
+        shape, *rest = super()._facts()
+        stored = f"{self.values.size:,} {'values, padding among them' if self.traits.padded else 'entries'}"
+        return [shape, stored, format_nbytes(self.nbytes), *rest]
 
     def to_device(self, device: Device | str) -> Self:
         """Return this matrix on another device."""
@@ -333,10 +348,3 @@ class SparseMatrix(ValidatedOperator):
         for start, slab in self.slabs():
             rows, columns, values = slab.triplets()
             copy_diagonal_blocks(rows.astype(np.int64) + (first_row + start), columns, values, blocks)
-
-
-def copy_diagonal_blocks(rows: Array, columns: Array, values: Array, blocks: Array) -> None:
-    """Copy the entries that lie in dense blocks on the diagonal."""
-    size = blocks.shape[1]
-    inside = rows // size == columns // size
-    blocks[rows[inside] // size, rows[inside] % size, columns[inside] % size] = values[inside]

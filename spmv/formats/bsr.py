@@ -22,12 +22,12 @@ from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK, check_block_size, narrow_offsets
 from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks
 from penstock.spmv.formats.traits import Traits
-from penstock.spmv.formats.validation import check_compressed_rows, check_values
+from penstock.spmv.formats.validation import check_values, in_sorted_rows
 
 __all__ = ["BsrMatrix"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BsrMatrix(SparseMatrix, name="bsr"):
     """A sparse matrix of dense square blocks, one column index per block.
 
@@ -88,23 +88,21 @@ class BsrMatrix(SparseMatrix, name="bsr"):
 
     @classmethod
     def from_bsr(cls, A: Any, *, values_dtype: Any = None, check: bool = True) -> Self:
-        """Wrap a SciPy BSR matrix of square blocks; arrays are shared where their types allow.
+        """Wrap a SciPy BSR matrix of square blocks; arrays are shared where their types allow and rows are sorted.
 
         Raises
         ------
         InputError
-            If blocks are not square or larger than 8, rows are unsorted or hold duplicates, an index is out of range,
-            or a value is not finite.
+            If blocks are not square or larger than 8, an index is out of range, or a value is not finite.
         """
         height, width = A.blocksize
         if height != width or height > LARGEST_DENSE_BLOCK:
             raise InputError(
                 f"BSR blocks must be square, up to {LARGEST_DENSE_BLOCK} x {LARGEST_DENSE_BLOCK}; these are {height} x {width}"
             )
-        values = check_values(A.data, "the matrix", finite=check)
         if check:
-            block_shape = (A.shape[0] // height, A.shape[1] // height)
-            check_compressed_rows(A.indptr, A.indices, block_shape, "BSR matrix (in blocks)")
+            A = in_sorted_rows(A, "BSR matrix (in blocks)")
+        values = check_values(A.data, "the matrix", finite=check)
         blocks = int(A.indptr[-1])  # SciPy's arrays may be longer than that
         matrix = cls(
             shape=(int(A.shape[0]), int(A.shape[1])),

@@ -41,7 +41,7 @@ def oversubscription(entries: int, vendor: str = "nvidia") -> int:
     return next(factor for limit, factor in _OVERSUBSCRIPTION[vendor] if limit is None or entries < limit)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CooMatrix(SparseMatrix, name="coo"):
     """A sparse matrix as a list of entries in row order.
 

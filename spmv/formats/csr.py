@@ -20,12 +20,12 @@ from penstock.spmv.formats.csr_strategy import CsrStrategy, Lanes, choose_lanes,
 from penstock.spmv.formats.limits import INT32_MAX, narrow_offsets
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
-from penstock.spmv.formats.validation import check_compressed_rows, check_values
+from penstock.spmv.formats.validation import check_values, in_sorted_rows
 
 __all__ = ["CsrMatrix"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CsrMatrix(SparseMatrix, name="csr"):
     """A sparse matrix by rows: the entries of row i are at ``row_offsets[i]`` to ``row_offsets[i + 1]``.
 
@@ -82,7 +82,8 @@ class CsrMatrix(SparseMatrix, name="csr"):
         Parameters
         ----------
         A : scipy.sparse.csr_array or csr_matrix, or CsrMatrix
-            A CsrMatrix stays on its device; its values are copied only if their type differs.
+            Rows of a SciPy matrix may be unsorted and hold duplicates, which are summed: a copy is sorted then. A CsrMatrix
+            stays on its device; its values are copied only if their type differs.
         strategy : {"auto", "scalar", "vector", "shared", "balanced"}, optional
             How CUDA kernels divide the work: one thread per row, several lanes per row combined by shuffles or through
             shared memory, or equal shares of entries. ``"auto"``, the default for a SciPy matrix, chooses vector or balanced by
@@ -101,7 +102,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
         Raises
         ------
         InputError
-            If rows are unsorted or hold duplicates, an index is out of range, or a value is not finite.
+            If offsets descend, an index is out of range, or a value is not finite.
         """
         if isinstance(A, CsrMatrix):
             converted = replace(A, values=A.values.astype(values_dtype or A.values_dtype, copy=False))
@@ -117,10 +118,10 @@ class CsrMatrix(SparseMatrix, name="csr"):
 
     @classmethod
     def _from_scipy(cls, A: Any, values_dtype: Any, check: bool) -> Self:
-        values = check_values(A.data, "the matrix", finite=check)
         if check:
-            check_compressed_rows(A.indptr, A.indices, A.shape, "CSR matrix")
-        elif A.shape[1] > INT32_MAX:
+            A = in_sorted_rows(A, "CSR matrix")
+        values = check_values(A.data, "the matrix", finite=check)
+        if A.shape[1] > INT32_MAX:
             raise InputError(f"{A.shape[1]} columns do not fit 32-bit column indices")
         entries = int(A.indptr[-1])  # SciPy's arrays may be longer than that
         matrix = cls(

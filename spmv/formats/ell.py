@@ -32,7 +32,7 @@ _LARGEST_GROWTH = 10
 _SMALL_NBYTES = 16 << 20
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EllMatrix(SparseMatrix, name="ell"):
     """A sparse matrix with rows padded to equal width, stored slot by slot.
 

@@ -58,7 +58,7 @@ def ell_width(lengths: Array, partition: str, values_itemsize: int = 8) -> int:
     return min(width, int(_LIMIT * lengths.size)) if match is not None and match[1] else width
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HybMatrix(SparseMatrix, name="hyb"):
     """A sparse matrix in two parts that are multiplied one after the other.
 

@@ -91,7 +91,7 @@ def arrange_chunks(lengths: Array, height: int, sorting_scope: int | Literal["au
     return scope, permutation, chunk_offsets(lengths[permutation], height)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SellMatrix(SparseMatrix, name="sell"):
     """A sparse matrix in chunks of C rows, each padded to its longest and stored slot by slot.
 

@@ -29,7 +29,7 @@ __all__ = ["HEIGHT", "SlicedBsrMatrix"]
 HEIGHT = 32
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SlicedBsrMatrix(SparseMatrix, name="sliced_bsr"):
     """A sparse matrix of small dense blocks in chunks of 32 block rows, stored slot by slot and scalar by scalar.
 

@@ -12,7 +12,7 @@ from penstock.spmv.formats.traits import Traits
 __all__ = ["SlicedEllMatrix"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SlicedEllMatrix(SellMatrix, name="sliced_ell"):
     """SELL-C-1: rows in their natural order, in slices as high as a warp.
 

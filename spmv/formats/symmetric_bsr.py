@@ -13,7 +13,7 @@ from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, 
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.base import SparseMatrix, copy_diagonal_blocks
+from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.convert import (
     chunk_offsets,
     chunks_of_blocks,
@@ -21,6 +21,7 @@ from penstock.spmv.formats.convert import (
     stored_blocks,
 )
 from penstock.spmv.formats.csr import CsrMatrix
+from penstock.spmv.formats.diagonal import copy_diagonal_blocks
 from penstock.spmv.formats.scaling import scale
 from penstock.spmv.formats.sell import rows_of_chunks
 from penstock.spmv.formats.sliced_bsr import HEIGHT
@@ -38,7 +39,7 @@ from penstock.spmv.formats.traits import Traits
 __all__ = ["SymmetricBsrMatrix"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
     """A symmetric matrix stored as its upper half, in chunks of 32 block rows as in :class:`SlicedBsrMatrix`.
 
@@ -170,6 +171,11 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
             "values": (stored * self.block_size**2,),
             "permutation": (0,),
         }
+
+    @property
+    def T(self) -> Self:
+        """The transpose, which is the matrix itself."""
+        return self
 
     @property
     def nnz(self) -> int:

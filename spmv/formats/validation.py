@@ -11,7 +11,7 @@ from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 
-__all__ = ["check_compressed_rows", "check_values"]
+__all__ = ["check_compressed_rows", "check_values", "in_sorted_rows"]
 
 _NOT_MONOTONE, _OUT_OF_RANGE, _DUPLICATE, _UNSORTED = 1, 2, 3, 4
 
@@ -39,20 +39,51 @@ def check_compressed_rows(offsets: Array, indices: Array, shape: tuple[int, int]
     InputError
         If there is a defect; the message names the first wrong row, the column, and what to call.
     """
+    defect, row, column = _defect(offsets, indices, shape, what)
+    if defect:
+        raise InputError(f"{what}: {_told(defect, row, column, shape[1], len(indices))}")
+
+
+def in_sorted_rows(A: Any, what: str) -> Any:
+    """Return a SciPy CSR or BSR matrix whose rows ascend: itself, or a copy that is sorted, with duplicates summed.
+
+    Products of SciPy matrices have unsorted rows, and ``tobsr`` leaves unsorted blocks.
+
+    Raises
+    ------
+    InputError
+        If offsets do not ascend or an index is out of range.
+    """
+    height, width = getattr(A, "blocksize", (1, 1))
+    shape = (A.shape[0] // height, A.shape[1] // width)
+    defect, *_ = _defect(A.indptr, A.indices, shape, what)
+    # What sorts the rows must find them; offsets beyond the first unsorted row were not looked at.
+    if defect in (_UNSORTED, _DUPLICATE) and (np.diff(A.indptr) >= 0).all() and A.indptr[-1] <= len(A.indices):
+        A = A.copy()
+        A.has_canonical_format = A.has_sorted_indices = False  # whatever it takes itself for
+        A.sum_duplicates()
+    check_compressed_rows(A.indptr, A.indices, shape, what)
+    return A
+
+
+def _defect(offsets: Array, indices: Array, shape: tuple[int, int], what: str) -> tuple[int, int, int]:
+    """Return the first defect, and where it is; 0 if there is none."""
     rows, columns = shape
     if columns > INT32_MAX:
         raise InputError(f"{what}: {columns} columns do not fit 32-bit column indices")
     if len(offsets) != rows + 1 or (rows and int(offsets[0]) != 0):
         raise InputError(f"{what}: row offsets must be {rows + 1} numbers starting at 0, not {len(offsets)}")
     defect, row, column = _first_defect(offsets, indices, columns)
-    messages = {
-        _NOT_MONOTONE: f"row offsets descend or run past the {len(indices)} entries at row {row}; the arrays are damaged",
+    return int(defect), int(row), int(column)
+
+
+def _told(defect: int, row: int, column: int, columns: int, entries: int) -> str:
+    return {
+        _NOT_MONOTONE: f"row offsets descend or run past the {entries} entries at row {row}; the arrays are damaged",
         _OUT_OF_RANGE: f"row {row} holds column index {column}, outside 0 to {columns - 1}; check the shape",
         _DUPLICATE: f"row {row} holds column {column} twice; call A.sum_duplicates()",
         _UNSORTED: f"row {row} is not sorted at column {column}; call A.sort_indices()",
-    }
-    if defect:
-        raise InputError(f"{what}: {messages[defect]}")
+    }[defect]
 
 
 def check_values(data: Any, what: str, *, finite: bool = True) -> np.ndarray[Any, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from penstock.spmv import BudgetError, InputError, format_nbytes, parse_nbytes
+from penstock.spmv.explanations import as_table
 from penstock.streaming.planning.estimate import (
     EFFICIENCY,
     TYPICAL,
@@ -23,7 +24,7 @@ __all__ = ["StreamPlan", "iterations_saved", "plan_stream"]
 _HALVED = 40  # at this degree a product saves half as many iterations
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StreamPlan:
     """How a matrix is streamed through a memory budget.
 
@@ -54,6 +55,13 @@ class StreamPlan:
     resident: frozenset[int] = frozenset()
     reach: int = 1
     rates: LinkRates | None = None
+
+    def __repr__(self) -> str:
+        way = f"through {self.slots} slots, {self.powers_per_sweep} products a sweep" if self.slots else "all in memory"
+        return f"<StreamPlan {self.index}, {way}, {format_nbytes(self.storage_nbytes)}>"
+
+    def _repr_html_(self) -> str:
+        return as_table(self.explain())
 
     @property
     def powers_per_sweep(self) -> int:

@@ -113,6 +113,9 @@ class FileStore:
             _write_index(partial / _INDEX, index, label, place.path)
         return cls(place.path)
 
+    def __repr__(self) -> str:
+        return f"<FileStore {self.path}: {self.index}>"
+
     def read_into(self, number: int, buffer: np.ndarray[Any, Any], part: Part = "whole") -> None:
         """Read a part of subdivision ``number`` into a page-aligned buffer.
 

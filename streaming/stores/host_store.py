@@ -122,6 +122,9 @@ class HostStore:
         regions += [(piece.ctypes.data, piece.nbytes) for piece in copies]
         return cls(builder.finish(), segments, regions, whole)
 
+    def __repr__(self) -> str:
+        return f"<HostStore {self.index}>"
+
     def first(self, count: int) -> Self:
         """Return a store of the first subdivisions, in the same memory; page-locking it locks no other."""
         index = replace(self.index, subdivisions=self.index.subdivisions[:count])

@@ -18,6 +18,7 @@ from penstock.spmv import (
     SparseMatrix,
     StoreError,
     format_named,
+    format_nbytes,
 )
 from penstock.streaming.stores.buffers import PAGE_NBYTES
 
@@ -108,7 +109,7 @@ class Subdivision:
         return [(self.bytes_of(name), checksum) for name, checksum in parts if part in ("whole", name)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MatrixIndex:
     """The description of a matrix cut into subdivisions, without its entries.
 
@@ -130,6 +131,16 @@ class MatrixIndex:
     format_name: str
     parameters: dict[str, int]
     subdivisions: tuple[Subdivision, ...]
+
+    def __repr__(self) -> str:
+        return f"<MatrixIndex {self}>"
+
+    def __str__(self) -> str:
+        rows, columns = self.shape
+        cut = f"{len(self.subdivisions)} subdivisions"
+        return (
+            f"{rows:,} x {columns:,}, {self.nnz:,} entries, {self.format_name} in {cut}, {format_nbytes(self.nbytes)}"
+        )
 
     @property
     def block_size(self) -> int:

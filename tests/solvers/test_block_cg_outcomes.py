@@ -298,10 +298,9 @@ class TestRefused:
         with pytest.raises(InputError, match=r"^X0 "):
             block_cg(A, np.ones((252, 3)), X0)
 
-    @pytest.mark.parametrize("matrix", [np.ones((3, 4)), np.zeros((0, 0))])
-    def test_what_is_no_square_matrix(self, matrix):
-        with pytest.raises(InputError, match="a square matrix with at least one row"):
-            block_cg(matrix, np.ones((len(matrix), 2)))
+    def test_what_is_no_square_matrix(self):
+        with pytest.raises(InputError, match="a square matrix, not one of shape"):
+            block_cg(np.ones((3, 4)), np.ones((3, 2)))
 
     @pytest.mark.parametrize("tolerance", [{"rtol": -1e-5}, {"atol": -1.0}, {"rtol": np.nan}])
     def test_negative_tolerances(self, A, tolerance):
@@ -314,7 +313,7 @@ class TestRefused:
 
     def test_a_float64_block_for_a_float32_system(self, A):
         with pytest.raises(InputError, match="cast one of them, digits would be lost"):
-            block_cg(A.to_csr().astype(np.float32), np.ones((252, 2)))
+            block_cg(CsrMatrix.from_csr(A.to_csr().astype(np.float32)), np.ones((252, 2)))
 
     def test_a_preconditioner_of_another_shape(self, A):
         with pytest.raises(InputError, match=r"the preconditioner has shape \(3, 3\), the matrix \(252, 252\)"):

@@ -327,11 +327,10 @@ class TestWaysToGiveThePreconditioner:
         with pytest.raises(InputError, match=r"the preconditioner has shape \(3, 3\), the matrix \(252, 252\)"):
             cg(A, b, M=np.eye(3))
 
-    def test_one_of_a_narrower_type_is_refused_by_its_name(self, A, b):
+    def test_one_of_a_narrower_type_is_handed_vectors_of_that_type(self, A, b):
         M = CsrMatrix.from_csr(scipy.sparse.eye_array(252, format="csr", dtype=np.float32))
 
-        with pytest.raises(InputError, match="preconditioner"):
-            cg(A, b, M=M)
+        assert cg(A, b, M=M, rtol=1e-10).converged
 
     def test_a_function_that_returns_another_shape_is_refused(self, A, b):
         with pytest.raises(
@@ -346,17 +345,15 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("matrix", "advice"),
         [
-            (np.ones((3, 4)), r"a square matrix with at least one row, not one of shape \(3, 4\)"),
-            (scipy.sparse.csr_array(np.ones((3, 4))), r"a square matrix with at least one row"),
-            (np.zeros((0, 0)), r"at least one row, not one of shape \(0, 0\)"),
-            (scipy.sparse.csr_array((0, 0)), r"at least one row, not one of shape \(0, 0\)"),
+            (np.ones((3, 4)), r"a square matrix, not one of shape \(3, 4\)"),
+            (scipy.sparse.csr_array(np.ones((3, 4))), r"a square matrix, not one of shape \(3, 4\)"),
             (1j * np.eye(3), "complex128 is not real; only real matrices are supported"),
             (1j * scipy.sparse.eye_array(3, format="csr"), "only real float64 and float32 are supported"),
             (scipy.sparse.linalg.aslinearoperator(1j * np.eye(3)), "only real operators are supported"),
             (np.eye(3).astype(object), "type object is not real; only real matrices are supported"),
-            (np.ones(3), "pass a penstock format, a .*matrix, a dense array or a LinearOperator"),
-            ("K", "pass a penstock format, a .*matrix, a dense array or a LinearOperator"),
-            (None, "pass a penstock format, a .*matrix, a dense array or a LinearOperator"),
+            (np.ones(3), "pass a penstock format, a .*matrix, a dense array, a LinearOperator, or an object"),
+            ("K", "pass a penstock format, a .*matrix, a dense array, a LinearOperator, or an object"),
+            (None, "pass a penstock format, a .*matrix, a dense array, a LinearOperator, or an object"),
         ],
     )
     def test_what_is_no_square_real_matrix(self, matrix, advice):
@@ -405,7 +402,7 @@ class TestRefused:
         A, b = system()
 
         with pytest.raises(InputError, match="cast one of them, digits would be lost"):
-            cg(A.astype(np.float32), b)
+            cg(CsrMatrix.from_csr(A.astype(np.float32)), b)  # a matrix of SciPy would be promoted
 
 
 class TestMonitor:
@@ -458,7 +455,8 @@ class TestResult:
         result = cg(FunctionOperator(apply, A.shape, np.float64), b, rtol=1e-6)
 
         assert result.converged
-        assert len(products) == result.sweeps == result.iterations + result.state.replacements
+        tested = 2  # whether A is symmetric, once, because it takes so many iterations
+        assert len(products) == result.sweeps == result.iterations + result.state.replacements + tested
         assert 1 <= result.state.replacements <= 0.05 * result.iterations
 
     @pytest.mark.parametrize("maxiter", [3, None])

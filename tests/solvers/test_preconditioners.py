@@ -198,8 +198,10 @@ class TestAsPreconditioner:
                 as_preconditioner(wrong, A)
 
     def test_what_is_no_operator_is_refused(self):
-        with pytest.raises(InputError, match="cannot use str as an operator; pass"):
-            as_preconditioner("jacobi", CsrMatrix.from_csr(matrix()))
+        with pytest.raises(InputError, match="cannot use dict as an operator; pass"):
+            as_preconditioner({}, CsrMatrix.from_csr(matrix()))
+        with pytest.raises(InputError, match="'jacoby'"):
+            as_preconditioner("jacoby", CsrMatrix.from_csr(matrix()))
 
     def test_a_function_becomes_an_operator_of_the_shape_and_type_of_the_matrix(self):
         A = CsrMatrix.from_csr(matrix().astype(np.float32))

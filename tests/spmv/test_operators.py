@@ -83,8 +83,6 @@ def descending_offsets():
 @pytest.mark.parametrize(
     ("matrix", "advice"),
     [
-        (unsorted, "call A.sort_indices"),
-        (duplicated, "call A.sum_duplicates"),
         (out_of_range, "column index 3, outside 0 to 2; check the shape"),
         (descending_offsets, "row offsets descend"),
         (lambda: random_csr().astype(complex), "only real float64 and float32"),
@@ -96,6 +94,14 @@ def descending_offsets():
 def test_what_is_not_a_matrix_is_refused_with_advice(matrix, advice):
     with pytest.raises(InputError, match=advice):
         as_operator(matrix())
+
+
+@pytest.mark.parametrize("make", [unsorted, duplicated])
+def test_rows_of_a_callers_matrix_are_sorted_and_summed_in_a_copy(make):
+    given = make()
+    dense = given.tocoo().toarray()  # which adds up duplicates
+    np.testing.assert_array_equal(as_operator(given) @ np.eye(3), dense)
+    np.testing.assert_array_equal(given.indices, make().indices)
 
 
 @pytest.mark.parametrize(

@@ -325,11 +325,11 @@ REFUSED_SLABS = {
     "CSC": (_good().tocsc, r"not CSC; call \.tocsr\(\)"),
     "COO": (_good().tocoo, r"not COO; call \.tocsr\(\)"),
     "dense": (_good().toarray, "must be a SciPy CSR or BSR matrix or a penstock format, not ndarray"),
-    "unsorted": (
-        lambda: _with(indices=[2, 0, 4, 1, 0, 3]),
+    "unsorted, and a column too large": (lambda: _with(indices=[2, 0, 4, 1, 0, 9]), "row 2 holds column index 9"),
+    "unsorted, and offsets too large": (
+        lambda: _with(indices=[2, 0, 4, 1, 0, 3], indptr=[0, 3, 4, 60]),
         r"row 0 is not sorted at column 0; call A\.sort_indices\(\)",
     ),
-    "duplicate": (lambda: _with(indices=[0, 2, 2, 1, 0, 3]), r"row 0 holds column 2 twice; call A\.sum_duplicates\(\)"),
     "column too large": (lambda: _with(indices=[0, 2, 4, 5, 0, 3]), "row 1 holds column index 5, outside 0 to 4"),
     "column negative": (lambda: _with(indices=[0, 2, 4, 1, -1, 3]), "row 2 holds column index -1, outside 0 to 4"),
     "offsets descend": (lambda: _with(indptr=[0, 3, 2, 6]), "row offsets descend .* at row 1"),
@@ -337,8 +337,6 @@ REFUSED_SLABS = {
     "NaN": (lambda: _with(data=[1, 2, np.nan, 4, 5, 6]), "holds nan at stored entry 2; all entries must be finite"),
     "Inf": (lambda: _with(data=[1, 2, 3, np.inf, 5, 6]), "holds inf at stored entry 3; all entries must be finite"),
     "complex": (lambda: _good().astype(complex), "type complex128; only real float64 and float32 are supported"),
-    "BSR unsorted": (lambda: _bsr([1, 0]), r"row 0 is not sorted at column 0; call A\.sort_indices\(\)"),
-    "BSR duplicate": (lambda: _bsr([1, 1]), r"row 0 holds column 1 twice; call A\.sum_duplicates\(\)"),
     "BSR out of range": (lambda: _bsr([0, 3]), "row 0 holds column index 3, outside 0 to 2"),
     "BSR of flat blocks": (lambda: _good().tobsr((3, 1)), "blocks must be square, up to 8 x 8; these are 3 x 1"),
 }
@@ -350,6 +348,24 @@ def test_what_cannot_be_a_slab_is_refused_with_cause_and_advice(kind):
 
     with pytest.raises(InputError, match=advice):
         as_slab(make())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _with(indices=[2, 0, 4, 1, 0, 3]),
+        lambda: _with(indices=[0, 2, 2, 1, 0, 3]),
+        lambda: _bsr([1, 0]),
+        lambda: _bsr([1, 1]),
+    ],
+    ids=["unsorted", "duplicate", "BSR unsorted", "BSR duplicate"],
+)
+def test_rows_that_are_unsorted_or_hold_duplicates_are_sorted_and_summed_in_a_copy(make):
+    given, before = make(), make()
+    slab = as_slab(given)
+
+    np.testing.assert_array_equal(slab.to_csr().toarray(), before.tocoo().toarray())
+    np.testing.assert_array_equal(given.indices, before.indices)
 
 
 def test_a_valid_scipy_slab_is_taken_with_narrow_offsets():

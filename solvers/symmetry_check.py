@@ -1,0 +1,64 @@
+"""Looks whether an operator is symmetric, for two products: where a solve hardly gets on, that is the first suspicion."""
+
+from __future__ import annotations
+
+import contextlib
+
+from penstock.solvers.problem import LinearProblem
+from penstock.solvers.result import StopReason
+from penstock.spmv import Operator, VectorSpace
+from penstock.spmv.vectors.noise import noise
+
+__all__ = ["SymmetryCheck"]
+
+# A solve gets on if the residual halves in so many iterations, on average from the start.
+_ITERATIONS = 64
+# Rounding, also in float32, and sums in another order stay far below this share.
+_LEAST = 1e-6
+
+
+class SymmetryCheck:
+    """Tests A and M once, when a solve has made some iterations and hardly gets on.
+
+    Conjugate gradients do not notice that an operator is not symmetric: they go on without ever converging.
+
+    Parameters
+    ----------
+    problem : LinearProblem
+        Its products are counted.
+    """
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self._problem = problem
+        self._first: float | None = None
+        self._done = False
+
+    def look(self, iteration: int, residual_norm: float) -> StopReason | None:
+        """Take note of a relative residual; return a reason to stop if it hardly falls and an operator is not symmetric."""
+        if self._first is None:
+            self._first = max(residual_norm, 1.0)
+        slow = iteration >= _ITERATIONS and residual_norm > self._first * 0.5 ** (iteration / _ITERATIONS)
+        if self._done or not slow:
+            return None
+        self._done = True
+        problem = self._problem
+        with contextlib.suppress(MemoryError):  # of the three vectors; the solve itself has what it needs
+            problem.products += 2
+            if not is_symmetric(problem.A, problem.space):
+                return StopReason.NOT_SYMMETRIC
+            if problem.M is not None and not is_symmetric(problem.M, problem.space):
+                return StopReason.PRECONDITIONER_NOT_SYMMETRIC
+        return None
+
+
+def is_symmetric(A: Operator, space: VectorSpace) -> bool:
+    """Return whether ``u . A (A u)`` equals ``(A u) . (A u)`` for a vector u of random numbers, at the cost of two products.
+
+    For ``A = H + S``, H symmetric and S skew, they differ by about ``|S u|^2``. So an A is told from a symmetric one if its skew
+    part is a thousandth of it or more. Collective on ranks; a streamed A sweeps in the same direction afterwards.
+    """
+    with A.device.current():
+        u = noise(A.device, space.communicator.before(A.shape[0]), A.shape[0]).astype(A.dtype)
+        image = A.apply(u)
+        square = space.dot(image, image)
+        return not abs(space.dot(u, A.apply(image)) - square) > _LEAST * square
