@@ -15,9 +15,11 @@ from rich.table import Table
 
 from penstock import __version__
 from penstock.plan_command import plan, print_plan
+from penstock.solve_command import solve
 from penstock.spmv import PenstockError
 from penstock.terminal import (
-    INTERRUPTED,
+    Quiet,
+    Verbose,
     complete,
     free_name,
     in_free_folder,
@@ -80,12 +82,14 @@ def run(
         int | None, typer.Option(min=1, help="With --resume: most iterations, counted from the start.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Solve a cantilever described in YAML and leave a results folder."""
     from penstock.experiments import read_experiment, resume_experiment, run_experiment
     from penstock.experiments.cantilever.ranked_run import runs_on_ranks
 
-    console, reporter = open_terminal()
+    console, reporter = open_terminal(quiet, verbose)
     if resume is not None and (file is not None or output is not None or dry_run):
         raise typer.BadParameter("--resume takes everything from the folder; give neither FILE, --output nor --dry-run")
     if file is not None:
@@ -113,67 +117,7 @@ def run(
 app.command()(plan)
 
 
-@app.command()
-def solve(
-    matrix: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="Matrix Market or .npz file, a generated matrix such as cube32-dof3, or the folder of a FileStore.",
-        ),
-    ],
-    right_hand_sides: Annotated[
-        Path | None,
-        typer.Argument(metavar="[B]", help="Matrix Market or .npy file; without it A times ones is solved for."),
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
-    ] = None,
-    precond: Annotated[
-        str, typer.Option(help="auto, none, jacobi, block_jacobi, chebyshev, or one of an installed package.")
-    ] = "auto",
-    degree: Annotated[
-        int | None,
-        typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses."),
-    ] = None,
-    rtol: Annotated[float, typer.Option(help="Of the true residual, relative to B.")] = 1e-8,
-    maxiter: Annotated[int | None, typer.Option(min=1, help="Iterations at most; 10 n by default.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto is the GPU if there is one.")] = "auto",
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
-        ),
-    ] = None,
-    guess: Annotated[Path | None, typer.Option(help="Solution to start from (.npy).")] = None,
-    output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
-) -> None:
-    """Solve A X = B for a symmetric positive definite matrix of yours and leave a results folder."""
-    from penstock.experiments import RichReporter
-    from penstock.experiments.systems.solve_file import SolveRequest, solve_file
-    from penstock.experiments.systems.system_files import matrix_name
-
-    request = SolveRequest(matrix, right_hand_sides, columns, precond, degree, rtol, maxiter, device, memory, guess)
-    default, console = Path("results") / f"solve-{matrix_name(matrix)}", Console()
-
-    def solved(folder: Path) -> RunOutcome:
-        return solve_file(request, folder, reporter=RichReporter(console))
-
-    outcome = noting_interrupts(lambda: in_free_folder(output, default, solved))
-    solution = outcome.folder.solution
-    console.print(f"Results are in {outcome.folder.path}, the solution in {solution}", highlight=False, soft_wrap=True)
-    if outcome.reason.name == "CONVERGED":
-        return
-    if outcome.reason.name in ("STOPPED", "MAXITER"):
-        title = "Stopped on request. " if outcome.interrupted else ""
-        other = "" if output is None else "another --output and "
-        console.print(
-            f"{title}Repeat the command with {other}--guess {solution}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-    raise typer.Exit(INTERRUPTED if outcome.interrupted else 1)
+app.command()(solve)
 
 
 @app.command()

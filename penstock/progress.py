@@ -16,6 +16,10 @@ from penstock.spmv import format_nbytes
 __all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
 
 
+# Seconds between two lines in a log: a job of hours shows that it lives, and fills no disk.
+_LOG_SECONDS = 60.0
+
+
 class Stage:
     """One part of a run; this one reports nothing."""
 
@@ -36,26 +40,51 @@ class Reporter:
 
 
 class _LogStage(Stage):
-    def __init__(self) -> None:
+    """Prints a line whenever so many seconds have passed."""
+
+    def __init__(self, console: Console, title: str, every: float) -> None:
+        self._console, self._title, self._every = console, title, every
+        self._began = self._last = time.perf_counter()
         self.detail = ""
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
 
     def advance(self, done: float, detail: str = "") -> None:
         self.detail = detail
+        if time.perf_counter() - self._last >= self._every:
+            self._last = time.perf_counter()
+            self._print(f"{done:4.0%}  {detail}")
+
+    def end(self) -> None:
+        self._print(self.detail)
+
+    def _print(self, text: str) -> None:
+        self._console.print(f"{self._title:<10} {self.seconds:8.2f} s  {text}", highlight=False, soft_wrap=True)
 
 
 class _RichStage(Stage):
-    def __init__(self, progress: Progress, title: str) -> None:
-        self._progress, self._task = progress, progress.add_task(title, total=1.0, detail="")
+    def __init__(self, progress: Progress, title: str, log: Stage) -> None:
+        self._progress, self._task, self._log = progress, progress.add_task(title, total=1.0, detail=""), log
 
     def advance(self, done: float, detail: str = "") -> None:
         self._progress.update(self._task, completed=min(max(done, 0.0), 1.0), detail=detail)
+        self._log.advance(done, detail)
 
 
 class RichReporter(Reporter):
-    """Shows texts and progress bars on a terminal; on anything else, texts only."""
+    """Shows texts and progress bars on a terminal; on anything else, texts and a line a minute.
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    Parameters
+    ----------
+    console : Console
+    every : float, optional
+        Seconds between two lines about a part of a run, on a terminal above its bar. By default 60, and none on a terminal.
+    """
+
+    def __init__(self, console: Console, every: float | None = None) -> None:
+        self.console, self._every = console, every
 
     @classmethod
     def on_terminal(cls) -> RichReporter:
@@ -72,11 +101,9 @@ class RichReporter(Reporter):
     def stage(self, title: str) -> Iterator[Stage]:
         """Show a bar with times until the part is over; a log gets one line instead."""
         if not self.console.is_terminal:
-            log = _LogStage()
-            began = time.perf_counter()
+            log = _LogStage(self.console, title, _LOG_SECONDS if self._every is None else self._every)
             yield log
-            seconds = time.perf_counter() - began
-            self.console.print(f"{title:<10} {seconds:8.2f} s  {log.detail}", highlight=False, soft_wrap=True)
+            log.end()
             return
         columns = (
             TextColumn("{task.description:<10}"),
@@ -87,8 +114,8 @@ class RichReporter(Reporter):
             TextColumn("{task.fields[detail]}"),
         )
         with Progress(*columns, console=self.console, refresh_per_second=4) as progress:
-            stage = _RichStage(progress, title)
-            yield stage
+            lines = Stage() if self._every is None else _LogStage(progress.console, title, self._every)
+            yield _RichStage(progress, title, lines)
 
 
 def solve_progress(record: IterationRecord, rtol: float) -> tuple[float, str]:

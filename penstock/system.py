@@ -13,7 +13,7 @@ from penstock.given import GivenMatrix, GivenVectors
 from penstock.placement import place_index, place_matrix
 from penstock.progress import Reporter, solve_progress
 from penstock.request import Placement, Request
-from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, cg, jacobi, solve_many
+from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, block_cg, cg, jacobi, solve_many
 from penstock.spmv import CPU, CsrMatrix, InputError, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.formats.partition import row_slabs
 from penstock.streaming import (
@@ -82,6 +82,7 @@ class OpenSystem:
             if not self.request.is_left_open(spec):
                 raise
             [spec, *_] = self.request.specs(spec.block_size, streamed=False)  # of a matrix that no coarse level suits
+            self.placement = replace(self.placement, spec=spec)
             return spec.build(self.A)
 
     def solve(
@@ -93,14 +94,22 @@ class OpenSystem:
         atol: float = 0.0,
         maxiter: int | None = None,
         monitor: Callable[[IterationRecord], object] | None = None,
+        state: Any = None,
+        direction: int = 1,
     ) -> AnyResult:
-        """Solve for the right-hand sides; x comes back where b lives, in its shape."""
+        """Solve for the right-hand sides; x comes back where b lives, in its shape.
+
+        A state is that of an earlier solve of the same right-hand sides, all together, with the same placement; a streamed matrix
+        then goes on in the direction given.
+        """
         A, device = self.A, self.A.device
         order = None if self.placement is None else self.placement.order
         b.check_rows(A.shape[0])
         with device.current():
             with self.reporter.stage("prepare"):
                 M = self.preconditioner()
+            if state is not None and isinstance(A, StreamedMatrix):
+                A.turn_to(direction)
             options: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "M": M}
             with self.reporter.stage("solve") as stage:
                 blocks = 1 if self.placement is None else -(-b.columns // self.placement.together)
@@ -114,7 +123,9 @@ class OpenSystem:
                 result: AnyResult
                 if b.columns == 1:
                     guess = None if x0 is None else x0.column(device, A.dtype, order)
-                    result = cg(A, b.column(device, A.dtype, order), guess, **options)
+                    result = cg(A, b.column(device, A.dtype, order), guess, state=state, **options)
+                elif state is not None:
+                    result = block_cg(A, device.asarray(b.block(A.dtype, order)), state=state, **options)
                 else:
                     memory = None if self.placement is None else self.placement.solver_nbytes
                     guess = None if x0 is None else x0.block(A.dtype, order)

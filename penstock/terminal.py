@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INTERRUPTED",
+    "Quiet",
+    "Verbose",
     "complete",
     "free_name",
     "in_free_folder",
@@ -44,14 +46,21 @@ def say(title: str, error: BaseException) -> None:
     print(error, *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
 
 
-def open_terminal() -> tuple[Console, Reporter]:
+#: What is said, as commands take it.
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say only where the results are.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say how it goes every second, instead of every minute.")
+]
+
+
+def open_terminal(quiet: bool = False, verbose: bool = False) -> tuple[Console, Reporter]:
     """Return a console, wide if the output is no terminal, and a reporter that prints on it."""
     from penstock.progress import Reporter, RichReporter
 
     if launched_rank():  # the first rank speaks
         return Console(quiet=True), Reporter()
     console = Console(width=None if sys.stdout.isatty() else 160)
-    return console, RichReporter(console)
+    return console, Reporter() if quiet else RichReporter(console, 1.0 if verbose else None)
 
 
 def refuse_copies() -> None:

@@ -70,7 +70,8 @@ def solve_many(
     Returns
     -------
     BlockSolveResult
-        Columns that were not started have NaN residuals if there was a guess. Costs are totals over all blocks.
+        Columns that were not started have NaN residuals if there was a guess. Costs are totals over all blocks. It has a state
+        to resume from with :func:`block_cg` if all columns were solved together.
 
     Raises
     ------
@@ -90,7 +91,7 @@ def solve_many(
         if total.stopped:
             total.add_not_started(start)
             break
-        block = slice(start, start + block_size)
+        block = slice(start, min(start + block_size, B.shape[1]))
         guess = None if X0 is None else total.to_device(X0, block)
         result = block_cg(operator, total.to_device(B, block), guess, M=M, monitor=monitor, **options)
         total.add(result, block)
@@ -130,6 +131,7 @@ class _Total:
         self._columns: list[SolveResult] = []
         self._iterations = self._sweeps = self._bytes_streamed = 0
         self._timings: dict[str, float] = {}
+        self._state: Any = None
 
     @property
     def stopped(self) -> bool:
@@ -146,6 +148,8 @@ class _Total:
         self._x[:, block] = result.x if self._home == self._A.device else self._A.device.to_host(result.x)
         for number, column in enumerate(result.columns, start=block.start):
             self._columns.append(SolveResult(**{**vars(column), "x": self._x[:, number]}))
+        whole = block == slice(0, self._B.shape[1])
+        self._state = result.state if whole else None
         self._iterations += result.iterations
         self._sweeps += result.sweeps
         self._bytes_streamed += result.bytes_streamed
@@ -161,7 +165,7 @@ class _Total:
     def result(self) -> BlockSolveResult:
         """Return the result for all columns."""
         totals = (self._iterations, self._sweeps, self._bytes_streamed, self._timings)
-        return BlockSolveResult(self._x, tuple(self._columns), *totals)
+        return BlockSolveResult(self._x, tuple(self._columns), *totals, state=self._state)
 
 
 def choose_block_size(A: Any, columns: int, memory: int | str | None = None) -> int:

@@ -43,6 +43,7 @@ class ResultsFolder(BaseFolder):
         self.trace = path / "timeline.trace.json"
         self.field = path / "solution.vtkhdf"
         self.solution = path / "solution.npy"
+        self.solve = path / "solve.json"
         self.checkpoint = path / "checkpoint.npz"
         self.matrix = path / "matrix"
         self.samples = path / "samples"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from penstock.experiments.reporting.folder import ResultsFolder, write_json
 from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
+from penstock.experiments.systems.resumption import Checkpoints, decided_spec, read_request, write_request
+from penstock.experiments.systems.solve_request import SolveRequest
 from penstock.experiments.systems.system_files import (
     column_ranges,
     matrix_name,
@@ -29,64 +31,42 @@ from penstock.front_door import find_device
 from penstock.given import GivenVectors, as_given_matrix
 from penstock.progress import Reporter
 from penstock.request import Placement, Request
-from penstock.solvers import BlockSolveResult, SolveResult, StopReason, preconditioner_spec
-from penstock.spmv import Device, InputError, Operator, parse_nbytes
+from penstock.solvers import BlockSolveResult, IterationRecord, PreconditionerSpec, SolveResult, StopReason
+from penstock.spmv import InputError, Operator, parse_nbytes
 from penstock.streaming import StreamedMatrix
 from penstock.system import OpenSystem, open_system
 
-__all__ = ["SolveRequest", "solve_file"]
+__all__ = ["resume_solve", "solve_file"]
 
 
-@dataclass(frozen=True)
-class SolveRequest:
-    """What to solve, and how.
+def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter: Reporter | None = None) -> RunOutcome:
+    """Go on with a solve that was stopped or killed, or did not converge; without a checkpoint, begin anew.
 
     Parameters
     ----------
-    matrix : str
-        What :func:`read_matrix` takes, or the folder of a :class:`FileStore`.
-    right_hand_sides : path, optional
-        What :func:`read_right_hand_sides` takes. Without it, A times ones is solved for.
-    columns : str, optional
-        Which columns of the file, such as ``0,2-4``; without a file, how many right-hand sides to make up.
-    preconditioner : str
-        As for :func:`penstock.solve`.
-    degree : int, optional
-        With ``chebyshev``: products with A in an iteration, odd; by default the plan chooses.
-    rtol : float
+    directory : path
+        Its results folder.
     maxiter : int, optional
-    device : str
-    memory : int or str, optional
-        For matrix storage on the device that computes; by default what is free there.
-    guess : path, optional
-        ``.npy`` of the shape of the solution, from which to start.
+        Iterations at most, counted from the start.
+    reporter : Reporter, optional
+
+    Raises
+    ------
+    InputError
+        If the folder is not that of a solve, the solve has converged, or its files or its system were altered.
     """
-
-    matrix: str
-    right_hand_sides: Path | None = None
-    columns: str | None = None
-    preconditioner: str = "auto"
-    degree: int | None = None
-    rtol: float = 1e-8
-    maxiter: int | None = None
-    device: str = "auto"
-    memory: int | str | None = None
-    guess: Path | None = None
-
-    def check(self) -> None:
-        """Refuse, before a file is read, what no file could make right."""
-        if self.preconditioner != "auto":
-            preconditioner_spec(self.preconditioner, degree=self.degree)
-        elif self.degree is not None:
-            raise InputError("--degree is an option of a preconditioner; choose --precond chebyshev")
-        if not 0 <= self.rtol < 1:
-            raise InputError(f"--rtol is a share of the right-hand side, 0 or more and less than 1, not {self.rtol}")
-        if self.columns is not None:
-            (parse_count if self.right_hand_sides is None else parse_columns)(self.columns)
-        if self.memory is not None:
-            parse_nbytes(self.memory)
-        if self.device != "auto":
-            Device.parse(self.device)
+    folder = ResultsFolder(Path(directory))
+    with folder.resumed():
+        request, settings = read_request(folder)
+        if folder.result.exists() and not folder.checkpoint.exists():
+            raise InputError(f"the solve in {folder.path} is finished; see penstock show")
+        if maxiter is not None:
+            request = replace(request, maxiter=maxiter)
+        request.check()
+        run = _Run(request, folder, reporter or Reporter())
+        if folder.checkpoint.exists():
+            run.spec = decided_spec(settings)
+        return run.run()
 
 
 def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Reporter | None = None) -> RunOutcome:
@@ -116,7 +96,9 @@ def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Report
         try:
             return _Run(request, folder, reporter or Reporter()).run()
         except BaseException as error:
-            if folder.solution.exists():
+            if folder.checkpoint.exists():
+                error.add_note(f"what was done is kept; resume with: penstock solve --resume {folder.path}")
+            elif folder.solution.exists():
                 error.add_note(f"the solution is kept in {folder.solution}")
             else:
                 folder.remove()
@@ -132,10 +114,14 @@ class _Run:
         self.given: np.ndarray[Any, Any] | None = None
         self.columns = 1
         self.chosen: Sequence[int] = (0,)
+        #: The preconditioner of the solve that is resumed.
+        self.spec: PreconditionerSpec | None = None
 
     def run(self) -> RunOutcome:
         """Read, plan, build, solve and report."""
         asked, right_side = self.request, self._read_right_hand_sides()  # before the matrix, which may take longer
+        if self.spec is None:
+            write_request(self.folder, asked)
         with self.reporter.stage("read") as stage:
             matrix = as_given_matrix(asked.matrix)
             stage.advance(1.0)
@@ -144,8 +130,8 @@ class _Run:
             find_device(asked.device, matrix),
             self.columns,
             None if asked.memory is None else parse_nbytes(asked.memory),
-            asked.preconditioner,
-            options=options,
+            self.spec or asked.preconditioner,
+            options={} if self.spec else options,
             name=matrix.name,
         )
 
@@ -193,10 +179,27 @@ class _Run:
         if self.given is None and self.columns == 1 and order is not None:
             b = GivenVectors(order.back(b.array), "B")
         guess = None
-        if asked.guess is not None:
+        if asked.guess is not None and self.spec is None:
             guess = GivenVectors(read_guess(asked.guess, (n, self.columns)), "the guess")
+        placement = system.placement
+        assert placement is not None, "a matrix in a file or a store is placed"
+        checkpoints = Checkpoints(self.folder, asked, system, self.reporter)
+        state, direction = checkpoints.resumed(n, system.A.device) if self.spec is not None else (None, 1)
+        keeps = self.columns <= placement.together  # of several blocks the iterates are kept
         with stop_requests(self.reporter) as stop:
-            return system.solve(b, guess, rtol=asked.rtol, maxiter=asked.maxiter, monitor=lambda record: stop.is_set())
+
+            def monitor(record: IterationRecord) -> bool:
+                if keeps:
+                    checkpoints.note(record)
+                return stop.is_set()
+
+            go_on: dict[str, Any] = {"state": state, "direction": direction}
+            result = system.solve(b, guess, rtol=asked.rtol, maxiter=asked.maxiter, monitor=monitor, **go_on)
+        if result.converged:
+            self.folder.checkpoint.unlink(missing_ok=True)
+        elif keeps and result.state is not None:
+            checkpoints.write(result.state)
+        return result
 
     def _report(
         self, system: OpenSystem, result: SolveResult | BlockSolveResult, opened: float, seconds: float

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from typer.testing import CliRunner
 from penstock import system as system_module
 from penstock.cli import app
 from penstock.experiments.systems import solve_file as module
-from penstock.experiments.systems.solve_file import SolveRequest, solve_file
+from penstock.experiments.systems.solve_file import resume_solve, solve_file
+from penstock.experiments.systems.solve_request import SolveRequest
 from penstock.experiments.systems.system_files import column_ranges, parse_columns
 from penstock.fem import Cantilever
-from penstock.solvers import PRECONDITIONERS
+from penstock.solvers import PRECONDITIONERS, StopReason
 from penstock.spmv import BudgetError, InputError, PenstockError, StoreError
 from penstock.streaming import FileStore, LinkRates
 
@@ -358,9 +360,52 @@ class TestCommand:
         ran = CliRunner().invoke(app, ["solve", str(files / "A.mtx"), "--maxiter", "3"])
 
         assert ran.exit_code == 1
-        assert "Repeat the command with --guess results/solve-A/solution.npy" in ran.output
+        assert "Resume with: penstock solve --resume results/solve-A --maxiter N" in ran.output
 
 
 @pytest.mark.parametrize("text", ["0", "0,2-4", "7-9,3"])
 def test_columns_are_written_as_they_are_read(text):
     assert column_ranges(parse_columns(text)) == text
+
+
+class TestResumed:
+    """A solve of one's own system goes on from a checkpoint, as a run does."""
+
+    @pytest.mark.parametrize("options", [{}, {"memory": "600 KiB", "preconditioner": "chebyshev"}, {"columns": "3"}])
+    def test_one_that_was_stopped_goes_on_to_the_same_bits(self, tmp_path, options):
+        request = SolveRequest("cube12-dof3", **options, rtol=1e-9)
+        whole = solve_file(request, tmp_path / "whole").folder
+        stopped = solve_file(replace(request, maxiter=7), tmp_path / "stopped")
+        assert stopped.reason is StopReason.MAXITER
+        assert stopped.folder.checkpoint.exists()
+
+        resumed = resume_solve(tmp_path / "stopped", maxiter=5000)
+        assert resumed.reason is StopReason.CONVERGED
+        assert not resumed.folder.checkpoint.exists()
+        np.testing.assert_array_equal(np.load(resumed.folder.solution), np.load(whole.solution))
+        with pytest.raises(InputError, match="is finished"):
+            resume_solve(tmp_path / "stopped")
+
+    def test_one_that_was_killed_before_its_first_checkpoint_begins_anew(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(module._Run, "_report", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            solve_file(SolveRequest("cube8-dof1"), tmp_path / "killed")
+        monkeypatch.undo()
+        assert (tmp_path / "killed" / "solve.json").exists()
+        assert resume_solve(tmp_path / "killed").reason is StopReason.CONVERGED
+
+    def test_other_settings_and_altered_files_are_refused(self, tmp_path):
+        folder = solve_file(SolveRequest("cube8-dof3", maxiter=3, preconditioner="jacobi"), tmp_path / "stopped").folder
+        settings = json.loads(folder.solve.read_text())
+        for change, advice in (
+            ({"asked": {**settings["asked"], "columns": "2"}}, "other settings"),
+            ({"decided": {**settings["decided"], "preconditioner": "none"}}, "other settings"),
+            ({"decided": {**settings["decided"], "preconditioner": "jacoby"}}, "jacoby"),
+            ({"asked": {"matrix": 3}}, "altered"),
+            ({"asked": None}, "altered"),
+        ):
+            folder.solve.write_text(json.dumps({**settings, **change}))
+            with pytest.raises(InputError, match=advice):
+                resume_solve(folder.path)
+        with pytest.raises(InputError, match=r"holds no solve\.json"):
+            resume_solve(tmp_path)

@@ -1,0 +1,136 @@
+"""What a solve of a system in files leaves so that it can be resumed: what was asked for, what was decided, and its state."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
+from penstock.experiments.reporting.folder import ResultsFolder, write_json
+from penstock.experiments.systems.solve_request import SolveRequest
+from penstock.progress import Reporter
+from penstock.request import Placement
+from penstock.solvers import IterationRecord, PreconditionerSpec, preconditioner_spec
+from penstock.spmv import Device, InputError, StoreError
+from penstock.streaming import StreamedMatrix
+from penstock.system import OpenSystem
+
+__all__ = ["Checkpoints", "decided_spec", "read_request", "write_request"]
+
+_SECONDS = 60.0
+
+
+def write_request(folder: ResultsFolder, request: SolveRequest, placement: Placement | None = None) -> dict[str, Any]:
+    """Write and return what was asked for and, once it is known, what was decided."""
+    asked = dataclasses.asdict(request)
+    for name in ("matrix", "right_hand_sides", "guess"):  # a solve may be resumed from another folder
+        if asked[name] is not None:
+            path = Path(asked[name])
+            asked[name] = str(path.resolve() if path.exists() else path)
+    settings = {"asked": asked, "decided": None if placement is None else _decided(placement)}
+    write_json(folder.solve, settings)
+    return settings
+
+
+def _decided(placement: Placement) -> dict[str, Any]:
+    spec = placement.spec
+    plain = {of.name: getattr(spec, of.name) for of in dataclasses.fields(spec)}
+    options = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
+    return {"preconditioner": spec.name, "options": options, "reordered": placement.order is not None}
+
+
+def read_request(folder: ResultsFolder) -> tuple[SolveRequest, dict[str, Any]]:
+    """Return what was asked for in the solve that is to be resumed, and all of its settings.
+
+    Raises
+    ------
+    InputError
+        If the folder is not that of a solve, or the file was altered so that it cannot be read.
+    """
+    settings = folder.read_json(folder.solve)
+    try:
+        return TypeAdapter(SolveRequest).validate_python(settings["asked"]), settings
+    except (ValidationError, LookupError, TypeError) as error:
+        raise InputError(f"{folder.solve} was altered: {error}") from error
+
+
+def decided_spec(settings: Mapping[str, Any]) -> PreconditionerSpec | None:
+    """Return the preconditioner of the solve that is to be resumed, if it got so far."""
+    decided = settings.get("decided")
+    if decided is None:
+        return None
+    try:
+        return preconditioner_spec(str(decided["preconditioner"]), **dict(decided["options"]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise InputError(f"the settings of this solve were altered: {error}") from error
+
+
+def _of_system(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without those that may change when a solve is resumed."""
+    asked = {
+        name: value for name, value in settings.get("asked", {}).items() if name not in ("rtol", "maxiter", "guess")
+    }
+    return {**settings, "asked": asked}
+
+
+class Checkpoints:
+    """Writes the state of a solve every minute, and when it ends before it has converged.
+
+    Parameters
+    ----------
+    folder : ResultsFolder
+    request : SolveRequest
+    system : OpenSystem
+        What is decided in it is kept in a checkpoint.
+    reporter : Reporter
+        Told of a disk that is full, which does not end the solve.
+    """
+
+    def __init__(self, folder: ResultsFolder, request: SolveRequest, system: OpenSystem, reporter: Reporter) -> None:
+        self._folder, self._request, self._system, self._reporter = folder, request, system, reporter
+        self._streamed = system.A if isinstance(system.A, StreamedMatrix) else None
+        self._before, self._direction = Checkpoint(None), 1
+        self._began = self._written = time.perf_counter()
+
+    def resumed(self, unknowns: int, device: Device) -> tuple[SolverState | None, int]:
+        """Return the state to resume from, and the direction in which sweeps go on.
+
+        Raises
+        ------
+        InputError
+            If the checkpoint is damaged, or of a solve with other settings.
+        """
+        self._before = read_checkpoint(self._folder.checkpoint, unknowns, device)
+        if _of_system(self._before.settings) != _of_system(self._settings()):
+            raise InputError(
+                f"the checkpoint in {self._folder.path} is of a solve with other settings, or another plan fits the memory that "
+                "is free now: solve anew, from where it was with --guess"
+            )
+        return self._before.state, self._before.direction
+
+    def _settings(self) -> dict[str, Any]:
+        # Building the preconditioner may have changed what was decided.
+        return write_request(self._folder, self._request, self._system.placement)
+
+    def note(self, record: IterationRecord) -> None:
+        """Write a checkpoint if the last one is a minute old."""
+        self._direction = 1 if self._streamed is None else self._streamed.direction
+        if time.perf_counter() - self._written > _SECONDS:
+            self.write(record.state)
+
+    def write(self, state: Any) -> None:
+        """Write a checkpoint."""
+        sweeps, moved = (0, 0) if self._streamed is None else (self._streamed.sweeps, self._streamed.bytes_streamed)
+        before = self._before
+        seconds = before.seconds + time.perf_counter() - self._began
+        spent = (before.sweeps + sweeps, before.bytes_streamed + moved, seconds, self._direction)
+        try:
+            write_checkpoint(self._folder.checkpoint, Checkpoint(state, *spent, settings=self._settings()))
+        except StoreError as error:
+            self._reporter.text("Warning", str(error))
+        self._written = time.perf_counter()

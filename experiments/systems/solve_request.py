@@ -1,0 +1,64 @@
+"""What is asked for: a system in files, and how to solve it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.experiments.systems.system_files import parse_columns, parse_count
+from penstock.solvers import preconditioner_spec
+from penstock.spmv import Device, InputError, parse_nbytes
+
+__all__ = ["SolveRequest"]
+
+
+@dataclass(frozen=True)
+class SolveRequest:
+    """What to solve, and how.
+
+    Parameters
+    ----------
+    matrix : str
+        What :func:`read_matrix` takes, or the folder of a :class:`FileStore`.
+    right_hand_sides : path, optional
+        What :func:`read_right_hand_sides` takes. Without it, A times ones is solved for.
+    columns : str, optional
+        Which columns of the file, such as ``0,2-4``; without a file, how many right-hand sides to make up.
+    preconditioner : str
+        As for :func:`penstock.solve`.
+    degree : int, optional
+        With ``chebyshev``: products with A in an iteration, odd; by default the plan chooses.
+    rtol : float
+    maxiter : int, optional
+    device : str
+    memory : int or str, optional
+        For matrix storage on the device that computes; by default what is free there.
+    guess : path, optional
+        ``.npy`` of the shape of the solution, from which to start.
+    """
+
+    matrix: str
+    right_hand_sides: Path | None = None
+    columns: str | None = None
+    preconditioner: str = "auto"
+    degree: int | None = None
+    rtol: float = 1e-8
+    maxiter: int | None = None
+    device: str = "auto"
+    memory: int | str | None = None
+    guess: Path | None = None
+
+    def check(self) -> None:
+        """Refuse, before a file is read, what no file could make right."""
+        if self.preconditioner != "auto":
+            preconditioner_spec(self.preconditioner, degree=self.degree)
+        elif self.degree is not None:
+            raise InputError("--degree is an option of a preconditioner; choose --precond chebyshev")
+        if not 0 <= self.rtol < 1:
+            raise InputError(f"--rtol is a share of the right-hand side, 0 or more and less than 1, not {self.rtol}")
+        if self.columns is not None:
+            (parse_count if self.right_hand_sides is None else parse_columns)(self.columns)
+        if self.memory is not None:
+            parse_nbytes(self.memory)
+        if self.device != "auto":
+            Device.parse(self.device)

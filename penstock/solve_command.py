@@ -1,0 +1,89 @@
+"""The command that solves a system in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.terminal import INTERRUPTED, Quiet, Verbose, in_free_folder, noting_interrupts, open_terminal
+
+if TYPE_CHECKING:
+    from penstock.experiments import RunOutcome
+
+__all__ = ["solve"]
+
+
+def solve(
+    matrix: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="A",
+            help="Matrix Market or .npz file, a generated matrix such as cube32-dof3, or the folder of a FileStore.",
+        ),
+    ] = None,
+    right_hand_sides: Annotated[
+        Path | None,
+        typer.Argument(metavar="[B]", help="Matrix Market or .npy file; without it A times ones is solved for."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
+    ] = None,
+    precond: Annotated[
+        str, typer.Option(help="auto, none, jacobi, block_jacobi, chebyshev, or one of an installed package.")
+    ] = "auto",
+    degree: Annotated[
+        int | None,
+        typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses."),
+    ] = None,
+    rtol: Annotated[float, typer.Option(help="Of the true residual, relative to B.")] = 1e-8,
+    maxiter: Annotated[int | None, typer.Option(min=1, help="Iterations at most; 10 n by default.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto is the GPU if there is one.")] = "auto",
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
+        ),
+    ] = None,
+    guess: Annotated[Path | None, typer.Option(help="Solution to start from (.npy).")] = None,
+    output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Resume the solve in this folder; with --maxiter, up to so many iterations.")
+    ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Solve A X = B for a symmetric positive definite matrix of yours and leave a results folder."""
+    from penstock.experiments.systems.solve_file import resume_solve, solve_file
+    from penstock.experiments.systems.solve_request import SolveRequest
+    from penstock.experiments.systems.system_files import matrix_name
+
+    if (matrix is None) == (resume is None):
+        raise typer.BadParameter("name a matrix A, or a folder to --resume, which takes everything else from there")
+    console, reporter = open_terminal(quiet, verbose)
+
+    def action() -> RunOutcome:
+        if resume is not None:
+            return resume_solve(resume, maxiter=maxiter, reporter=reporter)
+        assert matrix is not None, "there is one or the other"
+        request = SolveRequest(matrix, right_hand_sides, columns, precond, degree, rtol, maxiter, device, memory, guess)
+        default = Path("results") / f"solve-{matrix_name(matrix)}"
+        return in_free_folder(output, default, lambda folder: solve_file(request, folder, reporter=reporter))
+
+    outcome = noting_interrupts(action)
+    where = outcome.folder
+    console.print(f"Results are in {where.path}, the solution in {where.solution}", highlight=False, soft_wrap=True)
+    if outcome.reason.name == "CONVERGED":
+        return
+    if outcome.reason.name in ("STOPPED", "MAXITER"):
+        title = "Stopped on request. " if outcome.interrupted else ""
+        if where.checkpoint.exists():
+            more = "" if outcome.interrupted else " --maxiter N"
+            advice = f"Resume with: penstock solve --resume {where.path}{more}"
+        else:  # right-hand sides in several blocks
+            advice = (
+                f"Repeat the command with {'' if output is None else 'another --output and '}--guess {where.solution}"
+            )
+        console.print(f"{title}{advice}", highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(INTERRUPTED if outcome.interrupted else 1)
