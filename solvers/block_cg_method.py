@@ -78,7 +78,8 @@ class BlockCgState:
             check_history(norms)
         columns = layout.shape[1]
         lengths = {len(self.reasons), len(self.last_true_residuals), len(self.residual_norms)}
-        within = self.active == sorted(set(self.active)) and all(0 <= column < columns for column in self.active)
+        numbers = all(type(column) is int for column in self.active)  # booleans would select
+        within = numbers and self.active == sorted(set(self.active)) and all(0 <= of < columns for of in self.active)
         if lengths != {columns} or not within or (self.active and self.goes_on and not self._block_fits(columns)):
             raise InputError("the parts of the state do not fit each other; it is damaged")
 

@@ -140,6 +140,7 @@ class TestAltered:
             ("t", np.eye(2, dtype=np.float32)),
             ("active", [0, 7]),
             ("active", [1, 0]),
+            ("active", [False, True]),
             ("reasons", [None]),
             ("last_true_residuals", [1.0]),
         ],
