@@ -91,6 +91,23 @@ def solve(
     -------
     SolveResult, or BlockSolveResult for k > 1 columns
         ``x`` lives where b does, in its shape; ``explain()`` tells what was decided, why, and at what cost.
+
+    Raises
+    ------
+    InputError
+        If A is not square, not symmetric to rounding or has a diagonal entry that is not positive, or an option does not fit.
+    BudgetError
+        If the memory holds neither the matrix nor two slots of it, or not the vectors.
+    DeviceError
+        If the device is not there.
+
+    Examples
+    --------
+    >>> import numpy as np, penstock, scipy.sparse
+    >>> A = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(5, 5))
+    >>> result = penstock.solve(A, A @ np.arange(1.0, 6.0), device="cpu")
+    >>> result.converged, result.x.round(6).tolist()
+    (True, [1.0, 2.0, 3.0, 4.0, 5.0])
     """
     vectors, reporter = GivenVectors.of(b, "b"), RichReporter.on_terminal() if progress else Reporter()
     given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
