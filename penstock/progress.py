@@ -24,7 +24,21 @@ class Stage:
 
 
 class Reporter:
-    """Receives what a run has to say; this one ignores it."""
+    """Receives what a run has to say; this one ignores it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from penstock.experiments import Experiment, Reporter, run_experiment
+    >>> class Titles(Reporter):
+    ...     def text(self, title, body):
+    ...         print(title)
+    >>> experiment = Experiment(model={"nodes": 3}, output={"figures": False})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     outcome = run_experiment(experiment, f"{folder}/results", reporter=Titles())
+    Plan
+    Result
+    """
 
     def text(self, title: str, body: str) -> None:
         """Show a text under a title."""
@@ -52,7 +66,22 @@ class _RichStage(Stage):
 
 
 class RichReporter(Reporter):
-    """Shows texts and progress bars on a terminal; on anything else, texts only."""
+    """Shows texts and progress bars on a terminal; on anything else, texts only.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+
+    Examples
+    --------
+    >>> import sys
+    >>> from penstock.experiments import RichReporter
+    >>> from rich.console import Console
+    >>> RichReporter(Console(file=sys.stdout)).text("plan", "everything is resident")
+    plan
+    everything is resident
+    <BLANKLINE>
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -99,7 +99,7 @@ def suggest_format(
     Raises
     ------
     InputError
-        If A is empty or no matrix, or an option is out of range.
+        If A is empty, or an option is out of range.
 
     Examples
     --------
