@@ -86,9 +86,7 @@ def split_rows(
 
     Returns
     -------
-    square : CsrMatrix or BsrMatrix, (own rows, own rows)
-    couplings : list of Coupling
-        In the order of the neighbours; empty for one rank.
+    CsrMatrix or BsrMatrix, (own rows, own rows), and list of Coupling
 
     Raises
     ------

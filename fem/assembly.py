@@ -37,7 +37,7 @@ def assemble_rows(
     values_dtype: Any = np.float64,
     offsets_dtype: Any = np.int32,
 ) -> SparseMatrix:
-    """Assemble the rows of nodes ``start`` to ``stop``.
+    """Assemble the rows of nodes ``start`` to ``stop``; needs memory only for them and the material of their element layers.
 
     Parameters
     ----------
@@ -66,10 +66,6 @@ def assemble_rows(
     ------
     InputError
         If there is no generator for the format, or the slab has too many entries for its offsets.
-
-    Notes
-    -----
-    Needs memory only for the slab and the material of its element layers.
 
     Examples
     --------
@@ -150,18 +146,10 @@ def symbolic_rows(
 
     Parameters
     ----------
-    mesh : BoxMesh
+    mesh, start, stop, format_name, values_dtype, offsets_dtype
+        As for :func:`assemble_rows`.
     dof : int
         Unknowns of a node: 1, 3 or 6.
-    start, stop : int
-        Node numbers.
-    format_name, values_dtype, offsets_dtype
-        As for :func:`assemble_rows`.
-
-    Returns
-    -------
-    SparseMatrix, ((stop - start) * dof, node_count * dof)
-        For plans; its entries are not to be read.
 
     Raises
     ------

@@ -59,10 +59,6 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     rates : LinkRates, optional
         Of this machine; without them plans are compared at typical rates and predict no times.
 
-    Returns
-    -------
-    StreamPlan
-
     Raises
     ------
     BudgetError

@@ -98,10 +98,6 @@ def smoothed_aggregation(
     rounds : int
         As for :func:`chebyshev`.
 
-    Returns
-    -------
-    SmoothedAggregation
-
     Raises
     ------
     InputError

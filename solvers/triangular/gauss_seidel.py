@@ -106,10 +106,6 @@ def gauss_seidel(
         Relax blocks of 1, 2, 3 or 6 unknowns, for example those of a node, at once. Default: the blocks of a BSR matrix,
         single unknowns of others.
 
-    Returns
-    -------
-    GaussSeidel
-
     Raises
     ------
     InputError

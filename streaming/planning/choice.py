@@ -83,9 +83,8 @@ def choose(
     --------
     >>> from penstock.fem import Cantilever
     >>> from penstock.streaming import Candidate, Workload, choose, index_of
-    >>> beam = Cantilever(nodes=32, dof=3)
-    >>> cuts = [Candidate(index_of(beam.symbolic_slabs(count)), Workload()) for count in (4, 8, 16)]
-    >>> len(choose(cuts, "16 MiB").index.subdivisions)
+    >>> slabs = [Cantilever(nodes=32, dof=3).symbolic_slabs(count) for count in (4, 8, 16)]
+    >>> len(choose([Candidate(index_of(cut), Workload()) for cut in slabs], "16 MiB").index.subdivisions)
     8
     """
     ring = ring or Ring()
