@@ -30,7 +30,6 @@ class Operator(Protocol):
     Examples
     --------
     >>> from penstock.fem import Cantilever
-    >>> from penstock.spmv import Operator
     >>> A = Cantilever(nodes=2, dof=1).matrix()
     >>> isinstance(A, Operator), A.shape, A.dtype.name, str(A.device)
     (True, (8, 8), 'float64', 'cpu')
@@ -58,11 +57,9 @@ class HasDiagonalBlocks(Protocol):
 
     Examples
     --------
-    >>> import scipy.sparse
-    >>> from penstock.spmv import HasDiagonalBlocks, as_operator
-    >>> A = as_operator(scipy.sparse.csr_array([[4.0, -1.0], [-1.0, 4.0]]))
-    >>> isinstance(A, HasDiagonalBlocks), A.diagonal_blocks(1).ravel().tolist()
-    (True, [4.0, 4.0])
+    >>> from penstock.fem import Cantilever
+    >>> Cantilever(nodes=3, dof=3).matrix().diagonal_blocks(3).shape
+    (27, 3, 3)
     """
 
     def diagonal_blocks(self, size: int) -> Array:
@@ -75,11 +72,10 @@ class HasAbsoluteProduct(Protocol):
 
     Examples
     --------
-    >>> import numpy as np, scipy.sparse
-    >>> from penstock.spmv import HasAbsoluteProduct, as_operator
-    >>> A = as_operator(scipy.sparse.csr_array([[4.0, -1.0], [-1.0, 4.0]]))
-    >>> isinstance(A, HasAbsoluteProduct), A.apply_absolute(np.ones(2)).tolist()
-    (True, [5.0, 5.0])
+    >>> import scipy.sparse
+    >>> from penstock.spmv import as_operator
+    >>> as_operator(scipy.sparse.csr_array([[4.0, -1.0], [-1.0, 4.0]])).apply_absolute([1.0, 1.0]).tolist()
+    [5.0, 5.0]
     """
 
     def apply_absolute(self, x: Array) -> Array:
@@ -93,7 +89,6 @@ class CountsTraffic(Protocol):
     Examples
     --------
     >>> from penstock.fem import Cantilever
-    >>> from penstock.spmv import CountsTraffic
     >>> from penstock.streaming import HostStore, StreamedMatrix
     >>> beam = Cantilever(nodes=4, dof=3)
     >>> with StreamedMatrix(HostStore.create(beam.subdivisions(4)), "64 KiB") as A:
@@ -117,13 +112,10 @@ class CountsWaiting(Protocol):
 
     Examples
     --------
-    >>> from penstock.fem import Cantilever
-    >>> from penstock.spmv import CountsWaiting
-    >>> from penstock.streaming import HostStore, StreamedMatrix
-    >>> beam = Cantilever(nodes=4, dof=3)
-    >>> with StreamedMatrix(HostStore.create(beam.subdivisions(4)), "1 MiB") as A:
-    ...     isinstance(beam.matrix(), CountsWaiting), isinstance(A, CountsWaiting)
-    (False, True)
+    >>> from penstock.spmv import BsrMatrix
+    >>> from penstock.streaming import StreamedMatrix
+    >>> [hasattr(kind, "waited_seconds") for kind in (BsrMatrix, StreamedMatrix)]
+    [False, True]
     """
 
     @property
@@ -138,7 +130,6 @@ class PlansWorkspace(Protocol):
     Examples
     --------
     >>> from penstock.fem import Cantilever
-    >>> from penstock.spmv import PlansWorkspace
     >>> from penstock.streaming import HostStore, StreamedMatrix, Workload
     >>> store = HostStore.create(Cantilever(nodes=4).subdivisions(4))
     >>> with StreamedMatrix(store, "1 MiB", workload=Workload(workspace_nbytes=4096)) as A:
@@ -339,7 +330,6 @@ def as_vectors(x: Array, length: int, operator: Operator, name: str) -> Array:
     Examples
     --------
     >>> from penstock.fem import Cantilever
-    >>> from penstock.spmv import as_vectors
     >>> as_vectors([1, 2, 3, 4, 5, 6, 7, 8], 8, Cantilever(nodes=2, dof=1).matrix(), "x").dtype.name
     'float64'
     """

@@ -46,7 +46,6 @@ def format_named(name: str) -> type[SparseMatrix]:
 
     Examples
     --------
-    >>> from penstock.spmv import format_named
     >>> format_named("sliced_bsr").__name__
     'SlicedBsrMatrix'
     """
@@ -58,7 +57,6 @@ def format_names() -> list[str]:
 
     Examples
     --------
-    >>> from penstock.spmv import format_names
     >>> [name for name in format_names() if name.endswith("bsr")]
     ['bsr', 'sliced_bsr', 'symmetric_bsr']
     """
@@ -70,10 +68,8 @@ class SparseMatrix(ValidatedOperator):
 
     A subclass is declared as ``class CsrMatrix(SparseMatrix, name="csr")``, which registers it, and its constructor
     accepts ``shape``, ``dtype`` and what ``arrays()`` and ``parameters()`` return, by name.
-
     A new format needs ``from_csr``, ``triplets``, ``rows`` and one kernel, ``"spmv"``; blocks of vectors are then
     multiplied column by column until it has a kernel ``"spmm"`` of its own.
-
     ``dtype`` is the type of the vectors and of the result; ``values_dtype`` is the type the values are stored in, which
     may be narrower. Kernels accumulate in float64.
 
