@@ -32,6 +32,16 @@ class Coupling:
         Of these rows, and of those columns of the neighbour that have entries, in ascending order.
     sends : slice or int64 array
         Own rows whose values the neighbour needs, in ascending order.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.distributed import Coupling
+    >>> from penstock.fem import Cantilever
+    >>> corner = Cantilever(nodes=3, dof=1).matrix("csr").rows(0, 2)
+    >>> coupling = Coupling(neighbour=1, rows=slice(5, 7), matrix=corner, sends=np.array([5, 6]))
+    >>> coupling.block_size, coupling.outgoing(np.arange(7.0)).tolist()
+    (1, [5.0, 6.0])
     """
 
     neighbour: int
@@ -74,11 +84,26 @@ def split_rows(
     block_size : int
         The square and the couplings are CSR for blocks of one row, else BSR.
 
+    Returns
+    -------
+    CsrMatrix or BsrMatrix, (own rows, own rows), and list of Coupling
+
     Raises
     ------
     InputError
         On all ranks, if the rows of one are not those of the partition, blocks are cut, or of two ranks only one has entries in
         the columns of the other.
+
+    Examples
+    --------
+    >>> from penstock.distributed import MpiCommunicator, RowPartition, split_rows
+    >>> from penstock.fem import Cantilever
+    >>> A, ranks = Cantilever(nodes=(9, 3, 3), dof=3).matrix(), MpiCommunicator()
+    >>> partition = RowPartition.even(A.shape[0], ranks.size, multiple=3)
+    >>> own = partition.of(ranks.rank)
+    >>> square, couplings = split_rows(A.rows(own.start, own.stop), partition, ranks, block_size=3)
+    >>> square.shape[0] == own.stop - own.start, len(couplings) < ranks.size
+    (True, True)
     """
     own, size = partition.of(communicator.rank), int(block_size)
     with communicator.together():
@@ -108,7 +133,26 @@ def split_rows(
 
 
 def columns_within(slab: CsrMatrix | BsrMatrix, own: slice) -> CsrMatrix | BsrMatrix:
-    """Return the entries of a slab in the columns of a rank, counted from the first of these."""
+    """Return the entries of a slab in the columns of a rank, counted from the first of these.
+
+    Parameters
+    ----------
+    slab : CsrMatrix or BsrMatrix
+    own : slice
+        Columns of the rank, in scalars.
+
+    Returns
+    -------
+    CsrMatrix or BsrMatrix, (rows of the slab, columns of the rank)
+
+    Examples
+    --------
+    >>> from penstock.distributed import columns_within
+    >>> from penstock.fem import Cantilever
+    >>> slab = Cantilever(nodes=4, dof=3).matrix().rows(48, 96)
+    >>> slab.shape, columns_within(slab, slice(48, 96)).shape
+    ((48, 192), (48, 48))
+    """
     size = slab.row_granularity
     first, stop = own.start // size, own.stop // size
     inside = (slab.column_indices >= first) & (slab.column_indices < stop)

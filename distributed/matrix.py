@@ -37,6 +37,11 @@ class DistributedMatrix(ValidatedOperator):
     waited_for_ranks : float
         Seconds for which products waited for neighbours, so far.
 
+    Raises
+    ------
+    InputError
+        On all ranks, if the square of one is not on the device that it sends and receives on.
+
     Notes
     -----
     A product is collective. While messages are on their way the square is multiplied, then each coupling as soon as its
@@ -45,6 +50,18 @@ class DistributedMatrix(ValidatedOperator):
 
     Splitting by columns leaves a square matrix, to which half storage, streaming and block Jacobi apply as they are; it is the
     layout of PETSc's MPIAIJ and hypre's ParCSR.
+
+    Examples
+    --------
+    >>> from penstock.distributed import DistributedMatrix, MpiCommunicator, RowPartition
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import cg
+    >>> beam, ranks = Cantilever(nodes=(9, 3, 3), dof=3), MpiCommunicator()
+    >>> partition = RowPartition.even(beam.unknowns, ranks.size, multiple=3)
+    >>> own = partition.of(ranks.rank)
+    >>> A = DistributedMatrix.from_rows(beam.matrix().rows(own.start, own.stop), partition, ranks, block_size=3)
+    >>> cg(A, beam.load()[own], rtol=1e-8).converged
+    True
     """
 
     def __init__(self, square: Any, couplings: Sequence[Coupling], communicator: MpiCommunicator) -> None:

@@ -74,6 +74,14 @@ class MpiCommunicator:
     -----
     As a context manager it ends all ranks when one leaves the block with an error that the others do not share, ``sys.exit`` with
     an error among them: they would wait for it for ever. It cannot be used after the block.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.distributed import MpiCommunicator
+    >>> with MpiCommunicator() as ranks:
+    ...     ranks.rank < ranks.size, (ranks.total(np.ones(2)) / ranks.size).tolist()
+    (True, [1.0, 1.0])
     """
 
     #: Whether sums and messages only start work on a GPU, so that a CUDA graph can capture them.
@@ -264,10 +272,23 @@ class MpiExchange:
 def gpu_of_rank(communicator: MpiCommunicator) -> Device:
     """Return a GPU for each rank, another one for each rank of a host, and make it CuPy's current device. Collective.
 
+    Parameters
+    ----------
+    communicator : MpiCommunicator
+
+    Returns
+    -------
+    Device
+
     Raises
     ------
     InputError, DeviceError
         If a host has more ranks than GPUs, or a rank finds none.
+
+    Examples
+    --------
+    >>> from penstock.distributed import MpiCommunicator, gpu_of_rank
+    >>> device = gpu_of_rank(MpiCommunicator())  # doctest: +SKIP
     """
     with communicator.together():
         # A launcher may show each rank a GPU of its own alone.

@@ -38,6 +38,11 @@ class NcclCommunicator(MpiCommunicator):
     Everything is ordered on CuPy's current stream: a message leaves when kernels before it have ended, and has arrived when
     kernels after it begin. NCCL connects two ranks when they first exchange something, which cannot be captured: an iteration has
     to run once before it is, as those of ``cg`` do. Whether work is captured is collective, and so is launching a graph.
+
+    Examples
+    --------
+    >>> from penstock.distributed import NcclCommunicator
+    >>> ranks = NcclCommunicator()  # doctest: +SKIP
     """
 
     capturable: ClassVar[bool] = True

@@ -29,6 +29,7 @@ class RowPartition:
 
     Examples
     --------
+    >>> from penstock.distributed import RowPartition
     >>> RowPartition.even(10, ranks=3).bounds
     (0, 3, 7, 10)
     >>> RowPartition.weighted(12, weights=[1, 2], multiple=3).bounds

@@ -44,6 +44,21 @@ class DistributedStreamedMatrix(DistributedMatrix):
     ------
     InputError
         On all ranks, if sweeps of one of them do not alternate, or cut blocks of couplings.
+
+    Examples
+    --------
+    >>> from penstock.distributed import DistributedStreamedMatrix, MpiCommunicator, RowPartition, split_rows
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, StreamedMatrix
+    >>> beam, ranks = Cantilever(nodes=(9, 3, 3), dof=3), MpiCommunicator()
+    >>> partition = RowPartition.even(beam.unknowns, ranks.size, multiple=3)
+    >>> own = partition.of(ranks.rank)
+    >>> square, couplings = split_rows(beam.matrix().rows(own.start, own.stop), partition, ranks, block_size=3)
+    >>> with StreamedMatrix(HostStore.from_matrix(square, 8), "100 KiB") as streamed:
+    ...     A = DistributedStreamedMatrix(streamed, couplings, ranks)
+    ...     y = A @ beam.load()[own]
+    ...     A.shape, y.shape
+    ((243, 243), (243,))
     """
 
     square: StreamedMatrix

@@ -37,7 +37,7 @@ def assemble_rows(
     values_dtype: Any = np.float64,
     offsets_dtype: Any = np.int32,
 ) -> SparseMatrix:
-    """Assemble the rows of nodes ``start`` to ``stop``.
+    """Assemble the rows of nodes ``start`` to ``stop``; needs memory only for them and the material of their element layers.
 
     Parameters
     ----------
@@ -62,9 +62,18 @@ def assemble_rows(
         Every connection of two nodes is stored. An entry and its mirror image are equal to the last bit, because both
         sum the same products in the order of the element numbers.
 
-    Notes
-    -----
-    Needs memory only for the slab and the material of its element layers.
+    Raises
+    ------
+    InputError
+        If there is no generator for the format, or the slab has too many entries for its offsets.
+
+    Examples
+    --------
+    >>> from penstock.fem import BoxMesh, LinearElasticity, UniformMaterial, assemble_rows
+    >>> mesh = BoxMesh(nodes=3)
+    >>> stiffness = LinearElasticity().stiffness(mesh.spacing)
+    >>> assemble_rows(mesh, stiffness, UniformMaterial(), 9, 18).shape
+    (27, 81)
     """
     dof, chunked = len(element_matrix) // 8, format_name in CHUNKED_FORMATS
     slab = symbolic_rows(
@@ -133,7 +142,29 @@ def symbolic_rows(
     values_dtype: Any = np.float64,
     offsets_dtype: Any = np.int32,
 ) -> SparseMatrix:
-    """Return a symbolic slab: the shapes and types of the assembled slab, with arrays that need no memory."""
+    """Return a symbolic slab: the shapes and types of the assembled slab, with arrays that need no memory.
+
+    Parameters
+    ----------
+    mesh, start, stop, format_name, values_dtype, offsets_dtype
+        As for :func:`assemble_rows`.
+    dof : int
+        Unknowns of a node: 1, 3 or 6.
+
+    Raises
+    ------
+    InputError
+        If there is no generator for the format, or a number does not fit 32-bit column indices or the type of the offsets.
+
+    Examples
+    --------
+    >>> from penstock.fem import BoxMesh, symbolic_rows
+    >>> from penstock.spmv import format_nbytes
+    >>> mesh = BoxMesh(nodes=400)
+    >>> slab = symbolic_rows(mesh, 3, 0, 400 * 400)
+    >>> slab.shape, format_nbytes(slab.nbytes)
+    ((480000, 192000000), '208.7 MiB')
+    """
     connections = mesh.connections_before(stop) - mesh.connections_before(start)
     columns, entries = mesh.node_count, connections
     if format_name == "csr":

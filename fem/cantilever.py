@@ -29,7 +29,15 @@ LOAD_KINDS = ("shear", "shear_y", "axial", "torsion", "body")
 
 
 class Element(Protocol):
-    """A material law on the 8-node hexahedron."""
+    """A material law on the 8-node hexahedron.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever, LinearElasticity
+    >>> law = LinearElasticity(young=210e9)
+    >>> law.dof, law.stiffness((0.1, 0.1, 0.1)).shape, Cantilever(nodes=3, element=law).law.young
+    (3, (24, 24), 210000000000.0)
+    """
 
     @property
     def dof(self) -> int:
@@ -68,13 +76,19 @@ class Cantilever:
     clamped : bool
         False keeps the null space of rigid motions.
 
+    Raises
+    ------
+    InputError
+        If ``dof`` is none of these or not that of the element, or the mesh is not possible.
+
     Examples
     --------
+    >>> from penstock.fem import Cantilever
     >>> Cantilever(nodes=128, dof=3).nnz  # known without assembling
     501686712
-    >>> A = Cantilever(nodes=(9, 3, 3), dof=3).matrix()
-    >>> A.shape
-    (243, 243)
+    >>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+    >>> beam.matrix().shape, beam.load("shear", "axial").shape
+    ((243, 243), (243, 2))
     """
 
     nodes: int | tuple[int, int, int]

@@ -21,6 +21,18 @@ class HeatConduction:
     ----------
     conductivity : float
         Positive.
+
+    Raises
+    ------
+    InputError
+        If the conductivity is not positive and finite.
+
+    Examples
+    --------
+    >>> from penstock.fem import HeatConduction
+    >>> element = HeatConduction(conductivity=3.0).stiffness((1.0, 1.0, 1.0))
+    >>> element.shape, element[0, 0].round(6).item()
+    ((8, 8), 1.0)
     """
 
     dof: ClassVar[int] = 1

@@ -30,6 +30,18 @@ class LinearElasticity:
         Young's modulus, positive.
     poisson : float
         Poisson's ratio, above -1 and below 0.5.
+
+    Raises
+    ------
+    InputError
+        If a modulus is out of range.
+
+    Examples
+    --------
+    >>> from penstock.fem import LinearElasticity
+    >>> steel = LinearElasticity(young=210e9, poisson=0.3)
+    >>> steel.moduli().shape, f"{steel.moduli()[3, 3]:.3g}"  # the shear modulus, in Pa
+    ((6, 6), '8.08e+10')
     """
 
     dof: ClassVar[int] = 3

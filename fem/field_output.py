@@ -27,6 +27,21 @@ def write_vtkhdf(path: str | Path, mesh: BoxMesh, fields: Mapping[str, np.ndarra
     fields : mapping
         Values by name, ``(nodes,)`` or ``(nodes, components)`` in the order of the mesh. In ParaView, *Warp By Vector*
         on a displacement of three components shows the deformed body.
+
+    Raises
+    ------
+    InputError
+        If a field has another length than the mesh has nodes.
+
+    Examples
+    --------
+    >>> import h5py, tempfile
+    >>> from penstock.fem import Cantilever, write_vtkhdf
+    >>> beam = Cantilever(nodes=(3, 2, 2), dof=3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_vtkhdf(f"{folder}/beam.vtkhdf", beam.mesh, {"load": beam.load().reshape(-1, 3)})
+    ...     h5py.File(f"{folder}/beam.vtkhdf")["VTKHDF/PointData/load"].shape
+    (2, 2, 3, 3)
     """
     for name, values in fields.items():
         if np.ndim(values) not in (1, 2) or len(values) != mesh.node_count:
@@ -51,6 +66,17 @@ def vtkhdf_writer(path: str | Path, mesh: BoxMesh) -> Iterator[Callable[[Mapping
     ------
     callable
         ``write(fields)`` takes values as :func:`write_vtkhdf` does, of whole planes from where the last call ended.
+
+    Examples
+    --------
+    >>> import numpy as np, os, tempfile
+    >>> from penstock.fem import BoxMesh, vtkhdf_writer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with vtkhdf_writer(f"{folder}/beam.vtkhdf", BoxMesh(nodes=(3, 2, 2))) as write:
+    ...         for plane in range(3):
+    ...             write({"plane": np.full(4, float(plane))})
+    ...     os.listdir(folder)
+    ['beam.vtkhdf']
     """
     nx, ny, nz = mesh.node_counts
     written = 0

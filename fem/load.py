@@ -24,7 +24,25 @@ def _nodal_lengths(count: int, length: float) -> Array:
 
 
 def body_load(mesh: BoxMesh, density: Array) -> Array:
-    """Return the load ``(node_count * dof,)`` of a constant density per volume, ``(dof,)``."""
+    """Return the load of a constant density per volume.
+
+    Parameters
+    ----------
+    mesh : BoxMesh
+    density : array, (dof,)
+        Force (or source) per volume.
+
+    Returns
+    -------
+    float64 array, (node_count * dof,)
+        Lumped: each node gets the integral of its shape function times the density.
+
+    Examples
+    --------
+    >>> from penstock.fem import BoxMesh, body_load
+    >>> body_load(BoxMesh(nodes=(3, 2, 2), lengths=2.0), [0.0, 0.0, -1.0]).reshape(-1, 3).sum(axis=0).tolist()
+    [0.0, 0.0, -2.0]
+    """
     x, y, z = (_nodal_lengths(*pair) for pair in zip(mesh.node_counts, mesh.side_lengths, strict=True))
     volumes = (x[:, None, None] * y[:, None] * z).reshape(-1, 1)
     return np.asarray(volumes * np.asarray(density, dtype=float)).reshape(-1)
@@ -40,10 +58,23 @@ def end_load(mesh: BoxMesh, traction: Field, dof: int) -> Array:
         Maps coordinates ``(m, 3)`` to forces (and couples) per area, ``(m, dof)``.
     dof : int
 
+    Returns
+    -------
+    float64 array, (node_count * dof,)
+        Zero at all other nodes.
+
     Notes
     -----
     Lumped: each node of the face gets the integral of its shape function times the traction at the node. This is exact
     for constants, and the resultant force and moment about the face's centre are those of the nodal values.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.fem import BoxMesh, end_load
+    >>> load = end_load(BoxMesh(nodes=3), lambda points: np.tile([0.0, 0.0, -4.0], (len(points), 1)), dof=3)
+    >>> load.shape, load.reshape(-1, 3).sum(axis=0).tolist()
+    ((81,), [0.0, 0.0, -4.0])
     """
     nx, ny, nz = mesh.node_counts
     _, y, z = (_nodal_lengths(*pair) for pair in zip(mesh.node_counts, mesh.side_lengths, strict=True))
@@ -64,6 +95,17 @@ def integrate_body_load(mesh: BoxMesh, density: Field, dof: int, *, order: int =
     dof : int
     order : int
         Gauss points per direction.
+
+    Returns
+    -------
+    float64 array, (node_count * dof,)
+
+    Examples
+    --------
+    >>> from penstock.fem import BoxMesh, integrate_body_load
+    >>> load = integrate_body_load(BoxMesh(nodes=3), lambda points: points[:, :1] ** 2, dof=1)
+    >>> load.shape, load.sum().round(6).item()  # the integral of x^2 over the cube
+    ((27,), 0.333333)
     """
     nx, ny, nz = mesh.element_counts
     spacing = np.array(mesh.spacing)
@@ -93,6 +135,18 @@ def face_load(mesh: BoxMesh, axis: int, side: int, traction: Field, dof: int, *,
     dof : int
     order : int
         Gauss points per direction.
+
+    Returns
+    -------
+    float64 array, (node_count * dof,)
+        Zero at the nodes of no element on the face.
+
+    Examples
+    --------
+    >>> from penstock.fem import BoxMesh, face_load
+    >>> load = face_load(BoxMesh(nodes=3), axis=2, side=1, traction=lambda points: points[:, :1], dof=1)
+    >>> load.shape, load.sum().round(6).item()  # the integral of x over the top
+    ((27,), 0.5)
     """
     points, weights = np.polynomial.legendre.leggauss(order)
     others = [other for other in range(3) if other != axis]

@@ -18,7 +18,18 @@ def _check_seed(seed: Any) -> None:
 
 
 class Material(Protocol):
-    """A positive factor for the stiffness of every element."""
+    """A positive factor for the stiffness of every element.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.fem import Cantilever
+    >>> class StifferWithX:
+    ...     def layer(self, index, shape):
+    ...         return np.full(shape, 1.0 + index)
+    >>> Cantilever(nodes=3, dof=1, material=StifferWithX()).matrix().to_csr().diagonal()[-1].round(3).item()
+    0.333
+    """
 
     def layer(self, index: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
         """Return the factors of the elements between node planes ``index`` and ``index + 1``, of shape (ny, nz)."""
@@ -26,7 +37,14 @@ class Material(Protocol):
 
 @dataclass(frozen=True)
 class UniformMaterial:
-    """The same material everywhere."""
+    """The same material everywhere.
+
+    Examples
+    --------
+    >>> from penstock.fem import UniformMaterial
+    >>> UniformMaterial().layer(0, (2, 3)).tolist()
+    [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
 
     def layer(self, index: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
         """Return ones."""
@@ -43,6 +61,20 @@ class LognormalMaterial:
         Standard deviation of the logarithm, not negative.
     seed : int
         Layers draw from ``numpy.random.default_rng([seed, layer])``, so any slab can be generated on its own.
+
+    Raises
+    ------
+    InputError
+        If sigma is negative or not finite, or the seed no whole number.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever, LognormalMaterial
+    >>> material = LognormalMaterial(sigma=0.5, seed=1)
+    >>> material.layer(0, (2, 2)).round(3).tolist()
+    [[1.189, 1.508], [1.18, 0.521]]
+    >>> Cantilever(nodes=3, material=material).matrix().shape
+    (81, 81)
     """
 
     sigma: float = 0.5
@@ -70,6 +102,17 @@ class TwoPhaseMaterial:
         Share of elements that are inclusions, 0 to 1.
     seed : int
         As in :class:`LognormalMaterial`.
+
+    Raises
+    ------
+    InputError
+        If an argument is out of range.
+
+    Examples
+    --------
+    >>> from penstock.fem import TwoPhaseMaterial
+    >>> sorted(set(TwoPhaseMaterial(contrast=10.0, fraction=0.5).layer(0, (8, 8)).ravel().tolist()))
+    [1.0, 10.0]
     """
 
     contrast: float = 100.0

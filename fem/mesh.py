@@ -39,10 +39,22 @@ class BoxMesh:
     lengths : float or (float, float, float)
         Side lengths; one number is the length along x, and all elements are cubes.
 
+    Raises
+    ------
+    InputError
+        If a number of nodes is below 2 or not whole, or a length is not positive.
+
     Notes
     -----
     Nodes are numbered ``(ix * ny + iy) * nz + iz``, so planes of constant x are contiguous and a node couples
     only with nodes of its own and the two neighbouring planes.
+
+    Examples
+    --------
+    >>> from penstock.fem import BoxMesh
+    >>> mesh = BoxMesh(nodes=(5, 3, 2), lengths=2.0)
+    >>> mesh.node_count, mesh.side_lengths, mesh.coordinates()[-1].tolist()
+    (30, (2.0, 1.0, 0.5), [2.0, 1.0, 0.5])
     """
 
     nodes: int | tuple[int, int, int]

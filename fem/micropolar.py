@@ -32,6 +32,18 @@ class MicropolarElasticity:
     lame_lambda, mu, kappa, alpha, beta, gamma : float
         The six moduli. The energy is positive if kappa > 0, 2 mu + kappa > 0, 3 lambda + 2 mu + kappa > 0,
         gamma > |beta| and 3 alpha + beta + gamma > 0; other values are refused.
+
+    Raises
+    ------
+    InputError
+        If the energy is not positive.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever, MicropolarElasticity
+    >>> law = MicropolarElasticity.from_engineering(young=2.0, poisson=0.25, coupling=0.5, characteristic_length=0.1)
+    >>> Cantilever(nodes=3, dof=6, element=law).shape
+    (162, 162)
     """
 
     dof: ClassVar[int] = 6

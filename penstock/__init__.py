@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.front_door import solve
     from penstock.store_products import multiply_store
 
+#: The release, as a string.
 __version__ = "0.1.0"
 
 prepare_threads()

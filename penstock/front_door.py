@@ -58,6 +58,8 @@ def solve(
 ) -> AnyResult:
     """Solve ``A x = b`` for a symmetric positive definite A, whether or not it fits the memory of the device.
 
+    Raises :class:`InputError`, :class:`BudgetError` or :class:`DeviceError` as the module :mod:`penstock.front_door` says.
+
     Parameters
     ----------
     A : SciPy, CuPy or penstock matrix, store, path of a matrix file or of a store, or operator
@@ -69,8 +71,7 @@ def solve(
         For the matrix on the device; by default what is free, less a tenth and the vectors.
     rtol, atol : float
         Converged means ``||b - A x|| <= max(rtol ||b||, atol)`` for each column, computed from A, b and x.
-    maxiter : int, optional
-        Iterations at most; 10 n by default.
+    maxiter : int, 10 n iterations by default
     preconditioner : str or PreconditionerSpec
         ``"auto"``, a registered name, or a choice with options of its own, ``ChebyshevSpec(degree=9)``.
     block_size : int or "auto"
@@ -82,8 +83,7 @@ def solve(
     x0 : array of the shape of b, optional
     monitor : callable, optional
         ``monitor(record)`` at every look at the residual; stops the solve if it returns True.
-    progress : bool
-        Show progress bars on the terminal.
+    progress : bool, to show progress bars on the terminal
     folder : str or path, optional
         For the store of a matrix that does not fit a CPU; by default the temporary folder.
 
@@ -91,6 +91,14 @@ def solve(
     -------
     SolveResult, or BlockSolveResult for k > 1 columns
         ``x`` lives where b does, in its shape; ``explain()`` tells what was decided, why, and at what cost.
+
+    Examples
+    --------
+    >>> import numpy as np, penstock, scipy.sparse
+    >>> A = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(5, 5))
+    >>> result = penstock.solve(A, A @ np.arange(1.0, 6.0), device="cpu")
+    >>> result.converged, result.x.round(6).tolist()
+    (True, [1.0, 2.0, 3.0, 4.0, 5.0])
     """
     vectors, reporter = GivenVectors.of(b, "b"), RichReporter.on_terminal() if progress else Reporter()
     given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)

@@ -28,7 +28,21 @@ class Stage:
 
 
 class Reporter:
-    """Receives what a run has to say; this one ignores it."""
+    """Receives what a run has to say; this one ignores it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from penstock.experiments import Experiment, Reporter, run_experiment
+    >>> class Titles(Reporter):
+    ...     def text(self, title, body):
+    ...         print(title)
+    >>> experiment = Experiment(model={"nodes": 3}, output={"figures": False})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     outcome = run_experiment(experiment, f"{folder}/results", reporter=Titles())
+    Plan
+    Result
+    """
 
     def text(self, title: str, body: str) -> None:
         """Show a text under a title."""
@@ -81,6 +95,16 @@ class RichReporter(Reporter):
     console : Console
     every : float, optional
         Seconds between two lines about a part of a run, on a terminal above its bar. By default 60, and none on a terminal.
+
+    Examples
+    --------
+    >>> import sys
+    >>> from penstock.experiments import RichReporter
+    >>> from rich.console import Console
+    >>> RichReporter(Console(file=sys.stdout)).text("plan", "everything is resident")
+    plan
+    everything is resident
+    <BLANKLINE>
     """
 
     def __init__(self, console: Console, every: float | None = None) -> None:

@@ -15,42 +15,33 @@ if TYPE_CHECKING:
 __all__ = ["solve"]
 
 
+_A = typer.Argument(
+    metavar="A",
+    help="Matrix Market or .npz file, a generated matrix such as cube32-dof3, or the folder of a FileStore.",
+)
+_B = typer.Argument(metavar="[B]", help="Matrix Market or .npy file; without it A times ones is solved for.")
+_COLUMNS = typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
+_PRECOND = typer.Option(help="auto, none, jacobi, block_jacobi, chebyshev, or one of an installed package.")
+_DEGREE = typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses.")
+_MEMORY = typer.Option(
+    help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
+)
+_RESUME = typer.Option(help="Resume the solve in this folder; with --maxiter, up to so many iterations.")
+
+
 def solve(
-    matrix: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="A",
-            help="Matrix Market or .npz file, a generated matrix such as cube32-dof3, or the folder of a FileStore.",
-        ),
-    ] = None,
-    right_hand_sides: Annotated[
-        Path | None,
-        typer.Argument(metavar="[B]", help="Matrix Market or .npy file; without it A times ones is solved for."),
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
-    ] = None,
-    precond: Annotated[
-        str, typer.Option(help="auto, none, jacobi, block_jacobi, chebyshev, or one of an installed package.")
-    ] = "auto",
-    degree: Annotated[
-        int | None,
-        typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses."),
-    ] = None,
+    matrix: Annotated[str | None, _A] = None,
+    right_hand_sides: Annotated[Path | None, _B] = None,
+    columns: Annotated[str | None, _COLUMNS] = None,
+    precond: Annotated[str, _PRECOND] = "auto",
+    degree: Annotated[int | None, _DEGREE] = None,
     rtol: Annotated[float, typer.Option(help="Of the true residual, relative to B.")] = 1e-8,
     maxiter: Annotated[int | None, typer.Option(min=1, help="Iterations at most; 10 n by default.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto is the GPU if there is one.")] = "auto",
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
-        ),
-    ] = None,
+    memory: Annotated[str | None, _MEMORY] = None,
     guess: Annotated[Path | None, typer.Option(help="Solution to start from (.npy).")] = None,
     output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Resume the solve in this folder; with --maxiter, up to so many iterations.")
-    ] = None,
+    resume: Annotated[Path | None, _RESUME] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:

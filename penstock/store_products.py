@@ -67,6 +67,16 @@ def multiply_store(
     Notes
     -----
     A is read once, each subdivision while the one before is multiplied.
+
+    Examples
+    --------
+    >>> import penstock, scipy.sparse, tempfile
+    >>> from penstock.streaming import HostStore
+    >>> A = scipy.sparse.diags_array([1.0, 2.0, 3.0]).tocsr()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = penstock.multiply_store(HostStore.from_matrix(A, 2), A, f"{folder}/squares")
+    ...     store.index.shape, store.index.format_name, HostStore.from_store(store).slab(1).to_csr().data.tolist()
+    ((3, 3), 'csr', [4.0, 9.0])
     """
     where = Device.parse(device)
     index = store.index

@@ -45,7 +45,29 @@ Matrix = np.ndarray[Any, Any]
 
 
 def block_cg_workspace_nbytes(n: int, columns: int, dtype: Any = np.float64, *, preconditioned: bool = True) -> int:
-    """Return the bytes of all blocks of a solve: B, X, W, S, P and, for a preconditioner that is not diagonal, Z."""
+    """Return the bytes of all blocks of a solve: B, X, W, S, P and, for a preconditioner that is not diagonal, Z.
+
+    Parameters
+    ----------
+    n : int
+        Rows.
+    columns : int
+    dtype : dtype
+        Of the vectors.
+    preconditioned : bool
+        Whether there is a preconditioner that is not diagonal.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> from penstock.solvers import block_cg_workspace_nbytes
+    >>> from penstock.spmv import format_nbytes
+    >>> format_nbytes(block_cg_workspace_nbytes(1_000_000, columns=8))
+    '366.2 MiB'
+    """
     return (6 if preconditioned else 5) * n * columns * int(np.dtype(dtype).itemsize)
 
 
@@ -271,6 +293,16 @@ def block_cg(
     ------
     InputError
         As for :func:`cg`, or if B has no column or more than 64.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import block_cg, jacobi
+    >>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+    >>> A, B = beam.matrix(), beam.load("shear", "shear_y", "axial")
+    >>> result = block_cg(A, B, M=jacobi(A), rtol=1e-8)
+    >>> result.converged, result.x.shape
+    (True, (243, 3))
     """
     check_maxiter(maxiter)
     problem = _as_block(LinearProblem(A, B, M, rtol=rtol, atol=atol, name="B"))

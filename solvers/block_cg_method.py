@@ -51,6 +51,16 @@ class BlockCgState:
         ``A P``, if the preconditioner computes it.
     system : SystemMark, optional
         What the state knows of its system.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import block_cg
+    >>> beam = Cantilever(nodes=(5, 3, 3), dof=3)
+    >>> A, B = beam.matrix(), beam.load("shear", "axial")
+    >>> state = block_cg(A, B, maxiter=5).state
+    >>> state.iteration, state.active, block_cg(A, B, state=state).converged
+    (5, [0, 1], True)
     """
 
     x: Array

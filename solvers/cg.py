@@ -63,7 +63,25 @@ __all__ = ["CgRecurrence", "cg", "cg_workspace_nbytes"]
 
 
 def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
-    """Return the bytes of the vectors of a solve, b, x, r, z, p and q, without those of the preconditioner."""
+    """Return the bytes of the vectors of a solve, b, x, r, z, p and q, without those of the preconditioner.
+
+    Parameters
+    ----------
+    n : int
+        Rows.
+    dtype : dtype
+        Of the vectors.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> from penstock.solvers import cg_workspace_nbytes
+    >>> cg_workspace_nbytes(1_000_000)
+    48000000
+    """
     return 6 * n * int(np.dtype(dtype).itemsize)
 
 
@@ -286,6 +304,16 @@ def cg(
     ------
     InputError
         If A is not square, b or x0 does not fit or holds NaN, a tolerance is negative, or x0 and state are given.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import block_jacobi, cg
+    >>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+    >>> A, b = beam.matrix(), beam.load()
+    >>> result = cg(A, b, rtol=1e-8, M=block_jacobi(A, 3))
+    >>> result.converged, result.x.shape, f"{beam.tip_deflection(result.x):.4g}"
+    (True, (243,), '-912.5')
     """
     problem = _with_limits(LinearProblem(A, b, M, rtol=rtol, atol=atol), maxiter, check_every)
     x0, checks = problem.guess(x0, state, "x0"), _residual_checks(problem, 1 if callback else check_every)

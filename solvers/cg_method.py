@@ -55,6 +55,16 @@ class CgState:
         ``A p``, if the preconditioner computes it.
     system : SystemMark, optional
         What the state knows of its system.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import cg
+    >>> beam = Cantilever(nodes=(5, 3, 3), dof=3)
+    >>> A, b = beam.matrix(), beam.load()
+    >>> state = cg(A, b, maxiter=10).state
+    >>> state.iteration, len(state.residual_norms), cg(A, b, state=state).converged
+    (10, 11, True)
     """
 
     x: Array

@@ -84,9 +84,14 @@ class Chebyshev(ValidatedOperator):
     -----
     Because the degree is odd, the operator is positive definite for any ``high``: a value that is too small makes CG slow,
     never wrong. Each step reads 5 n values besides those of A and writes n. Two vectors are stored besides r and z, and three
-    more for a matrix that is streamed to a GPU.
+    more for a matrix that is streamed to a GPU. Streamed, the products share sweeps: see :meth:`StreamedMatrix.advance`.
 
-    Streamed, the products share sweeps: see :meth:`StreamedMatrix.advance`.
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> M = chebyshev(Cantilever(nodes=(9, 3, 3), dof=3).matrix(), degree=5)
+    >>> M.degree, round(M.high / M.low), M.shape
+    (5, 100, (243, 243))
     """
 
     def __init__(self, A: Operator, diagonal: DiagonalBlocks, degree: int, low: float, high: float) -> None:
@@ -231,8 +236,7 @@ def chebyshev(
         Rounds that measure the largest eigenvalue: 9 to 17 consecutive products in the last one, half as many in those before,
         which share sweeps. With 0 the bound is the rigorous ``||D A||_inf``.
     low, high : float, optional
-        Bounds of the eigenvalues of ``D A``. By default ``high`` is measured, and
-        ``low`` is ``high / (4 degree^2)``, the limit for a polynomial of this degree.
+        Bounds of the eigenvalues of ``D A``. By default ``high`` is measured, and ``low`` is ``high / (4 degree^2)``, its limit.
 
     Raises
     ------
@@ -245,9 +249,8 @@ def chebyshev(
     >>> from penstock.solvers import cg, jacobi
     >>> beam = Cantilever(nodes=(17, 5, 5), dof=3)
     >>> A, b = beam.matrix(), beam.load()
-    >>> few, many = (cg(A, b, M=M, rtol=1e-8).iterations for M in (chebyshev(A, 9), jacobi(A)))
-    >>> few < many / 5
-    True
+    >>> [cg(A, b, M=M, rtol=1e-8).iterations < 60 for M in (chebyshev(A, 9), jacobi(A))]
+    [True, False]
     """
     operator = as_operator(A)
     communicator_of(operator).check_same(degree=degree, block_size=block_size, rounds=rounds, low=low, high=high)

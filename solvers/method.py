@@ -27,6 +27,13 @@ class Method(ABC):
     A subclass is declared as ``class ConjugateGradients(Method, name="cg")``, which registers it in :data:`SOLVERS`. Its state
     is a dataclass with at least ``x``, ``iteration`` and ``residual_norms``; a checkpoint is a saved state. Where it has a method
     ``check``, that is called before a solve resumes from it.
+
+    Examples
+    --------
+    >>> from penstock.solvers import SOLVERS, Method
+    >>> method = SOLVERS["cg"]
+    >>> issubclass(method, Method), method.name, method.State.__name__
+    (True, 'cg', 'CgState')
     """
 
     name: ClassVar[str]

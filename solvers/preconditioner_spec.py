@@ -26,6 +26,16 @@ class PreconditionerSpec:
     ----------
     block_size : int
         Rows of the dense blocks on the diagonal of the matrix, for example the unknowns of a node; 1 without blocks.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import PRECONDITIONERS, PreconditionerSpec
+    >>> spec = PRECONDITIONERS["block_jacobi"](block_size=3)
+    >>> isinstance(spec, PreconditionerSpec), spec.build(Cantilever(nodes=3, dof=3).matrix()).shape
+    (True, (81, 81))
+    >>> spec.workspace_nbytes(1_000_000, columns=1)
+    24000000
     """
 
     name: ClassVar[str]
@@ -111,10 +121,20 @@ def preconditioner_spec(name: str, **options: Any) -> PreconditionerSpec:
     **options
         Its options, for example ``degree=9`` for ``chebyshev``; None means the default.
 
+    Returns
+    -------
+    PreconditionerSpec
+
     Raises
     ------
     InputError
         If there is no such preconditioner or option.
+
+    Examples
+    --------
+    >>> from penstock.solvers import preconditioner_spec
+    >>> preconditioner_spec("chebyshev", degree=9, block_size=3)
+    ChebyshevSpec(block_size=3, degree=9)
     """
     cls = PRECONDITIONERS[name]
     known = {entry.name for entry in dataclasses.fields(cls)}
@@ -129,10 +149,25 @@ def preconditioner_spec(name: str, **options: Any) -> PreconditionerSpec:
 def check_streams(spec: PreconditionerSpec) -> None:
     """Refuse a preconditioner for a matrix that is streamed, if it needs the entries.
 
+    Parameters
+    ----------
+    spec : PreconditionerSpec
+
     Raises
     ------
     InputError
         If it does; the message says what to do.
+
+    Examples
+    --------
+    >>> from penstock.solvers import check_streams, preconditioner_spec
+    >>> from penstock.spmv import InputError
+    >>> check_streams(preconditioner_spec("chebyshev"))
+    >>> try:
+    ...     check_streams(preconditioner_spec("incomplete_cholesky"))
+    ... except InputError as error:
+    ...     print(str(error).split(";")[0])
+    the preconditioner incomplete_cholesky needs the whole matrix in memory, which has no room for it
     """
     if spec.needs_entries:
         raise InputError(

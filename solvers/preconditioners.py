@@ -61,6 +61,14 @@ class DiagonalBlocks(ValidatedOperator):
     ----------
     blocks : array, (n / b, b, b)
         On the device of the vectors and of their type; b is 1 to 8.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.solvers import DiagonalBlocks
+    >>> D = DiagonalBlocks(np.array([[[1.0, 2.0], [2.0, 5.0]], [[3.0, 0.0], [0.0, 4.0]]]))
+    >>> D.shape, (D @ np.ones(4)).tolist()
+    ((4, 4), [3.0, 7.0, 3.0, 4.0])
     """
 
     def __init__(self, blocks: Array) -> None:
@@ -116,10 +124,27 @@ class BlockJacobiSpec(PreconditionerSpec, name="block_jacobi"):
 def jacobi(A: Any) -> DiagonalBlocks:
     """Return the inverse of the diagonal of A.
 
+    Parameters
+    ----------
+    A : operator or matrix
+        As for :func:`block_jacobi`.
+
+    Returns
+    -------
+    DiagonalBlocks
+        Blocks of one row, on the device of A.
+
     Raises
     ------
     InputError
         If A cannot return its diagonal, or an entry of it is not positive; the message names the first such row.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> from penstock.solvers import jacobi
+    >>> (jacobi(scipy.sparse.csr_array([[4.0, 1.0], [1.0, 2.0]])) @ np.ones(2)).tolist()
+    [0.25, 0.5]
     """
     return block_jacobi(A, 1)
 
@@ -143,6 +168,14 @@ def block_jacobi(A: Any, size: int) -> DiagonalBlocks:
     ------
     InputError
         If A cannot return its diagonal, or a block is not positive definite; the message names the first such row.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> from penstock.solvers import block_jacobi
+    >>> A = scipy.sparse.csr_array([[4.0, 2.0, 0.0, 0.0], [2.0, 4.0, 0.0, 0.0], [0.0, 0.0, 8.0, 0.0], [0.0, 0.0, 0.0, 2.0]])
+    >>> (block_jacobi(A, 2) @ np.array([6.0, 6.0, 4.0, 4.0])).round(12).tolist()
+    [1.0, 1.0, 0.5, 2.0]
     """
     operator = as_operator(A)
     with communicator_of(operator).together(), operator.device.current():
@@ -250,10 +283,31 @@ def as_preconditioner(M: Any, A: Operator) -> Operator:
     A SciPy ``LinearOperator``, for example a ``pyamg`` hierarchy's ``aspreconditioner()``, works on the host: for a matrix on
     a GPU every residual is copied to the host and back.
 
+    Parameters
+    ----------
+    M : operator, matrix, function or LinearOperator
+        Approximates the inverse of A.
+    A : Operator
+        Square.
+
+    Returns
+    -------
+    Operator
+        Of the shape, the type and the device of A.
+
     Raises
     ------
     InputError
-        If the shapes or devices differ.
+        If the shapes, types or devices differ.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import as_preconditioner
+    >>> A = Cantilever(nodes=2, dof=1).matrix()
+    >>> as_preconditioner(lambda r: 0.5 * r, A).apply(np.ones(8))[:2].tolist()
+    [0.5, 0.5]
     """
     if isinstance(M, str):
         from penstock.solvers.preconditioner_spec import preconditioner_spec  # which needs this module's operators

@@ -73,6 +73,14 @@ class LinearProblem:
     ------
     InputError
         If A is not square, b has another length or holds NaN, or a tolerance is negative.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> from penstock.solvers import LinearProblem
+    >>> problem = LinearProblem(2.0 * scipy.sparse.eye_array(4, format="csr"), np.ones(4), rtol=1e-6, atol=0.0)
+    >>> problem.n, problem.columns, problem.true_residual(np.ones(4), np.empty(4)).tolist()
+    (4, 1, [-1.0, -1.0, -1.0, -1.0])
     """
 
     def __init__(self, A: Any, b: Array, M: Any = None, *, rtol: float, atol: float, name: str = "b") -> None:

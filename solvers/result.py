@@ -14,7 +14,18 @@ __all__ = ["BlockSolveResult", "IterationRecord", "SolveResult", "StopReason"]
 
 
 class StopReason(enum.Enum):
-    """Why a solver stopped. The value of a member explains the reason and what to do."""
+    """Why a solver stopped. The value of a member explains the reason and what to do.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import StopReason, cg
+    >>> beam = Cantilever(nodes=(5, 3, 3), dof=3)
+    >>> cg(beam.matrix(), beam.load(), maxiter=3).reason is StopReason.MAXITER
+    True
+    >>> print(StopReason.CONVERGED.value)
+    converged: the true residual ||b - A x|| meets the tolerance
+    """
 
     CONVERGED = "converged: the true residual ||b - A x|| meets the tolerance"
     MAXITER = "stopped at maxiter before the residual met the tolerance; raise maxiter or use a better preconditioner"
@@ -70,6 +81,16 @@ class IterationRecord:
         Bytes streamed since the solver was called; 0 if the matrix is resident.
     state : Any
         The state to resume from; valid until the monitor returns, so make a copy to keep it.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import cg
+    >>> beam = Cantilever(nodes=(5, 3, 3), dof=3)
+    >>> seen = []
+    >>> result = cg(beam.matrix(), beam.load(), monitor=lambda record: seen.append(record.iteration))
+    >>> seen[:3], seen[-1] == result.iterations
+    ([1, 2, 3], True)
     """
 
     iteration: int
@@ -108,6 +129,18 @@ class SolveResult:
         Pass it as ``state=`` to resume.
     decisions : str
         The decisions of :func:`penstock.solve`, for :meth:`explain`.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import cg
+    >>> beam = Cantilever(nodes=(5, 3, 3), dof=3)
+    >>> result = cg(beam.matrix(), beam.load(), rtol=1e-8)
+    >>> result.converged, result.reason.name, result.true_residual < 1e-8, result.sweeps > result.iterations
+    (True, 'CONVERGED', True, True)
+    >>> x, info = result
+    >>> x.shape, info
+    ((135,), 0)
     """
 
     x: Array
@@ -192,6 +225,15 @@ class BlockSolveResult:
         Pass it as ``state=`` to resume.
     decisions : str
         The decisions of :func:`penstock.solve`, for :meth:`explain`.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import block_cg
+    >>> beam = Cantilever(nodes=(5, 3, 3), dof=3)
+    >>> result = block_cg(beam.matrix(), beam.load("shear", "axial"))
+    >>> result.converged, result.info, result.x.shape, [column.reason.name for column in result.columns]
+    (True, 0, (135, 2), ['CONVERGED', 'CONVERGED'])
     """
 
     x: Array

@@ -70,8 +70,7 @@ def solve_many(
     Returns
     -------
     BlockSolveResult
-        Columns that were not started have NaN residuals if there was a guess. Costs are totals over all blocks. It has a state
-        to resume from with :func:`block_cg` if all columns were solved together.
+        Columns not started have NaN residuals if there was a guess. Costs are totals. With a state if there was one block.
 
     Raises
     ------
@@ -79,6 +78,18 @@ def solve_many(
         As for :func:`block_cg`.
     BudgetError
         If the memory does not hold the vectors of one column.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import jacobi, solve_many
+    >>> beam = Cantilever(nodes=(5, 3, 3), dof=3)
+    >>> A = beam.matrix()
+    >>> B = beam.load()[:, None] * np.arange(1.0, 7.0)
+    >>> result = solve_many(A, B, block_size=3, M=jacobi(A), rtol=1e-8)
+    >>> result.converged, result.x.shape, np.allclose(result.x[:, 5], 6 * result.x[:, 0])
+    (True, (135, 6), True)
     """
     operator = as_operator(A)
     B, X0 = (np.asarray(V, dtype=operator.dtype) if isinstance(V, list | tuple) else V for V in (B, X0))
@@ -183,12 +194,24 @@ def choose_block_size(A: Any, columns: int, memory: int | str | None = None) -> 
     memory : int or str, optional
         Memory for the vectors of a block; as for :func:`solve_many`.
 
+    Returns
+    -------
+    int
+
     Raises
     ------
     InputError
         If there is no column.
     BudgetError
         If the vectors of one column do not fit the memory.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import choose_block_size
+    >>> A = Cantilever(nodes=6, dof=3).matrix()
+    >>> choose_block_size(A, columns=50), choose_block_size(A, columns=50, memory="256 KiB")
+    (25, 8)
     """
     if columns < 1:
         raise InputError(f"there must be at least one right-hand side, not {columns}")

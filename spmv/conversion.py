@@ -31,6 +31,14 @@ class FunctionOperator(ValidatedOperator):
         Device on which the function expects them.
     blocks : bool
         Whether the function accepts blocks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.spmv import FunctionOperator
+    >>> second_differences = FunctionOperator(lambda x: np.convolve(x, [-1, 2, -1], "same"), (4, 4), np.float64)
+    >>> second_differences.apply(np.ones(4)).tolist()
+    [1.0, 0.0, 0.0, 1.0]
     """
 
     def __init__(
@@ -97,6 +105,7 @@ def as_operator(A: Any) -> Operator:
     Examples
     --------
     >>> import scipy.sparse
+    >>> from penstock.spmv import as_operator
     >>> (as_operator(scipy.sparse.eye_array(2, format="csr")) @ [1.0, 2.0]).tolist()
     [1.0, 2.0]
     """

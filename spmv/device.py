@@ -28,6 +28,12 @@ class Device:
         ``cpu`` runs Numba kernels on NumPy arrays; ``cuda`` runs CUDA C++ on CuPy arrays.
     index : int
         Number of the CUDA device, 0 for the first.
+
+    Examples
+    --------
+    >>> from penstock.spmv import Device
+    >>> str(Device("cuda", 1)), Device.parse("cpu").xp.__name__
+    ('cuda:1', 'numpy')
     """
 
     kind: Literal["cpu", "cuda"]
@@ -118,6 +124,7 @@ class Device:
         return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
 
 
+#: The host, where arrays are those of NumPy.
 CPU = Device("cpu")
 
 
@@ -144,5 +151,21 @@ def cuda_device_count() -> int:
 
 
 def device_of(array: Array) -> Device:
-    """Return the device an array lives on."""
+    """Return the device an array lives on.
+
+    Parameters
+    ----------
+    array : NumPy or CuPy array
+
+    Returns
+    -------
+    Device
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.spmv import device_of
+    >>> str(device_of(np.ones(2)))
+    'cpu'
+    """
     return Device("cuda", array.device.id) if hasattr(array, "get") else CPU

@@ -15,20 +15,74 @@ __all__ = ["BudgetError", "DeviceError", "InputError", "PenstockError", "StoreEr
 
 
 class PenstockError(Exception):
-    """Base of all errors raised by penstock."""
+    """Base of all errors raised by penstock.
+
+    Examples
+    --------
+    >>> from penstock.spmv import PenstockError, format_named
+    >>> try:
+    ...     format_named("cssr")
+    ... except PenstockError as error:
+    ...     print(type(error).__name__)
+    InputError
+    """
 
 
 class InputError(PenstockError, ValueError):
-    """An argument or file is invalid; the message says what was expected and what was received."""
+    """An argument or file is invalid; the message says what was expected and what was received.
+
+    Examples
+    --------
+    >>> from penstock.spmv import InputError, parse_nbytes
+    >>> try:
+    ...     parse_nbytes("6 gigs")
+    ... except InputError as error:
+    ...     print(error)
+    cannot read '6 gigs' as a size; write a number of bytes or for example '512 MiB' or '2 GiB'
+    """
 
 
 class BudgetError(PenstockError, MemoryError):
-    """A request exceeds its memory budget; the message names the smallest sufficient budget."""
+    """A request exceeds its memory budget; the message names the smallest sufficient budget.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.spmv import BudgetError
+    >>> from penstock.streaming import index_of, plan_stream
+    >>> try:
+    ...     plan_stream(index_of(Cantilever(nodes=32).symbolic_slabs(64)), "1 MiB")
+    ... except BudgetError as error:
+    ...     print(str(error).split("; ")[1])
+    the smallest that does is 1990656 bytes (1.898 MiB)
+    """
 
 
 class StoreError(PenstockError, OSError):
-    """A stored matrix is missing, truncated, altered or cannot be written; the message names the file and the place."""
+    """A stored matrix is missing, truncated, altered or cannot be written; the message names the file and the place.
+
+    Examples
+    --------
+    >>> from penstock.spmv import StoreError
+    >>> from penstock.streaming import FileStore
+    >>> try:
+    ...     FileStore("nowhere")
+    ... except StoreError as error:
+    ...     print(error)
+    nowhere is not a store: it has no index.json; make one with FileStore.create
+    """
 
 
 class DeviceError(PenstockError, RuntimeError):
-    """The requested device is not usable; the message says why and how to make it so."""
+    """The requested device is not usable; the message says why and how to make it so.
+
+    Examples
+    --------
+    >>> from penstock.spmv import Device, DeviceError
+    >>> try:
+    ...     device = Device.parse("cuda:1000")
+    ... except DeviceError:
+    ...     device = Device("cpu")
+    >>> print(device)
+    cpu
+    """

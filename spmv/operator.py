@@ -25,7 +25,15 @@ __all__ = [
 
 @runtime_checkable
 class Operator(Protocol):
-    """Anything linear that can be applied to a vector ``(n,)`` or a C-ordered block of vectors ``(n, k)``."""
+    """Anything linear that can be applied to a vector ``(n,)`` or a C-ordered block of vectors ``(n, k)``.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> A = Cantilever(nodes=2, dof=1).matrix()
+    >>> isinstance(A, Operator), A.shape, A.dtype.name, str(A.device)
+    (True, (8, 8), 'float64', 'cpu')
+    """
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -45,7 +53,14 @@ class Operator(Protocol):
 
 @runtime_checkable
 class HasDiagonalBlocks(Protocol):
-    """An operator that provides the dense blocks on its diagonal, which Jacobi preconditioners need."""
+    """An operator that provides the dense blocks on its diagonal, which Jacobi preconditioners need.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> Cantilever(nodes=3, dof=3).matrix().diagonal_blocks(3).shape
+    (27, 3, 3)
+    """
 
     def diagonal_blocks(self, size: int) -> Array:
         """Return the blocks as an array ``(rows / size, size, size)``."""
@@ -53,7 +68,15 @@ class HasDiagonalBlocks(Protocol):
 
 @runtime_checkable
 class HasAbsoluteProduct(Protocol):
-    """An operator that can compute ``|A| @ x``, which bounds the rounding error of ``A @ x``."""
+    """An operator that can compute ``|A| @ x``, which bounds the rounding error of ``A @ x``.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> from penstock.spmv import as_operator
+    >>> as_operator(scipy.sparse.csr_array([[4.0, -1.0], [-1.0, 4.0]])).apply_absolute([1.0, 1.0]).tolist()
+    [5.0, 5.0]
+    """
 
     def apply_absolute(self, x: Array) -> Array:
         """Return ``|A| @ x`` for ``x`` of shape ``(columns,)``."""
@@ -61,7 +84,18 @@ class HasAbsoluteProduct(Protocol):
 
 @runtime_checkable
 class CountsTraffic(Protocol):
-    """An operator that moves its matrix over a link and counts the traffic."""
+    """An operator that moves its matrix over a link and counts the traffic.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, StreamedMatrix
+    >>> beam = Cantilever(nodes=4, dof=3)
+    >>> with StreamedMatrix(HostStore.create(beam.subdivisions(4)), "64 KiB") as A:
+    ...     product = A @ beam.load()
+    ...     isinstance(A, CountsTraffic), A.sweeps, A.bytes_streamed
+    (True, 1, 98304)
+    """
 
     @property
     def sweeps(self) -> int:
@@ -74,7 +108,15 @@ class CountsTraffic(Protocol):
 
 @runtime_checkable
 class CountsWaiting(Protocol):
-    """An operator that measures how long the host waited while launching products."""
+    """An operator that measures how long the host waited while launching products.
+
+    Examples
+    --------
+    >>> from penstock.spmv import BsrMatrix
+    >>> from penstock.streaming import StreamedMatrix
+    >>> [hasattr(kind, "waited_seconds") for kind in (BsrMatrix, StreamedMatrix)]
+    [False, True]
+    """
 
     @property
     def waited_seconds(self) -> float:
@@ -83,7 +125,17 @@ class CountsWaiting(Protocol):
 
 @runtime_checkable
 class PlansWorkspace(Protocol):
-    """An operator whose plan reserves memory for the vectors of a solver."""
+    """An operator whose plan reserves memory for the vectors of a solver.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, StreamedMatrix, Workload
+    >>> store = HostStore.create(Cantilever(nodes=4).subdivisions(4))
+    >>> with StreamedMatrix(store, "1 MiB", workload=Workload(workspace_nbytes=4096)) as A:
+    ...     isinstance(A, PlansWorkspace), A.workspace_nbytes
+    (True, 4096)
+    """
 
     @property
     def workspace_nbytes(self) -> int:
@@ -91,7 +143,19 @@ class PlansWorkspace(Protocol):
 
 
 class ValidatedOperator(ABC):
-    """Base of operators: ``apply`` checks shapes, types and devices; ``_apply`` contains only the mathematics."""
+    """Base of operators: ``apply`` checks shapes, types and devices; ``_apply`` contains only the mathematics.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.spmv import CPU, ValidatedOperator
+    >>> class Twice(ValidatedOperator):
+    ...     shape, dtype, device = (2, 2), np.dtype(np.float64), CPU
+    ...     def _apply(self, x, out, alpha, beta):
+    ...         out[...] = 2 * alpha * x + (beta * out if beta else 0)
+    >>> (Twice() @ [1.0, 3.0]).tolist()
+    [2.0, 6.0]
+    """
 
     # Annotations only: a subclass sets them as attributes, as fields of a dataclass, or as properties.
     shape: tuple[int, int]
@@ -242,10 +306,32 @@ def as_output(out: Array | None, shape: tuple[int, ...], operator: Operator, x: 
 def as_vectors(x: Array, length: int, operator: Operator, name: str) -> Array:
     """Return ``x`` as C-contiguous vectors of the operator's type on its device.
 
+    Parameters
+    ----------
+    x : array, (length,) or (length, k)
+        Real. Integers and narrower floats are cast; Python numbers adopt the operator's type.
+    length : int
+        Rows that x must have.
+    operator : Operator
+        Whose type and device x must fit.
+    name : str
+        What messages call x.
+
+    Returns
+    -------
+    array, (length,) or (length, k)
+        Of the operator's ``dtype``; x itself where nothing had to be cast or copied.
+
     Raises
     ------
     InputError
         If ``x`` has another length, more than two dimensions, a type that cannot be cast safely, or lives elsewhere.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> as_vectors([1, 2, 3, 4, 5, 6, 7, 8], 8, Cantilever(nodes=2, dof=1).matrix(), "x").dtype.name
+    'float64'
     """
     if not hasattr(x, "dtype"):
         x = operator.device.asarray(x)

@@ -15,6 +15,15 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 def parse_nbytes(size: int | float | str) -> int:
     """Return the bytes of a size: ``"2 GiB"``, ``"500MB"`` or a number of bytes.
 
+    Parameters
+    ----------
+    size : int, float or str
+        In bytes, or with a unit: kB, MB, GB, TB of powers of 1000, KiB, MiB, GiB, TiB of powers of 1024.
+
+    Returns
+    -------
+    int
+
     Raises
     ------
     InputError
@@ -22,8 +31,9 @@ def parse_nbytes(size: int | float | str) -> int:
 
     Examples
     --------
-    >>> parse_nbytes("1.5 KiB")
-    1536
+    >>> from penstock.spmv import parse_nbytes
+    >>> parse_nbytes("1.5 KiB"), parse_nbytes("500MB")
+    (1536, 500000000)
     """
     if isinstance(size, int | float) and not isinstance(size, bool):
         nbytes = float(size)
@@ -42,8 +52,19 @@ def parse_nbytes(size: int | float | str) -> int:
 def format_nbytes(nbytes: float) -> str:
     """Format a number of bytes in binary units.
 
+    Parameters
+    ----------
+    nbytes : float
+        Of any sign; 4 digits are kept.
+
+    Returns
+    -------
+    str
+        In B, KiB, MiB, GiB or TiB.
+
     Examples
     --------
+    >>> from penstock.spmv import format_nbytes
     >>> format_nbytes(1536)
     '1.5 KiB'
     """

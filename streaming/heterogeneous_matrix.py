@@ -78,6 +78,15 @@ class HeterogeneousMatrix(SweptMatrix):
     The link carries ``plan.streamed_nbytes`` bytes a product, and 8 bytes of each vector for every row of the CPU. GHOST
     (Kreutzer and others 2017, sec. 5) divides the rows of a resident matrix between both kinds of processors in the same way,
     by the bandwidth of each.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HeterogeneousMatrix, HostStore
+    >>> store = HostStore.create(Cantilever(nodes=4, dof=3).subdivisions(4))
+    >>> with HeterogeneousMatrix(store, "64 KiB", device="cpu", gpu_subdivisions=3) as A:
+    ...     A.shape, A.division.count
+    ((192, 192), 3)
     """
 
     division: Division

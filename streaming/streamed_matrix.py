@@ -77,7 +77,7 @@ class StreamedMatrix(SweptMatrix):
     Examples
     --------
     >>> from penstock.fem import Cantilever
-    >>> from penstock.streaming import HostStore
+    >>> from penstock.streaming import HostStore, StreamedMatrix
     >>> beam = Cantilever(nodes=(17, 5, 5), dof=3)
     >>> with StreamedMatrix(HostStore.create(beam.subdivisions(8)), budget="400 KiB") as A:
     ...     bool((A @ beam.load() == beam.matrix() @ beam.load()).all())

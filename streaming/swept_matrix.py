@@ -19,7 +19,18 @@ __all__ = ["Sweeps", "SweptMatrix"]
 
 @runtime_checkable
 class Sweeps(Protocol):
-    """An operator whose products pass over a stored matrix: one device's, two devices', or that of a rank."""
+    """An operator whose products pass over a stored matrix: one device's, two devices', or that of a rank.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, StreamedMatrix, Sweeps
+    >>> beam = Cantilever(nodes=4, dof=3)
+    >>> with StreamedMatrix(HostStore.create(beam.subdivisions(4)), "64 KiB") as A:
+    ...     y = A @ beam.load()
+    ...     isinstance(A, Sweeps), A.sweeps, A.direction
+    (True, 1, -1)
+    """
 
     @property
     def store(self) -> Store:
@@ -64,6 +75,16 @@ class SweptMatrix(ValidatedOperator):
     budget : MemoryBudget
     plan : StreamPlan
         Of what is streamed to the device.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, StreamedMatrix, SweptMatrix
+    >>> beam = Cantilever(nodes=4, dof=3)
+    >>> with StreamedMatrix(HostStore.create(beam.subdivisions(4)), "64 KiB") as A, A.recording() as timeline:
+    ...     y = A @ beam.load()
+    >>> isinstance(A, SweptMatrix), [span.subdivision for span in timeline.spans if span.kind == "compute"]
+    (True, [0, 1, 2, 3])
     """
 
     store: Store

@@ -308,10 +308,29 @@ class Experiment(Section):
 def read_experiment(path: str | Path) -> Experiment:
     """Read an experiment file.
 
+    Parameters
+    ----------
+    path : path
+        A YAML file.
+
+    Returns
+    -------
+    Experiment
+
     Raises
     ------
     InputError
         If the file cannot be read, is not YAML, or says something that is not allowed; each problem is one line that
         names the key, and for an unknown key the nearest valid one.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from penstock.experiments import read_experiment
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "beam.yaml")
+    ...     _ = path.write_text("model: {nodes: [9, 3, 3], dof: 3}")
+    ...     read_experiment(path).cantilever().shape
+    (243, 243)
     """
     return read_configuration(path, Experiment)

@@ -63,6 +63,14 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     ------
     BudgetError
         If the budget is too small; the message gives the smallest that would do.
+
+    Examples
+    --------
+    >>> from penstock.experiments import Experiment, plan_experiment
+    >>> experiment = Experiment(model={"nodes": 64}, memory={"budget": "64 MiB", "subdivisions": 64})
+    >>> plan = plan_experiment(experiment)
+    >>> plan.slots, plan.storage_nbytes <= 64 << 20
+    (3, True)
     """
     cantilever, memory, spec = experiment.cantilever(), experiment.memory, experiment.preconditioner
     workload = functools.partial(_workload, experiment)

@@ -36,6 +36,16 @@ def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: R
     ------
     PenstockError
         If the experiment is not possible with this budget, disk or device; then no folder is left.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from penstock.experiments import Experiment, run_experiment
+    >>> experiment = Experiment(model={"nodes": [9, 3, 3]}, output={"figures": False})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     outcome = run_experiment(experiment, f"{folder}/results")
+    ...     outcome.reason.name, outcome.folder.result.exists()
+    ('CONVERGED', True)
     """
     folder = ResultsFolder(Path(directory))
     if experiment.parallel is not None:
@@ -72,10 +82,25 @@ def resume_experiment(
     reporter : Reporter, optional
         Receives progress.
 
+    Returns
+    -------
+    RunOutcome
+
     Raises
     ------
     InputError
         If the folder holds no run, a finished one, or one that is going on.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from penstock.experiments import Experiment, resume_experiment, run_experiment
+    >>> experiment = Experiment(model={"nodes": [9, 3, 3]}, solver={"maxiter": 3}, output={"figures": False})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     first = run_experiment(experiment, f"{folder}/results")
+    ...     second = resume_experiment(f"{folder}/results", maxiter=500)
+    >>> first.reason.name, second.reason.name
+    ('MAXITER', 'CONVERGED')
     """
     folder, reporter = ResultsFolder(Path(directory)), reporter or Reporter()
     if runs_on_ranks(folder.path):

@@ -29,6 +29,16 @@ class ResultsFolder(BaseFolder):
     Parameters
     ----------
     path : path
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from penstock.experiments import ResultsFolder
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     results = ResultsFolder(pathlib.Path(folder))
+    ...     results.write_residuals([[1.0, 0.1]])
+    ...     results.residuals.name, results.read_residuals()
+    ('residuals.csv', [[1.0, 0.1]])
     """
 
     missing_advice: ClassVar[str] = ": not a finished run; see penstock run --resume"

@@ -12,7 +12,21 @@ __all__ = ["RunOutcome"]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The results folder of a run, and why the solver stopped."""
+    """The results folder of a run, and why the solver stopped.
+
+    Parameters
+    ----------
+    folder : ResultsFolder
+    reason : StopReason
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> from penstock.experiments import ResultsFolder, RunOutcome
+    >>> from penstock.solvers import StopReason
+    >>> RunOutcome(ResultsFolder(pathlib.Path("results")), StopReason.STOPPED).interrupted
+    True
+    """
 
     folder: ResultsFolder
     reason: StopReason

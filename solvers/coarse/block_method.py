@@ -33,6 +33,17 @@ class CoarseBlockCgState(CoarseState):
         For each column; None until it has ended.
     residual_norms : list of list of float
         Relative norms of each column, as in the result.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import block_cg, smoothed_aggregation
+    >>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+    >>> A, B = beam.matrix(), beam.load("shear", "axial")
+    >>> M = smoothed_aggregation(A, coordinates=beam.mesh.coordinates(), aggregate_nodes=27)
+    >>> state = block_cg(A, B, M=M, maxiter=2).state
+    >>> type(state).__name__, state.iteration, block_cg(A, B, M=M, state=state).converged
+    ('CoarseBlockCgState', 2, True)
     """
 
     curvatures: Numbers

@@ -53,6 +53,17 @@ class CoarseCgState(CoarseState):
         ``p.Ap`` of the last direction; 0 without one.
     residual_norms : list of float
         Relative, as in the result.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import cg, smoothed_aggregation
+    >>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+    >>> A, b = beam.matrix(), beam.load()
+    >>> M = smoothed_aggregation(A, coordinates=beam.mesh.coordinates(), aggregate_nodes=27)
+    >>> state = cg(A, b, M=M, maxiter=2).state
+    >>> type(state).__name__, state.iteration, cg(A, b, M=M, state=state).converged
+    ('CoarseCgState', 2, True)
     """
 
     curvature: float = 0.0

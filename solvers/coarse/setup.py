@@ -102,6 +102,16 @@ def smoothed_aggregation(
     ------
     InputError
         If an argument does not fit the matrix.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import cg, smoothed_aggregation
+    >>> beam = Cantilever(nodes=(17, 5, 5), dof=3)
+    >>> A = beam.matrix()
+    >>> result = cg(A, beam.load(), M=smoothed_aggregation(A, coordinates=beam.mesh.coordinates()), rtol=1e-8)
+    >>> result.converged, result.iterations < 20
+    (True, True)
     """
     operator = as_operator(A)
     communicator = communicator_of(operator)

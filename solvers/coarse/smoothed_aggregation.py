@@ -44,6 +44,15 @@ class SmoothedAggregation(ValidatedOperator):
     Symmetric positive definite if B is and the eigenvalues of ``B P^T A P`` are below 2 (Mandel 1993, balancing). Applied on its
     own it needs ``4 smoothing + degree + 1`` products with A; :func:`cg` shares them with its own: ``2 smoothing + degree + 1``
     an iteration, in one sweep if A is streamed.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import smoothed_aggregation
+    >>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+    >>> M = smoothed_aggregation(beam.matrix(), coordinates=beam.mesh.coordinates(), aggregate_nodes=27)
+    >>> M.degree, M.smoothing, (M @ beam.load()).shape
+    (9, 2, (243,))
     """
 
     def __init__(

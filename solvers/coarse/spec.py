@@ -66,6 +66,15 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         Nodes in an aggregate, about; ``auto`` is 125. For a streamed matrix a plan chooses both, if both are ``auto``.
     near_null_space, coordinates, aggregates : optional
         As for :func:`smoothed_aggregation`; coordinates may also be a function that makes them.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import SmoothedAggregationSpec
+    >>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+    >>> spec = SmoothedAggregationSpec(block_size=3, degree=5, aggregate_nodes=27, coordinates=beam.mesh.coordinates())
+    >>> spec.build(beam.matrix()).shape, spec.name
+    ((243, 243), 'smoothed_aggregation')
     """
 
     uses_near_null_space: ClassVar[bool] = True

@@ -30,6 +30,14 @@ class Multigrid(ValidatedOperator):
     ----------
     operator_complexity : float
         Stored entries of all matrices but the coarsest, in those of the finest.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import multigrid
+    >>> M = multigrid(Cantilever(nodes=10, dof=1).matrix())
+    >>> M.shape, len(M.levels)
+    ((1000, 1000), 1)
     """
 
     def __init__(self, levels: Sequence[Level], inverse: Operator, cycle: Cycle = "V") -> None:

@@ -63,6 +63,10 @@ def multigrid(
     block_size : int, optional
         Unknowns of a node, 1 to 8; by default those of the blocks of BSR, and 1 for other formats.
 
+    Returns
+    -------
+    Multigrid
+
     Raises
     ------
     InputError
@@ -73,6 +77,16 @@ def multigrid(
     Vanek, Mandel and Brezina (1996), with the prolongator stored: about half of the bytes of A. Everything but the inverse of the
     last matrix is set up on the device. :func:`smoothed_aggregation` needs fewer iterations and no prolongator, and works on
     streamed matrices; this is for matrices of any kind in memory, and to compare with.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import cg, multigrid
+    >>> beam = Cantilever(nodes=(13, 5, 5), dof=3)
+    >>> A = beam.matrix()
+    >>> result = cg(A, beam.load(), M=multigrid(A, coordinates=beam.mesh.coordinates()), rtol=1e-8)
+    >>> result.converged, result.iterations < 20
+    (True, True)
     """
     check_choices(smoother, cycle)
     check_degree(degree)

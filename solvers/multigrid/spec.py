@@ -25,10 +25,19 @@ class MultigridSpec(PreconditionerSpec, name="multigrid"):
 
     Parameters
     ----------
+    block_size : int
+        Unknowns of a node.
     degree : int or "auto"
         Of the smoothing polynomial; ``auto`` is 3.
     smoother, cycle, near_null_space, coordinates
         As for :func:`multigrid`; coordinates may also be a function that makes them.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import MultigridSpec
+    >>> MultigridSpec(block_size=3, cycle="V").build(Cantilever(nodes=5, dof=3).matrix()).shape
+    (375, 375)
     """
 
     uses_near_null_space: ClassVar[bool] = True

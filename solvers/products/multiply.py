@@ -54,6 +54,13 @@ class ProductPattern:
         Columns of the product, in blocks.
     factors : tuple of array
         Offsets and columns of the two factors.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> A = scipy.sparse.csr_array([[1.0, 1.0], [0.0, 1.0]])
+    >>> product_pattern(A, A).columns.tolist()
+    [0, 1, 1]
     """
 
     offsets: Array
@@ -80,7 +87,15 @@ def _same(left: Array, right: Array) -> bool:
 
 @dataclass(frozen=True)
 class GalerkinPattern:
-    """The patterns of ``A P`` and of ``P' (A P)``."""
+    """The patterns of ``A P`` (``image``) and of ``P' (A P)`` (``coarse``), each a :class:`ProductPattern`.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> A, P = scipy.sparse.eye_array(3, format="csr"), scipy.sparse.csr_array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    >>> galerkin_pattern(A, P).coarse.columns.tolist()
+    [0, 1]
+    """
 
     image: ProductPattern
     coarse: ProductPattern
@@ -100,8 +115,7 @@ def multiply(A: Any, B: Any, *, pattern: ProductPattern | None = None) -> Produc
     Returns
     -------
     CsrMatrix, BsrMatrix or BlockRows
-        Of the wider type of the two; columns ascend. Entries whose sum is zero are stored. BlockRows for blocks that are not
-        square.
+        Of the wider type of the two; columns ascend. Sums that are zero are stored. BlockRows for blocks that are not square.
 
     Raises
     ------
@@ -115,6 +129,14 @@ def multiply(A: Any, B: Any, *, pattern: ProductPattern | None = None) -> Produc
     Row by row (Gustavson 1978), with hash tables (Nagasaka, Matsuoka, Azad and Buluc 2018) and every sum in the order of the
     entries of A, so results are the same in every run. Sums are formed in float64. Beside the result a GPU needs 12 bytes a row
     and, for rows of more than 6144 columns, dense rows of up to 128 MiB together, or one if that is longer.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> from penstock.solvers import multiply
+    >>> A = scipy.sparse.csr_array([[1.0, 2.0], [0.0, 3.0]])
+    >>> multiply(A, A).to_csr().toarray().tolist()
+    [[1.0, 8.0], [0.0, 9.0]]
     """
     left, right, width, dtype = _rows_of(A, B)
     with left.device.current():
@@ -124,7 +146,18 @@ def multiply(A: Any, B: Any, *, pattern: ProductPattern | None = None) -> Produc
 def product_pattern(A: Any, B: Any) -> ProductPattern:
     """Return the pattern of ``A B`` for products of matrices with the same patterns and other values.
 
-    Parameters and errors as for :func:`multiply`.
+    Parameters
+    ----------
+    A, B : matrix
+        As for :func:`multiply`, which may raise the same errors.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> from penstock.solvers import multiply, product_pattern
+    >>> A = scipy.sparse.csr_array([[1.0, 2.0], [0.0, 3.0]])
+    >>> multiply(10.0 * A, A, pattern=product_pattern(A, A)).to_csr().toarray().tolist()
+    [[10.0, 80.0], [0.0, 90.0]]
     """
     left, right, width, _ = _rows_of(A, B)
     with left.device.current():
@@ -132,7 +165,20 @@ def product_pattern(A: Any, B: Any) -> ProductPattern:
 
 
 def transpose(A: Any) -> Product:
-    """Return the transpose of a sparse matrix, on its device, in CSR, or for blocks in BSR or rows of blocks."""
+    """Return the transpose of a sparse matrix, on its device, in CSR, or for blocks in BSR or rows of blocks.
+
+    Parameters
+    ----------
+    A : matrix
+        As for :func:`multiply`, which may raise the same errors.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> from penstock.solvers import transpose
+    >>> transpose(scipy.sparse.csr_array([[1.0, 2.0], [0.0, 3.0]])).to_csr().toarray().tolist()
+    [[1.0, 0.0], [2.0, 3.0]]
+    """
     rows, width, dtype = _block_rows(A)
     with rows.device.current():
         return as_matrix(rows.transposed(width), len(rows.offsets) - 1, dtype)
@@ -144,9 +190,17 @@ def galerkin(A: Any, P: Any, *, pattern: GalerkinPattern | None = None) -> Produ
     Parameters
     ----------
     A, P : matrix
-        As for :func:`multiply`.
+        As for :func:`multiply`, which returns the same types and may raise the same errors.
     pattern : GalerkinPattern, optional
         That of an earlier product of matrices with the same patterns, from :func:`galerkin_pattern`.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> from penstock.solvers import galerkin
+    >>> A, P = scipy.sparse.csr_array([[2.0, -1.0], [-1.0, 2.0]]), scipy.sparse.csr_array([[1.0], [3.0]])
+    >>> galerkin(A, P).to_csr().toarray().tolist()
+    [[14.0]]
     """
     left, right, width, dtype = _square_rows_of(A, P)
     with left.device.current():
@@ -156,7 +210,21 @@ def galerkin(A: Any, P: Any, *, pattern: GalerkinPattern | None = None) -> Produ
 
 
 def galerkin_pattern(A: Any, P: Any) -> GalerkinPattern:
-    """Return the patterns of ``A P`` and ``P' A P``."""
+    """Return the patterns of ``A P`` and ``P' A P``.
+
+    Parameters
+    ----------
+    A, P : matrix
+        As for :func:`galerkin`.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> from penstock.solvers import galerkin, galerkin_pattern
+    >>> A, P = scipy.sparse.eye_array(3, format="csr"), scipy.sparse.csr_array([[1.0], [1.0], [1.0]])
+    >>> galerkin(10.0 * A, P, pattern=galerkin_pattern(A, P)).values.tolist()
+    [30.0]
+    """
     left, right, width, _ = _square_rows_of(A, P)
     with left.device.current():
         image = _pattern(left, right, width)

@@ -34,6 +34,15 @@ class GaussSeidel(ValidatedOperator):
         How many colours its order has, if it goes by colours.
     sweeps : int
     omega : float
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import gauss_seidel
+    >>> M = gauss_seidel(Cantilever(nodes=4, dof=3).matrix(), sweeps=2)
+    >>> type(M).__name__, M.shape, (M @ np.ones(192)).shape
+    ('GaussSeidel', (192, 192), (192,))
     """
 
     def __init__(self, A: Operator, sweep: Sweep, *, colours: int | None, sweeps: int, omega: float) -> None:
@@ -106,6 +115,15 @@ def gauss_seidel(
     Notes
     -----
     Stores the matrix a second time, in the order of the solves. Axelsson (1972) for SSOR; colours: Adams and Ortega (1982).
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import cg, gauss_seidel, jacobi
+    >>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+    >>> A, b = beam.matrix(), beam.load()
+    >>> cg(A, b, M=gauss_seidel(A)).iterations < cg(A, b, M=jacobi(A)).iterations
+    True
     """
     _check_options(symmetric, sweeps, omega)
     operator = as_operator(A)

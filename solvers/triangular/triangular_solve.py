@@ -64,9 +64,10 @@ class TriangularSolve(ValidatedOperator):
 
     Examples
     --------
-    >>> import numpy, scipy.sparse
+    >>> import numpy as np, scipy.sparse
+    >>> from penstock.solvers import TriangularSolve
     >>> A = scipy.sparse.csr_array([[2.0, 0.0], [1.0, 4.0]])
-    >>> (TriangularSolve(A) @ numpy.array([2.0, 5.0])).tolist()
+    >>> (TriangularSolve(A) @ np.array([2.0, 5.0])).tolist()
     [1.0, 1.0]
     """
 

@@ -34,6 +34,15 @@ def register_kernel(format_name: str, operation: str, device_kind: str) -> Calla
     ------
     InputError
         If there is such a kernel already.
+
+    Examples
+    --------
+    >>> from penstock.spmv import SparseMatrix, register_kernel, registered_kernels
+    >>> @register_kernel("mine", "spmv", "cpu")
+    ... def multiply(matrix, x, out, alpha, beta):
+    ...     out[...] = alpha * (matrix.values * x) + (beta * out if beta else 0)
+    >>> ("mine", "spmv", "cpu") in registered_kernels()
+    True
     """
 
     def enter(function: Kernel) -> Kernel:
@@ -64,5 +73,17 @@ def has_kernel(format_name: str, operation: str, device_kind: str) -> bool:
 
 
 def registered_kernels() -> list[tuple[str, str, str]]:
-    """Return all keys of the table, sorted."""
+    """Return all keys of the table, sorted.
+
+    Returns
+    -------
+    list of (str, str, str)
+        Format, operation and kind of device.
+
+    Examples
+    --------
+    >>> from penstock.spmv import registered_kernels
+    >>> [key for key in registered_kernels() if key[:2] == ("sell", "spmv")]
+    [('sell', 'spmv', 'cpu'), ('sell', 'spmv', 'cuda')]
+    """
     return KERNELS.keys()

@@ -47,6 +47,14 @@ class BsrMatrix(SparseMatrix, name="bsr"):
     -----
     A product reads ``values * b * b + 4`` bytes per block: 8.44 bytes per scalar for 3 x 3 blocks of float64, against 12 in
     CSR.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.spmv import BsrMatrix
+    >>> A = BsrMatrix.from_csr(Cantilever(nodes=2, dof=3).matrix().to_csr(), block_size=3)
+    >>> A.shape, A.values.shape, A.values.dtype.name, A.nbytes
+    ((24, 24), (64, 3, 3), 'float64', 4936)
     """
 
     traits: ClassVar[Traits] = Traits("BSR", blocked=True, streams=True, efficiency={"cpu": 0.95, "cuda": 0.93})

@@ -42,6 +42,13 @@ def length_permutation(lengths: Array, scope: int) -> Array:
     -----
     A solver may work in the sorted order throughout: with ``p`` this permutation, it solves ``A[p][:, p]`` for ``b[p]``, and
     its result holds ``x[p]``. SELL then needs no permutation of its own, and columns stay as close as rows are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.spmv import length_permutation
+    >>> length_permutation(np.array([1, 3, 2, 9, 9, 1]), scope=3).tolist()
+    [1, 2, 0, 3, 4, 5]
     """
     xp = _module(lengths)
     rows = xp.arange(lengths.size, dtype=np.int64)

@@ -58,6 +58,14 @@ class CooMatrix(SparseMatrix, name="coo"):
     -----
     A product reads ``values + 8`` bytes per entry. On a GPU the work is balanced over entries (Flegar and Anzt 2017) and
     rows are completed by atomic additions, so last digits may differ between runs.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> from penstock.spmv import CooMatrix
+    >>> A = CooMatrix.from_csr(scipy.sparse.csr_array([[2.0, 0.0], [1.0, 4.0]]))
+    >>> A.row_indices.tolist(), A.column_indices.tolist(), (A @ np.ones(2)).tolist()
+    ([0, 1, 1], [0, 0, 1], [2.0, 5.0])
     """
 
     traits: ClassVar[Traits] = Traits("COO", adds=True, uneven_rows_wait=False, efficiency={"cpu": 0.6, "cuda": 0.6})

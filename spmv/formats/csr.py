@@ -52,6 +52,14 @@ class CsrMatrix(SparseMatrix, name="csr"):
     -----
     A product reads ``(values + 4) * nnz + offsets * rows`` bytes of matrix, the entries of x at least once, and writes
     out once (and reads it if ``beta != 0``).
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> from penstock.spmv import CsrMatrix
+    >>> A = CsrMatrix.from_csr(scipy.sparse.csr_array([[2.0, 0.0], [1.0, 4.0]]))
+    >>> A.row_offsets.tolist(), A.column_indices.tolist(), (A @ np.ones(2)).tolist()
+    ([0, 1, 3], [0, 0, 1], [2.0, 5.0])
     """
 
     traits: ClassVar[Traits] = Traits("CSR", efficiency={"cpu": 0.95, "cuda": 0.87})

@@ -56,6 +56,14 @@ class EllMatrix(SparseMatrix, name="ell"):
     -----
     A product reads ``(values + 4) * width * rows`` bytes. Groups and blocks per row follow Tsai, Cojean and Anzt (2020),
     Algorithms 4 and 5.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> from penstock.spmv import EllMatrix
+    >>> A = EllMatrix.from_csr(scipy.sparse.csr_array([[2.0, 0.0], [1.0, 4.0]]))
+    >>> A.column_indices.tolist(), A.values.tolist()
+    ([[0, 0], [-1, 1]], [[2.0, 1.0], [0.0, 4.0]])
     """
 
     traits: ClassVar[Traits] = Traits(

@@ -79,6 +79,15 @@ class HybMatrix(SparseMatrix, name="hyb"):
     -----
     Source: Bell and Garland (2008); the partition of Tsai, Cojean and Anzt (2020). The COO part uses atomic additions on a
     GPU, so last digits may differ between runs.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> from penstock.spmv import HybMatrix
+    >>> arrow = scipy.sparse.csr_array([[4.0, 1.0, 1.0], [1.0, 4.0, 0.0], [1.0, 0.0, 4.0]])
+    >>> A = HybMatrix.from_csr(arrow, partition="minstorage")
+    >>> A.ell.width, A.ell.nnz, A.coo.nnz
+    (2, 6, 1)
     """
 
     traits: ClassVar[Traits] = Traits(

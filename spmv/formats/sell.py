@@ -117,6 +117,14 @@ class SellMatrix(SparseMatrix, name="sell"):
     Notes
     -----
     A product reads ``(values + 4) * stored`` bytes. Source: Kreutzer, Hager, Wellein, Fehske and Bishop (2014).
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> from penstock.spmv import SellMatrix
+    >>> A = SellMatrix.from_csr(scipy.sparse.eye_array(100, format="csr"), chunk_height=32)
+    >>> A.chunk_offsets.tolist(), A.nnz, float((A @ np.ones(100)).sum())
+    ([0, 32, 64, 96, 128], 100, 100.0)
     """
 
     traits: ClassVar[Traits] = Traits(

@@ -57,6 +57,14 @@ class SlicedBsrMatrix(SparseMatrix, name="sliced_bsr"):
     Each of 32 neighbouring threads owns a block row, so every load of the matrix is contiguous: the fastest format here
     for finite-element matrices with several degrees of freedom per node. A product reads ``values * b * b + 4`` bytes per
     stored block.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.spmv import SlicedBsrMatrix
+    >>> A = SlicedBsrMatrix.from_csr(Cantilever(nodes=4, dof=3).matrix().to_csr(), block_size=3)
+    >>> A.shape, A.chunk_offsets.tolist(), A.values.shape
+    ((192, 192), [0, 864, 1248], (11232,))
     """
 
     traits: ClassVar[Traits] = Traits(

@@ -16,9 +16,22 @@ __all__ = ["SlicedEllMatrix"]
 class SlicedEllMatrix(SellMatrix, name="sliced_ell"):
     """SELL-C-1: rows in their natural order, in slices as high as a warp.
 
+    Parameters
+    ----------
+    shape, dtype, chunk_offsets, column_indices, values, permutation, chunk_height, sorting_scope, lanes
+        As for :class:`SellMatrix`; the permutation is empty and the sorting scope 1.
+
     Notes
     -----
     Sources: Monakov, Lokhmotov and Avetisyan (2010); AMD lab notes on SpMV, part 1 (2022).
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> from penstock.spmv import SlicedEllMatrix
+    >>> A = SlicedEllMatrix.from_csr(scipy.sparse.eye_array(100, format="csr"), slice_height=64)
+    >>> A.chunk_offsets.tolist(), A.nnz
+    ([0, 64, 128], 100)
     """
 
     traits: ClassVar[Traits] = Traits(

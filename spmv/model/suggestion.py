@@ -37,6 +37,15 @@ class Suggestion:
         Of a product, by the roofline model and the efficiency of the format's kernel.
     measured_seconds : float or None
         Median of a product, if it was timed.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.spmv import suggest_format
+    >>> A = Cantilever(nodes=6, dof=3).matrix().to_csr()
+    >>> best = suggest_format(A, device="cpu")[0]
+    >>> best.format_name, best.parameters, best.build(A).shape
+    ('bsr', {'block_size': 3}, (648, 648))
     """
 
     format_name: str
@@ -87,9 +96,15 @@ def suggest_format(
     -------
     list of Suggestion
 
+    Raises
+    ------
+    InputError
+        If A is empty, or an option is out of range.
+
     Examples
     --------
     >>> from penstock.fem import Cantilever
+    >>> from penstock.spmv import suggest_format
     >>> suggest_format(Cantilever(nodes=8, dof=3).matrix().to_csr(), device="cpu")[0].format_name
     'bsr'
     """

@@ -39,6 +39,15 @@ class VectorSpace:
     device : Device
     communicator : Communicator
         Ranks that have the other rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.spmv import CPU, VectorSpace
+    >>> space, x, y = VectorSpace(CPU), np.array([3.0, 4.0]), np.ones(2)
+    >>> space.combine(2.0, x, -1.0, y)
+    >>> space.dot(x, x), space.norm(x), y.tolist()
+    (25.0, 5.0, [5.0, 7.0])
     """
 
     device: Device

@@ -22,10 +22,24 @@ class MemoryBudget:
     device : int or str
         Bytes on the computing device, for example ``"6 GiB"``: GPU memory, or host memory for runs on the CPU.
 
+    Raises
+    ------
+    InputError
+        If it is not a positive size.
+
     Notes
     -----
     On a CUDA device the buffers come from a separate memory pool with this limit: the allocator enforces it, and arrays of the
     caller are neither counted nor limited.
+
+    Examples
+    --------
+    >>> from penstock.spmv import CPU
+    >>> from penstock.streaming import MemoryBudget
+    >>> budget = MemoryBudget("1 MiB")
+    >>> slot = budget.allocate("slot 0", 4096, CPU)
+    >>> budget.limit_nbytes, budget.used_nbytes
+    (1048576, 4096)
     """
 
     def __init__(self, device: int | str) -> None:

@@ -34,6 +34,13 @@ class SweepKey:
         Identifies the memory they use. None: do not capture this sweep, only note its kernels.
     unit : {"sweep", "visit"}
         Capture the sweep as a whole, or the kernels of each visit.
+
+    Examples
+    --------
+    >>> from penstock.streaming import SweepKey
+    >>> one, four = (SweepKey(kernels=("bsr", columns), memory=None) for columns in (1, 4))
+    >>> one == four  # other kernels: another graph
+    False
     """
 
     kernels: tuple[object, ...]
@@ -64,6 +71,15 @@ class ExecutorSetup:
         Whether transfers are expected to take much longer than computations.
     host_computes : bool
         The host computes during sweeps, so replaying one must not make it wait.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.spmv import CPU
+    >>> from penstock.streaming import ExecutorSetup, HostStore
+    >>> setup = ExecutorSetup(HostStore.create(Cantilever(nodes=4).subdivisions(4)), CPU, slots=[])
+    >>> setup.overlap, setup.part, setup.stall_seconds
+    (True, 'whole', 60.0)
     """
 
     store: Store
@@ -78,7 +94,16 @@ class ExecutorSetup:
 
 
 class Executor(Protocol):
-    """Transfers subdivisions to slots and calls a function for each that has arrived."""
+    """Transfers subdivisions to slots and calls a function for each that has arrived.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, StreamedMatrix
+    >>> with StreamedMatrix(HostStore.create(Cantilever(nodes=4).subdivisions(4)), "64 KiB") as A:
+    ...     A.staged, A.waited_seconds
+    (False, 0.0)
+    """
 
     @property
     def staged(self) -> bool:

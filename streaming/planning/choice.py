@@ -31,6 +31,14 @@ class Candidate:
     workload : Workload
     reach : int
         As in :func:`plan_stream`.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import Candidate, Workload, choose, index_of
+    >>> beam = Cantilever(nodes=32, dof=3)
+    >>> choose([Candidate(index_of(beam.symbolic_slabs(n)), Workload()) for n in (2, 8, 32)], "8 MiB").slots
+    3
     """
 
     index: MatrixIndex
@@ -70,6 +78,14 @@ def choose(
         If no candidate fits; the message states the smallest budget for the last one tried.
     InputError
         If there is no candidate.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import Candidate, Workload, choose, index_of
+    >>> slabs = [Cantilever(nodes=32, dof=3).symbolic_slabs(count) for count in (4, 8, 16)]
+    >>> len(choose([Candidate(index_of(cut), Workload()) for cut in slabs], "16 MiB").index.subdivisions)
+    8
     """
     ring = ring or Ring()
     plans: list[StreamPlan] = []

@@ -25,6 +25,15 @@ class Division:
         Of the GPU's part.
     cpu_rate : float
         Bytes of the matrix that the CPU multiplies per second while the GPU streams.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import Ring, Workload, divide, index_of
+    >>> index = index_of(Cantilever(nodes=64, dof=3).symbolic_slabs(64))
+    >>> division = divide(index, 64 << 20, Workload(), Ring(), cpu_rate=55e9)
+    >>> division.count, round(division.cpu_nbytes / index.part_nbytes("whole"), 2)
+    (35, 0.45)
     """
 
     index: MatrixIndex
@@ -122,10 +131,22 @@ def divide(
     rates : LinkRates
         Of the GPU, while the CPU multiplies.
 
+    Returns
+    -------
+    Division
+
     Raises
     ------
     BudgetError
         If the budget does not hold the slots for one subdivision.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import Ring, Workload, divide, index_of
+    >>> index = index_of(Cantilever(nodes=64, dof=3).symbolic_slabs(64))
+    >>> [divide(index, 64 << 20, Workload(), Ring(), cpu_rate=rate).count for rate in (10e9, 50e9, 90e9)]
+    [55, 37, 29]
     """
 
     def at(count: int) -> Division:

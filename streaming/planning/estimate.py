@@ -49,6 +49,15 @@ class LinkRates:
         Fraction of the memory rate that products with half of a symmetric matrix reach. Others reach 0.80 to 0.98.
     side_by_side : float
         Number of products of one sweep that run concurrently and fill each other's gaps.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import LinkRates, index_of, plan_stream
+    >>> index = index_of(Cantilever(nodes=64, dof=3).symbolic_slabs(16))
+    >>> plan = plan_stream(index, "128 MiB", rates=LinkRates(link=25e9, memory=1.5e12))
+    >>> plan.estimate().binding, f"{plan.predicted_seconds():.3f} s"
+    ('the link', '0.016 s')
     """
 
     link: float
@@ -74,6 +83,13 @@ class SweepEstimate:
         All transfers alone, and all computations alone.
     overlapped, sequential : float
         The sweep with overlap on and off, simulated with the plan's schedule.
+
+    Examples
+    --------
+    >>> from penstock.streaming import SweepEstimate
+    >>> sweep = SweepEstimate(transfer=0.5, compute=0.1, overlapped=0.51, sequential=0.6)
+    >>> sweep.seconds(overlap=True), sweep.binding
+    (0.51, 'the link')
     """
 
     transfer: float

@@ -31,6 +31,14 @@ class ColumnExtents:
     Parameters
     ----------
     first, last : int64 array, (rows,)
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import ColumnExtents
+    >>> extents = ColumnExtents.of(Cantilever(nodes=4, dof=1).matrix().to_csr())
+    >>> extents.last[:2].tolist(), extents.reach([0, 32]), extents.reach(range(0, 64, 8))
+    ([21, 22], 1, 3)
     """
 
     first: Integers
@@ -70,6 +78,16 @@ def reach_of(row_starts: Sequence[int], columns: Sequence[range]) -> int:
     columns : sequence of range
         From the first to the last column of each slab; empty for a slab without entries. For a symmetric pattern the columns
         on one side of the diagonal are enough.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> from penstock.streaming import reach_of
+    >>> reach_of([0, 10, 20], [range(0, 25), range(8, 30), range(3, 30)])
+    2
     """
     reaches = [1]
     for number, extent in enumerate(columns):
@@ -80,7 +98,29 @@ def reach_of(row_starts: Sequence[int], columns: Sequence[range]) -> int:
 
 
 def reach_of_store(store: Store) -> int:
-    """Return :func:`reach_of` the slabs of a stored matrix; reads all of its structure, but no values."""
+    """Return :func:`reach_of` the slabs of a stored matrix; reads all of its structure, but no values.
+
+    Parameters
+    ----------
+    store : Store
+
+    Returns
+    -------
+    int
+        At least 1.
+
+    Raises
+    ------
+    StoreError
+        If the store cannot be read.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, reach_of_store
+    >>> reach_of_store(HostStore.create(Cantilever(nodes=4, dof=3).subdivisions(8)))
+    4
+    """
     index, columns = store.index, []
     for number, subdivision in enumerate(index.subdivisions):
         structure = aligned_buffer(subdivision.part_nbytes("structure"))
@@ -100,6 +140,14 @@ class LevelOrder:
         The old number of each node.
     block_size : int
         Number of unknowns of a node, which stay together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock.streaming import LevelOrder
+    >>> order = LevelOrder(np.array([2, 0, 1]), block_size=2)
+    >>> order.rows.tolist(), order.back(order.forward(np.arange(6.0))).tolist()
+    ([4, 5, 0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     """
 
     permutation: Integers
@@ -151,9 +199,19 @@ def level_order(A: Any, block_size: int = 1) -> LevelOrder:
     block_size : int
         Number of unknowns that stay together, for example those of a node.
 
+    Returns
+    -------
+    LevelOrder
+
+    Raises
+    ------
+    InputError
+        If A is of another type or not square, or the blocks do not fit.
+
     Examples
     --------
     >>> import numpy as np, scipy.sparse
+    >>> from penstock.streaming import ColumnExtents, level_order
     >>> path = scipy.sparse.diags_array([1.0, 2.0, 1.0], offsets=[-1, 0, 1], shape=(9, 9)).tocsr()
     >>> mixed = np.random.default_rng(0).permutation(9)
     >>> A = path[mixed][:, mixed].tocsr()

@@ -44,6 +44,15 @@ class StreamPlan:
         Number of subdivisions to either side that the entries of one couple with.
     rates : LinkRates or None
         For predicted times.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.spmv import format_nbytes
+    >>> from penstock.streaming import index_of, plan_stream
+    >>> plan = plan_stream(index_of(Cantilever(nodes=64, dof=3).symbolic_slabs(16)), "128 MiB")
+    >>> plan.slots, sorted(plan.resident), format_nbytes(plan.streamed_nbytes)
+    (2, [4, 12], '435.3 MiB')
     """
 
     index: MatrixIndex
@@ -258,6 +267,21 @@ def plan_stream(
     ------
     BudgetError
         If neither the matrix nor two slots fit the budget; the message states the smallest sufficient budget.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import index_of, plan_stream
+    >>> index = index_of(Cantilever(nodes=64, dof=3).symbolic_slabs(16))
+    >>> print(plan_stream(index, "128 MiB").explain())
+    matrix      786,432 x 786,432, 61,731,000 stored scalars, bsr, 498.2 MiB
+    budget      128 MiB for matrix storage, 125.9 MiB used; the matrix is 3.89 times the budget
+    cut         16 subdivisions of up to 31.46 MiB
+    ring        2 slots of 31.46 MiB
+    resident    2 subdivisions, 62.93 MiB
+    streamed    14 subdivisions, 435.3 MiB a sweep, overlap on
+    direction   every other sweep runs backwards and reuses 60.31 MiB that are still in the slots
+    vectors     0 B beside the budget
     """
     workload, ring = workload or Workload(), ring or Ring()
     if reach < 1 or reach % 1:

@@ -17,7 +17,18 @@ SweepOrder = Literal["alternate", "cyclic", "restart"]
 
 @dataclass(frozen=True)
 class Copy:
-    """Transfer a subdivision into a slot. May run concurrently with computations; copies keep their order."""
+    """Transfer a subdivision into a slot. May run concurrently with computations; copies keep their order.
+
+    Parameters
+    ----------
+    subdivision, slot : int
+
+    Examples
+    --------
+    >>> from penstock.streaming import Schedule
+    >>> Schedule(subdivisions=3, resident=frozenset(), slots=2).prologue()
+    [Copy(subdivision=0, slot=0), Copy(subdivision=1, slot=1)]
+    """
 
     subdivision: int
     slot: int
@@ -25,9 +36,21 @@ class Copy:
 
 @dataclass(frozen=True)
 class Compute:
-    """Compute with a subdivision in a slot, or with a resident one (``slot is None``).
+    """Compute with a subdivision in a slot, or with a resident one.
 
-    ``stage`` numbers the consecutive computations of one sweep.
+    Parameters
+    ----------
+    subdivision : int
+    slot : int or None
+        None for a resident subdivision.
+    stage : int
+        Number among the consecutive computations of one sweep.
+
+    Examples
+    --------
+    >>> from penstock.streaming import Schedule
+    >>> Schedule(subdivisions=2, resident=frozenset({0}), slots=2).sweep(0)[0]
+    Compute(subdivision=0, slot=None, stage=0)
     """
 
     subdivision: int
@@ -37,7 +60,18 @@ class Compute:
 
 @dataclass(frozen=True)
 class Release:
-    """Free a slot: no later step reads its present data."""
+    """Free a slot: no later step reads its present data.
+
+    Parameters
+    ----------
+    slot : int
+
+    Examples
+    --------
+    >>> from penstock.streaming import Schedule
+    >>> Schedule(subdivisions=3, resident=frozenset(), slots=2).sweep(0)[:2]
+    [Compute(subdivision=0, slot=0, stage=0), Release(slot=0)]
+    """
 
     slot: int
 
@@ -46,7 +80,17 @@ Step = Copy | Compute | Release
 
 
 class HazardError(InputError):
-    """A schedule reads a slot before its data arrive, overwrites data still needed, or never releases a slot."""
+    """A schedule reads a slot before its data arrive, overwrites data still needed, or never releases a slot.
+
+    Examples
+    --------
+    >>> from penstock.streaming import Compute, HazardError, check_hazards
+    >>> try:
+    ...     check_hazards([Compute(0, slot=1)], subdivisions=1, slots=2)
+    ... except HazardError as error:
+    ...     print(error)
+    step 0: Compute(subdivision=0, slot=1, stage=0) reads slot 1 before its data were requested
+    """
 
 
 def check_sweep_order(sweeps: str) -> None:
@@ -75,11 +119,25 @@ class Schedule:
         subdivisions of the next one, so that the link never waits. ``alternate``: every other sweep runs backwards and reuses
         the subdivisions that are still in the slots. ``restart``: each sweep starts with an empty ring.
 
+    Raises
+    ------
+    InputError
+        If ``sweeps`` is none of these.
+
     Notes
     -----
     A run is ``prologue()``, any number of ``sweep(0), sweep(1), ...`` and ``epilogue(sweeps)`` with their number. The streamed
     subdivision at position n, counted over all sweeps, is put in slot ``n % slots``; when the direction changes, slots keep
     their data, so positions run backwards with the sweep.
+
+    Examples
+    --------
+    >>> from penstock.streaming import Schedule, check_hazards
+    >>> schedule = Schedule(subdivisions=4, resident=frozenset({1}), slots=2, sweeps="alternate")
+    >>> list(schedule.order(0)), list(schedule.order(1)), schedule.transfers(1)
+    ([0, 1, 2, 3], [3, 2, 1, 0], (0,))
+    >>> steps = [*schedule.prologue(), *schedule.sweep(0), *schedule.sweep(1), *schedule.epilogue(2)]
+    >>> check_hazards(steps, subdivisions=4, slots=2, resident={1})
     """
 
     subdivisions: int
@@ -200,11 +258,28 @@ class Schedule:
 def check_hazards(steps: Iterable[Step], *, subdivisions: int, slots: int, resident: Iterable[int] = ()) -> None:
     """Verify a run from its first step to its last.
 
+    Parameters
+    ----------
+    steps : iterable of Step
+    subdivisions, slots : int
+        How many of each there are.
+    resident : iterable of int
+        Subdivisions without a slot.
+
     Raises
     ------
     HazardError
         If a computation reads a slot that does not hold its subdivision, or a subdivision without a slot that is not resident;
         if a copy overwrites a slot in use; if a slot is released twice or does not exist, or is still in use at the end.
+
+    Examples
+    --------
+    >>> from penstock.streaming import Compute, Copy, Release, check_hazards
+    >>> check_hazards([Copy(0, slot=0), Compute(0, slot=0), Release(0)], subdivisions=1, slots=1)
+    >>> check_hazards([Copy(0, slot=0), Copy(1, slot=0)], subdivisions=2, slots=1)
+    Traceback (most recent call last):
+        ...
+    penstock.streaming.planning.schedule.HazardError: step 1: Copy(subdivision=1, slot=0) overwrites subdivision 0, still in use
     """
     holds: dict[int, int] = {}
     residents = set(resident)

@@ -31,6 +31,16 @@ def simulate(
     Returns
     -------
     Timeline
+
+    Examples
+    --------
+    >>> from penstock.streaming import Schedule, simulate
+    >>> for overlap in (True, False):
+    ...     schedule = Schedule(subdivisions=4, resident=frozenset(), slots=2, overlap=overlap)
+    ...     steps = [*schedule.prologue(), *schedule.sweep(0)]
+    ...     simulate(steps, lambda number: 2.0, lambda number: 1.0, overlap=overlap).last("compute")
+    9.0
+    12.0
     """
     timeline = Timeline()
     link = processor = 0.0  # when each is free

@@ -15,7 +15,25 @@ SpanKind = Literal["read", "transfer", "compute", "host"]
 
 @dataclass(frozen=True)
 class Span:
-    """One read, transfer or computation, in seconds from the start of the recording."""
+    """One read, transfer or computation, in seconds from the start of the recording.
+
+    Parameters
+    ----------
+    kind : {"read", "transfer", "compute", "host"}
+        ``read``: from disk into page-locked memory; ``host``: products that the CPU computes beside a GPU.
+    subdivision : int
+    slot : int or None
+        None without a slot.
+    start, stop : float
+        Seconds.
+
+    Examples
+    --------
+    >>> from penstock.streaming import Schedule, simulate
+    >>> schedule = Schedule(subdivisions=3, resident=frozenset(), slots=2)
+    >>> simulate(schedule.prologue(), lambda number: 2.0, lambda number: 1.0, overlap=True).spans[1]
+    Span(kind='transfer', subdivision=1, slot=1, start=2.0, stop=4.0)
+    """
 
     kind: SpanKind
     subdivision: int
@@ -33,6 +51,15 @@ class Timeline:
     spans : list of Span
     origin : float
         Clock at the start of the recording; spans that began earlier are dropped.
+
+    Examples
+    --------
+    >>> from penstock.streaming import Schedule, simulate
+    >>> schedule = Schedule(subdivisions=4, resident=frozenset(), slots=2)
+    >>> steps = [*schedule.prologue(), *schedule.sweep(0), *schedule.epilogue(1)]
+    >>> timeline = simulate(steps, lambda number: 2.0, lambda number: 1.0, overlap=True)
+    >>> timeline.seconds("transfer"), timeline.last("compute")
+    (12.0, 9.0)
     """
 
     spans: list[Span] = field(default_factory=list)

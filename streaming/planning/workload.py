@@ -30,6 +30,19 @@ class Workload:
     iterations : float, optional
         That the solver is expected to need, to compare plans of different degrees; by default as many as a Chebyshev polynomial
         of this degree leaves of those without one.
+
+    Raises
+    ------
+    InputError
+        If ``columns``, ``repeats`` or ``degree`` is not a whole number of at least 1.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import Workload, index_of, plan_stream
+    >>> index = index_of(Cantilever(nodes=64, dof=3).symbolic_slabs(64))
+    >>> plan_stream(index, "64 MiB", Workload(degree=9)).powers_per_sweep
+    7
     """
 
     columns: int = 1
@@ -58,6 +71,20 @@ class Ring:
         How successive sweeps are connected; see :class:`Schedule`.
     resident_structure : bool
         Keep offsets and column indices of all subdivisions, and stream values only.
+
+    Raises
+    ------
+    InputError
+        If there are fewer than 2 slots, or ``sweeps`` is none of these.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import Ring, index_of, plan_stream
+    >>> index = index_of(Cantilever(nodes=16, dof=3).symbolic_slabs(16))
+    >>> plan = plan_stream(index, "2 MiB", ring=Ring(slots=4, sweeps="cyclic"))
+    >>> plan.slots, len(plan.resident)
+    (4, 0)
     """
 
     slots: int | None = None

@@ -16,6 +16,14 @@ class Store(Protocol):
     """A matrix cut into subdivisions and kept outside the memory of the computing device.
 
     :class:`penstock.streaming.stores.testing.StoreContract` tests an implementation.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, Store
+    >>> store = HostStore.create(Cantilever(nodes=4, dof=3).subdivisions(4))
+    >>> isinstance(store, Store), store.index.shape
+    (True, (192, 192))
     """
 
     @property
@@ -31,7 +39,16 @@ class Store(Protocol):
 
 @runtime_checkable
 class PageLockable(Protocol):
-    """A store in host memory: once its memory is page-locked, a GPU can copy from it directly."""
+    """A store in host memory: once its memory is page-locked, a GPU can copy from it directly.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, PageLockable
+    >>> store = HostStore.create(Cantilever(nodes=4).subdivisions(4))
+    >>> isinstance(store, PageLockable), [offset for offset, piece in store.segments(0)]
+    (True, [0])
+    """
 
     def segments(self, number: int, part: Part = "whole") -> list[tuple[int, np.ndarray[Any, Any]]]:
         """Return views of the bytes of a part of subdivision ``number``, each with its offset in the part."""

@@ -43,6 +43,17 @@ class FileStore:
     Notes
     -----
     When a subdivision is read for the first time, its checksums are verified, and its offsets and indices against its shape.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import FileStore
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     FileStore.create(f"{folder}/A", Cantilever(nodes=4, dof=3).subdivisions(2), label="cube").close()
+    ...     with FileStore(f"{folder}/A") as store:
+    ...         store.index.shape, store.index.format_name, len(store.index.subdivisions)
+    ((192, 192), 'bsr', 2)
     """
 
     def __init__(self, path: str | Path, *, direct: bool | None = None) -> None:

@@ -34,6 +34,19 @@ class HostStore:
 
     Created by :meth:`create`, :meth:`from_matrix` or :meth:`from_store`. A streamed matrix on a CUDA device page-locks the
     memory when it opens the store; ``close`` (or leaving a ``with`` block) unlocks it.
+
+    Parameters
+    ----------
+    index, segments, regions, source
+        Made by these methods.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore
+    >>> store = HostStore.from_matrix(Cantilever(nodes=4, dof=3).matrix(), subdivisions=4)
+    >>> store.index.row_starts, store.slab(1).shape
+    ([0, 60, 96, 135], (36, 192))
     """
 
     def __init__(

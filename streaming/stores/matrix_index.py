@@ -72,6 +72,14 @@ class Subdivision:
         Length of the piece, including padding to whole pages.
     checksums : (int, int) or None
         CRC-32 of structure and values; None for a subdivision that exists only in a plan or in host memory.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import index_of
+    >>> piece = index_of(Cantilever(nodes=4, dof=3).symbolic_slabs(4)).subdivisions[1]
+    >>> piece.row_start, piece.row_stop, piece.nnz, piece.nbytes, [field.name for field in piece.fields]
+    (48, 96, 2700, 28672, ['row_offsets', 'column_indices', 'values'])
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -124,6 +132,16 @@ class MatrixIndex:
         Parameters of the format, the same for every slab, so that kernels sum in the same order as on the whole matrix.
     subdivisions : tuple of Subdivision
         In row order, without gaps.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import MatrixIndex, index_of
+    >>> index = index_of(Cantilever(nodes=4, dof=3).symbolic_slabs(4))
+    >>> index.shape, index.format_name, index.block_size, index.row_starts
+    ((192, 192), 'bsr', 3, [0, 48, 96, 144])
+    >>> MatrixIndex.from_json(index.to_json()) == index
+    True
     """
 
     shape: tuple[int, int]

@@ -99,7 +99,32 @@ class IndexBuilder:
 
 
 def index_of(slabs: Iterable[SparseMatrix], shape: tuple[int, int] | None = None) -> MatrixIndex:
-    """Return the index that a store of these slabs, real or symbolic, would have."""
+    """Return the index that a store of these slabs, real or symbolic, would have.
+
+    Parameters
+    ----------
+    slabs : iterable of SparseMatrix
+        Row slabs in order, all of one format and type; their values are not read.
+    shape : (int, int), optional
+        Of the matrix; by default that of all slabs together.
+
+    Returns
+    -------
+    MatrixIndex
+
+    Raises
+    ------
+    InputError
+        If there is no slab, or slabs do not fit each other or the shape.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import index_of
+    >>> index = index_of(Cantilever(nodes=200, dof=3).symbolic_slabs(50))  # never assembled
+    >>> index.shape, len(index.subdivisions), f"{index.part_nbytes('whole') / 1e9:.1f} GB"
+    ((24000000, 24000000), 50, '16.3 GB')
+    """
     builder = IndexBuilder(shape)
     for slab in slabs:
         builder.add(slab)

@@ -21,6 +21,20 @@ class StoreWrapper:
     ----------
     store : Store
         The caller closes it.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, StoreWrapper
+    >>> class LoudStore(StoreWrapper):
+    ...     def read_into(self, number, buffer, part="whole"):
+    ...         print(f"subdivision {number}")
+    ...         super().read_into(number, buffer, part)
+    >>> store = LoudStore(HostStore.create(Cantilever(nodes=4, dof=3).subdivisions(2)))
+    >>> HostStore.from_store(store).index.shape
+    subdivision 0
+    subdivision 1
+    (192, 192)
     """
 
     def __init__(self, store: Store) -> None:
@@ -46,6 +60,16 @@ class SlowStore(StoreWrapper):
         Infinite by default.
     latency : float
         Seconds added to every read.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, SlowStore, StreamedMatrix
+    >>> beam = Cantilever(nodes=4, dof=3)
+    >>> store = SlowStore(HostStore.create(beam.subdivisions(4)), bytes_per_second=100e6)
+    >>> with StreamedMatrix(store, "64 KiB") as A:
+    ...     (A @ beam.load()).shape
+    (192,)
     """
 
     def __init__(self, store: Store, bytes_per_second: float = float("inf"), latency: float = 0.0) -> None:
@@ -69,6 +93,22 @@ class FaultyStore(StoreWrapper):
     store : Store
     before : callable
         ``before(read, number)``, with the number of reads so far and the number of the subdivision.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.spmv import StoreError
+    >>> from penstock.streaming import FaultyStore, HostStore, StreamedMatrix
+    >>> beam = Cantilever(nodes=4, dof=3)
+    >>> def fail(read, number):
+    ...     if number == 2:
+    ...         raise StoreError("bad sector")
+    >>> with StreamedMatrix(FaultyStore(HostStore.create(beam.subdivisions(4)), fail), "64 KiB") as A:
+    ...     try:
+    ...         y = A @ beam.load()
+    ...     except StoreError as error:
+    ...         print(error, error.__notes__)
+    bad sector ['while reading subdivision 2 (rows 96 to 143) of a FaultyStore']
     """
 
     def __init__(self, store: Store, before: Callable[[int, int], None]) -> None:
@@ -84,7 +124,29 @@ class FaultyStore(StoreWrapper):
 
 
 class CountingStore(StoreWrapper):
-    """Counts bytes and lists the subdivisions read, in order, in ``numbers``."""
+    """Counts bytes and lists the subdivisions read, in order, in ``numbers``.
+
+    Parameters
+    ----------
+    store : Store
+        The caller closes it.
+
+    Attributes
+    ----------
+    numbers : list of int
+        Subdivisions in the order of their reads.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import CountingStore, HostStore, StreamedMatrix
+    >>> beam = Cantilever(nodes=4, dof=3)
+    >>> store = CountingStore(HostStore.create(beam.subdivisions(4)))
+    >>> with StreamedMatrix(store, "64 KiB") as A:
+    ...     y = A @ beam.load()
+    >>> store.numbers[:4]
+    [0, 1, 2, 3]
+    """
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
