@@ -29,16 +29,16 @@ import yaml
 
 LIBRARIES = (h5py, llvmlite, matplotlib, numba, numpy, platformdirs, psutil, pydantic, rich, scipy, typer, yaml)
 MODULES = ("fcntl", "grp", "posix", "pwd", "resource", "syslog", "termios")
-OF_OS = (
-    "O_CLOEXEC O_DIRECT O_DIRECTORY fdatasync fork getegid geteuid getgid getloadavg getpgid getuid killpg mkfifo nice pread "
-    "preadv process_cpu_count pwrite pwritev posix_fadvise posix_fallocate readv sched_getaffinity sched_setaffinity "
-    "sysconf sysconf_names uname writev"
-).split()
+OF_OS = """
+    O_CLOEXEC O_DIRECT O_DIRECTORY fdatasync fork getegid geteuid getgid getloadavg getpgid getuid killpg mkfifo nice pread
+    preadv process_cpu_count pwrite pwritev posix_fadvise posix_fallocate readv sched_getaffinity sched_setaffinity sysconf
+    sysconf_names uname writev
+"""
 HIDDEN = ("/proc", "/sys")
 
 for name in MODULES:
     sys.modules[name] = None  # import then raises ModuleNotFoundError
-for name in OF_OS:
+for name in OF_OS.split():
     if hasattr(os, name):
         delattr(os, name)
 for name in ("MADV_HUGEPAGE", "MAP_PRIVATE", "MAP_ANONYMOUS"):
