@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 
 from penstock.spmv import CPU, Array, Device, DeviceError, InputError, PenstockError, device_of
 from penstock.spmv.device import cuda_device_count
-from penstock.threads import THREADS_ARE_GIVEN
+from penstock.threads import THREADS_ARE_GIVEN, bound_cores
 
 __all__ = ["Exchange", "MpiCommunicator", "Pair", "gpu_of_rank"]
 
@@ -106,7 +105,7 @@ class MpiCommunicator:
         self.host_rank, self.host_ranks = int(on_host.Get_rank()), int(on_host.Get_size())
         if not THREADS_ARE_GIVEN:
             # A launcher may have bound each rank to cores of its own already.
-            cores = os.sched_getaffinity(0)
+            cores = bound_cores()
             sharing = sum(bool(cores & others) for others in on_host.allgather(cores))
             numba.set_num_threads(max(1, min(numba.get_num_threads(), len(cores) // sharing)))
         on_host.Free()

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from penstock.front_door import solve
     from penstock.store_products import multiply_store
 
-#: The release, as a string.
-__version__ = "0.1.0"
+    #: The release, as a string.
+    __version__: str
+
+#: The version of a copy that is not installed, of which no tag is known.
+_UNINSTALLED = "0.1.0.dev0"
 
 prepare_threads()
 
@@ -25,7 +28,9 @@ __all__ = ["__version__", "multiply_store", "solve"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a function when it is first asked for."""
+    """Load a function, or look the version up, when it is first asked for."""
+    if name == "__version__":
+        return _version()
     if name == "solve":
         from penstock.front_door import solve
 
@@ -35,3 +40,13 @@ def __getattr__(name: str) -> Any:
 
         return multiply_store
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _version() -> str:
+    """Return the version that the installation recorded, which is made of the tag."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("penstock")
+    except importlib.metadata.PackageNotFoundError:
+        return _UNINSTALLED

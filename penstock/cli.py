@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from penstock import __version__
 from penstock.plan_command import plan, print_plan
 from penstock.solve_command import solve
 from penstock.spmv import PenstockError
@@ -38,7 +37,6 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Solve sparse symmetric positive definite systems whose matrix need not fit in device memory.",
 )
@@ -47,7 +45,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command; errors that penstock explains end in one message instead of a traceback."""
     try:
-        app()
+        app(prog_name="penstock")  # by "python -m penstock" too: completion is that of the command
     except (PenstockError, OSError) as error:
         say("error:", error)
         sys.exit(2)
@@ -58,6 +56,8 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from penstock import __version__
+
         print(f"penstock {__version__}")
         raise typer.Exit
 

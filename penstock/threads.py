@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["THREADS_ARE_GIVEN", "prepare_threads", "usable_cores"]
+__all__ = ["THREADS_ARE_GIVEN", "bound_cores", "prepare_threads", "usable_cores"]
 
 #: Whether the user has said how many threads to use; else ranks of a host share its cores.
 THREADS_ARE_GIVEN = "NUMBA_NUM_THREADS" in os.environ
@@ -36,8 +36,12 @@ def prepare_threads() -> None:
 
 def usable_cores() -> int:
     """Return the cores that this process may use: those it is bound to, and no more than its control groups let it use."""
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(bound, _quota())))
+    return max(1, math.ceil(min(len(bound_cores()), _quota())))
+
+
+def bound_cores() -> set[int]:
+    """Return the cores that this process is bound to; all of them where the system does not say, as on macOS and Windows."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _quota() -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import namedtuple
+from typing import Any
 
 import numpy as np
 from numba import prange
@@ -74,6 +76,8 @@ class Sum(enum.IntEnum):
 
 
 _X_X, _P_Q, _P_P, _Q_Q, _R_R, _R_Z, _W_Z = map(int, Sum)
+# Indices for the kernels below: Numba takes members of an IntEnum as indices only in later versions than 0.65.
+_AT: Any = namedtuple("_AT", Scalar.__members__)(*map(int, Scalar))  # type: ignore[arg-type]
 
 
 @serial_kernel
@@ -92,19 +96,19 @@ def close(sums: Array, numbers: Array) -> None:
     replace the residual when the bound has grown by a factor of 1.1, here it must be ten: a replacement costs a product,
     and a drift of ten times the smallest one is harmless. So is a drift of less than a tenth of the tolerance.
     """
-    numbers[Scalar.RHO] = numbers[Scalar.NEXT_RHO]
-    if numbers[Scalar.ADVANCED] != 0.0:
-        unit, residual = numbers[Scalar.UNIT], math.sqrt(numbers[Scalar.RESIDUAL_SQUARED])
+    numbers[_AT.RHO] = numbers[_AT.NEXT_RHO]
+    if numbers[_AT.ADVANCED] != 0.0:
+        unit, residual = numbers[_AT.UNIT], math.sqrt(numbers[_AT.RESIDUAL_SQUARED])
         solution = math.sqrt(_gather(sums, _X_X))
-        drift = numbers[Scalar.DRIFT] + unit * (numbers[Scalar.MATRIX_NORM] * solution + residual)
+        drift = numbers[_AT.DRIFT] + unit * (numbers[_AT.MATRIX_NORM] * solution + residual)
         limit = math.sqrt(unit) * residual
-        first = numbers[Scalar.FIRST_DRIFT]
-        harmful = drift > limit and 100.0 * drift * drift > numbers[Scalar.THRESHOLD_SQUARED]
-        if numbers[Scalar.HALT] == 0.0 and harmful and drift > 10.0 * first and first <= limit:
-            numbers[Scalar.HALT] = _DRIFTED
-        numbers[Scalar.DRIFT] = drift
-        numbers[Scalar.ADVANCED] = 0.0
-    numbers[Scalar.ACTIVE] = 1.0 if numbers[Scalar.HALT] == 0.0 else 0.0
+        first = numbers[_AT.FIRST_DRIFT]
+        harmful = drift > limit and 100.0 * drift * drift > numbers[_AT.THRESHOLD_SQUARED]
+        if numbers[_AT.HALT] == 0.0 and harmful and drift > 10.0 * first and first <= limit:
+            numbers[_AT.HALT] = _DRIFTED
+        numbers[_AT.DRIFT] = drift
+        numbers[_AT.ADVANCED] = 0.0
+    numbers[_AT.ACTIVE] = 1.0 if numbers[_AT.HALT] == 0.0 else 0.0
 
 
 @serial_and_parallel
@@ -122,16 +126,16 @@ def curvature(chunk: int, closes: bool, p: Array, q: Array, partials: Array, sum
 @serial_kernel
 def _step_length(sums: Array, numbers: Array) -> float:
     """Return alpha, or NaN if the residual must not change."""
-    if numbers[Scalar.ACTIVE] == 0.0:
+    if numbers[_AT.ACTIVE] == 0.0:
         return math.nan
     curvature = _gather(sums, _P_Q)
-    numbers[Scalar.CURVATURE] = curvature
+    numbers[_AT.CURVATURE] = curvature
     if not (curvature > 0.0 and curvature < math.inf):
         return math.nan
-    alpha: float = numbers[Scalar.RHO] / curvature
-    numbers[Scalar.ALPHA] = alpha
+    alpha: float = numbers[_AT.RHO] / curvature
+    numbers[_AT.ALPHA] = alpha
     stretched = math.sqrt(_gather(sums, _Q_Q) / _gather(sums, _P_P))
-    numbers[Scalar.MATRIX_NORM] = max(numbers[Scalar.MATRIX_NORM], stretched)
+    numbers[_AT.MATRIX_NORM] = max(numbers[_AT.MATRIX_NORM], stretched)
     return alpha
 
 
@@ -201,9 +205,9 @@ def residual_product(chunk: int, r: Array, z: Array, partials: Array, which: int
 @serial_kernel
 def foresee(sums: Array, numbers: Array) -> None:
     """Put the curvature of the next direction ``z + beta p`` in the place of its sum (Chronopoulos and Gear 1989)."""
-    if numbers[Scalar.ACTIVE] != 0.0:
-        beta = _gather(sums, _R_Z) / numbers[Scalar.RHO]
-        curvature = _gather(sums, _W_Z) - beta * beta * numbers[Scalar.CURVATURE]
+    if numbers[_AT.ACTIVE] != 0.0:
+        beta = _gather(sums, _R_Z) / numbers[_AT.RHO]
+        curvature = _gather(sums, _W_Z) - beta * beta * numbers[_AT.CURVATURE]
         sums[_P_Q, :] = 0.0
         sums[_P_Q, 0] = curvature
 
@@ -212,21 +216,21 @@ def foresee(sums: Array, numbers: Array) -> None:
 def _judge(sums: Array, numbers: Array) -> float:
     """Return beta, or NaN if p must not change; set the halt."""
     residual_squared, rho = _gather(sums, _R_R), _gather(sums, _R_Z)
-    numbers[Scalar.RESIDUAL_SQUARED] = residual_squared
+    numbers[_AT.RESIDUAL_SQUARED] = residual_squared
     halt = 0.0
     if not residual_squared < math.inf:
         halt = _NOT_FINITE
-    elif residual_squared <= numbers[Scalar.THRESHOLD_SQUARED]:
+    elif residual_squared <= numbers[_AT.THRESHOLD_SQUARED]:
         halt = _SMALL
     elif not abs(rho) < math.inf:
         halt = _NOT_FINITE
     elif rho <= 0.0:
         halt = _BAD_PRECONDITIONER
-    numbers[Scalar.HALT] = halt
+    numbers[_AT.HALT] = halt
     if halt != 0.0:
         return math.nan
-    numbers[Scalar.NEXT_RHO] = rho
-    beta: float = rho / numbers[Scalar.RHO]
+    numbers[_AT.NEXT_RHO] = rho
+    beta: float = rho / numbers[_AT.RHO]
     return beta
 
 
@@ -235,14 +239,14 @@ def extend(
     chunk: int, z: Array, x: Array, p: Array, partials: Array, sums: Array, numbers: Array, norms_squared: Array
 ) -> None:
     """Set ``x += alpha p`` and ``p = z + beta p``, judge the residual, and sum ``x.x``."""
-    curvature = numbers[Scalar.CURVATURE]
-    if numbers[Scalar.ACTIVE] != 0.0 and not (curvature > 0.0 and curvature < math.inf):
-        numbers[Scalar.HALT] = _BAD_CURVATURE
-    elif numbers[Scalar.ACTIVE] != 0.0:
-        alpha, beta = numbers[Scalar.ALPHA], _judge(sums, numbers)
-        norms_squared[int(numbers[Scalar.ITERATION]) % norms_squared.shape[0]] = numbers[Scalar.RESIDUAL_SQUARED]
-        numbers[Scalar.ITERATION] += 1.0
-        numbers[Scalar.ADVANCED] = 1.0
+    curvature = numbers[_AT.CURVATURE]
+    if numbers[_AT.ACTIVE] != 0.0 and not (curvature > 0.0 and curvature < math.inf):
+        numbers[_AT.HALT] = _BAD_CURVATURE
+    elif numbers[_AT.ACTIVE] != 0.0:
+        alpha, beta = numbers[_AT.ALPHA], _judge(sums, numbers)
+        norms_squared[int(numbers[_AT.ITERATION]) % norms_squared.shape[0]] = numbers[_AT.RESIDUAL_SQUARED]
+        numbers[_AT.ITERATION] += 1.0
+        numbers[_AT.ADVANCED] = 1.0
         for k in prange(partials.shape[1]):
             start, stop = k * chunk, min((k + 1) * chunk, x.shape[0])
             of_p, of_z, of_x = p[start:stop], z[start:stop], x[start:stop]
@@ -257,8 +261,8 @@ def extend(
 @serial_and_parallel
 def extend_image(chunk: int, w: Array, q: Array, numbers: Array) -> None:
     """Set ``q = w + beta q``."""
-    if numbers[Scalar.ACTIVE] != 0.0 and numbers[Scalar.HALT] == 0.0:
-        beta = numbers[Scalar.NEXT_RHO] / numbers[Scalar.RHO]
+    if numbers[_AT.ACTIVE] != 0.0 and numbers[_AT.HALT] == 0.0:
+        beta = numbers[_AT.NEXT_RHO] / numbers[_AT.RHO]
         for k in prange((q.shape[0] + chunk - 1) // chunk):
             of_w, of_q = w[k * chunk : (k + 1) * chunk], q[k * chunk : (k + 1) * chunk]
             for i in range(of_q.shape[0]):

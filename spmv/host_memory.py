@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from pathlib import Path
+
+import psutil
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 __all__ = ["available_nbytes"]
 
 
 def available_nbytes() -> int:
     """Return the bytes that this process may still take: what the system has, its control groups and its limits leave."""
-    return int(max(0, min(_of_system(), _of_control_groups(), _of_address_space())))
-
-
-def _of_system() -> float:
-    """Free memory, and caches of files that the system gives up when asked."""
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(max(0, min(psutil.virtual_memory().available, _of_control_groups(), _of_address_space())))
 
 
 def _of_control_groups() -> float:
@@ -54,11 +47,9 @@ def _groups() -> list[Path]:
 
 
 def _of_address_space() -> float:
+    if resource is None:
+        return float("inf")
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return float("inf")
-    try:
-        taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        taken = 0
-    return limit - taken
+    return limit - int(psutil.Process().memory_info().vms)

@@ -97,7 +97,7 @@ def test_constants_are_documented_by_comments():
         package, _, constant = name.rpartition(".")
         texts = [path.read_text() for module, path in SOURCES.items() if module.startswith(package)]
 
-        assert any(re.search(rf"^#: .+\n{constant}\b.* = ", text, re.M) for text in texts), name
+        assert any(re.search(rf"^ *#: .+\n *{constant}\b.*( = |: )", text, re.M) for text in texts), name
 
 
 def test_exemptions_are_needed():

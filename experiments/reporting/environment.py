@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from penstock import __version__
 from penstock.spmv import CPU, Device, DeviceError, InputError, PenstockError, format_nbytes
@@ -55,16 +56,14 @@ def check_same_machine(recorded: dict[str, Any], path: Path) -> None:
 
 
 def _machine() -> dict[str, Any]:
-    machine: dict[str, Any] = {
+    return {
         "system": platform.system(),
         "architecture": platform.machine(),
         "processor": _processor_name(),
         "cores": usable_cores(),
+        "memory": format_nbytes(psutil.virtual_memory().total),
+        "gpus": _gpus(),
     }
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        machine["memory"] = format_nbytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    machine["gpus"] = _gpus()
-    return machine
 
 
 def _processor_name() -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.spmv import InputError, StoreError
+from penstock.streaming.stores.locks import try_lock
 
 __all__ = ["LOCK_NAME", "FolderTakenError", "owned"]
 
@@ -25,7 +25,8 @@ class FolderTakenError(InputError):
 def owned(folder: Path, advice: str) -> Iterator[None]:
     """Own a folder that exists while the block runs.
 
-    However a process ends, another one can own the folder after it. Where the file system has no locks, nothing is checked.
+    However a process ends, another one can own the folder after it. Where the file system, or Windows, has no locks, nothing
+    is checked.
 
     Raises
     ------
@@ -35,33 +36,37 @@ def owned(folder: Path, advice: str) -> Iterator[None]:
         If nothing can be written there.
     """
     path = folder / LOCK_NAME
-    descriptor = _locked(path, folder, advice)
+    descriptor, locked = _opened(path, folder, advice)
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:
+        if not locked:  # Windows removes no open file
+            os.close(descriptor)
         with contextlib.suppress(OSError):  # the folder may be gone
             path.unlink()
-        os.close(descriptor)
+        if locked:  # not before: another process may then hold it
+            os.close(descriptor)
 
 
-def _locked(path: Path, folder: Path, advice: str) -> int:
+def _opened(path: Path, folder: Path, advice: str) -> tuple[int, bool]:
+    """Return the descriptor of the lock, and whether it is locked."""
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise StoreError(f"cannot write in {folder}: {error.strerror or error}") from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = try_lock(descriptor)
         except BlockingIOError:
-            owner = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+            owner = os.read(descriptor, 200).decode(errors="replace") or "another process"
             os.close(descriptor)
             raise FolderTakenError(f"{folder} is in use by {owner}; {advice}") from None
-        except OSError:
-            return descriptor
+        if not locked:
+            return descriptor, False
         # Its owner may have removed the file between our opening and locking it; then what we hold is no lock of this folder.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
+                return descriptor, True
         os.close(descriptor)

@@ -63,7 +63,7 @@ def cuda_source(file_name: str) -> str:
     files = {"common.cuh": folder / "common.cuh", file_name: folder / file_name}
     if Path(file_name).is_absolute():
         files[file_name] = Path(file_name)
-    sources = [f'#line 1 "{name}"\n{file.read_text()}' for name, file in files.items()]
+    sources = [f'#line 1 "{name}"\n{file.read_text(encoding="utf-8")}' for name, file in files.items()]
     return _PYTHON_ENUM.sub(_enum_in_cpp, "\n".join(sources))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import platformdirs
 
-from penstock import __version__
 from penstock.spmv import Device
 from penstock.streaming import LinkRates
 from penstock.streaming.measurement.probes import (
@@ -30,6 +29,8 @@ from penstock.threads import usable_cores
 
 __all__ = ["WORTH_MEASURING_NBYTES", "correct_rates", "machine_rates", "rates_file"]
 
+#: The version since which rates are measured as they are now: those that older ones have kept are not used.
+_MEASURED_SINCE = "0.1.0"
 _EXPIRY_SECONDS, _EXPIRY_SECONDS_IF_BUSY = 7 * 24 * 3600.0, 600.0
 
 
@@ -95,7 +96,7 @@ def _probe_nbytes(device: Device) -> int:
 
 
 def _key_of(device: Device, directory: Path) -> str:
-    return f"{__version__} {platform.node()} {_name_of(device, directory)}"
+    return f"{_MEASURED_SINCE} {platform.node()} {_name_of(device, directory)}"
 
 
 def _name_of(device: Device, directory: Path) -> str:

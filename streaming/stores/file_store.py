@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = ["FileStore"]
 
 _VERSION = 2
 _INDEX, _DATA = "index.json", "slabs.bin"
+_SEEKING = threading.Lock()
 
 
 class FileStore:
@@ -143,7 +145,7 @@ class FileStore:
         target, done = buffer[:nbytes], 0
         while done < nbytes:
             try:
-                count = os.preadv(self._descriptor, [target.data[done:]], self._offsets[number] + start + done)
+                count = _read_at(self._descriptor, target.data[done:], self._offsets[number] + start + done)
             except OSError as error:
                 raise StoreError(f"cannot read {where}: {error.strerror or error}; check the disk") from error
             if count == 0:
@@ -257,4 +259,14 @@ def _open_for_reading(data: Path, direct: bool | None) -> tuple[int, bool]:
                 raise
     if direct:
         raise StoreError(f"{data}: this file system cannot bypass the page cache; leave direct=None")
-    return os.open(data, os.O_RDONLY), False
+    return os.open(data, os.O_RDONLY | getattr(os, "O_BINARY", 0)), False
+
+
+def _read_at(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Read from a place of a file, and return the number of bytes."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], offset)
+    # On Windows all readers of a descriptor share one position.
+    with _SEEKING, open(descriptor, "rb", buffering=0, closefd=False) as file:
+        file.seek(offset)
+        return file.readinto(buffer) or 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import os
 import shutil
@@ -14,11 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.spmv import InputError, StoreError, format_nbytes
+from penstock.streaming.stores.locks import folder_lock
 
 __all__ = ["StorePlace", "writing"]
 
 #: A folder is locked at once after it was made; one that is older than this, and not locked, is of a process that has ended.
 _LOCKED_AFTER_SECONDS = 60.0
+#: Windows renames a folder only to a name that is free.
+_RENAMES_TO_EMPTY_FOLDERS = os.name != "nt"
 
 
 class StorePlace:
@@ -65,21 +67,17 @@ class StorePlace:
             If the disk is full or refuses.
         """
         self._check()
-        with writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.partial-*"):
-                _remove_if_left(left)
-            partial = Path(tempfile.mkdtemp(prefix=f"{self.path.name}.partial-", dir=self.path.parent))
-            lock = os.open(partial, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks: then nothing that is left is removed
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.ExitStack() as held:
+            with writing(self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.partial-*"):
+                    _remove_if_left(left)
+                partial = Path(tempfile.mkdtemp(prefix=f"{self.path.name}.partial-", dir=self.path.parent))
+                held.callback(shutil.rmtree, partial, ignore_errors=True)
+                held.enter_context(folder_lock(partial))  # without locks nothing that is left is removed
             yield partial
             with writing(self.path):
                 self._finish(partial)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            os.close(lock)
 
     def _finish(self, partial: Path) -> None:
         """Give the finished store its name."""
@@ -90,10 +88,11 @@ class StorePlace:
             self.path.rename(replaced)
         try:
             # Of all who want the name one makes this folder, and a folder can be renamed to an empty one only.
-            self.path.mkdir()
+            if _RENAMES_TO_EMPTY_FOLDERS:
+                self.path.mkdir()
+            partial.rename(self.path)
         except FileExistsError:
             raise InputError(f"{self.path} was made by another process meanwhile; choose another name") from None
-        partial.rename(self.path)
         for name in self.files:
             with contextlib.suppress(OSError):
                 (replaced / name).unlink()
@@ -119,9 +118,6 @@ def _remove_if_left(folder: Path) -> None:
     with contextlib.suppress(OSError):
         if folder.is_symlink() or time.time() - folder.stat().st_mtime < _LOCKED_AFTER_SECONDS:
             return
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+        with folder_lock(folder) as locked:
+            if locked:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,7 @@
 """The penstock command, as a user meets it."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,42 @@ def test_run_prints_plan_progress_and_result_and_show_prints_it_again(folder, pe
     assert "tip deflection" in shown.stdout
     assert (result / "plan.txt").read_text().strip() in shown.stdout
     assert (result / "deformed.png").exists()
+
+
+def test_python_can_run_the_command(folder):
+    printed = in_a_process("--version", cwd=folder)
+
+    assert printed.returncode == 0, printed.stderr
+    assert re.fullmatch(r"penstock \d+\.\d+\S*\n", printed.stdout)
+    assert "Usage: penstock [OPTIONS]" in in_a_process("--help", cwd=folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("shell", "file"),
+    [("bash", ".bashrc"), ("zsh", ".zshrc"), ("fish", ".config/fish/completions/penstock.fish")],
+)
+def test_shells_complete_the_command(shell, file, folder, penstock, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setattr("shellingham.detect_shell", lambda *arguments: (shell, f"/bin/{shell}"))
+
+    shown = penstock("--show-completion", cwd=folder)
+    assert "complete" in shown.stdout
+    assert "_PENSTOCK_COMPLETE" in shown.stdout
+    assert "python" not in shown.stdout
+
+    installed = penstock("--install-completion", cwd=folder)
+    assert f"{shell} completion installed" in installed.stdout
+    assert (folder / file).exists()
+
+    for name, value in {
+        "_PENSTOCK_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "penstock sch",
+        "COMP_CWORD": "1",
+        "_TYPER_COMPLETE_ARGS": "penstock sch",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert "schema" in penstock(cwd=folder).stdout
 
 
 def test_a_second_run_gets_a_folder_of_its_own(folder, penstock):
