@@ -62,9 +62,9 @@ def solve(
 
     Parameters
     ----------
-    A : SciPy, CuPy or penstock matrix, store, path of a matrix file or of a store, or operator
+    A : SciPy, CuPy, penstock or Torch matrix, store, path of a matrix file or of a store, or operator
         Symmetric to rounding. Entries may be unsorted or given several times: they are summed in a copy.
-    b : NumPy, CuPy or pandas array of real numbers, (n,), (n, 1) or (n, k)
+    b : NumPy, CuPy, pandas, Torch or JAX array of real numbers, (n,), (n, 1) or (n, k)
     device : str
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"auto"``: the GPU if there is one, else the CPU.
     memory : int or str, such as "6 GiB", optional

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse
 
+from penstock.foreign import as_array, as_matrix, is_foreign, like
 from penstock.solvers import BlockSolveResult, SolveResult
 from penstock.spmv import CPU, Array, CsrMatrix, Device, InputError, SparseMatrix, as_operator, device_of
 from penstock.streaming import FileStore, LevelOrder, Store
@@ -59,6 +60,8 @@ def as_given_matrix(A: Any) -> GivenMatrix:
         return GivenMatrix(A, "format", device=A.device)
     if isinstance(A, Store) and not hasattr(A, "apply"):
         return GivenMatrix(A, "store", name=_name_of(A))
+    if is_foreign(A):
+        A = as_matrix(A)
     if scipy.sparse.issparse(A):
         if A.shape == (0, 0):  # nothing to place: it is applied as it is
             return GivenMatrix(as_operator(A), "operator", device=CPU)
@@ -96,7 +99,7 @@ class GivenVectors:
     name : str
         What messages call them.
     original : object
-        What the caller has, if it is a pandas object.
+        What the caller has, if it is of pandas, Torch or JAX.
     """
 
     array: Array
@@ -105,15 +108,21 @@ class GivenVectors:
 
     @classmethod
     def of(cls, given: Any, name: str) -> GivenVectors:
-        """Read NumPy, CuPy or pandas vectors, or a sequence of numbers.
+        """Read NumPy, CuPy, pandas, Torch or JAX vectors, or a sequence of numbers.
 
         Raises
         ------
         InputError
             If they are not real numbers in one or two dimensions.
         """
-        original = given if hasattr(given, "to_numpy") and hasattr(given, "index") else None
-        array = given.to_numpy() if original is not None else given if hasattr(given, "get") else np.asarray(given)
+        labelled = hasattr(given, "to_numpy") and hasattr(given, "index")
+        original = given if labelled or is_foreign(given) else None
+        if labelled:
+            array = given.to_numpy()
+        elif original is not None:
+            array = as_array(given)
+        else:
+            array = given if hasattr(given, "get") else np.asarray(given)
         if array.dtype.kind not in "fiub":
             raise InputError(f"{name} has type {array.dtype}; only real numbers can be solved for")
         if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
@@ -174,9 +183,11 @@ class GivenVectors:
         return replace(result, x=self._wrapped(x))
 
     def _wrapped(self, x: Array) -> Any:
-        """Return a pandas object for a pandas object."""
+        """Return a pandas object for a pandas object, and a tensor of Torch or an array of JAX for one of theirs."""
         if self.original is None:
             return x
+        if is_foreign(self.original):
+            return like(self.original, x)
         labels = {"index": self.original.index}
         if x.ndim == 2:
             labels["columns"] = self.original.columns
