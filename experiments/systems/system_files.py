@@ -13,6 +13,7 @@ import scipy.sparse
 from penstock.array_files import check_fits_memory, open_array
 from penstock.experiments.reporting.atomic import write_file
 from penstock.matrix_files import read_matrix
+from penstock.petsc_files import is_petsc, read_petsc_vector
 from penstock.spmv import InputError
 
 __all__ = [
@@ -121,10 +122,12 @@ def read_right_hand_sides(path: Path, columns: Sequence[int] | None = None) -> M
         array = array.reshape(-1, 1) if array.ndim == 1 else array
     elif name.endswith(_MATRIX_SUFFIXES[:3]):
         array = read_matrix(path).matrix.tocsc()
+    elif is_petsc(path):
+        array = read_petsc_vector(path).reshape(-1, 1)
     else:
         raise InputError(
-            f"cannot tell what right-hand sides {path} holds; expected a Matrix Market file (.mtx, .mtx.gz or .mtx.bz2) or "
-            "an array of numpy.save (.npy)"
+            f"cannot tell what right-hand sides {path} holds; expected a Matrix Market file (.mtx, .mtx.gz or .mtx.bz2), an "
+            "array of numpy.save (.npy) or a vector of PETSc (VecView, binary)"
         )
     count = array.shape[1]
     if not count:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.streaming.planning.choice import Candidate, choose
-from penstock.streaming.planning.estimate import LinkRates
-from penstock.streaming.planning.learned import learned_rates
+from penstock.streaming.planning.estimate import LinkRates, estimate_sweep
+from penstock.streaming.planning.learned import APART, learned_rates
 from penstock.streaming.planning.plan import StreamPlan
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.streamed_matrix import StreamedMatrix
@@ -52,28 +52,30 @@ def plan_again(A: StreamedMatrix, workloads: Iterable[Workload], ring: Ring) -> 
     Returns
     -------
     Replanned or None
-        None if the plan has no rates, or they predict the second sweep within one and a half.
+        None if the plan has no rates, or they predict the second sweep within one and a half. (What another transfer or product
+        hides may be predicted wrongly.)
     """
-    choices = list(workloads)
-    if A.plan.rates is None or not A.plan.slots:
+    choices, measured = list(workloads), A.plan.rates
+    if measured is None or not A.plan.slots:
         return None
     columns = A.plan.workload.columns
     vectors = A.device.xp.ones((A.shape[1], columns) if columns > 1 else A.shape[1], dtype=A.dtype)
     product = A @ vectors  # kernels are compiled
     with A.recording() as timeline:
         A.apply(vectors, out=product)
-    rates = learned_rates(A.plan, timeline)
-    if rates is None:
-        return None
     plan, was = A.plan, A.plan.powers_per_sweep
+    taken = max(span.stop for span in timeline.spans) - min(span.start for span in timeline.spans)
+    single = replace(plan, workload=replace(plan.workload, degree=1, repeats=1))
+    predicted = estimate_sweep(single, measured).seconds(plan.ring.overlap)
+    if 1 / APART < taken / predicted < APART or (rates := learned_rates(plan, timeline)) is None:
+        return None
     same = replace(plan, rates=rates)
     found = choose(
         [Candidate(plan.index, workload, A.reach) for workload in choices], plan.budget_nbytes, ring, rates=rates
     )
     better = found.estimated_solve_seconds() < _BETTER * same.estimated_solve_seconds()
-    taken = max(span.stop for span in timeline.spans) - min(span.start for span in timeline.spans)
-    text = f"the second sweep took {1e3 * taken:.3g} ms, and not as long as the measured rates predict: "
+    text = f"the second sweep took {1e3 * taken:.3g} ms instead of {1e3 * predicted:.3g}: "
     if not better:
-        return Replanned(rates, same, f"{text}they are corrected; the plan stays")
+        return Replanned(rates, same, f"{text}the rates are corrected, the plan stays")
     products = f"{found.powers_per_sweep} products a sweep in {found.slots} slots"
     return Replanned(rates, found, f"{text}planned again with {products} instead of {was} in {plan.slots}")

@@ -9,10 +9,10 @@ from penstock.streaming.planning.estimate import LinkRates, SweepTimes
 from penstock.streaming.planning.plan import StreamPlan
 from penstock.streaming.planning.timeline import SpanKind, Timeline
 
-__all__ = ["learned_rates"]
+__all__ = ["APART", "learned_rates"]
 
-# Predictions within this factor are good enough to plan with.
-_APART = 1.5
+#: Predictions within this factor are good enough to plan with.
+APART = 1.5
 
 
 def learned_rates(plan: StreamPlan, timeline: Timeline) -> LinkRates | None:
@@ -55,7 +55,7 @@ def _factors(
     """Return how many times as long as predicted the bytes of a kind of spans took, and their starts; 1 if about right."""
     numbers = [span.subdivision for span in timeline.spans if span.kind == kind]
     expected, moving, taken = sum(map(predicted, numbers)), sum(map(for_bytes, numbers)), timeline.seconds(kind)
-    if not expected or not taken or 1 / _APART < taken / expected < _APART:
+    if not expected or not taken or 1 / APART < taken / expected < APART:
         return 1.0, 1.0
     if moving < taken < expected:
         return 1.0, (taken - moving) / (expected - moving)

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.spmv import InputError, StoreError, format_nbytes
 from penstock.streaming.stores.locks import folder_lock
 
-__all__ = ["StorePlace", "writing"]
+__all__ = ["StorePlace", "partial_folder", "writing"]
 
 #: A folder is locked at once after it was made; one that is older than this, and not locked, is of a process that has ended.
 _LOCKED_AFTER_SECONDS = 60.0
@@ -41,7 +41,7 @@ class StorePlace:
             self.path = path.resolve() if overwrite else path.absolute()
         self.overwrite, self.files = overwrite, files
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raise an InputError if the name is taken by something that may not be replaced."""
         if os.path.lexists(self.path) and not (self.overwrite and self._holds_store(self.path)):
             advice = "" if self.overwrite else " or pass overwrite=True"
@@ -66,15 +66,8 @@ class StorePlace:
         StoreError
             If the disk is full or refuses.
         """
-        self._check()
-        with contextlib.ExitStack() as held:
-            with writing(self.path):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.partial-*"):
-                    _remove_if_left(left)
-                partial = Path(tempfile.mkdtemp(prefix=f"{self.path.name}.partial-", dir=self.path.parent))
-                held.callback(shutil.rmtree, partial, ignore_errors=True)
-                held.enter_context(folder_lock(partial))  # without locks nothing that is left is removed
+        self.check()
+        with partial_folder(self.path) as partial:
             yield partial
             with writing(self.path):
                 self._finish(partial)
@@ -98,6 +91,26 @@ class StorePlace:
                 (replaced / name).unlink()
         with contextlib.suppress(OSError):
             replaced.rmdir()
+
+
+@contextlib.contextmanager
+def partial_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside a place, which is removed at the end; what processes that were killed left of it goes first.
+
+    Raises
+    ------
+    StoreError
+        If it cannot be made.
+    """
+    with contextlib.ExitStack() as held:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for left in path.parent.glob(f"{glob.escape(path.name)}.partial-*"):
+                _remove_if_left(left)
+            partial = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
+            held.callback(shutil.rmtree, partial, ignore_errors=True)
+            held.enter_context(folder_lock(partial))  # without locks nothing that is left is removed
+        yield partial
 
 
 @contextlib.contextmanager

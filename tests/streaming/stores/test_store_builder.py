@@ -1,0 +1,120 @@
+"""Stores are built from entries in any order, in limited memory, and nothing is left of a build that ends early."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from penstock.fem import Cantilever
+from penstock.spmv import InputError
+from penstock.streaming import FileStore, StoreBuilder, StreamedMatrix
+from penstock.streaming.stores import store_builder as module
+from penstock.streaming.stores.whole import read_whole
+
+BEAM = Cantilever(nodes=(9, 5, 5), dof=3)
+
+
+def shuffled(matrix, seed=0):
+    entries = scipy.sparse.coo_array(matrix)
+    order = np.random.default_rng(seed).permutation(entries.nnz)
+    return entries.row[order], entries.col[order], entries.data[order]
+
+
+@pytest.mark.parametrize("memory", ["1 GiB", "256 KiB", "20 KiB"])
+@pytest.mark.parametrize("options", [{}, {"format": "csr"}, {"format": "symmetric_bsr", "block_size": 3}])
+def test_entries_in_any_order_give_the_matrix(tmp_path, memory, options):
+    A = BEAM.matrix("csr").to_csr()
+    rows, columns, values = shuffled(A)
+    with StoreBuilder(tmp_path / "store", A.shape, memory=memory, **options) as builder:
+        for part in np.array_split(np.arange(values.size), 7):
+            builder.add(rows[part], columns[part], values[part])
+        with builder.finish() as store:
+            x = np.random.default_rng(1).normal(size=A.shape[0])
+            with StreamedMatrix(store, store.index.nbytes) as streamed:
+                np.testing.assert_allclose(streamed @ x, A @ x, atol=1e-12)
+            if not options:
+                assert store.index.format_name == "bsr"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
+
+
+def test_what_is_added_several_times_is_summed(tmp_path):
+    """Whether or not the entries are in one run."""
+    values = np.random.default_rng(0).normal(size=3000) * 10.0 ** np.random.default_rng(1).integers(-8, 8, 3000)
+    expected = np.zeros(3)
+    for place, value in enumerate(values):
+        expected[place % 3] += value
+    for name, memory in (("one", "1 GiB"), ("many", "10 KiB")):
+        with StoreBuilder(tmp_path / name, (5, 5), memory=memory) as builder:
+            for start in range(0, 3000, 300):
+                places = np.arange(start, start + 300) % 3
+                builder.add(places, places, values[start : start + 300])
+            assert (len(builder._runs) > 5) == (name == "many")
+            with builder.finish() as store:
+                found = read_whole(store).toarray()
+        np.testing.assert_allclose(np.diag(found)[:3], expected, rtol=1e-14)
+        assert np.count_nonzero(found) == 3
+
+
+def test_element_matrices_are_assembled(tmp_path):
+    elements = np.random.default_rng(2).integers(0, 40, size=(60, 4))
+    matrices = np.random.default_rng(3).normal(size=(60, 4, 4))
+    expected = np.zeros((40, 40))
+    for unknowns, matrix in zip(elements, matrices, strict=True):
+        np.add.at(expected, np.ix_(unknowns, unknowns), matrix)
+    with StoreBuilder(tmp_path / "a", (40, 40)) as builder:
+        builder.add_elements(elements[:30], matrices[:30])
+        builder.add_elements(elements[30:], matrices[30:])
+        with builder.finish() as store:
+            np.testing.assert_allclose(read_whole(store).toarray(), expected, atol=1e-13)
+    with StoreBuilder(tmp_path / "b", (40, 40)) as builder:
+        builder.add_elements(elements, matrices[0])
+        builder.add_matrix(scipy.sparse.eye_array(3), first_row=37)
+        with builder.finish() as store:
+            assert read_whole(store).shape == (40, 40)
+
+
+def test_slabs_are_cut_where_entries_are_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SLAB_NBYTES", 200 << 10)
+    beam = Cantilever(nodes=(65, 9, 9), dof=3)
+    A = beam.matrix("csr").to_csr()
+    with StoreBuilder(tmp_path / "a", A.shape, block_size=3) as builder:
+        builder.add_matrix(A)
+        with builder.finish() as store:
+            assert len(store.index.subdivisions) > 20
+            sizes = [part.nnz for part in store.index.subdivisions]
+            assert max(sizes) <= 12 << 10
+            np.testing.assert_allclose((read_whole(store) - A).data, 0, atol=1e-15)
+
+
+def test_a_matrix_without_entries_is_one_of_zeros(tmp_path):
+    with StoreBuilder(tmp_path / "a", (7, 7)) as builder, builder.finish() as store:
+        assert (store.index.shape, store.index.nnz) == ((7, 7), 0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "advice"),
+    [
+        (([0], [0, 1], [1.0]), "1 rows, 2 columns and 1 values"),
+        (([9], [0], [1.0]), "row 9 is outside 0 to 8"),
+        (([0], [-1], [1.0]), "column -1 is outside 0 to 8"),
+        (([0.5], [0], [1.0]), "rows must be integers, not float64"),
+        (([0], [0], [np.nan]), "finite real numbers"),
+        (([0], [0], [1j]), "finite real numbers"),
+    ],
+)
+def test_what_cannot_be_an_entry_is_refused_and_nothing_is_left(tmp_path, entries, advice):
+    with pytest.raises(InputError, match=advice), StoreBuilder(tmp_path / "a", (9, 9)) as builder:
+        builder.add(*entries)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_is_added(tmp_path):
+    FileStore.create(tmp_path / "a", BEAM.subdivisions(2)).close()
+    with pytest.raises(InputError, match="exists"):
+        StoreBuilder(tmp_path / "a", (9, 9))
+    with StoreBuilder(tmp_path / "a", (9, 9), overwrite=True) as builder:
+        builder.add([0], [0], [1.0])
+        builder.finish().close()
+    with pytest.raises(InputError, match="finished"):
+        builder.add([0], [0], [1.0])
+    with FileStore(tmp_path / "a") as store:
+        assert store.index.shape == (9, 9)
