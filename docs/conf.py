@@ -27,7 +27,13 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "_templates", "generated/benchmarks.md", "generated/command-line.md", "generated/schema.md"]
+exclude_patterns = [
+    "_build",
+    "_templates",
+    "generated/benchmarks.md",
+    "generated/command-line.md",
+    "generated/schema.md",
+]
 templates_path = ["_templates"]
 nitpicky = True
 # Attributes of SmoothedAggregation whose values are classes that are not public.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from readme_table import seconds_text  # of benchmarks/
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MOST_ROWS = 26  # of a chart
@@ -24,7 +25,11 @@ BENCHMARKS = {
     "spmv": ("Products with a vector", "One product, against cuSPARSE or SciPy and others.", r"^spmv/.*(cube|laplace)"),
     "stream": ("Sweeps over a streamed matrix", "Against the same sweep without overlap.", r"."),
     "stream_large": ("A sweep over a matrix of 211.7 GB", "From host memory, 26 billion nonzeros.", None),
-    "overlap": ("Transfers and kernels overlapped", "Several products with each subdivision, overlap off, on.", r"/off/s16/"),
+    "overlap": (
+        "Transfers and kernels overlapped",
+        "Several products with each subdivision, overlap off, on.",
+        r"/off/s16/",
+    ),
     "overlap_block_krylov": ("Overlap with blocks of vectors", "As block Krylov methods have them.", r"/off/s32/"),
     "heterogeneous": ("A GPU and its host's CPU together", "An iteration of `cg` with block Jacobi.", r"."),
     "triangular": ("Triangular solves", "And Gauss-Seidel passes.", r"^trsv/"),
@@ -47,14 +52,14 @@ def write(folder: Path) -> None:
     lines: list[str] = []
     for benchmark, (title, what, chart) in BENCHMARKS.items():
         lines += [f"## {title}", "", what, ""]
-        for path in sorted(RESULTS.glob(f"{benchmark}-*.json"), reverse=True):
+        for path in sorted(RESULTS.glob(f"{benchmark}-*.json"), key=lambda path: ("h200" not in path.stem, path.stem)):
             data = json.loads(path.read_text(encoding="utf-8"))
             records = [entry for entry in data["records"] if "seconds" in entry]
             drawn = _drawn(records, chart)
             if drawn:
                 _draw(pages / f"{path.stem}.png", drawn, path.stem)
             _write(pages / f"{path.stem}.md", _file_page(title, path, data, records, drawn))
-            lines += [f"{_machine(data)}: [all {len(records)} records](generated/benchmarks/{path.stem}.md)", ""]
+            lines += [f"{_machine(data)}: [{_count(records)}](generated/benchmarks/{path.stem}.md)", ""]
             if drawn:
                 lines += [f"![Seconds of {title.lower()}](generated/benchmarks/{path.stem}.png)", ""]
             else:
@@ -66,6 +71,10 @@ def write(folder: Path) -> None:
 def _write(path: Path, text: str) -> None:
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
+
+
+def _count(records: list[Any]) -> str:
+    return "its record" if len(records) == 1 else f"all {len(records)} records"
 
 
 def _drawn(records: list[dict[str, Any]], pattern: str | None) -> list[dict[str, Any]]:
@@ -90,7 +99,9 @@ def _draw(path: Path, records: list[dict[str, Any]], title: str) -> None:
         for name, seconds in entry["peers"].items():
             axes.plot(seconds, row, markers.get(name, "o"), mfc="none", color="tab:orange", label=name)
     handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one of each name
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=5, fontsize="small", frameon=False)
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside upper center", ncols=5, fontsize="small", frameon=False
+    )
     axes.set(xscale="log", xlabel=f"seconds ({title})", ylim=(len(records) - 0.5, -0.5))
     axes.set_yticks(range(len(records)), [entry["name"] for entry in records], fontsize="small")
     axes.grid(axis="x", alpha=0.4)
@@ -102,8 +113,8 @@ def _machine(data: dict[str, Any]) -> str:
     """Return where and when a file was measured, in a line."""
     machine = data["machine"]
     gpus = [gpu["name"] if isinstance(gpu, dict) else str(gpu) for gpu in machine.get("gpus", ())]
-    cores = machine.get("cores") or machine.get("cpu_cores") or machine.get("cpus") or "?"
-    return f"On {', '.join(gpus)}" if gpus else f"On {cores} CPU cores" if cores != "?" else "On CPU cores"
+    counted = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
+    return f"On {', '.join(counted)}" if gpus else f"On {machine['cores']} CPU cores"
 
 
 def _file_page(title: str, path: Path, data: dict[str, Any], records: list[dict[str, Any]], drawn: list[Any]) -> str:
@@ -111,7 +122,10 @@ def _file_page(title: str, path: Path, data: dict[str, Any], records: list[dict[
     lines = [f"# {path.stem}: {title.lower()}", "", f"Measured on {data['date']}, commit `{data['commit'][:10]}`.", ""]
     if limits:
         lines += [f"Limits measured beside it: {limits}.", ""]
-    lines += ["Times are medians. *Floor* is the least time that the measured limits allow for the bytes that move.", ""]
+    lines += [
+        "Times are medians. *Floor* is the least time that the measured limits allow for the bytes that move.",
+        "",
+    ]
     if drawn:
         lines += [f"![Seconds]({path.stem}.png)", ""]
     lines += _table(records)
@@ -129,14 +143,6 @@ def _table(records: list[dict[str, Any]]) -> list[str]:
         factor = f"{entry['seconds'] / floor:.2f}" if floor else ""
         lines.append(f"| `{entry['name']}` | {seconds_text(entry['seconds'])} | {spread} | {factor} | {peers} |")
     return [*lines, ""]
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time with three digits and a unit."""
-    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if seconds < limit:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
 def _plain(value: Any) -> str:

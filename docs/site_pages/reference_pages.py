@@ -42,7 +42,16 @@ def _package_page(package: str) -> str:
         else:
             kinds["Functions" if inspect.isroutine(thing) else "Data"].append(name)
     summary = (module.__doc__ or "").strip().splitlines()[0]
-    lines = [package, "=" * len(package), "", summary, "", f".. module:: {package}", f".. currentmodule:: {package}", ""]
+    lines = [
+        package,
+        "=" * len(package),
+        "",
+        summary,
+        "",
+        f".. module:: {package}",
+        f".. currentmodule:: {package}",
+        "",
+    ]
     for kind, names in kinds.items():
         if names and kind != "Data":
             listed = [f"   {name}" for name in names]
@@ -110,7 +119,13 @@ def _type(entry: dict[str, Any], schema: dict[str, Any]) -> str:
         items = entry.get("items") or (entry.get("prefixItems") or [{}])[0]
         size = entry.get("maxItems") if entry.get("maxItems") == entry.get("minItems") else None
         return f"list of {size or ''} {_type(items, schema)}".replace("  ", " ")
-    words = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+    words = {
+        "integer": "whole number",
+        "number": "number",
+        "string": "text",
+        "boolean": "true or false",
+        "null": "null",
+    }
     return words.get(entry.get("type", ""), entry.get("type", "anything")) + _bounds(entry)
 
 

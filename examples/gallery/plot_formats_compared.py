@@ -2,8 +2,9 @@
 Formats compared on a matrix of your own
 ========================================
 
-Which storage format is fastest depends on the matrix. ``suggest_format`` ranks them by a roofline model, from the bytes that a
-product moves, and times as many of the best as you ask for.
+Which storage format is fastest depends on the matrix. ``suggest_format`` ranks them by a roofline model, from the bytes that
+a product moves, and times as many of the best as you ask for. Predictions are for a quiet machine: where others compute
+beside it, as often where this page is made, times are longer.
 """
 
 import matplotlib.pyplot as plt

@@ -31,7 +31,9 @@ tips = np.array([beam.tip_deflection(np.ascontiguousarray(x)) for x in block.x.T
 figure, (history, deflections) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 history.semilogy(alone.residual_norms, color="0.4", label="one load by cg")
 for number, column in enumerate(block.columns):
-    history.semilogy(column.residual_norms, color="tab:blue", alpha=0.4, label=None if number else "32 loads by block_cg")
+    history.semilogy(
+        column.residual_norms, color="tab:blue", alpha=0.4, label=None if number else "32 loads by block_cg"
+    )
 history.set(xlabel="iteration, a pass over the matrix", ylabel="relative residual")
 history.legend()
 deflections.bar(np.arange(32), tips)

@@ -3,8 +3,8 @@ Transfers and products, overlap off and on
 ==========================================
 
 A sweep over a matrix on disk: every bar is the transfer of a subdivision, or the products with it. Without overlap they take
-turns. With overlap the next subdivision arrives while the one before is multiplied. Here a block of 16 vectors makes products
-about as long as transfers, where overlap gains most.
+turns. With overlap the next subdivision arrives while the one before is multiplied, and the longer of the two bounds the sweep. A
+block of 8 vectors makes products long enough to see them.
 """
 
 import tempfile
@@ -18,18 +18,20 @@ from penstock.fem import Cantilever
 from penstock.streaming import FileStore, Ring, StreamedMatrix, Workload
 
 beam = Cantilever(nodes=(40, 20, 20), dof=3)
-X = np.random.default_rng(0).standard_normal((beam.unknowns, 16))
+X = np.random.default_rng(0).standard_normal((beam.unknowns, 8))
 timelines, products = {}, []
 
-with tempfile.TemporaryDirectory() as folder:
-    with FileStore.create(Path(folder) / "beam", beam.subdivisions(8), shape=beam.shape) as store:
-        for overlap in (False, True):
-            ring = Ring(slots=2, overlap=overlap, sweeps="restart")
-            with StreamedMatrix(store, store.index.nbytes // 3, ring=ring, workload=Workload(columns=16)) as A:
-                A @ X  # reads every subdivision for the first time, and verifies its checksums
-                with A.recording() as timeline:
-                    products.append(A @ X)
-                timelines[f"overlap {'on' if overlap else 'off'}"] = timeline
+with (
+    tempfile.TemporaryDirectory() as folder,
+    FileStore.create(Path(folder) / "beam", beam.subdivisions(8), shape=beam.shape) as store,
+):
+    for overlap in (False, True):
+        ring = Ring(slots=2, overlap=overlap, sweeps="restart")
+        with StreamedMatrix(store, store.index.nbytes // 3, ring=ring, workload=Workload(columns=8)) as A:
+            A @ X  # reads every subdivision for the first time, and verifies its checksums
+            with A.recording() as timeline:
+                products.append(A @ X)
+            timelines[f"overlap {'on' if overlap else 'off'}"] = timeline
 
 assert np.array_equal(*products)
 assert np.array_equal(products[0], beam.matrix() @ X)  # the same bits as in memory

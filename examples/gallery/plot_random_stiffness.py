@@ -20,18 +20,20 @@ bodies = [
 b = bodies[0].load("shear")
 coordinates = bodies[0].mesh.coordinates()
 
-deflections, guess = [], None
+deflections, total = [], 0
 for body in bodies:
     A = body.matrix()
+    guess = total / len(deflections) if deflections else None
     result = cg(A, b, guess, M=smoothed_aggregation(A, coordinates=coordinates), rtol=1e-8)
     assert np.linalg.norm(b - A @ result.x) <= 1e-8 * np.linalg.norm(b)
     deflections.append(result.x.reshape(33, 5, 5, 3)[:, 2, 2, 2])  # of the axis of the beam, in z
-    total = result.x if guess is None else total + result.x
-    guess = total / len(deflections)
+    total = total + result.x
 
 # %%
 mean, deviation = np.mean(deflections, axis=0), np.std(deflections, axis=0, ddof=1)
-print(f"tip {mean[-1]:.4g} +- {deviation[-1]:.2g}, known to {deviation[-1] / np.sqrt(samples):.1g} by {samples} samples")
+print(
+    f"tip {mean[-1]:.4g} +- {deviation[-1]:.2g}, known to {deviation[-1] / np.sqrt(samples):.1g} by {samples} samples"
+)
 assert 0 < deviation[-1] < 0.2 * abs(mean[-1])
 
 x = coordinates.reshape(33, 5, 5, 3)[:, 0, 0, 0]
