@@ -44,8 +44,8 @@ nitpick_ignore = [
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-# Pages quote the literature's formulas as text, and commands whose flags no lexer knows.
-highlight_language = "python"
+# Blocks of pages that name no language are commands and what they print.
+highlight_language = "text"
 
 # Types in signatures are told in words by the docstrings; with annotations every alias of NumPy would be a link to nowhere.
 autodoc_typehints = "none"

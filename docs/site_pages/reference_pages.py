@@ -67,7 +67,8 @@ def _command_line() -> str:
     """Return typer's own description of the command and its subcommands."""
     command = [sys.executable, "-m", "typer", "penstock.cli", "utils", "docs", "--name", "penstock"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return text.partition("\n")[2]  # the page has a title of its own
+    options, _, commands = text.partition("\n")[2].partition("**Commands**:")  # the page has a title of its own
+    return options + commands[commands.index("## ") :]  # without the list of commands, whose lines are cut short
 
 
 def _schema_page(schema: dict[str, Any]) -> str:
