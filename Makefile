@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check campaign clean
+.PHONY: demo test check docs campaign clean
 
 demo: $(VENV)/installed
 	$(BIN)/penstock run examples/cantilever.yaml
@@ -16,6 +16,11 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+# The site, into docs/_build: every warning is an error, and the scripts of the gallery run.
+docs: $(VENV)/installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html docs docs/_build
+	@echo "open docs/_build/index.html"
 
 # Attacks for ten minutes: damaged files, faults, random systems, killed runs. Not part of the tests.
 campaign: $(VENV)/installed-dev
@@ -33,5 +38,9 @@ $(VENV)/installed-dev: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@ $(VENV)/installed
 
+$(VENV)/installed-docs: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info results
+	rm -rf $(VENV) build dist *.egg-info results docs/_build docs/generated

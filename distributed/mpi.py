@@ -44,7 +44,7 @@ class Exchange(Protocol):
 
 
 class MpiCommunicator:
-    """A :class:`~penstock.spmv.communicator.Communicator` over MPI.
+    """A ``Communicator`` (``penstock.spmv.communicator``) over MPI.
 
     Vectors may be on a GPU: what ranks exchange then goes through host memory.
 

@@ -49,7 +49,7 @@ def assemble_rows(
     start, stop : int
         Node numbers.
     format_name : str
-        One of :data:`ASSEMBLED_FORMATS`; all but ``csr`` have blocks of dof x dof.
+        One of ``ASSEMBLED_FORMATS`` of this module; all but ``csr`` have blocks of dof x dof.
     clamped : bool
         Eliminate the unknowns of the face x = 0 symmetrically: their diagonal stays, everything else in their rows and
         columns becomes a stored zero, so that the pattern does not change.

@@ -31,7 +31,7 @@ class MicropolarElasticity:
     ----------
     lame_lambda, mu, kappa, alpha, beta, gamma : float
         The six moduli. The energy is positive if kappa > 0, 2 mu + kappa > 0, 3 lambda + 2 mu + kappa > 0,
-        gamma > |beta| and 3 alpha + beta + gamma > 0; other values are refused.
+        ``gamma > |beta|`` and 3 alpha + beta + gamma > 0; other values are refused.
 
     Raises
     ------

@@ -58,7 +58,7 @@ def solve(
 ) -> AnyResult:
     """Solve ``A x = b`` for a symmetric positive definite A, whether or not it fits the memory of the device.
 
-    Raises :class:`InputError`, :class:`BudgetError` or :class:`DeviceError` as the module :mod:`penstock.front_door` says.
+    Raises :class:`~penstock.spmv.InputError`, :class:`~penstock.spmv.BudgetError` or :class:`~penstock.spmv.DeviceError`.
 
     Parameters
     ----------

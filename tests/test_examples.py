@@ -4,6 +4,7 @@ import json
 import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -125,17 +126,32 @@ def test_the_demo_is_as_large_as_promised():
     assert experiment.solver.rtol <= 1e-8
 
 
-def test_the_scripts_of_the_readme_run(tmp_path, monkeypatch, capsys):
-    """One after the other, as a reader would go on; those on formats need a GPU."""
-    page = (EXAMPLES.parent / "README.md").read_text().split("\n## Storage formats\n")[0]
-    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+@pytest.mark.parametrize(
+    ("page", "last", "smaller", "solves", "left"),
+    [
+        ("README.md", 1, {"(300, 300)": "(60, 60)", '"2 MiB"': '"100 KiB"'}, 2, []),
+        ("docs/start/first-solve.md", 2, {"(300, 300)": "(60, 60)", '"2 MiB"': '"100 KiB"'}, 2, []),
+        ("docs/how-to/from-disk.md", 1, {"(65, 17, 17)": "(33, 9, 9)", '"8 MiB"': '"1 MiB"'}, 1, ["beam-matrix"]),
+    ],
+)
+def test_the_scripts_of_a_page_run(page, last, smaller, solves, left, tmp_path, monkeypatch, capsys):
+    """The last ones, one after the other, as a reader would go on."""
+    text = (EXAMPLES.parent / page).read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-last:])
     monkeypatch.chdir(tmp_path)
-    smaller = {"(300, 300)": "(60, 60)", '"2 MiB"': '"100 KiB"', "(65, 17, 17)": "(33, 9, 9)", '"8 MiB"': '"1 MiB"'}
     for full, small in smaller.items():
         assert full in code
         code = code.replace(full, small)
 
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile(code, page, "exec"), {})
 
-    assert capsys.readouterr().out.count("converged") == 3
-    assert os.listdir(tmp_path) == ["beam-matrix"]
+    assert capsys.readouterr().out.count("converged:") == solves
+    assert os.listdir(tmp_path) == left
+
+
+def test_the_table_of_the_readme_is_that_of_the_records():
+    root = EXAMPLES.parent
+    checked = subprocess.run([sys.executable, root / "benchmarks" / "readme_table.py", "--check"], check=False)
+
+    assert checked.returncode == 0
+    assert len((root / "README.md").read_text().splitlines()) <= 120

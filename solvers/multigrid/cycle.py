@@ -15,7 +15,7 @@ __all__ = ["Multigrid"]
 
 
 class Multigrid(ValidatedOperator):
-    """A symmetric multigrid cycle as a preconditioner; made by :func:`multigrid` or :meth:`from_pyamg`.
+    """A symmetric multigrid cycle as a preconditioner; made by :func:`multigrid` or :meth:`Multigrid.from_pyamg`.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
         CUDA lanes that share a row, a power of two up to 32. They fix the order of summation, so a slab keeps those of
         the whole matrix.
     strategy : int
-        A :class:`CsrStrategy`.
+        A ``CsrStrategy`` of ``penstock.spmv.formats.csr_strategy``.
     threads : int
         CUDA threads per block of the vector kernel: 128, 256 or 512.
 
@@ -95,11 +95,11 @@ class CsrMatrix(SparseMatrix, name="csr"):
         strategy : {"auto", "scalar", "vector", "shared", "balanced"}, optional
             How CUDA kernels divide the work: one thread per row, several lanes per row combined by shuffles or through
             shared memory, or equal shares of entries. ``"auto"``, the default for a SciPy matrix, chooses vector or balanced by
-            :func:`choose_strategy`; a CsrMatrix keeps its own by default.
+            the lengths of rows; a CsrMatrix keeps its own by default.
         lanes : int or {"auto", "mean", "longest"}
-            See :func:`choose_lanes`.
+            Lanes of a warp that share a row; chosen by row lengths.
         thresholds : str
-            A key of :data:`penstock.spmv.formats.csr_strategy.THRESHOLDS`.
+            A key of ``penstock.spmv.formats.csr_strategy.THRESHOLDS``.
         threads : int
             CUDA threads per block of the vector kernel: 128, 256 or 512.
         values_dtype : dtype, optional

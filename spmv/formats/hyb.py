@@ -114,7 +114,7 @@ class HybMatrix(SparseMatrix, name="hyb"):
         ----------
         A : scipy.sparse.csr_array or CsrMatrix
         partition : str
-            See :func:`ell_width`.
+            How the width of the ELL part is chosen, see ``penstock.spmv.formats.hyb.ell_width``.
         values_dtype : dtype, optional
         check : bool
 

@@ -70,7 +70,7 @@ def choose(
     -----
     Fewer subdivisions mean fewer starts of transfers and kernels. More subdivisions mean smaller slots, more room for the
     resident part, and less time in the first transfer and the last computation, which nothing overlaps. Only schedules that
-    may be the fastest are simulated, see :func:`~penstock.streaming.planning.simulate.simulate`.
+    may be the fastest are simulated, see :func:`~penstock.streaming.simulate`.
 
     Raises
     ------

@@ -137,7 +137,7 @@ class StreamPlan:
         """Return the estimate by which plans are compared, at typical rates if none are known.
 
         It is the time of the sweeps for all powers, times the iterations of the workload, or divided by the factor of
-        :func:`iterations_saved`.
+        ``penstock.streaming.planning.plan.iterations_saved``.
         """
         return self._solve_seconds(self._estimate_at_typical_rates.seconds(self.ring.overlap))
 

@@ -1,0 +1,1 @@
+"""Pages that are made when the site is built: from docstrings, the command, the schema and the records."""
