@@ -154,6 +154,10 @@ def columns_within(slab: CsrMatrix | BsrMatrix, own: slice) -> CsrMatrix | BsrMa
     ((48, 192), (48, 48))
     """
     size = slab.row_granularity
+    if not 0 <= own.start <= own.stop <= slab.shape[1] or own.start % size or own.stop % size:
+        raise InputError(
+            f"columns {own.start} to {own.stop} of {slab.shape[1]} are out of range, or cut blocks of {size}"
+        )
     first, stop = own.start // size, own.stop // size
     inside = (slab.column_indices >= first) & (slab.column_indices < stop)
     return _part(slab, inside, slab.column_indices[inside] - first, stop - first)

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.fem.hexahedron import CORNERS, gauss_points, shape_functions
 from penstock.fem.mesh import BoxMesh
+from penstock.spmv import InputError
 
 __all__ = ["body_load", "end_load", "face_load", "integrate_body_load"]
 
@@ -148,7 +149,9 @@ def face_load(mesh: BoxMesh, axis: int, side: int, traction: Field, dof: int, *,
     >>> load.shape, load.sum().round(6).item()  # the integral of x over the top
     ((27,), 0.5)
     """
-    points, weights = np.polynomial.legendre.leggauss(order)
+    if axis not in (0, 1, 2) or side not in (0, 1):
+        raise InputError(f"a face is that of an axis 0, 1 or 2 on side 0 or 1, not axis {axis}, side {side}")
+    points, weights = _gauss(order)
     others = [other for other in range(3) if other != axis]
     n, m = (mesh.element_counts[other] for other in others)
     h, k = (mesh.spacing[other] for other in others)
@@ -166,3 +169,11 @@ def face_load(mesh: BoxMesh, axis: int, side: int, traction: Field, dof: int, *,
                     shape = (1 + (2 * a - 1) * p) * (1 + (2 * b - 1) * q) / 4
                     face[a : a + n, b : b + m] += wp * wq * shape * h * k / 4 * values
     return load.reshape(-1)
+
+
+def _gauss(order: int) -> tuple[Array, Array]:
+    """Return points and weights of Gauss quadrature between -1 and 1."""
+    if order < 1:
+        raise InputError(f"order is the number of Gauss points per direction, 1 or more, not {order}")
+    points, weights = np.polynomial.legendre.leggauss(order)
+    return points, weights

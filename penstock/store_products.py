@@ -21,7 +21,7 @@ __all__ = ["complete_slabs", "multiply_store"]
 
 
 def multiply_store(
-    store: Store,
+    store: Store | str | Path,
     B: Any,
     path: str | Path,
     *,
@@ -34,7 +34,7 @@ def multiply_store(
 
     Parameters
     ----------
-    store : Store
+    store : Store or path
         A. Of a symmetric matrix whose store holds half, the rows are completed as they are read.
     B : matrix
         As for :func:`penstock.solvers.multiply`: penstock formats, SciPy or CuPy sparse matrices.
@@ -79,15 +79,16 @@ def multiply_store(
     ((3, 3), 'csr', [4.0, 9.0])
     """
     where = Device.parse(device)
-    index = store.index
-    factor = _on_device(B, where)
-    if factor.shape[0] != index.shape[1]:
-        raise InputError(
-            f"the stored matrix has {index.shape[1]} columns, the second one {factor.shape[0]} rows: they cannot be multiplied"
-        )
-    shape = (index.shape[0], factor.shape[1])
-    with contextlib.closing(_products(store, factor, where, progress)) as products:
-        return FileStore.create(path, products, shape=shape, overwrite=overwrite, label=label)
+    with contextlib.ExitStack() as opened:
+        store = opened.enter_context(FileStore(store)) if isinstance(store, str | Path) else store
+        shape, factor = store.index.shape, _on_device(B, where)
+        if factor.shape[0] != shape[1]:
+            raise InputError(
+                f"the stored matrix has {shape[1]} columns, the second one {factor.shape[0]} rows: they cannot be multiplied"
+            )
+        products = opened.enter_context(contextlib.closing(_products(store, factor, where, progress)))
+        product_shape = (shape[0], factor.shape[1])
+        return FileStore.create(path, products, shape=product_shape, overwrite=overwrite, label=label)
 
 
 def _on_device(B: Any, device: Device) -> SparseMatrix:

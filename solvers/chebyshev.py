@@ -84,8 +84,7 @@ class Chebyshev(ValidatedOperator):
     -----
     Because the degree is odd, the operator is positive definite for any ``high``: a value that is too small makes CG slow,
     never wrong. Each step reads 5 n values besides those of A and writes n. Two vectors are stored besides r and z, and three
-    more for a matrix that is streamed to a GPU. Streamed, the products share sweeps: see
-    :class:`~penstock.streaming.StreamedMatrix`.
+    more for a matrix that is streamed to a GPU. The products of a streamed matrix share sweeps.
 
     Examples
     --------

@@ -39,6 +39,10 @@ class Device:
     kind: Literal["cpu", "cuda"]
     index: int = 0
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("cpu", "cuda") or self.index < 0:
+            raise InputError(f"unknown device {self.kind!r} with the number {self.index}; expected 'cpu' or 'cuda'")
+
     @classmethod
     def parse(cls, name: str | Device) -> Device:
         """Parse ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; a CUDA device must be usable.

@@ -109,6 +109,9 @@ def suggest_format(
     'bsr'
     """
     if not isinstance(A, CsrMatrix):
+        if not hasattr(A, "tocsr") and not hasattr(A, "to_csr"):
+            raise InputError(f"a {type(A).__name__} is no sparse matrix; pass one of SciPy, CuPy or penstock")
+        A = A.to_csr() if hasattr(A, "to_csr") else A
         A = CsrMatrix.from_csr(A.tocsr() if hasattr(A, "tocsr") else A, strategy="auto")
     if min(A.shape) == 0 or columns != int(columns) or columns < 1:
         raise InputError(f"a matrix of shape {A.shape} and {columns} vectors leave nothing to multiply")

@@ -66,7 +66,12 @@ class StreamPlan:
     rates: LinkRates | None = None
 
     def __repr__(self) -> str:
-        way = f"through {self.slots} slots, {self.powers_per_sweep} products a sweep" if self.slots else "all in memory"
+        powers = self.powers_per_sweep
+        way = (
+            f"through {self.slots} slots, {powers} product{'s' * (powers > 1)} a sweep"
+            if self.slots
+            else "all in memory"
+        )
         return f"<StreamPlan {self.index}, {way}, {format_nbytes(self.storage_nbytes)}>"
 
     def _repr_html_(self) -> str:
