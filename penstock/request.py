@@ -128,7 +128,8 @@ class Placement:
     def explain(self) -> str:
         """Return the plan and the facts in words, one line each."""
         sides = f"blocks of {self.together} right-hand sides" if self.together > 1 else "one right-hand side"
-        degree = f" of degree {self.plan.workload.degree}" if self.plan.workload.degree > 1 else ""
+        number = getattr(self.spec, "degree", 1)
+        degree = f" of degree {number}" if isinstance(number, int) and number > 1 else ""
         solver = f"conjugate gradients for {sides}, preconditioner {self.spec.name}{degree}"
         facts = [*self.facts, ("solver", solver)]
         return "\n".join([self.plan.explain(), *(f"{title:<11} {text}" for title, text in facts)])
