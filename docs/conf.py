@@ -63,7 +63,7 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
     "show_memory": False,
     "show_signature": False,
-    "min_reported_time": 1_000_000,  # a table of times belongs to no page
+    "write_computation_times": False,  # a table of times belongs to no page
     "within_subsection_order": "FileNameSortKey",
 }
 
