@@ -125,7 +125,9 @@ class ResultsFolder(BaseFolder):
         figures.draw_convergence(drawn[-1], self.read_residuals(), result["true_residual"] or 0.0, result["rtol"])
         if self.timeline.exists():
             drawn.append(self.path / "timeline.png")
-            title = f"one sweep, overlap {'on' if result['overlap'] else 'off'}, {result['device']}"
+            powers = result.get("products_a_sweep", 1)
+            of = f" of {powers} products" if powers > 1 else ""
+            title = f"one sweep{of}, overlap {'on' if result['overlap'] else 'off'}, {result['device']}"
             figures.draw_timeline(drawn[-1], Timeline.from_json(self.read_json(self.timeline)), title)
         if cantilever is not None and self.field.exists():
             drawn += self._draw_body(cantilever, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy as np
 from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.solvers import BlockSolveResult, SolveResult, StopReason
-from penstock.spmv import Array, Operator
-from penstock.streaming import HeterogeneousMatrix, StreamPlan, Sweeps
+from penstock.spmv import Array, Operator, VectorSpace
+from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
+from penstock.streaming import HeterogeneousMatrix, StreamedMatrix, StreamPlan, Sweeps
 
 __all__ = ["columns_of", "describe_solve", "reason_of", "record_sweep", "worst"]
 
@@ -119,9 +121,27 @@ def _plan_facts(plan: StreamPlan) -> dict[str, Any]:
     }
 
 
+def _sweep_of_powers(A: StreamedMatrix, x: Array) -> Callable[[], object]:
+    """Return what makes as many products with A in one sweep as the plan does in a solve, each divided by the norm of A."""
+    powers, product = A.plan.powers_per_sweep, lambda: A.apply(x)
+    if powers == 1:
+        return product
+    xp, space = A.device.xp, VectorSpace.of(A)
+    with A.device.current():
+        try:
+            vectors = [xp.array(x), *(xp.zeros_like(x) for _ in range(2))]
+            norm = float(A.apply_absolute(xp.ones(A.shape[1], dtype=A.dtype)).max())
+        except MemoryError:
+            return product
+    step = RecurrenceStep(-1.0 / norm, 0.0, 0.0, scaled=False, driven=False)
+    v, before, image = vectors
+    return lambda: Recurrence([step] * powers, v, before, v, v, image, space).run(A)
+
+
 def record_sweep(folder: ResultsFolder, A: Sweeps, x: Array) -> None:
-    """Record the times of transfers and kernels in one additional sweep, so that recording does not slow the solve."""
-    with A.recording() as timeline:
-        A.apply(x)
+    """Record the times of transfers and kernels in one additional sweep like those of the solve, which recording would slow."""
+    sweep = _sweep_of_powers(A, x) if isinstance(A, StreamedMatrix) else lambda: A.apply(x)
+    with A.recording() as timeline:  # on the device of A
+        sweep()
     write_json(folder.timeline, timeline.to_json())
     write_text(folder.trace, timeline.to_chrome_trace())

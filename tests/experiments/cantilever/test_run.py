@@ -477,3 +477,15 @@ def test_a_run_that_was_planned_on_a_busy_machine_plans_again_after_two_sweeps(t
     again = run_experiment(decided, tmp_path / "again").folder
     assert "planned again" not in again.plan.read_text()
     np.testing.assert_array_equal(field(folder), field(again))
+
+
+def test_the_timeline_is_that_of_a_sweep_of_the_solve(tmp_path, monkeypatch):
+    """With as many products from every subdivision as the plan makes."""
+    rates = LinkRates(1e8, 1e11, transfer_start=1e-6, product_start=1e-6)
+    monkeypatch.setattr(run_module, "measure_rates", lambda *arguments: rates)
+    memory = {"budget": "600 KiB", "format": "bsr", "subdivisions": 21}
+    folder = run_experiment(experiment(solver={"preconditioner": "chebyshev"}, memory=memory), tmp_path / "run").folder
+    powers = json.loads(folder.result.read_text())["products_a_sweep"]
+    computed = [span["subdivision"] for span in json.loads(folder.timeline.read_text()) if span["kind"] == "compute"]
+    assert powers > 2
+    assert len(computed) == 21 * powers
