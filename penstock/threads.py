@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-__all__ = ["THREADS_ARE_GIVEN", "bound_cores", "prepare_threads", "usable_cores"]
+__all__ = ["THREADS_ARE_GIVEN", "blas_limited", "bound_cores", "prepare_threads", "usable_cores"]
 
 #: Whether the user has said how many threads to use; else ranks of a host share its cores.
 THREADS_ARE_GIVEN = "NUMBA_NUM_THREADS" in os.environ
@@ -32,6 +36,23 @@ def prepare_threads() -> None:
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     elif threads < (os.cpu_count() or 1):
         os.environ["NUMBA_NUM_THREADS"] = str(threads)
+
+
+@contextlib.contextmanager
+def blas_limited() -> Iterator[None]:
+    """Let BLAS use no more threads in the block than kernels do, which know of quotas and of ranks that share the cores."""
+    import numba
+
+    with _pools().limit(limits=numba.get_num_threads(), user_api="blas"):
+        yield
+
+
+@functools.cache
+def _pools() -> Any:
+    """Return the thread pools of the libraries that are loaded; finding them takes milliseconds."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def usable_cores() -> int:

@@ -17,6 +17,7 @@ from penstock.solvers.states import StateLayout, check_state
 from penstock.solvers.symmetry_check import SymmetryCheck
 from penstock.spmv import Array
 from penstock.spmv.registry import Registry
+from penstock.threads import blas_limited
 
 __all__ = ["SOLVERS", "Method", "method_of"]
 
@@ -107,6 +108,18 @@ class Method(ABC):
         limit, checks = 10 * self.problem.n if maxiter is None else int(maxiter), checks or ResidualChecks()
         self.problem.space.communicator.check_same(maxiter=limit, iteration=state.iteration)
         every, _ = self._agreed(checks.every, False)
+        with blas_limited():
+            self._iterate(state, limit, every, callback, monitor, checks)
+
+    def _iterate(
+        self,
+        state: Any,
+        limit: int,
+        every: int,
+        callback: Callable[[Array], object] | None,
+        monitor: Callable[[IterationRecord], object] | None,
+        checks: ResidualChecks,
+    ) -> None:
         symmetry = SymmetryCheck(self.problem)
         while self.running(state):
             if state.iteration >= limit:

@@ -74,3 +74,26 @@ def test_without_a_quota_all_cores_count(groups):
 
     assert threads._quota() == math.inf
     assert threads.usable_cores() == len(os.sched_getaffinity(0))
+
+
+def test_blas_uses_no_more_threads_in_a_solve_than_kernels_do():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    import numba
+    import numpy as np
+    import scipy.linalg  # noqa: F401 - its BLAS is another one, which would be loaded in the middle of this test
+
+    from penstock.solvers import cg
+
+    def threads():
+        return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+
+    before, kernels, seen = threads(), numba.get_num_threads(), []
+    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+        numba.set_num_threads(1)
+        try:
+            cg(np.diag([1.0, 2.0, 3.0]), np.ones(3), monitor=lambda record: seen.append(threads()))
+        finally:
+            numba.set_num_threads(kernels)
+        assert seen[0] == {1}
+        assert threads() == {3}
+    assert threads() == before
