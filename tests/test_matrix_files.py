@@ -284,7 +284,10 @@ def test_an_npz_of_one_dimension_is_refused(tmp_path):
     path = tmp_path / "vector.npz"
     scipy.sparse.save_npz(path, scipy.sparse.coo_array(np.array([1.0, 0, 2])))
 
-    with pytest.raises(InputError, match=r"vector\.npz.*1 dimension; expected a matrix"):
+    # SciPy 1.15 writes such a file but cannot read it, and is then cited.
+    with pytest.raises(
+        InputError, match=r"vector\.npz.*(1 dimension; expected a matrix|expected 1; expected an undamaged)"
+    ):
         read_matrix(path)
 
 
