@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from penstock.spmv import InputError, format_nbytes
+from penstock.spmv import InputError, PenstockError, format_nbytes
 from penstock.spmv.host_memory import available_nbytes
 
 __all__ = ["ArrayArchive", "check_fits_memory", "open_array"]
@@ -129,7 +129,7 @@ def failures_named(path: Path, kind: str) -> Iterator[None]:
     """Turn whatever a damaged file makes other libraries raise into an error that names file and cause."""
     try:
         yield
-    except InputError:
+    except PenstockError:  # a store's too, which is written while a file is read
         raise
     except MemoryError as error:
         raise InputError(f"{path} announces more than fits the memory of this machine: {error}") from error

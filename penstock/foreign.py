@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from penstock.spmv import Array
+from penstock.spmv import Array, InputError
+from penstock.spmv.formats.limits import INT32_MAX
 
 __all__ = ["as_array", "as_matrix", "is_foreign", "like"]
 
@@ -41,13 +42,15 @@ def as_matrix(given: Any) -> Any:
     values, columns, offsets = (as_array(part()) for part in (given.values, given.col_indices, given.crow_indices))
     if isinstance(values, np.ndarray):
         return scipy.sparse.csr_array((values, columns, offsets), shape=tuple(given.shape))
+    if values.size > INT32_MAX:
+        raise InputError(f"{values.size} entries are more than CuPy's matrices number; give the matrix on the host")
     from cupyx.scipy.sparse import csr_matrix
 
     return csr_matrix((values, columns.astype(np.int32), offsets.astype(np.int32)), shape=tuple(given.shape))
 
 
 def like(given: Any, array: Array) -> Any:
-    """Return an array of NumPy or CuPy as one of the library that ``given`` is of."""
+    """Return an array of NumPy or CuPy as one of the library that ``given`` is of, if that library can take it."""
     library = type(given).__module__.partition(".")[0]
-    module = "jax.dlpack" if library in ("jax", "jaxlib") else library
-    return importlib.import_module(module).from_dlpack(array)
+    module = importlib.import_module("jax.dlpack" if library in ("jax", "jaxlib") else library)
+    return module.from_dlpack(array) if hasattr(module, "from_dlpack") else array

@@ -1,4 +1,4 @@
-"""Matrices by name: Matrix Market files, SciPy's .npz files, and finite-element matrices that are generated."""
+"""Matrices by name: in files of several programs, and finite-element matrices that are generated."""
 
 from __future__ import annotations
 
@@ -123,6 +123,8 @@ def read_matrix(source: str | Path) -> NamedMatrix:
         if kind is FileKind.MATRIX_MARKET:
             matrix = read_matrix_market(path, opener_of(path))
         else:
+            if kind in _SLABS:
+                check_fits_memory(3 * path.stat().st_size, f"the matrix in {path}")
             matrix = scipy.sparse.vstack(list(slabs_of(path)[1]), format="csr")
         return NamedMatrix(path.name[: len(path.name) - len(_suffix(path))], _canonical(matrix, str(path)), str(source))
 
@@ -204,4 +206,6 @@ def _canonical(matrix: Any, what: str) -> scipy.sparse.csr_array:
     check_values(matrix.data, what)
     rows = scipy.sparse.csr_array(matrix.astype(np.float64, copy=False))
     rows.sum_duplicates()
+    if rows.nnz <= INT32_MAX and rows.shape[1] <= INT32_MAX:
+        rows.indptr, rows.indices = (of.astype(np.int32, copy=False) for of in (rows.indptr, rows.indices))
     return rows

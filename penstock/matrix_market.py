@@ -168,7 +168,7 @@ def _entries(path: Path, opener: Callable[[Path], BinaryIO]) -> Iterator[Entries
             numbers = np.fromstring(lines.decode("ascii"), sep=" ")  # every number was checked
             if numbers.size % width:
                 raise InputError(f"{path} has an entry of more or fewer than {width} numbers; it is damaged")
-            rows, columns = (numbers[of::width].astype(np.int64) - 1 for of in (0, 1))
+            rows, columns = (_places(path, numbers[of::width], header.sizes[of]) for of in (0, 1))
             values = np.ones(rows.size) if width == 2 else numbers[2::width]
             yield rows, columns, values
             if header.symmetry != "general":
@@ -180,6 +180,14 @@ def _entries(path: Path, opener: Callable[[Path], BinaryIO]) -> Iterator[Entries
             raise InputError(
                 f"{path} holds {body.numbers} numbers instead of {header.numbers} after its header; it is damaged"
             )
+
+
+def _places(path: Path, numbers: Any, size: int) -> Any:
+    """Return the numbers of rows or columns, counted from 0."""
+    places = numbers.astype(np.int64)
+    if places.size and (not 1 <= int(places.min()) <= int(places.max()) <= size or (places != numbers).any()):
+        raise InputError(f"{path} names a row or column that is no whole number from 1 to {size}; it is damaged")
+    return places - 1
 
 
 def _check_triangle(path: Path, symmetry: str, rows: Any, columns: Any, seen: list[bool]) -> None:

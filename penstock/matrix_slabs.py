@@ -13,7 +13,7 @@ import scipy.io
 import scipy.sparse
 
 from penstock.array_files import check_fits_memory
-from penstock.petsc_files import PetscMatrix
+from penstock.petsc_files import PetscMatrix, slab_bounds
 from penstock.spmv import InputError
 
 __all__ = ["Slabs", "hdf5_slabs", "mat_slabs", "petsc_slabs", "recut"]
@@ -21,7 +21,6 @@ __all__ = ["Slabs", "hdf5_slabs", "mat_slabs", "petsc_slabs", "recut"]
 #: The shape of a matrix, and its rows in slabs.
 Slabs = tuple[tuple[int, int], Iterator[scipy.sparse.csr_array]]
 
-_SLAB_ROWS = 84_000
 _MULTIPLE = 840  # rows: whole blocks of 1 to 8
 
 
@@ -65,12 +64,14 @@ def _csr_group(path: Path, file: h5py.File) -> tuple[str, h5py.Group]:
 def _hdf5_rows(path: Path, name: str, shape: tuple[int, int]) -> Iterator[scipy.sparse.csr_array]:
     with h5py.File(path) as file:
         group = file[name]
-        for start in range(0, shape[0], _SLAB_ROWS):
-            offsets = group["indptr"][start : min(start + _SLAB_ROWS, shape[0]) + 1].astype(np.int64)
+        all_offsets = group["indptr"][:].astype(np.int64)
+        entries = {len(group["indices"]), len(group["data"])}
+        if (np.diff(all_offsets) < 0).any() or all_offsets[0] != 0 or entries != {int(all_offsets[-1])}:
+            raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
+        for start, stop in slab_bounds(all_offsets):
+            offsets = all_offsets[start : stop + 1]
             inside = slice(int(offsets[0]), int(offsets[-1]))
             indices, values = group["indices"][inside], group["data"][inside]
-            if (np.diff(offsets) < 0).any() or offsets[0] < 0 or indices.size != offsets[-1] - offsets[0]:
-                raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
             if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < shape[1]:
                 raise InputError(f"{path} is damaged: it has columns outside the matrix")
             yield scipy.sparse.csr_array((values, indices, offsets - offsets[0]), shape=(offsets.size - 1, shape[1]))

@@ -16,7 +16,7 @@ import scipy.sparse
 
 from penstock.spmv import InputError
 
-__all__ = ["PetscMatrix", "is_petsc", "read_petsc_vector"]
+__all__ = ["PetscMatrix", "is_petsc", "read_petsc_vector", "slab_bounds"]
 
 _MATRIX, _VECTOR = 1211216, 1211214
 _SLAB_ENTRIES = 1 << 20
@@ -66,7 +66,8 @@ class PetscMatrix:
                 if min(rows, columns, nnz) < 0 or path.stat().st_size != matrix._values_start + 8 * nnz:
                     raise InputError(
                         f"{path} is a matrix of PETSc of {rows} x {columns} with {nnz} entries of 8 bytes, or -1 if dense, but "
-                        f"has {path.stat().st_size} bytes: it was cut off, is dense, complex or of single precision"
+                        f"has {path.stat().st_size} bytes: it was cut off, holds more objects, or is complex or of single "
+                        "precision"
                     )
                 return matrix
         raise InputError(f"{path} is not a matrix of PETSc: it does not begin with {_MATRIX}")
@@ -80,16 +81,13 @@ class PetscMatrix:
         return self._columns_start + self.integer.itemsize * self.nnz
 
     def slabs(self) -> Iterator[scipy.sparse.csr_array]:
-        """Yield the rows in slabs of about a million entries, at multiples of 840 rows, which are whole blocks of 1 to 8 rows."""
+        """Yield the rows in slabs."""
         size, rows = self.integer.itemsize, self.shape[0]
         lengths = np.fromfile(self.path, dtype=self.integer, count=rows, offset=4 * size).astype(np.int64)
         if (lengths.size and lengths.min() < 0) or int(lengths.sum()) != self.nnz:
             raise InputError(f"{self.path} is damaged: the lengths of its rows do not add up to {self.nnz} entries")
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        start = 0
-        while start < rows:
-            step = max(1, int(np.searchsorted(offsets, offsets[start] + _SLAB_ENTRIES, side="right")) - 1 - start)
-            stop = min(rows, start + max(840, step // 840 * 840))
+        for start, stop in slab_bounds(offsets):
             first, count = int(offsets[start]), int(offsets[stop] - offsets[start])
             columns = np.fromfile(self.path, self.integer, count, offset=self._columns_start + size * first)
             values = np.fromfile(self.path, ">f8", count, offset=self._values_start + 8 * first)
@@ -97,7 +95,16 @@ class PetscMatrix:
                 raise InputError(f"{self.path} is damaged: rows {start} to {stop - 1} have columns outside the matrix")
             arrays = (values.astype(np.float64), columns.astype(np.int64), offsets[start : stop + 1] - first)
             yield scipy.sparse.csr_array(arrays, shape=(stop - start, self.shape[1]))
-            start = stop
+
+
+def slab_bounds(offsets: np.ndarray[Any, Any]) -> Iterator[tuple[int, int]]:
+    """Yield first row and end of slabs of about a million entries, at multiples of 840 rows, which are whole blocks of 1 to 8."""
+    start, rows = 0, len(offsets) - 1
+    while start < rows:
+        step = int(np.searchsorted(offsets, offsets[start] + _SLAB_ENTRIES, side="right")) - 1 - start
+        stop = min(rows, start + max(840, step // 840 * 840))
+        yield start, stop
+        start = stop
 
 
 def read_petsc_vector(path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from penstock.solvers import BlockCgState, IterationRecord
+from penstock.solvers import IterationRecord
 from penstock.spmv import format_nbytes
 
 __all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
@@ -145,7 +145,9 @@ class RichReporter(Reporter):
 def solve_progress(record: IterationRecord, rtol: float) -> tuple[float, str]:
     """Return the share done, on a logarithmic scale of the residual, and a line with residual and bytes."""
     norms = record.state.residual_norms
-    first_residual = max(of[0] for of in norms) if isinstance(record.state, BlockCgState) else norms[0]
+    first_residual = (
+        max(of[0] for of in norms) if isinstance(norms[0], list) else norms[0]
+    )  # of several columns, or one
     goal = math.log(max(first_residual, 1e-300) / max(rtol, 1e-300))
     reached = math.log(max(first_residual, 1e-300) / max(record.residual_norm, 1e-300))
     streamed = f", {format_nbytes(record.bytes_streamed)} streamed" if record.bytes_streamed else ""

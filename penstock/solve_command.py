@@ -17,9 +17,9 @@ __all__ = ["solve"]
 
 _A = typer.Argument(
     metavar="A",
-    help="Matrix Market or .npz file, a generated matrix such as cube32-dof3, or the folder of a FileStore.",
+    help="File of Matrix Market, PETSc, HDF5, MATLAB or SciPy, a generated matrix such as cube32-dof3, or a store's folder.",
 )
-_B = typer.Argument(metavar="[B]", help="Matrix Market or .npy file; without it A times ones is solved for.")
+_B = typer.Argument(metavar="[B]", help="File of Matrix Market, PETSc or NumPy; without it A times ones is solved for.")
 _COLUMNS = typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
 _PRECOND = typer.Option(help="auto, none, jacobi, block_jacobi, chebyshev, or one of an installed package.")
 _DEGREE = typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses.")
@@ -52,6 +52,8 @@ def solve(
 
     if (matrix is None) == (resume is None):
         raise typer.BadParameter("name a matrix A, or a folder to --resume, which takes everything else from there")
+    if resume is not None and any(given is not None for given in (columns, degree, memory, guess, output)):
+        raise typer.BadParameter("--resume takes everything but --maxiter from the folder")
     console, reporter = open_terminal(quiet, verbose)
 
     def action() -> RunOutcome:

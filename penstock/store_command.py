@@ -14,16 +14,14 @@ __all__ = ["store"]
 _SOURCES = typer.Argument(
     help="One file, or several with some of the rows each: Matrix Market, PETSc, HDF5, MATLAB or .npz; or a store."
 )
-_FORMAT = typer.Option(
-    help="auto finds dense blocks; symmetric_bsr keeps the upper half of a matrix that is symmetric."
-)
+_FORMAT = "auto finds dense blocks; symmetric_bsr keeps the upper half of a matrix that is symmetric."
 _MEMORY = typer.Option(help="For the entries of Matrix Market files, which may come in any order.")
 
 
 def store(
     sources: Annotated[list[str], _SOURCES],
     path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
-    format_name: Annotated[str, typer.Option("--format", help=_FORMAT.help)] = "auto",
+    format_name: Annotated[str, typer.Option("--format", help=_FORMAT)] = "auto",
     block_size: Annotated[int | None, typer.Option(help="Rows of the dense blocks; by default they are found.")] = None,
     slab: Annotated[str, typer.Option(help="About the size of a subdivision.")] = "16 MiB",
     memory: Annotated[str, _MEMORY] = "1 GiB",

@@ -34,8 +34,8 @@ def store_files(
     Parameters
     ----------
     sources : sequence of path
-        One file that :func:`penstock.matrix_files.read_matrix` takes, or the folder of a store, which is cut and converted
-        anew; or several, each with some of the rows, one after the other.
+        One file of a kind that :func:`penstock.matrix_files.read_matrix` reads, or the folder of a store, which is cut and
+        converted anew; or several, each with some of the rows, one after the other.
     path : path
         The store to make.
     format, block_size, overwrite, progress

@@ -279,7 +279,8 @@ class _Opener:
                 again = plan_again(matrix, [workload for _, workload in placement.choices], Ring())
             if again is not None:
                 matrix.close()
-                correct_rates(self.request.device, self._streams_from, again.rates)
+                if placement.matrix is not None:  # a caller's store may lie on another disk
+                    correct_rates(self.request.device, self._streams_from, again.rates)
                 placement = placement.replanned(again.plan, again.text)
                 self._announce(placement)
                 matrix = StreamedMatrix(store, budget, device=self.request.device, plan=again.plan)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import StopReason
 from penstock.spmv import Operator, VectorSpace
@@ -25,7 +23,7 @@ class SymmetryCheck:
     Parameters
     ----------
     problem : LinearProblem
-        Its products are counted.
+        Products with A are counted in it.
     """
 
     def __init__(self, problem: LinearProblem) -> None:
@@ -42,13 +40,25 @@ class SymmetryCheck:
             return None
         self._done = True
         problem = self._problem
-        with contextlib.suppress(MemoryError):  # of the three vectors; the solve itself has what it needs
-            problem.products += 2
-            if not is_symmetric(problem.A, problem.space):
-                return StopReason.NOT_SYMMETRIC
-            if problem.M is not None and not is_symmetric(problem.M, problem.space):
-                return StopReason.PRECONDITIONER_NOT_SYMMETRIC
+        if not _has_room(problem):
+            return None
+        problem.products += 2
+        if not is_symmetric(problem.A, problem.space):
+            return StopReason.NOT_SYMMETRIC
+        if problem.M is not None and not is_symmetric(problem.M, problem.space):
+            return StopReason.PRECONDITIONER_NOT_SYMMETRIC
         return None
+
+
+def _has_room(problem: LinearProblem) -> bool:
+    """Return whether every rank has memory for three vectors more; the solve itself has what it needs."""
+    room = 1.0
+    with problem.A.device.current():
+        try:
+            problem.A.device.xp.empty((3, problem.A.shape[0]), dtype=problem.A.dtype)
+        except MemoryError:
+            room = 0.0
+    return problem.space.communicator.largest(-room) < 0
 
 
 def is_symmetric(A: Operator, space: VectorSpace) -> bool:

@@ -440,3 +440,11 @@ class TestOnAGpu:
         check(A, b, penstock.solve(tmp_path / "store", b, memory=BUDGET))
         matrix: SparseMatrix = BsrMatrix.from_csr(A)
         check(A, b, penstock.solve(matrix.to_device("cuda"), b))
+
+
+def test_several_right_hand_sides_with_a_coarse_level_are_solved():
+    beam = Cantilever(nodes=(17, 5, 5), dof=3)
+    B = np.stack([beam.load(), 2 * beam.load(), np.ones(beam.unknowns)], axis=1)
+    result = penstock.solve(beam.matrix("csr").to_csr(), B, coordinates=beam.mesh.coordinates())
+    assert result.converged
+    assert "smoothed_aggregation" in result.explain()

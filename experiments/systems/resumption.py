@@ -25,16 +25,18 @@ __all__ = ["Checkpoints", "decided_spec", "read_request", "write_request"]
 _SECONDS = 60.0
 
 
-def write_request(folder: ResultsFolder, request: SolveRequest, placement: Placement | None = None) -> dict[str, Any]:
-    """Write and return what was asked for and, once it is known, what was decided."""
+def write_request(folder: ResultsFolder, request: SolveRequest, placement: Placement | None = None) -> None:
+    """Write what was asked for and, once it is known, what was decided."""
+    write_json(folder.solve, _settings_of(request, placement))
+
+
+def _settings_of(request: SolveRequest, placement: Placement | None) -> dict[str, Any]:
     asked = dataclasses.asdict(request)
     for name in ("matrix", "right_hand_sides", "guess"):  # a solve may be resumed from another folder
         if asked[name] is not None:
             path = Path(asked[name])
             asked[name] = str(path.resolve() if path.exists() else path)
-    settings = {"asked": asked, "decided": None if placement is None else _decided(placement)}
-    write_json(folder.solve, settings)
-    return settings
+    return {"asked": asked, "decided": None if placement is None else _decided(placement)}
 
 
 def _decided(placement: Placement) -> dict[str, Any]:
@@ -94,7 +96,7 @@ class Checkpoints:
     def __init__(self, folder: ResultsFolder, request: SolveRequest, system: OpenSystem, reporter: Reporter) -> None:
         self._folder, self._request, self._system, self._reporter = folder, request, system, reporter
         self._streamed = system.A if isinstance(system.A, StreamedMatrix) else None
-        self._before, self._direction = Checkpoint(None), 1
+        self.before, self._direction = Checkpoint(None), 1
         self._began = self._written = time.perf_counter()
 
     def resumed(self, unknowns: int, device: Device) -> tuple[SolverState | None, int]:
@@ -105,17 +107,16 @@ class Checkpoints:
         InputError
             If the checkpoint is damaged, or of a solve with other settings.
         """
-        self._before = read_checkpoint(self._folder.checkpoint, unknowns, device)
-        if _of_system(self._before.settings) != _of_system(self._settings()):
+        self.before = read_checkpoint(self._folder.checkpoint, unknowns, device)
+        if _of_system(self.before.settings) != _of_system(self._settings()):
             raise InputError(
                 f"the checkpoint in {self._folder.path} is of a solve with other settings, or another plan fits the memory that "
                 "is free now: solve anew, from where it was with --guess"
             )
-        return self._before.state, self._before.direction
+        return self.before.state, self.before.direction
 
     def _settings(self) -> dict[str, Any]:
-        # Building the preconditioner may have changed what was decided.
-        return write_request(self._folder, self._request, self._system.placement)
+        return _settings_of(self._request, self._system.placement)
 
     def note(self, record: IterationRecord) -> None:
         """Write a checkpoint if the last one is a minute old."""
@@ -125,11 +126,16 @@ class Checkpoints:
 
     def write(self, state: Any) -> None:
         """Write a checkpoint."""
-        sweeps, moved = (0, 0) if self._streamed is None else (self._streamed.sweeps, self._streamed.bytes_streamed)
-        before = self._before
+        before = self.before
+        if self._streamed is not None:
+            sweeps, moved = self._streamed.sweeps, self._streamed.bytes_streamed
+        else:  # a product an iteration
+            sweeps, moved = state.iteration - before.sweeps, 0
         seconds = before.seconds + time.perf_counter() - self._began
         spent = (before.sweeps + sweeps, before.bytes_streamed + moved, seconds, self._direction)
         try:
+            # Building the preconditioner may have changed what was decided.
+            write_request(self._folder, self._request, self._system.placement)
             write_checkpoint(self._folder.checkpoint, Checkpoint(state, *spent, settings=self._settings()))
         except StoreError as error:
             self._reporter.text("Warning", str(error))

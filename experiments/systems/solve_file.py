@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.array_files import check_fits_memory
+from penstock.experiments.reporting.checkpoint import Checkpoint
 from penstock.experiments.reporting.environment import describe_environment
 from penstock.experiments.reporting.folder import ResultsFolder, write_json
 from penstock.experiments.reporting.interrupts import stop_requests
@@ -59,6 +60,10 @@ def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter:
     with folder.resumed():
         request, settings = read_request(folder)
         if folder.result.exists() and not folder.checkpoint.exists():
+            if not folder.read_json(folder.result).get("converged"):  # right-hand sides in several blocks
+                raise InputError(
+                    f"{folder.path} has no checkpoint; solve anew, from where it was with --guess {folder.solution}"
+                )
             raise InputError(f"the solve in {folder.path} is finished; see penstock show")
         if maxiter is not None:
             request = replace(request, maxiter=maxiter)
@@ -114,8 +119,9 @@ class _Run:
         self.given: np.ndarray[Any, Any] | None = None
         self.columns = 1
         self.chosen: Sequence[int] = (0,)
-        #: The preconditioner of the solve that is resumed.
+        #: The preconditioner of the solve that is resumed, and what was spent on it before.
         self.spec: PreconditionerSpec | None = None
+        self.before = Checkpoint(None)
 
     def run(self) -> RunOutcome:
         """Read, plan, build, solve and report."""
@@ -143,6 +149,8 @@ class _Run:
             result = self._solve(system)
             # Also before reporting: an interrupt or an error from here on must not cost the solution.
             write_solution(self.folder.solution, np.asarray(result.x))
+            if result.converged:
+                self.folder.checkpoint.unlink(missing_ok=True)
             self._report(system, result, opened, time.perf_counter() - opened)
         return RunOutcome(self.folder, reason_of(result))
 
@@ -195,10 +203,9 @@ class _Run:
 
             go_on: dict[str, Any] = {"state": state, "direction": direction}
             result = system.solve(b, guess, rtol=asked.rtol, maxiter=asked.maxiter, monitor=monitor, **go_on)
-        if result.converged:
-            self.folder.checkpoint.unlink(missing_ok=True)
-        elif keeps and result.state is not None:
+        if not result.converged and keeps and result.state is not None:
             checkpoints.write(result.state)
+        self.before = checkpoints.before
         return result
 
     def _report(
@@ -217,9 +224,9 @@ class _Run:
             plan,
             result,
             rtol=self.request.rtol,
-            sweeps=sweeps,
-            bytes_streamed=moved,
-            seconds=seconds,
+            sweeps=self.before.sweeps + sweeps,
+            bytes_streamed=self.before.bytes_streamed + moved,
+            seconds=self.before.seconds + seconds,
             budget_nbytes=plan.budget_nbytes if limited else None,
         )
         columns = columns_of(result)

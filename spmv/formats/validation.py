@@ -61,7 +61,9 @@ def in_sorted_rows(A: Any, what: str) -> Any:
     if defect in (_UNSORTED, _DUPLICATE) and (np.diff(A.indptr) >= 0).all() and A.indptr[-1] <= len(A.indices):
         A = A.copy()
         A.has_canonical_format = A.has_sorted_indices = False  # whatever it takes itself for
-        A.sum_duplicates()
+        A.sort_indices()
+        if _defect(A.indptr, A.indices, shape, what)[0] == _DUPLICATE:
+            A.sum_duplicates()
     check_compressed_rows(A.indptr, A.indices, shape, what)
     return A
 

@@ -19,10 +19,12 @@ from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, pack, row_slabs_of
 from penstock.streaming.stores.store_place import StorePlace, writing
 
-__all__ = ["FileStore"]
+__all__ = ["STORE_FILES", "FileStore"]
 
 _VERSION = 2
 _INDEX, _DATA = "index.json", "slabs.bin"
+#: The files of a store.
+STORE_FILES = (_INDEX, _DATA)
 _SEEKING = threading.Lock()
 
 
@@ -118,7 +120,7 @@ class FileStore:
         StoreError
             If the disk is full or fails.
         """
-        place = StorePlace(Path(path), overwrite=overwrite, files=(_INDEX, _DATA))
+        place = StorePlace(Path(path), overwrite=overwrite, files=STORE_FILES)
         with place.building() as partial:
             converter = SlabConverter(format, block_size)
             slabs = map(converter.convert, row_slabs_of(row_slabs, format))

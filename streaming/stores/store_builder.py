@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 import numpy as np
 import scipy.sparse
 
-from penstock.spmv import InputError, parse_nbytes
+from penstock.spmv import InputError, format_named, parse_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
-from penstock.streaming.stores.file_store import FileStore
+from penstock.streaming.stores.file_store import STORE_FILES, FileStore
 from penstock.streaming.stores.store_place import StorePlace, partial_folder, writing
 
 __all__ = ["StoreBuilder"]
@@ -25,6 +25,7 @@ _ENTRY_NBYTES, _SORTING_NBYTES = 20, 76
 # Slabs end at whole blocks of 1 to 8 rows, and of chunks of 32 of them in formats that have chunks.
 _BLOCKS, _CHUNK = 840, 32
 _SLAB_NBYTES = 16 << 20
+_MOST_PARTS = 1024
 # The entries of so many ranges of rows are counted apart, to cut slabs of about equal size.
 _RANGES = 65536
 
@@ -43,7 +44,7 @@ class StoreBuilder:
     shape : (int, int)
         Of the whole matrix.
     memory : int or str
-        For entries that are being sorted, and for a slab.
+        For entries that are being sorted, and for a slab, which has 840 rows or more, 26,880 in formats of chunks.
     overwrite, label, format, block_size
         As for :meth:`FileStore.create`.
 
@@ -83,9 +84,10 @@ class StoreBuilder:
         if rows < 1 or not 1 <= columns <= INT32_MAX:
             raise InputError(f"a matrix of {rows} x {columns} cannot be stored; columns are numbered by 32 bits")
         self.shape = (rows, columns)
-        self._place = StorePlace(Path(path), overwrite=overwrite, files=())
-        if not overwrite:
-            self._place.check()
+        if format != "auto":
+            format_named(format)
+        self._place = StorePlace(Path(path), overwrite=overwrite, files=STORE_FILES)
+        self._place.check()
         self._options: dict[str, Any] = {
             "overwrite": overwrite, "label": label, "format": format, "block_size": block_size
         }  # fmt: skip
@@ -116,8 +118,7 @@ class StoreBuilder:
         StoreError
             If the disk is full or fails.
         """
-        if self._folder is None:
-            raise InputError("the store is finished; begin another one with a StoreBuilder of its own")
+        self._check_open()
         rows, columns, values = (np.asarray(of).reshape(-1) for of in (rows, columns, values))
         if not rows.size == columns.size == values.size:
             raise InputError(
@@ -163,6 +164,7 @@ class StoreBuilder:
         progress : callable, optional
             Called with the bytes written so far after each slab.
         """
+        self._check_open()
         self._write_run()
         try:
             return FileStore.create(
@@ -184,7 +186,13 @@ class StoreBuilder:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._folder is None:
+            raise InputError("the store is finished; begin another one with a StoreBuilder of its own")
+
     def _check(self, rows: Numbers, columns: Numbers, values: Numbers) -> None:
+        if not rows.size:
+            return
         for name, indices, size in (("row", rows, self.shape[0]), ("column", columns, self.shape[1])):
             if indices.dtype.kind not in "iu":
                 raise InputError(f"{name}s must be integers, not {indices.dtype}")
@@ -201,16 +209,18 @@ class StoreBuilder:
         self._counts += np.bincount(rows // self._range, minlength=self._counts.size)
         self._parts.append((rows, columns, values))
         self._held += rows.size
+        if len(self._parts) > _MOST_PARTS:  # small arrays need more memory than their entries
+            self._parts = [tuple(np.concatenate(of) for of in zip(*self._parts, strict=True))]  # type: ignore[list-item]
 
     def _write_run(self) -> None:
         if self._held:
             rows, columns, values = (np.concatenate(of) for of in zip(*self._parts, strict=True))
-            self._parts, self._held = [], 0
             order = np.lexsort((columns, rows))
             with writing(self._place.path):
                 self._runs.append(
                     _Run.write(self._folder / f"{len(self._runs)}", rows[order], columns[order], values[order])
                 )
+            self._parts, self._held = [], 0  # not before: an error must not lose them
 
     def _slabs(self) -> Iterator[scipy.sparse.csr_array]:
         """Yield the rows of the matrix in slabs of about equal bytes, each merged from all runs."""
@@ -241,20 +251,22 @@ class _Run:
 
     def __init__(self, folder: Path, count: int) -> None:
         self._files = (("rows", np.int64), ("columns", np.int32), ("values", np.float64))
-        self._folder = folder
-        self._rows = np.memmap(folder / "rows", dtype=np.int64, mode="r", shape=(count,))
+        self._folder, self._count = folder, count
 
     @classmethod
     def write(cls, folder: Path, rows: Numbers, columns: Numbers, values: Numbers) -> Self:
         """Write sorted entries into a new folder."""
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # a write that failed may be tried again
         for name, array in (("rows", rows), ("columns", columns), ("values", values)):
             array.tofile(folder / name)
         return cls(folder, rows.size)
 
     def read(self, start: int, stop: int) -> tuple[Numbers, Numbers, Numbers]:
         """Return the entries of some rows."""
-        first, last = np.searchsorted(self._rows, [start, stop]).tolist()
+        # Opened each time: there may be more runs than a process may have files open.
+        rows_of_all = np.memmap(self._folder / "rows", dtype=np.int64, mode="r", shape=(self._count,))
+        first, last = np.searchsorted(rows_of_all, [start, stop]).tolist()
+        del rows_of_all
         read = (
             np.fromfile(self._folder / name, dtype=dtype, count=last - first, offset=first * np.dtype(dtype).itemsize)
             for name, dtype in self._files

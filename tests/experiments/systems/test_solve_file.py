@@ -409,3 +409,24 @@ class TestResumed:
                 resume_solve(folder.path)
         with pytest.raises(InputError, match=r"holds no solve\.json"):
             resume_solve(tmp_path)
+
+    def test_a_solution_that_could_not_be_written_leaves_the_checkpoint(self, tmp_path, monkeypatch):
+        stopped = solve_file(SolveRequest("cube8-dof3", maxiter=3), tmp_path / "a").folder
+
+        def full(*arguments):
+            raise StoreError("No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "write_solution", full)
+            with pytest.raises(StoreError):
+                resume_solve(stopped.path, maxiter=1000)
+        assert stopped.checkpoint.exists()
+        resumed = resume_solve(stopped.path, maxiter=1000).folder
+        result = result_of(resumed)
+        assert result["converged"]
+        assert result["sweeps"] >= result["iterations"]  # those before it was stopped among them
+
+    def test_columns_in_several_blocks_have_no_checkpoint(self, tmp_path):
+        folder = solve_file(SolveRequest("cube4-dof1", columns="70", maxiter=1), tmp_path / "a").folder
+        with pytest.raises(InputError, match="--guess"):
+            resume_solve(folder.path)

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse
 
 from penstock.fem import Cantilever
-from penstock.spmv import InputError
+from penstock.spmv import InputError, StoreError
 from penstock.streaming import FileStore, StoreBuilder, StreamedMatrix
 from penstock.streaming.stores import store_builder as module
 from penstock.streaming.stores.whole import read_whole
@@ -118,3 +118,37 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_added(tmp_path):
         builder.add([0], [0], [1.0])
     with FileStore(tmp_path / "a") as store:
         assert store.index.shape == (9, 9)
+
+
+def test_a_builder_that_has_ended_builds_nothing(tmp_path):
+    with StoreBuilder(tmp_path / "a", (9, 9), overwrite=True) as builder:
+        builder.add([0], [0], [1.0])
+        builder.finish().close()
+        with pytest.raises(InputError, match="finished"):
+            builder.finish()
+    with FileStore(tmp_path / "a") as store:
+        assert store.index.nnz == 1
+
+
+def test_what_cannot_be_built_is_refused_at_the_start(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.txt").write_text("years")
+    with pytest.raises(InputError, match="exists"):
+        StoreBuilder(tmp_path / "thesis", (9, 9), overwrite=True)
+    with pytest.raises(InputError, match="nonsense"):
+        StoreBuilder(tmp_path / "a", (9, 9), format="nonsense")
+
+
+def test_a_run_that_could_not_be_written_is_not_lost(tmp_path, monkeypatch):
+    def full(path, *arrays):
+        raise OSError(28, "No space left on device")
+
+    with StoreBuilder(tmp_path / "a", (9, 9), memory="1 KiB") as builder:
+        builder.add(np.arange(9), np.arange(9), np.ones(9))
+        with monkeypatch.context() as patch:
+            patch.setattr(module._Run, "write", full)
+            with pytest.raises(StoreError, match="No space left"):
+                builder.add(np.arange(9), np.arange(9), np.ones(9))
+        builder.add([], [], [])
+        with builder.finish() as store:
+            np.testing.assert_array_equal(read_whole(store).diagonal(), np.ones(9))
