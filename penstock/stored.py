@@ -14,6 +14,7 @@ from penstock.matrix_slabs import Slabs, recut
 from penstock.spmv import CPU, InputError, parse_nbytes
 from penstock.store_products import complete_slabs
 from penstock.streaming import FileStore, StoreBuilder
+from penstock.streaming.stores.packing import symmetric_slabs
 
 __all__ = ["store_files"]
 
@@ -71,7 +72,7 @@ def store_files(
     with ExitStack() as opened:
         parts = [_slabs(file, opened) for file in files]
         shape = _shape_of([of for of, _ in parts])
-        cut = recut(_rows_of(files, parts), parse_nbytes(slab))
+        cut = symmetric_slabs(recut(_rows_of(files, parts), parse_nbytes(slab)), shape[0], format)
         return FileStore.create(path, cut, shape=shape, progress=progress, **cast(Any, options))
 
 

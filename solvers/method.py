@@ -141,7 +141,9 @@ class Method(ABC):
             if stops:
                 reason = reason or StopReason.STOPPED
             if reason is not None and self.running(state):
-                self.end(state, reason)
+                self.end(state, symmetry.of_breakdown(reason))
+        if self.reason is not None:
+            self.reason = symmetry.of_breakdown(self.reason)
 
     def _agreed(self, every: int, stops: bool) -> tuple[int, bool]:
         """Return the first rank's number of iterations until the next look, and whether any rank wants to stop.

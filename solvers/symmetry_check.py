@@ -11,12 +11,13 @@ __all__ = ["SymmetryCheck"]
 
 # A solve gets on if the residual halves in so many iterations, on average from the start.
 _ITERATIONS = 64
+_BREAKDOWNS = (StopReason.NOT_POSITIVE_DEFINITE, StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE)
 # Rounding, also in float32, and sums in another order stay far below this share.
 _LEAST = 1e-6
 
 
 class SymmetryCheck:
-    """Tests A and M once, when a solve has made some iterations and hardly gets on.
+    """Tests A and M once, when a solve has made some iterations and hardly gets on, or breaks down.
 
     Conjugate gradients do not notice that an operator is not symmetric: they go on without ever converging.
 
@@ -36,10 +37,17 @@ class SymmetryCheck:
         if self._first is None:
             self._first = max(residual_norm, 1.0)
         slow = iteration >= _ITERATIONS and residual_norm > self._first * 0.5 ** (iteration / _ITERATIONS)
-        if self._done or not slow:
+        return self._tested() if slow else None
+
+    def of_breakdown(self, reason: StopReason) -> StopReason:
+        """Return why a solve broke down: what is not symmetric shows as what is not positive definite, too."""
+        return (self._tested() if reason in _BREAKDOWNS else None) or reason
+
+    def _tested(self) -> StopReason | None:
+        """Test A and M if that has not been done; return what is wrong."""
+        if self._done:
             return None
-        self._done = True
-        problem = self._problem
+        self._done, problem = True, self._problem
         if not _has_room(problem):
             return None
         problem.products += 2

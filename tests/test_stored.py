@@ -14,7 +14,7 @@ from penstock.fem import Cantilever
 from penstock.matrix_files import read_matrix
 from penstock.spmv import InputError, StoreError
 from penstock.stored import store_files
-from penstock.streaming import FileStore
+from penstock.streaming import FileStore, StoreBuilder, StreamedMatrix
 from penstock.streaming.stores.whole import read_whole
 
 BEAM = Cantilever(nodes=(33, 5, 5), dof=3)
@@ -155,3 +155,31 @@ def test_the_command_stores_and_solve_streams(files, tmp_path, monkeypatch):
     solved = CliRunner().invoke(app, ["solve", "K", "--memory", "900 KiB", "--rtol", "1e-6"])
     assert solved.exit_code == 0, solved.output
     assert "streamed" in solved.output
+
+
+@pytest.mark.parametrize("way", ["files", "builder", "create"])
+def test_half_of_a_matrix_that_is_not_symmetric_is_refused(A, tmp_path, way):
+    wrong = A.tolil()
+    wrong[7, 8] += 1.0
+    wrong = wrong.tocsr()
+    options = {"format": "symmetric_bsr", "block_size": 3}
+    scipy.sparse.save_npz(tmp_path / "a.npz", wrong)
+
+    def built():
+        with StoreBuilder(tmp_path / "made", wrong.shape, **options) as builder:
+            builder.add_matrix(wrong)
+            builder.finish()
+
+    ways = {
+        "files": lambda: store_files([tmp_path / "a.npz"], tmp_path / "made", **options),
+        "create": lambda: FileStore.create(tmp_path / "made", wrong, **options),
+        "builder": built,
+    }
+    with pytest.raises(InputError, match=r"not symmetric: column and row [78] differ"):
+        ways[way]()
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_file_given_for_a_store_is_told_what_to_do(files):
+    with pytest.raises(InputError, match="penstock store"):
+        StreamedMatrix(files / "a.npz", "1 MiB")

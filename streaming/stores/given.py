@@ -37,6 +37,8 @@ def as_store(given: Any, budget_nbytes: int, resources: ExitStack) -> Store:
         If it is none of these.
     """
     if isinstance(given, str | Path):
+        if Path(given).is_file():
+            raise InputError(f"{given} is a file; store the matrix in it first: penstock store {given} STORE")
         return cast(Store, resources.enter_context(FileStore(given)))
     if scipy.sparse.issparse(given) or isinstance(given, SparseMatrix):
         matrix = as_matrix(given.tocsr() if getattr(given, "format", "csr") not in ("csr", "bsr") else given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,7 +14,16 @@ from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseMatrix, format
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision, lay_out
 
-__all__ = ["IndexBuilder", "SlabConverter", "as_matrix", "as_slab", "index_of", "pack", "row_slabs_of"]
+__all__ = [
+    "IndexBuilder",
+    "SlabConverter",
+    "as_matrix",
+    "as_slab",
+    "index_of",
+    "pack",
+    "row_slabs_of",
+    "symmetric_slabs",
+]
 
 
 @dataclass(frozen=True)
@@ -223,6 +232,39 @@ class SlabConverter:
         self._parameters = {"block_size": best} if self._format is not None and self._format.traits.blocked else {}
 
 
+# Of the largest entry of a product: assembled matrices are symmetric to a thousand roundings.
+_ASYMMETRY = 1e-9
+
+
+def symmetric_slabs(slabs: Iterable[Any], rows: int, format_name: str) -> Iterator[Any]:
+    """Yield SciPy slabs of all rows, and refuse at the end a matrix that is not symmetric, if its half is to be stored.
+
+    ``A v`` and the transpose times v are compared for a vector of random numbers, which takes three vectors.
+
+    Raises
+    ------
+    InputError
+        After the last slab, so that what was made of them must not be kept.
+    """
+    if format_name == "auto" or not format_named(format_name).traits.half:
+        yield from slabs
+        return
+    v, start = np.random.default_rng(0).standard_normal(rows), 0
+    image, mirrored = np.zeros(rows), np.zeros(rows)
+    for slab in slabs:
+        stop = start + slab.shape[0]
+        image[start:stop] = slab @ v
+        mirrored += slab.T @ v[start:stop]
+        yield slab
+        start = stop
+    difference = np.abs(image - mirrored)
+    if difference.max(initial=0.0) > _ASYMMETRY * np.abs(image).max(initial=0.0):
+        raise InputError(
+            f"the matrix is not symmetric: column and row {int(difference.argmax())} differ, so its half does not stand for it; "
+            "store it as csr or bsr"
+        )
+
+
 def row_slabs_of(given: Any, format_name: str = "auto") -> Iterable[Any]:
     """Return row slabs; a whole SciPy matrix is cut into pieces of 1 MiB or more, 64 at most.
 
@@ -237,7 +279,8 @@ def row_slabs_of(given: Any, format_name: str = "auto") -> Iterable[Any]:
         multiple *= 32
     pieces = max(1, min(64, A.data.nbytes >> 20))
     step = max(1, -(-A.shape[0] // pieces // multiple)) * multiple
-    return (_rows_of(A, start, min(start + step, A.shape[0])) for start in range(0, A.shape[0], step))
+    slabs = (_rows_of(A, start, min(start + step, A.shape[0])) for start in range(0, A.shape[0], step))
+    return symmetric_slabs(slabs, A.shape[0], format_name)
 
 
 def _rows_of(A: Any, start: int, stop: int) -> Any:

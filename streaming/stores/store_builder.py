@@ -14,6 +14,7 @@ import scipy.sparse
 from penstock.spmv import InputError, format_named, parse_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.streaming.stores.file_store import STORE_FILES, FileStore
+from penstock.streaming.stores.packing import symmetric_slabs
 from penstock.streaming.stores.store_place import StorePlace, partial_folder, writing
 
 __all__ = ["StoreBuilder"]
@@ -168,7 +169,11 @@ class StoreBuilder:
         self._write_run()
         try:
             return FileStore.create(
-                self._place.path, self._slabs(), shape=self.shape, progress=progress, **self._options
+                self._place.path,
+                symmetric_slabs(self._slabs(), self.shape[0], self._options["format"]),
+                shape=self.shape,
+                progress=progress,
+                **self._options,
             )
         finally:
             self.close()

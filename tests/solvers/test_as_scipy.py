@@ -138,6 +138,17 @@ class TestSymmetry:
             assert result.iterations < 2000
             assert "u.A(Au) differs" in result.message
 
+    @pytest.mark.parametrize("share", [3.0, 30.0])
+    def test_so_is_one_that_breaks_down_at_once(self, share):
+        """Its products look as if it, or a preconditioner made of it, were not positive definite."""
+        scales = scipy.sparse.diags_array(np.random.default_rng(1).uniform(0.1, 10, 1600))
+        flow = scipy.sparse.kron(scipy.sparse.eye_array(40), _upwind(40))
+        b = np.random.default_rng(0).normal(size=1600)
+        for A in (scipy.sparse.csr_array(scales @ GRID), scipy.sparse.csr_array(GRID + share * flow)):
+            for M in (None, "jacobi", "chebyshev"):
+                for result in (cg(A, b, M=M, rtol=1e-10), *block_cg(A, b[:, None], M=M, rtol=1e-10).columns):
+                    assert result.reason in (StopReason.NOT_SYMMETRIC, StopReason.CONVERGED, StopReason.STAGNATED), M
+
     def test_so_is_a_preconditioner(self):
         M = scipy.sparse.linalg.LinearOperator(GRID.shape, scipy.sparse.linalg.spilu(GRID.tocsc(), drop_tol=0.3).solve)
         result = cg(GRID, np.random.default_rng(0).normal(size=1600), M=M, rtol=1e-10)
