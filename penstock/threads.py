@@ -43,16 +43,21 @@ def blas_limited() -> Iterator[None]:
     """Let BLAS use no more threads in the block than kernels do, which know of quotas and of ranks that share the cores."""
     import numba
 
-    with _pools().limit(limits=numba.get_num_threads(), user_api="blas"):
+    pools = _pools()
+    limited = pools.limit(limits=numba.get_num_threads(), user_api="blas") if pools else contextlib.nullcontext()
+    with limited:
         yield
 
 
 @functools.cache
 def _pools() -> Any:
-    """Return the thread pools of the libraries that are loaded; finding them takes milliseconds."""
+    """Return the thread pools of the libraries that are loaded, which takes milliseconds; None where they cannot be found."""
     from threadpoolctl import ThreadpoolController
 
-    return ThreadpoolController()
+    try:
+        return ThreadpoolController()
+    except OSError:  # a Linux without /proc, as in some sandboxes
+        return None
 
 
 def usable_cores() -> int:

@@ -44,7 +44,8 @@ class TestSolver:
         residual = np.linalg.norm(b - A @ result.x) / np.linalg.norm(b)
         assert result.converged
         assert result.true_residual == pytest.approx(residual, rel=1e-9)
-        assert result.sweeps == result.iterations + 2
+        tested = 2  # whether A is symmetric, once, because it takes so many iterations
+        assert result.sweeps == result.iterations + 2 + tested
         assert len(result.residual_norms) == result.iterations + 1
 
     @solver

@@ -381,7 +381,7 @@ def test_the_command_says_how_to_go_on_after_an_interrupt(tmp_path, monkeypatch)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     command = ["overlap", str(tmp_path / "tiny.yaml"), "--output", str(tmp_path / "study")]
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "RichReporter", lambda console: Interrupting("3 subdivisions, 2 products"))
+        patch.setattr(progress, "RichReporter", lambda *arguments: Interrupting("3 subdivisions, 2 products"))
         stopped = CliRunner().invoke(app, command)
     assert stopped.exit_code == 130
     assert f"resume with: penstock overlap --resume {tmp_path / 'study'}" in stopped.output
