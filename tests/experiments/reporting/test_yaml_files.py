@@ -50,13 +50,13 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 def test_what_cannot_be_used_is_one_error(text, told, tmp_path):
     (tmp_path / "x.yaml").write_text(text)
-    began = time.perf_counter()
+    began = time.process_time()
 
     with pytest.raises(InputError, match=told) as caught:
         read_experiment(tmp_path / "x.yaml")
 
     assert len(str(caught.value)) < 2000
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(
