@@ -131,9 +131,7 @@ def as_operator(A: Any) -> Operator:
             raise InputError(f"a dense matrix of type {A.dtype} is not real; only real matrices are supported")
         dtype = A.dtype if A.dtype == np.float32 else np.dtype(np.float64)
         return FunctionOperator(lambda x: A @ x, A.shape, dtype, device_of(A), blocks=True)
-    if (
-        hasattr(A, "__matmul__") and len(getattr(A, "shape", ())) == 2
-    ):  # without a type: it is handed vectors of float64
+    if hasattr(A, "__matmul__") and len(getattr(A, "shape", ())) == 2:  # of no type: it gets float64
         return FunctionOperator(lambda x: A @ x, tuple(A.shape), getattr(A, "dtype", np.float64))
     raise InputError(
         f"cannot use {type(A).__name__} as an operator; pass a penstock format, a scipy.sparse or cupyx.scipy.sparse "

@@ -11,7 +11,7 @@ from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 
-__all__ = ["check_compressed_rows", "check_values", "in_sorted_rows"]
+__all__ = ["check_values", "in_sorted_rows"]
 
 _NOT_MONOTONE, _OUT_OF_RANGE, _DUPLICATE, _UNSORTED = 1, 2, 3, 4
 
@@ -31,19 +31,6 @@ def _first_defect(offsets: Array, indices: Array, columns: int) -> tuple[int, in
     return 0, 0, 0
 
 
-def check_compressed_rows(offsets: Array, indices: Array, shape: tuple[int, int], what: str) -> None:
-    """Refuse offsets that do not ascend and column indices out of range, out of order or duplicate.
-
-    Raises
-    ------
-    InputError
-        If there is a defect; the message names the first wrong row, the column, and what to call.
-    """
-    defect, row, column = _defect(offsets, indices, shape, what)
-    if defect:
-        raise InputError(f"{what}: {_told(defect, row, column, shape[1], len(indices))}")
-
-
 def in_sorted_rows(A: Any, what: str) -> Any:
     """Return a SciPy CSR or BSR matrix whose rows ascend: itself, or a copy that is sorted, with duplicates summed.
 
@@ -52,19 +39,24 @@ def in_sorted_rows(A: Any, what: str) -> Any:
     Raises
     ------
     InputError
-        If offsets do not ascend or an index is out of range.
+        If offsets do not ascend or an index is out of range; the message names the first wrong row and the column.
     """
     height, width = getattr(A, "blocksize", (1, 1))
     shape = (A.shape[0] // height, A.shape[1] // width)
-    defect, *_ = _defect(A.indptr, A.indices, shape, what)
+    defect, row, column = _defect(A.indptr, A.indices, shape, what)
+    if not defect:  # as nearly always: one pass over the entries
+        return A
     # What sorts the rows must find them; offsets beyond the first unsorted row were not looked at.
     if defect in (_UNSORTED, _DUPLICATE) and (np.diff(A.indptr) >= 0).all() and A.indptr[-1] <= len(A.indices):
         A = A.copy()
         A.has_canonical_format = A.has_sorted_indices = False  # whatever it takes itself for
         A.sort_indices()
-        if _defect(A.indptr, A.indices, shape, what)[0] == _DUPLICATE:
+        defect, row, column = _defect(A.indptr, A.indices, shape, what)
+        if defect == _DUPLICATE:
             A.sum_duplicates()
-    check_compressed_rows(A.indptr, A.indices, shape, what)
+            defect, row, column = _defect(A.indptr, A.indices, shape, what)
+    if defect:
+        raise InputError(f"{what}: {_told(defect, row, column, shape[1], len(A.indices))}")
     return A
 
 
