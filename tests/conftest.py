@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import itertools
 import os
 from pathlib import Path
 
@@ -49,9 +50,31 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory):
+    """Counts up folders. ``mktemp`` would look for a free number among all that it has made: thousands, for every test."""
+    folder = tmp_path_factory.mktemp("caches")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def cache_of_its_own(tmp_path_factory, monkeypatch):
+def cache_of_its_own(caches, monkeypatch):
     """Keep measured rates out of the user's cache, and what lies there out of the tests."""
-    folder = tmp_path_factory.mktemp("cache")
+    folder = next(caches)
+    folder.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Compute in one thread: on busy machines the kernels' threads wait for each other longer than small systems take.
+
+    Results do not depend on the number of threads, which tests of their own verify.
+    """
+    import numba  # not before the settings above
+
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(before)

@@ -17,6 +17,7 @@ from penstock.experiments.overlap.configuration import OverlapStudy, read_overla
 from penstock.experiments.overlap.report import run_overlap_study
 from penstock.experiments.overlap.study import study_points
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if not path.stem.startswith("add_a_"))  # tested on their own
 EXPERIMENTS = sorted(EXAMPLES.glob("*.yaml"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 GALLERY = Path(__file__).parents[1] / "examples" / "gallery"
 SCRIPTS = sorted(GALLERY.glob("plot_*.py"))
 NEEDS = {"plot_elasticity_scikit_fem": "skfem", "plot_pyamg_hierarchy": "pyamg"}

@@ -10,6 +10,11 @@ from penstock.experiments.cantilever import single_run
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def always_in_one_thread(one_thread):
+    """These systems are small."""
+
+
 @pytest.fixture
 def rendered_pictures():
     """For tests that claim something about pictures: they are rendered as for a user."""

@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import numba
 import numpy as np
 import pytest
 import scipy.sparse.linalg
@@ -24,6 +23,8 @@ from penstock.fem import (
 )
 from penstock.solvers import block_jacobi, cg
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # Far below the discretization errors measured here, far above rounding.
 SOLVER_TOLERANCE = 1e-10
 # Cowper's beam does not know that the clamp hinders the section's contraction, and 8 trilinear elements over the height
@@ -32,15 +33,6 @@ BEAM_TOLERANCE = 0.02
 # How far fitted rates may lie from those in the limit: the coarsest meshes are not yet in it.
 RATE_TOLERANCE = 0.15
 REFINEMENTS = (5, 9, 17, 33)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Solve these small systems on one thread: where other processes share the cores, threads mostly wait."""
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(threads)
 
 
 def solve(problem: Cantilever, load: np.ndarray, rtol: float = SOLVER_TOLERANCE) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Systems shared by the tests of solvers."""
 
-import numba
 import numpy as np
 import pytest
 from block_solves import PRECONDITIONERS, right_hand_sides, staggered
@@ -9,15 +8,8 @@ from penstock.fem import Cantilever, LognormalMaterial
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Compute in one thread: on busy machines the kernels' threads wait for each other longer than these small systems take.
-
-    Results do not depend on the number of threads, which a test of its own verifies.
-    """
-    before = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(before)
+def always_in_one_thread(one_thread):
+    """These systems are small."""
 
 
 @pytest.fixture(scope="session")

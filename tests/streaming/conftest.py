@@ -2,7 +2,6 @@
 
 import itertools
 
-import numba
 import numpy as np
 import pytest
 import scipy.sparse
@@ -12,15 +11,8 @@ from penstock.spmv import BsrMatrix, CsrMatrix
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Compute in one thread: on busy machines the kernels' threads wait for each other longer than these small systems take.
-
-    Results do not depend on the number of threads, which a test of its own verifies.
-    """
-    before = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(before)
+def always_in_one_thread(one_thread):
+    """These systems are small."""
 
 
 def _irregular(rows, columns, seed=0):

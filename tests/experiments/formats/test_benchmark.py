@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 
-import numba
 import numpy as np
 import pytest
 import scipy.io
@@ -56,15 +55,6 @@ def everything_in(value):
     if isinstance(value, list | tuple):
         return list(itertools.chain.from_iterable(map(everything_in, value)))
     return [value]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Wait for no thread: on a machine that is busy otherwise, a product of two threads can take milliseconds."""
-    before = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True, scope="module")
