@@ -17,6 +17,7 @@ DEFAULT_MAX_SHARED_NBYTES = 48 * 1024
 
 # The emulator keeps its state in global variables of the library, and modules of equal source are the same library.
 ONE_LAUNCH_AT_A_TIME = threading.Lock()
+_STACKS: list[ctypes.c_void_p] = []
 
 # Every kernel gets two functions with C names. Its name expression stands alone at namespace scope: no macro is
 # confused by the commas of its template arguments, and no parameter hides its name.
@@ -31,9 +32,10 @@ static constexpr auto penstock_emulated_kernel_{index} = &{name};
 extern "C" __attribute__((visibility("default"))) const char* penstock_emulator_parameters_{index}() {{
     return penstock_emulator::parameter_codes(penstock_emulated_kernel_{index}); }}
 extern "C" __attribute__((visibility("default"))) const char* penstock_emulator_launch_{index}(
-    const unsigned* grid, const unsigned* block, std::size_t shared_bytes, std::uint64_t seed,
+    const unsigned* grid, const unsigned* block, std::size_t shared_bytes, std::uint64_t seed, char* stacks,
     const void* const* arguments) {{
-    return penstock_emulator::launch(penstock_emulated_kernel_{index}, grid, block, shared_bytes, seed, arguments); }}
+    return penstock_emulator::launch(
+        penstock_emulated_kernel_{index}, grid, block, shared_bytes, seed, stacks, arguments); }}
 """
 
 
@@ -123,6 +125,7 @@ class EmulatedFunction:
         list_parameters = library[f"penstock_emulator_parameters_{index}"]
         list_parameters.restype = ctypes.c_char_p
         self._parameters: list[str] = list_parameters().decode().split()
+        self._library = library
         self._launch = library[f"penstock_emulator_launch_{index}"]
         self._launch.restype = ctypes.c_char_p
 
@@ -174,12 +177,25 @@ class EmulatedFunction:
                 (ctypes.c_uint * 3)(*block_shape),
                 ctypes.c_size_t(shared_mem),
                 ctypes.c_uint64(seed),
+                _stacks(self._library),
                 placed.value_addresses(),
             )
         if failure is not None:
             raise EmulationError(f"{self.name}: {failure.decode()}")
         placed.check_writes()
         placed.copy_back()
+
+
+def _stacks(library: ctypes.CDLL) -> ctypes.c_void_p:
+    """Return the stacks that all launches of this process use one after the other; the first library makes them."""
+    if not _STACKS:
+        make = library.penstock_emulator_make_stacks
+        make.restype, make.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        address = make(MAX_THREADS_IN_BLOCK)
+        if address is None:
+            raise MemoryError("no address space for the stacks of emulated threads")
+        _STACKS.append(ctypes.c_void_p(address))
+    return _STACKS[0]
 
 
 def _three_lengths(what: str, shape: Sequence[int], limits: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -12,6 +12,11 @@
 #include "scheduler.h"
 #include "shared_memory.h"
 
+// Memory for the stacks of as many threads, or a null pointer.
+extern "C" __attribute__((visibility("default"))) char* penstock_emulator_make_stacks(std::size_t threads) {
+    return penstock_emulator::Stacks::make(threads);
+}
+
 namespace penstock_emulator {
 
 // A type as NumPy would write it: "f8" for double, "i4" for int, "V16" for a struct; "*f8" for a pointer to double.
@@ -46,10 +51,11 @@ struct KernelWithArguments : BoundKernel {
     void run() const override { std::apply(kernel, arguments); }
 };
 
-// Returns what went wrong, or a null pointer. `argument_addresses` says where the value of each argument lies.
+// Returns what went wrong, or a null pointer. `argument_addresses` says where the value of each argument lies, and `stacks`
+// are those of as many threads as a block has at least.
 template <class... Parameters>
 const char* launch(void (*kernel)(Parameters...), const unsigned* grid, const unsigned* block, std::size_t shared_bytes,
-                   std::uint64_t seed, const void* const* argument_addresses) {
+                   std::uint64_t seed, char* stacks, const void* const* argument_addresses) {
     static std::string failure;
     KernelWithArguments<Parameters...> bound;
     bound.kernel = kernel;
@@ -57,7 +63,8 @@ const char* launch(void (*kernel)(Parameters...), const unsigned* grid, const un
                bound.arguments);
     try {
         SharedMemory shared_memory(shared_bytes);
-        Scheduler play({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, seed, bound, shared_memory);
+        Scheduler play({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, seed, bound, shared_memory,
+                       Stacks(stacks));
         failure = play.play_grid();
     } catch (const std::exception& error) {
         failure = error.what();

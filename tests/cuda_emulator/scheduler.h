@@ -57,11 +57,12 @@ struct BoundKernel {
 
 class Scheduler {
 public:
-    Scheduler(dim3 grid, dim3 block, std::uint64_t seed, const BoundKernel& kernel, SharedMemory& shared_memory)
+    Scheduler(dim3 grid, dim3 block, std::uint64_t seed, const BoundKernel& kernel, SharedMemory& shared_memory,
+              Stacks stacks)
         : shared_memory(shared_memory),
           kernel(kernel),
           threads(std::size_t{block.x} * block.y * block.z),
-          stacks(threads.size()),
+          stacks(stacks),
           thread_turns(threads.size(), seed),
           block_turns(std::size_t{grid.x} * grid.y * grid.z, seed) {
         position.grid_shape = grid;
