@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+from penstock.ending import ended_as_interrupted
 from penstock.plan_command import plan, print_plan
 from penstock.solve_command import solve
 from penstock.spmv import PenstockError
@@ -46,7 +47,8 @@ app = typer.Typer(
 def main() -> None:
     """Run the command; errors that penstock explains end in one message instead of a traceback."""
     try:
-        app(prog_name="penstock")  # by "python -m penstock" too: completion is that of the command
+        with ended_as_interrupted():
+            app(prog_name="penstock")  # by "python -m penstock" too: completion is that of the command
     except (PenstockError, OSError) as error:
         say("error:", error)
         sys.exit(2)

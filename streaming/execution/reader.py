@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,40 @@ class _Marker:
     """Passes through both queues after all earlier requests."""
 
 
+class _Server:
+    """Serves requests; it knows nothing of the reader, so that a reader which nobody holds any more can end its thread."""
+
+    def __init__(self, store: Store, part: Part, note: Callable[[int, int, float, float], None]) -> None:
+        self.requests: queue.SimpleQueue[_Request | _Marker | None] = queue.SimpleQueue()
+        self.arrivals: queue.SimpleQueue[_Request | _Marker | BaseException] = queue.SimpleQueue()
+        self._store, self._part, self._note = store, part, weakref.WeakMethod(note)
+
+    def serve(self) -> None:
+        """Serve until a request is None."""
+        while self.serve_one() is not None:
+            pass
+
+    def serve_one(self) -> _Request | _Marker | None:
+        """Serve one request and return it."""
+        request = self.requests.get()
+        if isinstance(request, _Request):
+            try:
+                if request.ready is not None:
+                    request.ready()
+                start = time.perf_counter()
+                self._store.read_into(request.number, request.buffer, self._part)
+                note = self._note()
+                if note is not None:
+                    note(request.number, request.slot, start, time.perf_counter())
+            except BaseException as error:  # raised in the thread that waits for the data
+                self.arrivals.put(_with_note(error, describe_subdivision(self._store, request.number)))
+            else:
+                self.arrivals.put(request)
+        elif request is not None:
+            self.arrivals.put(request)
+        return request
+
+
 class Reader:
     """Reads parts of subdivisions in a separate thread or in the calling thread.
 
@@ -51,13 +86,15 @@ class Reader:
         False: requests are read at once, in the calling thread.
     stall_seconds : float
         A read that takes longer is an error.
-    note : callable
+    note : method
         ``note(number, slot, start, stop)``, with clock times, is called after each read by the thread that read.
 
     Notes
     -----
     Arrivals come in the order of the requests, so one queue to the thread and one back are the only synchronisation. Their
     ``put`` and ``get`` are atomic for an interrupt, unlike the locks inside a ``Future``. The thread never runs Numba code.
+    An interrupt between the start of the thread and the return of the constructor leaves a reader that nobody can close;
+    its thread ends when it is collected.
     """
 
     def __init__(
@@ -69,13 +106,14 @@ class Reader:
         stall_seconds: float,
         note: Callable[[int, int, float, float], None],
     ) -> None:
-        self._store, self._part, self._note = store, part, note
+        self._store, self._server = store, _Server(store, part, note)
+        self._requests, self._arrivals = self._server.requests, self._server.arrivals
         self._stall_seconds = stall_seconds
         self._stalled = False  # whether a wait has timed out
-        self._requests: queue.SimpleQueue[_Request | _Marker | None] = queue.SimpleQueue()
-        self._arrivals: queue.SimpleQueue[_Request | _Marker | BaseException] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="penstock-reader", daemon=True) if threaded else None
-        if self._thread is not None:
+        self._thread = None
+        if threaded:
+            self._thread = threading.Thread(target=self._server.serve, name="penstock-reader", daemon=True)
+            weakref.finalize(self, self._requests.put, None).atexit = False
             try:
                 self._thread.start()
             except RuntimeError as error:
@@ -90,7 +128,7 @@ class Reader:
         """Request subdivision ``number`` in the buffer of a slot; the reading thread calls ``ready()`` before it reads."""
         self._requests.put(_Request(number, slot, buffer, ready))
         if self._thread is None:
-            self._serve_one()
+            self._server.serve_one()
 
     def wait_for(self, number: int) -> None:
         """Wait for the next arrival, which must be subdivision ``number``.
@@ -122,7 +160,7 @@ class Reader:
         marker, patience = _Marker(), self._stall_seconds if patient or not self._stalled else 0.0
         self._requests.put(marker)
         if self._thread is None:
-            while self._serve_one() is not marker:
+            while self._server.serve_one() is not marker:
                 pass
         while True:
             try:
@@ -145,28 +183,6 @@ class Reader:
             f"nothing came from {what} for {self._stall_seconds:g} s: the disk or its server stalls; check it, then apply "
             "the matrix again"
         )
-
-    def _serve(self) -> None:
-        while self._serve_one() is not None:
-            pass
-
-    def _serve_one(self) -> _Request | _Marker | None:
-        """Serve one request and return it; None stops the thread."""
-        request = self._requests.get()
-        if isinstance(request, _Request):
-            try:
-                if request.ready is not None:
-                    request.ready()
-                start = time.perf_counter()
-                self._store.read_into(request.number, request.buffer, self._part)
-                self._note(request.number, request.slot, start, time.perf_counter())
-            except BaseException as error:  # raised in the thread that waits for the data
-                self._arrivals.put(_with_note(error, describe_subdivision(self._store, request.number)))
-            else:
-                self._arrivals.put(request)
-        elif request is not None:
-            self._arrivals.put(request)
-        return request
 
 
 def _with_note(error: BaseException, where: str) -> BaseException:

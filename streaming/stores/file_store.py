@@ -8,6 +8,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterable
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -73,7 +74,7 @@ class FileStore:
                 f"{data} has {nbytes} bytes instead of {self._offsets[-1]}: it was truncated or is not finished; build the "
                 "store again"
             )
-        self._descriptor, self.direct = _open_for_reading(data, direct)
+        self._file, self.direct = _open_for_reading(data, direct)
 
     @classmethod
     def create(
@@ -141,13 +142,13 @@ class FileStore:
         """
         subdivision = self.index.subdivisions[number]
         where = f"subdivision {number} ({subdivision}) of {self.path}"
-        if self._descriptor < 0:
+        if self._file.closed:
             raise StoreError(f"cannot read {where}: the store is closed; open it again with FileStore(path)")
         start, nbytes = subdivision.bytes_of(part).start, subdivision.part_nbytes(part)
         target, done = buffer[:nbytes], 0
         while done < nbytes:
             try:
-                count = _read_at(self._descriptor, target.data[done:], self._offsets[number] + start + done)
+                count = _read_at(self._file, target.data[done:], self._offsets[number] + start + done)
             except OSError as error:
                 raise StoreError(f"cannot read {where}: {error.strerror or error}; check the disk") from error
             if count == 0:
@@ -171,9 +172,7 @@ class FileStore:
 
     def close(self) -> None:
         """Close the file; the store stays on disk."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -182,7 +181,7 @@ class FileStore:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
+        if hasattr(self, "_file"):
             self.close()
 
 
@@ -247,28 +246,34 @@ def _read_index(path: Path) -> tuple[MatrixIndex, str]:
     return MatrixIndex.from_json(data), label
 
 
-def _open_for_reading(data: Path, direct: bool | None) -> tuple[int, bool]:
-    """Return a file descriptor and whether it bypasses the page cache."""
-    flag = getattr(os, "O_DIRECT", 0)
-    if direct is not False and flag:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(data, os.O_RDONLY | flag)
+def _open_for_reading(data: Path, direct: bool | None) -> tuple[FileIO, bool]:
+    """Return an open file and whether it bypasses the page cache.
+
+    A file, unlike a descriptor, closes itself when an interrupt comes before anything holds it.
+    """
+    file = FileIO(data)
+    if direct is not False and hasattr(os, "O_DIRECT"):
+        import fcntl
+
+        with contextlib.suppress(OSError):  # some file systems refuse the flag, and some accept it but refuse the read
+            before = fcntl.fcntl(file, fcntl.F_GETFL)
+            fcntl.fcntl(file, fcntl.F_SETFL, before | os.O_DIRECT)
             try:
-                os.preadv(descriptor, [aligned_buffer(PAGE_NBYTES).data], 0)
-                return descriptor, True
-            except OSError:  # some file systems accept the flag but refuse the read
-                os.close(descriptor)
+                os.preadv(file.fileno(), [aligned_buffer(PAGE_NBYTES).data], 0)
+                return file, True
+            except OSError:
+                fcntl.fcntl(file, fcntl.F_SETFL, before)
                 raise
     if direct:
+        file.close()
         raise StoreError(f"{data}: this file system cannot bypass the page cache; leave direct=None")
-    return os.open(data, os.O_RDONLY | getattr(os, "O_BINARY", 0)), False
+    return file, False
 
 
-def _read_at(descriptor: int, buffer: memoryview, offset: int) -> int:
+def _read_at(file: FileIO, buffer: memoryview, offset: int) -> int:
     """Read from a place of a file, and return the number of bytes."""
     if hasattr(os, "preadv"):
-        return os.preadv(descriptor, [buffer], offset)
-    # On Windows all readers of a descriptor share one position.
-    with _SEEKING, open(descriptor, "rb", buffering=0, closefd=False) as file:
+        return os.preadv(file.fileno(), [buffer], offset)
+    with _SEEKING:  # on Windows all readers of a file share one position
         file.seek(offset)
         return file.readinto(buffer) or 0

@@ -116,7 +116,7 @@ class TestStreamedMatrix:
         A @ BEAM.load()
         store = A.store
         A.close()
-        assert store._descriptor < 0
+        assert store._file.closed
 
     def test_what_is_neither_is_refused(self):
         with pytest.raises(InputError, match="cannot stream a ndarray"):

@@ -1,0 +1,38 @@
+"""Lets a command that is told to end clear up first."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["ended_as_interrupted"]
+
+# From kill, a batch system or a shutdown; from a terminal that closes, where there are terminals that do.
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+@contextlib.contextmanager
+def ended_as_interrupted() -> Iterator[None]:
+    """Let these signals end the block as Ctrl-C does, so that what was half written is removed; exit with 128 + their number.
+
+    A signal that is ignored, as under ``nohup``, stays ignored.
+    """
+    received: list[int] = []
+
+    def handle(number: int, frame: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    changed = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+        if received:
+            sys.exit(128 + received[0])
