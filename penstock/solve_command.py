@@ -17,7 +17,7 @@ __all__ = ["solve"]
 
 _A = typer.Argument(
     metavar="A",
-    help="File of Matrix Market, PETSc, HDF5, MATLAB or SciPy, a generated matrix such as cube32-dof3, or a store's folder.",
+    help="Matrix of Matrix Market, PETSc, HDF5, Zarr, MATLAB or SciPy, a generated one such as cube32-dof3, or a store's folder.",
 )
 _B = typer.Argument(metavar="[B]", help="File of Matrix Market, PETSc or NumPy; without it A times ones is solved for.")
 _COLUMNS = typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
