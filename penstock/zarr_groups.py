@@ -60,7 +60,7 @@ def _import_zarr(path: Path) -> Any:
         if int(version.split(".")[0]) >= 3:
             return zarr
     found = "is not installed" if version is None else f"is of version {version}"
-    raise InputError(f"{path} is read with zarr 3.1 or later, which {found}: pip install 'penstock[files]'")
+    raise InputError(f"{path} is read with zarr 3.1.4 or later, which {found}: pip install 'penstock[files]'")
 
 
 def _matrices(group: Any, name: str) -> Iterator[tuple[str, Any]]:
