@@ -44,7 +44,7 @@ class TestLoadCases:
         assert [column["name"] for column in result["columns"]] == ["1_shear", "2_axial", "3_torsion", "4_shear"]
         for number, case in enumerate(CASES):
             alone = run_experiment(experiment(load=case, memory=memory), tmp_path / str(number)).folder
-            suffix = f"_{number + 1}" if number else ""
+            suffix = f"_{result['columns'][number]['name']}"
             expected = fields_of(alone)["displacement"]
             scale = np.abs(expected).max()
             np.testing.assert_allclose(fields["displacement" + suffix], expected, rtol=0, atol=1e-6 * scale)
