@@ -120,7 +120,7 @@ class ResultsFolder(BaseFolder):
         if "columns" in result:
             drawn.append(self.path / "tip_deflections.png")
             tips_by_name = {column["name"]: column["tip_deflection"] for column in result["columns"]}
-            told = " or ".join(dict.fromkeys(map(quantity_of, result["columns"])))
+            told = [quantity_of(column) for column in result["columns"]]
             figures.draw_tip_deflections(drawn[-1], tips_by_name, told, samples=bool(result["samples"]))
         drawn.append(self.path / "convergence.png")
         figures.draw_convergence(drawn[-1], self.read_residuals(), result["true_residual"] or 0.0, result["rtol"])
