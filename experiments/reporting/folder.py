@@ -18,9 +18,9 @@ from penstock.experiments.reporting.summary import quantity_of, summary_of
 from penstock.fem import Cantilever, vtkhdf_writer
 from penstock.streaming import Timeline
 
-__all__ = ["ResultsFolder", "write_json", "write_text"]
+__all__ = ["FIELD_NAMES", "ResultsFolder", "write_json", "write_text"]
 
-_FIELD = {1: "temperature", 3: "displacement", 6: "displacement"}
+FIELD_NAMES = {1: "temperature", 3: "displacement", 6: "displacement"}
 
 
 class ResultsFolder(BaseFolder):
@@ -141,7 +141,7 @@ class ResultsFolder(BaseFolder):
         with h5py.File(self.field) as file:
             fields = file["VTKHDF/PointData"]
             first = result.get("columns", [{}])[0].get("name", "")
-            name = _FIELD[cantilever.dof]
+            name = FIELD_NAMES[cantilever.dof]
             values = np.asarray(fields[name if name in fields else f"{name}_{first}"]).swapaxes(0, 2)
         if not np.isfinite(values).all():
             return []
@@ -166,7 +166,7 @@ def _fields_of(rows: np.ndarray[Any, Any], dof: int, names: list[str] | None) ->
             named["_deviation"] = columns.std(axis=1, ddof=1)
     for suffix, column in named.items():
         values = column.reshape(-1, dof)
-        fields[_FIELD[dof] + suffix] = values[:, 0] if dof == 1 else values[:, :3]
+        fields[FIELD_NAMES[dof] + suffix] = values[:, 0] if dof == 1 else values[:, :3]
         if dof == 6:
             fields["rotation" + suffix] = values[:, 3:]
     return fields
