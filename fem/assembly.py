@@ -172,7 +172,7 @@ def symbolic_rows(
     elif format_name in CHUNKED_FORMATS:  # assembled by scalar rows first
         columns *= dof
     if columns > INT32_MAX:
-        raise InputError(f"{columns} columns do not fit 32-bit column indices")
+        raise InputError(f"{columns:,} columns do not fit 32-bit column indices; take fewer nodes")
     largest = int(np.iinfo(offsets_dtype).max)
     if entries > largest:
         raise InputError(

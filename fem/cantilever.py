@@ -280,3 +280,16 @@ class Cantilever:
         _, ny, nz = self.mesh.node_counts
         displacements = np.asarray(solution).reshape(-1, self.dof)[-ny * nz :, : min(self.dof, 3)].mean(axis=0)
         return float(displacements[np.argmax(abs(displacements))])
+
+    def tip_twist(self, solution: Array) -> float:
+        """Return the mean rotation of the end face about the axis of the body, in radians, of small displacements.
+
+        Parameters
+        ----------
+        solution : array, (unknowns,)
+        """
+        _, ny, nz = self.mesh.node_counts
+        _, y, z = self.mesh.side_lengths
+        moved = np.asarray(solution).reshape(-1, self.dof)[-ny * nz :, 1:3]
+        arms = self.mesh.coordinates()[-ny * nz :, 1:3] - np.array([y / 2, z / 2])
+        return float((arms[:, 0] * moved[:, 1] - arms[:, 1] * moved[:, 0]).sum() / (arms**2).sum())

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+from penstock.command_examples import examples_of
 from penstock.ending import ended_as_interrupted
 from penstock.plan_command import plan, print_plan
 from penstock.solve_command import solve
@@ -76,7 +77,7 @@ def _options(
         refuse_copies()
 
 
-@app.command()
+@app.command(epilog=examples_of("run"))
 def run(
     file: Annotated[Path | None, typer.Argument(help="Experiment in YAML; 'penstock init' writes one.")] = None,
     output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
@@ -117,14 +118,11 @@ def run(
     tell_where(noting_interrupts(action), console)
 
 
-app.command()(plan)
+for command in (plan, solve, store):
+    app.command(epilog=examples_of(command.__name__))(command)
 
 
-app.command()(solve)
-app.command()(store)
-
-
-@app.command()
+@app.command(epilog=examples_of("bench"))
 def bench(
     matrices: Annotated[
         list[str], typer.Argument(help="Matrix Market or .npz files, or generated ones such as cube32-dof3.")
@@ -183,7 +181,7 @@ def _bench_operation(operation: str, matrices: list[str], device: str, repeats: 
     console.print(f"Records and pictures are in {directory}", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog=examples_of("overlap"))
 def overlap(
     file: Annotated[Path | None, typer.Argument(help="Study in YAML; examples/overlap has some.")] = None,
     output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
@@ -202,7 +200,7 @@ def overlap(
     console.print(f"Records, figures and timelines are in {folder.path}", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog=examples_of("compare"))
 def compare(
     file: Annotated[Path | None, typer.Argument(help="Experiment in YAML, as for 'penstock run'.")] = None,
     output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
@@ -232,7 +230,7 @@ def compare(
         raise typer.Exit(1)  # a variant was refused, or did not converge
 
 
-@app.command()
+@app.command(epilog=examples_of("show"))
 def show(directory: Annotated[Path, typer.Argument(help="Folder of a finished run.")]) -> None:
     """Print and draw a finished run again, without solving."""
     from penstock.show_command import show_run
@@ -240,7 +238,7 @@ def show(directory: Annotated[Path, typer.Argument(help="Folder of a finished ru
     show_run(directory)
 
 
-@app.command()
+@app.command(epilog=examples_of("init"))
 def init(
     file: Annotated[Path, typer.Argument(help="File to write.")] = Path("experiment.yaml"),
 ) -> None:
@@ -254,7 +252,7 @@ def init(
     print(f"wrote {file}; run it with: penstock run {file}")
 
 
-@app.command()
+@app.command(epilog=examples_of("schema"))
 def schema() -> None:
     """Print the JSON schema of experiment files, for editors."""
     from penstock.experiments import Experiment
@@ -262,7 +260,7 @@ def schema() -> None:
     print(json.dumps(Experiment.model_json_schema(), indent=2))
 
 
-@app.command()
+@app.command(epilog=examples_of("info"))
 def info(
     measure: Annotated[bool, typer.Option(help="Measure memory, disk and link bandwidth (a few seconds).")] = True,
     refresh: Annotated[
@@ -270,21 +268,30 @@ def info(
     ] = False,
 ) -> None:
     """List devices, formats, kernels and libraries, and measure this machine."""
-    from penstock.experiments.reporting.environment import describe_environment, measure_machine, refresh_rates
+    from penstock.experiments.reporting.environment import (
+        describe_environment,
+        measure_machine,
+        refresh_rates,
+        why_no_gpu,
+    )
     from penstock.spmv import registered_kernels
 
     environment = describe_environment()
+    gpus, missing = len(environment["machine"]["gpus"]), why_no_gpu()
+    if missing is not None:
+        environment["machine"]["gpus"] = f"none: {missing}"
     table = Table(show_header=False, box=None, pad_edge=False)
     for section, entries in environment.items():
         for name, value in entries.items():
             table.add_row(section, name, json.dumps(value) if isinstance(value, list | dict) else str(value))
             section = ""
+    title = "kernels"
     for name in sorted({key[0] for key in registered_kernels()}):
         kernels = ", ".join(
             f"{operation} ({kind})" for format_name, operation, kind in registered_kernels() if format_name == name
         )
-        table.add_row("kernels", name, kernels)
-    gpus = len(environment["machine"]["gpus"])
+        table.add_row(title, name, kernels)
+        title = ""
     for name, rate in (measure_machine(gpus) if measure else []) + (refresh_rates(gpus) if refresh else []):
         table.add_row("measured", name, rate)
-    Console().print(table)
+    Console().print(table, markup=False)

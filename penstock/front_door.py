@@ -83,7 +83,7 @@ def solve(
     x0 : array of the shape of b, optional
     monitor : callable, optional
         ``monitor(record)`` at every look at the residual; stops the solve if it returns True.
-    progress : bool, to show progress bars on the terminal
+    progress : bool, to show progress on the terminal or in the notebook
     folder : str or path, optional
         For the store of a matrix that does not fit a CPU; by default the temporary folder.
 

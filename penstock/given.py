@@ -74,9 +74,9 @@ def as_given_matrix(A: Any) -> GivenMatrix:
 
 
 def _from_path(path: str | Path) -> GivenMatrix:
-    from penstock.matrix_files import read_matrix  # loads the finite elements, for generated matrices
+    from penstock.matrix_files import is_store, read_matrix  # loads the finite elements, for generated matrices
 
-    if Path(path).is_dir():
+    if is_store(Path(path)):
         store = FileStore(Path(path))
         return GivenMatrix(store, "store", name=_name_of(store))
     named = read_matrix(path)

@@ -16,19 +16,21 @@ import numpy as np
 import scipy.sparse
 
 from penstock.array_files import ArrayArchive, check_fits_memory, check_is_file, failures_named
+from penstock.csr_groups import hdf5_slabs, zarr_slabs
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.matrix_market import open_plain, read_matrix_market
-from penstock.matrix_slabs import Slabs, hdf5_slabs, mat_slabs, petsc_slabs
+from penstock.matrix_slabs import Slabs, mat_slabs, petsc_slabs
 from penstock.petsc_files import is_petsc
 from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.validation import check_values
+from penstock.zarr_groups import is_zarr
 
-__all__ = ["FileKind", "NamedMatrix", "file_kind", "opener_of", "read_matrix", "slabs_of"]
+__all__ = ["FileKind", "NamedMatrix", "file_kind", "is_store", "opener_of", "read_matrix", "slabs_of"]
 
 ACCEPTED = (
     "a Matrix Market file (.mtx, .mtx.gz or .mtx.bz2), a file of scipy.sparse.save_npz (.npz), of PETSc (binary, any name), "
-    "of HDF5 (.h5 or .hdf5: data, indices and indptr in a group) or MATLAB (.mat), "
+    "of HDF5 (.h5 or .hdf5) or Zarr (a folder), with data, indices and indptr in a group, of MATLAB (.mat), "
     "or a generated matrix such as cube32-dof3 or beam33x9x9-dof1 (nodes along each side; dof 1, 3 or 6)"
 )
 
@@ -46,6 +48,7 @@ class FileKind(enum.Enum):
     NPZ = ".npz file of scipy.sparse.save_npz"
     MAT = "MATLAB file"
     HDF5 = "matrix in HDF5"
+    ZARR = "matrix in Zarr"
     PETSC = "matrix in PETSc's binary format"
 
 
@@ -59,6 +62,7 @@ _SUFFIXES = {
 _SLABS: dict[FileKind, Callable[[Path], Slabs]] = {
     FileKind.MAT: mat_slabs,
     FileKind.HDF5: hdf5_slabs,
+    FileKind.ZARR: zarr_slabs,
     FileKind.PETSC: petsc_slabs,
 }
 _GENERATED = re.compile(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof(\d+)", re.ASCII)
@@ -93,7 +97,7 @@ def read_matrix(source: str | Path) -> NamedMatrix:
     ----------
     source : str or path
         A Matrix Market file ``.mtx``, ``.mtx.gz`` or ``.mtx.bz2``; a file ``.npz`` of ``scipy.sparse.save_npz``; a binary file of
-        PETSc; HDF5 (``.h5``, ``.hdf5``) with CSR arrays in a group; a MATLAB file ``.mat``;
+        PETSc; HDF5 (``.h5``, ``.hdf5``) or Zarr (a folder) with CSR arrays in a group; a MATLAB file ``.mat``;
         ``cube<nodes>-dof<d>`` or ``beam<nx>x<ny>x<nz>-dof<d>``, the matrix of a :class:`~penstock.fem.Cantilever` of
         lognormal material (sigma 0.5, seed 1).
 
@@ -123,29 +127,34 @@ def read_matrix(source: str | Path) -> NamedMatrix:
         if kind is FileKind.MATRIX_MARKET:
             matrix = read_matrix_market(path, opener_of(path))
         else:
-            if kind in _SLABS:
-                check_fits_memory(3 * path.stat().st_size, f"the matrix in {path}")
-            matrix = scipy.sparse.vstack(list(slabs_of(path)[1]), format="csr")
+            matrix = slabs_of(path).whole(f"the matrix in {path}")
         return NamedMatrix(path.name[: len(path.name) - len(_suffix(path))], _canonical(matrix, str(path)), str(source))
 
 
 def _suffix(path: Path) -> str:
-    return next((ending for ending in _SUFFIXES if path.name.lower().endswith(ending)), "")
+    return next((ending for ending in (*_SUFFIXES, ".zarr") if path.name.lower().endswith(ending)), "")
 
 
 def file_kind(path: Path) -> FileKind:
-    """Return what a file is: by its suffix, or, of PETSc, by its first bytes.
+    """Return what a file is: by its suffix, or, of PETSc and Zarr, by what is in it.
 
     Raises
     ------
     InputError
         If there is no such file, or it is none with a matrix.
     """
+    if is_zarr(path):
+        return FileKind.ZARR
     kind = _SUFFIXES.get(_suffix(path)) or (FileKind.PETSC if is_petsc(path) else None)
     if kind is None:
         raise InputError(f"cannot tell what matrix {str(path)!r} is; expected {ACCEPTED}")
     check_is_file(path)
     return kind
+
+
+def is_store(path: Path) -> bool:
+    """Return whether a path can only be that of a :class:`FileStore`: a folder that is none of Zarr."""
+    return path.is_dir() and not is_zarr(path)
 
 
 def opener_of(path: Path) -> Callable[[Path], Any]:
@@ -160,7 +169,8 @@ def slabs_of(path: Path) -> Slabs:
         if kind in _SLABS:
             return _SLABS[kind](path)
         matrix = _read_npz(path) if kind is FileKind.NPZ else read_matrix_market(path, opener_of(path))
-        return matrix.shape, iter([scipy.sparse.csr_array(matrix)])
+        rows = scipy.sparse.csr_array(matrix)
+        return Slabs(rows.shape, rows.nnz, iter([rows]))
 
 
 def _assemble(nodes: list[int], dof: int) -> scipy.sparse.csr_array:

@@ -5,76 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import h5py
-import numpy as np
 import scipy.io
 import scipy.sparse
 
 from penstock.array_files import check_fits_memory
-from penstock.petsc_files import PetscMatrix, slab_bounds
+from penstock.petsc_files import PetscMatrix
 from penstock.spmv import InputError
 
-__all__ = ["Slabs", "hdf5_slabs", "mat_slabs", "petsc_slabs", "recut"]
-
-#: The shape of a matrix, and its rows in slabs.
-Slabs = tuple[tuple[int, int], Iterator[scipy.sparse.csr_array]]
+__all__ = ["Slabs", "mat_slabs", "petsc_slabs", "recut"]
 
 _MULTIPLE = 840  # rows: whole blocks of 1 to 8
+
+
+class Slabs(NamedTuple):
+    """A matrix in a file: its shape, its entries, and its rows in slabs."""
+
+    shape: tuple[int, int]
+    nnz: int
+    rows: Iterator[scipy.sparse.csr_array]
+
+    def whole(self, what: str) -> scipy.sparse.csr_array:
+        """Read all rows, which must fit the memory twice, with indices of 64 bits."""
+        check_fits_memory(2 * (16 * self.nnz + 8 * self.shape[0]), what)
+        return scipy.sparse.vstack(list(self.rows), format="csr")
 
 
 def petsc_slabs(path: Path) -> Slabs:
     """Open a matrix in PETSc's binary format."""
     matrix = PetscMatrix.open(path)
-    return matrix.shape, matrix.slabs()
-
-
-def hdf5_slabs(path: Path) -> Slabs:
-    """Open a matrix in HDF5: a group with the data sets ``data``, ``indices`` and ``indptr`` of CSR, and its ``shape``.
-
-    The group is the first one that has them; ``shape`` is an attribute or a data set, and may be missing of a square matrix.
-    """
-    with h5py.File(path) as file:
-        name, group = _csr_group(path, file)
-        rows = len(group["indptr"]) - 1
-        given = (
-            group.attrs["shape"] if "shape" in group.attrs else group["shape"][()] if "shape" in group else (rows, rows)
-        )
-        shape = tuple(int(size) for size in given)
-        if len(shape) != 2 or shape[0] != rows:
-            raise InputError(f"{path} holds a matrix of shape {shape}, but offsets of {rows} rows; it is damaged")
-    return (shape[0], shape[1]), _hdf5_rows(path, name, (shape[0], shape[1]))
-
-
-def _csr_group(path: Path, file: h5py.File) -> tuple[str, h5py.Group]:
-    found: list[str] = []
-
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Group) and {"data", "indices", "indptr"} <= item.keys():
-            found.append(name)
-
-    visit("/", file)
-    file.visititems(visit)
-    if not found:
-        raise InputError(f"{path} holds no group with data, indices and indptr, the arrays of a matrix in CSR")
-    return found[0], file[found[0]]
-
-
-def _hdf5_rows(path: Path, name: str, shape: tuple[int, int]) -> Iterator[scipy.sparse.csr_array]:
-    with h5py.File(path) as file:
-        group = file[name]
-        all_offsets = group["indptr"][:].astype(np.int64)
-        entries = {len(group["indices"]), len(group["data"])}
-        if (np.diff(all_offsets) < 0).any() or all_offsets[0] != 0 or entries != {int(all_offsets[-1])}:
-            raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
-        for start, stop in slab_bounds(all_offsets):
-            offsets = all_offsets[start : stop + 1]
-            inside = slice(int(offsets[0]), int(offsets[-1]))
-            indices, values = group["indices"][inside], group["data"][inside]
-            if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < shape[1]:
-                raise InputError(f"{path} is damaged: it has columns outside the matrix")
-            yield scipy.sparse.csr_array((values, indices, offsets - offsets[0]), shape=(offsets.size - 1, shape[1]))
+    return Slabs(matrix.shape, matrix.nnz, matrix.slabs())
 
 
 def mat_slabs(path: Path) -> Slabs:
@@ -90,7 +51,7 @@ def mat_slabs(path: Path) -> Slabs:
     if len(matrices) != 1 or not scipy.sparse.issparse(matrices[0]):
         raise InputError(f"{path} holds {len(matrices)} sparse matrices; expected one, or Problem.A")
     A = scipy.sparse.csr_array(matrices[0])
-    return A.shape, iter([A])
+    return Slabs(A.shape, A.nnz, iter([A]))
 
 
 def recut(slabs: Iterable[Any], nbytes: int) -> Iterator[scipy.sparse.csr_array]:

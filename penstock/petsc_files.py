@@ -97,11 +97,14 @@ class PetscMatrix:
             yield scipy.sparse.csr_array(arrays, shape=(stop - start, self.shape[1]))
 
 
-def slab_bounds(offsets: np.ndarray[Any, Any]) -> Iterator[tuple[int, int]]:
-    """Yield first row and end of slabs of about a million entries, at multiples of 840 rows, which are whole blocks of 1 to 8."""
-    start, rows = 0, len(offsets) - 1
+def slab_bounds(offsets: np.ndarray[Any, Any], least: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield first row and end of slabs of about a million entries, or of the ``least`` that is read at once.
+
+    They end at multiples of 840 rows, which are whole blocks of 1 to 8.
+    """
+    start, rows, entries = 0, len(offsets) - 1, max(_SLAB_ENTRIES, least)
     while start < rows:
-        step = int(np.searchsorted(offsets, offsets[start] + _SLAB_ENTRIES, side="right")) - 1 - start
+        step = int(np.searchsorted(offsets, offsets[start] + entries, side="right")) - 1 - start
         stop = min(rows, start + max(840, step // 840 * 840))
         yield start, stop
         start = stop

@@ -156,13 +156,13 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
     without, request = request, replace(request, constants_are_slow=slow)
     base = request.specs(block_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
-    ranking = rank_formats(statistics, request.device.kind, vectors.together)
+    ranking = _formats(rank_formats(statistics, request.device.kind, vectors.together), request)
     fitting = next((one for one in ranking if one.nbytes + _PADDING_NBYTES <= room), None)
     if fitting is not None:
         matrix = _converted(A, fitting)
         index = index_of(row_slabs(matrix, 1 + A.nnz // INT32_MAX), A.shape) if matrix.device.kind == "cpu" else None
         facts += [_SLOW] * slow
-        facts.append(_format_fact(fitting, symmetry.exact, "fastest by the roofline model"))
+        facts.append(_format_fact(fitting, symmetry.exact, request, "fastest by the roofline model"))
         index = index or _index_of_one(matrix)
         workload = vectors.workload(request, base, base.degrees(streamed=False)[0])
         plan = plan_stream(index, max(request.memory or 0, index.nbytes), workload)
@@ -190,8 +190,8 @@ def _place_streamed(
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     ranked = [one for one in rank_formats(statistics, "cpu") if format_named(one.format_name).traits.streams]
-    smallest = min(ranked, key=lambda one: one.nbytes)
-    facts.append(_format_fact(smallest, statistics.symmetry.exact, "the fewest bytes a sweep"))
+    smallest = min(_formats(ranked, request), key=lambda one: one.nbytes)
+    facts.append(_format_fact(smallest, statistics.symmetry.exact, request, "the fewest bytes a sweep"))
     granularity = int(smallest.parameters.get("block_size", 1))
     measured = rates(smallest.nbytes)
 
@@ -260,7 +260,18 @@ def _converted(A: CsrMatrix, suggestion: Suggestion) -> SparseMatrix:
     return format_named(suggestion.format_name).from_csr(A, check=False, **suggestion.parameters)
 
 
-def _format_fact(suggestion: Suggestion, exact: bool, why: str) -> tuple[str, str]:
+def _formats(suggestions: list[Suggestion], request: Request) -> list[Suggestion]:
+    """Return the suggestions of the format that was asked for, or all."""
+    found = [one for one in suggestions if request.format in (None, one.format_name)]
+    if not found:
+        names = ", ".join(sorted({one.format_name for one in suggestions}))
+        raise InputError(
+            f"the format {request.format} does not suit {request.name} here; choose auto or one of {names}"
+        )
+    return found
+
+
+def _format_fact(suggestion: Suggestion, exact: bool, request: Request, why: str) -> tuple[str, str]:
     traits = format_named(suggestion.format_name).traits
     blocks = (
         f" of {suggestion.parameters['block_size']} x {suggestion.parameters['block_size']} blocks"
@@ -268,7 +279,13 @@ def _format_fact(suggestion: Suggestion, exact: bool, why: str) -> tuple[str, st
         else ""
     )
     half = "" if exact or not traits.half else "; the upper triangle stands for both"
-    return "format", f"{traits.label}{blocks}, {format_nbytes(suggestion.nbytes)}: {why}{half}"
+    chosen = why if request.format is None else "as asked for"
+    return "format", f"{_plain(traits.label)}{blocks}, {format_nbytes(suggestion.nbytes)}: {chosen}{half}"
+
+
+def _plain(label: str) -> str:
+    """Return a label of figures as a terminal can show it."""
+    return label.replace(r"$\sigma$", "sigma")
 
 
 def _dense_block_size(statistics: MatrixStatistics) -> int:

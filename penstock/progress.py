@@ -18,6 +18,8 @@ __all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
 
 # Seconds between two lines in a log: a job of hours shows that it lives, and fills no disk.
 _LOG_SECONDS = 60.0
+# Seconds between two states of a line in a notebook.
+_NOTEBOOK_SECONDS = 0.25
 
 
 class Stage:
@@ -69,13 +71,36 @@ class _LogStage(Stage):
         self.detail = detail
         if time.perf_counter() - self._last >= self._every:
             self._last = time.perf_counter()
-            self._print(f"{done:4.0%}  {detail}")
+            self._show(f"{self._share(min(max(done, 0.0), 1.0))}  {detail}")
 
     def end(self) -> None:
-        self._print(self.detail)
+        self._show(self.detail)
 
-    def _print(self, text: str) -> None:
-        self._console.print(f"{self._title:<10} {self.seconds:8.2f} s  {text}", highlight=False, soft_wrap=True)
+    def _share(self, done: float) -> str:
+        return f"{done:4.0%}"
+
+    def _line(self, text: str) -> str:
+        return f"{self._title:<10} {self.seconds:8.2f} s  {text}"
+
+    def _show(self, text: str) -> None:
+        self._console.print(self._line(text), highlight=False, soft_wrap=True)
+
+
+class _NotebookStage(_LogStage):
+    """Keeps one line of a notebook up to date; bars of rich would need ipywidgets there."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        from IPython.display import display
+
+        super().__init__(console, title, _NOTEBOOK_SECONDS)
+        self._display = display({"text/plain": self._line("")}, raw=True, display_id=True)
+
+    def _share(self, done: float) -> str:
+        full = round(20 * done)
+        return f"{'█' * full}{'░' * (20 - full)} {done:4.0%}"
+
+    def _show(self, text: str) -> None:
+        self._display.update({"text/plain": self._line(text)}, raw=True)
 
 
 class _RichStage(Stage):
@@ -88,7 +113,7 @@ class _RichStage(Stage):
 
 
 class RichReporter(Reporter):
-    """Shows texts and progress bars on a terminal; on anything else, texts and a line a minute.
+    """Shows texts and progress bars on a terminal, a line that changes in a notebook, elsewhere texts and a line a minute.
 
     Parameters
     ----------
@@ -123,7 +148,12 @@ class RichReporter(Reporter):
 
     @contextmanager
     def stage(self, title: str) -> Iterator[Stage]:
-        """Show a bar with times until the part is over; a log gets one line instead."""
+        """Show a bar with times until the part is over; a notebook and a log get one line instead."""
+        if self.console.is_jupyter and self._every is None:
+            line = _NotebookStage(self.console, title)
+            yield line
+            line.end()
+            return
         if not self.console.is_terminal:
             log = _LogStage(self.console, title, _LOG_SECONDS if self._every is None else self._every)
             yield log

@@ -43,6 +43,8 @@ class Request:
         What messages call the matrix.
     constants_are_slow : bool
         Whether a coarse level made of constants is expected to win.
+    format : str or None
+        Registered name of the storage format; None: the best one.
     """
 
     device: Device
@@ -53,6 +55,7 @@ class Request:
     options: dict[str, Any] = field(default_factory=dict)
     name: str = "A"
     constants_are_slow: bool = False
+    format: str | None = None
 
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.

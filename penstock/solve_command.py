@@ -17,7 +17,7 @@ __all__ = ["solve"]
 
 _A = typer.Argument(
     metavar="A",
-    help="File of Matrix Market, PETSc, HDF5, MATLAB or SciPy, a generated matrix such as cube32-dof3, or a store's folder.",
+    help="Matrix of Matrix Market, PETSc, HDF5, Zarr, MATLAB or SciPy, a generated one such as cube32-dof3, or a store's folder.",
 )
 _B = typer.Argument(metavar="[B]", help="File of Matrix Market, PETSc or NumPy; without it A times ones is solved for.")
 _COLUMNS = typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
@@ -26,6 +26,7 @@ _DEGREE = typer.Option(help="With chebyshev: products with A in an iteration, od
 _MEMORY = typer.Option(
     help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
 )
+_FORMAT = typer.Option("--format", help="Storage format, such as bsr or symmetric_bsr; auto is the best one.")
 _RESUME = typer.Option(help="Resume the solve in this folder; with --maxiter, up to so many iterations.")
 
 
@@ -40,28 +41,37 @@ def solve(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto is the GPU if there is one.")] = "auto",
     memory: Annotated[str | None, _MEMORY] = None,
     guess: Annotated[Path | None, typer.Option(help="Solution to start from (.npy).")] = None,
+    format_name: Annotated[str, _FORMAT] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
     resume: Annotated[Path | None, _RESUME] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Solve A X = B for a symmetric positive definite matrix of yours and leave a results folder."""
-    from penstock.experiments.systems.solve_file import resume_solve, solve_file
+    from penstock.experiments.systems.solve_file import plan_file, resume_solve, solve_file
     from penstock.experiments.systems.solve_request import SolveRequest
     from penstock.experiments.systems.system_files import matrix_name
 
     if (matrix is None) == (resume is None):
         raise typer.BadParameter("name a matrix A, or a folder to --resume, which takes everything else from there")
-    if resume is not None and any(given is not None for given in (columns, degree, memory, guess, output)):
+    if resume is not None and (dry_run or any(of is not None for of in (columns, degree, memory, guess, output))):
         raise typer.BadParameter("--resume takes everything but --maxiter from the folder")
     console, reporter = open_terminal(quiet, verbose)
+    request = None
+    if matrix is not None:
+        options = (precond, degree, rtol, maxiter, device, memory, guess, format_name)
+        request = SolveRequest(matrix, right_hand_sides, columns, *options)
+    if request is not None and dry_run:
+        planned = noting_interrupts(lambda: plan_file(request, reporter=reporter))
+        console.print(planned, highlight=False, markup=False, soft_wrap=True)
+        return
 
     def action() -> RunOutcome:
-        if resume is not None:
+        if request is None:
+            assert resume is not None, "there is one or the other"
             return resume_solve(resume, maxiter=maxiter, reporter=reporter)
-        assert matrix is not None, "there is one or the other"
-        request = SolveRequest(matrix, right_hand_sides, columns, precond, degree, rtol, maxiter, device, memory, guess)
-        default = Path("results") / f"solve-{matrix_name(matrix)}"
+        default = Path("results") / f"solve-{matrix_name(request.matrix)}"
         return in_free_folder(output, default, lambda folder: solve_file(request, folder, reporter=reporter))
 
     outcome = noting_interrupts(action)

@@ -12,7 +12,7 @@ from penstock.terminal import Quiet, Verbose, noting_interrupts, open_terminal
 __all__ = ["store"]
 
 _SOURCES = typer.Argument(
-    help="One file, or several with some of the rows each: Matrix Market, PETSc, HDF5, MATLAB or .npz; or a store."
+    help="One file, or several with some of the rows each: Matrix Market, PETSc, HDF5, Zarr, MATLAB or .npz; or a store."
 )
 _FORMAT = "auto finds dense blocks; symmetric_bsr keeps the upper half of a matrix that is symmetric."
 _MEMORY = typer.Option(help="For the entries of Matrix Market files, which may come in any order.")
@@ -34,7 +34,7 @@ def store(
     from penstock.stored import store_files
 
     console, reporter = open_terminal(quiet, verbose)
-    total = sum(file.stat().st_size for source in sources if (file := Path(source)).is_file())
+    total = sum(file.stat().st_size for source in sources for file in _files(Path(source)))
 
     def stored() -> str:
         with reporter.stage("store") as stage:
@@ -54,3 +54,8 @@ def store(
             return repr(made)
 
     console.print(noting_interrupts(stored)[1:-1], highlight=False, soft_wrap=True, markup=False)
+
+
+def _files(path: Path) -> list[Path]:
+    """Return a file, or the files of a folder."""
+    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from penstock.array_files import failures_named
-from penstock.matrix_files import FileKind, file_kind, opener_of, slabs_of
+from penstock.matrix_files import FileKind, file_kind, is_store, opener_of, slabs_of
 from penstock.matrix_market import read_entries
 from penstock.matrix_slabs import Slabs, recut
 from penstock.spmv import CPU, InputError, parse_nbytes
@@ -35,7 +35,7 @@ def store_files(
     Parameters
     ----------
     sources : sequence of path
-        One file of a kind that :func:`penstock.matrix_files.read_matrix` reads, or the folder of a store, which is cut and
+        One file or Zarr folder that :func:`penstock.matrix_files.read_matrix` reads, or the folder of a store, which is cut and
         converted anew; or several, each with some of the rows, one after the other.
     path : path
         The store to make.
@@ -59,7 +59,8 @@ def store_files(
 
     Notes
     -----
-    Files of PETSc and HDF5, and stores, are read slab by slab, Matrix Market files in parts, ``.npz`` and ``.mat`` whole.
+    Files of PETSc and HDF5, Zarr folders and stores are read slab by slab, Matrix Market files in parts, ``.npz`` and ``.mat``
+    whole.
     """
     if not sources:
         raise InputError("name a file, or several with some of the rows each")
@@ -67,11 +68,11 @@ def store_files(
         [Path(source) for source in sources],
         {"format": format, "block_size": block_size, "overwrite": overwrite},
     )
-    if any(not file.is_dir() and file_kind(file) is FileKind.MATRIX_MARKET for file in files):
+    if any(not is_store(file) and file_kind(file) is FileKind.MATRIX_MARKET for file in files):
         return _of_entries(files, Path(path), memory, progress, options)
     with ExitStack() as opened:
         parts = [_slabs(file, opened) for file in files]
-        shape = _shape_of([of for of, _ in parts])
+        shape = _shape_of([of.shape for of in parts])
         cut = symmetric_slabs(recut(_rows_of(files, parts), parse_nbytes(slab)), shape[0], format)
         return FileStore.create(path, cut, shape=shape, progress=progress, **cast(Any, options))
 
@@ -85,15 +86,15 @@ def _shape_of(parts: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _rows_of(files: list[Path], parts: list[Slabs]) -> Iterator[Any]:
-    for file, (_, slabs) in zip(files, parts, strict=True):
+    for file, slabs in zip(files, parts, strict=True):
         with failures_named(file, "matrix"):
-            yield from slabs
+            yield from slabs.rows
 
 
 def _slabs(file: Path, opened: ExitStack) -> Slabs:
-    if file.is_dir():
+    if is_store(file):
         store = opened.enter_context(FileStore(file))
-        return store.index.shape, (slab.to_csr() for slab in complete_slabs(store, CPU))
+        return Slabs(store.index.shape, store.index.nnz, (slab.to_csr() for slab in complete_slabs(store, CPU)))
     return slabs_of(file)
 
 

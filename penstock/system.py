@@ -14,7 +14,7 @@ from penstock.placement import place_index, place_matrix
 from penstock.progress import Reporter, solve_progress
 from penstock.request import Placement, Request
 from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, block_cg, cg, jacobi, solve_many
-from penstock.spmv import CPU, CsrMatrix, InputError, Operator, SparseMatrix, format_nbytes
+from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.formats.partition import row_slabs
 from penstock.streaming import (
     FileStore,
@@ -250,9 +250,13 @@ class _Opener:
 
     def _open_store(self, store: Store) -> OpenSystem:
         with self.reporter.stage("survey"):
-            placement = place_index(
-                store.index, self.request, reach_for=lambda index: reach_of_store(store), rates=self._rates
-            )
+            try:
+                placement = place_index(
+                    store.index, self.request, reach_for=lambda index: reach_of_store(store), rates=self._rates
+                )
+            except BudgetError as error:
+                error.add_note("'penstock store STORE ANOTHER --slab SIZE' cuts a store into smaller subdivisions")
+                raise
         powers = placement.plan.powers_per_sweep
         wanted = max(max(spec.degrees(streamed=True)) for spec in self.request.specs(1, streamed=True))
         if placement.plan.slots and powers < wanted and _REWRITE * store.index.nbytes < CPU.free_nbytes():

@@ -258,7 +258,8 @@ def cg(
     x0: Array | None = None,
     *,
     rtol: float = 1e-5,
-    atol: float = 0.0,
+    atol: float | None = 0.0,
+    tol: float | None = None,
     maxiter: int | None = None,
     M: Any = None,
     callback: Callable[[Array], object] | None = None,
@@ -274,14 +275,12 @@ def cg(
     A : operator or matrix
         Anything :func:`penstock.spmv.as_operator` accepts. Applied once per iteration, unless ``M`` is made of products with A
         and computes that product too, and once more to test convergence or to replace a residual.
-    b : array, (n,) or (n, 1)
-        Finite; on the device of A.
+    b : array, (n,) or (n, 1), finite, on the device of A
     x0 : array, (n,), optional
         Initial guess, zero by default. It is copied.
-    rtol, atol : float
-        Converged means ``||b - A x|| <= max(rtol ||b||, atol)``, computed from A, b and x.
-    maxiter : int, optional
-        Maximum number of iterations; 10 n by default.
+    rtol, atol, tol : float
+        Converged means ``||b - A x|| <= max(rtol ||b||, atol)``, computed from A, b and x; ``tol`` is CuPy's name of rtol.
+    maxiter : int, 10 n by default
     M : operator, matrix or function, optional
         Approximates the inverse of A; symmetric positive definite.
     callback, monitor : callable, optional
@@ -315,7 +314,8 @@ def cg(
     >>> result.converged, result.x.shape, f"{beam.tip_deflection(result.x):.4g}"
     (True, (243,), '-912.5')
     """
-    problem = _with_limits(LinearProblem(A, b, M, rtol=rtol, atol=atol), maxiter, check_every)
+    problem = LinearProblem(A, b, M, rtol=rtol if tol is None else tol, atol=atol or 0.0)
+    _with_limits(problem, maxiter, check_every)
     x0, checks = problem.guess(x0, state, "x0"), _residual_checks(problem, 1 if callback else check_every)
     with problem.A.device.current():
         method = _method_for(problem, reductions)

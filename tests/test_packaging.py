@@ -64,7 +64,7 @@ def test_the_recipe_requires_what_the_project_requires(recipe):
     assert "pip" in required["host"]
     extras = PROJECT["optional-dependencies"]
     cuda = bounds(extras["cuda"])["cupy-cuda13x"]
-    assert bounds(required["run_constrained"]) == {"cupy": cuda} | bounds(extras["mpi"])
+    assert bounds(required["run_constrained"]) == {"cupy": cuda} | bounds(extras["mpi"] + extras["files"])
 
 
 def test_the_recipe_is_of_this_project(recipe):
@@ -92,7 +92,7 @@ def test_the_oldest_versions_are_those_of_the_requirements():
     printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout.split()
     extras = PROJECT["optional-dependencies"]
 
-    expected = bounds(PROJECT["dependencies"] + extras["test"] + extras["mpi"])
+    expected = bounds(PROJECT["dependencies"] + extras["test"] + extras["mpi"] + extras["files"])
     assert dict(line.split("==") for line in printed) == expected
 
 

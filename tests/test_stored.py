@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import scipy.io
 import scipy.sparse
+import zarr
 from typer.testing import CliRunner
 
 from penstock import petsc_files
@@ -33,6 +34,14 @@ def write_petsc(path, A, integer=">i4"):
             file.write(np.asarray(numbers).astype(kind).tobytes())
 
 
+def write_zarr(path, A, version=3, group="system/K", **options):
+    K = zarr.open_group(path, mode="a", zarr_format=version).require_group(group)
+    for name in ("data", "indices", "indptr"):
+        array = getattr(A, name)
+        K.create_array(name, data=array, **{"chunks": (5000,)} | options)
+    K.attrs.update({"shape": list(A.shape), "encoding-type": "csr_matrix"})
+
+
 def write_hdf5(path, A, group="system/K"):
     with h5py.File(path, "w") as file:
         for name in ("data", "indices", "indptr"):
@@ -47,6 +56,8 @@ def files(A, tmp_path_factory):
     write_petsc(folder / "stiffness.petsc", A)
     write_petsc(folder / "long", A, ">i8")
     write_hdf5(folder / "a.h5", A)
+    write_zarr(folder / "a.zarr", A)
+    write_zarr(folder / "zarr-2", A, 2, compressors=None)
     scipy.io.savemat(folder / "a.mat", {"Problem": {"A": A.tocsc(), "name": "beam"}})
     scipy.io.savemat(folder / "b.mat", {"K": A.tocsc()})
     scipy.sparse.save_npz(folder / "a.npz", A)
@@ -56,7 +67,7 @@ def files(A, tmp_path_factory):
     return folder
 
 
-NAMES = ["stiffness.petsc", "long", "a.h5", "a.mat", "b.mat", "a.npz", "a.mtx"]
+NAMES = ["stiffness.petsc", "long", "a.h5", "a.zarr", "zarr-2", "a.mat", "b.mat", "a.npz", "a.mtx"]
 
 
 def same(found, expected, tolerance=0.0):
@@ -80,11 +91,12 @@ def test_every_kind_is_stored(files, A, tmp_path, name, options):
     assert [entry.name for entry in tmp_path.iterdir()] == ["made"]
 
 
-@pytest.mark.parametrize("suffix", ["npz", "mtx", "petsc"])
+@pytest.mark.parametrize("suffix", ["npz", "mtx", "petsc", "zarr"])
 def test_rows_in_several_files_are_one_matrix(A, tmp_path, suffix):
     write = {
         "npz": scipy.sparse.save_npz,
         "petsc": write_petsc,
+        "zarr": write_zarr,
         "mtx": lambda path, of: scipy.io.mmwrite(path, of, precision=17),
     }
     names = [tmp_path / f"{number}.{suffix}" for number in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,8 @@ def _command_line() -> str:
     command = [sys.executable, "-m", "typer", "penstock.cli", "utils", "docs", "--name", "penstock"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     options, _, commands = text.partition("\n")[2].partition("**Commands**:")  # the page has a title of its own
-    return options + commands[commands.index("## ") :]  # without the list of commands, whose lines are cut short
+    commands = commands[commands.index("## ") :]  # without the list of commands, whose lines are cut short
+    return options + re.sub("^penstock ", "    penstock ", commands, flags=re.MULTILINE)  # the examples are code
 
 
 def _schema_page(schema: dict[str, Any]) -> str:

@@ -244,27 +244,34 @@ def _setup(record: Record) -> str:
     return "-" if seconds is None else f"{seconds:.3g} s"
 
 
+_ROWS = (
+    "set-up and solve", "set-up", "time / in memory", "speed-up over overlap alone", "format", "products per iteration",
+    "powers per sweep", "iterations", "sweeps", "moved", "a sweep", "true residual",
+)  # fmt: skip
+
+
 def _table(records: list[Record]) -> str:
-    """Return the table in Markdown."""
+    """Return the table in Markdown, with a column for each variant, and why variants were refused below it."""
     converged = {record["way"]: record["seconds"] for record in records if record.get("converged")}
     memory, overlap = converged.get("memory"), converged.get("overlap")
-    lines = [
-        "| variant | set-up and solve | set-up | time / in memory | speed-up over overlap alone | format "
-        "| products per iteration | powers per sweep | iterations | sweeps | moved | a sweep | true residual |",
-        "|" + "---|" * 13,
-    ]
+    columns: list[tuple[str, ...]] = [_ROWS]
     for record in records:
         if "refused" in record:
-            lines.append(f"| {record['title']} | refused: {record['refused']} |" + " |" * 11)
+            columns.append(("refused", *["-"] * (len(_ROWS) - 1)))
             continue
         seconds, done, residual = record["seconds"], record["converged"], record["true_residual"]
         cells = (
-            record["title"], f"{seconds:.3g} s" + ("" if done else ", not converged"), _setup(record),
+            f"{seconds:.3g} s" + ("" if done else ", not converged"), _setup(record),
             f"{seconds / memory:.2f}" if memory and done else "-",
             f"{overlap / seconds:.2f}" if overlap and done else "-",
             record["format"], record["products"], record["products_a_sweep"], record["iterations"], record["sweeps"],
             format_nbytes(record["bytes_streamed"]), f"{1e3 * (record['sweep_seconds'] or 0):.3g} ms",
             "not finite" if residual is None else f"{residual:.2e}",
         )  # fmt: skip
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        columns.append(tuple(map(str, cells)))
+    titles = ["", *(record["title"] for record in records)]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    lines += [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]
+    for record in records:
+        lines += ["", f"{record['title']} was refused: {record['refused']}"] if "refused" in record else []
     return "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
+from penstock.experiments.cantilever.sample_fields import stacked_fields
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
 from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.environment import describe_environment
@@ -85,10 +86,18 @@ class SampleStudy(Study[int, ResultsFolder]):
         self.reason = StopReason[failed[0].upper()] if failed else StopReason.CONVERGED
         write_text(self.folder.plan, self._folder_of(0).plan.read_text(encoding="utf-8"))
         write_json(self.folder.environment, describe_environment())
+        self._write_field({int(result["seed"]) for result in results if result["converged"]})
         write_json(self.folder.result, _summary(self.experiment, results, self.reason))
         if self.experiment.output.figures:
             self.folder.draw(None)
         self.reporter.text("Result", self.folder.summary())
+
+    def _write_field(self, converged: set[int]) -> None:
+        """Write mean and deviation of the samples' fields; a sample of an older version has none, and there is none then."""
+        files = [self._folder_of(number).field for number in self.points() if self._seed(number) in converged]
+        if self.experiment.output.field and files and all(file.exists() for file in files):
+            body = self.experiment.cantilever()
+            self.folder.write_field(body, stacked_fields(files, body))
 
     def _seed(self, number: int) -> int:
         return self.experiment.material.seed + number
@@ -143,7 +152,7 @@ def _run_sample(experiment: Experiment, seed: int, sample: ResultsFolder, report
     shutil.rmtree(sample.path, ignore_errors=True)  # left by a run that was killed
     sample.path.mkdir(parents=True)
     material = experiment.material.model_copy(update={"seed": seed, "samples": None})
-    output = experiment.output.model_copy(update={"field": False, "figures": False})
+    output = experiment.output.model_copy(update={"figures": False})
     one = experiment.model_copy(update={"material": material, "output": output})
     sample.write_configuration(resolved(one))
     return SingleRun(one, sample, reporter).run(resume=False)

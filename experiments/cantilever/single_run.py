@@ -22,6 +22,7 @@ from penstock.experiments.cantilever.matrix_storage import (
     resident_format,
 )
 from penstock.experiments.cantilever.resumption import check_resumes, settings_of_system
+from penstock.experiments.cantilever.tips import beam_theory, quantities, tips
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
 from penstock.experiments.reporting.environment import describe_environment
 from penstock.experiments.reporting.folder import ResultsFolder, write_json
@@ -268,11 +269,11 @@ class SingleRun:
         folder = self.folder
         self.seconds["solve"] = spent.seconds
         self.seconds["total"] = time.perf_counter() - self.began + before
-        tips = self._tips(result)
+        ends = self._tips(result)
         # Of different load cases a mean says nothing, nor do samples that did not converge.
-        meant = [] if self.experiment.load.cases else tips
+        meant = [] if self.experiment.load.cases else ends
         if self.experiment.load.samples:
-            meant = [tip for tip, column in zip(tips, columns_of(result), strict=True) if column.converged]
+            meant = [tip for tip, column in zip(ends, columns_of(result), strict=True) if column.converged]
         summary = describe_solve(
             A,
             plan,
@@ -288,20 +289,21 @@ class SingleRun:
             "unknowns": self.cantilever.unknowns,
             "matrix_nbytes": self._matrix_nbytes(plan),
             "nonzeros": self.cantilever.nnz,
-            "quantity": "tip temperature" if self.cantilever.dof == 1 else "tip deflection",
+            "quantity": self._quantities(result)[0],
             "tip_deflection": statistics.fmean(meant) if meant else None,
+            "beam_theory": beam_theory(self.cantilever, self.experiment.load),
             "gpu_subdivisions": self.experiment.memory.gpu_subdivisions,
             "ranks": self.rank_count,
             "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "preconditioner", "solve", "total")},
         }
         if self.experiment.is_block:
-            summary |= self._several(columns_of(result), tips)
+            summary |= self._several(columns_of(result), ends, self._quantities(result))
             summary["tip_deflection_deviation"] = statistics.stdev(meant) if len(meant) > 1 else None
         write_json(folder.environment, describe_environment())
         folder.write_residuals([column.residual_norms for column in columns_of(result)])
         if self.experiment.output.field:
-            samples = self.experiment.load.samples is not None
-            folder.write_field(self.cantilever, self._solution(result), samples=samples)
+            names = load_names(self.experiment.load) if self.experiment.load.cases else None
+            folder.write_field(self.cantilever, self._solution(result), names=names)
         write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
         if self.experiment.output.figures:
             with self.reporter.stage("draw") as stage:
@@ -310,9 +312,12 @@ class SingleRun:
         self.reporter.text("Result", folder.summary())
 
     def _tips(self, result: SolveResult | BlockSolveResult) -> list[float]:
-        """Return the deflection of the tip for every right-hand side."""
+        """Return the deflection of the tip for every right-hand side, or its twist under torsion."""
         x = CPU.asarray(result.x)
-        return [self.cantilever.tip_deflection(column) for column in x.reshape(len(x), -1).T]
+        return tips(self.cantilever, self._quantities(result), x.reshape(len(x), -1))
+
+    def _quantities(self, result: SolveResult | BlockSolveResult) -> list[str]:
+        return quantities(self.experiment.load, self.cantilever.dof, len(columns_of(result)))
 
     def _solution(self, result: SolveResult | BlockSolveResult) -> Iterable[Array]:
         """Return the solution on the host, in parts of whole planes of nodes."""
@@ -321,9 +326,9 @@ class SingleRun:
     def _matrix_nbytes(self, plan: StreamPlan) -> int:
         return plan.index.nbytes
 
-    def _several(self, columns: tuple[SolveResult, ...], tips: list[float]) -> dict[str, Any]:
+    def _several(self, columns: tuple[SolveResult, ...], ends: list[float], names: list[str]) -> dict[str, Any]:
         """Return what each load case or sample came to."""
-        told = zip(load_names(self.experiment.load), columns, tips, strict=True)
+        told = zip(load_names(self.experiment.load), columns, ends, names, strict=True)
         return {
             "columns": [
                 {
@@ -331,8 +336,9 @@ class SingleRun:
                     "reason": column.reason.name.lower(),
                     "true_residual": column.true_residual,
                     "tip_deflection": tip,
+                    "quantity": quantity,
                 }
-                for name, column, tip in told
+                for name, column, tip, quantity in told
             ],
             "samples": self.experiment.load.samples,
         }

@@ -18,7 +18,7 @@ from penstock.streaming.measurement.probes import measure_disk, measure_link, me
 from penstock.streaming.measurement.rates import machine_rates
 from penstock.threads import usable_cores
 
-__all__ = ["check_same_machine", "describe_environment", "measure_machine", "refresh_rates"]
+__all__ = ["check_same_machine", "describe_environment", "measure_machine", "refresh_rates", "why_no_gpu"]
 
 _LIBRARIES = ("numpy", "scipy", "numba", "cupy-cuda13x", "cupy-cuda12x", "h5py", "matplotlib")
 
@@ -53,6 +53,15 @@ def check_same_machine(recorded: dict[str, Any], path: Path) -> None:
     for part in ("processor", "cores", "gpus") if machine else ():
         if recorded["machine"].get(part) != machine[part]:
             raise InputError(f"{path} was begun on another machine ({part} differ); its records cannot be compared")
+
+
+def why_no_gpu() -> str | None:
+    """Return what keeps GPUs from being used, or None if there is one."""
+    try:
+        return None if cuda_device_count() else "no CUDA device is visible"
+    except DeviceError as error:
+        cause = str(error).removeprefix("a CUDA device was requested, but ")
+        return cause.split(", or use")[0].split("; use")[0]
 
 
 def _machine() -> dict[str, Any]:

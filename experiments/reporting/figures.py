@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ _ROWS: dict[SpanKind, tuple[str, str]] = {
     "host": ("CPU", _GREEN),
     "read": ("disk", _GREY),
 }
+_LARGEST_DRAWN = 0.15  # of the longest side
 _FACE_POINTS = 33  # most points drawn along a side of the box
 
 
@@ -62,25 +64,39 @@ def draw_convergence(path: Path, histories: list[list[float]], true_residual: fl
     _save(figure, path)
 
 
-def draw_tip_deflections(path: Path, tips: dict[str, float], quantity: str, *, samples: bool) -> None:
-    """Draw deflections: of load cases as bars, of samples as a histogram with mean and standard deviation."""
-    figure = Figure(figsize=(6.4, 3.8))
-    axes = figure.subplots()
-    values = np.array(list(tips.values()))
+def draw_tip_deflections(path: Path, tips: dict[str, float], quantities: list[str], *, samples: bool) -> None:
+    """Draw deflections: of load cases as bars, a panel for each quantity, of samples as a histogram with mean and deviation."""
     if samples:
+        figure = Figure(figsize=(6.4, 3.8))
+        axes = figure.subplots()
+        values = np.array(list(tips.values()))
         axes.hist(values, bins=max(5, int(np.sqrt(values.size)) + 1), color=_BLUE, edgecolor="white")
         mean, deviation = values.mean(), values.std(ddof=1) if values.size > 1 else 0.0
         axes.axvspan(mean - deviation, mean + deviation, color=_ORANGE, alpha=0.2, label="mean and deviation")
         axes.axvline(mean, color=_ORANGE, label=f"mean {mean:.4g}")
-        axes.set(xlabel=quantity, ylabel="samples", title=f"{values.size} samples of the load")
+        axes.set(xlabel=quantities[0], ylabel="samples", title=f"{values.size} samples of the load")
         axes.legend(frameon=False)
+        axes.grid(alpha=0.3, axis="y")
     else:
-        axes.bar([name.replace("_", " ", 1) for name in tips], values, color=_BLUE)
-        axes.axhline(0, color=_GREY, linewidth=0.8)
-        axes.set(ylabel=quantity, title="load cases")
-        axes.tick_params(axis="x", rotation=45 if len(tips) > 6 else 0)
-    axes.grid(alpha=0.3, axis="y")
+        figure = _bars_of_load_cases(tips, quantities)
     _save(figure, path)
+
+
+def _bars_of_load_cases(tips: dict[str, float], quantities: list[str]) -> Figure:
+    told = list(dict.fromkeys(quantities))
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    widths = [1 + quantities.count(quantity) for quantity in told]
+    panels = figure.subplots(1, len(told), squeeze=False, width_ratios=widths)[0]
+    for axes, quantity in zip(panels, told, strict=True):
+        values = {name: tip for (name, tip), of in zip(tips.items(), quantities, strict=True) if of == quantity}
+        axes.bar([name.replace("_", " ", 1) for name in values], list(values.values()), color=_BLUE)
+        axes.axhline(0, color=_GREY, linewidth=0.8)
+        axes.set(ylabel=quantity)
+        axes.margins(x=0.2)
+        axes.tick_params(axis="x", rotation=45 if len(tips) > 6 else 0)
+        axes.grid(alpha=0.3, axis="y")
+    figure.suptitle("load cases")
+    return figure
 
 
 def draw_monte_carlo(path: Path, tips: list[float], quantity: str) -> None:
@@ -107,15 +123,15 @@ def draw_comparison(path: Path, records: list[dict[str, Any]], histories: list[l
     """Draw the time of each variant of a solve as a bar, and its residuals over time."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     bars, curves = figure.subplots(1, 2, width_ratios=[1, 1.3])
-    colors = [_GREY, "#b9c4d0", _BLUE, _ORANGE]
+    colors = [_GREY, "#b9c4d0", _BLUE, _ORANGE, _GREEN]
     for place, (record, norms) in enumerate(zip(records, histories, strict=True)):
         color, seconds = colors[place % len(colors)], record["seconds"]
         bars.barh(place, seconds, color=color)
         bars.text(seconds, place, f" {seconds:.3g} s", va="center", fontsize=8)
         iterations = max(1, len(norms) - 1)
-        curves.plot(
-            [seconds * (k + 1) / (iterations + 1) for k in range(len(norms))], norms, color=color, label=record["title"]
-        )
+        times = [seconds * (k + 1) / (iterations + 1) for k in range(len(norms))]
+        width = 1.2 + 1.1 * (len(records) - 1 - place)  # a curve that another one covers shows at its sides
+        curves.plot(times, norms, color=color, linewidth=width, label=record["title"])
     bars.set(xlabel="seconds", yticks=range(len(records)), yticklabels=[record["title"] for record in records])
     bars.margins(x=0.2)
     bars.invert_yaxis()
@@ -171,7 +187,7 @@ def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any], tit
     displacement = values[..., :3] if moves else np.zeros((*mesh.node_counts, 3))
     amount = np.linalg.norm(displacement, axis=-1) if moves else values[..., 0]
     largest = float(np.abs(displacement).max())
-    scale = 0.15 * max(mesh.side_lengths) / largest if largest > 0 else 1.0
+    scale = _LARGEST_DRAWN * max(mesh.side_lengths) / largest if largest > 0 else 1.0
     positions = mesh.coordinates().reshape(*mesh.node_counts, 3) + scale * displacement
     polygons, colors = [], []
     for axis in range(3):
@@ -186,19 +202,37 @@ def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any], tit
             colors.append(((shade[:-1, :-1] + shade[1:, :-1] + shade[1:, 1:] + shade[:-1, 1:]) / 4).ravel())
     color = np.concatenate(colors)
     norm = Normalize(float(color.min()), float(color.max()) or 1.0)
+    quads = np.concatenate(polygons)
+    shades = matplotlib.colormaps["viridis"](norm(color))
+    shades[:, :3] *= _brightness(quads)[:, None]
     figure = Figure(figsize=(7, 4.5))
     axes: Any = figure.add_subplot(projection="3d")
-    faces = Poly3DCollection(
-        np.concatenate(polygons), facecolors=matplotlib.colormaps["viridis"](norm(color)), linewidths=0
-    )
-    axes.add_collection3d(faces)
-    corners = np.concatenate(polygons).reshape(-1, 3)
+    # Edges of the colour of their faces: without, the gaps between faces make a moire.
+    axes.add_collection3d(Poly3DCollection(quads, facecolors=shades, edgecolors=shades, linewidths=0.4, clip_on=False))
+    sides, starts = np.array(mesh.side_lengths), np.array(list(itertools.product((0, 1), repeat=3)))
+    for start, stop in itertools.combinations(starts, 2):
+        if moves and abs(stop - start).sum() == 1:  # the edges of the body at rest
+            axes.plot(
+                *np.stack([start * sides, stop * sides], axis=1),
+                color=_GREY,
+                linewidth=0.8,
+                linestyle=":",
+                clip_on=False,
+            )
+    corners = np.concatenate([quads.reshape(-1, 3), starts * sides])
     low, high = corners.min(axis=0), corners.max(axis=0)
-    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), zlim=(low[2], high[2]), xlabel="x", ylabel="y", zlabel="z")
-    axes.set_box_aspect(np.maximum(high - low, 1e-12), zoom=0.9)
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), zlim=(low[2], high[2]))
+    axes.set_box_aspect(np.maximum(high - low, 1e-12), zoom=1.0)
     axes.view_init(elev=18, azim=-62)
-    axes.locator_params(nbins=4)
+    axes.set_axis_off()
     axes.set(title=title)
-    label = f"displacement (drawn {scale:.2g} times)" if moves else "temperature"
-    figure.colorbar(ScalarMappable(norm=norm, cmap="viridis"), ax=axes, shrink=0.6, pad=0.12, label=label)
+    label = f"displacement\n(the largest drawn as {100 * _LARGEST_DRAWN:.0f} % of the body)" if moves else "temperature"
+    figure.colorbar(ScalarMappable(norm=norm, cmap="viridis"), ax=axes, shrink=0.7, pad=0.04, label=label)
     _save(figure, path)
+
+
+def _brightness(quads: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return how bright faces are in light from above and the right, 0.7 to 1."""
+    normals = np.cross(quads[:, 2] - quads[:, 0], quads[:, 3] - quads[:, 1])
+    normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-300)
+    return np.asarray(0.7 + 0.3 * np.abs(normals @ np.array([0.48, -0.36, 0.8])))

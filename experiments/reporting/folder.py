@@ -18,9 +18,9 @@ from penstock.experiments.reporting.summary import quantity_of, summary_of
 from penstock.fem import Cantilever, vtkhdf_writer
 from penstock.streaming import Timeline
 
-__all__ = ["ResultsFolder", "write_json", "write_text"]
+__all__ = ["FIELD_NAMES", "ResultsFolder", "write_json", "write_text"]
 
-_FIELD = {1: "temperature", 3: "displacement", 6: "displacement"}
+FIELD_NAMES = {1: "temperature", 3: "displacement", 6: "displacement"}
 
 
 class ResultsFolder(BaseFolder):
@@ -96,15 +96,15 @@ class ResultsFolder(BaseFolder):
         return [[float(row[column]) for row in rows] for column in range(1, len(rows[0]))]
 
     def write_field(
-        self, cantilever: Cantilever, solution: Iterable[np.ndarray[Any, Any]], *, samples: bool = False
+        self, cantilever: Cantilever, solution: Iterable[np.ndarray[Any, Any]], *, names: list[str] | None = None
     ) -> None:
-        """Write the solution for ParaView: each load case under its number, of samples the mean and the deviation.
+        """Write the solution for ParaView: of load cases each under its name, of samples the mean and the deviation.
 
         The solution comes in parts of whole planes of nodes, one after the other.
         """
         with replacing(self.field) as partial, vtkhdf_writer(partial, cantilever.mesh) as write:
             for part in solution:
-                write(_fields_of(part, cantilever.dof, samples=samples))
+                write(_fields_of(part, cantilever.dof, names))
 
     def draw(self, cantilever: Cantilever | None) -> list[Path]:
         """Draw all pictures for which the folder has data and return their paths; without a body, none of the body."""
@@ -120,7 +120,8 @@ class ResultsFolder(BaseFolder):
         if "columns" in result:
             drawn.append(self.path / "tip_deflections.png")
             tips_by_name = {column["name"]: column["tip_deflection"] for column in result["columns"]}
-            figures.draw_tip_deflections(drawn[-1], tips_by_name, quantity_of(result), samples=bool(result["samples"]))
+            told = [quantity_of(column) for column in result["columns"]]
+            figures.draw_tip_deflections(drawn[-1], tips_by_name, told, samples=bool(result["samples"]))
         drawn.append(self.path / "convergence.png")
         figures.draw_convergence(drawn[-1], self.read_residuals(), result["true_residual"] or 0.0, result["rtol"])
         if self.timeline.exists():
@@ -138,12 +139,14 @@ class ResultsFolder(BaseFolder):
         from penstock.experiments.reporting import figures
 
         with h5py.File(self.field) as file:
-            values = np.asarray(file["VTKHDF/PointData"][_FIELD[cantilever.dof]]).swapaxes(0, 2)
+            fields = file["VTKHDF/PointData"]
+            first = result.get("columns", [{}])[0].get("name", "")
+            name = FIELD_NAMES[cantilever.dof]
+            values = np.asarray(fields[name if name in fields else f"{name}_{first}"]).swapaxes(0, 2)
         if not np.isfinite(values).all():
             return []
         path = self.path / "deformed.png"
-        first_column = result.get("columns", [{}])[0].get("name", "")
-        title = "mean of the samples" if result.get("samples") else first_column.replace("_", " ", 1)
+        title = "mean of the samples" if result.get("samples") else first.replace("_", " ", 1)
         figures.draw_deformed(path, cantilever.mesh, values, title)
         return [path]
 
@@ -152,15 +155,18 @@ class ResultsFolder(BaseFolder):
         return summary_of(self.read_json(self.result))
 
 
-def _fields_of(rows: np.ndarray[Any, Any], dof: int, *, samples: bool) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the fields of some rows of a solution by name."""
+def _fields_of(rows: np.ndarray[Any, Any], dof: int, names: list[str] | None) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the fields of some rows of a solution, of load cases by their names, else of the mean of the columns."""
     fields, columns = {}, rows.reshape(len(rows), -1)
-    named = {f"_{number}": column for number, column in enumerate(columns.T[1:], 2)}
-    if samples:
-        named = {"_deviation": columns.std(axis=1, ddof=1)} if columns.shape[1] > 1 else {}
-    for suffix, column in {"": columns.mean(axis=1) if samples else columns[:, 0], **named}.items():
+    if names is not None:
+        named = {f"_{name}": column for name, column in zip(names, columns.T, strict=True)}
+    else:
+        named = {"": columns.mean(axis=1)}
+        if columns.shape[1] > 1:
+            named["_deviation"] = columns.std(axis=1, ddof=1)
+    for suffix, column in named.items():
         values = column.reshape(-1, dof)
-        fields[_FIELD[dof] + suffix] = values[:, 0] if dof == 1 else values[:, :3]
+        fields[FIELD_NAMES[dof] + suffix] = values[:, 0] if dof == 1 else values[:, :3]
         if dof == 6:
             fields["rotation" + suffix] = values[:, 3:]
     return fields

@@ -9,6 +9,14 @@ from penstock.spmv import format_nbytes
 __all__ = ["quantity_of", "solve_seconds", "summary_of"]
 
 
+#: A model has no units of its own: its results have those of the numbers that were given.
+_UNITS = {
+    "tip deflection": "in the model's unit of length",
+    "tip twist": "radians",
+    "tip temperature": "in the model's unit of temperature",
+}
+
+
 def summary_of(result: dict[str, Any]) -> str:
     """Return the contents of a ``result.json`` in words, one line per fact."""
     if "stiffness_samples" in result:
@@ -22,8 +30,8 @@ def summary_of(result: dict[str, Any]) -> str:
     if result.get("tip_deflection") is not None:
         lines.append(f"{quantity_of(result):<16} {_deflection(result)}")
     if result.get("columns") and not result["samples"]:
-        lines.append(f"{quantity_of(result):<16} of each load case")
-        lines += [f"  {column['name']:<14} {_number(column['tip_deflection'])}" for column in result["columns"]]
+        lines.append("the loaded end   under each load case")
+        lines += [f"  {column['name']:<14} {_end_of(column)}" for column in result["columns"]]
     if result.get("largest_error") is not None:
         lines.append(f"error            {result['largest_error']:.3g} at most, against the known solution, all ones")
     if result.get("ranks", 1) > 1:
@@ -82,11 +90,25 @@ def _deflection(result: dict[str, Any]) -> str:
     """Return the deflection; for samples also the uncertainty of its mean."""
     text, deviation = _number(result["tip_deflection"]), result.get("tip_deflection_deviation")
     if deviation is None:
-        return text
+        return f"{text} {_UNITS[quantity_of(result)]}{_beside_beam_theory(result)}"
     samples = result.get("stiffness_samples")
     converged = [column["reason"] == "converged" for column in result.get("columns", ())]
     count = sum(converged) if samples is None else sum(sample["converged"] for sample in samples)
     return f"mean {text} +- {deviation / count**0.5:.2g}, standard deviation {deviation:.4g}, of {count} samples"
+
+
+def _end_of(column: dict[str, Any]) -> str:
+    """Return the end's movement under one load case."""
+    quantity = quantity_of(column)
+    return f"{quantity} {_number(column['tip_deflection'])} {_UNITS[quantity]}"
+
+
+def _beside_beam_theory(result: dict[str, Any]) -> str:
+    """Return the deflection by beam theory and the difference from it, where it applies."""
+    theory, found = result.get("beam_theory"), result["tip_deflection"]
+    if not theory or found is None:
+        return ""
+    return f"; by Timoshenko's beam theory {_number(theory)}, a difference of {100 * abs(found / theory - 1):.2g} %"
 
 
 def _samples_summary(result: dict[str, Any]) -> str:

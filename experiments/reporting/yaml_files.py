@@ -17,6 +17,8 @@ __all__ = ["read_configuration"]
 Configuration = TypeVar("Configuration", bound=BaseModel)
 
 _MOST_NBYTES, _MOST_VALUES, _DEEPEST, _LONGEST_VALUE = 1 << 20, 10_000, 30, 4_000
+#: The command for files that have a key.
+_COMMANDS = {"model": "penstock run", "cases": "penstock overlap"}
 #: Characters of a wrong value that a message shows.
 _SHOWN = 80
 
@@ -27,6 +29,13 @@ def read_configuration(path: str | Path, kind: type[Configuration]) -> Configura
     if not isinstance(data, dict):
         advice = "; 'penstock init' writes an example" if kind.__name__ == "Experiment" else ""
         raise InputError(f"{path} must hold sections such as '{next(iter(kind.model_fields))}:'{advice}")
+    for key, command in _COMMANDS.items():
+        if (
+            key in data
+            and key not in kind.model_fields
+            and not data.keys() & _COMMANDS.keys() & kind.model_fields.keys()
+        ):
+            raise InputError(f"{path} is a file of another command; try: {command} {path}")
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -59,8 +68,22 @@ def _read_plain_values(path: Path) -> Any:
         raise InputError(f"{path} {error}") from None
     except RecursionError:
         raise InputError(f"{path} is nested too deeply") from None
+    except yaml.MarkedYAMLError as error:
+        raise InputError(f"{path} is not valid YAML{_where(error)}") from error
     except Exception as error:  # dates that are none, numbers without digits: PyYAML leaves open what it raises
         raise InputError(f"{path} is not valid YAML: {error}") from error
+
+
+def _where(error: yaml.MarkedYAMLError) -> str:
+    """Return line, column and cause in one line; the context, if there is one, says what began earlier."""
+    mark = error.problem_mark or error.context_mark
+    place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+    began = (
+        ""
+        if error.context_mark is None or error.context is None
+        else (f" ({error.context} that begins in line {error.context_mark.line + 1})")
+    )
+    return f"{place}: {error.problem}{began}"
 
 
 def _check_size(node: yaml.Node, known: dict[int, int], depth: int) -> int:

@@ -29,7 +29,7 @@ from penstock.experiments.systems.system_files import (
     write_solution,
 )
 from penstock.front_door import find_device
-from penstock.given import GivenVectors, as_given_matrix
+from penstock.given import GivenMatrix, GivenVectors, as_given_matrix
 from penstock.progress import Reporter
 from penstock.request import Placement, Request
 from penstock.solvers import BlockSolveResult, IterationRecord, PreconditionerSpec, SolveResult, StopReason
@@ -37,7 +37,7 @@ from penstock.spmv import InputError, Operator, parse_nbytes
 from penstock.streaming import StreamedMatrix
 from penstock.system import OpenSystem, open_system
 
-__all__ = ["resume_solve", "solve_file"]
+__all__ = ["plan_file", "resume_solve", "solve_file"]
 
 
 def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter: Reporter | None = None) -> RunOutcome:
@@ -110,6 +110,16 @@ def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Report
             raise
 
 
+def plan_file(request: SolveRequest, *, reporter: Reporter | None = None) -> str:
+    """Return the plan of a solve in words, without solving; errors are those of :func:`solve_file`."""
+    request.check()
+    return _Run(request, ResultsFolder(Path()), reporter or Reporter()).plan()
+
+
+class _Planned(Exception):
+    """Ends the opening of a system whose plan is all that is asked for; its message is the plan."""
+
+
 class _Run:
     """One solve: what was asked for, where it writes, and when it began."""
 
@@ -128,18 +138,7 @@ class _Run:
         asked, right_side = self.request, self._read_right_hand_sides()  # before the matrix, which may take longer
         if self.spec is None:
             write_request(self.folder, asked)
-        with self.reporter.stage("read") as stage:
-            matrix = as_given_matrix(asked.matrix)
-            stage.advance(1.0)
-        options = {} if asked.degree is None else {"degree": asked.degree}
-        request = Request(
-            find_device(asked.device, matrix),
-            self.columns,
-            None if asked.memory is None else parse_nbytes(asked.memory),
-            self.spec or asked.preconditioner,
-            options={} if self.spec else options,
-            name=matrix.name,
-        )
+        matrix, request = self._opened()
 
         def announce(placement: Placement) -> None:
             self.folder.write_plan(f"{placement.explain()}\n{'right side':<11} {right_side}", self.reporter)
@@ -153,6 +152,43 @@ class _Run:
                 self.folder.checkpoint.unlink(missing_ok=True)
             self._report(system, result, opened, time.perf_counter() - opened)
         return RunOutcome(self.folder, reason_of(result))
+
+    def plan(self) -> str:
+        """Read and plan, and return the plan in words."""
+        right_side = self._read_right_hand_sides()
+        matrix, request = self._opened()
+
+        def stop(placement: Placement) -> None:
+            raise _Planned(f"{placement.explain()}\n{'right side':<11} {right_side}")
+
+        try:
+            with open_system(matrix, request, reporter=self.reporter, announce=stop):
+                raise AssertionError("a matrix in a file or a store is placed")
+        except _Planned as planned:
+            return str(planned)
+
+    def _opened(self) -> tuple[GivenMatrix, Request]:
+        """Open the matrix, and return it and what is asked for."""
+        asked = self.request
+        with self.reporter.stage("read") as stage:
+            matrix = as_given_matrix(asked.matrix)
+            stage.advance(1.0)
+        if asked.format != "auto" and matrix.kind == "store":
+            raise InputError(
+                f"{matrix.name} is stored in a format; convert it with: penstock store {asked.matrix} ANOTHER --format "
+                f"{asked.format}"
+            )
+        options = {} if asked.degree is None else {"degree": asked.degree}
+        request = Request(
+            find_device(asked.device, matrix),
+            self.columns,
+            None if asked.memory is None else parse_nbytes(asked.memory),
+            self.spec or asked.preconditioner,
+            options={} if self.spec else options,
+            name=matrix.name,
+            format=None if asked.format == "auto" else asked.format,
+        )
+        return matrix, request
 
     def _read_right_hand_sides(self) -> str:
         """Read the right-hand sides, and return in words what is solved for."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.experiments.systems.system_files import parse_columns, parse_count
 from penstock.solvers import preconditioner_spec
-from penstock.spmv import Device, InputError, parse_nbytes
+from penstock.spmv import Device, InputError, format_named, parse_nbytes
 
 __all__ = ["SolveRequest"]
 
@@ -35,6 +35,8 @@ class SolveRequest:
         For matrix storage on the device that computes; by default what is free there.
     guess : path, optional
         ``.npy`` of the shape of the solution, from which to start.
+    format : str
+        Registered name of the storage format, or ``auto``.
     """
 
     matrix: str
@@ -47,6 +49,7 @@ class SolveRequest:
     device: str = "auto"
     memory: int | str | None = None
     guess: Path | None = None
+    format: str = "auto"
 
     def check(self) -> None:
         """Refuse, before a file is read, what no file could make right."""
@@ -62,3 +65,5 @@ class SolveRequest:
             parse_nbytes(self.memory)
         if self.device != "auto":
             Device.parse(self.device)
+        if self.format != "auto":
+            format_named(self.format)

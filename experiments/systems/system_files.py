@@ -28,7 +28,7 @@ __all__ = [
 
 Matrix = np.ndarray[Any, Any]
 
-_MATRIX_SUFFIXES = (".mtx", ".mtx.gz", ".mtx.bz2", ".npz", ".mat", ".h5", ".hdf5", ".petsc")
+_MATRIX_SUFFIXES = (".mtx", ".mtx.gz", ".mtx.bz2", ".npz", ".mat", ".h5", ".hdf5", ".zarr", ".petsc")
 _MOST_COLUMNS = 1_000_000
 
 

@@ -130,7 +130,9 @@ class CsrMatrix(SparseMatrix, name="csr"):
             A = in_sorted_rows(A, "CSR matrix")
         values = check_values(A.data, "the matrix", finite=check)
         if A.shape[1] > INT32_MAX:
-            raise InputError(f"{A.shape[1]} columns do not fit 32-bit column indices")
+            raise InputError(
+                f"{A.shape[1]:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
+            )
         entries = int(A.indptr[-1])  # SciPy's arrays may be longer than that
         matrix = cls(
             shape=(int(A.shape[0]), int(A.shape[1])),

@@ -64,7 +64,9 @@ def _defect(offsets: Array, indices: Array, shape: tuple[int, int], what: str) -
     """Return the first defect, and where it is; 0 if there is none."""
     rows, columns = shape
     if columns > INT32_MAX:
-        raise InputError(f"{what}: {columns} columns do not fit 32-bit column indices")
+        raise InputError(
+            f"{what}: {columns:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
+        )
     if len(offsets) != rows + 1 or (rows and int(offsets[0]) != 0):
         raise InputError(f"{what}: row offsets must be {rows + 1} numbers starting at 0, not {len(offsets)}")
     defect, row, column = _first_defect(offsets, indices, columns)

@@ -1,15 +1,20 @@
 """The penstock command, as a user meets it."""
 
 import json
+import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import typer
 
 from penstock import cli
+from penstock.command_examples import EXAMPLES
+from penstock.spmv import DeviceError
 
 PENSTOCK = [sys.executable, "-m", "penstock"]
 EXPERIMENT = "model: {nodes: [21, 5, 5]}\nmaterial: {kind: lognormal}\nmemory: {budget: 200 KiB}\n"
@@ -210,3 +215,57 @@ def test_altered_files_of_a_run_are_one_error(folder, penstock):
         assert "results/beam" in shown.stderr
         (run / name).write_bytes(whole)
     assert penstock("show", "results/beam", cwd=folder).returncode == 0
+
+
+@pytest.mark.parametrize("command", sorted(EXAMPLES))
+def test_the_examples_in_the_help_of_a_command_are_taken(command, monkeypatch, tmp_path, penstock):
+    """Each is parsed as the command would, without doing it; files that must exist need not."""
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = penstock(command, "--help", cwd=tmp_path)
+    of_typer = typer.main.get_command(cli.app).commands[command]
+    for example in EXAMPLES[command]:
+        assert " ".join(example.split()) in " ".join(shown.stdout.split())
+        name, verb, *arguments = shlex.split(example.partition(" > ")[0])
+        assert (name, verb) == ("penstock", command)
+        of_typer.make_context(command, arguments)
+
+
+def test_every_command_has_examples():
+    assert set(EXAMPLES) == set(typer.main.get_command(cli.app).commands)
+
+
+def test_an_interrupt_while_the_command_is_loaded_ends_in_one_line(tmp_path):
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text("raise KeyboardInterrupt")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([*PENSTOCK, "info"], env=environment, cwd=tmp_path, capture_output=True, text=True)
+
+    assert ended.returncode == 130
+    assert ended.stderr == "interrupted\n"
+
+
+def test_info_says_why_there_is_no_gpu(tmp_path, penstock, monkeypatch):
+    def refuse():
+        raise DeviceError("a CUDA device was requested, but CuPy is not installed: pip install it, or use device: cpu")
+
+    monkeypatch.setattr("penstock.experiments.reporting.environment.cuda_device_count", refuse)
+    result = penstock("info", "--no-measure", cwd=tmp_path)
+
+    assert "none: CuPy is not installed: pip install it" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "told"),
+    [
+        ("overlap", EXPERIMENT, "try: penstock run a.yaml"),
+        ("run", "cases: [{dof: 3, nodes: 9}]", "try: penstock overlap a.yaml"),
+        ("run", "model: {nodes: [9,5", "not valid YAML, line 1, column 20: expected ',' or ']'"),
+    ],
+)
+def test_a_file_of_another_command_or_none_is_one_line(command, text, told, tmp_path, penstock):
+    (tmp_path / "a.yaml").write_text(text)
+    ended = penstock(command, "a.yaml", cwd=tmp_path)
+
+    assert ended.returncode == 2
+    assert told in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1

@@ -29,6 +29,12 @@ class TestScripts:
         assert result[1] == 0
         assert block_cg(GRID, np.eye(1600, 2))[1] == 0
 
+    def test_the_tolerances_of_cupy_are_understood(self):
+        result = cg(GRID, ONES, tol=1e-10, atol=None)
+        assert result.converged
+        assert np.linalg.norm(ONES - GRID @ result.x) <= 1e-10 * np.linalg.norm(ONES)
+        assert cg(GRID, ONES, tol=1e-2).iterations < result.iterations
+
     @pytest.mark.parametrize(
         "A",
         [np.matrix(GRID.toarray()), scipy.sparse.csr_array(GRID.astype(int)), GRID.astype(np.float32)],

@@ -120,7 +120,7 @@ def test_a_variant_that_is_refused_is_recorded_and_the_others_are_solved(tmp_pat
     assert ended
     assert records["memory"]["converged"]
     assert "budget" in records["overlap"]["refused"]
-    assert "refused: " in folder.table.read_text()
+    assert "was refused: " in folder.table.read_text()
 
 
 def test_a_cut_that_cannot_be_is_noted_and_the_command_fails(tmp_path):

@@ -11,8 +11,10 @@ from interrupting import interrupt_at
 
 from penstock.experiments import Experiment, read_experiment, resume_experiment, run_experiment
 from penstock.experiments.cantilever import monte_carlo as monte_carlo_module
+from penstock.experiments.cantilever import sample_fields
 from penstock.experiments.cantilever import single_run as single_run_module
 from penstock.experiments.cantilever.loads import load_names, right_hand_sides
+from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.spmv import InputError
 from penstock.streaming import LinkRates
 
@@ -44,7 +46,7 @@ class TestLoadCases:
         assert [column["name"] for column in result["columns"]] == ["1_shear", "2_axial", "3_torsion", "4_shear"]
         for number, case in enumerate(CASES):
             alone = run_experiment(experiment(load=case, memory=memory), tmp_path / str(number)).folder
-            suffix = f"_{number + 1}" if number else ""
+            suffix = f"_{result['columns'][number]['name']}"
             expected = fields_of(alone)["displacement"]
             scale = np.abs(expected).max()
             np.testing.assert_allclose(fields["displacement" + suffix], expected, rtol=0, atol=1e-6 * scale)
@@ -205,6 +207,28 @@ def material(samples, **more):
 
 
 class TestRandomStiffness:
+    @pytest.mark.parametrize("dof", [1, 3, 6])
+    def test_mean_and_deviation_of_the_fields_are_written(self, dof, tmp_path, monkeypatch):
+        monkeypatch.setattr(sample_fields, "_TOGETHER_NBYTES", 1)  # a plane at a time
+        described = experiment(model={"nodes": [5, 4, 3], "dof": dof}, material=material(3))
+        folder = run_experiment(described, tmp_path / "run").folder
+
+        samples = [fields_of(ResultsFolder(folder.samples / f"{number:04d}")) for number in (1, 2, 3)]
+        found = fields_of(folder)
+        assert set(found) == {*samples[0], *(f"{name}_deviation" for name in samples[0])}
+        for name in samples[0]:
+            of_all = np.stack([fields[name] for fields in samples])
+            np.testing.assert_allclose(found[name], of_all.mean(axis=0), rtol=1e-12, atol=1e-12 * np.abs(of_all).max())
+            deviation = of_all.std(axis=0, ddof=1)
+            np.testing.assert_allclose(
+                found[f"{name}_deviation"], deviation, rtol=1e-9, atol=1e-12 * np.abs(of_all).max()
+            )
+
+    def test_no_fields_are_written_where_none_are_asked_for(self, tmp_path):
+        described = experiment(material=material(2), output={"field": False, "figures": False})
+        folder = run_experiment(described, tmp_path / "run").folder
+        assert not list(folder.path.rglob("*.vtkhdf"))
+
     def test_samples_are_those_of_runs_with_their_seeds(self, tmp_path):
         folder = run_experiment(experiment(material=material(3)), tmp_path / "run").folder
 

@@ -337,7 +337,34 @@ class TestRefusals:
         assert np.abs(np.load(tmp_path / "run" / "solution.npy") - 1).max() < 1e-4
 
 
+class TestFormat:
+    @pytest.mark.parametrize("name", ["csr", "symmetric_bsr", "sell"])
+    def test_the_one_asked_for_is_used(self, name, tmp_path):
+        folder = solve(tmp_path / "run", "cube5-dof3", format=name)
+        assert result_of(folder)["format"] == name
+        assert "as asked for" in folder.plan.read_text()
+
+    def test_one_that_cannot_be_is_refused(self, files, tmp_path):
+        for told, matrix, options in (
+            ("unknown format", "cube5-dof3", {"format": "no"}),
+            ("choose auto or one of", "cube9-dof3", {"format": "sell", "memory": "200 KiB"}),
+            ("penstock store .* --format csr", files / "store", {"format": "csr"}),
+        ):
+            with pytest.raises(InputError, match=told):
+                solve(tmp_path / "run", matrix, **options)
+            assert not (tmp_path / "run").exists()
+
+
 class TestCommand:
+    def test_a_dry_run_prints_the_plan_and_leaves_nothing(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        ran = CliRunner().invoke(app, ["solve", "cube9-dof3", "--dry-run", "--memory", "300 KiB"])
+
+        assert ran.exit_code == 0, ran.output
+        assert "subdivisions of up to" in ran.output
+        assert "right side  A times ones" in ran.output
+        assert list(tmp_path.iterdir()) == []
+
     @pytest.mark.usefixtures("rendered_pictures")
     def test_solves_and_shows(self, files, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

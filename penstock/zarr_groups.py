@@ -1,0 +1,99 @@
+"""Groups of arrays in Zarr folders, which may come from anywhere: nothing is run, and no lost chunk is taken for zeros."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.spmv import InputError
+
+__all__ = ["is_zarr", "zarr_group"]
+
+_NAMES = ("data", "indices", "indptr")
+_METADATA = (".zarray", ".zattrs", "zarr.json")
+_DEEPEST = 4  # groups inside groups; a folder may hold a link to itself
+# Codecs of numbers and bytes, by the names that Zarr 2 and 3 give them; others, such as pickle, could run code.
+_CODECS = {
+    "adler32", "bitround", "blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "fletcher32", "gzip", "jenkins_lookup3", "lz4",
+    "lzma", "packbits", "sharding_indexed", "shuffle", "transpose", "zlib", "zstd",
+}  # fmt: skip
+
+
+def is_zarr(path: Path) -> bool:
+    """Return whether a path is the folder of a Zarr group, of version 2 or 3."""
+    try:
+        return any((path / name).is_file() for name in (".zgroup", "zarr.json"))
+    except OSError:  # such as a name that is too long
+        return False
+
+
+@contextmanager
+def zarr_group(path: Path) -> Iterator[Any]:
+    """Open the group with the arrays of a matrix in CSR: the folder itself, or the only one inside that has them.
+
+    Raises
+    ------
+    InputError
+        If there is none or are several, zarr is not installed, or an array is not whole or has a codec that could run code.
+    """
+    found = dict(_matrices(_import_zarr(path).open_group(path, mode="r", use_consolidated=False), ""))
+    if not found:
+        raise InputError(f"{path} holds no group with data, indices and indptr, the arrays of a matrix in CSR")
+    if len(found) > 1:
+        raise InputError(f"{path} holds {len(found)} matrices: {', '.join(sorted(found))}; add one of them to the path")
+    (group,) = found.values()
+    for name in _NAMES:
+        _check(path, name, group[name])
+    yield group
+
+
+def _import_zarr(path: Path) -> Any:
+    try:
+        import zarr
+    except ImportError:
+        version = None
+    else:
+        version = zarr.__version__
+        if int(version.split(".")[0]) >= 3:
+            return zarr
+    found = "is not installed" if version is None else f"is of version {version}"
+    raise InputError(f"{path} is read with zarr 3.1.4 or later, which {found}: pip install 'penstock[files]'")
+
+
+def _matrices(group: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield names and groups that have the arrays of a matrix."""
+    if set(_NAMES) <= set(group.array_keys()):
+        yield name or ".", group
+    elif name.count("/") < _DEEPEST:
+        for inside, of in group.groups():
+            yield from _matrices(of, f"{name}/{inside}".lstrip("/"))
+
+
+def _check(path: Path, name: str, array: Any) -> None:
+    described = array.metadata.to_dict()
+    codecs = [described.get(key) for key in ("codecs", "filters", "compressor")]
+    if refused := sorted(set(_codec_names(codecs)) - _CODECS):
+        raise InputError(f"{path} has {name} with the codec {', '.join(refused)}; write it with zstd, gzip or blosc")
+    chunks = math.ceil(array.shape[0] / (array.shards or array.chunks)[0])
+    files = sum(file.name not in _METADATA for file in (path / array.path).rglob("*") if file.is_file())
+    if files < chunks:
+        raise InputError(
+            f"{path} has {files} of {chunks} chunks of {name}, and Zarr takes missing ones for zeros; copy it whole, or write it "
+            "with write_empty_chunks"
+        )
+
+
+def _codec_names(described: Any) -> Iterator[str]:
+    """Yield the names in the description of codecs, of those inside others too."""
+    if isinstance(described, dict):
+        for key, value in described.items():
+            if key in ("id", "name"):
+                yield str(value).removeprefix("numcodecs.")
+            elif isinstance(value, dict | list | tuple):
+                yield from _codec_names(value)
+    elif isinstance(described, list | tuple):
+        for value in described:
+            yield from _codec_names(value)

@@ -1,0 +1,65 @@
+"""The Python on the site's pages runs as it stands, with the matrix and vectors that a page leaves to its reader."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.fem import Cantilever
+from penstock.streaming import FileStore
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [
+    "start/first-solve",
+    "how-to/another-program",
+    "how-to/choose-a-preconditioner",
+    "how-to/from-disk",
+    "how-to/many-load-cases",
+    "how-to/resume",
+    "how-to/scikit-fem",
+]
+BEAM = Cantilever(nodes=(33, 5, 5), dof=3)
+
+
+def blocks(page):
+    return re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(encoding="utf-8"), re.S)
+
+
+def of_the_reader():
+    """Return what a page may take for granted."""
+    A, b = BEAM.matrix("csr").to_csr(), BEAM.load("shear")
+    n = A.shape[0]
+    bar = np.array([[1.0, -1.0], [-1.0, 1.0]])
+
+    def my_elements():
+        nodes = np.arange(n - 1)
+        yield np.stack([nodes, nodes + 1], axis=1), np.broadcast_to(bar, (n - 1, 2, 2))
+
+    csr = {"values": A.data, "columns": A.indices, "offsets": A.indptr}
+    return csr | {"A": A, "b": b, "n": n, "B": np.stack([b, 2.0 * b[::-1]], axis=1), "my_elements": my_elements}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space = of_the_reader()
+    if page == "how-to/another-program":
+        (tmp_path / "results" / "solve-A").mkdir(parents=True)
+        np.save(tmp_path / "results" / "solve-A" / "solution.npy", space["b"])
+    for code in blocks(page):
+        exec(compile(code, page, "exec"), space)
+    if page != "how-to/choose-a-preconditioner":
+        assert getattr(space.get("result"), "converged", True), space["result"]
+    if page == "how-to/scikit-fem":
+        A, b, x = (space[name] for name in ("A", "b", "displacement"))
+        for solution in (x[space["unknowns"]], space["result"].x):
+            assert np.linalg.norm(b - A @ solution) <= 1e-8 * np.linalg.norm(b)
+
+
+def test_a_store_that_is_cut_too_coarsely_is_told_to_be_cut_anew(tmp_path):
+    FileStore.create(tmp_path / "store", BEAM.subdivisions(1)).close()
+    with pytest.raises(penstock.spmv.BudgetError) as caught:
+        penstock.solve(tmp_path / "store", BEAM.load(), memory="100 KiB", device="cpu")
+    assert "--slab SIZE" in caught.value.__notes__[0]

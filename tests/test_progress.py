@@ -1,0 +1,72 @@
+"""What a person sees of a run: a line a minute in a log, one line that changes in a notebook."""
+
+import io
+import sys
+import types
+
+import pytest
+from rich.console import Console
+
+from penstock import progress
+from penstock.progress import RichReporter
+
+
+class Notebook:
+    """Stands for IPython's display, and keeps the states of every line."""
+
+    def __init__(self):
+        self.lines = []
+
+    def display(self, data, raw, display_id):
+        assert raw
+        assert display_id
+        states = [data["text/plain"]]
+        self.lines.append(states)
+        return types.SimpleNamespace(update=lambda data, raw: states.append(data["text/plain"]))
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    made = Notebook()
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=made.display))
+    return made
+
+
+def solve(reporter):
+    with reporter.stage("solve") as stage:
+        for done in (-0.1, 0.25, 1.5):
+            stage.advance(done, f"at {done}")
+
+
+def test_a_notebook_has_one_line_for_a_part_which_changes(notebook, monkeypatch):
+    monkeypatch.setattr(progress, "_NOTEBOOK_SECONDS", 0.0)
+    solve(RichReporter(Console(force_jupyter=True)))
+    (states,) = notebook.lines
+    assert [state.split(" s  ")[1].split("  at")[0] for state in states] == [
+        "",
+        f"{'░' * 20}   0%",
+        f"{'█' * 5}{'░' * 15}  25%",
+        f"{'█' * 20} 100%",
+        "at 1.5",
+    ]
+    assert all(state.startswith("solve") for state in states)
+
+
+def test_a_notebook_is_not_flooded(notebook, monkeypatch):
+    monkeypatch.setattr(progress, "_NOTEBOOK_SECONDS", 1e9)
+    with RichReporter(Console(force_jupyter=True)).stage("solve") as stage:
+        for number in range(10_000):
+            stage.advance(number / 10_000)
+    assert [len(states) for states in notebook.lines] == [2]
+
+
+@pytest.mark.parametrize(("every", "lines"), [(None, 1), (0.0, 4)])
+def test_a_log_gets_a_line_at_the_end_and_now_and_then(every, lines):
+    out = io.StringIO()
+    solve(RichReporter(Console(file=out), every))
+    printed = out.getvalue().splitlines()
+    assert len(printed) == lines
+    assert printed[-1].endswith("at 1.5")
+    if lines > 1:
+        assert "   0%  at -0.1" in printed[0]
