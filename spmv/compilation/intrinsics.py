@@ -1,4 +1,4 @@
-"""Intrinsics for CPU kernels: vectors of four float64, and prefetching.
+"""Intrinsics for CPU kernels: vectors of four float64, prefetching, and a sum of products with one rounding.
 
 Compilers cannot see that the columns of neighbouring rows are consecutive, nor that the processor cannot predict the order
 in which memory is read. In a kernel, one variable holds four float64::
@@ -25,6 +25,7 @@ __all__ = [
     "WIDTH",
     "add_triples",
     "consecutive",
+    "fused",
     "load",
     "load_triples",
     "multiply",
@@ -134,6 +135,21 @@ def multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
         return builder.call(function, arguments)
 
     return _LANES(_LANES, _LANES, _LANES), emit
+
+
+@_intrinsic
+def fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return ``a * b + c``, three float64, rounded once on every processor.
+
+    Of ``alpha * total + beta * before`` the compiler may fuse either product with the sum, and chooses differently from kernel
+    to kernel. Rows that one kernel completes in the whole matrix and another one in a slab get the same bits by this.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        shape = ir.FunctionType(_FLOAT64, [_FLOAT64] * 3)
+        return builder.call(cgutils.get_or_insert_function(builder.module, shape, "llvm.fma.f64"), arguments)
+
+    return types.float64(types.float64, types.float64, types.float64), emit
 
 
 @_intrinsic

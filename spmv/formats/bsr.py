@@ -12,6 +12,7 @@ from numba import prange
 
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
 from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import CPU, Array
@@ -192,9 +193,9 @@ def _spmv_3(offsets: Array, columns: Array, values: Array, x: Array, out: Array,
         if beta == 0.0:
             out[i], out[i + 1], out[i + 2] = alpha * t0, alpha * t1, alpha * t2
         else:
-            out[i] = alpha * t0 + beta * out[i]
-            out[i + 1] = alpha * t1 + beta * out[i + 1]
-            out[i + 2] = alpha * t2 + beta * out[i + 2]
+            out[i] = fused(beta, out[i], alpha * t0)
+            out[i + 1] = fused(beta, out[i + 1], alpha * t1)
+            out[i + 2] = fused(beta, out[i + 2], alpha * t2)
 
 
 @parallel_kernel
@@ -217,9 +218,9 @@ def _spmv_any(offsets: Array, columns: Array, values: Array, x: Array, out: Arra
                 if k > i:
                     out[k] = alpha * t1
             else:
-                out[i] = alpha * t0 + beta * out[i]
+                out[i] = fused(beta, out[i], alpha * t0)
                 if k > i:
-                    out[k] = alpha * t1 + beta * out[k]
+                    out[k] = fused(beta, out[k], alpha * t1)
 
 
 @parallel_kernel
@@ -242,9 +243,9 @@ def _spmm(offsets: Array, columns: Array, values: Array, x: Array, out: Array, a
                     if m > k:
                         out[i, m] = alpha * t1
                 else:
-                    out[i, k] = alpha * t0 + beta * out[i, k]
+                    out[i, k] = fused(beta, out[i, k], alpha * t0)
                     if m > k:
-                        out[i, m] = alpha * t1 + beta * out[i, m]
+                        out[i, m] = fused(beta, out[i, m], alpha * t1)
 
 
 @parallel_kernel

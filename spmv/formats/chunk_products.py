@@ -11,6 +11,7 @@ from numba import prange
 
 from penstock.spmv.compilation.chunk_size import scheduled
 from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import Array
 
@@ -80,7 +81,7 @@ def spmv_strips_of_16(
         totals = (t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14, t15)
         for i in range(min(16, out.shape[0] - first_position)):
             row = np.int64(permutation[first_position + i]) if permutation.size else np.int64(first_position + i)
-            out[row] = alpha * totals[i] if beta == 0.0 else alpha * totals[i] + beta * out[row]
+            out[row] = alpha * totals[i] if beta == 0.0 else fused(beta, out[row], alpha * totals[i])
 
 
 @parallel_kernel
@@ -115,7 +116,7 @@ def _spmv_strips_of_8(
         totals = (t0, t1, t2, t3, t4, t5, t6, t7)
         for i in range(min(8, out.shape[0] - first_position)):
             row = np.int64(permutation[first_position + i]) if permutation.size else np.int64(first_position + i)
-            out[row] = alpha * totals[i] if beta == 0.0 else alpha * totals[i] + beta * out[row]
+            out[row] = alpha * totals[i] if beta == 0.0 else fused(beta, out[row], alpha * totals[i])
 
 
 @parallel_kernel
@@ -139,7 +140,7 @@ def spmv_rows(
             if column >= 0:
                 total += np.float64(values[entry]) * np.float64(x[np.uint64(np.uint32(column))])
         row = np.int64(permutation[position]) if permutation.size else np.int64(position)
-        out[row] = alpha * total if beta == 0.0 else alpha * total + beta * out[row]
+        out[row] = alpha * total if beta == 0.0 else fused(beta, out[row], alpha * total)
 
 
 @parallel_kernel
@@ -166,7 +167,7 @@ def multiply_block(
                     totals[k] += value * np.float64(x[column, k])
         row = np.int64(permutation[position]) if permutation.size else np.int64(position)
         for k in range(out.shape[1]):
-            out[row, k] = alpha * totals[k] if beta == 0.0 else alpha * totals[k] + beta * out[row, k]
+            out[row, k] = alpha * totals[k] if beta == 0.0 else fused(beta, out[row, k], alpha * totals[k])
 
 
 def multiply_chunks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
+from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
 from penstock.spmv.device import Array
 
@@ -38,7 +39,7 @@ def _spmv(
         if beta == 0.0:
             out[row] = alpha * total
         else:
-            out[row] = alpha * total + beta * out[row]
+            out[row] = fused(beta, out[row], alpha * total)
 
 
 @parallel_kernel
@@ -64,7 +65,7 @@ def _spmm(
                 if beta == 0.0:
                     out[row, first + c] = alpha * total
                 else:
-                    out[row, first + c] = alpha * total + beta * out[row, first + c]
+                    out[row, first + c] = fused(beta, out[row, first + c], alpha * total)
 
 
 @parallel_kernel

@@ -10,6 +10,7 @@ import numpy as np
 from numba import prange
 
 from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
+from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import Array, Device
@@ -208,7 +209,7 @@ def _spmm(column_indices: Array, values: Array, x: Array, out: Array, alpha: flo
             if beta == 0.0:
                 out[row, k] = alpha * totals[k]
             else:
-                out[row, k] = alpha * totals[k] + beta * out[row, k]
+                out[row, k] = fused(beta, out[row, k], alpha * totals[k])
 
 
 @register_kernel("ell", "spmv", "cpu")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numba import prange
 
+from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import Array
@@ -204,7 +205,7 @@ def _spmv(
             row = np.int64(permutation[chunk * HEIGHT + p]) if permutation.size else np.int64(chunk * HEIGHT + p)
             for r in range(size):
                 i = row * size + r
-                out[i] = alpha * totals[r, p] if beta == 0.0 else alpha * totals[r, p] + beta * out[i]
+                out[i] = alpha * totals[r, p] if beta == 0.0 else fused(beta, out[i], alpha * totals[r, p])
 
 
 @parallel_kernel
@@ -235,7 +236,7 @@ def _spmm(
         for r in range(size):
             for k in range(out.shape[1]):
                 i = row * size + r
-                out[i, k] = alpha * totals[r, k] if beta == 0.0 else alpha * totals[r, k] + beta * out[i, k]
+                out[i, k] = alpha * totals[r, k] if beta == 0.0 else fused(beta, out[i, k], alpha * totals[r, k])
 
 
 def _stored(A: SlicedBsrMatrix) -> tuple[Any, ...]:
