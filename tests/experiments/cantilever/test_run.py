@@ -360,7 +360,8 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
         f"run_experiment(Experiment.model_validate({experiment(solver={'rtol': 1e-10}).model_dump(mode='json')!r}"
         f" | {{'output': {{'checkpoint_seconds': 0.05}}}}), {str(tmp_path / 'killed')!r})"
     )
-    process = subprocess.Popen([sys.executable, "-c", code])
+    one_thread = {**os.environ, "NUMBA_NUM_THREADS": "1"}  # as here: sums of other threads differ in their last bits
+    process = subprocess.Popen([sys.executable, "-c", code], env=one_thread)
     checkpoint = tmp_path / "killed" / "checkpoint.npz"
     deadline = time.monotonic() + 120
     while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
