@@ -32,6 +32,7 @@ from penstock.terminal import (
     study_directory,
     tell_where,
 )
+from penstock.warm_up_command import warm_up
 
 if TYPE_CHECKING:
     from penstock.experiments import RunOutcome
@@ -118,8 +119,8 @@ def run(
     tell_where(noting_interrupts(action), console)
 
 
-for command in (plan, solve, store):
-    app.command(epilog=examples_of(command.__name__))(command)
+for name, command in {"plan": plan, "solve": solve, "store": store, "warm-up": warm_up}.items():
+    app.command(name, epilog=examples_of(name))(command)
 
 
 @app.command(epilog=examples_of("bench"))

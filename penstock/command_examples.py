@@ -25,6 +25,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "show": ("penstock show results/beam",),
     "init": ("penstock init beam.yaml",),
     "schema": ("penstock schema > experiment.schema.json",),
+    "warm-up": ("penstock warm-up", "penstock warm-up --device cuda"),
     "info": ("penstock info", "penstock info --no-measure", "penstock info --refresh"),
 }
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from penstock.solvers import IterationRecord
 from penstock.spmv import format_nbytes
+from penstock.spmv.compilation.watch import compile_seconds, watched_compilation
 
 __all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
 
@@ -20,6 +21,9 @@ __all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
 _LOG_SECONDS = 60.0
 # Seconds between two states of a line in a notebook.
 _NOTEBOOK_SECONDS = 0.25
+# Seconds of compilation from which on it is told what they were spent on.
+_NOTICED_SECONDS = 1.0
+_COMPILING = "compiling kernels: once on a machine; 'penstock warm-up' does it ahead"
 
 
 class Stage:
@@ -27,6 +31,9 @@ class Stage:
 
     def advance(self, done: float, detail: str = "") -> None:
         """Say how much is done, as a share from 0 to 1."""
+
+    def note(self, detail: str) -> None:
+        """Say what is being done, at once."""
 
 
 class Reporter:
@@ -73,6 +80,9 @@ class _LogStage(Stage):
             self._last = time.perf_counter()
             self._show(f"{self._share(min(max(done, 0.0), 1.0))}  {detail}")
 
+    def note(self, detail: str) -> None:
+        self._show(detail)
+
     def end(self) -> None:
         self._show(self.detail)
 
@@ -106,10 +116,31 @@ class _NotebookStage(_LogStage):
 class _RichStage(Stage):
     def __init__(self, progress: Progress, title: str, log: Stage) -> None:
         self._progress, self._task, self._log = progress, progress.add_task(title, total=1.0, detail=""), log
+        self._detail = ""
 
     def advance(self, done: float, detail: str = "") -> None:
+        self._detail = detail
         self._progress.update(self._task, completed=min(max(done, 0.0), 1.0), detail=detail)
         self._log.advance(done, detail)
+
+    def note(self, detail: str) -> None:
+        self._progress.update(self._task, detail=f"{self._detail}; {detail}" if self._detail else detail)
+
+
+@contextmanager
+def _telling_of_compilation(stage: Stage) -> Iterator[Stage]:
+    """Say once in a part of a run that kernels are being compiled, and at its end how long that took if anyone will have noticed."""
+    told, before = [False], compile_seconds()
+
+    def tell() -> None:
+        if not told[0]:
+            told[0] = True
+            stage.note(_COMPILING)
+
+    with watched_compilation(tell):
+        yield stage
+    if (seconds := compile_seconds() - before) >= _NOTICED_SECONDS:
+        stage.note(f"{seconds:.1f} s of that compiled kernels, which this machine now keeps")
 
 
 class RichReporter(Reporter):
@@ -149,6 +180,11 @@ class RichReporter(Reporter):
     @contextmanager
     def stage(self, title: str) -> Iterator[Stage]:
         """Show a bar with times until the part is over; a notebook and a log get one line instead."""
+        with self._shown(title) as shown, _telling_of_compilation(shown) as stage:
+            yield stage
+
+    @contextmanager
+    def _shown(self, title: str) -> Iterator[Stage]:
         if self.console.is_jupyter and self._every is None:
             line = _NotebookStage(self.console, title)
             yield line

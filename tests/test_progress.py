@@ -9,6 +9,7 @@ from rich.console import Console
 
 from penstock import progress
 from penstock.progress import RichReporter
+from penstock.spmv.compilation.watch import compiling
 
 
 class Notebook:
@@ -70,3 +71,34 @@ def test_a_log_gets_a_line_at_the_end_and_now_and_then(every, lines):
     assert printed[-1].endswith("at 1.5")
     if lines > 1:
         assert "   0%  at -0.1" in printed[0]
+
+
+def compile_twice(reporter, monkeypatch):
+    monkeypatch.setattr(progress, "_NOTICED_SECONDS", 0.0)
+    with reporter.stage("solve") as stage:
+        stage.advance(0.5, "iteration 1")
+        for _ in range(2):
+            with compiling():
+                pass
+        stage.advance(1.0, "iteration 2")
+
+
+def test_a_log_says_at_once_that_kernels_are_compiled_and_later_how_long(monkeypatch):
+    told = io.StringIO()
+    compile_twice(RichReporter(Console(file=told, width=200)), monkeypatch)
+    first, second, last = told.getvalue().splitlines()
+    assert "compiling kernels: once on a machine; 'penstock warm-up' does it ahead" in first
+    assert "0.0 s of that compiled kernels" in second
+    assert last.endswith("iteration 2")
+
+
+def test_a_bar_says_what_was_compiled_beside_the_last_detail(monkeypatch):
+    told = io.StringIO()
+    compile_twice(RichReporter(Console(file=told, width=200, force_terminal=True)), monkeypatch)
+    assert "iteration 2; 0.0 s of that compiled kernels" in told.getvalue()
+
+
+def test_a_part_that_compiles_nothing_says_nothing_of_it():
+    told = io.StringIO()
+    solve(RichReporter(Console(file=told, width=200)))
+    assert "compil" not in told.getvalue()

@@ -34,6 +34,7 @@ from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, Sto
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, Device, Operator, StoreError
 from penstock.spmv.compilation.ahead import Compilation
+from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 from penstock.streaming import HeterogeneousMatrix, LinkRates, MemoryBudget, Store, StreamedMatrix, StreamPlan, Sweeps
 from penstock.streaming.execution.budget import check_room
 
@@ -64,7 +65,7 @@ class SingleRun:
         self.cantilever = experiment.cantilever()
         self.device = Device.parse(experiment.memory.device)
         self.seconds: dict[str, float] = {}
-        self.began = time.perf_counter()
+        self.began, self.compiled, self.waited = time.perf_counter(), compile_seconds(), 0.0
 
     def run(self, *, resume: bool) -> RunOutcome:
         """Plan, build, solve and report."""
@@ -184,9 +185,11 @@ class SingleRun:
         return plan_experiment(self.experiment, rates)
 
     def _wait_for(self, compilation: Compilation) -> None:
+        began = time.perf_counter()
         if not compilation.finished:
             with self.reporter.stage("compile") as stage:
                 compilation.wait(stage.advance)
+        self.waited += time.perf_counter() - began
 
     def _settle(self, plan: StreamPlan) -> None:
         """Write down what the plan decided, so that going on or running again does not depend on what is measured then."""
@@ -203,9 +206,9 @@ class SingleRun:
 
     @contextlib.contextmanager
     def _timed(self, part: str) -> Iterator[None]:
-        began = time.perf_counter()
+        began = seconds_without_compiling()
         yield
-        self.seconds[part] = time.perf_counter() - began
+        self.seconds[part] = seconds_without_compiling() - began
 
     def _save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint; a disk that is full must not end a solve that can go on."""
@@ -221,7 +224,7 @@ class SingleRun:
         with self.reporter.stage("prepare"), self._timed("preconditioner"):
             M = self._preconditioner().build(A)
             self.device.synchronize()
-        began = time.perf_counter()
+        began = seconds_without_compiling()
 
         # Formats that scatter add in the order of the sweep: the direction is part of the state. It is noted between two
         # iterations, because a solve that stops sweeps once more, for the true residual.
@@ -231,7 +234,7 @@ class SingleRun:
 
         def spent(state: SolverState) -> Checkpoint:
             sweeps, streamed = self._traffic(A)
-            seconds = checkpoint.seconds + time.perf_counter() - began
+            seconds = checkpoint.seconds + seconds_without_compiling() - began
             return Checkpoint(
                 state,
                 checkpoint.sweeps + sweeps,
@@ -268,6 +271,7 @@ class SingleRun:
         """Write everything a finished run leaves; ``before`` are the seconds of earlier runs that it went on from."""
         folder = self.folder
         self.seconds["solve"] = spent.seconds
+        self.seconds["compile"] = self.waited + compile_seconds() - self.compiled
         self.seconds["total"] = time.perf_counter() - self.began + before
         ends = self._tips(result)
         # Of different load cases a mean says nothing, nor do samples that did not converge.
@@ -294,7 +298,9 @@ class SingleRun:
             "beam_theory": beam_theory(self.cantilever, self.experiment.load),
             "gpu_subdivisions": self.experiment.memory.gpu_subdivisions,
             "ranks": self.rank_count,
-            "seconds": {part: self.seconds[part] for part in ("plan", "assembly", "preconditioner", "solve", "total")},
+            "seconds": {
+                part: self.seconds[part] for part in ("compile", "plan", "assembly", "preconditioner", "solve", "total")
+            },
         }
         if self.experiment.is_block:
             summary |= self._several(columns_of(result), ends, self._quantities(result))

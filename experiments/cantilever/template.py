@@ -43,7 +43,7 @@ def experiment_template() -> str:
             if choices:
                 lines.append(f"  # one of: {', '.join(choices)}")
             chosen = _CHOSEN.get(f"{section}.{key}")
-            value = field.get_default() if chosen is None else chosen
+            value = field.get_default(call_default_factory=True) if chosen is None else chosen
             lines.append(f"  {'# ' if chosen is None else ''}{key}: {_yaml_value(value)}")
     text = "\n".join(lines) + "\n"
     Experiment.model_validate(yaml.safe_load(text))
@@ -51,7 +51,7 @@ def experiment_template() -> str:
 
 
 def _yaml_value(value: Any) -> str:
-    plain = value if isinstance(value, str | int | float | list | bool | None) else str(value)
+    plain = value if isinstance(value, str | int | float | list | dict | bool | None) else str(value)
     return yaml.safe_dump(plain, default_flow_style=True).removesuffix("...\n").strip()
 
 

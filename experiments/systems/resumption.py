@@ -17,6 +17,7 @@ from penstock.progress import Reporter
 from penstock.request import Placement
 from penstock.solvers import IterationRecord, PreconditionerSpec, preconditioner_spec
 from penstock.spmv import Device, InputError, StoreError
+from penstock.spmv.compilation.watch import seconds_without_compiling
 from penstock.streaming import StreamedMatrix
 from penstock.system import OpenSystem
 
@@ -97,7 +98,7 @@ class Checkpoints:
         self._folder, self._request, self._system, self._reporter = folder, request, system, reporter
         self._streamed = system.A if isinstance(system.A, StreamedMatrix) else None
         self.before, self._direction = Checkpoint(None), 1
-        self._began = self._written = time.perf_counter()
+        self._began, self._written = seconds_without_compiling(), time.perf_counter()
 
     def resumed(self, unknowns: int, device: Device) -> tuple[SolverState | None, int]:
         """Return the state to resume from, and the direction in which sweeps go on.
@@ -131,7 +132,7 @@ class Checkpoints:
             sweeps, moved = self._streamed.sweeps, self._streamed.bytes_streamed
         else:  # a product an iteration
             sweeps, moved = state.iteration - before.sweeps, 0
-        seconds = before.seconds + time.perf_counter() - self._began
+        seconds = before.seconds + seconds_without_compiling() - self._began
         spent = (before.sweeps + sweeps, before.bytes_streamed + moved, seconds, self._direction)
         try:
             # Building the preconditioner may have changed what was decided.

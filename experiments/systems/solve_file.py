@@ -34,6 +34,7 @@ from penstock.progress import Reporter
 from penstock.request import Placement, Request
 from penstock.solvers import BlockSolveResult, IterationRecord, PreconditionerSpec, SolveResult, StopReason
 from penstock.spmv import InputError, Operator, parse_nbytes
+from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 from penstock.streaming import StreamedMatrix
 from penstock.system import OpenSystem, open_system
 
@@ -125,7 +126,7 @@ class _Run:
 
     def __init__(self, request: SolveRequest, folder: ResultsFolder, reporter: Reporter) -> None:
         self.request, self.folder, self.reporter = request, folder, reporter
-        self.began = time.perf_counter()
+        self.began, self.compiled, self.opening = time.perf_counter(), compile_seconds(), seconds_without_compiling()
         self.given: np.ndarray[Any, Any] | None = None
         self.columns = 1
         self.chosen: Sequence[int] = (0,)
@@ -144,13 +145,13 @@ class _Run:
             self.folder.write_plan(f"{placement.explain()}\n{'right side':<11} {right_side}", self.reporter)
 
         with open_system(matrix, request, folder=self.folder.path, reporter=self.reporter, announce=announce) as system:
-            opened = time.perf_counter()
+            opened = seconds_without_compiling()
             result = self._solve(system)
             # Also before reporting: an interrupt or an error from here on must not cost the solution.
             write_solution(self.folder.solution, np.asarray(result.x))
             if result.converged:
                 self.folder.checkpoint.unlink(missing_ok=True)
-            self._report(system, result, opened, time.perf_counter() - opened)
+            self._report(system, result, opened, seconds_without_compiling() - opened)
         return RunOutcome(self.folder, reason_of(result))
 
     def plan(self) -> str:
@@ -284,7 +285,12 @@ class _Run:
                 }
                 for number, column in zip(self.chosen, columns, strict=True)
             ],
-            "seconds": {"open": opened - self.began, "solve": seconds, "total": time.perf_counter() - self.began},
+            "seconds": {
+                "compile": compile_seconds() - self.compiled,
+                "open": opened - self.opening,
+                "solve": seconds,
+                "total": time.perf_counter() - self.began,
+            },
         }
         write_json(folder.environment, describe_environment())
         folder.write_residuals([column.residual_norms for column in columns])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.spmv.compilation.watch import compiling
 from penstock.spmv.device import Array, device_of
 
 __all__ = [
@@ -72,7 +73,8 @@ def compile_function(file_name: str, expression: str) -> KernelFunction:
     import cupy
 
     module = cupy.RawModule(code=cuda_source(file_name), options=("--std=c++17",), name_expressions=[expression])
-    function: KernelFunction = module.get_function(expression)
+    with compiling():
+        function: KernelFunction = module.get_function(expression)
     return function
 
 

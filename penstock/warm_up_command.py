@@ -1,0 +1,82 @@
+"""The command that compiles the usual kernels of a machine ahead of its first solve."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from penstock.terminal import Quiet, Verbose, noting_interrupts, open_terminal
+from penstock.threads import usable_cores
+
+__all__ = ["usual_tasks", "warm_up"]
+
+Task = Callable[[], None]
+
+_DOFS = (3, 1, 6)
+_NODES = 12
+_FORMATS = ("symmetric_bsr", "bsr", "sliced_bsr")
+_HOW = (("smoothed_aggregation", True), ("chebyshev", True), ("auto", False), ("jacobi", False))
+
+
+def warm_up(
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda or cuda:1; for a GPU its kernels and those of the host.")
+    ] = "cpu",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compile the kernels that most solves need, so that the first one on this machine need not wait for them."""
+    from penstock.spmv import Device
+
+    Device.parse(device)
+    console, reporter = open_terminal(quiet, verbose)
+
+    def compiled() -> None:
+        with reporter.stage("compile") as stage:
+            tasks, done = usual_tasks(device), 0
+            stage.advance(0.0, f"{len(tasks)} small solves and products")
+            with ProcessPoolExecutor(usable_cores(), multiprocessing.get_context("spawn")) as processes:
+                try:
+                    for future in as_completed([processes.submit(task) for task in tasks]):
+                        future.result()
+                        done += 1
+                        stage.advance(done / len(tasks), f"{done} of {len(tasks)} small solves and products")
+                except BaseException:
+                    processes.shutdown(cancel_futures=True)
+                    raise
+
+    noting_interrupts(compiled)
+    console.print("The usual kernels are compiled, and are kept on this machine.")
+
+
+def usual_tasks(device: str) -> list[Task]:
+    """Return calls of kernels on small data, the longest ones first; several processes may share them."""
+    from penstock import kernel_calls as calls
+
+    tasks: list[Task] = [partial(solve_small, device, *how) for how in itertools.product(_DOFS, (1, 4), _HOW)]
+    for dof in _DOFS:
+        tasks += [partial(of, dof) for of in (calls.aggregate, calls.multiply_blocks, calls.polynomial)]
+        tasks += [partial(of, name, dof) for name in _FORMATS for of in (calls.multiply, calls.assemble)]
+        tasks += [partial(calls.iterate, dof, name) for name in ("block_jacobi", "chebyshev")]
+    return [*tasks, calls.invert, calls.list_fonts]
+
+
+def solve_small(device: str, dof: int, columns: int, how: tuple[str, bool]) -> None:
+    """Solve a small system as a script does, for some right-hand sides, with a preconditioner and streamed or not."""
+    import numpy as np
+
+    from penstock import solve
+    from penstock.fem import Cantilever
+
+    beam, (preconditioner, streamed) = Cantilever(nodes=_NODES, dof=dof), how
+    A = beam.matrix("csr").to_csr()
+    b = np.ones((A.shape[0], columns) if columns > 1 else A.shape[0])
+    modes = {"near_null_space": beam.rigid_body_modes()} if preconditioner == "smoothed_aggregation" else {}
+    memory = 6 * A.nnz if streamed else None  # half of it
+    solve(A, b, device=device, memory=memory, preconditioner=preconditioner, maxiter=50, **modes)

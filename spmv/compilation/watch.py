@@ -1,0 +1,78 @@
+"""Tells that kernels are being compiled, and for how long: the first solve on a machine mostly does that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from numba.core import event
+
+__all__ = ["compile_seconds", "compiling", "seconds_without_compiling", "watched_compilation"]
+
+Listener = Callable[[], object]
+
+
+class _Watch(event.Listener):  # type: ignore[misc]
+    """Adds up the time in which at least one kernel is compiled; kernels that call others compile those inside their own time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth, self._began, self._seconds = 0, 0.0, 0.0
+        self.listeners: list[Listener] = []
+
+    @property
+    def seconds(self) -> float:
+        with self._lock:
+            return self._seconds + (time.perf_counter() - self._began if self._depth else 0.0)
+
+    def on_start(self, event: object = None) -> None:
+        with self._lock:
+            if not self._depth:
+                self._began = time.perf_counter()
+            self._depth += 1
+            first, listeners = self._depth == 1, tuple(self.listeners)
+        if first:
+            for listener in listeners:
+                listener()
+
+    def on_end(self, event: object = None) -> None:
+        with self._lock:
+            self._depth -= 1
+            if not self._depth:
+                self._seconds += time.perf_counter() - self._began
+
+
+_watch = _Watch()
+event.register("numba:compile", _watch)  # only of kernels that Numba does not find in its cache
+
+
+def compile_seconds() -> float:
+    """Return the seconds that this process has spent on compiling kernels, for CPUs and GPUs."""
+    return _watch.seconds
+
+
+def seconds_without_compiling() -> float:
+    """Return the time of a clock that stands still while kernels are compiled; only differences mean something."""
+    return time.perf_counter() - _watch.seconds
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Count what is done inside as compilation; for GPUs, since Numba tells of its own."""
+    _watch.on_start()
+    try:
+        yield
+    finally:
+        _watch.on_end()
+
+
+@contextmanager
+def watched_compilation(listener: Listener) -> Iterator[None]:
+    """Call a function without arguments, in the thread that compiles, before each kernel that is compiled meanwhile."""
+    _watch.listeners.append(listener)
+    try:
+        yield
+    finally:
+        _watch.listeners.remove(listener)
