@@ -129,7 +129,7 @@ class _RichStage(Stage):
 
 @contextmanager
 def _telling_of_compilation(stage: Stage) -> Iterator[Stage]:
-    """Say once in a part of a run that kernels are being compiled, and at its end how long that took if anyone will have noticed."""
+    """Say once that kernels are being compiled, and at the end how long that took, if anyone will have noticed."""
     told, before = [False], compile_seconds()
 
     def tell() -> None:
