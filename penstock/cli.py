@@ -119,7 +119,8 @@ def run(
     tell_where(noting_interrupts(action), console)
 
 
-for name, command in {"plan": plan, "solve": solve, "store": store, "warm-up": warm_up}.items():
+for command in (plan, solve, store, warm_up):
+    name = command.__name__.replace("_", "-")
     app.command(name, epilog=examples_of(name))(command)
 
 

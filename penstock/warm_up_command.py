@@ -77,6 +77,6 @@ def solve_small(device: str, dof: int, columns: int, how: tuple[str, bool]) -> N
     beam, (preconditioner, streamed) = Cantilever(nodes=_NODES, dof=dof), how
     A = beam.matrix("csr").to_csr()
     b = np.ones((A.shape[0], columns) if columns > 1 else A.shape[0])
-    modes = {"near_null_space": beam.rigid_body_modes()} if preconditioner == "smoothed_aggregation" else {}
+    modes = beam.rigid_body_modes() if preconditioner == "smoothed_aggregation" else None
     memory = 6 * A.nnz if streamed else None  # half of it
-    solve(A, b, device=device, memory=memory, preconditioner=preconditioner, maxiter=50, **modes)
+    solve(A, b, device=device, memory=memory, preconditioner=preconditioner, maxiter=50, near_null_space=modes)

@@ -14,7 +14,7 @@ __all__ = ["compile_seconds", "compiling", "seconds_without_compiling", "watched
 Listener = Callable[[], object]
 
 
-class _Watch(event.Listener):  # type: ignore[misc]
+class _Watch(event.Listener):
     """Adds up the time in which at least one kernel is compiled; kernels that call others compile those inside their own time."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class _Watch(event.Listener):  # type: ignore[misc]
 
 
 _watch = _Watch()
-event.register("numba:compile", _watch)  # only of kernels that Numba does not find in its cache
+event.register("numba:compile", _watch)  # type: ignore[no-untyped-call]  # only of kernels that Numba does not find in its cache
 
 
 def compile_seconds() -> float:
