@@ -312,8 +312,9 @@ def as_preconditioner(M: Any, A: Operator) -> Operator:
     if isinstance(M, str):
         from penstock.solvers.preconditioner_spec import preconditioner_spec  # which needs this module's operators
 
-        M = preconditioner_spec(M).build(A)
-        if M is None:  # of the name "none"
+        spec = preconditioner_spec(M)
+        M = spec.build(A) if A.shape[0] else None
+        if M is None:  # of the name "none", or of a matrix without rows
             return FunctionOperator(lambda r: r, A.shape, A.dtype, A.device, blocks=True)
     if getattr(M, "ndim", 2) == 1:
         raise InputError(

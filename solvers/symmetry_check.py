@@ -7,11 +7,12 @@ from penstock.solvers.result import StopReason
 from penstock.spmv import Operator, VectorSpace
 from penstock.spmv.vectors.noise import noise
 
-__all__ = ["SymmetryCheck"]
+__all__ = ["BREAKDOWNS", "SymmetryCheck"]
 
 # A solve gets on if the residual halves in so many iterations, on average from the start.
 _ITERATIONS = 64
-_BREAKDOWNS = (StopReason.NOT_POSITIVE_DEFINITE, StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE)
+#: Reasons that a matrix or a preconditioner gives that is not symmetric positive definite.
+BREAKDOWNS = (StopReason.NOT_POSITIVE_DEFINITE, StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE)
 # Rounding, also in float32, and sums in another order stay far below this share.
 _LEAST = 1e-6
 
@@ -41,7 +42,7 @@ class SymmetryCheck:
 
     def of_breakdown(self, reason: StopReason) -> StopReason:
         """Return why a solve broke down: what is not symmetric shows as what is not positive definite, too."""
-        return (self._tested() if reason in _BREAKDOWNS else None) or reason
+        return (self._tested() if reason in BREAKDOWNS else None) or reason
 
     def _tested(self) -> StopReason | None:
         """Test A and M if that has not been done; return what is wrong."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from penstock.spmv.as_scipy import LikeScipy
 from penstock.spmv.device import Array, Device, device_of
 from penstock.spmv.errors import InputError
 
@@ -142,7 +143,7 @@ class PlansWorkspace(Protocol):
         """Bytes reserved for vectors beside the matrix; 0 if the plan reserves none."""
 
 
-class ValidatedOperator(ABC):
+class ValidatedOperator(LikeScipy, ABC):
     """Base of operators: ``apply`` checks shapes, types and devices; ``_apply`` contains only the mathematics.
 
     Examples
@@ -202,70 +203,6 @@ class ValidatedOperator(ABC):
         with self.device.current():
             self._apply(x, out, float(alpha), float(beta))
         return out
-
-    def __matmul__(self, x: Array) -> Array:
-        """``A @ x`` is ``A.apply(x)``."""
-        return self.apply(x)
-
-    def dot(self, x: Array) -> Array:
-        """Return ``A @ x``, as matrices of SciPy do."""
-        return self.apply(x)
-
-    def __mul__(self, factor: float) -> Any:
-        """Return a number times the operator, as a ``LinearOperator``."""
-        return self.linear_operator() * factor
-
-    __rmul__ = __mul__
-
-    def matvec(self, x: Array) -> Array:
-        """Return ``A @ x``: by this name solvers of SciPy find it, so ``scipy.sparse.linalg.eigsh(A)`` works as it is.
-
-        Raises
-        ------
-        InputError
-            If the operator has the rows of one of several ranks, because the sums of those solvers would be of one rank.
-        """
-        self._check_alone()
-        return self.apply(x)
-
-    def linear_operator(self) -> Any:
-        """Return this operator as SciPy's ``LinearOperator``, or CuPy's on a GPU, for their solvers and for sums and products.
-
-        Streamed operators too: each product is then a sweep over the matrix, and a product with a block one for all its vectors.
-
-        Returns
-        -------
-        scipy.sparse.linalg.LinearOperator or cupyx.scipy.sparse.linalg.LinearOperator
-
-        Raises
-        ------
-        InputError
-            As :meth:`matvec`.
-
-        Examples
-        --------
-        >>> import scipy.sparse.linalg
-        >>> from penstock.fem import Cantilever
-        >>> A = Cantilever(nodes=(5, 3, 3)).matrix()
-        >>> [largest] = scipy.sparse.linalg.eigsh(A.linear_operator(), k=1, return_eigenvectors=False)
-        >>> scaled = A.linear_operator() * (1.0 / largest)
-        >>> scaled.shape
-        (135, 135)
-        """
-        self._check_alone()
-        if self.device.kind == "cuda":
-            from cupyx.scipy.sparse.linalg import LinearOperator
-        else:
-            from scipy.sparse.linalg import LinearOperator
-        return LinearOperator(self.shape, self.apply, matmat=self.apply, dtype=self.dtype)
-
-    def _check_alone(self) -> None:
-        size = getattr(getattr(self, "communicator", None), "size", 1)
-        if size > 1:
-            raise InputError(
-                f"this {type(self).__name__} has the rows of one of {size} ranks, and solvers of SciPy know nothing of the "
-                "others; use cg or block_cg"
-            )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(self._facts())}>"

@@ -142,6 +142,13 @@ class SweptMatrix(ValidatedOperator):
     def _is_half(self) -> bool:
         return format_named(self.store.index.format_name).traits.half
 
+    @property
+    def T(self) -> Self:
+        """The transpose of a matrix whose upper half is stored, which is the matrix itself; others have none."""
+        if not self._is_half:
+            raise AttributeError("only a matrix that is stored by half is known to be its own transpose")
+        return self
+
     @contextmanager
     def recording(self) -> Iterator[Timeline]:
         """Record the times of all transfers and computations in a ``with`` block, which ends with a synchronisation."""

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, ended, is_slow, is_stuck
+from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, breakdown, ended, is_slow, is_stuck
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BlockSolveResult, StopReason
 from penstock.solvers.states import StateLayout, check_history, check_numbers
+from penstock.solvers.symmetry_check import BREAKDOWNS
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.block_space import BlockSpace
 
@@ -195,19 +196,23 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         A_z = A_c.apply(z_c)
         fine, coarse = self._fine, self._coarse
         rz = _dots(fine, sweep.r, m) + _dots(coarse, e1, g) + _dots(coarse, state.rho, z_c)
-        zw = _dots(fine, m, u) + 2.0 * _dots(coarse, g, z_c) + _dots(coarse, z_c, A_z)
+        terms = [_dots(fine, m, u), 2.0 * _dots(coarse, g, z_c), _dots(coarse, z_c, A_z)]
         zq = _dots(fine, state.p, u) + _dots(coarse, state.p_c, g) + _dots(coarse, state.h, z_c)
         moved = state.curvatures > 0
         with np.errstate(all="ignore"):
             beta = np.where(moved, -zq / state.curvatures, 0.0)
-            zw = np.where(moved, zw + 2.0 * beta * zq + beta * beta * state.curvatures, zw)
+            terms.append(np.where(moved, beta * zq, 0.0))
+            zw = np.add.reduce(terms)
             alpha = rz / zw
-        for column, reason in enumerate(state.reasons):
-            if reason is None:
-                fault = _fault(float(rz[column]), float(zw[column]))
-                if fault is not None:
-                    self._end_column(state, column, fault)
-                    z_c[:, column] = A_z[:, column] = 0
+        faults = self._faults(state, rz, zw, np.array(terms))
+        if any(fault in BREAKDOWNS and moved[column] for column, fault in faults.items()):
+            self._begin_anew(state)
+            if self.running(state):
+                self._update(state)
+            return
+        for column, fault in faults.items():
+            self._end_column(state, column, fault)
+            z_c[:, column] = A_z[:, column] = 0
         stands = np.array([reason is not None for reason in state.reasons])
         alpha, beta = np.where(stands, 0.0, alpha), np.where(stands, 0.0, beta)
         state.curvatures = np.where(stands, 0.0, zw)
@@ -222,6 +227,30 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         state.h *= of_beta
         state.h += g + A_z
         state.rho -= of_alpha * state.h
+
+    def _faults(self, state: CoarseBlockCgState, rz: Numbers, zw: Numbers, terms: Numbers) -> dict[int, StopReason]:
+        """Return why running columns cannot go on."""
+        faults = {}
+        for column in _running(state):
+            told = (float(rz[column]), float(zw[column]), terms[:, column].tolist(), float(self.residuals[column]))
+            if (fault := breakdown(self._sweep, *told, column)) is not None:
+                faults[column] = fault
+        return faults
+
+    def _begin_anew(self, state: CoarseBlockCgState) -> None:
+        """Go on from the iterates without the directions so far; columns that have ended keep theirs."""
+        iterates = state.x.copy()
+        for column, reason in enumerate(state.reasons):
+            if reason is StopReason.NOT_FINITE:
+                iterates[:, column] = 0
+        self._sweep.start(iterates, state.c, state.rho)
+        for column, reason in enumerate(state.reasons):
+            if reason is not None:
+                state.c[:, column] = state.rho[:, column] = 0
+        state.curvatures = np.zeros_like(state.curvatures)
+        for norms in state.residual_norms:
+            norms.pop()
+        self._next(state)
 
     def end(self, state: CoarseBlockCgState, reason: StopReason) -> None:
         """Stop the running columns; the residuals of the last sweep are those of the iterates."""
@@ -252,12 +281,3 @@ def _dots(blocks: BlockSpace, x: Array, y: Array) -> Numbers:
     """Return the inner products of equal columns."""
     dots: Numbers = np.diag(blocks.gram(x, y)).copy()
     return dots
-
-
-def _fault(rz: float, zw: float) -> StopReason | None:
-    """Return why a column cannot go on, given ``r.z`` and the curvature of its new direction."""
-    if not (math.isfinite(rz) and math.isfinite(zw)):
-        return StopReason.NOT_FINITE
-    if rz <= 0:
-        return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
-    return StopReason.NOT_POSITIVE_DEFINITE if zw <= 0 else None

@@ -33,11 +33,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, ended, is_slow, is_stuck
+from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, breakdown, ended, is_slow, is_stuck
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import SolveResult, StopReason
 from penstock.solvers.states import StateLayout, check_history, check_numbers
+from penstock.solvers.symmetry_check import BREAKDOWNS
 from penstock.spmv import Array, VectorSpace
 
 __all__ = ["CoarseCgState", "CoarseConjugateGradients"]
@@ -138,6 +139,11 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         """Iterate."""
         for _ in range(iterations):
             reason = self._update(state)
+            if reason in BREAKDOWNS and state.curvature > 0:
+                self._begin_anew(state)
+                if self.reason is not None:
+                    break
+                reason = self._update(state)
             if reason is not None:
                 return reason
             state.iteration += 1
@@ -150,6 +156,13 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
                 break
         return None
 
+    def _begin_anew(self, state: CoarseCgState) -> None:
+        """Go on from the iterate without the directions so far: rounding in them may look like a matrix that is not definite."""
+        self._sweep.start(state.x, state.c, state.rho)
+        state.curvature = 0.0
+        state.residual_norms.pop()
+        self._next(state)
+
     def _update(self, state: CoarseCgState) -> StopReason | None:
         """Advance the iterate along the new direction; the vectors of the last sweep are used up."""
         level, sweep = self._level, self._sweep
@@ -161,17 +174,12 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         eg, rho_z, gz, zAz, pg, hz = self._coarse_space.dots(
             (e1, g), (state.rho, z_c), (g, z_c), (z_c, A_z), (state.p_c, g), (state.h, z_c)
         )
-        rz, zw, zq = rm + eg + rho_z, mu + 2.0 * gz + zAz, pu + pg + hz
-        beta = 0.0
-        if state.curvature > 0:
-            beta = -zq / state.curvature
-            zw += 2.0 * beta * zq + beta * beta * state.curvature
-        if not (math.isfinite(rz) and math.isfinite(zw)):
-            return StopReason.NOT_FINITE
-        if rz <= 0:
-            return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
-        if zw <= 0:
-            return StopReason.NOT_POSITIVE_DEFINITE
+        rz, zq = rm + eg + rho_z, pu + pg + hz
+        beta = -zq / state.curvature if state.curvature > 0 else 0.0
+        terms = (mu, 2.0 * gz, zAz, beta * zq)
+        zw = sum(terms)
+        if (fault := breakdown(sweep, rz, zw, terms, self.residual)) is not None:
+            return fault
         alpha = rz / zw
         state.curvature = zw
         self._space.combine(1.0, m, beta, state.p)

@@ -18,7 +18,7 @@ from penstock.solvers.states import Alternates, StateLayout, SystemMark, check_a
 from penstock.spmv import Array, Device, InputError
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
-__all__ = ["WIDENED", "CoarseState", "CoarseSweep", "ended", "is_slow", "is_stuck"]
+__all__ = ["WIDENED", "CoarseState", "CoarseSweep", "breakdown", "ended", "is_slow", "is_stuck"]
 
 # So many iterations without halving the smallest residual before are hopeless.
 _PATIENCE = 500
@@ -26,6 +26,8 @@ _PATIENCE = 500
 _TEST_EVERY = 8
 # After so many iterations the coarse level has shown what it is worth: ten digits in 25 iterations, or it is slow.
 _JUDGED, _SLOW = 8, 0.4
+# A curvature of so many roundings of its terms is none.
+_NOISE = 16.0
 #: What a solve whose polynomial was widened says.
 WIDENED = "the coarse level represents slow modes of this matrix badly, so the polynomial was widened"
 
@@ -237,3 +239,28 @@ def ended(sweep: CoarseSweep, norms: list[float], residual: float, *, test: bool
         return StopReason.ROUNDING_FLOOR
     stalled = len(norms) > _PATIENCE and norms[-1] > 0.5 * min(norms[:-_PATIENCE])
     return StopReason.STAGNATED if stalled else None
+
+
+def breakdown(
+    sweep: CoarseSweep, rz: float, curvature: float, terms: Sequence[float], residual: float, column: int = 0
+) -> StopReason | None:
+    """Return why a right-hand side cannot go on, given ``r.z`` and the curvature of its new direction, or None.
+
+    Parameters
+    ----------
+    sweep : CoarseSweep
+    rz : float
+    curvature : float
+        The sum of the terms. Where they cancel it is rounding, which says nothing of the matrix.
+    terms : sequence of float
+    residual : float
+        Not relative.
+    column : int
+    """
+    if not (math.isfinite(rz) and math.isfinite(curvature)):
+        return StopReason.NOT_FINITE
+    if rz > 0 and curvature > _NOISE * sweep.problem.unit * sum(map(abs, terms)):
+        return None
+    if sweep.at_floor(residual, column):
+        return StopReason.ROUNDING_FLOOR
+    return StopReason.NOT_POSITIVE_DEFINITE if rz > 0 else StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE

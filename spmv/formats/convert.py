@@ -10,6 +10,7 @@ from numba import prange
 from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.device import Array
+from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.statistics import check_whole, first_kept, next_block, wide_offsets
@@ -50,6 +51,8 @@ def length_permutation(lengths: Array, scope: int) -> Array:
     >>> length_permutation(np.array([1, 3, 2, 9, 9, 1]), scope=3).tolist()
     [1, 2, 0, 3, 4, 5]
     """
+    if scope < 1:
+        raise InputError(f"scope is the number of rows sorted together, at least 1, not {scope}")
     xp = _module(lengths)
     rows = xp.arange(lengths.size, dtype=np.int64)
     longest = int(lengths.max()) if lengths.size else 0

@@ -42,6 +42,8 @@ def as_store(given: Any, budget_nbytes: int, resources: ExitStack) -> Store:
         return cast(Store, resources.enter_context(FileStore(given)))
     if scipy.sparse.issparse(given) or isinstance(given, SparseMatrix):
         matrix = as_matrix(given.tocsr() if getattr(given, "format", "csr") not in ("csr", "bsr") else given)
+        if not matrix.shape[0]:
+            raise InputError("the matrix has no rows, so there is nothing to stream")
         cuts = -(-matrix.shape[0] // matrix.row_granularity)
         count = min(cuts, _MOST, -(-_IN_BUDGET * matrix.nbytes // max(1, budget_nbytes)))
         return cast(Store, resources.enter_context(HostStore.from_matrix(matrix, count)))

@@ -69,6 +69,10 @@ class TestScripts:
         assert cg(empty, np.zeros(0)).converged
         assert block_cg(empty, np.zeros((0, 2))).converged
         assert penstock.solve(scipy.sparse.csr_array(empty), np.zeros(0)).x.shape == (0,)
+        for name in ("none", "jacobi", "chebyshev", "smoothed_aggregation"):
+            assert cg(scipy.sparse.csr_array(empty), np.zeros(0), M=name).converged
+        with pytest.raises(InputError, match="no rows"):
+            StreamedMatrix(scipy.sparse.csr_array(empty), "1 MiB")
 
     def test_a_matrix_given_for_arrays_is_told_what_to_call(self):
         with pytest.raises(InputError, match=r"CsrMatrix\.from_csr\(A\)"):
@@ -103,8 +107,27 @@ class TestSolversOfScipy:
         np.testing.assert_allclose(
             (A.linear_operator() + A.linear_operator()) @ np.eye(1600, 3), 2 * (GRID @ np.eye(1600, 3))
         )
+        np.testing.assert_allclose((-A) @ ONES, -(GRID @ ONES))
+        np.testing.assert_allclose((A / 4) @ ONES, GRID @ ONES / 4)
         half = SymmetricBsrMatrix.from_csr(GRID, block_size=2)
         assert half.T is half
+
+    def test_operators_add_to_each_other_and_to_matrices(self):
+        A, shift = CsrMatrix.from_csr(GRID), scipy.sparse.eye_array(1600, format="csr")
+        with StreamedMatrix(GRID, "64 KiB") as streamed:
+            np.testing.assert_allclose((A + streamed) @ ONES, 2 * (GRID @ ONES))
+            np.testing.assert_allclose((streamed - 0.5 * A) @ ONES, 0.5 * (GRID @ ONES), atol=1e-12)
+        for shifted in (A + shift, shift + A, A + np.eye(1600), np.eye(1600) + A):
+            np.testing.assert_allclose(shifted @ ONES, GRID @ ONES + 1)
+        assert cg(A + 0.1 * shift, ONES).converged
+
+    def test_a_streamed_half_is_its_transpose(self):
+        with (
+            StreamedMatrix(SymmetricBsrMatrix.from_csr(GRID, block_size=2), "64 KiB") as half,
+            StreamedMatrix(GRID, "64 KiB") as whole,
+        ):
+            assert half.T is half
+            assert not hasattr(whole, "T")
 
 
 class TestStreamedMatrix:

@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from penstock.fem import Cantilever, LognormalMaterial, TwoPhaseMaterial
 from penstock.solvers import CoarseCgState, StopReason, block_cg, cg, chebyshev, smoothed_aggregation
@@ -284,3 +285,40 @@ def test_a_block_tests_one_column_at_a_time():
         result = block_cg(A, B, M=M, rtol=1e-8, maxiter=40)
 
     assert 0 < len(calls) <= result.iterations / 8
+
+
+def arrow(n):
+    """A matrix of which the coarse level is nearly the inverse: directions after the first are rounding."""
+    A = scipy.sparse.diags_array([2.0] * n).tolil()
+    A[0, :] = A[:, 0] = 1.0
+    A[0, 0] = n
+    return scipy.sparse.csr_array(A)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("rtol", [1e-12, 3e-13, 1e-17])
+def test_curvature_that_rounding_has_spoiled_is_not_taken_for_a_matrix_that_is_not_definite(rtol, columns):
+    A = arrow(400)
+    B = np.random.default_rng(3).random((400, columns)) + (columns == 1)
+
+    result = block_cg(A, B, M="smoothed_aggregation", rtol=rtol)
+
+    for column, of in enumerate(result.columns):
+        assert of.reason is (StopReason.CONVERGED if rtol > 1e-16 else StopReason.ROUNDING_FLOOR)
+        residual = np.linalg.norm(B[:, column] - A @ result.x[:, column]) / np.linalg.norm(B[:, column])
+        assert residual <= (2 * rtol if rtol > 1e-16 else 1e-12)
+        assert len(of.residual_norms) <= result.iterations + 1
+
+
+def test_a_column_that_has_ended_stays_when_others_begin_anew():
+    A, rng = arrow(400), np.random.default_rng(5)
+    B = rng.random((400, 4))
+    B[:, 1], B[:, 2] = 0.0, A @ np.ones(400)
+    guess = np.zeros_like(B)
+    guess[:, 2] = 1.0
+
+    result = block_cg(A, B, guess, M="smoothed_aggregation", rtol=1e-14)
+
+    assert result.converged
+    assert np.array_equal(result.x[:, 1], np.zeros(400))
+    assert np.linalg.norm(B - A @ result.x, axis=0) == pytest.approx(np.zeros(4), abs=1e-12)

@@ -74,6 +74,8 @@ def test_the_permutation_orders_each_scope_by_length_and_keeps_equal_lengths_in_
 
 def test_there_is_a_permutation_of_no_rows_and_of_empty_rows():
     assert length_permutation(np.zeros(0, dtype=np.int64), 32).size == 0
+    with pytest.raises(InputError, match="at least 1, not 0"):
+        length_permutation(np.ones(3, dtype=np.int64), 0)
     np.testing.assert_array_equal(length_permutation(np.zeros(5, dtype=np.int64), 4), np.arange(5))
 
 
