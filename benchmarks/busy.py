@@ -4,7 +4,8 @@
 
 Each run is the command ``penstock run`` of a streamed system in a process of its own, which plans, assembles and solves; its
 matrix and plan are the same in all runs. ``seconds`` are those of the solve. The peer ``spinning`` is the same run with threads
-that spin while they wait, as OpenMP's do by themselves for some milliseconds. ``ratio`` is to the quiet run. Beside k busy loops
+that spin while they wait, as OpenMP's do by themselves for some milliseconds, and ``sleeping`` one with threads that sleep at once.
+``ratio`` is to the quiet run. Beside k busy loops
 on c cores, a process whose threads never wait for each other would take (c + k) / c of the quiet time. A quota is set with
 control groups of version 1 or 2, and left out where this process may not make them.
 """
@@ -32,6 +33,7 @@ solver: {preconditioner: chebyshev, degree: 9}
 output: {figures: false, field: false}
 """
 SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
+SLEEPING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 #: Seconds after which a run is killed; a spinning one beside busy processes would take minutes.
 LIMIT = 90
 
@@ -86,7 +88,11 @@ def run(folder: Path, first: Callable[[], None], environment: dict[str, str]) ->
     output = folder / "out"
     shutil.rmtree(output, ignore_errors=True)
     command = [sys.executable, "-m", "penstock", "run", str(folder / "x.yaml"), "--output", str(output)]
-    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "NUMBA_NUM_THREADS")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "NUMBA_NUM_THREADS")
+    }
     process = subprocess.Popen(command, env={**kept, **environment}, preexec_fn=first, stdout=subprocess.DEVNULL)
     try:
         if process.wait(LIMIT):
@@ -111,13 +117,15 @@ def main() -> None:
         (folder / "x.yaml").write_text(EXPERIMENT)
         run(folder, lambda: None, {})  # compiles, and measures rates
         for condition, make in CONDITIONS.items():
-            samples, spinning = [], []
+            samples, spinning, sleeping = [], [], []
             try:
                 for number in range(arguments.repeats):
                     with make() as first:
                         found = run(folder, first, {})
                         assert found is not None, f"a run takes more than {LIMIT} s"
                         samples.append(found[0])
+                        peer = run(folder, first, SLEEPING)
+                        sleeping.append(LIMIT if peer is None else peer[0])
                         # One spinning run tells enough where it takes minutes.
                         if number == 0 or condition in ("quiet", "bound_to_one_core"):
                             peer = run(folder, first, SPINNING)
@@ -131,7 +139,7 @@ def main() -> None:
                 samples,
                 floor=quiet,
                 nbytes=found[1],
-                peers={"spinning": statistics.median(spinning)},
+                peers={"spinning": statistics.median(spinning), "sleeping": statistics.median(sleeping)},
                 ratio=statistics.median(samples) / quiet,
                 peer_is_a_limit=max(spinning) >= LIMIT,
             )

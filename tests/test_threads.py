@@ -9,26 +9,32 @@ import pytest
 
 from penstock import threads
 
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
 
 def in_new_process(code, **environment):
-    kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_NUM_THREADS", "OMP_WAIT_POLICY")}
+    kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_NUM_THREADS", *WAITING)}
     done = subprocess.run(
         [sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, check=True
     )
     return done.stdout.split()
 
 
-TOLD = "import os, penstock.spmv, numba; print(numba.get_num_threads(), os.environ['OMP_WAIT_POLICY'])"
+TOLD = (
+    "import os, penstock.spmv, numba; "
+    "print(numba.get_num_threads(), *(os.environ.get(name) for name in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')))"
+)
 
 
 def test_threads_are_those_of_the_cores_that_a_process_is_bound_to():
     first = min(os.sched_getaffinity(0))
-    assert in_new_process(f"import os; os.sched_setaffinity(0, {{{first}}}); {TOLD}") == ["1", "passive"]
-    assert in_new_process(TOLD) == [str(threads.usable_cores()), "passive"]
+    assert in_new_process(f"import os; os.sched_setaffinity(0, {{{first}}}); {TOLD}") == ["1", "passive", "1000"]
+    assert in_new_process(TOLD) == [str(threads.usable_cores()), "passive", "1000"]
 
 
 def test_the_environment_of_the_user_comes_first():
-    assert in_new_process(TOLD, NUMBA_NUM_THREADS="1", OMP_WAIT_POLICY="active") == ["1", "active"]
+    assert in_new_process(TOLD, NUMBA_NUM_THREADS="1", OMP_WAIT_POLICY="active") == ["1", "active", "None"]
+    assert in_new_process(TOLD, GOMP_SPINCOUNT="0")[1:] == ["passive", "0"]
 
 
 def test_a_numba_that_is_loaded_already_is_told(monkeypatch):
