@@ -4,10 +4,10 @@
 
 Each run is the command ``penstock run`` of a streamed system in a process of its own, which plans, assembles and solves; its
 matrix and plan are the same in all runs. ``seconds`` are those of the solve. The peer ``spinning`` is the same run with threads
-that spin while they wait, as OpenMP's do by themselves for some milliseconds, and ``sleeping`` one with threads that sleep at once.
-``ratio`` is to the quiet run. Beside k busy loops
-on c cores, a process whose threads never wait for each other would take (c + k) / c of the quiet time. A quota is set with
-control groups of version 1 or 2, and left out where this process may not make them.
+that spin while they wait, as OpenMP's do by themselves for some milliseconds, and ``sleeping`` one whose threads sleep at once.
+``ratio`` is to the quiet run. Beside k busy loops on c cores, a process whose threads never wait for each other would take
+(c + k) / c of the quiet time. A quota is set with control groups of version 1 or 2, and left out where this process may not make
+them.
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ def _check_arrays(path: Path, group: Any) -> None:
         if array.ndim != 1 or array.dtype.kind not in kinds:
             raise InputError(f"{path} is damaged: its {name} have type {array.dtype} and shape {array.shape}")
         check_fits_memory(_chunk(array) * array.dtype.itemsize, f"one chunk of the {name} of {path}")
+    if "shape" not in group.attrs and "shape" in group and tuple(group["shape"].shape) != (2,):
+        raise InputError(f"{path} is damaged: its shape has {group['shape'].shape} numbers, not two")
     if not group["indptr"].shape[0] or group["indices"].shape != group["data"].shape:
         raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
     if "csc" in str(group.attrs.get("encoding-type", "")):  # of AnnData

@@ -8,31 +8,36 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["ended_as_interrupted"]
+__all__ = ["ENDING_SIGNALS", "ended_as_interrupted"]
 
-# From kill, a batch system or a shutdown; from a terminal that closes, where there are terminals that do.
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+#: From kill, a batch system or a shutdown; from a terminal that closes, where there are terminals that do.
+ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 @contextlib.contextmanager
 def ended_as_interrupted() -> Iterator[None]:
     """Let these signals end the block as Ctrl-C does, so that what was half written is removed; exit with 128 + their number.
 
-    A signal that is ignored, as under ``nohup``, stays ignored.
+    A signal that is ignored, as under ``nohup``, stays ignored. So does a second one, which batch systems and terminals send
+    while the first is being obeyed.
     """
     received: list[int] = []
 
     def handle(number: int, frame: Any) -> None:
         received.append(number)
-        raise KeyboardInterrupt
+        if len(received) == 1:
+            raise KeyboardInterrupt
 
-    changed = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    changed = [number for number in ENDING_SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
     for number in changed:
         signal.signal(number, handle)
     try:
         yield
+    except (KeyboardInterrupt, SystemExit):
+        if not received:
+            raise
     finally:
         for number in changed:
             signal.signal(number, signal.SIG_DFL)
-        if received:
-            sys.exit(128 + received[0])
+    if received:
+        sys.exit(128 + received[0])

@@ -21,7 +21,6 @@ vectors; :class:`DeviceError` if the device is not there.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +31,14 @@ from penstock.progress import Reporter, RichReporter
 from penstock.request import Request
 from penstock.solvers import IterationRecord, PreconditionerSpec
 from penstock.spmv import CPU, Device, DeviceError, parse_nbytes
+from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 from penstock.spmv.device import cuda_device_count
 from penstock.system import AnyResult, open_system
 
 __all__ = ["find_device", "solve"]
+
+# Seconds of compilation from which on a result tells of them.
+_TOLD_SECONDS = 0.1
 
 
 def solve(
@@ -128,12 +131,14 @@ def _solve(
     reporter: Reporter,
     **limits: Any,
 ) -> AnyResult:
-    began = time.perf_counter()
+    began, compiled = seconds_without_compiling(), compile_seconds()
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
     with open_system(given.promoted(vectors.dtype), request, folder=folder, reporter=reporter) as system:
-        opened = time.perf_counter()
+        opened = seconds_without_compiling()
         result = system.solve(vectors, guess, **limits)
-        cost = f"opened in {opened - began:.3g} s, solved in {time.perf_counter() - opened:.3g} s"
+        cost = f"opened in {opened - began:.3g} s, solved in {seconds_without_compiling() - opened:.3g} s"
+        if (seconds := compile_seconds() - compiled) >= _TOLD_SECONDS:
+            cost += f", {seconds:.3g} s more for compiling kernels, once on a machine"
         return replace(result, decisions="\n".join([*system.explain(), f"{'time':<11} {cost}"]))
 
 

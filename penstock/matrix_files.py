@@ -170,7 +170,7 @@ def slabs_of(path: Path) -> Slabs:
             return _SLABS[kind](path)
         matrix = _read_npz(path) if kind is FileKind.NPZ else read_matrix_market(path, opener_of(path))
         rows = scipy.sparse.csr_array(matrix)
-        return Slabs(rows.shape, rows.nnz, iter([rows]))
+        return Slabs(rows.shape, rows.nnz, [rows])
 
 
 def _assemble(nodes: list[int], dof: int) -> scipy.sparse.csr_array:

@@ -20,14 +20,17 @@ _MULTIPLE = 840  # rows: whole blocks of 1 to 8
 
 
 class Slabs(NamedTuple):
-    """A matrix in a file: its shape, its entries, and its rows in slabs."""
+    """A matrix in a file: its shape, its entries, and its rows in slabs, a list of one if it has been read as a whole."""
 
     shape: tuple[int, int]
     nnz: int
-    rows: Iterator[scipy.sparse.csr_array]
+    rows: Iterable[scipy.sparse.csr_array]
 
     def whole(self, what: str) -> scipy.sparse.csr_array:
-        """Read all rows, which must fit the memory twice, with indices of 64 bits."""
+        """Return all rows; those that are to be read must fit the memory twice, with indices of 64 bits."""
+        if isinstance(self.rows, list):
+            [rows] = self.rows
+            return rows
         check_fits_memory(2 * (16 * self.nnz + 8 * self.shape[0]), what)
         return scipy.sparse.vstack(list(self.rows), format="csr")
 
@@ -51,7 +54,7 @@ def mat_slabs(path: Path) -> Slabs:
     if len(matrices) != 1 or not scipy.sparse.issparse(matrices[0]):
         raise InputError(f"{path} holds {len(matrices)} sparse matrices; expected one, or Problem.A")
     A = scipy.sparse.csr_array(matrices[0])
-    return Slabs(A.shape, A.nnz, iter([A]))
+    return Slabs(A.shape, A.nnz, [A])
 
 
 def recut(slabs: Iterable[Any], nbytes: int) -> Iterator[scipy.sparse.csr_array]:

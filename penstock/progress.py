@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from penstock.solvers import IterationRecord
 from penstock.spmv import format_nbytes
-from penstock.spmv.compilation.watch import compile_seconds, watched_compilation
+from penstock.spmv.compilation.watch import COMPILING, compile_seconds, watched_compilation
 
 __all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
 
@@ -23,7 +23,6 @@ _LOG_SECONDS = 60.0
 _NOTEBOOK_SECONDS = 0.25
 # Seconds of compilation from which on it is told what they were spent on.
 _NOTICED_SECONDS = 1.0
-_COMPILING = "compiling kernels: once on a machine; 'penstock warm-up' does it ahead"
 
 
 class Stage:
@@ -34,6 +33,9 @@ class Stage:
 
     def note(self, detail: str) -> None:
         """Say what is being done, at once."""
+
+    def remark(self, detail: str) -> None:
+        """Add something to what is said at the end."""
 
 
 class Reporter:
@@ -83,6 +85,9 @@ class _LogStage(Stage):
     def note(self, detail: str) -> None:
         self._show(detail)
 
+    def remark(self, detail: str) -> None:
+        self.detail = f"{self.detail}; {detail}" if self.detail else detail
+
     def end(self) -> None:
         self._show(self.detail)
 
@@ -125,6 +130,10 @@ class _RichStage(Stage):
 
     def note(self, detail: str) -> None:
         self._progress.update(self._task, detail=f"{self._detail}; {detail}" if self._detail else detail)
+        self._log.note(detail)
+
+    def remark(self, detail: str) -> None:
+        self.note(detail)
 
 
 @contextmanager
@@ -135,12 +144,12 @@ def _telling_of_compilation(stage: Stage) -> Iterator[Stage]:
     def tell() -> None:
         if not told[0]:
             told[0] = True
-            stage.note(_COMPILING)
+            stage.note(f"{COMPILING}; 'penstock warm-up' does it ahead")
 
     with watched_compilation(tell):
         yield stage
     if (seconds := compile_seconds() - before) >= _NOTICED_SECONDS:
-        stage.note(f"{seconds:.1f} s of that compiled kernels, which this machine now keeps")
+        stage.remark(f"{seconds:.1f} s of it compiling kernels")
 
 
 class RichReporter(Reporter):

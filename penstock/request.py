@@ -14,6 +14,7 @@ from penstock.solvers import (
 )
 from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_nbytes
 from penstock.streaming import LevelOrder, StreamPlan, Workload
+from penstock.streaming.execution.budget import check_room
 
 __all__ = ["Placement", "Request", "Vectors", "room_for_matrix"]
 
@@ -127,6 +128,11 @@ class Placement:
         """Return this placement with another plan for one of the choices."""
         spec = next(spec for spec, workload in self.choices if workload == plan.workload)
         return replace(self, plan=plan, spec=spec, facts=(*self.facts, ("rates", why)))
+
+    def check_room(self, device: Device) -> None:
+        """Refuse a plan for which the device has no room, with a BudgetError."""
+        needed = self.plan.storage_nbytes + self.plan.workload.workspace_nbytes
+        check_room(device, needed, "matrix storage and vectors")
 
     def explain(self) -> str:
         """Return the plan and the facts in words, one line each."""

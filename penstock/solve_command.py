@@ -55,7 +55,7 @@ def solve(
 
     if (matrix is None) == (resume is None):
         raise typer.BadParameter("name a matrix A, or a folder to --resume, which takes everything else from there")
-    if resume is not None and (dry_run or any(of is not None for of in (columns, degree, memory, guess, output))):
+    if resume is not None and (dry_run or format_name != "auto" or {columns, degree, memory, guess, output} != {None}):
         raise typer.BadParameter("--resume takes everything but --maxiter from the folder")
     console, reporter = open_terminal(quiet, verbose)
     request = None
@@ -63,7 +63,7 @@ def solve(
         options = (precond, degree, rtol, maxiter, device, memory, guess, format_name)
         request = SolveRequest(matrix, right_hand_sides, columns, *options)
     if request is not None and dry_run:
-        planned = noting_interrupts(lambda: plan_file(request, reporter=reporter))
+        planned = noting_interrupts(lambda: plan_file(request, output or Path("results"), reporter=reporter))
         console.print(planned, highlight=False, markup=False, soft_wrap=True)
         return
 

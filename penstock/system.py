@@ -29,7 +29,6 @@ from penstock.streaming import (
     reach_of,
     reach_of_store,
 )
-from penstock.streaming.execution.budget import check_room
 from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
 from penstock.streaming.stores.whole import read_whole
@@ -309,8 +308,7 @@ class _Opener:
         """Hand on what was decided, and refuse a plan for which the device has no room."""
         if self.announce is not None:
             self.announce(placement)
-        needed = placement.plan.storage_nbytes + placement.plan.workload.workspace_nbytes
-        check_room(self.request.device, needed, "matrix storage and vectors")
+        placement.check_room(self.request.device)
 
     def _rates(self, nbytes: int) -> LinkRates | None:
         if nbytes < WORTH_MEASURING_NBYTES:

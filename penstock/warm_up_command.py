@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Annotated
 
@@ -20,6 +22,8 @@ Task = Callable[[], None]
 
 _DOFS = (3, 1, 6)
 _NODES = 12
+# Processes at once: each has a context on a GPU; more than 61 Windows cannot wait for.
+_MOST = {"cpu": 61, "cuda": 4}
 _FORMATS = ("symmetric_bsr", "bsr", "sliced_bsr")
 _HOW = (("smoothed_aggregation", True), ("chebyshev", True), ("auto", False), ("jacobi", False))
 
@@ -32,7 +36,7 @@ def warm_up(
     verbose: Verbose = False,
 ) -> None:
     """Compile the kernels that most solves need, so that the first one on this machine need not wait for them."""
-    from penstock.spmv import Device
+    from penstock.spmv import Device, PenstockError
 
     Device.parse(device)
     console, reporter = open_terminal(quiet, verbose)
@@ -41,18 +45,28 @@ def warm_up(
         with reporter.stage("compile") as stage:
             tasks, done = usual_tasks(device), 0
             stage.advance(0.0, f"{len(tasks)} small solves and products")
-            with ProcessPoolExecutor(usable_cores(), multiprocessing.get_context("spawn")) as processes:
+            context, count = multiprocessing.get_context("spawn"), min(usable_cores(), _MOST[Device.parse(device).kind])
+            with ProcessPoolExecutor(count, context, initializer=_leave_interrupts) as processes:
                 try:
                     for future in as_completed([processes.submit(task) for task in tasks]):
                         future.result()
                         done += 1
                         stage.advance(done / len(tasks), f"{done} of {len(tasks)} small solves and products")
+                except BrokenProcessPool as error:
+                    raise PenstockError(
+                        "a process that compiled kernels was killed; is there enough memory?"
+                    ) from error
                 except BaseException:
                     processes.shutdown(cancel_futures=True)
                     raise
 
     noting_interrupts(compiled)
     console.print("The usual kernels are compiled, and are kept on this machine.")
+
+
+def _leave_interrupts() -> None:
+    """Let Ctrl-C end the command, which ends these processes, without a word from each of them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def usual_tasks(device: str) -> list[Task]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from penstock.spmv import InputError
 __all__ = ["is_zarr", "zarr_group"]
 
 _NAMES = ("data", "indices", "indptr")
-_METADATA = (".zarray", ".zattrs", "zarr.json")
+# Names of the chunks of an array of one dimension, in folders of either version.
+_CHUNK = re.compile(r"(?:c[/.])?(0|[1-9]\d*)")
 _DEEPEST = 4  # groups inside groups; a folder may hold a link to itself
 # Codecs of numbers and bytes, by the names that Zarr 2 and 3 give them; others, such as pickle, could run code.
 _CODECS = {
@@ -45,7 +47,7 @@ def zarr_group(path: Path) -> Iterator[Any]:
     if len(found) > 1:
         raise InputError(f"{path} holds {len(found)} matrices: {', '.join(sorted(found))}; add one of them to the path")
     (group,) = found.values()
-    for name in _NAMES:
+    for name in (*_NAMES, *({"shape"} & set(group.array_keys()))):
         _check(path, name, group[name])
     yield group
 
@@ -57,7 +59,7 @@ def _import_zarr(path: Path) -> Any:
         version = None
     else:
         version = zarr.__version__
-        if int(version.split(".")[0]) >= 3:
+        if [int(part) for part in re.findall(r"\d+", version)[:3]] >= [3, 1, 4]:
             return zarr
     found = "is not installed" if version is None else f"is of version {version}"
     raise InputError(f"{path} is read with zarr 3.1.4 or later, which {found}: pip install 'penstock[files]'")
@@ -77,11 +79,12 @@ def _check(path: Path, name: str, array: Any) -> None:
     codecs = [described.get(key) for key in ("codecs", "filters", "compressor")]
     if refused := sorted(set(_codec_names(codecs)) - _CODECS):
         raise InputError(f"{path} has {name} with the codec {', '.join(refused)}; write it with zstd, gzip or blosc")
-    chunks = math.ceil(array.shape[0] / (array.shards or array.chunks)[0])
-    files = sum(file.name not in _METADATA for file in (path / array.path).rglob("*") if file.is_file())
-    if files < chunks:
+    folder, chunks = path / array.path, math.ceil(array.shape[0] / (array.shards or array.chunks)[0])
+    names = (_CHUNK.fullmatch(file.relative_to(folder).as_posix()) for file in folder.rglob("*") if file.is_file())
+    there = sum(number < chunks for number in {int(found[1]) for found in names if found})
+    if there < chunks:
         raise InputError(
-            f"{path} has {files} of {chunks} chunks of {name}, and Zarr takes missing ones for zeros; copy it whole, or write it "
+            f"{path} has {there} of {chunks} chunks of {name}, and Zarr takes missing ones for zeros; copy it whole, or write it "
             "with write_empty_chunks"
         )
 

@@ -225,14 +225,13 @@ def _check_limits(maxiter: int | None, check_every: int | None) -> None:
         raise InputError(f"check_every must be 1 to {KEPT_NORMS}, but is {check_every}")
 
 
-def _with_limits(problem: LinearProblem, maxiter: int | None, check_every: int | None) -> LinearProblem:
-    """Check the limits, and return the problem with its right-hand side as a vector."""
+def _prepare(problem: LinearProblem, maxiter: int | None, check_every: int | None) -> None:
+    """Check the limits, and make a vector of the one right-hand side."""
     with problem.space.communicator.together():
         _check_limits(maxiter, check_every)
         if problem.columns != 1:
             raise InputError(f"cg solves for one right-hand side, b has {problem.columns} columns; use block_cg")
     problem.b = problem.b.reshape(-1)
-    return problem
 
 
 def _method_for(problem: LinearProblem, reductions: int) -> Any:
@@ -315,7 +314,7 @@ def cg(
     (True, (243,), '-912.5')
     """
     problem = LinearProblem(A, b, M, rtol=rtol if tol is None else tol, atol=atol or 0.0)
-    _with_limits(problem, maxiter, check_every)
+    _prepare(problem, maxiter, check_every)
     x0, checks = problem.guess(x0, state, "x0"), _residual_checks(problem, 1 if callback else check_every)
     with problem.A.device.current():
         method = _method_for(problem, reductions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,15 @@ class LikeScipy(ABC):
         """Return ``A @ x``, as matrices of SciPy do."""
         return self.apply(x)
 
-    def __mul__(self, factor: float) -> Any:
+    def __mul__(self, factor: Any) -> Any:
         """Return a number times the operator, as a ``LinearOperator``."""
-        return self.linear_operator() * factor
+        return self.linear_operator() * factor if isinstance(factor, Real) else NotImplemented
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: float) -> Any:
+    def __truediv__(self, divisor: Any) -> Any:
         """Return the operator divided by a number, as a ``LinearOperator``."""
-        return self.linear_operator() * (1.0 / divisor)
+        return self.linear_operator() * (1.0 / divisor) if isinstance(divisor, Real) else NotImplemented
 
     def __neg__(self) -> Any:
         """Return minus the operator, as a ``LinearOperator``."""
@@ -54,12 +55,18 @@ class LikeScipy(ABC):
         return self.linear_operator() + self._linear(other)
 
     def __radd__(self, other: Any) -> Any:
-        """Return the sum with a matrix of SciPy or CuPy, as a ``LinearOperator``."""
+        """Return the sum with a matrix of SciPy or CuPy, as a ``LinearOperator``; with 0, which ``sum`` begins with, itself."""
+        if isinstance(other, Real) and other == 0:
+            return self
         return self._linear(other) + self.linear_operator()
 
     def __sub__(self, other: Any) -> Any:
         """Return the difference to another operator or matrix on the same device, as a ``LinearOperator``."""
         return self.linear_operator() + -1.0 * self._linear(other)
+
+    def __rsub__(self, other: Any) -> Any:
+        """Return a matrix of SciPy or CuPy minus the operator, as a ``LinearOperator``."""
+        return self._linear(other) + -self
 
     def matvec(self, x: Array) -> Array:
         """Return ``A @ x``: by this name solvers of SciPy find it, so ``scipy.sparse.linalg.eigsh(A)`` works as it is.

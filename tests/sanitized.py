@@ -129,7 +129,7 @@ def main() -> None:
     told = {**summary(arguments.folder, arguments.tool), "asked": len(tests) + len(seen)}
     (arguments.folder / f"summary-{arguments.tool}.json").write_text(json.dumps(told, indent=1) + "\n")
     print(json.dumps(told, indent=1))
-    raise SystemExit(bool(told["findings"]))
+    raise SystemExit(bool(told["findings"]) or not told["passed"])
 
 
 if __name__ == "__main__":

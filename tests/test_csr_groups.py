@@ -79,8 +79,23 @@ def lost_chunk(path):
     (path / "indices" / "c" / "3").unlink()
 
 
+def strange_file(path):
+    lost_chunk(path)
+    (path / "indices" / "c" / ".3.AbCdEf").write_bytes(b"left by a copy that was interrupted")
+    (path / "indices" / "c" / "17").write_bytes(b"left from when the array was longer")
+
+
+def shape_array(length, **options):
+    return lambda path: zarr.open_group(path).create_array(
+        "shape", shape=(length,), dtype="int64", chunks=(1,), fill_value=N, **options
+    )
+
+
 ATTACKS = {
     "a chunk is lost": (lost_chunk, "8 of 9 chunks of indices"),
+    "a chunk is lost and other files lie there": (strange_file, "8 of 9 chunks of indices"),
+    "a shape of many numbers": (shape_array(10**12), "of 1000000000000 chunks of shape"),
+    "a shape that was not written": (shape_array(2), "0 of 2 chunks of shape"),
     "sizes that no memory holds": (
         lambda path: described(
             path, "indptr", shape=[10**15], chunk_grid={"name": "regular", "configuration": {"chunk_shape": [10**15]}}
@@ -136,11 +151,11 @@ def test_a_matrix_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("found", "advice"), [(None, "not installed"), (types.SimpleNamespace(__version__="2.18.7"), "of version 2.18.7")]
+    ("version", "advice"), [(None, "not installed"), ("2.18.7", "of version 2.18.7"), ("3.0.10", "of version 3.0.10")]
 )
-def test_without_zarr_the_error_says_how_to_install_it(tmp_path, monkeypatch, found, advice):
+def test_without_zarr_the_error_says_how_to_install_it(tmp_path, monkeypatch, version, advice):
     zarr_with(tmp_path / "a")
-    monkeypatch.setitem(sys.modules, "zarr", found)
+    monkeypatch.setitem(sys.modules, "zarr", version and types.SimpleNamespace(__version__=version))
     with pytest.raises(InputError, match=rf"{advice}: pip install 'penstock\[files\]'"):
         read_matrix(tmp_path / "a")
 

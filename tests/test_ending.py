@@ -5,7 +5,10 @@ import signal
 import pytest
 
 from penstock.ending import ended_as_interrupted
+from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.fem import Cantilever
+from penstock.progress import Reporter
+from penstock.spmv import StoreError
 from penstock.streaming import FileStore
 
 SIGNALS = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -44,3 +47,50 @@ def test_a_signal_that_is_ignored_stays_ignored():
             signal.raise_signal(number)
     finally:
         signal.signal(number, before)
+
+
+def ended_by(number, clearing_up):
+    """Send a signal to a block whose end clears something up."""
+    with ended_as_interrupted():
+        try:
+            signal.raise_signal(number)
+        finally:
+            clearing_up()
+
+
+def test_a_second_signal_does_not_disturb_what_the_first_began(number):
+    cleared = []
+
+    def clearing_up():
+        signal.raise_signal(number)
+        cleared.append("up")
+
+    with pytest.raises(SystemExit) as ended:
+        ended_by(number, clearing_up)
+    assert cleared == ["up"]
+    assert ended.value.code == 128 + number
+
+
+def test_what_goes_wrong_while_clearing_up_is_told(number):
+    def clearing_up():
+        raise StoreError("cannot remove")
+
+    with pytest.raises(StoreError, match="cannot remove"):
+        ended_by(number, clearing_up)
+
+
+def test_a_solve_ends_after_its_iteration(number):
+    with ended_as_interrupted(), stop_requests(Reporter()) as stop:
+        assert not stop.is_set()
+        signal.raise_signal(number)
+        assert stop.is_set()
+
+
+def test_a_terminal_that_is_gone_does_not_disturb_a_solve(number):
+    class Gone(Reporter):
+        def text(self, title, body):
+            raise OSError("no terminal")
+
+    with stop_requests(Gone()) as stop:
+        signal.raise_signal(number)
+        assert stop.is_set()

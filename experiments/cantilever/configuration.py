@@ -205,7 +205,7 @@ class OutputSection(Section):
     """What is left behind."""
 
     directory: Path = Field(default=Path("results"), description="one folder a run is made in it")
-    field: bool = Field(default=True, description="write solution.vtkhdf for ParaView")
+    field: bool = Field(default=True, description="write solution.vtkhdf for ParaView, of every sample too")
     figures: bool = Field(default=True, description="draw PNG pictures")
     checkpoint_seconds: PositiveFloat = Field(default=60.0, description="seconds between checkpoints")
 

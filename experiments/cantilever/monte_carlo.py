@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
-from penstock.experiments.cantilever.sample_fields import stacked_fields
+from penstock.experiments.cantilever.sample_fields import write_statistics
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
 from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.environment import describe_environment
@@ -96,8 +96,7 @@ class SampleStudy(Study[int, ResultsFolder]):
         """Write mean and deviation of the samples' fields; a sample of an older version has none, and there is none then."""
         files = [self._folder_of(number).field for number in self.points() if self._seed(number) in converged]
         if self.experiment.output.field and files and all(file.exists() for file in files):
-            body = self.experiment.cantilever()
-            self.folder.write_field(body, stacked_fields(files, body))
+            write_statistics(self.folder.field, files)
 
     def _seed(self, number: int) -> int:
         return self.experiment.material.seed + number

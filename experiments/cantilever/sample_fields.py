@@ -1,36 +1,50 @@
-"""The fields of several runs side by side, some planes of nodes at a time, so that many do not need to fit the memory."""
+"""Mean and deviation of the fields of several runs of the same body."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from penstock.experiments.reporting.folder import FIELD_NAMES
-from penstock.fem import Cantilever
+from penstock.experiments.reporting.atomic import replacing
 
-__all__ = ["stacked_fields"]
+__all__ = ["write_statistics"]
 
-_TOGETHER_NBYTES = 1 << 26
-
-
-def stacked_fields(files: Sequence[Path], body: Cantilever) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the solutions in files of the same body, ``(unknowns, files)``, in parts of whole planes of nodes."""
-    nx, ny, nz = body.mesh.node_counts
-    step = max(1, min(nx, _TOGETHER_NBYTES // (8 * ny * nz * body.dof * len(files))))
-    for start in range(0, nx, step):
-        planes = slice(start, min(start + step, nx))
-        yield np.stack([_planes(file, body.dof, planes) for file in files], axis=1)
+_FIELDS = "VTKHDF/PointData"
 
 
-def _planes(file: Path, dof: int, planes: slice) -> np.ndarray[Any, Any]:
-    """Return the unknowns of some planes, node by node; in the file x runs fastest, in a solution z does."""
+def write_statistics(path: Path, files: Sequence[Path]) -> None:
+    """Write the mean of every field in files of the same body, and the deviation of samples if there are several.
+
+    Each file is read once for each of its fields, and three fields are in memory at a time.
+    """
+    with replacing(path) as partial:
+        shutil.copyfile(files[0], partial)
+        with h5py.File(partial, "r+") as written:
+            points = written[_FIELDS]
+            for name in list(points):
+                mean, deviation = _moments(files, name)
+                points[name][...] = mean
+                if deviation is not None:
+                    points.create_dataset(f"{name}_deviation", data=deviation)
+
+
+def _moments(files: Sequence[Path], name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    """Return the mean and the deviation of a field, by Welford (1962), which subtracts no large numbers."""
+    mean, squares = _read(files[0], name), np.zeros(())
+    for count, file in enumerate(files[1:], start=2):
+        value = _read(file, name)
+        from_before = value - mean
+        mean += from_before / count
+        squares = squares + from_before * (value - mean)
+    return mean, np.sqrt(squares / (len(files) - 1)) if len(files) > 1 else None
+
+
+def _read(file: Path, name: str) -> np.ndarray[Any, Any]:
     with h5py.File(file) as opened:
-        points = opened["VTKHDF/PointData"]
-        names = [FIELD_NAMES[dof], *(["rotation"] if dof == 6 else [])]
-        values = [np.atleast_1d(points[name][:, :, planes]) for name in names]
-    columns = [of.reshape(*of.shape[:3], -1).swapaxes(0, 2) for of in values]
-    return np.concatenate(columns, axis=-1).ravel()
+        values: np.ndarray[Any, Any] = opened[_FIELDS][name][...]
+    return values

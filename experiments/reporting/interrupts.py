@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.ending import ENDING_SIGNALS
 from penstock.experiments.reporting.progress import Reporter
 
 __all__ = ["stop_requests"]
@@ -15,7 +16,7 @@ __all__ = ["stop_requests"]
 
 @contextlib.contextmanager
 def stop_requests(reporter: Reporter, current: str = "this iteration") -> Iterator[threading.Event]:
-    """Turn the first SIGINT or SIGTERM into an event; a second one raises KeyboardInterrupt.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into an event; a second one raises KeyboardInterrupt.
 
     Parameters
     ----------
@@ -28,19 +29,20 @@ def stop_requests(reporter: Reporter, current: str = "this iteration") -> Iterat
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in signals}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING_SIGNALS)}
+    signals = [number for number in before if number == signal.SIGINT or before[number] != signal.SIG_IGN]
 
     def handle(number: int, frame: Any) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        reporter.text(f"Stopping after {current}", "Interrupt again to stop at once.")
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            reporter.text(f"Stopping after {current}", "Interrupt again to stop at once.")
 
     for number in signals:
         signal.signal(number, handle)
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in signals:
+            signal.signal(number, before[number])

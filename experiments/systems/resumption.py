@@ -75,9 +75,8 @@ def decided_spec(settings: Mapping[str, Any]) -> PreconditionerSpec | None:
 
 def _of_system(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without those that may change when a solve is resumed."""
-    asked = {
-        name: value for name, value in settings.get("asked", {}).items() if name not in ("rtol", "maxiter", "guess")
-    }
+    given = {"format": "auto", **settings.get("asked", {})}  # checkpoints were without it once
+    asked = {name: value for name, value in given.items() if name not in ("rtol", "maxiter", "guess")}
     return {**settings, "asked": asked}
 
 

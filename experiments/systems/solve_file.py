@@ -111,10 +111,14 @@ def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Report
             raise
 
 
-def plan_file(request: SolveRequest, *, reporter: Reporter | None = None) -> str:
-    """Return the plan of a solve in words, without solving; errors are those of :func:`solve_file`."""
+def plan_file(request: SolveRequest, directory: str | Path, *, reporter: Reporter | None = None) -> str:
+    """Return the plan of a solve in words, without solving; errors are those of :func:`solve_file`.
+
+    The solve would stream from the disk of the directory, which need not exist.
+    """
     request.check()
-    return _Run(request, ResultsFolder(Path()), reporter or Reporter()).plan()
+    near = next(place for place in (Path(directory) / "any").absolute().parents if place.is_dir())
+    return _Run(request, ResultsFolder(near), reporter or Reporter()).plan()
 
 
 class _Planned(Exception):
@@ -160,10 +164,11 @@ class _Run:
         matrix, request = self._opened()
 
         def stop(placement: Placement) -> None:
+            placement.check_room(request.device)
             raise _Planned(f"{placement.explain()}\n{'right side':<11} {right_side}")
 
         try:
-            with open_system(matrix, request, reporter=self.reporter, announce=stop):
+            with open_system(matrix, request, folder=self.folder.path, reporter=self.reporter, announce=stop):
                 raise AssertionError("a matrix in a file or a store is placed")
         except _Planned as planned:
             return str(planned)

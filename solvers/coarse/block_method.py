@@ -238,7 +238,7 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         return faults
 
     def _begin_anew(self, state: CoarseBlockCgState) -> None:
-        """Go on from the iterates without the directions so far; columns that have ended keep theirs."""
+        """Go on from the iterates without the directions so far; those of columns that have ended stand still."""
         iterates = state.x.copy()
         for column, reason in enumerate(state.reasons):
             if reason is StopReason.NOT_FINITE:

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 from numba.core import event
 
-__all__ = ["compile_seconds", "compiling", "seconds_without_compiling", "watched_compilation"]
+__all__ = ["COMPILING", "compile_seconds", "compiling", "seconds_without_compiling", "watched_compilation"]
+
+#: What is said meanwhile.
+COMPILING = "compiling kernels, once on a machine"
 
 Listener = Callable[[], object]
 
@@ -33,9 +36,12 @@ class _Watch(event.Listener):
                 self._began = time.perf_counter()
             self._depth += 1
             first, listeners = self._depth == 1, tuple(self.listeners)
-        if first:
-            for listener in listeners:
+        try:
+            for listener in listeners if first else ():
                 listener()
+        except BaseException:  # such as an interrupt: nobody will tell of the end
+            self.on_end()
+            raise
 
     def on_end(self, event: object = None) -> None:
         with self._lock:

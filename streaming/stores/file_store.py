@@ -151,6 +151,8 @@ class FileStore:
                 count = _read_at(self._file, target.data[done:], self._offsets[number] + start + done)
             except OSError as error:
                 raise StoreError(f"cannot read {where}: {error.strerror or error}; check the disk") from error
+            except ValueError as error:  # of a closed file
+                raise StoreError(f"cannot read {where}: the store was closed meanwhile") from error
             if count == 0:
                 raise StoreError(
                     f"{where} ends after {start + done} of {subdivision.nbytes} bytes; build the store again"

@@ -119,7 +119,16 @@ class TestSolversOfScipy:
             np.testing.assert_allclose((streamed - 0.5 * A) @ ONES, 0.5 * (GRID @ ONES), atol=1e-12)
         for shifted in (A + shift, shift + A, A + np.eye(1600), np.eye(1600) + A):
             np.testing.assert_allclose(shifted @ ONES, GRID @ ONES + 1)
+        for shifted in (A - shift, -1.0 * (shift - A), A - np.eye(1600), -1.0 * (np.eye(1600) - A)):
+            np.testing.assert_allclose(shifted @ ONES, GRID @ ONES - 1)
+        np.testing.assert_allclose(sum([A, A, A]) @ ONES, 3 * (GRID @ ONES))
         assert cg(A + 0.1 * shift, ONES).converged
+
+    def test_products_with_arrays_entry_by_entry_are_refused(self):
+        A = CsrMatrix.from_csr(GRID)
+        for product in (lambda: ONES * A, lambda: A * ONES, lambda: A / ONES):
+            with pytest.raises(TypeError, match="operand"):
+                product()
 
     def test_a_streamed_half_is_its_transpose(self):
         with (

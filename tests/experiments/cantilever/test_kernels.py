@@ -93,7 +93,7 @@ def test_a_process_compiles_into_the_cache_that_this_one_reads(tmp_path):
         "with Compilation([task]) as compilation:\n"
         "    compilation.wait(lambda share, text: seen.append((share, text)))\n"
         "assert not task.needed\n"
-        "assert seen[-1] == (1.0, 'compiling kernels (first run only)'), seen\n"
+        "assert seen[-1] == (1.0, 'compiling kernels, once on a machine'), seen\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
 

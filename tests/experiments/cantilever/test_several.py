@@ -11,7 +11,6 @@ from interrupting import interrupt_at
 
 from penstock.experiments import Experiment, read_experiment, resume_experiment, run_experiment
 from penstock.experiments.cantilever import monte_carlo as monte_carlo_module
-from penstock.experiments.cantilever import sample_fields
 from penstock.experiments.cantilever import single_run as single_run_module
 from penstock.experiments.cantilever.loads import load_names, right_hand_sides
 from penstock.experiments.reporting.folder import ResultsFolder
@@ -208,8 +207,7 @@ def material(samples, **more):
 
 class TestRandomStiffness:
     @pytest.mark.parametrize("dof", [1, 3, 6])
-    def test_mean_and_deviation_of_the_fields_are_written(self, dof, tmp_path, monkeypatch):
-        monkeypatch.setattr(sample_fields, "_TOGETHER_NBYTES", 1)  # a plane at a time
+    def test_mean_and_deviation_of_the_fields_are_written(self, dof, tmp_path):
         described = experiment(model={"nodes": [5, 4, 3], "dof": dof}, material=material(3))
         folder = run_experiment(described, tmp_path / "run").folder
 

@@ -48,6 +48,10 @@ def test_beam_theory_stands_beside_a_slender_beam_under_shear(model, load, expec
 def test_a_run_tells_deflection_twist_and_the_names_of_load_cases(tmp_path):
     folder = run_experiment(described(), tmp_path / "shear").folder
     assert "in the model's unit of length; by Timoshenko's beam theory" in folder.summary()
+    result = folder.read_json(folder.result)
+    assert result["tip_deflection"] == pytest.approx(
+        result["beam_theory"], rel=0.2
+    )  # of the same sign; the mesh is coarse
     folder = run_experiment(described(load={"kind": "torsion"}), tmp_path / "torsion").folder
     twist = folder.read_json(folder.result)["tip_deflection"]
     # Saint-Venant: G theta k h^4 / L = M for a square section, k = 0.1406; the clamped end and the coarse mesh make it stiffer.
