@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ __all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
 _LOG_SECONDS = 60.0
 # Seconds between two states of a line in a notebook.
 _NOTEBOOK_SECONDS = 0.25
-# Seconds of compilation from which on it is told what they were spent on.
+# Seconds of compilation from which on it is told what they are spent on.
 _NOTICED_SECONDS = 1.0
 
 
@@ -138,16 +139,27 @@ class _RichStage(Stage):
 
 @contextmanager
 def _telling_of_compilation(stage: Stage) -> Iterator[Stage]:
-    """Say once that kernels are being compiled, and at the end how long that took, if anyone will have noticed."""
-    told, before = [False], compile_seconds()
+    """Say that kernels are being compiled, and at the end how long that took, if it takes long enough to be noticed."""
+    before, timers = compile_seconds(), list[threading.Timer]()
 
-    def tell() -> None:
-        if not told[0]:
-            told[0] = True
+    def tell_if_noticed() -> None:
+        if compile_seconds() - before >= _NOTICED_SECONDS:
             stage.note(f"{COMPILING}; 'penstock warm-up' does it ahead")
+        else:
+            timers.clear()  # the next kernel begins another
 
-    with watched_compilation(tell):
-        yield stage
+    def wait() -> None:
+        if not timers:
+            timers.append(threading.Timer(_NOTICED_SECONDS, tell_if_noticed))
+            timers[0].daemon = True
+            timers[0].start()
+
+    try:
+        with watched_compilation(wait):
+            yield stage
+    finally:
+        for timer in timers:
+            timer.cancel()
     if (seconds := compile_seconds() - before) >= _NOTICED_SECONDS:
         stage.remark(f"{seconds:.1f} s of it compiling kernels")
 

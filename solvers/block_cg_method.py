@@ -90,7 +90,8 @@ class BlockCgState:
         lengths = {len(self.reasons), len(self.last_true_residuals), len(self.residual_norms)}
         numbers = all(type(column) is int for column in self.active)  # booleans would select
         within = numbers and self.active == sorted(set(self.active)) and all(0 <= of < columns for of in self.active)
-        if lengths != {columns} or not within or (self.active and self.goes_on and not self._block_fits(columns)):
+        block = bool(self.active) and self._block_fits(columns)
+        if lengths != {columns} or not within or (self.goes_on and not block):
             raise InputError("the parts of the state do not fit each other; it is damaged")
 
     def _block_fits(self, columns: int) -> bool:

@@ -1,7 +1,9 @@
 """What a person sees of a run: a line a minute in a log, one line that changes in a notebook."""
 
 import io
+import re
 import sys
+import time
 import types
 
 import pytest
@@ -74,12 +76,12 @@ def test_a_log_gets_a_line_at_the_end_and_now_and_then(every, lines):
 
 
 def compile_twice(reporter, monkeypatch):
-    monkeypatch.setattr(progress, "_NOTICED_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_NOTICED_SECONDS", 0.03)
     with reporter.stage("solve") as stage:
         stage.advance(0.5, "iteration 1")
         for _ in range(2):
             with compiling():
-                pass
+                time.sleep(0.25)
         stage.advance(1.0, "iteration 2")
 
 
@@ -88,23 +90,24 @@ def test_a_log_says_at_once_that_kernels_are_compiled_and_later_how_long(monkeyp
     compile_twice(RichReporter(Console(file=told, width=200)), monkeypatch)
     first, last = told.getvalue().splitlines()
     assert first.endswith("compiling kernels, once on a machine; 'penstock warm-up' does it ahead")
-    assert last.endswith("iteration 2; 0.0 s of it compiling kernels")
+    assert re.search(r"iteration 2; 0\.\d s of it compiling kernels$", last)
 
 
 def test_a_bar_says_what_was_compiled_beside_the_last_detail(monkeypatch):
     told = io.StringIO()
     compile_twice(RichReporter(Console(file=told, width=200, force_terminal=True)), monkeypatch)
-    assert "iteration 2; 0.0 s of it compiling kernels" in told.getvalue()
+    assert re.search(r"iteration 2; 0\.\d s of it compiling kernels", told.getvalue())
 
 
 def test_a_notebook_says_at_the_end_how_long_kernels_were_compiled(notebook, monkeypatch):
     compile_twice(RichReporter(Console(force_jupyter=True)), monkeypatch)
     (states,) = notebook.lines
     assert any("compiling kernels, once on a machine" in state for state in states)
-    assert states[-1].endswith("iteration 2; 0.0 s of it compiling kernels")
+    assert re.search(r"iteration 2; 0\.\d s of it compiling kernels$", states[-1])
 
 
-def test_a_part_that_compiles_nothing_says_nothing_of_it():
+def test_a_part_that_hardly_compiles_says_nothing_of_it():
     told = io.StringIO()
-    solve(RichReporter(Console(file=told, width=200)))
+    with RichReporter(Console(file=told, width=200)).stage("solve"), compiling():
+        pass
     assert "compil" not in told.getvalue()

@@ -139,6 +139,7 @@ class TestAltered:
             ("t", np.eye(2) + 0j),
             ("t", np.eye(2, dtype=np.float32)),
             ("active", [0, 7]),
+            ("active", []),
             ("active", [1, 0]),
             ("active", [False, True]),
             ("reasons", [None]),
