@@ -144,7 +144,13 @@ def bench(
     if operation != "spmv":
         _bench_operation(operation, matrices, device, repeats, output)
         return
-    from penstock.experiments.formats.report import BenchFolder, BenchRequest, bench_products, records_table
+    from penstock.experiments.formats.report import (
+        BenchFolder,
+        BenchRequest,
+        bench_products,
+        disagreements,
+        records_table,
+    )
     from penstock.matrix_files import read_matrix
     from penstock.spmv import Device
 
@@ -161,6 +167,8 @@ def bench(
     complete(lambda: bench_products(named, folder.path, request, reporter=reporter), hint, console, folder.records)
     result = folder.read()
     console.print(records_table(result["records"]))
+    for sentence in disagreements(result["records"]):
+        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
     for case in result["refused"]:
         console.print(f"{case['matrix']}: no {case['case']}: {case['reason']}", highlight=False, markup=False)
     console.print(f"memory bandwidth {result['limits']['read_GBps']:.4g} GB/s", highlight=False)

@@ -295,6 +295,8 @@ class _Comparison:
             "floor_seconds": nbytes / self.bandwidth,
             "predicted_seconds": predicted,
             "measured_over_predicted": seconds / predicted,
+            # What suggest_format ranks by.
+            "ranked_seconds": predicted / matrix.efficiency(self.statistics, self.device.kind, count),
             "gflops": 2e-9 * self.statistics.nnz * count / seconds,
             "error": error if math.isfinite(error) else None,
             "seed": _SEED,

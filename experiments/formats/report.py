@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +21,10 @@ from penstock.spmv import CPU, CsrMatrix, Device, InputError
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming.measurement.probes import measure_memory
 
-__all__ = ["BenchFolder", "BenchRequest", "BenchStudy", "bench_products", "records_table"]
+__all__ = ["BenchFolder", "BenchRequest", "BenchStudy", "bench_products", "disagreements", "records_table"]
 
+# A format that takes so many times as long as another is the wrong one, whatever the noise of a quiet machine.
+_CLEARLY = 1.1
 _BANDWIDTH_NBYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 
 
@@ -229,3 +232,21 @@ def records_table(records: Sequence[dict[str, Any]]) -> Table:
             table.add_row(name, str(count), f"[dim]{peer}[/dim]", f"{seconds * 1e3:.4g}", f"{gflops:.4g}")
         table.add_section()
     return table
+
+
+def disagreements(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each matrix where a format was clearly faster than the one that the roofline model puts first."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for record in records:
+        if not record["variant"] and "ranked_seconds" in record:  # not in records of older versions
+            groups.setdefault((record["matrix"]["name"], record["columns"]), []).append(record)
+    told = []
+    for (name, count), group in groups.items():
+        chosen, fastest = (min(group, key=itemgetter(key)) for key in ("ranked_seconds", "seconds"))
+        if (ratio := chosen["seconds"] / fastest["seconds"]) > _CLEARLY:
+            vectors = f" with {count} vectors" if count > 1 else ""
+            told.append(
+                f"{name}{vectors}: {fastest['format']} was fastest here; {chosen['format']}, which the roofline model puts first, "
+                f"took {ratio:.2f} times as long. On a machine that was not busy, name the format yourself."
+            )
+    return told

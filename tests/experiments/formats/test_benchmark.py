@@ -19,9 +19,9 @@ from penstock import cli
 from penstock.experiments.formats import benchmark as product_benchmark
 from penstock.experiments.formats import report as product_report
 from penstock.experiments.formats.benchmark import Case, compare_products, default_cases, study_cases
-from penstock.experiments.formats.report import BenchRequest, bench_products
+from penstock.experiments.formats.report import BenchRequest, bench_products, disagreements
 from penstock.matrix_files import NamedMatrix
-from penstock.spmv import CPU, CsrMatrix, InputError, format_named, format_names
+from penstock.spmv import CPU, CsrMatrix, InputError, format_named, format_names, suggest_format
 from penstock.spmv.compilation.table import KERNELS, find_kernel
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.model import timing as product_timing
@@ -391,6 +391,25 @@ def test_cases_follow_from_the_matrix(monkeypatch, at_once, tmp_path):
         assert result["limits"]["read_GBps"] == BANDWIDTH / 1e9
         if "bsr" in found:
             assert found["sliced_bsr"]["parameters"]["block_size"] == (block_size or 3)
+
+
+def measured(name, seconds, ranked, columns=1, variant=""):
+    record = {"matrix": {"name": "A"}, "columns": columns, "format": name, "variant": variant, "seconds": seconds}
+    return record | ({} if ranked is None else {"ranked_seconds": ranked})
+
+
+def test_it_is_told_where_the_model_puts_a_slower_format_first(monkeypatch, at_once, tmp_path):
+    first = [measured("csr", 2.0, 1.0), measured("ell", 1.6, 3.0), measured("coo", 0.1, 0.1, variant="sorted")]
+    with_columns = [measured("csr", 1.05, 1.0, columns=8), measured("ell", 1.0, 3.0, columns=8)]
+    assert disagreements([measured("csr", 2.0, None), measured("ell", 1.0, None)]) == []
+    [told] = disagreements(first + with_columns)
+    assert told.startswith("A: ell was fastest here; csr, which the roofline model puts first, took 1.25 times as long.")
+
+    monkeypatch.setattr(product_report, "measure_memory", lambda device, nbytes: BANDWIDTH)
+    A = random_matrix()
+    records = bench_products([NamedMatrix("A", A, "A")], tmp_path, BenchRequest(repeats=1))[0].read()["records"]
+    best = min((record for record in records if not record["variant"]), key=lambda record: record["ranked_seconds"])
+    assert best["format"] == suggest_format(A, device="cpu")[0].format_name
 
 
 def test_a_second_run_in_the_same_folder_measures_only_what_is_missing(monkeypatch, at_once, tmp_path):
