@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
@@ -105,6 +106,7 @@ class StreamedMatrix(SweptMatrix):
             raise InputError("workload and ring are decided by the plan; give one or the other")
         available = self.budget.limit_nbytes - self.budget.used_nbytes
         self.plan = plan or plan_stream(index, available, workload, ring)
+        self._planned, self._told = (plan or workload or ring) is not None, False
         if not self.plan.index.same_layout(index):
             raise InputError("the plan was made for another cut of the matrix; plan again from store.index")
         self.shape = index.shape
@@ -224,6 +226,7 @@ class StreamedMatrix(SweptMatrix):
         total, most = len(recurrence.steps), self.powers_per_sweep()
         powers = most if powers is None else min(powers, most)
         if powers == 1:
+            self._tell_of_sweeps(total)
             recurrence.run_whole(self, range(total))
             return
         on_gpu = self.device.kind == "cuda"
@@ -234,6 +237,16 @@ class StreamedMatrix(SweptMatrix):
             )
             key = SweepKey(recurrence.kernels(), None if memory is None else (*memory, first)) if on_gpu else None
             self._sweeper.sweep(visit, min(powers, total - first), self.reach, key)
+
+    def _tell_of_sweeps(self, products: int) -> None:
+        """Warn once of a polynomial for which the plan was not made: its products could share sweeps."""
+        if products > 1 and self.plan.slots and not self._planned and not self._told:
+            self._told = True
+            warnings.warn(
+                f"a polynomial of {products} products sweeps {products} times over this matrix, which was opened for single products; "
+                f"open it with workload=Workload(degree={products})",
+                stacklevel=2,
+            )
 
     def apply_absolute(self, x: Array) -> Array:
         """Return ``|A| @ x`` in one sweep; needs one further slab of memory."""

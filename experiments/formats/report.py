@@ -246,7 +246,7 @@ def disagreements(records: Sequence[dict[str, Any]]) -> list[str]:
         if (ratio := chosen["seconds"] / fastest["seconds"]) > _CLEARLY:
             vectors = f" with {count} vectors" if count > 1 else ""
             told.append(
-                f"{name}{vectors}: {fastest['format']} was fastest here; {chosen['format']}, which the roofline model puts first, "
-                f"took {ratio:.2f} times as long. On a machine that was not busy, name the format yourself."
+                f"{name}{vectors}: {fastest['format']} was fastest here; {chosen['format']}, which the roofline model puts "
+                f"first, took {ratio:.2f} times as long. On a machine that was not busy, name the format yourself."
             )
     return told

@@ -403,7 +403,9 @@ def test_it_is_told_where_the_model_puts_a_slower_format_first(monkeypatch, at_o
     with_columns = [measured("csr", 1.05, 1.0, columns=8), measured("ell", 1.0, 3.0, columns=8)]
     assert disagreements([measured("csr", 2.0, None), measured("ell", 1.0, None)]) == []
     [told] = disagreements(first + with_columns)
-    assert told.startswith("A: ell was fastest here; csr, which the roofline model puts first, took 1.25 times as long.")
+    assert told.startswith(
+        "A: ell was fastest here; csr, which the roofline model puts first, took 1.25 times as long."
+    )
 
     monkeypatch.setattr(product_report, "measure_memory", lambda device, nbytes: BANDWIDTH)
     A = random_matrix()
