@@ -243,8 +243,8 @@ class StreamedMatrix(SweptMatrix):
         if products > 1 and self.plan.slots and not self._planned and not self._told:
             self._told = True
             warnings.warn(
-                f"a polynomial of {products} products sweeps {products} times over this matrix, which was opened for single products; "
-                f"open it with workload=Workload(degree={products})",
+                f"a polynomial of {products} products sweeps {products} times over this matrix, which was opened for single "
+                f"products; open it with workload=Workload(degree={products})",
                 stacklevel=2,
             )
 
