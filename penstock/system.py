@@ -229,7 +229,9 @@ class _Opener:
             return self._opened(whole.to_device(self.request.device), placement)
         count = len(placement.plan.index.subdivisions)
         if self.request.device.kind == "cuda":
-            return self._streamed(HostStore.from_matrix(whole.to_device(CPU), count), placement)
+            with self.reporter.stage("copy"):  # to page-locked memory
+                store = HostStore.from_matrix(whole.to_device(CPU), count)
+            return self._streamed(store, placement)
         return self._streamed(self._written(whole.to_device(CPU), placement), placement)
 
     def _open_format(self, matrix: SparseMatrix) -> OpenSystem:
@@ -276,7 +278,8 @@ class _Opener:
         if hasattr(store, "__enter__") and placement.matrix is not None:
             self.resources.enter_context(cast(Any, store))
         budget = MemoryBudget(placement.plan.budget_nbytes)
-        matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.plan)
+        with self.reporter.stage("open"):
+            matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.plan)
         if len(placement.choices) > 1 and placement.plan.rates is not None:
             with self.reporter.stage("try"):
                 again = plan_again(matrix, [workload for _, workload in placement.choices], Ring())
@@ -286,7 +289,8 @@ class _Opener:
                     correct_rates(self.request.device, self._streams_from, again.rates)
                 placement = placement.replanned(again.plan, again.text)
                 self._announce(placement)
-                matrix = StreamedMatrix(store, budget, device=self.request.device, plan=again.plan)
+                with self.reporter.stage("open"):
+                    matrix = StreamedMatrix(store, budget, device=self.request.device, plan=again.plan)
         return self._opened(self.resources.enter_context(matrix), placement)
 
     def _written(self, whole: SparseMatrix, placement: Placement) -> FileStore:

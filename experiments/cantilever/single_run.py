@@ -80,8 +80,7 @@ class SingleRun:
                 A = self._matrix(plan, resources)
             if isinstance(A, StreamedMatrix):
                 plan = A.plan  # which the first sweeps may have changed
-            with self._timed("solve"):
-                result, spent = self._solve(A, checkpoint)
+            result, spent = self._solve(A, checkpoint)
             # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
             self._save(spent)
             reason = reason_of(result)
@@ -123,7 +122,8 @@ class SingleRun:
         return MemoryBudget(nbytes)
 
     def _streamed(self, store: Store, plan: StreamPlan) -> StreamedMatrix:
-        return StreamedMatrix(store, self._budget(), device=self.device, plan=plan)
+        with self.reporter.stage("open"):
+            return StreamedMatrix(store, self._budget(), device=self.device, plan=plan)
 
     def _tried(self, A: StreamedMatrix) -> StreamedMatrix:
         """Return the matrix, opened with another plan if its first sweeps were not as predicted."""
