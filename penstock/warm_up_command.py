@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -36,32 +36,37 @@ def warm_up(
     verbose: Verbose = False,
 ) -> None:
     """Compile the kernels that most solves need, so that the first one on this machine need not wait for them."""
-    from penstock.spmv import Device, PenstockError
+    from penstock.spmv import Device
 
-    Device.parse(device)
+    kind = Device.parse(device).kind
     console, reporter = open_terminal(quiet, verbose)
 
     def compiled() -> None:
         with reporter.stage("compile") as stage:
-            tasks, done = usual_tasks(device), 0
-            stage.advance(0.0, f"{len(tasks)} small solves and products")
-            context, count = multiprocessing.get_context("spawn"), min(usable_cores(), _MOST[Device.parse(device).kind])
-            with ProcessPoolExecutor(count, context, initializer=_leave_interrupts) as processes:
-                try:
-                    for future in as_completed([processes.submit(task) for task in tasks]):
-                        future.result()
-                        done += 1
-                        stage.advance(done / len(tasks), f"{done} of {len(tasks)} small solves and products")
-                except BrokenProcessPool as error:
-                    raise PenstockError(
-                        "a process that compiled kernels was killed; is there enough memory?"
-                    ) from error
-                except BaseException:
-                    processes.shutdown(cancel_futures=True)
-                    raise
+            tasks = usual_tasks(device)
+            for done in _run(tasks, min(usable_cores(), _MOST[kind])):
+                stage.advance(done / len(tasks), f"{done} of {len(tasks)} small solves and products")
 
     noting_interrupts(compiled)
     console.print("The usual kernels are compiled, and are kept on this machine.")
+
+
+def _run(tasks: list[Task], count: int) -> Iterator[int]:
+    """Run tasks in so many processes, and yield how many have ended; after an error or an interrupt end those processes."""
+    from penstock.spmv import PenstockError
+
+    yield 0
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_leave_interrupts) as processes:
+        try:
+            for done, future in enumerate(as_completed([processes.submit(task) for task in tasks]), start=1):
+                future.result()
+                yield done
+        except BrokenProcessPool as error:
+            raise PenstockError("a process that compiled kernels was killed; is there enough memory?") from error
+        finally:
+            processes.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():  # a solve that has begun may take long to end
+                process.terminate()
 
 
 def _leave_interrupts() -> None:

@@ -1,6 +1,8 @@
 """Kernels compiled ahead are those that solves need."""
 
 import functools
+import multiprocessing
+import time
 
 import numpy as np
 import pytest
@@ -53,3 +55,14 @@ def test_a_device_that_is_none_is_refused():
     ran = CliRunner().invoke(app, ["warm-up", "--device", "tpu"])
     assert isinstance(ran.exception, InputError)
     assert "unknown device 'tpu'" in str(ran.exception)
+
+
+def test_what_is_left_early_leaves_no_process():
+    tasks, began = [functools.partial(np.ones, 1), functools.partial(time.sleep, 100)], time.monotonic()
+    running = warm_up_command._run(tasks, 2)
+    assert [next(running), next(running)] == [0, 1]
+    running.close()
+    assert time.monotonic() - began < 60
+    for process in multiprocessing.active_children():
+        process.join(10)
+    assert multiprocessing.active_children() == []
