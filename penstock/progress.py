@@ -140,26 +140,27 @@ class _RichStage(Stage):
 @contextmanager
 def _telling_of_compilation(stage: Stage) -> Iterator[Stage]:
     """Say that kernels are being compiled, and at the end how long that took, if it takes long enough to be noticed."""
-    before, timers = compile_seconds(), list[threading.Timer]()
+    before, told, timer = compile_seconds(), False, threading.Timer(0.0, lambda: None)
 
     def tell_if_noticed() -> None:
-        if compile_seconds() - before >= _NOTICED_SECONDS:
+        nonlocal told
+        if compile_seconds() - before >= _NOTICED_SECONDS:  # else that kernel was compiled sooner
+            told = True
             stage.note(f"{COMPILING}; 'penstock warm-up' does it ahead")
-        else:
-            timers.clear()  # the next kernel begins another
 
     def wait() -> None:
-        if not timers:
-            timers.append(threading.Timer(_NOTICED_SECONDS, tell_if_noticed))
-            timers[0].daemon = True
-            timers[0].start()
+        nonlocal timer
+        timer.cancel()
+        if not told:
+            timer = threading.Timer(max(0.0, _NOTICED_SECONDS - (compile_seconds() - before)), tell_if_noticed)
+            timer.daemon = True
+            timer.start()
 
     try:
         with watched_compilation(wait):
             yield stage
     finally:
-        for timer in timers:
-            timer.cancel()
+        timer.cancel()
     if (seconds := compile_seconds() - before) >= _NOTICED_SECONDS:
         stage.remark(f"{seconds:.1f} s of it compiling kernels")
 
