@@ -70,7 +70,7 @@ def cache_of_its_own(caches, monkeypatch):
 def one_thread():
     """Compute in one thread: on busy machines the kernels' threads wait for each other longer than small systems take.
 
-    With more threads sums over rows are cut at other rows, so that results differ in their last bits.
+    Of half a matrix the last bits depend on the number of threads, of nothing else.
     """
     import numba  # not before the settings above
 
