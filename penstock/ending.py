@@ -8,10 +8,21 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["ENDING_SIGNALS", "ended_as_interrupted"]
+__all__ = ["ENDING_SIGNALS", "INTERRUPTED", "ended_as_interrupted", "note_signal"]
 
 #: From kill, a batch system or a shutdown; from a terminal that closes, where there are terminals that do.
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+#: Exit status of a command that stopped because it was asked to.
+INTERRUPTED = 130
+# Signals that parts of the command have obeyed.
+_obeyed: list[int] = []
+
+
+def note_signal(number: int) -> None:
+    """Let a command that stops for this signal end with its status, not that of Ctrl-C."""
+    if number in ENDING_SIGNALS:
+        _obeyed.append(number)
 
 
 @contextlib.contextmanager
@@ -22,6 +33,7 @@ def ended_as_interrupted() -> Iterator[None]:
     while the first is being obeyed.
     """
     received: list[int] = []
+    _obeyed.clear()
 
     def handle(number: int, frame: Any) -> None:
         received.append(number)
@@ -33,7 +45,9 @@ def ended_as_interrupted() -> Iterator[None]:
         signal.signal(number, handle)
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as end:
+        if not received and _obeyed and getattr(end, "code", None) == INTERRUPTED:
+            received.append(_obeyed[0])
         if not received:
             raise
     finally:

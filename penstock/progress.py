@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from penstock.solvers import IterationRecord
 from penstock.spmv import format_nbytes
-from penstock.spmv.compilation.watch import COMPILING, compile_seconds, watched_compilation
+from penstock.spmv.compilation.watch import compile_seconds, watched_compilation
 
 __all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
 
@@ -138,7 +138,7 @@ class _RichStage(Stage):
 
 
 @contextmanager
-def _telling_of_compilation(stage: Stage) -> Iterator[Stage]:
+def _telling_of_compilation(stage: Stage, advise: Callable[[], object]) -> Iterator[Stage]:
     """Say that kernels are being compiled, and at the end how long that took, if it takes long enough to be noticed."""
     before, told, timer = compile_seconds(), False, threading.Timer(0.0, lambda: None)
 
@@ -146,7 +146,8 @@ def _telling_of_compilation(stage: Stage) -> Iterator[Stage]:
         nonlocal told
         if compile_seconds() - before >= _NOTICED_SECONDS:  # else that kernel was compiled sooner
             told = True
-            stage.note(f"{COMPILING}; 'penstock warm-up' does it ahead")
+            advise()
+            stage.note("compiling kernels")
 
     def wait() -> None:
         nonlocal timer
@@ -186,7 +187,7 @@ class RichReporter(Reporter):
     """
 
     def __init__(self, console: Console, every: float | None = None) -> None:
-        self.console, self._every = console, every
+        self.console, self._every, self._advised = console, every, False
 
     @classmethod
     def on_terminal(cls) -> RichReporter:
@@ -202,8 +203,14 @@ class RichReporter(Reporter):
     @contextmanager
     def stage(self, title: str) -> Iterator[Stage]:
         """Show a bar with times until the part is over; a notebook and a log get one line instead."""
-        with self._shown(title) as shown, _telling_of_compilation(shown) as stage:
+        with self._shown(title) as shown, _telling_of_compilation(shown, self._advise) as stage:
             yield stage
+
+    def _advise(self) -> None:
+        if not self._advised:
+            self._advised = True
+            advice = "Kernels are compiled once on a machine; 'penstock warm-up' does it ahead."
+            self.console.print(advice, highlight=False, soft_wrap=True)
 
     @contextmanager
     def _shown(self, title: str) -> Iterator[Stage]:

@@ -21,7 +21,10 @@ _A = typer.Argument(
 )
 _B = typer.Argument(metavar="[B]", help="File of Matrix Market, PETSc or NumPy; without it A times ones is solved for.")
 _COLUMNS = typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
-_PRECOND = typer.Option(help="auto, none, jacobi, block_jacobi, chebyshev, or one of an installed package.")
+_PRECOND = typer.Option(
+    help="auto, none, jacobi, block_jacobi, chebyshev, smoothed_aggregation, multigrid, gauss_seidel, "
+    "incomplete_cholesky, or one of an installed package."
+)
 _DEGREE = typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses.")
 _MEMORY = typer.Option(
     help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
@@ -30,7 +33,14 @@ _FORMAT = typer.Option("--format", help="Storage format, such as bsr or symmetri
 _RESUME = typer.Option(help="Resume the solve in this folder; with --maxiter, up to so many iterations.")
 
 
+def _given(context: typer.Context) -> set[str]:
+    """Return the names of the parameters that stand on the command line."""
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    return {name for name, source in sources if source is not None and source.name == "COMMANDLINE"}
+
+
 def solve(
+    context: typer.Context,
     matrix: Annotated[str | None, _A] = None,
     right_hand_sides: Annotated[Path | None, _B] = None,
     columns: Annotated[str | None, _COLUMNS] = None,
@@ -55,8 +65,10 @@ def solve(
 
     if (matrix is None) == (resume is None):
         raise typer.BadParameter("name a matrix A, or a folder to --resume, which takes everything else from there")
-    if resume is not None and (dry_run or format_name != "auto" or {columns, degree, memory, guess, output} != {None}):
-        raise typer.BadParameter("--resume takes everything but --maxiter from the folder")
+    if resume is not None and (given := _given(context) - {"resume", "maxiter", "quiet", "verbose"}):
+        raise typer.BadParameter(
+            f"--resume takes everything but --maxiter from the folder; leave out {', '.join(sorted(given))}"
+        )
     console, reporter = open_terminal(quiet, verbose)
     request = None
     if matrix is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.console import Console
 
+from penstock.ending import INTERRUPTED
 from penstock.launcher import launched_copies, launched_rank
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ __all__ = [
 ]
 
 Outcome = TypeVar("Outcome")
-
-#: Exit code of a command that was interrupted or stopped on request.
-INTERRUPTED = 130
 
 
 def say(title: str, error: BaseException) -> None:

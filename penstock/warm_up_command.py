@@ -48,7 +48,8 @@ def warm_up(
                 stage.advance(done / len(tasks), f"{done} of {len(tasks)} small solves and products")
 
     noting_interrupts(compiled)
-    console.print("The usual kernels are compiled, and are kept on this machine.")
+    if not quiet:
+        console.print("The usual kernels are compiled, and are kept on this machine.")
 
 
 def _run(tasks: list[Task], count: int) -> Iterator[int]:

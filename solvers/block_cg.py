@@ -182,7 +182,7 @@ class BlockRecurrence:
         k, old = c.shape[0], state.p.shape[1]
         if k == 0:
             phi = phi[:0]
-        elif not well or k != state.w.shape[1]:
+        while k and (not well or k != state.w.shape[1]):  # rounding may leave fewer directions than were expected
             q = self.view(self._spare, k)
             self.blocks.combine(q, state.w, t)
             self._exchange("w", self._spare)
@@ -190,7 +190,7 @@ class BlockRecurrence:
             again = self._factors(self._precondition(q), pending=True)
             if isinstance(again, GramFault):
                 return again
-            t, c, phi = again.t, again.c @ c, again.c @ phi
+            t, c, phi, well = again.t, again.c @ c, again.c @ phi, True
             k = c.shape[0]
         z = self.view("z", state.w.shape[1]) if self._applied else state.w
         in_place = k == old

@@ -94,3 +94,19 @@ def test_a_terminal_that_is_gone_does_not_disturb_a_solve(number):
     with stop_requests(Gone()) as stop:
         signal.raise_signal(number)
         assert stop.is_set()
+
+
+def stop_when_told(number, status):
+    with ended_as_interrupted(), stop_requests(Reporter()):
+        signal.raise_signal(number)
+        raise SystemExit(status)
+
+
+@pytest.mark.parametrize(("status", "expected"), [(130, None), (1, 1)])
+def test_a_solve_that_stops_ends_with_the_status_of_its_signal(number, status, expected):
+    with pytest.raises(SystemExit) as ended:
+        stop_when_told(number, status)
+    assert ended.value.code == (expected or 128 + number)
+    with pytest.raises(SystemExit) as later, ended_as_interrupted():
+        raise SystemExit(130)
+    assert later.value.code == 130

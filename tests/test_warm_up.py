@@ -41,7 +41,7 @@ def test_the_command_compiles_in_processes(monkeypatch):
     )
     ran = CliRunner().invoke(app, ["warm-up", "--quiet"])
     assert ran.exit_code == 0, ran.output
-    assert "kept on this machine" in ran.output
+    assert ran.output == ""
 
 
 def test_a_task_that_fails_is_told(monkeypatch):

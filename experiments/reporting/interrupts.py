@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.ending import ENDING_SIGNALS
+from penstock.ending import ENDING_SIGNALS, note_signal
 from penstock.experiments.reporting.progress import Reporter
 
 __all__ = ["stop_requests"]
@@ -36,6 +36,7 @@ def stop_requests(reporter: Reporter, current: str = "this iteration") -> Iterat
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
+        note_signal(number)
         with contextlib.suppress(OSError):  # the terminal may be gone
             reporter.text(f"Stopping after {current}", "Interrupt again to stop at once.")
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.spmv.compilation.watch import COMPILING
 from penstock.threads import usable_cores
 
 __all__ = ["Compilation", "CompileTask", "is_cached"]
@@ -104,7 +103,7 @@ class Compilation:
         while self._tasks:
             finished = self.finished
             share = 1.0 if finished else sum(not task.needed for task in self._tasks) / len(self._tasks)
-            advance(share, COMPILING)
+            advance(share, "compiling kernels, once on a machine")
             if finished:
                 return
             time.sleep(_POLL_SECONDS)

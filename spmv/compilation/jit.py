@@ -16,24 +16,34 @@ __all__ = [
     "serial_kernel",
 ]
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _kept_on_disk(**options: Any) -> Decorator:
+    """Return a decorator whose compiled code is cached on disk, where any folder for it can be written."""
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            kernel: Callable[..., Any] = njit(cache=True, **options)(function)
+        except RuntimeError:  # such as a container that may write nothing: each process compiles anew
+            kernel = njit(**options)(function)
+        return kernel
+
+    return compiled
+
+
 #: Contraction into fused multiply-adds is wanted; further fast-math would let LLVM emit slow gathers. The GIL is released,
-#: so that a read-ahead thread keeps running. Compiled code is cached on disk.
-parallel_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
-    parallel=True, nogil=True, cache=True, fastmath={"contract"}, error_model="numpy"
-)
+#: so that a read-ahead thread keeps running.
+parallel_kernel = _kept_on_disk(parallel=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 
 #: Small functions that kernels call for every entry; they are inlined.
-serial_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
-    nogil=True, cache=True, fastmath={"contract"}, error_model="numpy"
-)
+serial_kernel = _kept_on_disk(nogil=True, fastmath={"contract"}, error_model="numpy")
 
 #: Functions that are copied into the kernels that call them, before anything is compiled.
-inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(nogil=True, inline="always")
+inlined: Decorator = njit(nogil=True, inline="always")
 
 #: Small functions whose sums may be formed in any order; the order depends only on the lengths.
-reassociating_kernel: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
-    nogil=True, cache=True, fastmath={"contract", "reassoc"}, error_model="numpy", inline="never"
-)
+reassociating_kernel = _kept_on_disk(nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy", inline="never")
 
 #: One kernel compiled twice: for one thread, and for all of them.
 KernelPair = tuple[Callable[..., Any], Callable[..., Any]]
@@ -52,8 +62,8 @@ def rounded_serial_and_parallel(function: Callable[..., Any]) -> KernelPair:
 
     The compiler would fuse multiplications and additions differently in the parallel loop and in the serial one.
     """
-    options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
-    return njit(**options)(_alone(function)), njit(parallel=True, **options)(function)
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    return _kept_on_disk(**options)(_alone(function)), _kept_on_disk(parallel=True, **options)(function)
 
 
 def _alone(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,10 +9,7 @@ from contextlib import contextmanager
 
 from numba.core import event
 
-__all__ = ["COMPILING", "compile_seconds", "compiling", "seconds_without_compiling", "watched_compilation"]
-
-#: What is said meanwhile.
-COMPILING = "compiling kernels, once on a machine"
+__all__ = ["compile_seconds", "compiling", "seconds_without_compiling", "watched_compilation"]
 
 Listener = Callable[[], object]
 

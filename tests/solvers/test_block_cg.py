@@ -411,3 +411,33 @@ class TestStreamed:
         # Before it goes on, it compares the residuals that the state records with those of its iterates.
         assert (part.sweeps, rest.sweeps) == (5, 1 + whole.iterations - 4 + 1)
         same_solve(rest, whole)
+
+
+class TestFloat32:
+    """Right-hand sides of a tiny system depend on each other, and in float32 rounding hides on how many."""
+
+    @pytest.mark.parametrize("n", [1, 2, 3, 4])
+    @pytest.mark.parametrize("seed", range(6))
+    def test_more_right_hand_sides_than_unknowns_are_solved(self, n, seed):
+        rng = np.random.default_rng(seed)
+        A = rng.standard_normal((n, n))
+        A = scipy.sparse.csr_array(
+            (A @ A.T + n * np.eye(n)).astype(np.float32) * np.float32(10.0 ** rng.uniform(-8, 8))
+        )
+        B = rng.standard_normal((n, 8)).astype(np.float32)
+
+        result = block_cg(CsrMatrix.from_csr(A), B, M="chebyshev", rtol=1e-5)
+
+        assert result.converged, [column.message for column in result.columns]
+        assert (np.linalg.norm(B - A @ result.x, axis=0) <= 2e-5 * np.linalg.norm(B, axis=0)).all()
+
+    def test_what_is_beyond_float32_is_not_finite_instead_of_unfinished(self):
+        i = np.arange(1, 9)
+        hilbert = scipy.sparse.csr_array((1 / (i[:, None] + i - 1)).astype(np.float32))
+        B = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32)
+
+        result = block_cg(CsrMatrix.from_csr(hilbert), B, rtol=1e-6, maxiter=2000)
+
+        for column, of in enumerate(result.columns):
+            if not np.isfinite(result.x[:, column]).all():
+                assert of.reason is StopReason.NOT_FINITE
