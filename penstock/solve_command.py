@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from penstock.terminal import INTERRUPTED, Quiet, Verbose, in_free_folder, noting_interrupts, open_terminal
 
@@ -30,13 +31,15 @@ _MEMORY = typer.Option(
     help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
 )
 _FORMAT = typer.Option("--format", help="Storage format, such as bsr or symmetric_bsr; auto is the best one.")
+_OF_RESUMING = {"resume", "maxiter", "quiet", "verbose"}
 _RESUME = typer.Option(help="Resume the solve in this folder; with --maxiter, up to so many iterations.")
 
 
-def _given(context: typer.Context) -> set[str]:
-    """Return the names of the parameters that stand on the command line."""
-    sources = ((name, context.get_parameter_source(name)) for name in context.params)
-    return {name for name, source in sources if source is not None and source.name == "COMMANDLINE"}
+def _given(context: typer.Context) -> list[str]:
+    """Return the options of the command line that a solve that is resumed has no use for."""
+    options = {parameter.name or "": parameter.opts[0] for parameter in context.command.params}
+    sources = {name: context.get_parameter_source(name) for name in options.keys() - _OF_RESUMING}
+    return sorted(options[name] for name, source in sources.items() if source and source.name == "COMMANDLINE")
 
 
 def solve(
@@ -65,9 +68,9 @@ def solve(
 
     if (matrix is None) == (resume is None):
         raise typer.BadParameter("name a matrix A, or a folder to --resume, which takes everything else from there")
-    if resume is not None and (given := _given(context) - {"resume", "maxiter", "quiet", "verbose"}):
+    if resume is not None and (given := _given(context)):
         raise typer.BadParameter(
-            f"--resume takes everything but --maxiter from the folder; leave out {', '.join(sorted(given))}"
+            f"--resume takes everything but --maxiter from the folder; leave out {', '.join(given)}"
         )
     console, reporter = open_terminal(quiet, verbose)
     request = None
@@ -86,7 +89,11 @@ def solve(
         default = Path("results") / f"solve-{matrix_name(request.matrix)}"
         return in_free_folder(output, default, lambda folder: solve_file(request, folder, reporter=reporter))
 
-    outcome = noting_interrupts(action)
+    _tell(noting_interrupts(action), output, console)
+
+
+def _tell(outcome: RunOutcome, output: Path | None, console: Console) -> None:
+    """Say where the results of a solve are, or how to go on with it, and end with the exit code of its outcome."""
     where = outcome.folder
     console.print(f"Results are in {where.path}, the solution in {where.solution}", highlight=False, soft_wrap=True)
     if outcome.reason.name == "CONVERGED":

@@ -241,9 +241,9 @@ class LinearProblem:
     def verdict(self, reason: StopReason, residual: float, history: list[float], column: int = 0) -> StopReason:
         """Return the final reason to stop, given the true residual.
 
-        CONVERGED if the residual meets the tolerance, NOT_FINITE if it is not finite. INCONSISTENT if iterations ran out and the residual is larger than
-        conjugate gradients produce for any consistent system: residuals exceed the first one at most by the square root of the
-        condition number, which is less than ``1 / unit`` for every solvable system.
+        CONVERGED if the residual meets the tolerance, NOT_FINITE if it is not finite. INCONSISTENT if iterations ran out and the
+        residual is larger than conjugate gradients produce for any consistent system: residuals exceed the first one at most by
+        the square root of the condition number, which is less than ``1 / unit`` for every solvable system.
         """
         if residual <= self.tolerances[column]:
             return StopReason.CONVERGED

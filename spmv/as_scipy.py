@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
 
-__all__ = ["LikeScipy"]
+__all__ = ["Combination", "LikeScipy"]
 
 
 class LikeScipy(ABC):
@@ -30,6 +30,10 @@ class LikeScipy(ABC):
 
     def __matmul__(self, x: Array) -> Array:
         """``A @ x`` is ``A.apply(x)``."""
+        if isinstance(x, LikeScipy) or hasattr(x, "tocsr"):
+            raise InputError(
+                "A @ x takes a vector or a block of vectors; penstock.solvers.multiply multiplies sparse matrices"
+            )
         return self.apply(x)
 
     def dot(self, x: Array) -> Array:
@@ -37,36 +41,48 @@ class LikeScipy(ABC):
         return self.apply(x)
 
     def __mul__(self, factor: Any) -> Any:
-        """Return a number times the operator, as a ``LinearOperator``."""
-        return self.linear_operator() * factor if isinstance(factor, Real) else NotImplemented
+        """Return a number times the operator, as an operator."""
+        number = _number(factor)
+        return NotImplemented if number is None else Combination([(number * of, part) for of, part in self._terms()])
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Any) -> Any:
-        """Return the operator divided by a number, as a ``LinearOperator``."""
-        return self.linear_operator() * (1.0 / divisor) if isinstance(divisor, Real) else NotImplemented
+        """Return the operator divided by a number, as an operator."""
+        number = _number(divisor)
+        return NotImplemented if number is None else self * (1.0 / number)
 
-    def __neg__(self) -> Any:
-        """Return minus the operator, as a ``LinearOperator``."""
-        return self.linear_operator() * -1.0
+    def __neg__(self) -> Combination:
+        """Return minus the operator, as an operator."""
+        return Combination([(-of, part) for of, part in self._terms()])
+
+    def __pos__(self) -> Self:
+        """Return the operator."""
+        return self
 
     def __add__(self, other: Any) -> Any:
-        """Return the sum with another operator or matrix on the same device, as a ``LinearOperator``."""
-        return self.linear_operator() + self._linear(other)
-
-    def __radd__(self, other: Any) -> Any:
-        """Return the sum with a matrix of SciPy or CuPy, as a ``LinearOperator``; with 0, which ``sum`` begins with, itself."""
-        if isinstance(other, Real) and other == 0:
+        """Return the sum with an operator or a matrix on the same device, as an operator; ``sum`` begins with 0."""
+        if _number(other) == 0.0:
             return self
-        return self._linear(other) + self.linear_operator()
+        terms = _terms_of(other)
+        return NotImplemented if terms is None else Combination([*self._terms(), *terms])
+
+    __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        """Return the difference to another operator or matrix on the same device, as a ``LinearOperator``."""
-        return self.linear_operator() + -1.0 * self._linear(other)
+        """Return the difference to an operator or a matrix on the same device, as an operator."""
+        if _number(other) == 0.0:
+            return self
+        terms = _terms_of(other)
+        return NotImplemented if terms is None else Combination([*self._terms(), *((-of, part) for of, part in terms)])
 
     def __rsub__(self, other: Any) -> Any:
-        """Return a matrix of SciPy or CuPy minus the operator, as a ``LinearOperator``."""
-        return self._linear(other) + -self
+        """Return a matrix minus the operator, as an operator."""
+        return -self + other
+
+    def _terms(self) -> list[Term]:
+        """Return the numbers and operators of which this is the sum."""
+        return [(1.0, self)]
 
     def matvec(self, x: Array) -> Array:
         """Return ``A @ x``: by this name solvers of SciPy find it, so ``scipy.sparse.linalg.eigsh(A)`` works as it is.
@@ -104,23 +120,11 @@ class LikeScipy(ABC):
         (135, 135)
         """
         self._check_alone()
-        return self._library().LinearOperator(self.shape, self.apply, matmat=self.apply, dtype=self.dtype)
-
-    def _library(self) -> Any:
         if self.device.kind == "cuda":
-            import cupyx.scipy.sparse.linalg as library
+            from cupyx.scipy.sparse.linalg import LinearOperator
         else:
-            import scipy.sparse.linalg as library
-        return library
-
-    def _linear(self, other: Any) -> Any:
-        if isinstance(other, LikeScipy):
-            if other.device != self.device:
-                raise InputError(
-                    f"one operator computes on {self.device}, the other on {other.device}; move one of them"
-                )
-            return other.linear_operator()
-        return self._library().aslinearoperator(other)
+            from scipy.sparse.linalg import LinearOperator
+        return LinearOperator(self.shape, self.apply, matmat=self.apply, dtype=self.dtype)
 
     def _check_alone(self) -> None:
         size = getattr(getattr(self, "communicator", None), "size", 1)
@@ -129,3 +133,87 @@ class LikeScipy(ABC):
                 f"this {type(self).__name__} has the rows of one of {size} ranks, and solvers of SciPy know nothing of the "
                 "others; use cg or block_cg"
             )
+
+
+class Combination(LikeScipy):
+    """A sum of operators and of matrices of SciPy, CuPy or NumPy, each times a number.
+
+    Its type is the widest of theirs. Values in float32 stay as they are stored, and are multiplied by vectors in float64 if any
+    part has float64.
+
+    Parameters
+    ----------
+    terms : list of (float, object)
+        The first operator of penstock decides the device.
+
+    Raises
+    ------
+    InputError
+        If shapes or devices differ, a part is complex, or a streamed matrix would have to take wider vectors.
+    """
+
+    def __init__(self, terms: list[Term]) -> None:
+        own = [part for _, part in terms if isinstance(part, LikeScipy)]
+        self.shape, self.device = own[0].shape, own[0].device
+        self.dtype = np.result_type(np.float32, *(getattr(part, "dtype", None) or np.float64 for _, part in terms))
+        for part in own:
+            if part.device != self.device:
+                raise InputError(
+                    f"one operator computes on {self.device}, the other on {part.device}; move one of them"
+                )
+        for _, part in terms:
+            if tuple(part.shape) != tuple(self.shape):
+                raise InputError(f"operators of shapes {tuple(self.shape)} and {tuple(part.shape)} have no sum")
+        if self.dtype not in (np.float32, np.float64):
+            raise InputError(f"a sum of type {self.dtype} is not supported; give real numbers of up to 64 bits")
+        self._sum = [(of, self._widened(part) if isinstance(part, LikeScipy) else part) for of, part in terms]
+
+    def _widened(self, part: Any) -> Any:
+        if part.dtype == self.dtype:
+            return part
+        if not hasattr(part, "from_arrays"):
+            raise InputError(
+                f"a {type(part).__name__} in {part.dtype} takes no vectors in {self.dtype}; sum parts of one type"
+            )
+        return part.from_arrays(part.shape, self.dtype, part.arrays(), part.parameters())
+
+    def _terms(self) -> list[Term]:
+        return self._sum
+
+    def apply(self, x: Array, out: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0) -> Array:
+        """Return ``out = alpha * A @ x + beta * out``, as :meth:`penstock.spmv.ValidatedOperator.apply`."""
+        x = self.device.xp.asarray(x)
+        if x.dtype.kind in "iub" or not np.can_cast(self.dtype, x.dtype):
+            x = x.astype(self.dtype)
+        total = None
+        for number, part in self._sum:
+            product = part.apply(x) if isinstance(part, LikeScipy) else part @ x
+            product = (number * alpha) * product
+            total = product if total is None else total + product
+        if out is None:
+            return total.astype(self.dtype, copy=False) if total is not None else None
+        out[...] = total + beta * out if beta else total
+        return out
+
+    def __repr__(self) -> str:
+        return f"<Combination of {len(self._sum)} operators, {self.shape[0]:,} x {self.shape[1]:,}, {self.dtype}, {self.device}>"
+
+
+#: A number and an operator or a matrix.
+Term = tuple[float, Any]
+
+
+def _number(given: Any) -> float | None:
+    """Return a real number as float, and None for anything else; arrays without dimensions are numbers, too."""
+    is_real = isinstance(given, Real) or (
+        getattr(given, "ndim", None) == 0 and getattr(given.dtype, "kind", "") in "fiub"
+    )
+    return float(given) if is_real else None
+
+
+def _terms_of(given: Any) -> list[Term] | None:
+    """Return the terms of an operator or a matrix, or None for what is neither."""
+    if isinstance(given, LikeScipy):
+        return given._terms()
+    is_matrix = len(getattr(given, "shape", ())) == 2 and hasattr(given, "__matmul__") and hasattr(given, "dtype")
+    return [(1.0, given)] if is_matrix else None

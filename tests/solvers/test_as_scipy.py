@@ -126,9 +126,57 @@ class TestSolversOfScipy:
 
     def test_products_with_arrays_entry_by_entry_are_refused(self):
         A = CsrMatrix.from_csr(GRID)
-        for product in (lambda: ONES * A, lambda: A * ONES, lambda: A / ONES):
+        for product in (
+            lambda: ONES * A,
+            lambda: A * ONES,
+            lambda: A / ONES,
+            lambda: A + 1,
+            lambda: 1j * A,
+            lambda: A + "a",
+        ):
             with pytest.raises(TypeError, match="operand"):
                 product()
+        for product in (lambda: A @ A, lambda: A @ GRID):
+            with pytest.raises(InputError, match="multiply multiplies sparse matrices"):
+                product()
+        with pytest.raises(InputError, match="have no sum"):
+            A + np.eye(3)
+        with pytest.raises(InputError, match="of type complex128 is not supported"):
+            A + 1j * GRID
+
+    def test_sums_go_on_with_every_operation(self):
+        A, I = CsrMatrix.from_csr(GRID), scipy.sparse.eye_array(1600, format="csr")  # noqa: E741
+        with StreamedMatrix(GRID, "64 KiB") as streamed:
+            for sum_of, expected in (
+                (2 * A + I, 2 * (GRID @ ONES) + 1),
+                (A + I + I, GRID @ ONES + 2),
+                (-A + I, 1 - GRID @ ONES),
+                (I - 2 * A, 1 - 2 * (GRID @ ONES)),
+                (I - streamed / 8, 1 - GRID @ ONES / 8),
+                (+streamed - A + np.float32(0.5) * I, 0.5 * ONES),
+                (sum([A, A, I]), 2 * (GRID @ ONES) + 1),
+                (np.array(2.0) * (A - 0), 2 * (GRID @ ONES)),
+            ):
+                np.testing.assert_allclose(sum_of @ ONES, expected, atol=1e-12)
+                out = np.full(1600, 2.0)
+                sum_of.apply(ONES, out, alpha=3.0, beta=0.5)
+                np.testing.assert_allclose(out, 3 * expected + 1, atol=1e-12)
+        lowest = scipy.sparse.linalg.eigsh(A + I, k=1, which="SA", return_eigenvectors=False)
+        np.testing.assert_allclose(
+            lowest, scipy.sparse.linalg.eigsh(GRID + I, k=1, which="SA", return_eigenvectors=False)
+        )
+
+    def test_types_are_those_of_the_parts(self):
+        F, I = CsrMatrix.from_csr(GRID.astype(np.float32)), scipy.sparse.eye_array(1600, format="csr")  # noqa: E741
+        assert {of.dtype.name for of in (2 * F, F / 3, -F, F - F, np.float64(2) * F, F + I.astype("f"))} == {"float32"}
+        for b, A in ((ONES, F + 0.1 * I), (ONES.astype("f"), 2 * F + 0.1 * I.astype("f"))):
+            assert A.dtype == b.dtype
+            assert cg(A, b, rtol=1e-4).converged
+        with (
+            StreamedMatrix(GRID.astype(np.float32), "32 KiB") as streamed,
+            pytest.raises(InputError, match="sum parts of one type"),
+        ):
+            streamed + I
 
     def test_a_streamed_half_is_its_transpose(self):
         with (

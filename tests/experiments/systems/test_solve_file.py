@@ -395,6 +395,13 @@ def test_columns_are_written_as_they_are_read(text):
     assert column_ranges(parse_columns(text)) == text
 
 
+@pytest.mark.parametrize("option", [["--rtol", "1e-3"], ["--device", "cpu"], ["--precond", "jacobi"], ["--dry-run"]])
+def test_options_that_resuming_has_no_use_for_are_refused(option, tmp_path):
+    ran = CliRunner().invoke(app, ["solve", "--resume", str(tmp_path), *option])
+    assert ran.exit_code == 2
+    assert f"leave out {option[0]}" in " ".join(ran.output.replace("│", "").split())
+
+
 class TestResumed:
     """A solve of one's own system goes on from a checkpoint, as a run does."""
 
