@@ -6,12 +6,12 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from penstock.fem.material import Material
 from penstock.fem.mesh import BoxMesh
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseMatrix, format_named
-from penstock.spmv.compilation.jit import inlined, parallel_kernel
+from penstock.spmv.compilation.jit import inlined, parallel_kernel, strict_kernel
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
@@ -233,7 +233,7 @@ def _chunk_offsets(nx: int, ny: int, nz: int, upper: bool) -> Array:
     return np.concatenate([[0], np.cumsum(_chunk_widths(nx, ny, nz, upper) * HEIGHT)])
 
 
-@njit(nogil=True, cache=True)
+@strict_kernel
 def _chunk_widths(nx: int, ny: int, nz: int, upper: bool) -> Array:
     """Return the most connections of a node in each chunk; with ``upper``, only those with itself and later nodes."""
     nodes = nx * ny * nz
@@ -250,7 +250,7 @@ def _chunk_widths(nx: int, ny: int, nz: int, upper: bool) -> Array:
     return widths
 
 
-@njit(nogil=True, cache=True)
+@strict_kernel
 def _connections_before(start: int, stop: int, nx: int, ny: int, nz: int) -> Array:
     before = np.zeros(stop - start + 1, np.int64)
     for node in range(start, stop):

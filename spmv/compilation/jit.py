@@ -14,6 +14,7 @@ __all__ = [
     "rounded_serial_and_parallel",
     "serial_and_parallel",
     "serial_kernel",
+    "strict_kernel",
 ]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -38,6 +39,9 @@ parallel_kernel = _kept_on_disk(parallel=True, nogil=True, fastmath={"contract"}
 
 #: Small functions that kernels call for every entry; they are inlined.
 serial_kernel = _kept_on_disk(nogil=True, fastmath={"contract"}, error_model="numpy")
+
+#: Serial functions without any fast-math, with Python's errors.
+strict_kernel = _kept_on_disk(nogil=True)
 
 #: Functions that are copied into the kernels that call them, before anything is compiled.
 inlined: Decorator = njit(nogil=True, inline="always")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from penstock.spmv.compilation.jit import strict_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX
@@ -16,7 +16,7 @@ __all__ = ["check_values", "in_sorted_rows"]
 _NOT_MONOTONE, _OUT_OF_RANGE, _DUPLICATE, _UNSORTED = 1, 2, 3, 4
 
 
-@njit(nogil=True, cache=True)
+@strict_kernel
 def _first_defect(offsets: Array, indices: Array, columns: int) -> tuple[int, int, int]:
     for row in range(offsets.shape[0] - 1):
         start, stop = offsets[row], offsets[row + 1]
