@@ -46,7 +46,7 @@ def mat_slabs(path: Path) -> Slabs:
     check_fits_memory(3 * path.stat().st_size, f"the matrix in {path}")
     try:
         contents = scipy.io.loadmat(path, spmatrix=False)
-    except NotImplementedError:
+    except NotImplementedError:  # what SciPy raises of version 7.3
         raise InputError(f"{path} is of MATLAB 7.3, which is HDF5; save it in version 7, or as Matrix Market") from None
     problem = contents.get("Problem")
     given = problem["A"].item() if problem is not None and "A" in (problem.dtype.names or ()) else None

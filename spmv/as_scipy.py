@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from abc import ABC, abstractmethod
 from numbers import Real
 from typing import Any, Self
@@ -185,13 +187,10 @@ class Combination(LikeScipy):
         x = self.device.xp.asarray(x)
         if x.dtype.kind in "iub" or not np.can_cast(self.dtype, x.dtype):
             x = x.astype(self.dtype)
-        total = None
-        for number, part in self._sum:
-            product = part.apply(x) if isinstance(part, LikeScipy) else part @ x
-            product = (number * alpha) * product
-            total = product if total is None else total + product
+        # One product after another: no more than two of them are in memory.
+        total = functools.reduce(operator.add, ((number * alpha) * (part @ x) for number, part in self._sum))
         if out is None:
-            return total.astype(self.dtype, copy=False) if total is not None else None
+            return total.astype(self.dtype, copy=False)
         out[...] = total + beta * out if beta else total
         return out
 
