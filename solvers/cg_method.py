@@ -24,7 +24,8 @@ from penstock.solvers.states import (
     check_numbers,
     direction_kept,
 )
-from penstock.spmv import Array, CountsWaiting
+from penstock.spmv import Array
+from penstock.spmv.operator import waited_seconds
 
 __all__ = ["CgState", "ConjugateGradients"]
 
@@ -194,9 +195,9 @@ class ConjugateGradients(Method, name="cg"):
             initial = {"threshold_squared": self._threshold**2, "unit": problem.unit, "iteration": state.iteration}
             self._recurrence.put(**initial, **_scalars(state))
         recurrence, before = self._recurrence, state.iteration
-        began, waited = time.perf_counter(), self._waited_seconds()
+        began, waited = time.perf_counter(), waited_seconds(self.problem.A)
         recurrence.advance(iterations)
-        self.starting_seconds = time.perf_counter() - began - (self._waited_seconds() - waited)
+        self.starting_seconds = time.perf_counter() - began - (waited_seconds(self.problem.A) - waited)
         self.problem.products += iterations
         scalars = recurrence.look()
         state.iteration = int(scalars[Scalar.ITERATION])
@@ -225,10 +226,6 @@ class ConjugateGradients(Method, name="cg"):
     def _true_curvature(self, state: CgState) -> float:
         self.problem.product(state.p, self.q)
         return self.problem.space.dot(state.p, self.q)
-
-    def _waited_seconds(self) -> float:
-        A = self.problem.A
-        return A.waited_seconds if isinstance(A, CountsWaiting) else 0.0
 
     def iterations_left(self, state: CgState) -> float:
         """Return the expected number of further iterations at the mean convergence rate so far; infinite without a rate."""

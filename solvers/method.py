@@ -8,14 +8,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numba
 import numpy as np
 
+from penstock.adaptive_threads import ThreadChoice, adaptive_threads
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.residual_checks import ResidualChecks
 from penstock.solvers.result import IterationRecord, StopReason
 from penstock.solvers.states import StateLayout, check_state
 from penstock.solvers.symmetry_check import SymmetryCheck
 from penstock.spmv import Array
+from penstock.spmv.operator import waited_seconds
 from penstock.spmv.registry import Registry
 from penstock.threads import blas_limited
 
@@ -108,8 +111,9 @@ class Method(ABC):
         limit, checks = 10 * self.problem.n if maxiter is None else int(maxiter), checks or ResidualChecks()
         self.problem.space.communicator.check_same(maxiter=limit, iteration=state.iteration)
         every, _ = self._agreed(checks.every, False)
-        with blas_limited():
-            self._iterate(state, limit, every, callback, monitor, checks)
+        with blas_limited(), adaptive_threads() as choice:
+            self._iterate(state, limit, every, callback, monitor, checks, choice)
+        self.problem.fewer_threads_seconds = choice.fewer_seconds
 
     def _iterate(
         self,
@@ -119,6 +123,7 @@ class Method(ABC):
         callback: Callable[[Array], object] | None,
         monitor: Callable[[IterationRecord], object] | None,
         checks: ResidualChecks,
+        choice: ThreadChoice,
     ) -> None:
         symmetry = SymmetryCheck(self.problem)
         while self.running(state):
@@ -127,8 +132,7 @@ class Method(ABC):
                 return
             before, began = state.iteration, time.perf_counter()
             count = min(every, limit - before)
-            with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported as NOT_FINITE
-                reason = self.advance(state, count)
+            reason = self._advance_observed(state, count, choice)
             checks.adapt(time.perf_counter() - began, self.starting_seconds, count, self.iterations_left(state))
             stops = False
             if state.iteration > before:  # a breakdown does not count as an iteration
@@ -144,6 +148,19 @@ class Method(ABC):
                 self.end(state, symmetry.of_breakdown(reason))
         if self.reason is not None:
             self.reason = symmetry.of_breakdown(self.reason)
+
+    def _advance_observed(self, state: Any, count: int, choice: ThreadChoice) -> StopReason | None:
+        """Iterate, and choose the number of threads for the next iterations."""
+        A, before = self.problem.A, state.iteration
+        began, computed, waited = time.perf_counter(), time.process_time(), waited_seconds(A)
+        with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported as NOT_FINITE
+            reason = self.advance(state, count)
+        # On a GPU threads only start work, and ranks wait for each other as they would for busy cores.
+        if A.device.kind == "cpu" and self.problem.space.communicator.size == 1:
+            seconds = time.perf_counter() - began - (waited_seconds(A) - waited)
+            threads = choice.observe(state.iteration - before, seconds, time.process_time() - computed)
+            numba.set_num_threads(threads)
+        return reason
 
     def _agreed(self, every: int, stops: bool) -> tuple[int, bool]:
         """Return the first rank's number of iterations until the next look, and whether any rank wants to stop.

@@ -100,6 +100,7 @@ class LinearProblem:
         self.unit = float(np.finfo(str(self.A.dtype)).eps) / 2
         self.products = 0
         self.matrix_seconds = 0.0
+        self.fewer_threads_seconds = 0.0
         self.floors: dict[int, float] = {}
         self.began = time.perf_counter()
         self._streamed: CountsTraffic | None = self.A if isinstance(self.A, CountsTraffic) else None
@@ -267,6 +268,8 @@ class LinearProblem:
         seconds = {"total": time.perf_counter() - self.began}
         if self.A.device.kind == "cpu":  # on a GPU the host only starts the parts
             seconds |= timings
+            if self.fewer_threads_seconds:
+                seconds["fewer_threads"] = self.fewer_threads_seconds
         return {"sweeps": self.sweeps, "bytes_streamed": self.bytes_streamed, "timings": seconds}
 
     def column_result(

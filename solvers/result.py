@@ -124,7 +124,8 @@ class SolveResult:
         Bytes moved by these sweeps; 0 for a resident matrix.
     timings : dict
         Seconds: ``total``; on the CPU also ``matrix``, the solver's own products, and for ``cg`` ``preconditioner``, the
-        part of it that is not fused with other work on vectors.
+        part of it that is not fused with other work on vectors, and ``fewer_threads``, the time with fewer threads than
+        cores, when more were not clearly faster.
     state : Any
         Pass it as ``state=`` to resume.
     decisions : str
@@ -288,5 +289,9 @@ def _explanation(result: SolveResult | BlockSolveResult, outcome: str, residual:
         "cost": f"{result.iterations} iterations, {result.sweeps} sweeps over the matrix{moved}, "
         f"{result.timings.get('total', 0.0):.3g} s",
     }
+    fewer = result.timings.get("fewer_threads", 0.0)
+    if fewer:
+        reason = "more were not clearly faster: busy cores, or little work"
+        facts["threads"] = f"half or fewer of them for {fewer:.3g} s; {reason}"
     lines = [f"{title:<11} {text}" for title, text in facts.items()]
     return "\n".join([result.decisions, *lines] if result.decisions else lines)

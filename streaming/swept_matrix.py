@@ -110,7 +110,7 @@ class SweptMatrix(ValidatedOperator):
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds that the host has waited for the GPU while starting sweeps."""
+        """Seconds that the host has waited for a GPU while starting sweeps, or for transfers while it computed them."""
         executor = self._sweeper.executor
         return 0.0 if executor is None else executor.waited_seconds
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numba import get_num_threads
 
+from penstock.adaptive_threads import most_threads
 from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array
@@ -239,7 +239,7 @@ _REACHES = weakref.WeakKeyDictionary()
 def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float) -> None:
     size = A.block_size
     rows = (first_row // size, A.shape[0] // size)
-    parts = max(1, min(get_num_threads(), A.chunk_offsets.size - 1))
+    parts = max(1, min(most_threads(), A.chunk_offsets.size - 1))
     known, key = _REACHES.setdefault(A, {}), (parts, *rows)
     if key not in known:
         ends, reach = _reach(parts, *rows, A.chunk_offsets, A.column_indices)

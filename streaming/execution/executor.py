@@ -111,7 +111,7 @@ class Executor(Protocol):
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds that the host has waited for the device while starting sweeps."""
+        """Seconds that the host has waited for a GPU while starting sweeps, or for transfers while it computed them."""
 
     def load(self, number: int, buffer: Array, part: Part) -> None:
         """Read a part of a subdivision into a resident buffer."""

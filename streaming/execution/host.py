@@ -33,11 +33,11 @@ class HostExecutor:
     """
 
     staged = False
-    waited_seconds = 0.0
 
     def __init__(self, setup: ExecutorSetup) -> None:
         self.store = setup.store
         self.timeline: Timeline | None = None
+        self.waited_seconds = 0.0
         self._slots = setup.slots
         self._slabs = SlabViews(setup.store.index, setup.slots, setup.structures)
         self._arrived: set[int] = set()  # slots whose data have arrived
@@ -60,7 +60,8 @@ class HostExecutor:
         try:
             for step in steps():
                 if isinstance(step, Copy):
-                    self._reader.request(step.subdivision, step.slot, self._slots[step.slot])
+                    with self._waiting():  # the request, where the calling thread reads
+                        self._reader.request(step.subdivision, step.slot, self._slots[step.slot])
                 elif isinstance(step, Compute):
                     slab = self._slab(step, residents)
                     start = time.perf_counter()
@@ -78,9 +79,19 @@ class HostExecutor:
         if (
             step.slot is not None and step.slot not in self._arrived
         ):  # otherwise it is still there from the previous sweep
-            self._reader.wait_for(step.subdivision)
+            with self._waiting():
+                self._reader.wait_for(step.subdivision)
             self._arrived.add(step.slot)
         return self._slabs.slab(step, residents)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the time in the block as waiting for transfers."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited_seconds += time.perf_counter() - began
 
     @contextlib.contextmanager
     def trace(self) -> Iterator[Timeline]:
