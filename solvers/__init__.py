@@ -3,7 +3,7 @@
 from penstock.solvers.block_cg import block_cg, block_cg_workspace_nbytes
 from penstock.solvers.block_cg_method import BlockCgState
 from penstock.solvers.cg import cg, cg_workspace_nbytes
-from penstock.solvers.cg_method import CgState
+from penstock.solvers.cg_state import CgState
 from penstock.solvers.chebyshev import Chebyshev, chebyshev
 from penstock.solvers.coarse.block_method import CoarseBlockCgState
 from penstock.solvers.coarse.method import CoarseCgState

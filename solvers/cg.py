@@ -46,7 +46,8 @@ from typing import Any, cast
 import numpy as np
 
 from penstock.solvers.cg_kernels import Halt, Scalar
-from penstock.solvers.cg_method import CgState, ConjugateGradients
+from penstock.solvers.cg_method import ConjugateGradients
+from penstock.solvers.cg_state import CgState
 from penstock.solvers.cg_passes import CgVectors, passes_for
 from penstock.solvers.checks import check_maxiter
 from penstock.solvers.method import method_of

@@ -5,91 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from penstock.solvers.cg_kernels import Halt, Scalar
+from penstock.solvers.cg_state import CgState
 from penstock.solvers.method import Method
 from penstock.solvers.preconditioners import with_product
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import SolveResult, StopReason
-from penstock.solvers.states import (
-    StateLayout,
-    SystemMark,
-    check_all,
-    check_counts,
-    check_history,
-    check_numbers,
-    direction_kept,
-)
+from penstock.solvers.states import direction_kept
 from penstock.spmv import Array
 from penstock.spmv.operator import waited_seconds
 
-__all__ = ["CgState", "ConjugateGradients"]
+__all__ = ["ConjugateGradients"]
 
-
-@dataclass
-class CgState:
-    """Everything that the next iteration needs; a checkpoint is a saved state.
-
-    Parameters
-    ----------
-    x, r, p : array, (n,)
-        Iterate, recursive residual, search direction.
-    rho : float
-        ``r . M r``.
-    iteration : int
-    last_true_residual : float
-        ``||b - A x||`` when it was last computed to test convergence; infinite before.
-    residual_norms : list of float
-        Relative, as in the result.
-    matrix_norm : float
-        Largest ``||A p|| / ||p||`` so far.
-    drift, first_drift : float
-        Bound of the distance, due to rounding, between the recursive and the true residual; its value when the residual was last
-        computed as ``b - A x``.
-    replacements : int
-        Number of times that the residual was computed as ``b - A x`` after the first time.
-    q : array, (n,), optional
-        ``A p``, if the preconditioner computes it.
-    system : SystemMark, optional
-        What the state knows of its system.
-
-    Examples
-    --------
-    >>> from penstock.fem import Cantilever
-    >>> from penstock.solvers import cg
-    >>> beam = Cantilever(nodes=(5, 3, 3), dof=3)
-    >>> A, b = beam.matrix(), beam.load()
-    >>> state = cg(A, b, maxiter=10).state
-    >>> state.iteration, len(state.residual_norms), cg(A, b, state=state).converged
-    (10, 11, True)
-    """
-
-    x: Array
-    r: Array
-    p: Array
-    rho: float
-    iteration: int = 0
-    last_true_residual: float = math.inf
-    residual_norms: list[float] = field(default_factory=list)
-    matrix_norm: float = 0.0
-    drift: float = 0.0
-    first_drift: float = 0.0
-    replacements: int = 0
-    q: Array | None = None
-    system: SystemMark | None = None
-
-    def check(self, layout: StateLayout) -> None:
-        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
-        check_all(layout, self, ("x", "r", "p", *(() if self.q is None else ("q",))))
-        check_numbers({"rho": self.rho}, positive=True)
-        check_numbers({name: getattr(self, name) for name in ("matrix_norm", "drift", "first_drift")})
-        check_numbers({"last_true_residual": self.last_true_residual}, finite=False)
-        check_counts(iteration=self.iteration, replacements=self.replacements)
-        check_history(self.residual_norms)
+#: A fall of the energy by this many times the estimate of its rounding is none of rounding.
+_ENERGY_FACTOR = 16
 
 
 class Recurrence(Protocol):
@@ -237,12 +170,17 @@ class ConjugateGradients(Method, name="cg"):
 
     def _test(self, state: CgState, recurrence: Recurrence) -> StopReason | None:
         """Compute the true residual when the recursive one is small; restart from it if it is not small."""
-        previous, residual = state.last_true_residual, self._true_residual(state)
-        state.last_true_residual = self.residual = residual
+        residual = self._true_residual(state)
         state.replacements += 1
         if residual <= self._tolerance:
+            state.last_true_residual = self.residual = residual
             state.p[...] = 0  # a solve that resumes from this state restarts
             return StopReason.CONVERGED
+        return self._restart_from(residual, state, recurrence)
+
+    def _restart_from(self, residual: float, state: CgState, recurrence: Recurrence) -> StopReason | None:
+        """Restart from the true residual, unless the last restart from one did not help."""
+        previous, state.last_true_residual, self.residual = state.last_true_residual, residual, residual
         reason = self._restart(state)
         if reason is None and self.problem.is_useless(residual, previous):
             reason = self.problem.stagnation(state.x, residual)
@@ -250,18 +188,28 @@ class ConjugateGradients(Method, name="cg"):
         return reason
 
     def _replace(self, state: CgState, recurrence: Recurrence) -> StopReason | None:
-        """Replace the recursive residual by the true one and continue in the same direction."""
+        """Replace the recursive residual by the true one and continue in the same direction, if it still leads downhill."""
         residual = self._true_residual(state)
         state.replacements += 1
         if not math.isfinite(residual) or residual <= self._tolerance:
             self.residual = residual
             return StopReason.CONVERGED if residual <= self._tolerance else StopReason.NOT_FINITE
+        if self._lost_energy(state):
+            return self._restart_from(residual, state, recurrence)
         reason, _ = self._precondition(state)
         if state.q is not None:
             self.problem.product(state.p, state.q)
         self._reset_drift(state, residual)
         recurrence.put(**_scalars(state))
         return reason
+
+    def _lost_energy(self, state: CgState) -> bool:
+        """Return whether the energy, which every exact iteration raises, fell by more than the rounding of its computation."""
+        space, b, before = self.problem.space, self.problem.b, state.energy
+        state.energy = (space.dot(state.x, b) + space.dot(state.x, state.r)) / 2
+        norm = space.norm(state.x)
+        rounding = self.problem.unit * norm * (state.matrix_norm * norm + float(self.problem.b_norms[0]))
+        return before - state.energy > _ENERGY_FACTOR * rounding
 
     def _restart(self, state: CgState) -> StopReason | None:
         """Restart with the preconditioned residual as direction; the residual was computed as ``b - A x``."""

@@ -116,8 +116,10 @@ class StateLayout:
         check_finite(f"{name} of the state", vectors, self.device)
 
 
-def check_numbers(numbers: Mapping[str, Any], *, positive: bool = False, finite: bool = True) -> None:
-    """Check that numbers of a state are real and not negative.
+def check_numbers(
+    numbers: Mapping[str, Any], *, positive: bool = False, finite: bool = True, least: float = 0.0
+) -> None:
+    """Check that numbers of a state are real and not too small.
 
     Parameters
     ----------
@@ -126,6 +128,8 @@ def check_numbers(numbers: Mapping[str, Any], *, positive: bool = False, finite:
         Refuse zero too.
     finite : bool
         Refuse infinity too.
+    least : float
+        The smallest number to take.
 
     Raises
     ------
@@ -134,7 +138,7 @@ def check_numbers(numbers: Mapping[str, Any], *, positive: bool = False, finite:
     """
     for name, value in numbers.items():
         right = isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
-        if not right or not value >= 0 or (positive and value == 0) or (finite and not math.isfinite(value)):
+        if not right or not value >= least or (positive and value == 0) or (finite and value == math.inf):
             raise InputError(f"{name} of the state cannot be {value!r}; it is damaged")
 
 

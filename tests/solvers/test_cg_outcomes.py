@@ -290,6 +290,25 @@ class TestRoundingFloor:
 
         assert cg(A, b, rtol=5 * floor).converged
 
+    @pytest.mark.parametrize("M", [None, "jacobi", "chebyshev"])
+    @pytest.mark.parametrize("nodes", [3, 5, 8, 20])
+    def test_a_body_that_hardly_anything_holds_ends_at_the_floor(self, nodes, M):
+        """A path on springs a billionth as stiff: the residual can rise again far above the floor that it has reached."""
+        stiffness = scipy.sparse.diags_array(
+            [-np.ones(nodes - 1), 2 * np.ones(nodes), -np.ones(nodes - 1)], offsets=[-1, 0, 1]
+        )
+        A = scipy.sparse.csr_array(stiffness)
+        A[0, 0] = A[-1, -1] = 1
+        A = A + 6.4e-10 * scipy.sparse.eye_array(nodes)
+        for seed in range(5):
+            b = np.random.default_rng(seed).standard_normal(nodes)
+
+            result = cg(A, b, M=M, rtol=1e-8, maxiter=2000)
+
+            assert result.reason in (StopReason.CONVERGED, StopReason.ROUNDING_FLOOR), (seed, result.message)
+            assert result.true_residual < 1e-5
+            check_honest(A, b, result, 1e-8)
+
     @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
     @pytest.mark.parametrize("preconditioned", [False, True])
     def test_a_tolerance_of_zero_ends_at_the_floor_too_in_any_units(self, A, b, scale, preconditioned):

@@ -130,6 +130,14 @@ class TestAltered:
         with pytest.raises(InputError, match=f"{name} of the state cannot be"):
             cg(A, loads(None), M=jacobi(A), rtol=1e-9, state=state)
 
+    @pytest.mark.parametrize("value", [np.nan, np.inf, "a"])
+    def test_an_energy_that_cannot_be_is_refused(self, A, value):
+        state = begun(A, None, jacobi(A))
+        state.energy = value
+
+        with pytest.raises(InputError, match="energy of the state cannot be"):
+            cg(A, loads(None), M=jacobi(A), rtol=1e-9, state=state)
+
     @pytest.mark.parametrize(
         ("name", "value"),
         [
