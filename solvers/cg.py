@@ -47,8 +47,8 @@ import numpy as np
 
 from penstock.solvers.cg_kernels import Halt, Scalar
 from penstock.solvers.cg_method import ConjugateGradients
-from penstock.solvers.cg_state import CgState
 from penstock.solvers.cg_passes import CgVectors, passes_for
+from penstock.solvers.cg_state import CgState
 from penstock.solvers.checks import check_maxiter
 from penstock.solvers.method import method_of
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
