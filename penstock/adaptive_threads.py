@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import numba
+import psutil
 
-__all__ = ["ThreadChoice", "adaptive_threads", "most_threads"]
+from penstock.threads import bound_cores
 
-# Seconds of work that one judgement rests on, several time slices of the system.
+__all__ = ["ThreadChoice", "adaptive_threads", "cores_of_others", "most_threads"]
+
+# Seconds of work that one judgement rests on: several time slices of the system, ten of the ticks by which it counts time.
 _WINDOW = 0.1
-# The share of their time that threads compute, below which fewer are tried: 0.85 to 0.9 on a quiet machine, the rest is waiting
-# for each other; 0.35 beside as many busy processes as threads.
-_LEAST_SHARE = 0.6
-# Twice as many threads have to be so many times as fast to be kept.
-_LEAST_GAIN = 1.15
-# Seconds until the next trial: the first, and the longest after trials that failed.
+# Seconds at the beginning of a solve that tell nothing: kernels are loaded or compiled, and a look at all cores takes 0.2 ms.
+_BEGINNING = 0.02
+# How many times as long an iteration may take with fewer threads for these to be kept: about as much as iterations differ
+# beside busy processes.
+_LARGEST_LOSS = 1.15
+# Seconds until the next trial after one that failed: the first time, and the longest.
 _PAUSE, _LONGEST_PAUSE = 2.0, 8.0
 
 _CALLER = threading.local()
 
 
 class ThreadChoice:
-    """The number of threads with which iterations are fastest, found by trying half as many and twice as many.
+    """The number of threads to compute with: as many as there are cores that other processes leave, if that is faster.
 
-    The threads of a kernel wait for the slowest of them, so that a process which has taken one core holds them all up: beside
-    busy processes fewer threads are faster. Half as many are tried when the threads compute for less than 0.6 of their time,
-    twice as many from time to time, and what was faster is kept.
+    The threads of a kernel wait for the slowest of them, so that a process which has taken one core holds all of them up: beside
+    busy processes fewer threads are faster. A smaller number, at least half as many, is tried, and given up if iterations take
+    clearly longer; a greater one is used as soon as there are cores for it.
 
     Parameters
     ----------
     most : int
         Threads on a quiet machine, where the choice begins.
+    cores : int
+        That this process may use.
+    watch : callable
+        ``others = watch()`` begins to watch them; ``others()`` returns how many of them other processes have used since then, or
+        since its last call, on average.
 
     Attributes
     ----------
@@ -43,16 +52,16 @@ class ThreadChoice:
         Seconds observed so far with fewer threads than the most.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, cores: int, watch: Callable[[], Callable[[], float]]) -> None:
         self.most = self.threads = most
         self.fewer_seconds = 0.0
-        self._begun = False
-        self._iterations, self._seconds, self._computed = 0, 0.0, 0.0
+        self._cores, self._watch = cores, watch
+        self._others: Callable[[], float] | None = None
+        self._iterations, self._seconds = 0, 0.0
         self._before: tuple[int, float] | None = None  # threads and seconds of an iteration before a trial
-        self._last_failed = 0  # threads of the last trial, if it failed
         self._pause, self._until_trial = _PAUSE, 0.0
 
-    def observe(self, iterations: int, seconds: float, computed: float) -> int:
+    def observe(self, iterations: int, seconds: float) -> int:
         """Return the number of threads to use from now on.
 
         Parameters
@@ -61,45 +70,36 @@ class ThreadChoice:
             Done since the last call.
         seconds : float
             That they took, without waiting for transfers.
-        computed : float
-            Seconds that all threads of this process computed in them.
         """
         if self.threads < self.most:
             self.fewer_seconds += seconds
-        if not self._begun:  # kernels were loaded or compiled
-            self._begun = True
-            return self.threads
         self._iterations += iterations
         self._seconds += seconds
-        self._computed += computed
-        if self._seconds >= _WINDOW and self._iterations:
-            pace, share = self._seconds / self._iterations, self._computed / (self._seconds * self.threads)
+        if self._others is None:
+            if self._seconds >= _BEGINNING:
+                self._others, self._iterations, self._seconds = self._watch(), 0, 0.0
+        elif self._seconds >= _WINDOW and self._iterations:
+            self._choose(self._seconds / self._iterations, self._others())
             self._until_trial -= self._seconds
-            self._iterations, self._seconds, self._computed = 0, 0.0, 0.0
-            self._judge(pace) if self._before else self._try(pace, share)
+            self._iterations, self._seconds = 0, 0.0
         return self.threads
 
-    def _try(self, pace: float, share: float) -> None:
-        """Begin a trial if it is time for one."""
-        if self._until_trial > 0:
-            return
-        half, twice = max(1, self.threads // 2), min(self.most, 2 * self.threads)
-        down = share < _LEAST_SHARE and half < self.threads and half != self._last_failed
-        wanted = half if down else twice
-        self._last_failed = 0
-        if wanted != self.threads:
-            self._before, self.threads = (self.threads, pace), wanted
-
-    def _judge(self, pace: float) -> None:
-        """End a trial: keep the greater number of threads if it was clearly faster, else the smaller."""
-        assert self._before is not None
-        (before, pace_before), tried = self._before, self.threads
-        gain = pace / pace_before if tried < before else pace_before / pace
-        self.threads = max(before, tried) if gain >= _LEAST_GAIN else min(before, tried)
-        failed = self.threads == before
-        self._last_failed = tried if failed else 0
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if failed else _PAUSE
-        self._before, self._until_trial = None, self._pause
+    def _choose(self, pace: float, others: float) -> None:
+        """Choose the threads of the next window, given the seconds of an iteration and the cores that others used in this one."""
+        if self._before is not None:
+            (before, pace_before), self._before = self._before, None
+            if pace > _LARGEST_LOSS * pace_before:
+                self.threads, self._until_trial = before, self._pause
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                return
+            self._pause = _PAUSE
+        # Where there are more processes and threads than cores, each has about the same share.
+        own_share = max(self._cores - others, 1e-3) / self.threads
+        left = min(self.most, round(self._cores - others / min(1.0, own_share)))
+        if left > self.threads:
+            self.threads = left
+        elif left < self.threads > 1 and self._until_trial <= 0:
+            self._before, self.threads = (self.threads, pace), max(left, self.threads // 2)
 
 
 def most_threads() -> int:
@@ -116,7 +116,41 @@ def adaptive_threads() -> Iterator[ThreadChoice]:
     outer, before = getattr(_CALLER, "most", 0), numba.get_num_threads()
     _CALLER.most = most_threads()
     try:
-        yield ThreadChoice(before)
+        yield ThreadChoice(before, len(bound_cores()), cores_of_others)
     finally:
         _CALLER.most = outer
         numba.set_num_threads(before)
+
+
+def cores_of_others() -> Callable[[], float]:
+    """Return a function that returns how many of this process's cores others have used since now or its last call, on average.
+
+    That returns 0 where the system does not tell how busy its cores are.
+    """
+    last = _busy_and_all()
+
+    def used() -> float:
+        nonlocal last
+        now = _busy_and_all()
+        own, busy, whole, seconds = (new - old for new, old in zip(now, last, strict=True))
+        last = now
+        if not (whole > 0 and seconds > 0):
+            return 0.0
+        return max(0.0, len(bound_cores()) * busy / whole - own / seconds)
+
+    return used
+
+
+def _busy_and_all() -> tuple[float, float, float, float]:
+    """Return the seconds that this process computed, that its cores were busy, that they were counted, and of the clock."""
+    try:
+        counted = psutil.cpu_times(percpu=True)
+    except (OSError, psutil.Error):  # a sandbox without /proc/stat
+        counted = []
+    cores = [counted[core] for core in bound_cores() if core < len(counted)]
+    # Time as the host of a virtual machine is part of that of the user.
+    busy = sum(
+        getattr(core, kind, 0.0) for core in cores for kind in ("user", "nice", "system", "irq", "softirq", "steal")
+    )
+    idle = sum(core.idle + getattr(core, "iowait", 0.0) for core in cores)
+    return time.process_time(), busy, busy + idle, time.perf_counter()

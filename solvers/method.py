@@ -152,14 +152,13 @@ class Method(ABC):
     def _advance_observed(self, state: Any, count: int, choice: ThreadChoice) -> StopReason | None:
         """Iterate, and choose the number of threads for the next iterations."""
         A, before = self.problem.A, state.iteration
-        began, computed, waited = time.perf_counter(), time.process_time(), waited_seconds(A)
+        began, waited = time.perf_counter(), waited_seconds(A)
         with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported as NOT_FINITE
             reason = self.advance(state, count)
-        # On a GPU threads only start work, and ranks wait for each other as they would for busy cores.
+        # On a GPU threads only start work, and ranks are slowed by each other.
         if A.device.kind == "cpu" and self.problem.space.communicator.size == 1:
             seconds = time.perf_counter() - began - (waited_seconds(A) - waited)
-            threads = choice.observe(state.iteration - before, seconds, time.process_time() - computed)
-            numba.set_num_threads(threads)
+            numba.set_num_threads(choice.observe(state.iteration - before, seconds))
         return reason
 
     def _agreed(self, every: int, stops: bool) -> tuple[int, bool]:

@@ -125,7 +125,7 @@ class SolveResult:
     timings : dict
         Seconds: ``total``; on the CPU also ``matrix``, the solver's own products, and for ``cg`` ``preconditioner``, the
         part of it that is not fused with other work on vectors, and ``fewer_threads``, the time with fewer threads than
-        cores, when more were not clearly faster.
+        usual because other processes used the cores.
     state : Any
         Pass it as ``state=`` to resume.
     decisions : str
@@ -291,7 +291,6 @@ def _explanation(result: SolveResult | BlockSolveResult, outcome: str, residual:
     }
     fewer = result.timings.get("fewer_threads", 0.0)
     if fewer:
-        reason = "more were not clearly faster: busy cores, or little work"
-        facts["threads"] = f"half or fewer of them for {fewer:.3g} s; {reason}"
+        facts["threads"] = f"fewer than usual for {fewer:.3g} s, because other processes used the cores"
     lines = [f"{title:<11} {text}" for title, text in facts.items()]
     return "\n".join([result.decisions, *lines] if result.decisions else lines)

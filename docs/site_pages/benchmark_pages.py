@@ -37,6 +37,11 @@ BENCHMARKS = {
     "laplacians": ("Kernels as a Laplacian grows", "7-point stencils.", r"laplace7-(128|256)$"),
     "distributed": ("Ranks", "Milliseconds of an iteration on one and two GPUs.", None),
     "busy": ("Beside other processes", "A streamed solve, against threads that spin.", r"."),
+    "busy_cores": (
+        "Beside other processes on many cores",
+        "A solve in memory, against all threads all the time.",
+        r".",
+    ),
     "assembly": ("Assembly", "Of stiffness matrices.", None),
 }
 
