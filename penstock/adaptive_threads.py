@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ _LARGEST_LOSS = 1.15
 # Seconds until the next trial after one that failed: the first time, and the longest.
 _PAUSE, _LONGEST_PAUSE = 2.0, 8.0
 
+# ``most``: the threads on a quiet machine of the outermost solve that this Python thread is in.
 _CALLER = threading.local()
 
 
@@ -41,8 +43,8 @@ class ThreadChoice:
     cores : int
         That this process may use.
     watch : callable
-        ``others = watch()`` begins to watch them; ``others()`` returns how many of them other processes have used since then, or
-        since its last call, on average.
+        ``others = watch()`` begins to watch them; ``others()`` returns how many of these cores other processes have used, on
+        average, since then or since its last call.
 
     Attributes
     ----------
@@ -58,11 +60,23 @@ class ThreadChoice:
         self._cores, self._watch = cores, watch
         self._others: Callable[[], float] | None = None
         self._iterations, self._seconds = 0, 0.0
-        self._before: tuple[int, float] | None = None  # threads and seconds of an iteration before a trial
+        self._trial_after: tuple[int, float] | None = (
+            None  # threads and seconds of an iteration before the trial under way
+        )
         self._pause, self._until_trial = _PAUSE, 0.0
 
-    def observe(self, iterations: int, seconds: float) -> int:
-        """Return the number of threads to use from now on.
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Compute with the chosen number of threads in the block."""
+        before = numba.get_num_threads()
+        numba.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            numba.set_num_threads(before)
+
+    def observe(self, iterations: int, seconds: float) -> None:
+        """Choose the number of threads to use from now on.
 
         Parameters
         ----------
@@ -82,24 +96,24 @@ class ThreadChoice:
             self._choose(self._seconds / self._iterations, self._others())
             self._until_trial -= self._seconds
             self._iterations, self._seconds = 0, 0.0
-        return self.threads
 
     def _choose(self, pace: float, others: float) -> None:
         """Choose the threads of the next window, given the seconds of an iteration and the cores that others used in this one."""
-        if self._before is not None:
-            (before, pace_before), self._before = self._before, None
+        if self._trial_after is not None:
+            (before, pace_before), self._trial_after = self._trial_after, None
             if pace > _LARGEST_LOSS * pace_before:
                 self.threads, self._until_trial = before, self._pause
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                 return
             self._pause = _PAUSE
-        # Where there are more processes and threads than cores, each has about the same share.
-        own_share = max(self._cores - others, 1e-3) / self.threads
-        left = min(self.most, round(self._cores - others / min(1.0, own_share)))
+        # Where processes and threads are more than the cores, each has about the same share of a core, and others want as many
+        # times more than they get as our threads do.
+        share = min(1.0, max(self._cores - others, 1e-3) / self.threads)
+        left = min(self.most, round(self._cores - others / share))
         if left > self.threads:
             self.threads = left
         elif left < self.threads > 1 and self._until_trial <= 0:
-            self._before, self.threads = (self.threads, pace), max(left, self.threads // 2)
+            self._trial_after, self.threads = (self.threads, pace), max(left, self.threads // 2)
 
 
 def most_threads() -> int:
@@ -112,14 +126,13 @@ def most_threads() -> int:
 
 @contextlib.contextmanager
 def adaptive_threads() -> Iterator[ThreadChoice]:
-    """Yield a choice of threads, in a block in which the number of threads may change; restore the number after it."""
-    outer, before = getattr(_CALLER, "most", 0), numba.get_num_threads()
+    """Yield a choice of threads for a solve, which begins with the present number of them."""
+    outer = getattr(_CALLER, "most", 0)
     _CALLER.most = most_threads()
     try:
-        yield ThreadChoice(before, len(bound_cores()), cores_of_others)
+        yield ThreadChoice(numba.get_num_threads(), len(bound_cores()), cores_of_others)
     finally:
         _CALLER.most = outer
-        numba.set_num_threads(before)
 
 
 def cores_of_others() -> Callable[[], float]:
@@ -145,9 +158,10 @@ def _busy_and_all() -> tuple[float, float, float, float]:
     """Return the seconds that this process computed, that its cores were busy, that they were counted, and of the clock."""
     try:
         counted = psutil.cpu_times(percpu=True)
-    except (OSError, psutil.Error):  # a sandbox without /proc/stat
+    except Exception:  # a sandbox without /proc/stat, or with a strange one, which is no reason to end a solve
         counted = []
-    cores = [counted[core] for core in bound_cores() if core < len(counted)]
+    # Only where all cores are counted are their numbers those of the list; otherwise ours count as busy as all.
+    cores = [counted[core] for core in bound_cores()] if len(counted) == os.cpu_count() else counted
     # Time as the host of a virtual machine is part of that of the user.
     busy = sum(
         getattr(core, kind, 0.0) for core in cores for kind in ("user", "nice", "system", "irq", "softirq", "steal")

@@ -44,12 +44,16 @@ def prepare_threads() -> None:
 
 
 @contextlib.contextmanager
-def blas_limited() -> Iterator[None]:
-    """Let BLAS use no more threads in the block than kernels do, which know of quotas and of ranks that share the cores."""
-    import numba
+def blas_limited(threads: int) -> Iterator[None]:
+    """Let BLAS use no more threads in the block than kernels do, which know of quotas and of ranks that share the cores.
 
+    Parameters
+    ----------
+    threads : int
+        Of kernels on a quiet machine: sums of BLAS depend on their number, which other processes are not to change.
+    """
     pools = _pools()
-    limited = pools.limit(limits=numba.get_num_threads(), user_api="blas") if pools else contextlib.nullcontext()
+    limited = pools.limit(limits=threads, user_api="blas") if pools else contextlib.nullcontext()
     with limited:
         yield
 

@@ -21,8 +21,8 @@ from penstock.spmv.operator import waited_seconds
 
 __all__ = ["ConjugateGradients"]
 
-#: A fall of the energy by this many times the estimate of its rounding is none of rounding.
-_ENERGY_FACTOR = 16
+#: The energy is known to within this many times the estimate of its rounding.
+_ENERGY_FACTOR = 8
 
 
 class Recurrence(Protocol):
@@ -170,17 +170,12 @@ class ConjugateGradients(Method, name="cg"):
 
     def _test(self, state: CgState, recurrence: Recurrence) -> StopReason | None:
         """Compute the true residual when the recursive one is small; restart from it if it is not small."""
-        residual = self._true_residual(state)
+        previous, residual = state.last_true_residual, self._true_residual(state)
+        state.last_true_residual = self.residual = residual
         state.replacements += 1
         if residual <= self._tolerance:
-            state.last_true_residual = self.residual = residual
             state.p[...] = 0  # a solve that resumes from this state restarts
             return StopReason.CONVERGED
-        return self._restart_from(residual, state, recurrence)
-
-    def _restart_from(self, residual: float, state: CgState, recurrence: Recurrence) -> StopReason | None:
-        """Restart from the true residual, unless the last restart from one did not help."""
-        previous, state.last_true_residual, self.residual = state.last_true_residual, residual, residual
         reason = self._restart(state)
         if reason is None and self.problem.is_useless(residual, previous):
             reason = self.problem.stagnation(state.x, residual)
@@ -188,28 +183,34 @@ class ConjugateGradients(Method, name="cg"):
         return reason
 
     def _replace(self, state: CgState, recurrence: Recurrence) -> StopReason | None:
-        """Replace the recursive residual by the true one and continue in the same direction, if it still leads downhill."""
+        """Replace the recursive residual by the true one and continue in the same direction."""
         residual = self._true_residual(state)
         state.replacements += 1
         if not math.isfinite(residual) or residual <= self._tolerance:
             self.residual = residual
             return StopReason.CONVERGED if residual <= self._tolerance else StopReason.NOT_FINITE
-        if self._lost_energy(state):
-            return self._restart_from(residual, state, recurrence)
-        reason, _ = self._precondition(state)
-        if state.q is not None:
-            self.problem.product(state.p, state.q)
-        self._reset_drift(state, residual)
+        if self._lost_energy(state) and self._reached_floor(state):
+            reason = self._restart(state)  # the direction has become noise, which would lead further and further up
+        else:
+            reason, _ = self._precondition(state)
+            if state.q is not None:
+                self.problem.product(state.p, state.q)
+            self._reset_drift(state, residual)
         recurrence.put(**_scalars(state))
         return reason
 
     def _lost_energy(self, state: CgState) -> bool:
         """Return whether the energy, which every exact iteration raises, fell by more than the rounding of its computation."""
         space, b, before = self.problem.space, self.problem.b, state.energy
-        state.energy = (space.dot(state.x, b) + space.dot(state.x, state.r)) / 2
-        norm = space.norm(state.x)
+        energy, norm = (space.dot(state.x, b) + space.dot(state.x, state.r)) / 2, space.norm(state.x)
         rounding = self.problem.unit * norm * (state.matrix_norm * norm + float(self.problem.b_norms[0]))
-        return before - state.energy > _ENERGY_FACTOR * rounding
+        state.energy = energy - _ENERGY_FACTOR * rounding
+        return energy + _ENERGY_FACTOR * rounding < before
+
+    def _reached_floor(self, state: CgState) -> bool:
+        """Return whether the residual was once near the rounding floor."""
+        least = self.problem.absolute(min(state.residual_norms))
+        return self.problem.stagnation(state.x, least) is StopReason.ROUNDING_FLOOR
 
     def _restart(self, state: CgState) -> StopReason | None:
         """Restart with the preconditioned residual as direction; the residual was computed as ``b - A x``."""

@@ -34,7 +34,7 @@ class CgState:
     replacements : int
         Number of times that the residual was computed as ``b - A x`` after the first time.
     energy : float
-        ``x . (b + r) / 2`` when it last was, which only rounding makes smaller; minus infinity before.
+        Lower bound of ``x . (b + r) / 2`` when r was last computed so, which only rounding makes smaller; minus infinity before.
     q : array, (n,), optional
         ``A p``, if the preconditioner computes it.
     system : SystemMark, optional

@@ -8,10 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numba
 import numpy as np
 
-from penstock.adaptive_threads import ThreadChoice, adaptive_threads
+from penstock.adaptive_threads import ThreadChoice, adaptive_threads, most_threads
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.residual_checks import ResidualChecks
 from penstock.solvers.result import IterationRecord, StopReason
@@ -111,7 +110,7 @@ class Method(ABC):
         limit, checks = 10 * self.problem.n if maxiter is None else int(maxiter), checks or ResidualChecks()
         self.problem.space.communicator.check_same(maxiter=limit, iteration=state.iteration)
         every, _ = self._agreed(checks.every, False)
-        with blas_limited(), adaptive_threads() as choice:
+        with blas_limited(most_threads()), adaptive_threads() as choice:
             self._iterate(state, limit, every, callback, monitor, checks, choice)
         self.problem.fewer_threads_seconds = choice.fewer_seconds
 
@@ -153,12 +152,12 @@ class Method(ABC):
         """Iterate, and choose the number of threads for the next iterations."""
         A, before = self.problem.A, state.iteration
         began, waited = time.perf_counter(), waited_seconds(A)
-        with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported as NOT_FINITE
+        with choice.applied(), np.errstate(over="ignore", invalid="ignore"):  # overflow is reported as NOT_FINITE
             reason = self.advance(state, count)
         # On a GPU threads only start work, and ranks are slowed by each other.
         if A.device.kind == "cpu" and self.problem.space.communicator.size == 1:
-            seconds = time.perf_counter() - began - (waited_seconds(A) - waited)
-            numba.set_num_threads(choice.observe(state.iteration - before, seconds))
+            seconds = time.perf_counter() - began - max(0.0, waited_seconds(A) - waited)
+            choice.observe(state.iteration - before, seconds)
         return reason
 
     def _agreed(self, every: int, stops: bool) -> tuple[int, bool]:

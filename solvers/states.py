@@ -127,7 +127,7 @@ def check_numbers(
     positive : bool
         Refuse zero too.
     finite : bool
-        Refuse infinity too.
+        Refuse plus infinity too.
     least : float
         The smallest number to take.
 

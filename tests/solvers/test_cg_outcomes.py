@@ -309,6 +309,22 @@ class TestRoundingFloor:
             assert result.true_residual < 1e-5
             check_honest(A, b, result, 1e-8)
 
+    @pytest.mark.parametrize("seed", [3, 8, 19])
+    def test_a_body_of_soft_and_hard_parts_is_not_left_above_its_floor(self, seed):
+        """A chain of springs over ten decades: the energy falls by rounding long before the residual has come down."""
+        generator = np.random.default_rng(seed)
+        nodes, decades = int(generator.choice([50, 100])), generator.uniform(4, 6)
+        springs = 10.0 ** generator.uniform(-decades, decades, nodes + 1)
+        diagonals = [-springs[1:-1], springs[:-1] + springs[1:], -springs[1:-1]]
+        A = scipy.sparse.csr_array(scipy.sparse.diags_array(diagonals, offsets=[-1, 0, 1]))
+        b = generator.standard_normal(nodes)
+
+        result = cg(A, b, M="chebyshev", rtol=1e-9, maxiter=15000)
+
+        assert result.reason is StopReason.ROUNDING_FLOOR
+        assert result.true_residual < 1e-3
+        check_honest(A, b, result, 1e-9)
+
     @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
     @pytest.mark.parametrize("preconditioned", [False, True])
     def test_a_tolerance_of_zero_ends_at_the_floor_too_in_any_units(self, A, b, scale, preconditioned):
