@@ -60,9 +60,8 @@ class ThreadChoice:
         self._cores, self._watch = cores, watch
         self._others: Callable[[], float] | None = None
         self._iterations, self._seconds = 0, 0.0
-        self._trial_after: tuple[int, float] | None = (
-            None  # threads and seconds of an iteration before the trial under way
-        )
+        # Threads, and seconds of an iteration, before the trial that is under way.
+        self._trial_after: tuple[int, float] | None = None
         self._pause, self._until_trial = _PAUSE, 0.0
 
     @contextlib.contextmanager
