@@ -17,7 +17,6 @@ from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import SolveResult, StopReason
 from penstock.solvers.states import direction_kept
 from penstock.spmv import Array
-from penstock.spmv.operator import waited_seconds
 
 __all__ = ["ConjugateGradients"]
 
@@ -128,9 +127,9 @@ class ConjugateGradients(Method, name="cg"):
             initial = {"threshold_squared": self._threshold**2, "unit": problem.unit, "iteration": state.iteration}
             self._recurrence.put(**initial, **_scalars(state))
         recurrence, before = self._recurrence, state.iteration
-        began, waited = time.perf_counter(), waited_seconds(self.problem.A)
+        began, waited = time.perf_counter(), self.problem.waited_seconds
         recurrence.advance(iterations)
-        self.starting_seconds = time.perf_counter() - began - (waited_seconds(self.problem.A) - waited)
+        self.starting_seconds = time.perf_counter() - began - (self.problem.waited_seconds - waited)
         self.problem.products += iterations
         scalars = recurrence.look()
         state.iteration = int(scalars[Scalar.ITERATION])

@@ -17,7 +17,6 @@ from penstock.solvers.result import IterationRecord, StopReason
 from penstock.solvers.states import StateLayout, check_state
 from penstock.solvers.symmetry_check import SymmetryCheck
 from penstock.spmv import Array
-from penstock.spmv.operator import waited_seconds
 from penstock.spmv.registry import Registry
 from penstock.threads import blas_limited
 
@@ -150,13 +149,13 @@ class Method(ABC):
 
     def _advance_observed(self, state: Any, count: int, choice: ThreadChoice) -> StopReason | None:
         """Iterate, and choose the number of threads for the next iterations."""
-        A, before = self.problem.A, state.iteration
-        began, waited = time.perf_counter(), waited_seconds(A)
+        problem, before = self.problem, state.iteration
+        began, waited = time.perf_counter(), problem.waited_seconds
         with choice.applied(), np.errstate(over="ignore", invalid="ignore"):  # overflow is reported as NOT_FINITE
             reason = self.advance(state, count)
         # On a GPU threads only start work, and ranks are slowed by each other.
-        if A.device.kind == "cpu" and self.problem.space.communicator.size == 1:
-            seconds = time.perf_counter() - began - max(0.0, waited_seconds(A) - waited)
+        if problem.A.device.kind == "cpu" and problem.space.communicator.size == 1:
+            seconds = time.perf_counter() - began - max(0.0, problem.waited_seconds - waited)
             choice.observe(state.iteration - before, seconds)
         return reason
 

@@ -15,6 +15,7 @@ from penstock.solvers.states import SystemMark, direction_kept
 from penstock.spmv import (
     Array,
     CountsTraffic,
+    CountsWaiting,
     HasAbsoluteProduct,
     InputError,
     Operator,
@@ -104,6 +105,7 @@ class LinearProblem:
         self.floors: dict[int, float] = {}
         self.began = time.perf_counter()
         self._streamed: CountsTraffic | None = self.A if isinstance(self.A, CountsTraffic) else None
+        self._waits: CountsWaiting | None = self.A if isinstance(self.A, CountsWaiting) else None
         self._before = (0, 0) if self._streamed is None else (self._streamed.sweeps, self._streamed.bytes_streamed)
 
     def vectors(self, name: str, given: Array) -> Array:
@@ -257,6 +259,11 @@ class LinearProblem:
     def bytes_streamed(self) -> int:
         """Bytes that A has moved since the solve began; 0 for a resident matrix."""
         return 0 if self._streamed is None else self._streamed.bytes_streamed - self._before[1]
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that the host has ever waited in products with A; 0 where they are not counted."""
+        return 0.0 if self._waits is None else self._waits.waited_seconds
 
     @property
     def sweeps(self) -> int:

@@ -21,7 +21,6 @@ __all__ = [
     "PlansWorkspace",
     "ValidatedOperator",
     "as_vectors",
-    "waited_seconds",
 ]
 
 
@@ -123,19 +122,6 @@ class CountsWaiting(Protocol):
     @property
     def waited_seconds(self) -> float:
         """Total seconds of waiting, for a GPU while products were started or for data while the CPU computed them."""
-
-
-def waited_seconds(A: Operator) -> float:
-    """Return the seconds that the host has waited in products with A; 0 where they are not counted.
-
-    Examples
-    --------
-    >>> from penstock.fem import Cantilever
-    >>> from penstock.spmv.operator import waited_seconds
-    >>> waited_seconds(Cantilever(nodes=4).matrix())
-    0.0
-    """
-    return A.waited_seconds if isinstance(A, CountsWaiting) else 0.0
 
 
 @runtime_checkable

@@ -220,7 +220,8 @@ def test_a_solve_with_fewer_threads_has_the_same_bits(solver, request, monkeypat
 def test_ranks_and_gpus_keep_their_threads(kind, ranks):
     method = object.__new__(ConjugateGradients)
     space = SimpleNamespace(communicator=SimpleNamespace(size=ranks))
-    method.problem = SimpleNamespace(A=SimpleNamespace(device=SimpleNamespace(kind=kind)), space=space)
+    A = SimpleNamespace(device=SimpleNamespace(kind=kind))
+    method.problem = SimpleNamespace(A=A, space=space, waited_seconds=0.0)
     method.advance = lambda state, iterations: iterations
     choice = SimpleNamespace(observe=lambda *_: pytest.fail("observed"), applied=contextlib.nullcontext)
 
