@@ -1,4 +1,4 @@
-"""Arrays of other libraries, such as Torch and JAX, in and out through DLPack, without a copy."""
+"""Matrices of other libraries, such as Torch, and solutions as arrays of the library that the right-hand side is of."""
 
 from __future__ import annotations
 
@@ -9,36 +9,24 @@ import numpy as np
 import scipy.sparse
 
 from penstock.spmv import Array, InputError
+from penstock.spmv.foreign import as_array
 from penstock.spmv.formats.limits import INT32_MAX
 
-__all__ = ["as_array", "as_matrix", "is_foreign", "like"]
-
-_CUDA = 2  # of DLPack's numbers of devices
-
-
-def is_foreign(given: Any) -> bool:
-    """Return whether something is an array of another library than NumPy and CuPy."""
-    return hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray) and not hasattr(given, "get")
-
-
-def as_array(given: Any) -> Array:
-    """Return an array of another library as one of NumPy, or of CuPy on a GPU, that shares its memory."""
-    given = (
-        given.detach() if hasattr(given, "detach") else given
-    )  # a tensor of Torch may record what is computed with it
-    kind, _ = given.__dlpack_device__()
-    if int(kind) == _CUDA:
-        import cupy
-
-        return cupy.from_dlpack(given)
-    return np.from_dlpack(given)
+__all__ = ["as_matrix", "like"]
 
 
 def as_matrix(given: Any) -> Any:
-    """Return a matrix of another library, dense or a sparse CSR tensor of Torch, as one of NumPy, CuPy or SciPy."""
-    if not str(getattr(given, "layout", "")).endswith("sparse_csr"):
+    """Return a matrix of another library, dense or a sparse tensor of Torch, as one of NumPy, CuPy or SciPy."""
+    layout = str(getattr(given, "layout", "strided")).removeprefix("torch.")
+    if not layout.startswith("sparse"):
         return as_array(given)
+    if given.ndim != 2 or given.dense_dim():
+        raise InputError(
+            f"a sparse tensor of shape {tuple(given.shape)} with dense dimensions is no matrix; give one of numbers"
+        )
     given = given.detach()
+    if layout != "sparse_csr":  # coordinates, columns or blocks
+        given = given.to_sparse_csr()
     values, columns, offsets = (as_array(part()) for part in (given.values, given.col_indices, given.crow_indices))
     if isinstance(values, np.ndarray):
         return scipy.sparse.csr_array((values, columns, offsets), shape=tuple(given.shape))

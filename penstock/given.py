@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse
 
-from penstock.foreign import as_array, as_matrix, is_foreign, like
+from penstock.foreign import as_matrix, like
 from penstock.solvers import BlockSolveResult, SolveResult
 from penstock.spmv import CPU, Array, CsrMatrix, Device, InputError, SparseMatrix, as_operator, device_of
+from penstock.spmv.foreign import as_array, is_foreign
 from penstock.streaming import FileStore, LevelOrder, Store
 
 __all__ = ["GivenMatrix", "GivenVectors", "as_given_matrix"]

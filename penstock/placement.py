@@ -118,8 +118,7 @@ def place_index(
     base = request.specs(block_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
     if index.nbytes <= room:
-        plan = plan_stream(index, room, vectors.workload(request, base, base.degrees(streamed=False)[0]))
-        return _placed(request, plan, [base], vectors, index.nnz, facts)
+        return _resident(request, index, room, base, vectors, index.nnz, facts)
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     workload = functools.partial(vectors.workload, request)
@@ -129,7 +128,7 @@ def place_index(
     plan = choose(candidates, room, Ring(), rates=rates(index.nbytes))
     if plan.workload.degree > 1 and 2 * plan.reach >= len(plan.index.subdivisions):
         facts.append(("order", _COUPLED))
-    return _placed(request, plan, specs, vectors, index.nnz, facts)
+    return _streamed(request, plan, specs, vectors, index.nnz, facts)
 
 
 def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
@@ -164,9 +163,8 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
         facts += [_SLOW] * slow
         facts.append(_format_fact(fitting, symmetry.exact, request, "fastest by the roofline model"))
         index = index or _index_of_one(matrix)
-        workload = vectors.workload(request, base, base.degrees(streamed=False)[0])
-        plan = plan_stream(index, max(request.memory or 0, index.nbytes), workload)
-        return _placed(request, plan, [base], vectors, A.nnz, facts, matrix=matrix)
+        budget = max(request.memory or 0, index.nbytes)
+        return _resident(request, index, budget, base, vectors, A.nnz, facts, matrix=matrix)
     if undecided and not is_worth_measuring(A.shape[0], streamed=False):  # not measured above
         slow = is_worth_measuring(A.shape[0], streamed=True) and constants_are_slow(A, block_size)
     if slow:
@@ -231,10 +229,27 @@ def _place_streamed(
         extents,
         -(-whole.shape[0] // whole.row_granularity),
     )
-    return _placed(request, plan, specs, vectors, statistics.nnz, facts, matrix=whole, order=order)
+    return _streamed(request, plan, specs, vectors, statistics.nnz, facts, matrix=whole, order=order)
 
 
-def _placed(
+def _resident(
+    request: Request,
+    index: MatrixIndex,
+    budget_nbytes: int,
+    spec: PreconditionerSpec,
+    vectors: Vectors,
+    nonzeros: int,
+    facts: list[tuple[str, str]],
+    **converted: Any,
+) -> Placement:
+    [degree, *_] = spec.degrees(streamed=False)
+    plan = plan_stream(index, budget_nbytes, vectors.workload(request, spec, degree))
+    spec, together, solver_nbytes = spec.with_degree(degree), vectors.together, vectors.solver_nbytes
+    choices = ((spec, plan.workload),)
+    return Placement(plan, spec, together, solver_nbytes, nonzeros, tuple(facts), choices=choices, **converted)
+
+
+def _streamed(
     request: Request,
     plan: StreamPlan,
     specs: list[PreconditionerSpec],
@@ -243,11 +258,10 @@ def _placed(
     facts: list[tuple[str, str]],
     **converted: Any,
 ) -> Placement:
-    streamed = bool(plan.slots)
     choices = tuple(
         (spec.with_degree(degree), vectors.workload(request, spec, degree))
         for spec in specs
-        for degree in spec.degrees(streamed=streamed)
+        for degree in spec.degrees(streamed=True)
     )
     spec = next(spec for spec, workload in choices if workload.degree == plan.workload.degree)
     return Placement(

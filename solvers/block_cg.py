@@ -25,6 +25,7 @@ The host computes the small matrices of coefficients and reads the residuals in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ import numpy as np
 from penstock.solvers.block_cg_method import BlockCgState, BlockConjugateGradients
 from penstock.solvers.checks import check_maxiter
 from penstock.solvers.gram_factors import GramFactors, GramFault, factor_gram
-from penstock.solvers.method import method_of
+from penstock.solvers.method import handed_over, method_of
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BlockSolveResult, IterationRecord, StopReason
@@ -45,7 +46,7 @@ Matrix = np.ndarray[Any, Any]
 
 
 def block_cg_workspace_nbytes(n: int, columns: int, dtype: Any = np.float64, *, preconditioned: bool = True) -> int:
-    """Return the bytes of all blocks of a solve: B, X, W, S, P and, for a preconditioner that is not diagonal, Z.
+    """Return the bytes of all blocks of a solve: B, X, the best X, W, S, P and, for a preconditioner that is not diagonal, Z.
 
     Parameters
     ----------
@@ -66,9 +67,9 @@ def block_cg_workspace_nbytes(n: int, columns: int, dtype: Any = np.float64, *, 
     >>> from penstock.solvers import block_cg_workspace_nbytes
     >>> from penstock.spmv import format_nbytes
     >>> format_nbytes(block_cg_workspace_nbytes(1_000_000, columns=8))
-    '366.2 MiB'
+    '427.2 MiB'
     """
-    return (6 if preconditioned else 5) * n * columns * int(np.dtype(dtype).itemsize)
+    return (7 if preconditioned else 6) * n * columns * int(np.dtype(dtype).itemsize)
 
 
 class BlockRecurrence:
@@ -308,8 +309,14 @@ def block_cg(
     problem = _as_block(LinearProblem(A, B, M, rtol=rtol, atol=atol, name="B"))
     X0 = problem.guess(X0, state, "X0")
     with problem.A.device.current():
-        own = method_of(problem, "block_cg_method")
-        method = BlockConjugateGradients(problem, BlockRecurrence) if own is None else own(problem)
-        state = method.begin(X0, state)
-        method.run(state, maxiter=maxiter, callback=callback, monitor=monitor)
-        return method.result(state)
+        # The state of plain conjugate gradients is that of a method which has handed over to them.
+        own = None if isinstance(state, BlockCgState) else method_of(problem, "block_cg_method")
+        method: Any = BlockConjugateGradients(problem, BlockRecurrence) if own is None else own(problem)
+        state, limits = method.begin(X0, state), {"maxiter": maxiter, "callback": callback, "monitor": monitor}
+        method.run(state, **limits)
+        if method.has_lost_accuracy(state):
+            method, state = handed_over(
+                method, state, partial(BlockConjugateGradients, problem, BlockRecurrence), **limits
+            )
+        result: BlockSolveResult = method.result(state)
+        return result

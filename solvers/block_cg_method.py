@@ -292,13 +292,8 @@ class BlockConjugateGradients(Method, name="block_cg"):
 
     def result(self, state: BlockCgState) -> BlockSolveResult:
         """Return the result."""
-        spent = self.problem.spent(matrix=self.problem.matrix_seconds)
-        columns = []
-        for column, reason in enumerate(state.reasons):
-            assert reason is not None, "the solve has ended"
-            history, residual = state.residual_norms[column], self.final_residuals[column]
-            columns.append(self.problem.column_result(state.x[:, column], reason, history, residual, column, **spent))
-        return BlockSolveResult(state.x, tuple(columns), state.iteration, **spent, state=state)
+        residuals = [self.final_residuals[column] for column in range(self.problem.columns)]
+        return self.block_result(state, [reason for reason in state.reasons if reason is not None], residuals)
 
 
 def _pending(state: BlockCgState) -> list[int]:

@@ -10,7 +10,7 @@ One iteration, in three fused passes over vectors; scalars stay on the device of
 
 This is 11 n values besides those of A and M, 10 n without a preconditioner. A preconditioner of diagonal blocks of b rows is
 part of the second pass and reads its own b n values; any other one is applied between the passes, and r.z then reads 2 n more.
-Vectors in memory: b of the caller, x, r, p, q and, with a preconditioner, z.
+Vectors in memory: b of the caller, x, the best x so far, r, p, q and, with a preconditioner, z.
 
 A preconditioner made of products with A also computes ``w = A z``. Then q is not a product but ``w + beta q``, which reads 2 n
 values and writes n: streamed, all products of an iteration can share a sweep, and w is an additional vector. The bound of the
@@ -50,7 +50,7 @@ from penstock.solvers.cg_method import ConjugateGradients
 from penstock.solvers.cg_passes import CgVectors, passes_for
 from penstock.solvers.cg_state import CgState
 from penstock.solvers.checks import check_maxiter
-from penstock.solvers.method import method_of
+from penstock.solvers.method import handed_over, method_of
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.residual_checks import KEPT_NORMS, ResidualChecks
@@ -64,7 +64,7 @@ __all__ = ["CgRecurrence", "cg", "cg_workspace_nbytes"]
 
 
 def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
-    """Return the bytes of the vectors of a solve, b, x, r, z, p and q, without those of the preconditioner.
+    """Return the bytes of the vectors of a solve, b, x, the best x, r, z, p and q, without those of the preconditioner.
 
     Parameters
     ----------
@@ -81,9 +81,9 @@ def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
     --------
     >>> from penstock.solvers import cg_workspace_nbytes
     >>> cg_workspace_nbytes(1_000_000)
-    48000000
+    56000000
     """
-    return 6 * n * int(np.dtype(dtype).itemsize)
+    return 7 * n * int(np.dtype(dtype).itemsize)
 
 
 class CgRecurrence:
@@ -235,8 +235,10 @@ def _prepare(problem: LinearProblem, maxiter: int | None, check_every: int | Non
     problem.b = problem.b.reshape(-1)
 
 
-def _method_for(problem: LinearProblem, reductions: int) -> Any:
-    own, at_once = method_of(problem, "cg_method"), reductions == 1
+def _method_for(problem: LinearProblem, reductions: int, state: object) -> Any:
+    # The state of plain conjugate gradients is that of a method which has handed over to them.
+    own = None if isinstance(state, CgState) else method_of(problem, "cg_method")
+    at_once = reductions == 1
     problem.space.communicator.check_same(reductions=reductions)
     with problem.space.communicator.together():
         if reductions not in (1, 2):
@@ -318,7 +320,10 @@ def cg(
     _prepare(problem, maxiter, check_every)
     x0, checks = problem.guess(x0, state, "x0"), _residual_checks(problem, 1 if callback else check_every)
     with problem.A.device.current():
-        method = _method_for(problem, reductions)
+        method = _method_for(problem, reductions, state)
         state = method.begin(x0, state)
         method.run(state, maxiter=maxiter, callback=callback, monitor=monitor, checks=checks)
+        if method.has_lost_accuracy(state):
+            limits = {"maxiter": maxiter, "callback": callback, "monitor": monitor, "checks": checks}
+            method, state = handed_over(method, state, partial(ConjugateGradients, problem, CgRecurrence), **limits)
         return cast(SolveResult, method.result(state, np.shape(b)))

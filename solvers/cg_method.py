@@ -22,6 +22,8 @@ __all__ = ["ConjugateGradients"]
 
 #: The energy is known to within this many times the estimate of its rounding.
 _ENERGY_FACTOR = 8
+#: Where another method was near its floor, the true residual grows by so much only because directions have become noise.
+_GROWN = 1e3
 
 
 class Recurrence(Protocol):
@@ -188,6 +190,14 @@ class ConjugateGradients(Method, name="cg"):
         if not math.isfinite(residual) or residual <= self._tolerance:
             self.residual = residual
             return StopReason.CONVERGED if residual <= self._tolerance else StopReason.NOT_FINITE
+        least = self.problem.absolute(min(state.residual_norms))
+        if (
+            self._taken_over
+            and residual > _GROWN * least
+            and self.problem.stagnation(state.x, least) is StopReason.ROUNDING_FLOOR
+        ):
+            self.residual = residual
+            return StopReason.ROUNDING_FLOOR
         if self._lost_energy(state) and self._reached_floor(state):
             reason = self._restart(state)  # the direction has become noise, which would lead further and further up
         else:
@@ -274,15 +284,14 @@ class ConjugateGradients(Method, name="cg"):
         assert self.reason is not None, "the solve has ended"
         if math.isnan(self.residual) and self.reason is not StopReason.NOT_FINITE:
             self.residual = self._true_residual(state, replace=False)
+        x, self.reason, self.residual = self.returned(state.x, self.reason, self.residual)
         recurrence = self._recurrence
         spent = self.problem.spent(
             matrix=0.0 if recurrence is None else recurrence.matrix_seconds,
             preconditioner=0.0 if recurrence is None else recurrence.preconditioner_seconds,
         )
         norms = state.residual_norms
-        return self.problem.column_result(
-            state.x.reshape(shape), self.reason, norms, self.residual, state=state, **spent
-        )
+        return self.problem.column_result(x.reshape(shape), self.reason, norms, self.residual, state=state, **spent)
 
 
 def _scalars(state: CgState) -> dict[str, float]:

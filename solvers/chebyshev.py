@@ -42,6 +42,8 @@ _STREAMED_DEGREES = (1, 5, 9, 13, 17, 21, 25, 33)
 _LEAST_MEASURED, _MOST_MEASURED = 9, 17
 # The largest assumed ratio of an eigenvalue to the estimate, and the digits by which a vector may grow: float32 has 38.
 _FURTHEST, _GROWTH_DIGITS = 10.0, 15.0
+# Further rounds end when the estimate rises by less than this factor, or after so many.
+_SETTLED, _MOST_FURTHER = 1.002, 12
 _PRODUCT = RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)
 
 
@@ -297,7 +299,13 @@ def scaled_row_sums(diagonal: DiagonalBlocks, sums: Array) -> Array:
 
 
 def largest_eigenvalue(
-    A: Operator, diagonal: DiagonalBlocks, rounds: int, degree: int = _DEGREE, *, row_sums: Array | None = None
+    A: Operator,
+    diagonal: DiagonalBlocks,
+    rounds: int,
+    degree: int = _DEGREE,
+    *,
+    row_sums: Array | None = None,
+    settled: bool = False,
 ) -> float:
     """Return a bound of the largest eigenvalue of ``D A``: ``||D A||_inf``, or the measured value plus a margin if smaller.
 
@@ -313,6 +321,9 @@ def largest_eigenvalue(
         Degree of the polynomial of a round.
     row_sums : array, optional
         From :func:`scaled_row_sums`; computed if they are not known.
+    settled : bool
+        Go on until rounds find nothing larger, and raise the bound if it was exceeded. For coarse matrices, whose products cost
+        little and whose largest eigenvalues may stand alone, so that few rounds miss them.
     """
     xp, n, space = A.device.xp, A.shape[0], VectorSpace.of(A)
     bound = math.inf
@@ -331,7 +342,9 @@ def largest_eigenvalue(
     # Without a bound, the first estimate is the quotient of the random vector.
     # All rounds but the last only tell where to look.
     estimate, degrees = 1.0, [0] * (bound == math.inf) + [most // 4 * 2] * (rounds - 1) + [most]
-    for round_degree in degrees:
+    measured, further = len(degrees), [most] * _MOST_FURTHER if settled else []
+    found = math.inf
+    for number, round_degree in enumerate([*degrees, *further], start=1):
         v /= space.norm(v)
         # T[j+1] = 2 t T[j] - T[j-1] for t = 2 / estimate D A - 1, which is between -1 and 1 below the estimate.
         first = RecurrenceStep(-2 / estimate, -1.0, 0.0, driven=False)
@@ -345,6 +358,13 @@ def largest_eigenvalue(
         diagonal._apply(product, image, 1.0, 0.0)
         energy, quotient = space.dot(v, product), space.dot(product, image)
         if not (0 < energy < math.inf and 0 < quotient < math.inf):  # not positive definite, or badly scaled
-            return bound
-        estimate = quotient / energy
-    return min(bound, _MARGIN * estimate)
+            return bound if number <= measured else found
+        before, estimate = estimate, quotient / energy
+        if number == measured:
+            found = min(bound, _MARGIN * estimate)
+        elif number > measured:
+            if estimate > found:
+                found = min(bound, _MARGIN * estimate)
+            if estimate <= _SETTLED * before:
+                break
+    return found

@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from penstock.adaptive_threads import ThreadChoice, adaptive_threads, most_threads
+from penstock.solvers.best_iterate import BestIterate
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.residual_checks import ResidualChecks
-from penstock.solvers.result import IterationRecord, StopReason
-from penstock.solvers.states import StateLayout, check_state
+from penstock.solvers.result import BlockSolveResult, IterationRecord, StopReason
+from penstock.solvers.states import StateLayout, check_state, direction_kept
 from penstock.solvers.symmetry_check import SymmetryCheck
 from penstock.spmv import Array
 from penstock.spmv.registry import Registry
 from penstock.threads import blas_limited
 
-__all__ = ["SOLVERS", "Method", "method_of"]
+__all__ = ["SOLVERS", "Method", "handed_over", "method_of"]
 
 
 class Method(ABC):
@@ -44,6 +46,10 @@ class Method(ABC):
     #: The reason for stopping and the final norm of the true residual, for methods with one right-hand side.
     reason: StopReason | None = None
     residual: float = math.nan
+    #: The iterate with the smallest residual so far.
+    best: BestIterate
+    #: Whether it goes on from another method.
+    _taken_over: bool = False
     #: Seconds of the last call of ``advance`` in which the host only started work for a GPU.
     starting_seconds: float = 0.0
 
@@ -78,6 +84,47 @@ class Method(ABC):
         """Return the relative residual to report: the largest of the columns that still run."""
         return float(state.residual_norms[-1])
 
+    def last_residuals(self, state: Any) -> list[float]:
+        """Return the last relative residual of every column."""
+        norms = state.residual_norms
+        return [of[-1] for of in norms] if isinstance(norms[0], list) else [norms[-1]]
+
+    def returned(self, x: Array, reason: StopReason, residual: float) -> tuple[Array, StopReason, float]:
+        """Return x, the reason for stopping and ``||b - A x||``: those of the best iterate where the last one is worse."""
+        problem, best = self.problem, self.best
+        if problem.out_of_range or not best.is_better(reason, problem.relative(residual)):
+            return x, reason, residual
+        with direction_kept(problem.A):
+            found = problem.space.norm(problem.true_residual(best.x, problem.A.device.xp.empty_like(x)))
+        return (best.x, _after(problem, reason, found), found) if not found >= residual else (x, reason, residual)
+
+    def block_result(
+        self, state: Any, reasons: list[StopReason], residuals: Sequence[float], note: str = ""
+    ) -> BlockSolveResult:
+        """Return the result of a block of right-hand sides, given why each stopped and its ``||b - A x||``."""
+        problem, best, x = self.problem, self.best, state.x
+        reasons, residuals = list(reasons), list(residuals)
+        better = [
+            column
+            for column in set(range(problem.columns)).difference(problem.out_of_range)
+            if best.is_better(reasons[column], problem.relative(residuals[column], column), column)
+        ]
+        if better:
+            x = x.copy()  # the state goes on from the last iterates
+            with direction_kept(problem.A):
+                found = problem.true_residual(best.x, problem.A.device.xp.empty_like(x))
+            for column in better:
+                norm = problem.space.norm(problem.A.device.xp.ascontiguousarray(found[:, column]))
+                if not norm >= residuals[column]:
+                    x[:, column] = best.x[:, column]
+                    reasons[column], residuals[column] = _after(problem, reasons[column], norm, column), norm
+        spent, columns = problem.spent(matrix=problem.matrix_seconds), []
+        for column, (reason, residual) in enumerate(zip(reasons, residuals, strict=True)):
+            history = state.residual_norms[column]
+            one = problem.column_result(x[:, column], reason, history, residual, column, **spent)
+            columns.append(replace(one, message=one.message + note))
+        return BlockSolveResult(x, tuple(columns), state.iteration, **spent, state=state)
+
     def iterations_left(self, state: Any) -> float:
         """Return the expected number of further iterations; infinite if unknown."""
         return math.inf
@@ -95,6 +142,26 @@ class Method(ABC):
             state = self.resume(state)
         state.system = mark
         return state
+
+    def take_over(self, method: Method, state: Any) -> Any:
+        """Go on from the best iterate of another method; iterations are counted on."""
+        self._taken_over = True
+        own = self.start(method.best.x)
+        own.iteration, before, after = state.iteration, state.residual_norms, own.residual_norms
+        if isinstance(before[0], list):
+            own.residual_norms = [old[:-1] + new for old, new in zip(before, after, strict=True)]
+        else:
+            own.residual_norms = before[:-1] + after
+        own.system = state.system
+        return own
+
+    def has_lost_accuracy(self, state: Any) -> bool:
+        """Return whether the solve ended for a reason that plain conjugate gradients with the same M may not meet."""
+        return False
+
+    def finish(self, state: Any) -> None:
+        """Give back what the method has borrowed, here nothing; the state keeps its vectors."""
+        return
 
     def run(
         self,
@@ -124,6 +191,8 @@ class Method(ABC):
         choice: ThreadChoice,
     ) -> None:
         symmetry = SymmetryCheck(self.problem)
+        self.best = BestIterate(state.x, self.last_residuals(state))
+        first = self.last_residuals(state)[0]
         while self.running(state):
             if state.iteration >= limit:
                 self.end(state, StopReason.MAXITER)
@@ -131,6 +200,7 @@ class Method(ABC):
             before, began = state.iteration, time.perf_counter()
             count = min(every, limit - before)
             reason = self._advance_observed(state, count, choice)
+            self.best.note(state.x, self.last_residuals(state))
             checks.adapt(time.perf_counter() - began, self.starting_seconds, count, self.iterations_left(state))
             stops = False
             if state.iteration > before:  # a breakdown does not count as an iteration
@@ -140,6 +210,12 @@ class Method(ABC):
             every, stops = self._agreed(checks.every, stops)
             if reason is None and self.running(state):
                 reason = symmetry.look(state.iteration, self.residual_norm(state))
+            if (
+                reason is None
+                and self.problem.columns == 1
+                and self.problem.has_diverged(self.last_residuals(state)[0], first)
+            ):
+                reason = StopReason.INCONSISTENT
             if stops:
                 reason = reason or StopReason.STOPPED
             if reason is not None and self.running(state):
@@ -181,3 +257,24 @@ def method_of(problem: LinearProblem, attribute: str) -> Callable[[LinearProblem
     """Return the method that a preconditioner made of products with this same A brings along under a name, or None."""
     own: Callable[[LinearProblem], Any] | None = getattr(problem.M, attribute, None)
     return own if getattr(problem.M, "A", None) is problem.A else None
+
+
+def _after(problem: LinearProblem, reason: StopReason, residual: float, column: int = 0) -> StopReason:
+    """Return the reason of a solve that returns its best iterate, which may meet the tolerance after all."""
+    met = residual <= problem.tolerances[column] and reason is not StopReason.NOT_FINITE
+    return StopReason.CONVERGED if met else reason
+
+
+def handed_over(method: Method, state: Any, plain: Callable[[], Method], **limits: Any) -> tuple[Method, Any]:
+    """Go on with plain conjugate gradients where a method has lost accuracy; return the method that ended and its state.
+
+    Their vectors come on top of those of the method: where there is no memory for them, its own end stands.
+    """
+    try:
+        method.finish(state)
+        other = plain()
+        other_state = other.take_over(method, state)
+        other.run(other_state, **limits)
+    except MemoryError:
+        return method, state
+    return other, other_state

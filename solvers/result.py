@@ -10,7 +10,7 @@ from typing import Any, Self
 from penstock.spmv import Array, format_nbytes
 from penstock.spmv.explanations import as_table
 
-__all__ = ["BlockSolveResult", "IterationRecord", "SolveResult", "StopReason"]
+__all__ = ["BREAKDOWNS", "BlockSolveResult", "IterationRecord", "SolveResult", "StopReason"]
 
 
 class StopReason(enum.Enum):
@@ -63,6 +63,10 @@ class StopReason(enum.Enum):
         "stopped because the true residual no longer falls although the recursive one does; the operator is less accurate "
         "than the tolerance requires (reduced storage?), or A or M is not symmetric"
     )
+
+
+#: Reasons that a matrix or a preconditioner gives that is not symmetric positive definite.
+BREAKDOWNS = (StopReason.NOT_POSITIVE_DEFINITE, StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from penstock.solvers.problem import LinearProblem
-from penstock.solvers.result import StopReason
+from penstock.solvers.result import BREAKDOWNS, StopReason
 from penstock.spmv import Operator, VectorSpace
 from penstock.spmv.vectors.noise import noise
 
-__all__ = ["BREAKDOWNS", "SymmetryCheck"]
+__all__ = ["SymmetryCheck"]
 
 # A solve gets on if the residual halves in so many iterations, on average from the start.
 _ITERATIONS = 64
-#: Reasons that a matrix or a preconditioner gives that is not symmetric positive definite.
-BREAKDOWNS = (StopReason.NOT_POSITIVE_DEFINITE, StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE)
 # Rounding, also in float32, and sums in another order stay far below this share.
 _LEAST = 1e-6
 

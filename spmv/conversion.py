@@ -10,6 +10,7 @@ import scipy.sparse
 
 from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import InputError
+from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats import BsrMatrix, CsrMatrix, SparseMatrix
 from penstock.spmv.operator import Operator, ValidatedOperator
 
@@ -58,9 +59,9 @@ class FunctionOperator(ValidatedOperator):
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         if x.ndim == 1 or self.blocks:
-            product = self.function(x)
+            product = self._image(x)
         else:
-            columns = [self.function(self.device.xp.ascontiguousarray(x[:, k])) for k in range(x.shape[1])]
+            columns = [self._image(self.device.xp.ascontiguousarray(x[:, k])) for k in range(x.shape[1])]
             product = self.device.xp.stack(columns, axis=1)
         if getattr(product, "shape", None) != out.shape or product.dtype.kind not in "fiub":
             kind = f"{product.dtype} of shape {product.shape}" if hasattr(product, "dtype") else type(product).__name__
@@ -70,6 +71,11 @@ class FunctionOperator(ValidatedOperator):
         else:
             out *= beta
             out += alpha * product
+
+    def _image(self, x: Array) -> Array:
+        """Return what the function makes of x as an array of the device's own library, so that it can be added in place."""
+        image = self.function(x)
+        return self.device.asarray(as_array(image)) if is_foreign(image) else image
 
 
 def as_operator_for(A: Any, vectors: Any) -> Operator:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, breakdown, ended, is_slow, is_stuck
+from penstock.solvers.coarse.sweep import (
+    LOST_ACCURACY,
+    WIDENED,
+    CoarseState,
+    CoarseSweep,
+    breakdown,
+    ended,
+    is_slow,
+    is_stuck,
+)
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
-from penstock.solvers.result import BlockSolveResult, StopReason
+from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, StopReason
 from penstock.solvers.states import StateLayout, check_history, check_numbers
-from penstock.solvers.symmetry_check import BREAKDOWNS
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.block_space import BlockSpace
 
@@ -259,18 +267,21 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
                 norm, history = float(self.residuals[column]), state.residual_norms[column]
                 state.reasons[column] = self.problem.verdict(reason, norm, history, column)
 
-    def result(self, state: CoarseBlockCgState) -> BlockSolveResult:
-        """Return the result."""
+    def has_lost_accuracy(self, state: CoarseBlockCgState) -> bool:
+        """Return whether a column ended for a reason that plain conjugate gradients may not meet, and none was stopped."""
+        stopped = {StopReason.STOPPED, StopReason.MAXITER} & set(state.reasons)
+        return not stopped and any(reason in LOST_ACCURACY for reason in state.reasons)
+
+    def finish(self, state: CoarseBlockCgState) -> None:
+        """Give the vectors back to the preconditioner."""
         state.x, state.y = state.x.copy(), state.y.copy()
         self._sweep.end()
-        spent = self.problem.spent(matrix=self.problem.matrix_seconds)
-        columns = []
-        for column, reason in enumerate(state.reasons):
-            assert reason is not None, "the solve has ended"
-            history, residual = state.residual_norms[column], float(self.residuals[column])
-            found = self.problem.column_result(state.x[:, column], reason, history, residual, column, **spent)
-            columns.append(replace(found, message=f"{found.message}; {WIDENED}") if state.widened else found)
-        return BlockSolveResult(state.x, tuple(columns), state.iteration, **spent, state=state)
+
+    def result(self, state: CoarseBlockCgState) -> BlockSolveResult:
+        """Return the result."""
+        self.finish(state)
+        reasons = [reason for reason in state.reasons if reason is not None]
+        return self.block_result(state, reasons, self.residuals.tolist(), f"; {WIDENED}" if state.widened else "")
 
 
 def _running(state: CoarseBlockCgState) -> list[int]:

@@ -33,12 +33,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import WIDENED, CoarseState, CoarseSweep, breakdown, ended, is_slow, is_stuck
+from penstock.solvers.coarse.sweep import (
+    LOST_ACCURACY,
+    WIDENED,
+    CoarseState,
+    CoarseSweep,
+    breakdown,
+    ended,
+    is_slow,
+    is_stuck,
+)
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
-from penstock.solvers.result import SolveResult, StopReason
+from penstock.solvers.result import BREAKDOWNS, SolveResult, StopReason
 from penstock.solvers.states import StateLayout, check_history, check_numbers
-from penstock.solvers.symmetry_check import BREAKDOWNS
 from penstock.spmv import Array, VectorSpace
 
 __all__ = ["CoarseCgState", "CoarseConjugateGradients"]
@@ -204,13 +212,22 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         """Stop; the residual of the last sweep is that of the iterate."""
         self.reason = self.problem.verdict(reason, self.residual, state.residual_norms)
 
+    def has_lost_accuracy(self, state: CoarseCgState) -> bool:
+        """Return whether the solve ended for a reason that plain conjugate gradients may not meet."""
+        return self.reason in LOST_ACCURACY
+
+    def finish(self, state: CoarseCgState) -> None:
+        """Give the vectors back to the preconditioner."""
+        state.x, state.y = state.x.copy(), state.y.copy()
+        self._sweep.end()
+
     def result(self, state: CoarseCgState, shape: tuple[int, ...]) -> SolveResult:
         """Return the result, with x in the shape of the caller's b."""
         assert self.reason is not None, "the solve has ended"
-        state.x, state.y = state.x.copy(), state.y.copy()
-        self._sweep.end()
+        self.finish(state)
+        x, self.reason, self.residual = self.returned(state.x, self.reason, self.residual)
         spent = self.problem.spent(matrix=self.problem.matrix_seconds, preconditioner=0.0)
         result = self.problem.column_result(
-            state.x.reshape(shape), self.reason, state.residual_norms, self.residual, state=state, **spent
+            x.reshape(shape), self.reason, state.residual_norms, self.residual, state=state, **spent
         )
         return replace(result, message=f"{result.message}; {WIDENED}") if state.widened else result

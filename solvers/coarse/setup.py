@@ -246,7 +246,7 @@ def _inverse(A: BsrMatrix, T: Tentative) -> Operator:
         offsets, columns = A.device.to_host(A.row_offsets), A.device.to_host(A.column_indices)
         aggregates = graph_aggregates(offsets, columns, 1, _COARSE_SIDE**3)
     diagonal = block_jacobi(A, size)
-    high = largest_eigenvalue(A, diagonal, 2)
+    high = largest_eigenvalue(A, diagonal, 2, settled=True)
     if aggregates.count > _LEAST_COARSENING * T.aggregates.count:  # not a graph that can be coarsened
         return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
     every = A.device.xp.ones(T.unknowns, dtype=np.bool_)

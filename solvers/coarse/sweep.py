@@ -13,12 +13,12 @@ import numpy as np
 from penstock.solvers.coarse.galerkin import PRODUCT
 from penstock.solvers.coarse.level import HasCoarseLevel
 from penstock.solvers.problem import LinearProblem
-from penstock.solvers.result import StopReason
+from penstock.solvers.result import BREAKDOWNS, StopReason
 from penstock.solvers.states import Alternates, StateLayout, SystemMark, check_all, check_counts, direction_kept
 from penstock.spmv import Array, Device, InputError
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
-__all__ = ["WIDENED", "CoarseState", "CoarseSweep", "breakdown", "ended", "is_slow", "is_stuck"]
+__all__ = ["LOST_ACCURACY", "WIDENED", "CoarseState", "CoarseSweep", "breakdown", "ended", "is_slow", "is_stuck"]
 
 # So many iterations without halving the smallest residual before are hopeless.
 _PATIENCE = 500
@@ -26,8 +26,12 @@ _PATIENCE = 500
 _TEST_EVERY = 8
 # After so many iterations the coarse level has shown what it is worth: ten digits in 25 iterations, or it is slow.
 _JUDGED, _SLOW = 8, 0.4
+# By so much the residual grows from its smallest value only where rounding rules.
+_GROWN = 10.0
 # A curvature of so many roundings of its terms is none.
 _NOISE = 16.0
+#: Reasons of this recurrence after which plain conjugate gradients go on.
+LOST_ACCURACY = (StopReason.ROUNDING_FLOOR, *BREAKDOWNS)
 #: What a solve whose polynomial was widened says.
 WIDENED = "the coarse level represents slow modes of this matrix badly, so the polynomial was widened"
 
@@ -217,8 +221,16 @@ def is_stuck(norms: list[float]) -> bool:
     return count > 0 and count % _TEST_EVERY == 0 and norms[-1] > 0.5 * min(norms[:-_TEST_EVERY])
 
 
+def _has_grown(norms: list[float]) -> bool:
+    """Return whether the residual has grown far above the smallest one, as it does where directions have become noise."""
+    return len(norms) > _JUDGED and norms[-1] > _GROWN * min(norms)
+
+
 def ended(sweep: CoarseSweep, norms: list[float], residual: float, *, test: bool, column: int = 0) -> StopReason | None:
-    """Return why a right-hand side needs no further iteration, or None.
+    """Return why a right-hand side needs no further iteration of this kind, or None.
+
+    Where the residual has reached the rounding floor of this recurrence, or stays or grows, plain conjugate gradients with the
+    same preconditioner may still get on: their residuals are more accurate.
 
     Parameters
     ----------
@@ -235,7 +247,7 @@ def ended(sweep: CoarseSweep, norms: list[float], residual: float, *, test: bool
         return StopReason.CONVERGED
     if not math.isfinite(residual):
         return StopReason.NOT_FINITE
-    if test and sweep.at_floor(residual, column):
+    if test and (_has_grown(norms) or sweep.at_floor(residual, column)):
         return StopReason.ROUNDING_FLOOR
     stalled = len(norms) > _PATIENCE and norms[-1] > 0.5 * min(norms[:-_PATIENCE])
     return StopReason.STAGNATED if stalled else None

@@ -97,7 +97,7 @@ def multigrid(
         modes = _modes(near_null_space, coordinates, matrix.shape[0], size, matrix.device)
         levels: list[Level] = []
         while matrix.shape[0] > _DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
-            found = _coarsened(matrix, modes, smoother, products)
+            found = _coarsened(matrix, modes, smoother, products, coarse=bool(levels))
             if found is None:
                 break
             levels.append(found.level)
@@ -128,7 +128,9 @@ class _Coarsened:
     modes: Array
 
 
-def _coarsened(A: BsrMatrix | CsrMatrix, modes: Array, smoother: Smoother, degree: int) -> _Coarsened | None:
+def _coarsened(
+    A: BsrMatrix | CsrMatrix, modes: Array, smoother: Smoother, degree: int, *, coarse: bool
+) -> _Coarsened | None:
     """Return a level of a matrix; None if its graph cannot be coarsened."""
     rows, size = rows_of(A), size_of(A)
     rows.blocks = rows.blocks.astype(np.float64, copy=False)
@@ -136,7 +138,7 @@ def _coarsened(A: BsrMatrix | CsrMatrix, modes: Array, smoother: Smoother, degre
     blocks, of_rows = diagonal_and_row_sums(A, size)
     diagonal = inverted_blocks(A, blocks)
     sums = scaled_row_sums(diagonal, of_rows)
-    high = largest_eigenvalue(A, diagonal, 1, row_sums=sums)
+    high = largest_eigenvalue(A, diagonal, 1, row_sums=sums, settled=coarse)
     free = sums >= 1.0 + _DECOUPLED  # unlike clamped unknowns
     aggregates = aggregate_nodes(rows.offsets, rows.columns, free.reshape(nodes, size).any(axis=1), A.device.kind)
     if aggregates.count > _LEAST_COARSENING * nodes:
@@ -147,11 +149,11 @@ def _coarsened(A: BsrMatrix | CsrMatrix, modes: Array, smoother: Smoother, degre
     P = smoothed_rows(product_of_rows(rows, own, T.aggregates.count), own, diagonal.blocks, step.a)
     del own
     R = P.transposed(aggregates.count)
-    coarse = product_of_rows(R, product_of_rows(rows, P, aggregates.count), aggregates.count)
+    galerkin = product_of_rows(R, product_of_rows(rows, P, aggregates.count), aggregates.count)
     shape = (T.unknowns, T.unknowns)
-    arrays = {"row_offsets": coarse.offsets, "column_indices": coarse.columns, "values": coarse.blocks}
+    arrays = {"row_offsets": galerkin.offsets, "column_indices": galerkin.columns, "values": galerkin.blocks}
     matrix = with_unit_rows(BsrMatrix.from_arrays(shape, np.float64, arrays, {}), T.missing)
-    next_matrix = matrix if T.modes > 1 else as_csr(coarse, aggregates.count)  # shares the values of matrix
+    next_matrix = matrix if T.modes > 1 else as_csr(galerkin, aggregates.count)  # shares the values of matrix
     level = Level(
         A,
         make_smoother(A, diagonal, high, smoother, degree),
@@ -168,7 +170,7 @@ def _last(A: SparseMatrix, smoother: Smoother, degree: int) -> Operator:
     diagonal = block_jacobi(A, size_of(A))  # which refuses a diagonal that is not positive definite
     if A.shape[0] <= _DENSE_UNKNOWNS:
         return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray()))).to_device(A.device)
-    return make_smoother(A, diagonal, largest_eigenvalue(A, diagonal, 1), smoother, degree)
+    return make_smoother(A, diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree)
 
 
 def _modes(given: Any, coordinates: Any, unknowns: int, size: int, device: Device) -> Array:

@@ -268,7 +268,7 @@ def test_half_of_a_matrix_resumes_with_the_same_bits_after_tests_for_the_floor(c
             state, direction = taken[iteration]
             S.turn_to(direction)
             again = solve(S, B, M=M, rtol=1e-8, maxiter=40, state=state)
-            assert np.array_equal(again.x, whole.x)
+            assert np.array_equal(again.state.x, whole.state.x)
             assert again.iterations == whole.iterations
 
 
