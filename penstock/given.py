@@ -12,6 +12,7 @@ import scipy.sparse
 from penstock.foreign import as_array, as_matrix, is_foreign, like
 from penstock.solvers import BlockSolveResult, SolveResult
 from penstock.spmv import CPU, Array, CsrMatrix, Device, InputError, SparseMatrix, as_operator, device_of
+from penstock.spmv.formats.validation import in_csr
 from penstock.streaming import FileStore, LevelOrder, Store
 
 __all__ = ["GivenMatrix", "GivenVectors", "as_given_matrix"]
@@ -65,7 +66,7 @@ def as_given_matrix(A: Any) -> GivenMatrix:
     if scipy.sparse.issparse(A):
         if A.shape == (0, 0):  # nothing to place: it is applied as it is
             return GivenMatrix(as_operator(A), "operator", device=CPU)
-        return GivenMatrix(CsrMatrix.from_csr(A.tocsr(), strategy="auto"), "csr", device=CPU)
+        return GivenMatrix(CsrMatrix.from_csr(in_csr(A, "A"), strategy="auto"), "csr", device=CPU)
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
         matrix: Any = as_operator(A)
         return GivenMatrix(matrix, "csr", device=matrix.device)

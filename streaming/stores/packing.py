@@ -12,6 +12,7 @@ import scipy.sparse
 
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.validation import in_csr
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision, lay_out
 
 __all__ = [
@@ -273,7 +274,7 @@ def row_slabs_of(given: Any, format_name: str = "auto") -> Iterable[Any]:
     """
     if not scipy.sparse.issparse(given):
         return given  # type: ignore[no-any-return]
-    A = given if given.format == "bsr" else given.tocsr()
+    A = given if given.format == "bsr" else in_csr(given, "the matrix")
     multiple = 840 if A.format == "csr" else A.blocksize[0]  # 840 rows are whole blocks of 1 to 8 rows
     if format_name not in ("auto", "csr", "bsr"):
         multiple *= 32

@@ -13,6 +13,7 @@ import scipy.sparse
 
 from penstock.spmv import InputError, format_named, parse_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.formats.validation import check_indices
 from penstock.streaming.stores.file_store import STORE_FILES, FileStore
 from penstock.streaming.stores.packing import symmetric_slabs
 from penstock.streaming.stores.store_place import StorePlace, partial_folder, writing
@@ -154,6 +155,8 @@ class StoreBuilder:
 
     def add_matrix(self, matrix: Any, *, first_row: int = 0) -> None:
         """Add the entries of a SciPy matrix, whose row 0 is ``first_row`` of the whole matrix."""
+        if scipy.sparse.issparse(matrix):
+            check_indices(matrix, "the matrix")
         entries = scipy.sparse.coo_array(matrix)
         self.add(entries.row + np.int64(first_row), entries.col, entries.data)
 
