@@ -89,6 +89,13 @@ def _name_of(store: Store) -> str:
     return "the stored matrix" if path is None else Path(path).resolve().name
 
 
+def _of_sequence(given: Any, name: str) -> Array:
+    try:
+        return np.asarray(given)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"{name} must be an array of real numbers of shape (n,) or (n, k): {error}") from None
+
+
 @dataclass(frozen=True)
 class GivenVectors:
     """Right-hand sides or guesses of a caller.
@@ -123,7 +130,7 @@ class GivenVectors:
         elif original is not None:
             array = as_array(given)
         else:
-            array = given if hasattr(given, "get") else np.asarray(given)
+            array = given if hasattr(given, "get") and hasattr(given, "dtype") else _of_sequence(given, name)
         if array.dtype.kind not in "fiub":
             raise InputError(f"{name} has type {array.dtype}; only real numbers can be solved for")
         if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
