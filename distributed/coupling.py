@@ -13,6 +13,7 @@ from penstock.distributed.partition import RowPartition
 from penstock.solvers.products.block_rows import csr_of
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, SparseMatrix
 from penstock.spmv.device import CPU, Device
+from penstock.spmv.formats.validation import in_csr
 
 __all__ = ["Coupling", "columns_within", "split_rows"]
 
@@ -177,7 +178,7 @@ def _checked(rows: Any, partition: RowPartition, communicator: MpiCommunicator, 
     if isinstance(rows, BsrMatrix) and rows.row_granularity == size:
         return rows.to_device(CPU)
     is_ours = isinstance(rows, SparseMatrix)
-    csr = csr_of(rows).to_device(CPU) if is_ours else CsrMatrix.from_csr(scipy.sparse.csr_array(rows))
+    csr = csr_of(rows).to_device(CPU) if is_ours else CsrMatrix.from_csr(in_csr(rows, "rows"))
     return csr if size == 1 else BsrMatrix.from_csr(csr, block_size=size)
 
 

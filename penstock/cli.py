@@ -22,6 +22,7 @@ from penstock.store_command import store
 from penstock.terminal import (
     Quiet,
     Verbose,
+    check_inside_working_folder,
     complete,
     free_name,
     in_free_folder,
@@ -104,6 +105,8 @@ def run(
         if dry_run:
             print_plan(experiment, console)
             return
+        if output is None:
+            check_inside_working_folder(experiment.output.directory)
 
         def action() -> RunOutcome:
             default, alone = experiment.output.directory / file.stem, experiment.parallel is None

@@ -7,15 +7,15 @@ matrix may do without. AnnData writes its sparse matrices so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import scipy.sparse
 
 from penstock.array_files import check_fits_memory
+from penstock.hdf5_groups import hdf5_group
 from penstock.matrix_slabs import Slabs
 from penstock.petsc_files import slab_bounds
 from penstock.spmv import InputError
@@ -29,7 +29,7 @@ _ARRAYS = {"data": "fiubc", "indices": "iu", "indptr": "iu"}
 
 def hdf5_slabs(path: Path) -> Slabs:
     """Open a matrix in HDF5, in the first group that has the arrays of one."""
-    return _slabs(path, _hdf5_group)
+    return _slabs(path, hdf5_group)
 
 
 def zarr_slabs(path: Path) -> Slabs:
@@ -44,31 +44,17 @@ def _slabs(path: Path, opened: Callable[[Path], AbstractContextManager[Any]]) ->
     return Slabs(shape, entries, _rows(path, opened, shape))
 
 
-@contextmanager
-def _hdf5_group(path: Path) -> Iterator[h5py.Group]:
-    with h5py.File(path) as file:
-        found: list[str] = []
-
-        def visit(name: str, item: Any) -> None:
-            if isinstance(item, h5py.Group) and _ARRAYS.keys() <= item.keys():
-                found.append(name)
-
-        visit("/", file)
-        file.visititems(visit)
-        if not found:
-            raise InputError(f"{path} holds no group with data, indices and indptr, the arrays of a matrix in CSR")
-        yield file[found[0]]
-
-
 def _check_arrays(path: Path, group: Any) -> None:
     """Refuse arrays that are none of CSR, or whose pieces do not fit the memory, before any of them is read."""
     for name, kinds in _ARRAYS.items():
         array = group[name]
         if array.ndim != 1 or array.dtype.kind not in kinds:
             raise InputError(f"{path} is damaged: its {name} have type {array.dtype} and shape {array.shape}")
-        check_fits_memory(_chunk(array) * array.dtype.itemsize, f"one chunk of the {name} of {path}")
-    if "shape" not in group.attrs and "shape" in group and tuple(group["shape"].shape) != (2,):
-        raise InputError(f"{path} is damaged: its shape has {group['shape'].shape} numbers, not two")
+        _check_chunk(path, name, array)
+    if "shape" not in group.attrs and "shape" in group:
+        if tuple(group["shape"].shape) != (2,):
+            raise InputError(f"{path} is damaged: its shape has {group['shape'].shape} numbers, not two")
+        _check_chunk(path, "shape", group["shape"])
     if not group["indptr"].shape[0] or group["indices"].shape != group["data"].shape:
         raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
     if "csc" in str(group.attrs.get("encoding-type", "")):  # of AnnData
@@ -89,6 +75,10 @@ def _chunk(array: Any) -> int:
     return int((array.chunks or (1,))[0])
 
 
+def _check_chunk(path: Path, name: str, array: Any) -> None:
+    check_fits_memory(_chunk(array) * array.dtype.itemsize, f"one chunk of the {name} of {path}")
+
+
 def _rows(
     path: Path, opened: Callable[[Path], AbstractContextManager[Any]], shape: tuple[int, int]
 ) -> Iterator[scipy.sparse.csr_array]:
@@ -97,7 +87,7 @@ def _rows(
         all_offsets = group["indptr"][:].astype(np.int64)
         if (np.diff(all_offsets) < 0).any() or all_offsets[0] != 0 or all_offsets[-1] != group["data"].shape[0]:
             raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
-        for start, stop in slab_bounds(all_offsets, max(_chunk(group["data"]), _chunk(group["indices"]))):
+        for start, stop in slab_bounds(path, all_offsets, max(_chunk(group["data"]), _chunk(group["indices"]))):
             offsets = all_offsets[start : stop + 1]
             inside = slice(int(offsets[0]), int(offsets[-1]))
             indices, values = _native(group["indices"][inside]), _native(group["data"][inside])

@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from penstock.argument_checks import checked_options
 from penstock.given import GivenMatrix, GivenVectors, as_given_matrix
 from penstock.progress import Reporter, RichReporter
 from penstock.request import Request
@@ -103,10 +104,10 @@ def solve(
     >>> result.converged, result.x.round(6).tolist()
     (True, [1.0, 2.0, 3.0, 4.0, 5.0])
     """
+    options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
     vectors, reporter = GivenVectors.of(b, "b"), RichReporter.on_terminal() if progress else Reporter()
     given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
     place, size = find_device(device, given), _block_size(block_size, vectors, coordinates)
-    options = _given(near_null_space=near_null_space, coordinates=coordinates)
     request = Request(place, vectors.columns, room, preconditioner, size, options, given.name)
     return _solve(given, request, vectors, x0, folder, reporter, rtol=rtol, atol=atol, maxiter=maxiter, monitor=monitor)
 
@@ -116,10 +117,6 @@ def _block_size(given: int | Literal["auto"], vectors: GivenVectors, coordinates
     if given != "auto" or coordinates is None:
         return given
     return max(1, len(vectors.array) // max(1, len(coordinates)))
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _solve(

@@ -13,6 +13,7 @@ from penstock.foreign import as_matrix, like
 from penstock.solvers import BlockSolveResult, SolveResult
 from penstock.spmv import CPU, Array, CsrMatrix, Device, InputError, SparseMatrix, as_operator, device_of
 from penstock.spmv.foreign import as_array, is_foreign
+from penstock.spmv.formats.validation import in_csr
 from penstock.streaming import FileStore, LevelOrder, Store
 
 __all__ = ["GivenMatrix", "GivenVectors", "as_given_matrix"]
@@ -66,7 +67,7 @@ def as_given_matrix(A: Any) -> GivenMatrix:
     if scipy.sparse.issparse(A):
         if A.shape == (0, 0):  # nothing to place: it is applied as it is
             return GivenMatrix(as_operator(A), "operator", device=CPU)
-        return GivenMatrix(CsrMatrix.from_csr(A.tocsr(), strategy="auto"), "csr", device=CPU)
+        return GivenMatrix(CsrMatrix.from_csr(in_csr(A, "A"), strategy="auto"), "csr", device=CPU)
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
         matrix: Any = as_operator(A)
         return GivenMatrix(matrix, "csr", device=matrix.device)
@@ -87,6 +88,13 @@ def _from_path(path: str | Path) -> GivenMatrix:
 def _name_of(store: Store) -> str:
     path = getattr(store, "path", None)
     return "the stored matrix" if path is None else Path(path).resolve().name
+
+
+def _of_sequence(given: Any, name: str) -> Array:
+    try:
+        return np.asarray(given)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"{name} must be an array of real numbers of shape (n,) or (n, k): {error}") from None
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class GivenVectors:
         elif original is not None:
             array = as_array(given)
         else:
-            array = given if hasattr(given, "get") else np.asarray(given)
+            array = given if hasattr(given, "get") and hasattr(given, "dtype") else _of_sequence(given, name)
         if array.dtype.kind not in "fiub":
             raise InputError(f"{name} has type {array.dtype}; only real numbers can be solved for")
         if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):

@@ -18,12 +18,14 @@ import scipy.sparse
 from penstock.array_files import ArrayArchive, check_fits_memory, check_is_file, failures_named
 from penstock.csr_groups import hdf5_slabs, zarr_slabs
 from penstock.fem import Cantilever, LognormalMaterial
+from penstock.mat_files import read_mat
 from penstock.matrix_market import open_plain, read_matrix_market
-from penstock.matrix_slabs import Slabs, mat_slabs, petsc_slabs
+from penstock.matrix_sizes import check_rows, check_whole_fits
+from penstock.matrix_slabs import Slabs, petsc_slabs
 from penstock.petsc_files import is_petsc
 from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
-from penstock.spmv.formats.validation import check_values
+from penstock.spmv.formats.validation import check_indices, check_values
 from penstock.zarr_groups import is_zarr
 
 __all__ = ["FileKind", "NamedMatrix", "file_kind", "is_store", "opener_of", "read_matrix", "slabs_of"]
@@ -60,7 +62,6 @@ _SUFFIXES = {
     ".hdf5": FileKind.HDF5,
 }
 _SLABS: dict[FileKind, Callable[[Path], Slabs]] = {
-    FileKind.MAT: mat_slabs,
     FileKind.HDF5: hdf5_slabs,
     FileKind.ZARR: zarr_slabs,
     FileKind.PETSC: petsc_slabs,
@@ -124,10 +125,9 @@ def read_matrix(source: str | Path) -> NamedMatrix:
     path = Path(source)
     kind = file_kind(path)
     with failures_named(path, kind.value):
-        if kind is FileKind.MATRIX_MARKET:
-            matrix = read_matrix_market(path, opener_of(path))
-        else:
-            matrix = slabs_of(path).whole(f"the matrix in {path}")
+        # Of a Matrix Market file the entries, of which whole numbers would overflow if SciPy summed them.
+        is_market = kind is FileKind.MATRIX_MARKET
+        matrix = _read_whole(path, kind) if is_market else slabs_of(path).whole(path)
         return NamedMatrix(path.name[: len(path.name) - len(_suffix(path))], _canonical(matrix, str(path)), str(source))
 
 
@@ -167,10 +167,22 @@ def slabs_of(path: Path) -> Slabs:
     kind = file_kind(path)
     with failures_named(path, kind.value):
         if kind in _SLABS:
-            return _SLABS[kind](path)
-        matrix = _read_npz(path) if kind is FileKind.NPZ else read_matrix_market(path, opener_of(path))
-        rows = scipy.sparse.csr_array(matrix)
+            slabs = _SLABS[kind](path)
+            check_rows(path, slabs.shape[0], slabs.nnz)
+            return slabs
+        rows = scipy.sparse.csr_array(_read_whole(path, kind))
         return Slabs(rows.shape, rows.nnz, [rows])
+
+
+def _read_whole(path: Path, kind: FileKind) -> Any:
+    """Return a matrix as SciPy has it, which can be converted safely."""
+    if kind is FileKind.MATRIX_MARKET:
+        return read_matrix_market(path, opener_of(path))
+    matrix = _read_npz(path) if kind is FileKind.NPZ else read_mat(path)
+    check_indices(matrix, f"the matrix in {path}")
+    check_rows(path, matrix.shape[0], matrix.nnz)
+    check_whole_fits(path, matrix.shape, matrix.nnz)
+    return matrix
 
 
 def _assemble(nodes: list[int], dof: int) -> scipy.sparse.csr_array:
@@ -206,8 +218,6 @@ def _read_npz(path: Path) -> Any:
     matrix = scipy.sparse.load_npz(path)
     if matrix.ndim != 2:
         raise InputError(f"{path} holds an array of {matrix.ndim} dimension; expected a matrix, which has 2")
-    if hasattr(matrix, "check_format"):  # conversion of indices out of range would write past its arrays
-        matrix.check_format(full_check=True)
     return matrix
 
 

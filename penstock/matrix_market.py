@@ -15,6 +15,7 @@ import scipy.io
 import scipy.sparse
 
 from penstock.array_files import check_fits_memory
+from penstock.matrix_sizes import check_rows
 from penstock.spmv import InputError, format_nbytes
 from penstock.spmv.compilation.jit import serial_kernel
 
@@ -49,8 +50,6 @@ _COMPLETE = (_SPACE, _DIGITS, _FRACTION, _EXPONENT_DIGITS, _WORD)
 _PART_NBYTES = 16 << 20
 # A file is at most so long: numbers have some digits, comments some pages.
 _LONGEST_LINE, _LONGEST_HEADER, _MOST_PER_NUMBER, _LONGEST_SHOWN = 1 << 20, 16 << 20, 1000, 40
-# Nearly all rows of a larger matrix with so few entries would be empty.
-_ROWS_OF_FEW_ENTRIES, _ROWS_AN_ENTRY = 1_000_000, 1000
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -89,10 +88,7 @@ class _Header:
             raise InputError(
                 f"{path} announces {self.entries} entries, more than a file of its size can hold; it is damaged"
             )
-        if rows > _ROWS_OF_FEW_ENTRIES + _ROWS_AN_ENTRY * self.entries:
-            raise InputError(
-                f"{path} announces {rows} rows with {self.entries} entries: nearly all rows would be empty"
-            )
+        check_rows(path, rows, self.entries)
 
     @property
     def nbytes(self) -> int:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from penstock.array_files import check_fits_memory
+from penstock.matrix_sizes import check_slab_fits
 from penstock.spmv import InputError
 
 __all__ = ["PetscMatrix", "is_petsc", "read_petsc_vector", "slab_bounds"]
@@ -83,11 +85,12 @@ class PetscMatrix:
     def slabs(self) -> Iterator[scipy.sparse.csr_array]:
         """Yield the rows in slabs."""
         size, rows = self.integer.itemsize, self.shape[0]
+        check_fits_memory(4 * 8 * (rows + 1), f"the row lengths of {self.path}")
         lengths = np.fromfile(self.path, dtype=self.integer, count=rows, offset=4 * size).astype(np.int64)
         if (lengths.size and lengths.min() < 0) or int(lengths.sum()) != self.nnz:
             raise InputError(f"{self.path} is damaged: the lengths of its rows do not add up to {self.nnz} entries")
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        for start, stop in slab_bounds(offsets):
+        for start, stop in slab_bounds(self.path, offsets):
             first, count = int(offsets[start]), int(offsets[stop] - offsets[start])
             columns = np.fromfile(self.path, self.integer, count, offset=self._columns_start + size * first)
             values = np.fromfile(self.path, ">f8", count, offset=self._values_start + 8 * first)
@@ -97,15 +100,17 @@ class PetscMatrix:
             yield scipy.sparse.csr_array(arrays, shape=(stop - start, self.shape[1]))
 
 
-def slab_bounds(offsets: np.ndarray[Any, Any], least: int = 0) -> Iterator[tuple[int, int]]:
+def slab_bounds(path: Path, offsets: np.ndarray[Any, Any], least: int = 0) -> Iterator[tuple[int, int]]:
     """Yield first row and end of slabs of about a million entries, or of the ``least`` that is read at once.
 
-    They end at multiples of 840 rows, which are whole blocks of 1 to 8.
+    They end at multiples of 840 rows, which are whole blocks of 1 to 8. Raises an InputError if a slab does not fit the memory.
     """
     start, rows, entries = 0, len(offsets) - 1, max(_SLAB_ENTRIES, least)
     while start < rows:
         step = int(np.searchsorted(offsets, offsets[start] + entries, side="right")) - 1 - start
         stop = min(rows, start + max(840, step // 840 * 840))
+        count = int(offsets[stop] - offsets[start])
+        check_slab_fits(f"rows {start} to {stop - 1} of {path} with {count} entries", stop - start, count)
         yield start, stop
         start = stop
 

@@ -22,6 +22,7 @@ __all__ = [
     "INTERRUPTED",
     "Quiet",
     "Verbose",
+    "check_inside_working_folder",
     "complete",
     "free_name",
     "in_free_folder",
@@ -73,6 +74,17 @@ def refuse_copies() -> None:
         )
         error.on_ranks = copies  # type: ignore[attr-defined]
         raise error
+
+
+def check_inside_working_folder(directory: Path) -> None:
+    """Refuse results outside the working folder that a file asks for, which may be a stranger's."""
+    from penstock.spmv import InputError
+
+    if not directory.resolve().is_relative_to(Path.cwd()):
+        raise InputError(
+            f"output.directory {directory} lies outside the working folder {Path.cwd()}, which a file may not choose; name the "
+            "results folder on the command line: --output FOLDER"
+        )
 
 
 def study_directory(command: str, file: Path | None, output: Path | None, resume: Path | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ _NAMES = ("data", "indices", "indptr")
 # Names of the chunks of an array of one dimension, in folders of either version.
 _CHUNK = re.compile(r"(?:c[/.])?(0|[1-9]\d*)")
 _DEEPEST = 4  # groups inside groups; a folder may hold a link to itself
+_COMPRESSORS = {"blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd"}
 # Codecs of numbers and bytes, by the names that Zarr 2 and 3 give them; others, such as pickle, could run code.
 _CODECS = {
     "adler32", "bitround", "blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "fletcher32", "gzip", "jenkins_lookup3", "lz4",
@@ -41,6 +43,7 @@ def zarr_group(path: Path) -> Iterator[Any]:
     InputError
         If there is none or are several, zarr is not installed, or an array is not whole or has a codec that could run code.
     """
+    _check_entries(path)
     found = dict(_matrices(_import_zarr(path).open_group(path, mode="r", use_consolidated=False), ""))
     if not found:
         raise InputError(f"{path} holds no group with data, indices and indptr, the arrays of a matrix in CSR")
@@ -74,14 +77,33 @@ def _matrices(group: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _matrices(of, f"{name}/{inside}".lstrip("/"))
 
 
+def _check_entries(path: Path) -> None:
+    """Refuse links that lead out of the folder, and what is neither file nor folder, such as a pipe, on which reads wait."""
+    home, folders = path.resolve(), [path]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(home):
+                    raise InputError(
+                        f"{entry.path} is a link to a file outside {path}; copy the folder with what it links to"
+                    )
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif not entry.is_file() and not entry.is_dir():
+                    raise InputError(f"{entry.path} is neither a file nor a folder; remove it, or copy the data anew")
+
+
 def _check(path: Path, name: str, array: Any) -> None:
     described = array.metadata.to_dict()
     codecs = [described.get(key) for key in ("codecs", "filters", "compressor")]
-    if refused := sorted(set(_codec_names(codecs)) - _CODECS):
+    names = list(_codec_names(codecs))
+    if sum(of in _COMPRESSORS for of in names) > 1:  # a thousandfold expansion, a thousandfold
+        raise InputError(f"{path} has {name} compressed several times; write it with zstd, gzip or blosc once")
+    if refused := sorted(set(names) - _CODECS):
         raise InputError(f"{path} has {name} with the codec {', '.join(refused)}; write it with zstd, gzip or blosc")
     folder, chunks = path / array.path, math.ceil(array.shape[0] / (array.shards or array.chunks)[0])
-    names = (_CHUNK.fullmatch(file.relative_to(folder).as_posix()) for file in folder.rglob("*") if file.is_file())
-    there = sum(number < chunks for number in {int(found[1]) for found in names if found})
+    numbers = (_CHUNK.fullmatch(file.relative_to(folder).as_posix()) for file in folder.rglob("*") if file.is_file())
+    there = sum(number < chunks for number in {int(found[1]) for found in numbers if found})
     if there < chunks:
         raise InputError(
             f"{path} has {there} of {chunks} chunks of {name}, and Zarr takes missing ones for zeros; copy it whole, or write it "

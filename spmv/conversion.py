@@ -12,6 +12,7 @@ from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import InputError
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats import BsrMatrix, CsrMatrix, SparseMatrix
+from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.operator import Operator, ValidatedOperator
 
 __all__ = ["FunctionOperator", "as_operator"]
@@ -120,9 +121,9 @@ def as_operator(A: Any) -> Operator:
     if scipy.sparse.issparse(A):
         if A.format == "bsr" and A.blocksize[0] == A.blocksize[1] <= 8:
             return BsrMatrix.from_bsr(A)
-        return CsrMatrix.from_csr(A.tocsr())
+        return CsrMatrix.from_csr(in_csr(A, "the matrix"))
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
-        return _csr_from_cupy(_in_sorted_rows(A.tocsr(), A))
+        return _csr_from_cupy(_in_sorted_rows(in_csr(A, "the matrix"), A))
     if hasattr(A, "matvec") and hasattr(A, "shape"):
         dtype = np.dtype(getattr(A, "dtype", None) or np.float64)
         if dtype.kind not in "fiub":

@@ -36,6 +36,34 @@ def test_it_is_refused(call, advice):
         call()
 
 
+LINE = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(6, 6)).tocsr()
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({"block_size": "2"}, "block_size must be a whole number of rows or 'auto', not '2'"),
+        ({"block_size": [1]}, "block_size must be .* not a list"),
+        ({"block_size": 2.0}, "block_size must be .* not 2.0"),
+        ({"preconditioner": LINE}, "preconditioner must be 'auto', a registered name .* not a csr_array"),
+        ({"preconditioner": np.eye(6)}, "preconditioner must be .* not a ndarray"),
+        ({"preconditioner": []}, "preconditioner must be .* not a list"),
+        ({"device": None}, "device must be 'auto', 'cpu', .* not None"),
+        ({"near_null_space": 5}, "near_null_space must be an array of real numbers of shape .* not 5"),
+        ({"near_null_space": np.array(["a"] * 6)}, "near_null_space must be .* not a ndarray of shape .* type <U1"),
+        ({"near_null_space": [[1.0], [1.0, 2.0]]}, "near_null_space must be"),
+        ({"coordinates": 5}, r"coordinates must be .* of shape \(nodes, 2\) or \(nodes, 3\), not 5"),
+        ({"coordinates": "x"}, "coordinates must be .* not 'x'"),
+        ({"folder": 5}, "folder must be the path of a folder, not 5"),
+        ({"b": {1: 2}}, "b has type object"),
+        ({"b": [[1.0], [1.0, 2.0]]}, "b must be an array of real numbers"),
+    ],
+)
+def test_an_argument_of_solve_is_refused(given, advice):
+    with pytest.raises(InputError, match=advice):
+        penstock.solve(LINE, **{"b": np.ones(6), "device": "cpu", **given})
+
+
 def test_formats_of_penstock_are_ranked_too():
     A = Cantilever(nodes=5).matrix()
     assert isinstance(A, BsrMatrix)

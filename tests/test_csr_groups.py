@@ -1,6 +1,7 @@
 """Groups of CSR arrays in HDF5 and Zarr come in slabs, and whatever is wrong with one is an error in a line."""
 
 import json
+import os
 import shutil
 import sys
 import types
@@ -12,7 +13,7 @@ import scipy.sparse
 import zarr
 
 import penstock
-from penstock import petsc_files
+from penstock import array_files, petsc_files
 from penstock.matrix_files import read_matrix, slabs_of
 from penstock.spmv import InputError
 from penstock.stored import store_files
@@ -165,3 +166,126 @@ def test_a_folder_that_is_linked_to_itself_ends(tmp_path):
     (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
     with pytest.raises(InputError, match="no group with"):
         read_matrix(tmp_path / "a")
+
+
+def hdf5_with(path, **replaced):
+    """Write a matrix in HDF5, of which some arrays are written by functions of the file."""
+    with h5py.File(path, "w") as file:
+        for name in ("data", "indices", "indptr"):
+            replaced.get(name, lambda file, name=name: file.create_dataset(name, data=getattr(LINE, name)))(file)
+    return path
+
+
+def half_written(file):
+    file.create_dataset("data", (LINE.nnz,), dtype="f8", chunks=(1000,))[:5000] = LINE.data[:5000]
+
+
+def never_written(file):
+    file.create_dataset("data", (LINE.nnz,), dtype="f8")
+
+
+def virtual(file):
+    layout = h5py.VirtualLayout((LINE.nnz,), "f8")
+    layout[:] = h5py.VirtualSource("gone.h5", "d", (LINE.nnz,))
+    file.create_virtual_dataset("data", layout)
+
+
+def external(file):
+    file.create_dataset("data", (LINE.nnz,), dtype="f8", external=[("/dev/zero", 0, LINE.nnz * 8)])
+
+
+def external_link(file):
+    file["data"] = h5py.ExternalLink("other.h5", "/data")
+
+
+def link(file):
+    file["data"] = h5py.SoftLink("/elsewhere")
+
+
+def compressed_twice(file):
+    created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    created.set_chunk((1000,))
+    created.set_deflate(9)
+    created.set_filter(h5py.h5z.FILTER_DEFLATE, 0, (9,))
+    space = h5py.h5s.create_simple((LINE.nnz,))
+    data = h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_DOUBLE, space, created)
+    h5py.Dataset(data)[:] = LINE.data
+
+
+@pytest.mark.parametrize(
+    ("data", "advice"),
+    [
+        (half_written, "has 5 of 9 chunks of data, and HDF5 takes missing ones for zeros"),
+        (never_written, "has 0 of 71984 bytes of data"),
+        (virtual, "takes data from other places"),
+        (external, "takes data from other places"),
+        (external_link, "has a link instead of data"),
+        (link, "has a link instead of data"),
+        (compressed_twice, "has data compressed several times"),
+        (lambda file: file.create_group("data"), "its data is a group, not an array"),
+    ],
+)
+def test_hdf5_that_is_not_whole_or_lies_elsewhere_is_refused(tmp_path, data, advice):
+    with pytest.raises(InputError, match=advice):
+        read_matrix(hdf5_with(tmp_path / "a.h5", data=data))
+
+
+def test_groups_of_hdf5_that_contain_themselves_are_searched_once(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["loop/loop"] = file["/"]
+        file["loop/out"] = h5py.ExternalLink("other.h5", "/")
+        for name in ("data", "indices", "indptr"):
+            file[f"z/{name}"] = getattr(LINE, name)
+    assert abs(read_matrix(tmp_path / "a.h5").matrix - LINE).nnz == 0
+
+
+def one_row(path, entries):
+    """Write a row of so many zeros in a few kilobytes."""
+    with h5py.File(path, "w") as file:
+        for name in ("data", "indices"):
+            file.create_dataset(name, (entries,), "i1", chunks=(1 << 16,), compression=9)[:] = 0
+        file["indptr"], file.attrs["shape"] = [0, entries], (1, 1)
+
+
+@pytest.mark.parametrize("use", [read_matrix, lambda path: store_files([path], path.parent / "store")])
+def test_a_row_that_does_not_fit_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch, use):
+    one_row(tmp_path / "a.h5", 1 << 20)
+    assert (tmp_path / "a.h5").stat().st_size < 1 << 15
+    assert use(tmp_path / "a.h5")
+    monkeypatch.setattr(array_files, "available_nbytes", lambda: 100 << 20)
+    with pytest.raises(InputError, match=r"rows 0 to 0 of .*a.h5 with 1048576 entries takes 112 MiB, but 100 MiB"):
+        read_matrix(tmp_path / "a.h5")
+
+
+def pipe(path):
+    os.mkfifo(path / "extra")
+
+
+def link_outside(path):
+    (path / "indices" / "c" / "0").unlink()
+    (path.parent / "private").write_bytes(bytes(8000))
+    (path / "indices" / "c" / "0").symlink_to(path.parent / "private")
+
+
+@pytest.mark.parametrize(
+    ("alter", "advice"), [(pipe, "is neither a file nor a folder"), (link_outside, "is a link to a file outside")]
+)
+def test_zarr_reads_only_files_of_its_folder(tmp_path, alter, advice):
+    zarr_with(tmp_path / "a.zarr")
+    alter(tmp_path / "a.zarr")
+    with pytest.raises(InputError, match=advice):
+        read_matrix(tmp_path / "a.zarr")
+
+
+def test_links_inside_a_zarr_folder_are_read(tmp_path):
+    zarr_with(tmp_path / "a.zarr")
+    chunk = tmp_path / "a.zarr" / "data" / "c" / "1"
+    chunk.rename(tmp_path / "a.zarr" / "moved")
+    chunk.symlink_to(tmp_path / "a.zarr" / "moved")
+    assert abs(read_matrix(tmp_path / "a.zarr").matrix - LINE).nnz == 0
+
+
+def test_zarr_that_is_compressed_twice_is_refused(tmp_path):
+    zarr_with(tmp_path / "a.zarr", compressors=[zarr.codecs.GzipCodec(), zarr.codecs.ZstdCodec()])
+    with pytest.raises(InputError, match="compressed several times"):
+        read_matrix(tmp_path / "a.zarr")

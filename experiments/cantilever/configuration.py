@@ -7,11 +7,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AliasChoices,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
 from penstock.experiments.cantilever.sections import MemorySection, Section
 from penstock.experiments.reporting.yaml_files import read_configuration
@@ -33,7 +29,16 @@ __all__ = ["Experiment", "read_configuration", "read_experiment"]
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NodeCount = Annotated[int, Field(ge=2)]
-_MOST_NODES = 10**12
+_MOST_NODES, _MOST_SAMPLES = 10**12, 100_000
+
+
+def _check_length(length: float) -> float:
+    if not 1e-30 <= length <= 1e30:
+        raise ValueError(f"{length:g} is outside 1e-30 to 1e30, where volumes stay in the range of float64")
+    return length
+
+
+Length = Annotated[PositiveFloat, AfterValidator(_check_length)]
 
 
 class Model(Section):
@@ -45,7 +50,7 @@ class Model(Section):
     dof: Literal[1, 3, 6] = Field(
         default=3, description="unknowns a node: 1 heat conduction, 3 elasticity, 6 micropolar elasticity"
     )
-    lengths: PositiveFloat | tuple[PositiveFloat, PositiveFloat, PositiveFloat] = Field(
+    lengths: Length | tuple[Length, Length, Length] = Field(
         default=1.0, description="side lengths; one number gives cubic elements and that length along x"
     )
 
@@ -78,7 +83,7 @@ class MaterialSection(Section):
     contrast: PositiveFloat = Field(default=100.0, description="stiffness of inclusions (two_phase)")
     fraction: Annotated[float, Field(ge=0, le=1)] = Field(default=0.3, description="share of inclusions (two_phase)")
     seed: Annotated[int, Field(ge=0)] = Field(default=1, description="of random factors")
-    samples: Annotated[int, Field(ge=1)] | None = Field(
+    samples: Annotated[int, Field(ge=1, le=_MOST_SAMPLES)] | None = Field(
         default=None, description="solve for so many seeds, one after another, from this one on"
     )
 
@@ -204,7 +209,9 @@ class SolverSection(Section):
 class OutputSection(Section):
     """What is left behind."""
 
-    directory: Path = Field(default=Path("results"), description="one folder a run is made in it")
+    directory: Path = Field(
+        default=Path("results"), description="one folder a run is made in it; inside the working folder"
+    )
     field: bool = Field(default=True, description="write solution.vtkhdf for ParaView, of every sample too")
     figures: bool = Field(default=True, description="draw PNG pictures")
     checkpoint_seconds: PositiveFloat = Field(default=60.0, description="seconds between checkpoints")

@@ -38,6 +38,7 @@ class BaseFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.configuration = path / self.configuration_name
+        self._is_made_here = False
 
     @contextlib.contextmanager
     def made(self, advice: str = NEW_FOLDER_ADVICE) -> Iterator[None]:
@@ -52,6 +53,7 @@ class BaseFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise FolderTakenError(f"{self.path} is not an empty folder; {advice}")
+        self._is_made_here = not self.path.exists()
         self.make_parents()
         with owned(self.path, advice):
             if any(entry.name != LOCK_NAME for entry in self.path.iterdir()):
@@ -80,7 +82,7 @@ class BaseFolder:
             raise StoreError(f"cannot make {self.path}: {getattr(error, 'strerror', None) or error}") from error
 
     def remove(self, *, but: Path | None = None) -> None:
-        """Remove the files of a run and, if nothing else is in it, the folder; whatever a run does not make stays."""
+        """Remove the files of a run, and the folder if this run made it and nothing else is in it; all else stays."""
         for entry in self.made_by_runs():
             if entry != but:
                 if entry.is_dir() and not entry.is_symlink():
@@ -88,7 +90,7 @@ class BaseFolder:
                 else:
                     with contextlib.suppress(OSError):
                         entry.unlink()
-        if but is None:
+        if but is None and self._is_made_here:
             with contextlib.suppress(OSError):  # not empty, but for the lock of this process
                 (self.path / LOCK_NAME).unlink()
                 self.path.rmdir()

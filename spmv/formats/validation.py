@@ -11,7 +11,7 @@ from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 
-__all__ = ["check_values", "in_sorted_rows"]
+__all__ = ["check_indices", "check_values", "in_csr", "in_sorted_rows"]
 
 _NOT_MONOTONE, _OUT_OF_RANGE, _DUPLICATE, _UNSORTED = 1, 2, 3, 4
 
@@ -80,6 +80,69 @@ def _told(defect: int, row: int, column: int, columns: int, entries: int) -> str
         _DUPLICATE: f"row {row} holds column {column} twice; call A.sum_duplicates()",
         _UNSORTED: f"row {row} is not sorted at column {column}; call A.sort_indices()",
     }[defect]
+
+
+def in_csr(A: Any, what: str) -> Any:
+    """Return a SciPy or CuPy matrix in CSR: itself, or a conversion, which out-of-range indices would crash.
+
+    Rows may still be unsorted and hold duplicates, and CSR itself is not looked at: see :func:`in_sorted_rows`.
+
+    Raises
+    ------
+    InputError
+        If it has not two dimensions, its arrays do not fit each other, or an index is out of range.
+    """
+    if len(A.shape) != 2:
+        raise InputError(f"{what} has the shape {A.shape}; expected a matrix, which has 2 dimensions")
+    if A.format == "csr":
+        return A
+    check_indices(A, what)
+    try:
+        return A.tocsr()
+    except (ValueError, TypeError, IndexError) as error:  # of the lists and diagonals of other formats
+        raise InputError(f"{what} cannot be converted to CSR: {error}; its arrays do not fit each other") from error
+
+
+def check_indices(A: Any, what: str) -> None:
+    """Raise an InputError if the indices of a matrix are out of range, or do not fit its other arrays.
+
+    Matrices of lists and diagonals have none: their conversion checks what it needs.
+    """
+    if A.format in ("csr", "csc", "bsr"):
+        _check_compressed(A, what)
+    elif A.format in ("coo", "dok"):
+        A = A.tocoo()
+        if not len(A.data) == len(A.row) == len(A.col):
+            raise InputError(
+                f"{what} has {len(A.data)} values, {len(A.row)} rows and {len(A.col)} columns; it is damaged"
+            )
+        for name, indices, size in (("row", A.row, A.shape[0]), ("column", A.col, A.shape[1])):
+            _check_range(indices, size, f"{what}: a {name} index")
+
+
+def _check_compressed(A: Any, what: str) -> None:
+    height, width = getattr(A, "blocksize", (1, 1))
+    sizes = (A.shape[0] // height, A.shape[1] // width)
+    lines, across = sizes[::-1] if A.format == "csc" else sizes
+    offsets, most = A.indptr, min(len(A.indices), len(A.data))
+    if len(offsets) != lines + 1 or offsets.dtype.kind not in "iu" or offsets[0] != 0:
+        raise InputError(f"{what}: its offsets must be {lines + 1} whole numbers starting at 0, not {len(offsets)}")
+    if (offsets[1:] < offsets[:-1]).any() or offsets[-1] > most:
+        raise InputError(f"{what}: its offsets descend or run past its {most} entries; its arrays are damaged")
+    name = "row" if A.format == "csc" else "column"
+    _check_range(A.indices[: int(offsets[-1])], across, f"{what}: a {name} index{' of a block' * (height * width > 1)}")
+
+
+def _check_range(indices: Any, size: int, what: str) -> None:
+    if indices.dtype.kind not in "iu":
+        raise InputError(f"{what} is of type {indices.dtype}; expected whole numbers")
+    if not len(indices):
+        return
+    least, largest = int(indices.min()), int(indices.max())
+    if least < 0 or largest >= size:
+        raise InputError(
+            f"{what} is {least if least < 0 else largest}, outside 0 to {size - 1}; check shape and arrays"
+        )
 
 
 def check_values(data: Any, what: str, *, finite: bool = True) -> np.ndarray[Any, Any]:

@@ -13,6 +13,7 @@ from penstock.spmv.errors import InputError
 from penstock.spmv.formats import SparseMatrix, format_named, format_names
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.model.roofline import predicted_seconds
 from penstock.spmv.model.timing import time_by_host_clock
 from penstock.spmv.sizes import format_nbytes
@@ -112,7 +113,7 @@ def suggest_format(
         if not hasattr(A, "tocsr") and not hasattr(A, "to_csr"):
             raise InputError(f"a {type(A).__name__} is no sparse matrix; pass one of SciPy, CuPy or penstock")
         A = A.to_csr() if hasattr(A, "to_csr") else A
-        A = CsrMatrix.from_csr(A.tocsr() if hasattr(A, "tocsr") else A, strategy="auto")
+        A = CsrMatrix.from_csr(in_csr(A, "the matrix") if hasattr(A, "tocsr") else A, strategy="auto")
     if min(A.shape) == 0 or columns != int(columns) or columns < 1:
         raise InputError(f"a matrix of shape {A.shape} and {columns} vectors leave nothing to multiply")
     if bandwidth is not None and not bandwidth > 0:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import scipy.sparse
 
 from penstock.spmv import InputError, SparseMatrix
+from penstock.spmv.formats.validation import in_csr
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.file_store import FileStore
 from penstock.streaming.stores.host_store import HostStore
@@ -41,7 +42,9 @@ def as_store(given: Any, budget_nbytes: int, resources: ExitStack) -> Store:
             raise InputError(f"{given} is a file; store the matrix in it first: penstock store {given} STORE")
         return cast(Store, resources.enter_context(FileStore(given)))
     if scipy.sparse.issparse(given) or isinstance(given, SparseMatrix):
-        matrix = as_matrix(given.tocsr() if getattr(given, "format", "csr") not in ("csr", "bsr") else given)
+        matrix = as_matrix(
+            in_csr(given, "the matrix") if getattr(given, "format", "csr") not in ("csr", "bsr") else given
+        )
         if not matrix.shape[0]:
             raise InputError("the matrix has no rows, so there is nothing to stream")
         cuts = -(-matrix.shape[0] // matrix.row_granularity)

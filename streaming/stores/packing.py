@@ -10,8 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse
 
-from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseMatrix, format_named
+from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
 from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.validation import in_csr
+from penstock.spmv.host_memory import available_nbytes
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision, lay_out
 
 __all__ = [
@@ -245,10 +247,17 @@ def symmetric_slabs(slabs: Iterable[Any], rows: int, format_name: str) -> Iterat
     ------
     InputError
         After the last slab, so that what was made of them must not be kept.
+    BudgetError
+        If the vectors do not fit the memory.
     """
     if format_name == "auto" or not format_named(format_name).traits.half:
         yield from slabs
         return
+    if (needed := 4 * 8 * rows) > (room := available_nbytes()):
+        raise BudgetError(
+            f"to compare rows and columns of half a matrix, vectors of {rows} rows take {format_nbytes(needed)}, but "
+            f"{format_nbytes(room)} of memory are available; store it as csr or bsr"
+        )
     v, start = np.random.default_rng(0).standard_normal(rows), 0
     image, mirrored = np.zeros(rows), np.zeros(rows)
     for slab in slabs:
@@ -273,7 +282,7 @@ def row_slabs_of(given: Any, format_name: str = "auto") -> Iterable[Any]:
     """
     if not scipy.sparse.issparse(given):
         return given  # type: ignore[no-any-return]
-    A = given if given.format == "bsr" else given.tocsr()
+    A = given if given.format == "bsr" else in_csr(given, "the matrix")
     multiple = 840 if A.format == "csr" else A.blocksize[0]  # 840 rows are whole blocks of 1 to 8 rows
     if format_name not in ("auto", "csr", "bsr"):
         multiple *= 32

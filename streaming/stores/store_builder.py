@@ -13,6 +13,7 @@ import scipy.sparse
 
 from penstock.spmv import InputError, format_named, parse_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.formats.validation import check_indices
 from penstock.streaming.stores.file_store import STORE_FILES, FileStore
 from penstock.streaming.stores.packing import symmetric_slabs
 from penstock.streaming.stores.store_place import StorePlace, partial_folder, writing
@@ -23,6 +24,8 @@ Numbers = np.ndarray[Any, Any]
 
 # Bytes of an entry in a run, and at most while a run is sorted: rows, columns and values, their order, and a copy of each.
 _ENTRY_NBYTES, _SORTING_NBYTES = 20, 76
+# Bytes of a row while a slab is made, and how many slabs a store may have: each takes a page of the disk, and a description.
+_ROW_NBYTES, _MOST_SLABS = 64, 16_384
 # Slabs end at whole blocks of 1 to 8 rows, and of chunks of 32 of them in formats that have chunks.
 _BLOCKS, _CHUNK = 840, 32
 _SLAB_NBYTES = 16 << 20
@@ -52,7 +55,7 @@ class StoreBuilder:
     Raises
     ------
     InputError
-        If the path exists, or the shape cannot be.
+        If the path exists, or the shape cannot be, or has more rows than 16,384 slabs that fit the memory.
 
     Examples
     --------
@@ -94,8 +97,13 @@ class StoreBuilder:
         }  # fmt: skip
         self._most = max(1, parse_nbytes(memory) // _SORTING_NBYTES)
         chunks = 1 if format in ("auto", "csr", "bsr") else _CHUNK
-        multiple = (_BLOCKS if block_size == "auto" else int(block_size)) * chunks
-        self._range = -(-rows // _RANGES // multiple) * multiple or multiple
+        self._multiple = (_BLOCKS if block_size == "auto" else int(block_size)) * chunks
+        self._range = max(1, -(-rows // _RANGES // self._multiple)) * self._multiple
+        self._most_rows = max(1, parse_nbytes(memory) // _ROW_NBYTES // self._multiple) * self._multiple
+        if rows > _MOST_SLABS * self._most_rows:
+            raise InputError(
+                f"{rows} rows are more than {_MOST_SLABS} slabs of {self._most_rows}, as many as fit {memory}; give more memory"
+            )
         self._counts = np.zeros(-(-rows // self._range), dtype=np.int64)
         self._parts: list[tuple[Numbers, Numbers, Numbers]] = []
         self._held = 0
@@ -154,6 +162,8 @@ class StoreBuilder:
 
     def add_matrix(self, matrix: Any, *, first_row: int = 0) -> None:
         """Add the entries of a SciPy matrix, whose row 0 is ``first_row`` of the whole matrix."""
+        if scipy.sparse.issparse(matrix):
+            check_indices(matrix, "the matrix")
         entries = scipy.sparse.coo_array(matrix)
         self.add(entries.row + np.int64(first_row), entries.col, entries.data)
 
@@ -244,9 +254,16 @@ class StoreBuilder:
         most = min(_SLAB_NBYTES // _ENTRY_NBYTES, self._most)
         bounds, held = [0], 0
         for number, count in enumerate(self._counts.tolist()):
-            if held and held + count > most:
-                bounds.append(number * self._range)
+            start, stop = number * self._range, min((number + 1) * self._range, self.shape[0])
+            if start > bounds[-1] and (held + count > most or stop - bounds[-1] > self._most_rows):
+                bounds.append(start)
                 held = 0
+            share = (
+                self._range * most // max(count, 1) // self._multiple * self._multiple
+            )  # as if they were spread evenly
+            step = max(self._multiple, min(self._most_rows, share))
+            while stop - bounds[-1] > step and (count > most or stop - bounds[-1] > self._most_rows):
+                bounds.append(bounds[-1] + step)
             held += count
         return [*bounds, self.shape[0]]
 

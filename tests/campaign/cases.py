@@ -14,6 +14,7 @@ from pathlib import Path
 
 import commands
 import endurance
+import foreign
 import mutations
 import numpy as np
 import scipy.io
@@ -54,6 +55,7 @@ def prepare(base: Path) -> None:
     np.save(base / "product.npy", A @ x)
     scipy.io.mmwrite(base / "a.mtx", A[:60, :60], symmetry="symmetric")
     scipy.sparse.save_npz(base / "a.npz", A)
+    foreign.write_files(base, A)
     commands.write_folders(base)
     for name in FORMATS:
         options = {"block_size": 3} if name in BLOCKED else {}
@@ -225,6 +227,10 @@ CASES = {
     "Matrix Market": Kind(matrix_market),
     ".npz": Kind(matrix_archive),
     ".npy": Kind(array),
+    ".mat": Kind(foreign.mat),
+    "HDF5": Kind(foreign.hdf5),
+    "CSC and COO": Kind(foreign.indices),
+    "budgets of a builder": Kind(foreign.builder, every=5),
     "checkpoint": Kind(checkpoint),
     "store": Kind(store),
     "failing read": Kind(fault),

@@ -269,3 +269,48 @@ def test_a_file_of_another_command_or_none_is_one_line(command, text, told, tmp_
     assert ended.returncode == 2
     assert told in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "status"),
+    [("NUMBA_NUM_THREADS", "0", 2), ("NUMBA_NUM_THREADS", "many", 2), ("MPLBACKEND", "nonsense", 0)],
+)
+def test_variables_of_the_environment_end_in_no_traceback(folder, monkeypatch, variable, value, status):
+    monkeypatch.setenv(variable, value)
+    (folder / "beam.yaml").write_text("model: {nodes: [9, 3, 3]}")
+    ran = in_a_process("run", "beam.yaml", "-q", cwd=folder)
+    assert ran.returncode == status, ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert (f"{variable} must be a number of threads, 1 or more, not '{value}'" in ran.stderr) == (status == 2)
+
+
+def test_a_run_whose_output_is_closed_leaves_its_results(folder):
+    (folder / "beam.yaml").write_text("model: {nodes: [9, 3, 3]}\noutput: {figures: false}")
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *PENSTOCK, "run", "beam.yaml"]
+    ran = subprocess.run(command, cwd=folder, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (folder / "results" / "beam" / "result.json").exists()
+
+
+@pytest.mark.parametrize("elsewhere", ["..", "/tmp/penstock-of-a-stranger", "link"])
+def test_a_file_does_not_choose_a_folder_outside_the_working_folder(folder, penstock, elsewhere):
+    work = folder / "work"
+    work.mkdir()
+    (work / "link").symlink_to(folder)
+    (work / "a.yaml").write_text(f"model: {{nodes: [9, 3, 3]}}\noutput: {{figures: false, directory: {elsewhere}}}")
+    refused = penstock("run", "a.yaml", cwd=work)
+    assert refused.returncode == 2
+    assert f"output.directory {elsewhere} lies outside the working folder" in refused.stderr
+    assert sorted(entry.name for entry in folder.iterdir()) == ["beam.yaml", "work"]
+
+    assert penstock("run", "a.yaml", "--output", folder / "mine", cwd=work).returncode == 0
+    assert (folder / "mine" / "result.json").exists()
+
+
+def test_an_empty_folder_of_the_user_stays_when_a_run_fails(folder, penstock):
+    (folder / "beam.yaml").write_text("model: {nodes: [17, 9, 9]}\nmemory: {budget: 1 KiB}")
+    (folder / "mine").mkdir(mode=0o750)
+    assert penstock("run", "beam.yaml", "--output", "mine", cwd=folder).returncode == 2
+    assert list((folder / "mine").iterdir()) == []
+    assert penstock("run", "beam.yaml", "--output", "made", cwd=folder).returncode == 2
+    assert not (folder / "made").exists()

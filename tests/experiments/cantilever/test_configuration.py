@@ -35,6 +35,11 @@ def write(tmp_path, text):
         ("model: {nodes: [9, 9]}", r"model\.nodes"),
         ("model: {nodes: 9, dof: 2}", r"model\.dof: .*1, 3 or 6 \(got 2\)"),
         ("model: {nodes: 9, lengths: -1.0}", r"model\.lengths: .*greater than 0"),
+        ("model: {nodes: 9, lengths: 1.0e-300}", r"model\.lengths: 1e-300 is outside 1e-30 to 1e30"),
+        (
+            "model: {nodes: 9}\nmaterial: {kind: lognormal, samples: 1000000000}",
+            r"material\.samples: .*less than or equal to 100000",
+        ),
         ("model: {nodes: 9}\nmemory: {budget: -2 GiB}", r"memory\.budget: cannot read '-2 GiB' as a size; write"),
         ("model: {nodes: 9}\nmemory: {budget: two}", r"memory\.budget: cannot read 'two' as a size; write"),
         ("model: {nodes: 9}\nmemory: {budget: 0}", r"memory\.budget: a size must be positive"),

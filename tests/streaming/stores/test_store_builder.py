@@ -5,8 +5,9 @@ import pytest
 import scipy.sparse
 
 from penstock.fem import Cantilever
-from penstock.spmv import InputError, StoreError
+from penstock.spmv import BudgetError, InputError, StoreError
 from penstock.streaming import FileStore, StoreBuilder, StreamedMatrix
+from penstock.streaming.stores import packing
 from penstock.streaming.stores import store_builder as module
 from penstock.streaming.stores.whole import read_whole
 
@@ -152,3 +153,37 @@ def test_a_run_that_could_not_be_written_is_not_lost(tmp_path, monkeypatch):
         builder.add([], [], [])
         with builder.finish() as store:
             np.testing.assert_array_equal(read_whole(store).diagonal(), np.ones(9))
+
+
+def test_rows_without_entries_are_cut_to_the_memory_too(tmp_path):
+    rows = 5_000_000
+    with StoreBuilder(tmp_path / "a", (rows, 5), memory="1 MiB") as builder:
+        builder.add([0, 3_000_000, rows - 1], [0, 1, 4], [1.0, 2.0, 3.0])
+        with builder.finish() as store:
+            sizes = [part.row_stop - part.row_start for part in store.index.subdivisions]
+            assert max(sizes) <= (1 << 20) // 64
+            assert (sum(sizes), store.index.nnz) == (rows, 3)
+
+
+def test_many_entries_in_one_range_of_rows_are_cut_to_the_memory_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_RANGES", 1)
+    A = scipy.sparse.random_array((20_000, 50), density=0.1, rng=np.random.default_rng(0), format="csr")
+    with StoreBuilder(tmp_path / "a", A.shape, memory="1 MiB") as builder:
+        builder.add_matrix(A)
+        with builder.finish() as store:
+            assert max(part.nnz for part in store.index.subdivisions) <= 1.1 * (1 << 20) / 76
+            assert abs(read_whole(store) - A).nnz == 0
+
+
+def test_more_rows_than_slabs_of_the_memory_are_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(InputError, match=r"1000000000000 rows are more than 16384 slabs of \d+, as many as fit 1 MiB"):
+        StoreBuilder(tmp_path / "a", (10**12, 5), memory="1 MiB")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_of_a_matrix_whose_rows_cannot_be_compared_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "available_nbytes", lambda: 10_000)
+    with StoreBuilder(tmp_path / "a", (900, 900), format="symmetric_bsr", block_size=3) as builder:
+        builder.add([0], [0], [1.0])
+        with pytest.raises(BudgetError, match=r"vectors of 900 rows take 28.1\d? KiB, but 9.7\d* KiB"):
+            builder.finish()

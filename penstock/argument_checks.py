@@ -1,0 +1,59 @@
+"""Arguments of :func:`penstock.solve` of types that cannot be meant are refused before anything is made of them."""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from penstock.solvers import PreconditionerSpec
+from penstock.spmv import Device, InputError
+
+__all__ = ["checked_options"]
+
+
+def checked_options(
+    device: Any, preconditioner: Any, block_size: Any, folder: Any, near_null_space: Any, coordinates: Any
+) -> dict[str, Any]:
+    """Return the options of the preconditioner that are given.
+
+    Raises
+    ------
+    InputError
+        If an argument has a type that cannot be meant; it says what is accepted.
+    """
+    if not isinstance(device, str | Device):
+        raise InputError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', not {_short(device)}")
+    if not isinstance(preconditioner, str | PreconditionerSpec):
+        raise InputError(
+            f"preconditioner must be 'auto', a registered name such as 'jacobi', or a choice with options of its own such as "
+            f"ChebyshevSpec(degree=9), not {_short(preconditioner)}; penstock.solvers.cg takes matrices and operators as M"
+        )
+    whole = isinstance(block_size, Integral) and not isinstance(block_size, bool)
+    if block_size != "auto" if isinstance(block_size, str) else not whole:
+        raise InputError(f"block_size must be a whole number of rows or 'auto', not {_short(block_size)}")
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        raise InputError(f"folder must be the path of a folder, not {_short(folder)}")
+    _check_numbers("near_null_space", near_null_space, "(n,) or (n, k)", (1, 2))
+    _check_numbers("coordinates", coordinates, "(nodes, 2) or (nodes, 3)", (2,))
+    options = {"near_null_space": near_null_space, "coordinates": coordinates}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _check_numbers(name: str, given: Any, shapes: str, dimensions: tuple[int, ...]) -> None:
+    """Refuse what is no array of real numbers; arrays of other libraries are left to the conversion."""
+    if given is None:
+        return
+    expected = f"{name} must be an array of real numbers of shape {shapes}"
+    try:
+        array = given if hasattr(given, "dtype") else np.asarray(given)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"{expected}: {error}") from None
+    if getattr(array.dtype, "kind", "f") not in "fiub" or len(array.shape) not in dimensions:
+        raise InputError(f"{expected}, not {_short(given)} of shape {tuple(array.shape)} and type {array.dtype}")
+
+
+def _short(given: Any) -> str:
+    return repr(given) if isinstance(given, str | int | float | None) else f"a {type(given).__name__}"

@@ -1,0 +1,81 @@
+"""Groups of arrays in HDF5 files, which may come from anywhere: no other file is read, and no lost data is taken for zeros."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from penstock.spmv import InputError
+
+__all__ = ["hdf5_group"]
+
+_NAMES = ("data", "indices", "indptr")
+_DEEPEST = 16  # groups inside groups
+
+
+@contextmanager
+def hdf5_group(path: Path) -> Iterator[h5py.Group]:
+    """Open the first group with the arrays of a matrix in CSR.
+
+    Raises
+    ------
+    InputError
+        If there is none, or an array lies outside the file or is not whole.
+    """
+    with h5py.File(path) as file:
+        group = _first_matrix(file, 0, set())
+        if group is None:
+            raise InputError(f"{path} holds no group with data, indices and indptr, the arrays of a matrix in CSR")
+        for name in (*_NAMES, *({"shape"} & set(group))):
+            _check(path, name, group)
+        yield group
+
+
+def _first_matrix(group: h5py.Group, depth: int, seen: set[int]) -> h5py.Group | None:
+    """Return the first group with the arrays of a matrix; groups that are reached by links are left out."""
+    if set(_NAMES) <= set(group):
+        return group
+    seen.add(h5py.h5o.get_info(group.id).addr)
+    for name in group if depth < _DEEPEST else ():
+        if _is_inside(group, name) and group.get(name, getclass=True) is h5py.Group:
+            inner = group[name]
+            if h5py.h5o.get_info(inner.id).addr not in seen:
+                found = _first_matrix(inner, depth + 1, seen)
+                if found is not None:
+                    return found
+    return None
+
+
+def _is_inside(group: h5py.Group, name: str) -> bool:
+    """Whether a name is that of an object of the file itself: links may lead to any other file of the system."""
+    return isinstance(group.get(name, getlink=True), h5py.HardLink)
+
+
+def _check(path: Path, name: str, group: h5py.Group) -> None:
+    if not _is_inside(group, name):
+        raise InputError(f"{path} has a link instead of {name}, which may lead to another file; copy the array into it")
+    array: Any = group[name]
+    if not isinstance(array, h5py.Dataset):
+        raise InputError(f"{path} is damaged: its {name} is a {type(array).__name__.lower()}, not an array")
+    created = array.id.get_create_plist()
+    if array.is_virtual or created.get_external_count():
+        raise InputError(f"{path} takes {name} from other places, perhaps of other files; copy the array into it")
+    filters = [created.get_filter(number)[0] for number in range(created.get_nfilters())]
+    if len(set(filters)) < len(filters):  # a thousandfold expansion, a thousandfold
+        raise InputError(f"{path} has {name} compressed several times; write it with gzip or lzf once")
+    if array.chunks:
+        pieces = zip(array.shape, array.chunks, strict=True)
+        expected = math.prod(math.ceil(length / chunk) for length, chunk in pieces)
+        there, unit = array.id.get_num_chunks(), "chunks"
+    else:
+        expected, there, unit = array.nbytes, array.id.get_storage_size(), "bytes"
+    if there < expected:
+        raise InputError(
+            f"{path} has {there} of {expected} {unit} of {name}, and HDF5 takes missing ones for zeros; copy it whole, or "
+            "write all of the array"
+        )
