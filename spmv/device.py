@@ -175,7 +175,7 @@ def forked_from_cuda() -> bool:
     if not _FORKED or cupy is None:
         return False
     try:
-        cupy.cuda.runtime.getDeviceCount()
+        cupy.cuda.runtime.free(0)  # needs the driver, unlike a count of devices
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return bool(error.status == _INITIALIZATION_ERROR)
     return False
