@@ -1,5 +1,6 @@
 """A process that was forked after kernels ran can compute, and leaves to its parent what belongs to it."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +18,10 @@ import pytest
 import penstock
 from penstock import forks
 from penstock.fem import Cantilever
+from penstock.front_door import find_device
 from penstock.scratch import scratch_folder
 from penstock.solvers import cg
-from penstock.spmv import StoreError
+from penstock.spmv import CPU, Device, DeviceError, StoreError
 from penstock.streaming import FaultyStore, FileStore, HostStore, StreamedMatrix
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -217,3 +220,23 @@ def test_a_child_leaves_scratch_folders_to_its_parent(tmp_path):
         if os.getpid() != parent:
             os._exit(0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_child_of_a_process_that_used_a_gpu_is_told_to_be_spawned(monkeypatch):
+    class CUDARuntimeError(Exception):
+        status = 3  # cudaErrorInitializationError, as the driver answers in such a child
+
+    def free(pointer):
+        raise CUDARuntimeError
+
+    runtime = SimpleNamespace(CUDARuntimeError=CUDARuntimeError, free=free, getDeviceCount=lambda: 1)
+    cuda = SimpleNamespace(runtime=runtime, Device=lambda index: contextlib.nullcontext())
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+
+    with Device("cuda").current():
+        pass
+    for act in (lambda: Device.parse("cuda"), Device("cuda").current, Device("cuda").synchronize):
+        error = in_child(act)
+        assert isinstance(error, DeviceError)
+        assert "'spawn'" in str(error)
+    assert in_child(lambda: find_device("auto", SimpleNamespace(device=None))) == CPU

@@ -35,20 +35,22 @@ def forks(seed: int, base: Path) -> str:
             assert pool.map_async(_solution, [seed] * 3).get(timeout=40) == [_solution(seed)] * 3
         return "a pool"
     path = base / f"{seed}-forks"
-    with FileStore.create(path, BEAM.subdivisions(6, "bsr")) as store:
-        with StreamedMatrix(store, rng.choice([2, 3, 9]) * max(store.index.sizes["whole"])) as A:
-            x = np.random.default_rng(seed).standard_normal(BEAM.unknowns)
-            work: list[Callable[[], bytes]] = [lambda: (A @ x).tobytes(), lambda: _solution(seed)]
-            rng.shuffle(work)
-            before = [act() for act in work]
-            child = os.fork()
-            if not child:
-                same = [act() for act in work] == before
-                if rng.random() < 0.5:
-                    A.close()
-                os._exit(0 if same else 1)
-            assert [act() for act in work] == before, "the parent"
-            assert os.waitpid(child, 0)[1] == 0, "the child"
+    with (
+        FileStore.create(path, BEAM.subdivisions(6, "bsr")) as store,
+        StreamedMatrix(store, rng.choice([2, 3, 9]) * max(store.index.sizes["whole"])) as A,
+    ):
+        x = np.random.default_rng(seed).standard_normal(BEAM.unknowns)
+        work: list[Callable[[], bytes]] = [lambda: (A @ x).tobytes(), lambda: _solution(seed)]
+        rng.shuffle(work)
+        before = [act() for act in work]
+        child = os.fork()
+        if not child:
+            same = [act() for act in work] == before
+            if rng.random() < 0.5:
+                A.close()
+            os._exit(0 if same else 1)
+        assert [act() for act in work] == before, "the parent"
+        assert os.waitpid(child, 0)[1] == 0, "the child"
     return "a fork"
 
 
@@ -71,19 +73,21 @@ def altered_while_open(seed: int, base: Path) -> str:
     rng, path = random.Random(seed), base / f"{seed}-open"
     name = rng.choice(["csr", "bsr", "sell", "symmetric_bsr", "ell", "coo"])
     shutil.copytree(base / name, path)
-    with FileStore(path, verify=rng.choice(["once", "always"])) as store:
-        with StreamedMatrix(store, 2 * max(store.index.sizes["whole"])) as A:
-            x = np.load(base / "b.npy")
-            y = [A @ x for _ in range(2)]
-            with open(path / "slabs.bin", "r+b") as file:
-                nbytes = file.seek(0, os.SEEK_END)
-                for _ in range(rng.choice([1, 5, 50])):
-                    file.seek(rng.randrange(nbytes))
-                    file.write(rng.randbytes(rng.choice([1, 8, 4096])))
-                file.truncate(rng.choice([nbytes, nbytes, rng.randrange(nbytes)]))
-            try:
-                for number in range(6):
-                    assert np.array_equal(A @ x, y[number % 2]), "another product without a word"
-            except StoreError:
-                return "refused"
+    with (
+        FileStore(path, verify=rng.choice(["once", "always"])) as store,
+        StreamedMatrix(store, 2 * max(store.index.sizes["whole"])) as A,
+    ):
+        x = np.load(base / "b.npy")
+        y = [A @ x for _ in range(2)]
+        with open(path / "slabs.bin", "r+b") as file:
+            nbytes = file.seek(0, os.SEEK_END)
+            for _ in range(rng.choice([1, 5, 50])):
+                file.seek(rng.randrange(nbytes))
+                file.write(rng.randbytes(rng.choice([1, 8, 4096])))
+            file.truncate(rng.choice([nbytes, nbytes, rng.randrange(nbytes)]))
+        try:
+            for number in range(6):
+                assert np.array_equal(A @ x, y[number % 2]), "another product without a word"
+        except StoreError:
+            return "refused"
     return "as before"
