@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.forks import prepare_forks
 from penstock.threads import prepare_threads
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _UNINSTALLED = "0.1.0.dev0"
 
 prepare_threads()
+prepare_forks()
 
 __all__ = ["__version__", "multiply_store", "solve"]
 

@@ -13,6 +13,7 @@ from penstock.given import GivenMatrix, GivenVectors
 from penstock.placement import place_index, place_matrix
 from penstock.progress import Reporter, solve_progress
 from penstock.request import Placement, Request
+from penstock.scratch import scratch_folder
 from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, block_cg, cg, jacobi, solve_many
 from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.formats.partition import row_slabs
@@ -298,10 +299,10 @@ class _Opener:
         total, count = placement.plan.index.nbytes, len(placement.plan.index.subdivisions)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-        place = self.resources.enter_context(tempfile.TemporaryDirectory(prefix="penstock-", dir=self.folder))
+        place = self.resources.enter_context(scratch_folder("penstock-", self.folder))
         with self.reporter.stage("write") as stage:
             return FileStore.create(
-                Path(place) / "matrix",
+                place / "matrix",
                 row_slabs(whole, count),
                 shape=whole.shape,
                 label=self.request.name,

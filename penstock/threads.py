@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,23 +44,78 @@ def prepare_threads() -> None:
         os.environ["NUMBA_NUM_THREADS"] = str(threads)
 
 
+# BLAS with one number of threads for the process, and with one for each thread of it.
+_SHARED_BLAS, _OWN_BLAS = ("openblas", "blis", "flexiblas"), ("mkl",)
+
+
+class _BlasLimit:
+    """The limit of threads that a process has only one of: it begins with its first user and ends with the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: list[int] = []  # the thread of each
+        self._limited: Any = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_child)
+
+    def enter(self, threads: int) -> None:
+        """Begin to use BLAS in the calling thread."""
+        with self._lock:
+            if not self._users and (pools := _pools(_SHARED_BLAS)) is not None:
+                self._limited = pools.limit(limits=threads)
+                _release_control(pools)
+            self._users.append(threading.get_ident())
+
+    def leave(self) -> None:
+        """End the use by the calling thread."""
+        with self._lock:
+            self._users.remove(threading.get_ident())
+            self._restore_if_unused()
+
+    def _restore_if_unused(self) -> None:
+        if not self._users and self._limited is not None:
+            self._limited.restore_original_limits()
+            _release_control(_pools(_SHARED_BLAS))
+            self._limited = None
+
+    def _begin_child(self) -> None:
+        """Forget the users that this process was not forked with."""
+        self._lock = threading.Lock()
+        self._users = [thread for thread in self._users if thread == threading.get_ident()]
+        self._restore_if_unused()
+
+
+def _release_control(pools: Any) -> None:
+    """Let other threads set the limits: threadpoolctl 3.8 reserves them for the last thread that did, until it leaves a block."""
+    with pools.limit(limits=None):
+        pass
+
+
+_BLAS_LIMIT = _BlasLimit()
+
+
 @contextlib.contextmanager
 def blas_limited(threads: int) -> Iterator[None]:
     """Let BLAS use no more threads in the block than kernels do, which know of quotas and of ranks that share the cores.
+
+    Blocks that run at once in several threads share the limit of the first: afterwards BLAS is as it was before that one.
 
     Parameters
     ----------
     threads : int
         Of kernels on a quiet machine: sums of BLAS depend on their number, which other processes are not to change.
     """
-    pools = _pools()
-    limited = pools.limit(limits=threads, user_api="blas") if pools else contextlib.nullcontext()
-    with limited:
-        yield
+    pools = _pools(_OWN_BLAS)
+    _BLAS_LIMIT.enter(threads)
+    try:
+        with contextlib.nullcontext() if pools is None else pools.limit(limits=threads):
+            yield
+    finally:
+        _BLAS_LIMIT.leave()
 
 
 @functools.cache
-def _pools() -> Any:
+def _loaded_pools() -> Any:
     """Return the thread pools of the libraries that are loaded, which takes milliseconds; None where they cannot be found."""
     from threadpoolctl import ThreadpoolController
 
@@ -67,6 +123,14 @@ def _pools() -> Any:
         return ThreadpoolController()
     except OSError:  # a Linux without /proc, as in some sandboxes
         return None
+
+
+@functools.cache
+def _pools(libraries: tuple[str, ...]) -> Any:
+    """Return the thread pools of these libraries, None if none of them is loaded."""
+    pools = _loaded_pools()
+    pools = pools and pools.select(internal_api=list(libraries))
+    return pools or None
 
 
 def usable_cores() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +14,7 @@ import numpy as np
 from penstock.spmv.errors import DeviceError, InputError
 from penstock.spmv.host_memory import available_nbytes
 
-__all__ = ["CPU", "Array", "Device", "cuda_device_count", "device_of"]
+__all__ = ["CPU", "Array", "Device", "cuda_device_count", "device_of", "forked_from_cuda"]
 
 #: A NumPy array on the CPU or a CuPy array on a CUDA device; the two share the interface used here.
 Array = Any
@@ -109,8 +111,17 @@ class Device:
             array.set(source, stream=self.xp.cuda.get_current_stream())
 
     def current(self) -> AbstractContextManager[Any]:
-        """Return a context in which CuPy allocates and launches on this device."""
-        return nullcontext() if self.kind == "cpu" else self.xp.cuda.Device(self.index)
+        """Return a context in which CuPy allocates and launches on this device.
+
+        Raises
+        ------
+        DeviceError
+            If it is a GPU and this process was forked from one that used GPUs.
+        """
+        if self.kind == "cpu":
+            return nullcontext()
+        _check_not_forked()
+        return self.xp.cuda.Device(self.index)  # type: ignore[no-any-return]
 
     def free_nbytes(self) -> int:
         """Return the bytes of free memory; on a GPU including the unused part of CuPy's pool."""
@@ -122,7 +133,8 @@ class Device:
     def synchronize(self) -> None:
         """Wait until all work queued on this device has ended."""
         if self.kind == "cuda":
-            self.xp.cuda.Device(self.index).synchronize()
+            with self.current() as device:
+                device.synchronize()
 
     def __str__(self) -> str:
         return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
@@ -139,8 +151,10 @@ def cuda_device_count() -> int:
     Raises
     ------
     DeviceError
-        If CuPy is not installed or finds no driver; the message says which and what to install.
+        If CuPy is not installed or finds no driver; the message says which and what to install. Also in a process that was
+        forked from one that used GPUs.
     """
+    _check_not_forked()
     try:
         import cupy
     except ImportError as error:
@@ -152,6 +166,43 @@ def cuda_device_count() -> int:
         return int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise DeviceError(f"a CUDA device was requested, but none is usable ({error}); use device: cpu") from error
+
+
+@functools.cache
+def forked_from_cuda() -> bool:
+    """Return whether this process was forked from one that had used CUDA, which refuses to work here."""
+    cupy = sys.modules.get("cupy")
+    if not _FORKED or cupy is None:
+        return False
+    try:
+        cupy.cuda.runtime.free(0)  # needs the driver, unlike a count of devices
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return bool(error.status == _INITIALIZATION_ERROR)
+    return False
+
+
+_FORKED = False
+_INITIALIZATION_ERROR = 3  # cudaErrorInitializationError
+
+
+def _begin_child() -> None:
+    """Forget what was found out in the parent."""
+    global _FORKED
+    _FORKED = True
+    cuda_device_count.cache_clear()
+    forked_from_cuda.cache_clear()
+
+
+def _check_not_forked() -> None:
+    if forked_from_cuda():
+        raise DeviceError(
+            "this process was forked from one that had used CUDA, which does not survive a fork; start processes with "
+            "multiprocessing.get_context('spawn') or 'forkserver', or compute on the CPU here: device='cpu'"
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)
 
 
 def device_of(array: Array) -> Device:

@@ -4,6 +4,8 @@ import math
 import os
 import subprocess
 import sys
+import textwrap
+import threading
 
 import pytest
 
@@ -103,3 +105,86 @@ def test_blas_uses_no_more_threads_in_a_solve_than_kernels_do():
         assert seen[0] == {1}
         assert threads() == {3}
     assert threads() == before
+
+
+def blas_threads():
+    return [
+        pool["num_threads"]
+        for pool in pytest.importorskip("threadpoolctl").threadpool_info()
+        if pool["user_api"] == "blas"
+    ]
+
+
+def test_the_limit_of_blas_holds_until_its_last_user_ends_in_whatever_thread():
+    import numpy as np  # noqa: F401 - its BLAS
+    import scipy.linalg  # noqa: F401 - and that of SciPy
+
+    threads._loaded_pools.cache_clear()
+    threads._pools.cache_clear()
+    before, entered, leave, seen = blas_threads(), threading.Event(), threading.Event(), []
+
+    def other():
+        with threads.blas_limited(1):
+            entered.set()
+            leave.wait(30)
+            seen.append(blas_threads())
+
+    for first_in_this_thread in (True, False):
+        entered.clear()
+        leave.clear()
+        thread = threading.Thread(target=other)
+        if first_in_this_thread:
+            with threads.blas_limited(1):
+                thread.start()
+                assert entered.wait(30)
+            assert set(blas_threads()) == {1}, "the other thread still uses it"
+            leave.set()
+            thread.join()
+        else:
+            thread.start()
+            assert entered.wait(30)
+            with threads.blas_limited(1):
+                leave.set()
+                thread.join()
+                assert set(blas_threads()) == {1}
+        assert blas_threads() == before
+    assert seen == [[1] * len(before)] * 2
+
+
+def test_a_child_that_is_forked_beside_a_solve_has_blas_as_it_was():
+    if not hasattr(os, "fork"):
+        pytest.skip("this system does not fork")
+    before, entered, leave = blas_threads(), threading.Event(), threading.Event()
+
+    def other():
+        with threads.blas_limited(1):
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert entered.wait(30)
+    child = os.fork()
+    if not child:
+        with threads.blas_limited(1):
+            inside = blas_threads()
+        os._exit(0 if (inside, blas_threads()) == ([1] * len(before), before) else 1)
+    leave.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert blas_threads() == before
+
+
+def test_solves_at_once_have_the_bits_of_a_solve_alone():
+    code = """
+        import concurrent.futures, numpy as np, scipy.linalg, scipy.sparse as sp, penstock
+        L = sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(60, 60))
+        A = sp.csr_array(sp.kronsum(L, L))
+        B = [np.random.default_rng(i).standard_normal(A.shape[0]) for i in range(4)]
+        def solve(b):
+            return penstock.solve(A, b, device="cpu", preconditioner="smoothed_aggregation").x.tobytes()
+        alone = [solve(b) for b in B]
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            print(sum(x != y for _ in range(4) for x, y in zip(threads.map(solve, B), alone)))
+    """
+    assert in_new_process(textwrap.dedent(code), NUMBA_NUM_THREADS="1") == ["0"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoin
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.progress import Reporter
+from penstock.scratch import scratch_folder
 from penstock.solvers import BlockSolveResult, CoarseBlockCgState, CoarseCgState, SolveResult
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, InputError, Operator
@@ -59,7 +59,7 @@ def run_on_ranks(experiment: Experiment, folder: ResultsFolder, reporter: Report
     kind = NcclCommunicator if experiment.memory.device.startswith("cuda") else MpiCommunicator
     with kind() as ranks, contextlib.ExitStack() as resources:
         if ranks.rank:
-            scratch = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+            scratch = resources.enter_context(scratch_folder("penstock-"))
             own, reporter = ResultsFolder(scratch / "rank"), Reporter()
         else:
             own = folder

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv import Array, BudgetError, Device, format_nbytes, parse_nbytes
+from penstock.spmv.device import forked_from_cuda
 from penstock.streaming.stores.buffers import aligned_buffer
 
 __all__ = ["MemoryBudget", "check_room"]
@@ -89,7 +90,7 @@ class MemoryBudget:
     def release(self, purpose: str) -> None:
         """Release all buffers of a purpose; the caller must have dropped its references to them."""
         self.used_nbytes -= self._ledger.pop(purpose, 0)
-        if self._pool is not None:
+        if self._pool is not None and not forked_from_cuda():
             self._pool.free_all_blocks()
 
 

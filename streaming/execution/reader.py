@@ -18,6 +18,8 @@ from penstock.streaming.stores.matrix_index import Part
 
 __all__ = ["Reader", "describe_subdivision"]
 
+Note = Callable[[int, int, float, float], None]
+
 
 def describe_subdivision(store: Store, number: int) -> str:
     """Return the description of a subdivision for messages: its number, its rows and its store."""
@@ -43,10 +45,10 @@ class _Marker:
 class _Server:
     """Serves requests; it knows nothing of the reader, so that a reader which nobody holds any more can end its thread."""
 
-    def __init__(self, store: Store, part: Part, note: Callable[[int, int, float, float], None]) -> None:
+    def __init__(self, store: Store, part: Part, note: weakref.WeakMethod[Note]) -> None:
         self.requests: queue.SimpleQueue[_Request | _Marker | None] = queue.SimpleQueue()
         self.arrivals: queue.SimpleQueue[_Request | _Marker | BaseException] = queue.SimpleQueue()
-        self._store, self._part, self._note = store, part, weakref.WeakMethod(note)
+        self._store, self._part, self._note = store, part, note
 
     def serve(self) -> None:
         """Serve until a request is None."""
@@ -104,23 +106,33 @@ class Reader:
         *,
         threaded: bool,
         stall_seconds: float,
-        note: Callable[[int, int, float, float], None],
+        note: Note,
     ) -> None:
-        self._store, self._server = store, _Server(store, part, note)
+        self._store, self._part, self._note = store, part, weakref.WeakMethod(note)
+        self._threaded, self._stall_seconds = threaded, stall_seconds
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with empty queues, and with a new thread."""
+        self._server = _Server(self._store, self._part, self._note)
         self._requests, self._arrivals = self._server.requests, self._server.arrivals
-        self._stall_seconds = stall_seconds
         self._stalled = False  # whether a wait has timed out
         self._thread = None
-        if threaded:
+        if self._threaded:
             self._thread = threading.Thread(target=self._server.serve, name="penstock-reader", daemon=True)
             weakref.finalize(self, self._requests.put, None).atexit = False
             try:
                 self._thread.start()
             except RuntimeError as error:
                 raise StoreError(
-                    f"no thread could be started to read {_place(store)}: {error}; raise the limit of processes "
+                    f"no thread could be started to read {_place(self._store)}: {error}; raise the limit of processes "
                     f"(ulimit -u), or read without overlap"
                 ) from error
+
+    @property
+    def _lost(self) -> bool:
+        """Whether this process was forked after the thread had been started, and has no such thread."""
+        return self._thread is not None and not self._thread.is_alive()
 
     def request(
         self, number: int, slot: int, buffer: np.ndarray[Any, Any], ready: Callable[[], object] | None = None
@@ -136,8 +148,13 @@ class Reader:
         Raises
         ------
         StoreError
-            If the store fails, or nothing arrives for ``stall_seconds``.
+            If the store fails, or nothing arrives for ``stall_seconds``, or this process was forked after the request.
         """
+        if self._lost:
+            raise StoreError(
+                f"nothing reads {describe_subdivision(self._store, number)}: this process was forked in the middle of a sweep; "
+                "apply the matrix again, which begins a sweep in this process"
+            )
         try:
             arrival = self._arrivals.get(timeout=self._stall_seconds)
         except queue.Empty:
@@ -150,13 +167,17 @@ class Reader:
     def drain(self, *, patient: bool = True) -> None:
         """Wait for all requests and discard them; if not ``patient``, do not wait again after a timeout.
 
-        A marker follows the requests through both queues: an interrupt could disturb a count of them.
+        A marker follows the requests through both queues: an interrupt could disturb a count of them. In a process that was
+        forked there are none, and a new thread is started.
 
         Raises
         ------
         StoreError
             If nothing arrives for ``stall_seconds``; a later drain then waits for the remaining reads.
         """
+        if self._lost:
+            self._begin()
+            return
         marker, patience = _Marker(), self._stall_seconds if patient or not self._stalled else 0.0
         self._requests.put(marker)
         if self._thread is None:

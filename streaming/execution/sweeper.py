@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from contextlib import AbstractContextManager
 
@@ -64,6 +65,7 @@ class Sweeper:
         self._number = 0  # the next sweep of the schedule
         self._empty = True  # whether the ring must be filled first
         self._sweeping = threading.Lock()  # the ring is used by one sweep at a time
+        self._process = os.getpid()
         self._residents: Residents = {}
         self.executor: Executor | None = None
         storage = budget.allocate(self._purpose, plan.storage_nbytes, device)
@@ -122,6 +124,7 @@ class Sweeper:
             raise InputError(f"direction must be 1 or -1, not {direction}")
         if direction == self.direction:
             return
+        self._renew_after_fork()
         if self.plan.ring.sweeps != "alternate":
             raise InputError("sweeps of this plan do not alternate: they run in direction 1 only")
         if self._sweeping.locked():
@@ -145,6 +148,7 @@ class Sweeper:
         After an error or an interrupt the matrix can be swept again.
         """
         executor = self._opened()
+        self._renew_after_fork()
         if not self._sweeping.acquire(blocking=False):
             raise InputError("another sweep of this matrix is running; finish it first, or open a second matrix")
         try:
@@ -166,6 +170,12 @@ class Sweeper:
             self.bytes_streamed += self.plan.streamed_nbytes if empty else self.plan.sweep_nbytes(number)
         finally:
             self._sweeping.release()
+
+    def _renew_after_fork(self) -> None:
+        """Begin with an empty ring in a forked process, where threads of the parent may have been sweeping."""
+        if self._process != os.getpid():
+            with self.device.current():  # an error on a GPU
+                self._process, self._sweeping, self._empty = os.getpid(), threading.Lock(), True
 
     def _located(self, visit: Visit) -> Visit:
         """Return a visit whose errors name the subdivision."""
@@ -199,11 +209,14 @@ class Sweeper:
         return self.executor
 
     def close(self) -> None:
-        """Stop transfers and release the budget; the store stays open."""
+        """Stop transfers and release the budget; the store stays open.
+
+        A forked process drops what it has inherited: threads and transfers are those of its parent.
+        """
         executor, self.executor = self.executor, None
         self._residents.clear()
         try:
-            if executor is not None:
+            if executor is not None and self._process == os.getpid():
                 with self.device.current():
                     executor.close()
         finally:

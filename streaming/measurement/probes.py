@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
+from penstock.scratch import scratch_folder
 from penstock.spmv import CPU, BsrMatrix, Device, DeviceError, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.spmv.model.timing import time_in_turn
@@ -107,7 +105,7 @@ def measure_starts(device: Device, directory: Path) -> tuple[float, float, float
         if device.kind == "cuda":
             store = opened.enter_context(HostStore.create(slabs))
         else:
-            folder = opened.enter_context(_folder_in(directory))
+            folder = opened.enter_context(scratch_folder(".penstock-", directory))
             store = opened.enter_context(FileStore.create(folder / "probe", slabs))
         matrix = opened.enter_context(
             StreamedMatrix(store, store.index.nbytes // 2, ring=Ring(sweeps="cyclic"), device=device)
@@ -135,16 +133,10 @@ def measure_scattering(device: Device, memory: float) -> float:
     return float(A.nbytes / _seconds(lambda: A.apply(x, out), device) / memory)
 
 
-@contextlib.contextmanager
-def _folder_in(directory: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=directory, prefix=f".penstock-{os.getpid()}-") as folder:
-        yield Path(folder)
-
-
 def measure_disk(directory: Path, nbytes: int = 128 << 20) -> tuple[float, bool]:
     """Return the bytes per second read from a store in ``directory``, and whether reads bypassed the page cache."""
     with (
-        _folder_in(directory) as folder,
+        scratch_folder(".penstock-", directory) as folder,
         FileStore.create(folder / "probe", _random_slabs(nbytes, 16)) as store,
     ):
         buffer = aligned_buffer(max(subdivision.nbytes for subdivision in store.index.subdivisions))

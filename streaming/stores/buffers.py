@@ -12,9 +12,14 @@ __all__ = ["PAGE_NBYTES", "aligned_buffer"]
 
 #: Slabs start at multiples of this and are padded to it, as unbuffered disk reads and page-locking require.
 PAGE_NBYTES = 4096
-
-
 _HUGE_PAGE_NBYTES = 2 << 20
+
+
+def _private_memory(nbytes: int) -> mmap.mmap:
+    """Return whole pages; those of Python's default are shared with forked processes, and most systems make none huge."""
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which forks nothing
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def aligned_buffer(nbytes: int) -> np.ndarray[Any, Any]:
@@ -24,9 +29,8 @@ def aligned_buffer(nbytes: int) -> np.ndarray[Any, Any]:
     of scattered 4 KiB pages.
     """
     if nbytes < _HUGE_PAGE_NBYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=np.uint8)[:nbytes]
-    # MAP_PRIVATE: the default is shared memory, for which most systems provide no huge pages.
-    memory = mmap.mmap(-1, nbytes + _HUGE_PAGE_NBYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(_private_memory(max(nbytes, 1)), dtype=np.uint8)[:nbytes]
+    memory = _private_memory(nbytes + _HUGE_PAGE_NBYTES)
     with contextlib.suppress(OSError):  # a kernel without huge pages provides normal ones
         memory.madvise(mmap.MADV_HUGEPAGE)
     buffer = np.frombuffer(memory, dtype=np.uint8)

@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -27,6 +28,7 @@ _INDEX, _DATA = "index.json", "slabs.bin"
 #: The files of a store.
 STORE_FILES = (_INDEX, _DATA)
 _SEEKING = threading.Lock()
+_CLOCK_TICK = 100_000_000  # nanoseconds: systems stamp files a hundred times a second or more often
 
 
 class FileStore:
@@ -39,6 +41,9 @@ class FileStore:
     direct : bool, optional
         Bypass the page cache (``O_DIRECT``), so that a matrix larger than memory does not evict everything else and timings
         are those of the disk. By default wherever the file system supports it.
+    verify : {"once", "always"}
+        Verify each subdivision when it is first read, and again if the file has been altered since (by its size, its times
+        and its identity, which are looked at after each read); or at every read.
 
     Raises
     ------
@@ -47,7 +52,7 @@ class FileStore:
 
     Notes
     -----
-    When a subdivision is read for the first time, its checksums are verified, and its offsets and indices against its shape.
+    To verify a subdivision is to compare its checksums, and to check its offsets and indices against its shape.
 
     Examples
     --------
@@ -61,12 +66,17 @@ class FileStore:
     ((192, 192), 'bsr', 2)
     """
 
-    def __init__(self, path: str | Path, *, direct: bool | None = None) -> None:
-        self.path = Path(path)
+    def __init__(
+        self, path: str | Path, *, direct: bool | None = None, verify: Literal["once", "always"] = "once"
+    ) -> None:
+        if verify not in ("once", "always"):
+            raise InputError(f"verify must be 'once' or 'always', not {verify!r}")
+        self.path, self.verify = Path(path), verify
         self.index, self.label = _read_index(self.path)
         lengths = [subdivision.nbytes for subdivision in self.index.subdivisions]
         self._offsets = np.cumsum([0, *lengths]).tolist()
-        self._verified: set[tuple[int, int, int]] = set()
+        # When each piece was verified, as the state of the file; None if it may have been altered since.
+        self._verified: dict[tuple[int, int, int], _State | None] = {}
         data = self.path / _DATA
         nbytes = data.stat().st_size if data.exists() else 0
         if nbytes != self._offsets[-1]:
@@ -75,6 +85,7 @@ class FileStore:
                 "store again"
             )
         self._file, self.direct = _open_for_reading(data, direct)
+        self._opened = self._last = _state_of(self._file)
 
     @classmethod
     def create(
@@ -140,6 +151,7 @@ class FileStore:
         StoreError
             If the disk fails, the file ends early, or a checksum does not match; the message names file, subdivision and rows.
         """
+        now = before = self._last
         subdivision = self.index.subdivisions[number]
         where = f"subdivision {number} ({subdivision}) of {self.path}"
         if self._file.closed:
@@ -149,6 +161,7 @@ class FileStore:
         while done < nbytes:
             try:
                 count = _read_at(self._file, target.data[done:], self._offsets[number] + start + done)
+                now = _state_of(self._file)
             except OSError as error:
                 raise StoreError(f"cannot read {where}: {error.strerror or error}; check the disk") from error
             except ValueError as error:  # of a closed file
@@ -158,19 +171,22 @@ class FileStore:
                     f"{where} ends after {start + done} of {subdivision.nbytes} bytes; build the store again"
                 )
             done += count
+        self._last = now
         for piece, checksum in subdivision.checksums_of(part):
             key = (number, piece.start, piece.stop)
-            if key not in self._verified:
+            if self.verify == "always" or self._verified.get(key) != now:
                 if zlib.crc32(target[piece.start - start : piece.stop - start].data) != checksum:
+                    when = "" if now == self._opened else " while it was open"
                     raise StoreError(
-                        f"{where} does not match its checksum: the file was altered; build the store again"
+                        f"{where} does not match its checksum: the file was altered{when}; build the store again"
                     )
                 if piece.start == 0:  # the structure, which kernels follow
                     try:
                         self.index.check_structure(number, target)
                     except InputError as error:
                         raise StoreError(f"{where} is damaged: {error}; build the store again") from error
-                self._verified.add(key)
+                # What was written during the read, or at the same tick of the clock, may differ from what was verified.
+                self._verified[key] = now if now == before and now.is_settled() else None
 
     def close(self) -> None:
         """Close the file; the store stays on disk."""
@@ -185,6 +201,25 @@ class FileStore:
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             self.close()
+
+
+class _State(NamedTuple):
+    """What changes when a file is altered: identity, size, and times in nanoseconds."""
+
+    device: int
+    inode: int
+    nbytes: int
+    modified: int
+    changed: int
+
+    def is_settled(self) -> bool:
+        """Return whether the file was altered so long ago that another alteration would have another time."""
+        return not 0 <= time.time_ns() - self.changed < _CLOCK_TICK
+
+
+def _state_of(file: FileIO) -> _State:
+    found = os.fstat(file.fileno())
+    return _State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _json_checksum(content: Any) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from penstock.spmv import DeviceError, InputError, SparseMatrix, format_nbytes
+from penstock.spmv.device import forked_from_cuda
 from penstock.spmv.formats.partition import cut_rows
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
@@ -219,7 +220,8 @@ class HostStore:
             _LOCKS[region] -= 1
             if not _LOCKS[region]:
                 del _LOCKS[region]
-                cupy.cuda.runtime.hostUnregister(region[0])
+                if not forked_from_cuda():
+                    cupy.cuda.runtime.hostUnregister(region[0])
 
     def __enter__(self) -> Self:
         return self

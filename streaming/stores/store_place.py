@@ -7,11 +7,11 @@ import errno
 import glob
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock.scratch import scratch_folder
 from penstock.spmv import InputError, StoreError, format_nbytes
 from penstock.streaming.stores.locks import folder_lock
 
@@ -107,8 +107,7 @@ def partial_folder(path: Path) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             for left in path.parent.glob(f"{glob.escape(path.name)}.partial-*"):
                 _remove_if_left(left)
-            partial = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
-            held.callback(shutil.rmtree, partial, ignore_errors=True)
+            partial = held.enter_context(scratch_folder(f"{path.name}.partial-", path.parent))
             held.enter_context(folder_lock(partial))  # without locks nothing that is left is removed
         yield partial
 

@@ -17,6 +17,7 @@ import endurance
 import foreign
 import mutations
 import numpy as np
+import processes
 import scipy.io
 import scipy.sparse
 
@@ -235,6 +236,9 @@ CASES = {
     "store": Kind(store),
     "failing read": Kind(fault),
     "random system": Kind(system),
+    "store altered while open": Kind(processes.altered_while_open),
+    "forks": Kind(processes.forks, every=5),
+    "threads": Kind(processes.threads, every=5),
     # Commands take as long as hundreds of files.
     "results folder": Kind(commands.altered_folder, every=20, seconds=180, memory_nbytes=None),
     "scarce": Kind(commands.scarce, every=40, seconds=180, memory_nbytes=None),

@@ -1,17 +1,20 @@
 """Stores are data: offsets and indices that lead out of a slab are refused when it is first read, though checksums fit."""
 
 import json
+import os
 import shutil
+import time
 import zlib
 
 import numpy as np
 import pytest
 
 from penstock.fem import Cantilever
-from penstock.spmv import StoreError
+from penstock.spmv import InputError, StoreError
 from penstock.spmv.formats.base import format_names
 from penstock.streaming import FileStore, StreamedMatrix
 from penstock.streaming.stores import file_store
+from penstock.streaming.stores.matrix_index import MatrixIndex
 
 BEAM = Cantilever(nodes=(9, 5, 5), dof=3)
 FORMATS = [name for name in format_names() if name in ("coo", "csr", "ell", "sell", "hyb", "sliced_ell")]
@@ -135,3 +138,83 @@ def test_an_index_that_is_nested_deeply_or_empty_is_refused(whole, text, tmp_pat
 
     with pytest.raises(StoreError, match="build the store again"):
         FileStore(tmp_path / "s")
+
+
+@pytest.fixture
+def settled(whole, tmp_path):
+    """A copy of a store that is old enough for an alteration to show in its times."""
+    shutil.copytree(whole, tmp_path / "open")
+    time.sleep(0.15)
+    return tmp_path / "open"
+
+
+def overwrite(path, content):
+    """Overwrite the second half of the slabs in place."""
+    with open(path / "slabs.bin", "r+b") as file:
+        half = os.path.getsize(file.name) // 2
+        file.seek(half)
+        file.write(np.resize(content, half // content.itemsize).tobytes())
+
+
+def sweep_twice(streamed, x):
+    """Sweep and sweep again, because a sweep begins with what the one before it has read ahead."""
+    return [streamed @ x for _ in range(2)]
+
+
+@pytest.mark.parametrize("content", [np.array([0x3FFFFFFF], "<i4"), np.array([7.0])])
+def test_a_store_that_is_altered_while_it_is_open_is_refused(settled, content):
+    x = np.ones(BEAM.unknowns)
+    with FileStore(settled) as store, StreamedMatrix(store, 2 * max(store.index.sizes["whole"])) as streamed:
+        streamed @ x
+        streamed @ x
+        overwrite(settled, content)
+        with pytest.raises(StoreError, match=r"subdivision \d \(rows .* was altered while it was open"):
+            sweep_twice(streamed, x)
+
+
+def test_a_store_that_is_touched_while_it_is_open_is_verified_again(settled, monkeypatch):
+    x, verified = np.ones(BEAM.unknowns), []
+    check = MatrixIndex.check_structure
+    monkeypatch.setattr(
+        MatrixIndex,
+        "check_structure",
+        lambda self, number, *rest: verified.append(number) or check(self, number, *rest),
+    )
+    with FileStore(settled) as store, StreamedMatrix(store, 2 * max(store.index.sizes["whole"])) as streamed:
+        y = streamed @ x
+        for _ in range(3):
+            streamed @ x
+        assert sorted(verified) == [0, 1, 2]
+        os.utime(settled / "slabs.bin")
+        time.sleep(0.15)
+        for _ in range(4):
+            assert np.allclose(streamed @ x, y)
+        assert {0, 2} <= set(verified[3:])
+        assert len(verified[3:]) <= 5, "twice, if it was read ahead before it was touched"
+
+
+def test_a_store_that_was_just_written_is_verified_until_its_times_would_show_an_alteration(settled, monkeypatch):
+    monkeypatch.setattr(file_store, "_CLOCK_TICK", 10**15)  # as if everything happened in one tick
+    with FileStore(settled) as store:
+        buffer = np.empty(max(store.index.sizes["whole"]) + 4096, np.uint8)
+        buffer = buffer[-buffer.ctypes.data % 4096 :]
+        store.read_into(2, buffer)
+        monkeypatch.setattr(file_store, "_state_of", lambda file: store._opened)  # the times stay
+        overwrite(settled, np.array([7.0]))
+        with pytest.raises(StoreError, match="does not match its checksum"):
+            store.read_into(2, buffer)
+
+
+def test_every_read_is_verified_if_asked_for(settled, monkeypatch):
+    x = np.ones(BEAM.unknowns)
+    with FileStore(settled, verify="always") as store:
+        monkeypatch.setattr(
+            file_store, "_state_of", lambda file: store._opened
+        )  # a disk that fails leaves the times alone
+        with StreamedMatrix(store, 2 * max(store.index.sizes["whole"])) as streamed:
+            streamed @ x
+            overwrite(settled, np.array([7.0]))
+            with pytest.raises(StoreError, match="does not match its checksum"):
+                sweep_twice(streamed, x)
+    with pytest.raises(InputError, match="'once' or 'always'"):
+        FileStore(settled, verify="never")
