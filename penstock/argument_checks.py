@@ -15,7 +15,13 @@ __all__ = ["checked_options"]
 
 
 def checked_options(
-    device: Any, preconditioner: Any, block_size: Any, folder: Any, near_null_space: Any, coordinates: Any
+    device: Any,
+    preconditioner: Any,
+    block_size: Any,
+    folder: Any,
+    near_null_space: Any,
+    coordinates: Any,
+    on_failure: Any,
 ) -> dict[str, Any]:
     """Return the options of the preconditioner that are given.
 
@@ -31,6 +37,8 @@ def checked_options(
             f"preconditioner must be 'auto', a registered name such as 'jacobi', or a choice with options of its own such as "
             f"ChebyshevSpec(degree=9), not {_short(preconditioner)}; penstock.solvers.cg takes matrices and operators as M"
         )
+    if on_failure not in ("return", "warn", "raise"):
+        raise InputError(f"on_failure must be 'return', 'warn' or 'raise', not {_short(on_failure)}")
     whole = isinstance(block_size, Integral) and not isinstance(block_size, bool)
     if block_size != "auto" if isinstance(block_size, str) else not whole:
         raise InputError(f"block_size must be a whole number of rows or 'auto', not {_short(block_size)}")

@@ -21,6 +21,7 @@ vectors; :class:`DeviceError` if the device is not there.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +29,14 @@ from typing import Any, Literal
 
 from penstock.argument_checks import checked_options
 from penstock.given import GivenMatrix, GivenVectors, as_given_matrix
+from penstock.open_system import AnyResult
 from penstock.progress import Reporter, RichReporter
 from penstock.request import Request
-from penstock.solvers import IterationRecord, PreconditionerSpec
-from penstock.spmv import CPU, Device, DeviceError, parse_nbytes
+from penstock.solvers import IterationRecord, PreconditionerSpec, StopReason
+from penstock.spmv import CPU, Device, DeviceError, NotConvergedWarning, parse_nbytes
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 from penstock.spmv.device import cuda_device_count
-from penstock.system import AnyResult, open_system
+from penstock.system import open_system
 
 __all__ = ["find_device", "solve"]
 
@@ -55,10 +57,12 @@ def solve(
     block_size: int | Literal["auto"] = "auto",
     near_null_space: Any = None,
     coordinates: Any = None,
+    null_space: Any = None,
     x0: Any = None,
     monitor: Callable[[IterationRecord], object] | None = None,
     progress: bool = False,
     folder: str | Path | None = None,
+    on_failure: Literal["return", "warn", "raise"] = "warn",
 ) -> AnyResult:
     """Solve ``A x = b`` for a symmetric positive definite A, whether or not it fits the memory of the device.
 
@@ -84,17 +88,23 @@ def solve(
         Vectors that A nearly maps to zero; refused if the preconditioner has no use for them.
     coordinates : array, (nodes, 2) or (nodes, 3), optional
         Of the nodes of a body, whose rigid motions are then that near-null space.
+    null_space : "constants" or array, (n,) or (n, k), optional
+        What a singular A maps to zero: removed from b, so that there is a solution, and from x, which makes it the shortest one.
     x0 : array of the shape of b, optional
     monitor : callable, optional
         ``monitor(record)`` at every look at the residual; stops the solve if it returns True.
     progress : bool, to show progress on the terminal or in the notebook
     folder : str or path, optional
         For the store of a matrix that does not fit a CPU; by default the temporary folder.
+    on_failure : {"warn", "return", "raise"}
+        What happens if a right-hand side does not converge: the result is returned with a
+        :class:`~penstock.spmv.NotConvergedWarning`, or silently, or a :class:`~penstock.spmv.NotConvergedError` is raised.
 
     Returns
     -------
     SolveResult, or BlockSolveResult for k > 1 columns
-        ``x`` lives where b does, in its shape; ``explain()`` tells what was decided, why, and at what cost.
+        ``x`` lives where b does, in its shape; ``explain()`` tells what was decided, why, and at what cost. If A and b are of
+        float32, so is x: the solve itself is in float64, to 6e-8 at best.
 
     Examples
     --------
@@ -104,12 +114,24 @@ def solve(
     >>> result.converged, result.x.round(6).tolist()
     (True, [1.0, 2.0, 3.0, 4.0, 5.0])
     """
-    options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
+    options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates, on_failure)
     vectors, reporter = GivenVectors.of(b, "b"), RichReporter.on_terminal() if progress else Reporter()
     given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
     place, size = find_device(device, given), _block_size(block_size, vectors, coordinates)
-    request = Request(place, vectors.columns, room, preconditioner, size, options, given.name)
-    return _solve(given, request, vectors, x0, folder, reporter, rtol=rtol, atol=atol, maxiter=maxiter, monitor=monitor)
+    request = Request(place, vectors.columns, room, preconditioner, size, options, given.name, null_space=null_space)
+    limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
+    return _judged(_solve(given, request, vectors, x0, folder, reporter, **limits), on_failure)
+
+
+def _judged(result: AnyResult, on_failure: str) -> AnyResult:
+    """Warn of a result that has not converged, or raise an error; one that the caller's monitor stopped is as asked for."""
+    stopped = any(column.reason is StopReason.STOPPED for column in result.columns)
+    if result.converged or stopped or on_failure == "return":
+        return result
+    if on_failure == "raise":
+        return result.check()
+    warnings.warn(f"the solve did not converge: {result.message}", NotConvergedWarning, stacklevel=3)
+    return result
 
 
 def _block_size(given: int | Literal["auto"], vectors: GivenVectors, coordinates: Any) -> int | Literal["auto"]:
@@ -130,7 +152,7 @@ def _solve(
 ) -> AnyResult:
     began, compiled = seconds_without_compiling(), compile_seconds()
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
-    with open_system(given.promoted(vectors.dtype), request, folder=folder, reporter=reporter) as system:
+    with open_system(given, request, folder=folder, reporter=reporter) as system:
         opened = seconds_without_compiling()
         result = system.solve(vectors, guess, **limits)
         cost = f"opened in {opened - began:.3g} s, solved in {seconds_without_compiling() - opened:.3g} s"

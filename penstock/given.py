@@ -39,10 +39,16 @@ class GivenMatrix:
     name: str = "A"
     device: Device | None = None
 
-    def promoted(self, dtype: np.dtype[Any]) -> GivenMatrix:
-        """Return the matrix for vectors of the wider of its own and the given type; the stored values stay as they are."""
-        if self.kind == "csr" and np.result_type(self.matrix.dtype, dtype) == np.float64:
-            self.matrix = replace(self.matrix, dtype=np.dtype(np.float64))
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the vectors of the matrix are of float32."""
+        return getattr(self.matrix, "dtype", None) == np.float32
+
+    def with_wide_vectors(self) -> GivenMatrix:
+        """Return the matrix for vectors of float64, in which every solve computes; the stored values stay as they are."""
+        if self.kind in ("csr", "format") and self.matrix.dtype != np.float64:
+            A = self.matrix
+            return replace(self, matrix=A.from_arrays(A.shape, np.float64, A.arrays(), A.parameters()))
         return self
 
 
@@ -144,16 +150,25 @@ class GivenVectors:
         return 1 if self.array.ndim == 1 else int(self.array.shape[1])
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type in which to solve: float32 for vectors of at most that precision, else float64."""
-        narrow = self.array.dtype.kind == "f" and self.array.dtype.itemsize <= 4
-        return np.dtype(np.float32 if narrow else np.float64)
+    def is_narrow(self) -> bool:
+        """Whether the vectors have at most the precision of float32."""
+        return bool(self.array.dtype.kind == "f" and self.array.dtype.itemsize <= 4)
 
     def like(self, other: GivenVectors) -> GivenVectors:
         """Return these vectors, refused unless they have the shape of others; (n,) and (n, 1) are the same."""
         if self.array.size != other.array.size or self.columns != other.columns:
             raise InputError(f"{self.name} must have the shape of b, {other.array.shape}, not {self.array.shape}")
         return self
+
+    def as_block(self) -> Array:
+        """Return the vectors as float64, ``(n, k)``, where they live."""
+        return self.array.reshape(len(self.array), -1).astype(np.float64, copy=False)
+
+    def norms(self) -> np.ndarray[Any, Any]:
+        """Return the Euclidean norms of the vectors, on the host."""
+        home = device_of(self.array)
+        norms: np.ndarray[Any, Any] = home.to_host(home.xp.linalg.norm(self.as_block(), axis=0))
+        return norms
 
     def check_rows(self, rows: int) -> None:
         """Refuse vectors of another length than the matrix has rows."""
@@ -175,21 +190,20 @@ class GivenVectors:
         block = self.array if order is None else home.asarray(order.forward(CPU.asarray(self.array)))
         return home.xp.ascontiguousarray(block, dtype=dtype)
 
-    def returned(self, result: Any, order: LevelOrder | None) -> Any:
-        """Return a result whose solution lives where these vectors do, in their shape and order."""
-        home = device_of(self.array)
+    def back(self, x: Array, order: LevelOrder | None) -> Array:
+        """Return a solution where these vectors live, in their order, as a block ``(n, k)``."""
+        if order is not None:
+            x = order.back(CPU.asarray(x))
+        return device_of(self.array).asarray(x).reshape(len(self.array), -1)
 
-        def back(x: Array) -> Array:
-            if order is not None:
-                x = order.back(CPU.asarray(x))
-            return home.asarray(x)
-
-        x = back(result.x).reshape(self.array.shape)
+    def returned(self, result: Any, columns: list[SolveResult], x: Array) -> Any:
+        """Return a result with these columns, whose solution ``(n, k)`` gets the shape and the library of these vectors."""
+        x = x.reshape(self.array.shape)
         if isinstance(result, BlockSolveResult):
-            columns = tuple(replace(column, x=x[:, number]) for number, column in enumerate(result.columns))
-            return replace(result, x=self._wrapped(x), columns=columns)
-        assert isinstance(result, SolveResult), "one right-hand side"
-        return replace(result, x=self._wrapped(x))
+            iterations = max(result.iterations, *(column.iterations for column in columns))
+            of_block = tuple(replace(column, x=x[:, number]) for number, column in enumerate(columns))
+            return replace(result, x=self._wrapped(x), columns=of_block, iterations=iterations)
+        return replace(columns[0], x=self._wrapped(x))
 
     def _wrapped(self, x: Array) -> Any:
         """Return a pandas object for a pandas object, and a tensor of Torch or an array of JAX for one of theirs."""

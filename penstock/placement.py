@@ -162,9 +162,11 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
         index = index_of(row_slabs(matrix, 1 + A.nnz // INT32_MAX), A.shape) if matrix.device.kind == "cpu" else None
         facts += [_SLOW] * slow
         facts.append(_format_fact(fitting, symmetry.exact, request, "fastest by the roofline model"))
+        half = format_named(fitting.format_name).traits.half
         index = index or _index_of_one(matrix)
         budget = max(request.memory or 0, index.nbytes)
-        return _resident(request, index, budget, base, vectors, A.nnz, facts, matrix=matrix)
+        difference = symmetry.skew_norm if half else 0.0
+        return _resident(request, index, budget, base, vectors, A.nnz, facts, matrix=matrix, difference=difference)
     if undecided and not is_worth_measuring(A.shape[0], streamed=False):  # not measured above
         slow = is_worth_measuring(A.shape[0], streamed=True) and constants_are_slow(A, block_size)
     if slow:
@@ -229,7 +231,9 @@ def _place_streamed(
         extents,
         -(-whole.shape[0] // whole.row_granularity),
     )
-    return _streamed(request, plan, specs, vectors, statistics.nnz, facts, matrix=whole, order=order)
+    difference = statistics.symmetry.skew_norm if format_named(smallest.format_name).traits.half else 0.0
+    converted = {"matrix": whole, "order": order, "difference": difference}
+    return _streamed(request, plan, specs, vectors, statistics.nnz, facts, **converted)
 
 
 def _resident(
@@ -292,7 +296,9 @@ def _format_fact(suggestion: Suggestion, exact: bool, request: Request, why: str
         if traits.blocked
         else ""
     )
-    half = "" if exact or not traits.half else "; the upper triangle stands for both"
+    half = (
+        "" if exact or not traits.half else "; the upper triangle stands for both, the residual is that of A as given"
+    )
     chosen = why if request.format is None else "as asked for"
     return "format", f"{_plain(traits.label)}{blocks}, {format_nbytes(suggestion.nbytes)}: {chosen}{half}"
 

@@ -46,6 +46,8 @@ class Request:
         Whether a coarse level made of constants is expected to win.
     format : str or None
         Registered name of the storage format; None: the best one.
+    null_space : "constants", array or None
+        What A maps to zero, removed from b and x.
     """
 
     device: Device
@@ -57,6 +59,7 @@ class Request:
     name: str = "A"
     constants_are_slow: bool = False
     format: str | None = None
+    null_space: Any = None
 
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.
@@ -112,6 +115,8 @@ class Placement:
         The order of the rows of the matrix, if it is not the caller's.
     choices : tuple of (PreconditionerSpec, Workload)
         Between which the plan of a streamed matrix chose.
+    difference : float
+        Bound of the norm of what the stored matrix differs by from the given one, which is symmetric to rounding only.
     """
 
     plan: StreamPlan
@@ -123,6 +128,7 @@ class Placement:
     matrix: SparseMatrix | None = None
     order: LevelOrder | None = None
     choices: tuple[tuple[PreconditionerSpec, Workload], ...] = ()
+    difference: float = 0.0
 
     def replanned(self, plan: StreamPlan, why: str) -> Placement:
         """Return this placement with another plan for one of the choices."""

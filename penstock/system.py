@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.given import GivenMatrix, GivenVectors
+from penstock.exact_matrix import ExactMatrix
+from penstock.given import GivenMatrix
+from penstock.null_space import NullSpace, known_modes
+from penstock.open_system import OpenSystem
 from penstock.placement import place_index, place_matrix
-from penstock.progress import Reporter, solve_progress
+from penstock.progress import Reporter
 from penstock.request import Placement, Request
 from penstock.scratch import scratch_folder
-from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, block_cg, cg, jacobi, solve_many
-from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, Operator, SparseMatrix, format_nbytes
+from penstock.spmv import CPU, BudgetError, CsrMatrix, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.formats.partition import row_slabs
 from penstock.streaming import (
     FileStore,
@@ -34,134 +36,10 @@ from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
 from penstock.streaming.stores.whole import read_whole
 
-__all__ = ["AnyResult", "OpenSystem", "open_system"]
-
-AnyResult = SolveResult | BlockSolveResult
+__all__ = ["open_system"]
 
 # Host memory, in sizes of a store, that reading it as a whole and putting it into another order needs.
 _REWRITE = 5
-
-
-@dataclass
-class OpenSystem:
-    """A matrix that is ready to be applied.
-
-    Parameters
-    ----------
-    A : Operator
-    request : Request
-    placement : Placement or None
-        None for an operator of the caller, which is applied as it is.
-    reporter : Reporter
-    """
-
-    A: Operator
-    request: Request
-    placement: Placement | None
-    reporter: Reporter
-
-    def explain(self) -> list[str]:
-        """Return what was decided, one line a fact."""
-        if self.placement is None:
-            rows = self.A.shape[0]
-            return [f"{'matrix':<11} {rows:,} x {rows:,}, {type(self.A).__name__}, applied as it is on {self.A.device}"]
-        return [self.placement.explain(), f"{'device':<11} {self.A.device}"]
-
-    def preconditioner(self) -> Operator | None:
-        """Build the preconditioner."""
-        if self.placement is None:
-            return _preconditioner_of_operator(self.A, self.request)
-        spec = self.placement.spec
-        if spec.name == "none" and isinstance(self.A, StreamedMatrix):
-            jacobi(self.A)  # only for its check of the diagonal, at the cost of one sweep: a store may hold anything
-        if self.placement.order is not None:
-            spec = spec.in_order(self.placement.order.forward)
-        try:
-            return spec.build(self.A)
-        except InputError:
-            if not self.request.is_left_open(spec):
-                raise
-            [spec, *_] = self.request.specs(spec.block_size, streamed=False)  # of a matrix that no coarse level suits
-            self.placement = replace(self.placement, spec=spec)
-            return spec.build(self.A)
-
-    def solve(
-        self,
-        b: GivenVectors,
-        x0: GivenVectors | None = None,
-        *,
-        rtol: float,
-        atol: float = 0.0,
-        maxiter: int | None = None,
-        monitor: Callable[[IterationRecord], object] | None = None,
-        state: Any = None,
-        direction: int = 1,
-    ) -> AnyResult:
-        """Solve for the right-hand sides; x comes back where b lives, in its shape.
-
-        A state is that of an earlier solve of the same right-hand sides, all together, with the same placement; a streamed matrix
-        then goes on in the direction given.
-        """
-        A, device = self.A, self.A.device
-        order = None if self.placement is None else self.placement.order
-        b.check_rows(A.shape[0])
-        with device.current():
-            with self.reporter.stage("prepare"):
-                M = self.preconditioner()
-            if state is not None and isinstance(A, StreamedMatrix):
-                A.turn_to(direction)
-            options: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "M": M}
-            with self.reporter.stage("solve") as stage:
-                blocks = 1 if self.placement is None else -(-b.columns // self.placement.together)
-                bar = _SolveBar(stage.advance, rtol, blocks)
-
-                def watched(record: IterationRecord) -> bool:
-                    bar.advance(record)
-                    return monitor is not None and bool(monitor(record))
-
-                options["monitor"] = watched
-                result: AnyResult
-                if b.columns == 1:
-                    guess = None if x0 is None else x0.column(device, A.dtype, order)
-                    result = cg(A, b.column(device, A.dtype, order), guess, state=state, **options)
-                elif state is not None:
-                    result = block_cg(A, device.asarray(b.block(A.dtype, order)), state=state, **options)
-                else:
-                    memory = None if self.placement is None else self.placement.solver_nbytes
-                    guess = None if x0 is None else x0.block(A.dtype, order)
-                    result = solve_many(A, b.block(A.dtype, order), guess, memory=memory, **options)
-            return cast(AnyResult, b.returned(result, order))
-
-
-class _SolveBar:
-    """The share of a solve that is done; of several blocks, of all of them together."""
-
-    def __init__(self, advance: Callable[[float, str], object], rtol: float, blocks: int) -> None:
-        self._advance, self._rtol, self._blocks = advance, rtol, blocks
-        self._block, self._last = 0, 0
-
-    def advance(self, record: IterationRecord) -> None:
-        """Take note of a look at the residual."""
-        if record.iteration <= self._last:
-            self._block += 1
-        self._last = record.iteration
-        done, detail = solve_progress(record, self._rtol)
-        if self._blocks > 1:
-            done = (self._block + done) / self._blocks
-            detail = f"block {self._block + 1} of {self._blocks}, {detail}"
-        self._advance(done, detail)
-
-
-def _preconditioner_of_operator(A: Operator, request: Request) -> Operator | None:
-    """Return what a caller asks for, or Jacobi where the operator knows its diagonal."""
-    block_size = 1 if request.block_size == "auto" else request.block_size
-    [spec] = request.specs(block_size, streamed=False)
-    try:
-        return spec.build(A)
-    except InputError:
-        if request.preconditioner == "auto" and not hasattr(A, "diagonal_blocks"):
-            return None
-        raise
 
 
 @contextmanager
@@ -189,7 +67,7 @@ def open_system(
     with ExitStack() as resources:
         opener = _Opener(request, None if folder is None else Path(folder), reporter, announce, resources)
         resources.enter_context(request.device.current())
-        yield opener.open(given)
+        yield opener.open(given.with_wide_vectors(), narrow=given.is_narrow)
 
 
 @dataclass
@@ -200,21 +78,35 @@ class _Opener:
     announce: Callable[[Placement], object] | None
     resources: ExitStack
 
-    def open(self, given: GivenMatrix) -> OpenSystem:
+    def open(self, given: GivenMatrix, *, narrow: bool) -> OpenSystem:
+        system = self._opened_system(given)
+        system.narrow = narrow
+        if self.request.null_space is not None:
+            system.null_space = NullSpace.given(self.request.null_space, system.A.shape[0])
+            system.null_space.check(system.A, None if system.order is None else system.order.forward)
+            system.unreachable = None
+        return system
+
+    def _opened_system(self, given: GivenMatrix) -> OpenSystem:
         if isinstance(given.matrix, StreamedMatrix) or given.kind == "operator":
             return OpenSystem(cast(Operator, given.matrix), self.request, None, self.reporter)
         if given.kind == "store":
             return self._open_store(cast(Store, given.matrix))
         if given.kind == "csr":
-            return self._open_csr(given)
+            return self._open_csr(cast(CsrMatrix, given.matrix))
         return self._open_format(cast(SparseMatrix, given.matrix))
 
-    def _open_csr(self, given: GivenMatrix) -> OpenSystem:
-        matrix = cast(CsrMatrix, given.matrix)
-        given.matrix = None  # it may be large, and is not needed any more unless the caller holds it
-        if self.request.device.kind == "cpu":
-            matrix = matrix.to_device(CPU)
-        return self._open_placed(self._place(matrix))
+    def _open_csr(self, given: CsrMatrix) -> OpenSystem:
+        matrix = given.to_device(CPU) if self.request.device.kind == "cpu" else given
+        placement = self._place(matrix)
+        # A solve refers to the caller's entries only where others are stored in their place.
+        exact = ExactMatrix(matrix, placement.difference) if placement.difference > 0 else None
+        modes = known_modes(self.request.options, matrix.shape[0], self.request.block_size)
+        unreachable = NullSpace.found(matrix, modes)
+        del matrix, given  # which may be large
+        system = self._open_placed(placement)
+        system.exact, system.unreachable = exact, unreachable
+        return system
 
     def _place(self, matrix: CsrMatrix) -> Placement:
         with self.reporter.stage("convert") as stage:

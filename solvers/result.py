@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from penstock.spmv import Array, format_nbytes
+from penstock.spmv import Array, NotConvergedError, format_nbytes
 from penstock.spmv.explanations import as_table
 
 __all__ = ["BREAKDOWNS", "BlockSolveResult", "IterationRecord", "SolveResult", "StopReason"]
@@ -31,8 +31,8 @@ class StopReason(enum.Enum):
     MAXITER = "stopped at maxiter before the residual met the tolerance; raise maxiter or use a better preconditioner"
     STOPPED = "stopped on request between two iterations; resume from the state in the result"
     NOT_POSITIVE_DEFINITE = (
-        "stopped because p.Ap <= 0 for a search direction p: the matrix is not positive definite; check its sign, its "
-        "boundary conditions and its symmetry"
+        "stopped because p.Ap <= 0 for a search direction p: the matrix is not positive definite; check its sign and its "
+        "boundary conditions. A symmetric indefinite matrix, such as one with constraints by multipliers, needs MINRES"
     )
     PRECONDITIONER_NOT_POSITIVE_DEFINITE = (
         "stopped because r.Mr <= 0 for a residual r: the preconditioner M is not positive definite; check it, or leave it "
@@ -52,8 +52,8 @@ class StopReason(enum.Enum):
     )
     INCONSISTENT = (
         "stopped because A maps a search direction to zero while the residual is not zero, or because the residual grew beyond "
-        "what any consistent system shows: the matrix is singular and b is outside its range; fix the missing supports or "
-        "remove the null space from b"
+        "what any consistent system shows: the matrix is singular and b is outside its range; fix the missing supports, or "
+        "give penstock.solve null_space='constants', or the vectors that A maps to zero, which are then removed from b"
     )
     ROUNDING_FLOOR = (
         "stopped because the true residual no longer falls: it has reached the rounding floor u || |A||x| || / ||b|| of "
@@ -61,7 +61,7 @@ class StopReason(enum.Enum):
     )
     STAGNATED = (
         "stopped because the true residual no longer falls although the recursive one does; the operator is less accurate "
-        "than the tolerance requires (reduced storage?), or A or M is not symmetric"
+        "than the tolerance requires (reduced storage?), or the preconditioner belongs to another matrix"
     )
 
 
@@ -183,12 +183,23 @@ class SolveResult:
         return self.reason is StopReason.CONVERGED
 
     @property
+    def columns(self) -> tuple[Self]:
+        """The results of all right-hand sides, as of several: this one."""
+        return (self,)
+
+    @property
     def info(self) -> int:
         """SciPy's code: 0 if converged, the number of iterations if stopped early, negative for a breakdown."""
         if self.converged:
             return 0
         limits = (StopReason.MAXITER, StopReason.STOPPED, StopReason.ROUNDING_FLOOR, StopReason.STAGNATED)
         return max(self.iterations, 1) if self.reason in limits else -1
+
+    def check(self) -> Self:
+        """Return the result itself if it has converged, else raise a NotConvergedError with the message."""
+        if not self.converged:
+            raise NotConvergedError(self.message)
+        return self
 
     def explain(self) -> str:
         """Return a description of the decisions, the outcome and the cost, one fact per line."""
@@ -260,6 +271,22 @@ class BlockSolveResult:
         """0 if all columns converged, negative if one broke down, else the iterations."""
         codes = [column.info for column in self.columns]
         return min(codes) if min(codes) < 0 else max(codes)
+
+    @property
+    def message(self) -> str:
+        """How many columns have not converged, and why the first of them stopped."""
+        count = len(self.columns)
+        failed = [number for number, column in enumerate(self.columns) if not column.converged]
+        if not failed:
+            return f"all {count} right-hand sides converged"
+        first = self.columns[failed[0]]
+        return f"{len(failed)} of {count} right-hand sides did not converge; column {failed[0]}: {first.message}"
+
+    def check(self) -> Self:
+        """Return the result itself if all columns have converged, else raise a NotConvergedError."""
+        if not self.converged:
+            raise NotConvergedError(self.message)
+        return self
 
     def explain(self) -> str:
         """Return a description of the decisions, the outcome and the cost, one fact per line."""

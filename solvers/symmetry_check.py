@@ -40,7 +40,7 @@ class SymmetryCheck:
 
     def of_breakdown(self, reason: StopReason) -> StopReason:
         """Return why a solve broke down: what is not symmetric shows as what is not positive definite, too."""
-        return (self._tested() if reason in BREAKDOWNS else None) or reason
+        return (self._tested() if reason in (*BREAKDOWNS, StopReason.STAGNATED) else None) or reason
 
     def _tested(self) -> StopReason | None:
         """Test A and M if that has not been done; return what is wrong."""

@@ -3,7 +3,15 @@
 from penstock.spmv.compilation.table import register_kernel, registered_kernels
 from penstock.spmv.conversion import FunctionOperator, as_operator
 from penstock.spmv.device import CPU, Array, Device, device_of
-from penstock.spmv.errors import BudgetError, DeviceError, InputError, PenstockError, StoreError
+from penstock.spmv.errors import (
+    BudgetError,
+    DeviceError,
+    InputError,
+    NotConvergedError,
+    NotConvergedWarning,
+    PenstockError,
+    StoreError,
+)
 from penstock.spmv.formats import (
     BsrMatrix,
     CooMatrix,
@@ -50,6 +58,8 @@ __all__ = [
     "HasDiagonalBlocks",
     "HybMatrix",
     "InputError",
+    "NotConvergedError",
+    "NotConvergedWarning",
     "Operator",
     "PenstockError",
     "PlansWorkspace",

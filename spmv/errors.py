@@ -6,12 +6,21 @@
     ├── InputError          (ValueError)    an invalid matrix, vector, option or file
     ├── BudgetError         (MemoryError)   a request that exceeds its memory budget
     ├── StoreError          (OSError)       a matrix on disk or in host memory that cannot be read or written
-    └── DeviceError         (RuntimeError)  a requested accelerator that is not usable
+    ├── DeviceError         (RuntimeError)  a requested accelerator that is not usable
+    └── NotConvergedError   (ArithmeticError)  a solve that ended without meeting its tolerance, where that was to be an error
 
 Each also derives from the matching built-in exception, so ``except ValueError`` keeps working.
 """
 
-__all__ = ["BudgetError", "DeviceError", "InputError", "PenstockError", "StoreError"]
+__all__ = [
+    "BudgetError",
+    "DeviceError",
+    "InputError",
+    "NotConvergedError",
+    "NotConvergedWarning",
+    "PenstockError",
+    "StoreError",
+]
 
 
 class PenstockError(Exception):
@@ -86,3 +95,22 @@ class DeviceError(PenstockError, RuntimeError):
     >>> print(device)
     cpu
     """
+
+
+class NotConvergedError(PenstockError, ArithmeticError):
+    """A solve ended without meeting its tolerance; the message says why, and what to do.
+
+    Examples
+    --------
+    >>> import numpy as np, penstock, scipy.sparse
+    >>> A = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(50, 50))
+    >>> try:
+    ...     penstock.solve(A, np.ones(50), device="cpu", maxiter=3, on_failure="raise")
+    ... except penstock.NotConvergedError as error:
+    ...     print(str(error).split(";")[0])
+    stopped at maxiter before the residual met the tolerance
+    """
+
+
+class NotConvergedWarning(RuntimeWarning):
+    """What :func:`penstock.solve` warns of, unless told otherwise, when a solve ends without meeting its tolerance."""

@@ -13,13 +13,13 @@ from pydantic import TypeAdapter, ValidationError
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder, write_json
 from penstock.experiments.systems.solve_request import SolveRequest
+from penstock.open_system import OpenSystem
 from penstock.progress import Reporter
 from penstock.request import Placement
 from penstock.solvers import IterationRecord, PreconditionerSpec, preconditioner_spec
 from penstock.spmv import Device, InputError, StoreError
 from penstock.spmv.compilation.watch import seconds_without_compiling
 from penstock.streaming import StreamedMatrix
-from penstock.system import OpenSystem
 
 __all__ = ["Checkpoints", "decided_spec", "read_request", "write_request"]
 

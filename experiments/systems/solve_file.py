@@ -30,13 +30,14 @@ from penstock.experiments.systems.system_files import (
 )
 from penstock.front_door import find_device
 from penstock.given import GivenMatrix, GivenVectors, as_given_matrix
+from penstock.open_system import OpenSystem
 from penstock.progress import Reporter
 from penstock.request import Placement, Request
 from penstock.solvers import BlockSolveResult, IterationRecord, PreconditionerSpec, SolveResult, StopReason
 from penstock.spmv import InputError, Operator, parse_nbytes
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 from penstock.streaming import StreamedMatrix
-from penstock.system import OpenSystem, open_system
+from penstock.system import open_system
 
 __all__ = ["plan_file", "resume_solve", "solve_file"]
 

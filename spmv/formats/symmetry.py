@@ -34,6 +34,8 @@ class Symmetry:
         Where that is.
     beyond_rounding : int
         Entries whose relative difference exceeds 1e-12.
+    skew_norm : float
+        Largest row sum of ``|A - A^T|``, which bounds its norm, and that of ``A`` less its mirrored upper half.
     """
 
     differing: int
@@ -41,6 +43,7 @@ class Symmetry:
     row: int = 0
     column: int = 0
     beyond_rounding: int = 0
+    skew_norm: float = 0.0
 
     @property
     def exact(self) -> bool:
@@ -70,12 +73,13 @@ def measure_symmetry(
     row_offsets = row_offsets.astype(np.int64, copy=False)  # the kernels are compiled for one type of offsets
     differing, beyond = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
     largest, columns = np.zeros(rows), np.zeros(rows, dtype=np.int64)
-    lengths = np.zeros(rows)
+    lengths, sums = np.zeros(rows), np.zeros(rows)
     _root_of_diagonal(row_offsets, column_indices, values, lengths)
-    _compare(row_offsets, column_indices, values, lengths, _ROUNDING, differing, beyond, largest, columns)
+    _compare(row_offsets, column_indices, values, lengths, _ROUNDING, differing, beyond, largest, columns, sums)
     worst = int(largest.argmax()) if rows else 0
     where: dict[str, Any] = {"row": worst, "column": int(columns[worst])} if rows else {}
-    return Symmetry(int(differing.sum()), float(largest.max(initial=0.0)), beyond_rounding=int(beyond.sum()), **where)
+    counts = {"differing": int(differing.sum()), "beyond_rounding": int(beyond.sum())}
+    return Symmetry(**counts, largest=float(largest.max(initial=0.0)), skew_norm=float(sums.max(initial=0.0)), **where)
 
 
 @serial_kernel
@@ -111,6 +115,7 @@ def _compare(
     beyond: Array,
     largest: Array,
     where: Array,
+    sums: Array,
 ) -> None:
     for row in prange(lengths.shape[0]):
         for entry in range(row_offsets[row], row_offsets[row + 1]):
@@ -121,6 +126,7 @@ def _compare(
                 differing[row] += 1
                 scale = lengths[row] * lengths[column]
                 difference = abs(np.float64(values[entry]) - image)
+                sums[row] += difference
                 relative = difference / scale if scale > 0.0 else (np.inf if difference > 0.0 else 0.0)
                 if relative > rounding:
                     beyond[row] += 1

@@ -1,0 +1,171 @@
+"""Vectors that A maps to zero: they are removed from b and x where the caller gives them, and else found among those known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse
+
+from penstock.solvers import SolveResult, StopReason
+from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.spmv import Array, CsrMatrix, Device, HasAbsoluteProduct, InputError, Operator, device_of
+from penstock.spmv.vectors.noise import noise
+
+__all__ = ["NullSpace", "inconsistent_result", "known_modes"]
+
+# A given vector is in the null space if A maps it to less than this share of what |A| makes of its absolute values.
+_GIVEN = 1e-6
+# A known one is, if the image is within so many roundings of a row's terms.
+_ROUNDINGS = 64
+_FIRST_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class NullSpace:
+    """An orthonormal basis of vectors that A maps to zero.
+
+    Parameters
+    ----------
+    basis : float64 array on the host, (n, k)
+        In the caller's order of the rows.
+    """
+
+    basis: np.ndarray[Any, Any]
+
+    @classmethod
+    def given(cls, null_space: Any, rows: int) -> Self:
+        """Return what a caller calls the null space: ``"constants"``, or an array ``(n,)`` or ``(n, k)``.
+
+        Raises
+        ------
+        InputError
+            If it is neither, or its columns are not finite and linearly independent.
+        """
+        if isinstance(null_space, str):
+            if null_space != "constants":
+                raise InputError(f"null_space must be 'constants' or an array of shape ({rows}, k), not {null_space!r}")
+            return cls(np.full((rows, 1), 1 / np.sqrt(rows)))
+        host = null_space.get() if hasattr(null_space, "get") else np.asarray(null_space)
+        if host.dtype.kind not in "fiub" or host.ndim not in (1, 2) or len(host) != rows or not host.size:
+            raise InputError(
+                f"null_space must be 'constants' or real numbers of shape ({rows}, k), not an array of shape {host.shape} and "
+                f"type {host.dtype}"
+            )
+        vectors = host.reshape(rows, -1).astype(np.float64)
+        lengths = np.linalg.norm(vectors, axis=0)
+        if not np.isfinite(lengths).all() or not lengths.all():
+            raise InputError("the vectors of null_space must be finite, and none may be zero")
+        basis, factor = np.linalg.qr(vectors / lengths)
+        if vectors.shape[1] > rows or np.abs(np.diag(factor)).min() < 1e-10:
+            raise InputError("the vectors of null_space are linearly dependent; give a basis")
+        return cls(basis)
+
+    @classmethod
+    def found(cls, A: CsrMatrix, modes: np.ndarray[Any, Any]) -> Self | None:
+        """Return the combinations of modes that A maps to zero but for rounding, or None if there are none.
+
+        Reads rows in growing pieces, and ends at the first piece that shows that nothing is mapped to zero, as a rule the first.
+
+        Parameters
+        ----------
+        A : CsrMatrix
+        modes : array, (n, k)
+        """
+        longest = np.abs(modes).max(axis=0)
+        modes = modes[:, longest > 0] / longest[longest > 0]
+        rows, unit = A.shape[0], float(np.finfo(str(A.values.dtype)).eps) / 2
+        factor, start, count = np.zeros((0, modes.shape[1])), 0, _FIRST_ROWS
+        while start < rows and modes.shape[1]:
+            stop = min(rows, start + count)
+            piece = _rows_on_host(A, start, stop)
+            image, scale = piece @ modes, (abs(piece) @ np.abs(modes)).max(axis=1, keepdims=True)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                image = np.where(scale > 0, image / scale, 0.0)
+            if not np.isfinite(image).all():
+                return None
+            factor = np.asarray(np.linalg.qr(np.vstack([factor, image]), mode="r"))
+            noise = _ROUNDINGS * unit * np.sqrt(stop)
+            if len(factor) >= modes.shape[1] and np.linalg.svd(factor, compute_uv=False)[-1] > noise:
+                return None
+            start, count = stop, 2 * count
+        if not modes.shape[1]:
+            return None
+        _, values, combinations = np.linalg.svd(factor)
+        small = np.concatenate([values, np.zeros(modes.shape[1] - len(values))]) <= noise
+        return cls(np.linalg.qr(modes @ combinations[small].T)[0]) if small.any() else None
+
+    def check(self, A: Operator, forward: Any = None) -> None:
+        """Refuse vectors that A does not map to zero, at the cost of one pass; ``forward`` puts them into the order of A."""
+        vectors = self.basis if forward is None else forward(self.basis)
+        block = A.device.asarray(np.ascontiguousarray(vectors), dtype=A.dtype)
+        images = A.device.to_host(A.apply(block))
+        sizes = A.device.xp.abs(block)
+        if isinstance(A, HasAbsoluteProduct):
+            of_sizes = [A.apply_absolute(A.device.xp.ascontiguousarray(sizes[:, k])) for k in range(sizes.shape[1])]
+            scales = np.array([float(A.device.xp.linalg.norm(of)) for of in of_sizes])
+        else:  # |A| is not known: a random vector shows how large A is
+            scales = np.linalg.norm(A.device.to_host(A.apply(block * noise(A.device, 0, len(block))[:, None])), axis=0)
+        shares = np.linalg.norm(images, axis=0) / np.maximum(scales, 1e-300)
+        if shares.max() > _GIVEN:
+            worst = int(shares.argmax())
+            raise InputError(
+                f"vector {worst} of null_space is not mapped to zero: ||A v|| is {shares[worst]:.2g} of || |A| |v| ||; leave "
+                "null_space out if A is not singular"
+            )
+
+    def without(self, vectors: Array) -> Array:
+        """Return vectors, (n,) or (n, k), less their components in the null space, where they live and of their type."""
+        home: Device = device_of(vectors)
+        basis = home.asarray(self.basis)
+        return (vectors - basis @ (basis.T @ vectors)).astype(vectors.dtype)
+
+    def shares(self, vectors: Array) -> np.ndarray[Any, Any]:
+        """Return the share of each vector's norm that lies in the null space; 0 for zero vectors."""
+        home: Device = device_of(vectors)
+        block = vectors.reshape(len(vectors), -1).astype(np.float64)
+        largest = home.xp.maximum(home.xp.abs(block).max(axis=0), 1e-300)  # squares must not overflow
+        block = block / largest
+        inside = home.xp.linalg.norm(home.asarray(self.basis).T @ block, axis=0)
+        return home.to_host(inside / home.xp.maximum(home.xp.linalg.norm(block, axis=0), 1e-300))
+
+
+def known_modes(options: dict[str, Any], rows: int, block_size: Any) -> np.ndarray[Any, Any]:
+    """Return the vectors that a matrix may map to zero: the near-null space given, the rigid motions, else a constant.
+
+    What does not fit is left to the preconditioner to refuse.
+    """
+    given, points = options.get("near_null_space"), options.get("coordinates")
+    size = block_size if isinstance(block_size, int) and block_size > 0 else 1
+    found = None
+    if given is not None:
+        found = np.asarray(given.get() if hasattr(given, "get") else given, dtype=np.float64).reshape(len(given), -1)
+    elif points is not None and not callable(points) and size > 1:
+        host = np.asarray(points.get() if hasattr(points, "get") else points, dtype=np.float64)
+        if host.ndim == 2 and (host.shape[1], size) in {(2, 2), (2, 3), (3, 3), (3, 6)}:
+            found = rigid_body_modes(host, size)
+    if found is None or found.shape[0] != rows or not np.isfinite(found).all():
+        return np.ones((rows, 1))
+    return found
+
+
+def _rows_on_host(A: CsrMatrix, start: int, stop: int) -> scipy.sparse.csr_array:
+    """Return some rows as a SciPy matrix, copied from a GPU if need be."""
+    to_host = A.device.to_host
+    offsets = to_host(A.row_offsets[start : stop + 1]).astype(np.int64)
+    part = slice(int(offsets[0]), int(offsets[-1]))
+    arrays = (
+        to_host(A.values[part]).astype(np.float64, copy=False),
+        to_host(A.column_indices[part]),
+        offsets - offsets[0],
+    )
+    return scipy.sparse.csr_array(arrays, shape=(stop - start, A.shape[1]))
+
+
+def inconsistent_result(x: Array, share: float) -> SolveResult:
+    """Return the result of a right-hand side that no x reaches, with x = 0, and the share of b that lies in the null space."""
+    cost: dict[str, Any] = {"sweeps": 0, "bytes_streamed": 0, "timings": {"total": 0.0}}
+    found = SolveResult.of(x, StopReason.INCONSISTENT, [1.0], 1.0, None, **cost)
+    message = f"{StopReason.INCONSISTENT.value} ({share:.3g} of b lies in the null space of A; no solve was begun, and x is zero)"
+    return replace(found, message=message)
