@@ -405,7 +405,11 @@ def test_importing_penstock_is_quick_and_offers_its_functions():
     code = (
         "import time; began = time.perf_counter(); import penstock, sys; seconds = time.perf_counter() - began\n"
         "assert not {'numpy', 'numba', 'scipy'} & set(sys.modules)\n"
-        "assert sorted(penstock.__all__) == ['__version__', 'multiply_store', 'solve'], penstock.__all__\n"
+        "assert dir(penstock) == sorted(penstock.__all__), dir(penstock)\n"
+        "assert {'solve', 'multiply_store', '__version__', 'PenstockError', 'BudgetError'} <= set(dir(penstock))\n"
+        "assert not any('numba' in name or name == 'penstock.spmv' for name in sys.modules), 'dir loads nothing'\n"
+        "assert all(hasattr(penstock, name) for name in dir(penstock))\n"
+        "from penstock.spmv import BudgetError; assert penstock.BudgetError is BudgetError\n"
         "from penstock import multiply_store, solve; assert penstock.solve is solve and callable(multiply_store)\n"
         "print(seconds)"
     )

@@ -305,10 +305,11 @@ def plan_stream(
     if slots * slot_nbytes > available:
         smallest = min(slots * slot_nbytes + plan.structure_nbytes, index.nbytes)
         beside = f" beside {format_nbytes(plan.structure_nbytes)} of structure" if plan.resident_structure else ""
+        holds = "the matrix" if smallest == index.nbytes else f"{slots} slots"
         raise BudgetError(
-            f"a budget of {format_nbytes(budget_nbytes)} holds neither the matrix nor {slots} slots of "
-            f"{format_nbytes(slot_nbytes)}{beside}; the smallest that does is {smallest} bytes ({format_nbytes(smallest)}); "
-            "raise the budget or cut the matrix into smaller subdivisions"
+            f"a budget of {format_nbytes(budget_nbytes)} holds neither the matrix of {format_nbytes(index.nbytes)} nor {slots} "
+            f"slots for subdivisions of up to {format_nbytes(slot_nbytes)} each{beside}; the smallest that does is {smallest} "
+            f"bytes ({format_nbytes(smallest)}), for {holds}; raise the budget or cut the matrix into smaller subdivisions"
         )
     resident = _spread_evenly(sizes, available - slots * slot_nbytes)
     return replace(plan, slots=slots, slot_nbytes=slot_nbytes, resident=resident)
