@@ -7,6 +7,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan": ("penstock plan beam.yaml", "penstock plan beam.yaml --ranks 64 --figure scaling.png"),
     "solve": (
         "penstock solve A.mtx b.npy",
+        "penstock solve A.mtx b.npy --coordinates X.npy",
         "penstock solve A.petsc b.petsc --memory '8 GiB' --dry-run",
         "penstock solve cube32-dof3 --precond chebyshev --format symmetric_bsr",
         "penstock solve --resume results/solve-A",

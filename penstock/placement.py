@@ -250,9 +250,9 @@ def _placed(
         for degree in spec.degrees(streamed=streamed)
     )
     spec = next(spec for spec, workload in choices if workload.degree == plan.workload.degree)
-    return Placement(
-        plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts), choices=choices, **converted
-    )
+    reasons = {of.name: request.reason(of, specs) for of in specs}
+    decided = (plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts))
+    return Placement(*decided, choices=choices, reasons=reasons, **converted)
 
 
 def _converted(A: CsrMatrix, suggestion: Suggestion) -> SparseMatrix:
