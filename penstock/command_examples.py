@@ -4,7 +4,11 @@ __all__ = ["EXAMPLES", "examples_of"]
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "run": ("penstock run beam.yaml", "penstock run beam.yaml --dry-run", "penstock run --resume results/beam"),
-    "plan": ("penstock plan beam.yaml", "penstock plan beam.yaml --ranks 64 --figure scaling.png"),
+    "plan": (
+        "penstock plan beam.yaml",
+        "penstock plan beam.yaml --rates h100",
+        "penstock plan beam.yaml --ranks 64 --figure scaling.png",
+    ),
     "solve": (
         "penstock solve A.mtx b.npy",
         "penstock solve A.mtx b.npy --coordinates X.npy",

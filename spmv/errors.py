@@ -54,7 +54,7 @@ class BudgetError(PenstockError, MemoryError):
     ...     plan_stream(index_of(Cantilever(nodes=32).symbolic_slabs(64)), "1 MiB")
     ... except BudgetError as error:
     ...     print(str(error).split("; ")[1])
-    the smallest that does is 1990656 bytes (1.898 MiB)
+    the smallest that does is 1990656 bytes (1.898 MiB), for 2 slots
     """
 
 
