@@ -1,47 +1,83 @@
 """Iterative solution of sparse symmetric positive definite systems, whether or not the matrix fits in device memory.
 
-``penstock.solve(A, b)`` solves a system, and ``penstock.multiply_store`` multiplies a matrix on disk by one in memory. The
-subpackages are ``penstock.spmv`` (apply a matrix), ``penstock.streaming`` (a matrix larger than the device),
-``penstock.solvers``, ``penstock.fem`` (model problems) and ``penstock.experiments`` (runs described in YAML). Importing
-``penstock`` itself loads none of them.
+``penstock.solve(A, b)`` solves a system, and ``penstock.multiply_store`` multiplies a matrix on disk by one in memory. Every
+error that the package explains is a ``penstock.PenstockError``. The subpackages are ``penstock.spmv`` (apply a matrix),
+``penstock.streaming`` (a matrix larger than the device), ``penstock.solvers``, ``penstock.fem`` (model problems) and
+``penstock.experiments`` (runs described in YAML). Importing ``penstock`` itself loads none of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
-from penstock.forks import prepare_forks
-from penstock.threads import prepare_threads
+from penstock.forks import prepare_forks as _prepare_forks
+from penstock.threads import prepare_threads as _prepare_threads
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
+    from penstock.fixing import fix
     from penstock.front_door import solve
+    from penstock.spmv.errors import (
+        BudgetError,
+        DeviceError,
+        InputError,
+        NotConvergedError,
+        NotConvergedWarning,
+        PenstockError,
+        StoreError,
+    )
     from penstock.store_products import multiply_store
 
     #: The release, as a string.
     __version__: str
 
+#: Where the public names are defined that are loaded when they are first asked for.
+_HOMES = {
+    "BudgetError": "penstock.spmv.errors",
+    "DeviceError": "penstock.spmv.errors",
+    "InputError": "penstock.spmv.errors",
+    "NotConvergedError": "penstock.spmv.errors",
+    "NotConvergedWarning": "penstock.spmv.errors",
+    "PenstockError": "penstock.spmv.errors",
+    "StoreError": "penstock.spmv.errors",
+    "fix": "penstock.fixing",
+    "multiply_store": "penstock.store_products",
+    "solve": "penstock.front_door",
+}
 #: The version of a copy that is not installed, of which no tag is known.
 _UNINSTALLED = "0.1.0.dev0"
 
-prepare_threads()
-prepare_forks()
+_prepare_threads()
+_prepare_forks()
 
-__all__ = ["__version__", "multiply_store", "solve"]
+__all__ = [
+    "BudgetError",
+    "DeviceError",
+    "InputError",
+    "NotConvergedError",
+    "NotConvergedWarning",
+    "PenstockError",
+    "StoreError",
+    "__version__",
+    "fix",
+    "multiply_store",
+    "solve",
+]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a function, or look the version up, when it is first asked for."""
+def __getattr__(name: str) -> _typing.Any:
+    """Load a public name, or look the version up, when it is first asked for."""
     if name == "__version__":
         return _version()
-    if name == "solve":
-        from penstock.front_door import solve
+    if name in _HOMES:
+        import importlib
 
-        return solve
-    if name == "multiply_store":
-        from penstock.store_products import multiply_store
-
-        return multiply_store
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, also those that are not loaded yet, and nothing else."""
+    return sorted(__all__)
 
 
 def _version() -> str:

@@ -4,9 +4,14 @@ __all__ = ["EXAMPLES", "examples_of"]
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "run": ("penstock run beam.yaml", "penstock run beam.yaml --dry-run", "penstock run --resume results/beam"),
-    "plan": ("penstock plan beam.yaml", "penstock plan beam.yaml --ranks 64 --figure scaling.png"),
+    "plan": (
+        "penstock plan beam.yaml",
+        "penstock plan beam.yaml --rates h100",
+        "penstock plan beam.yaml --ranks 64 --figure scaling.png",
+    ),
     "solve": (
         "penstock solve A.mtx b.npy",
+        "penstock solve A.mtx b.npy --coordinates X.npy",
         "penstock solve A.petsc b.petsc --memory '8 GiB' --dry-run",
         "penstock solve cube32-dof3 --precond chebyshev --format symmetric_bsr",
         "penstock solve --resume results/solve-A",

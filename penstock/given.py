@@ -12,6 +12,7 @@ import scipy.sparse
 from penstock.foreign import as_matrix, like
 from penstock.solvers import BlockSolveResult, SolveResult
 from penstock.spmv import CPU, Array, CsrMatrix, Device, InputError, SparseMatrix, as_operator, device_of
+from penstock.spmv.errors import COMPLEX_ADVICE
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats.validation import in_csr
 from penstock.streaming import FileStore, LevelOrder, Store
@@ -96,6 +97,16 @@ def _name_of(store: Store) -> str:
     return "the stored matrix" if path is None else Path(path).resolve().name
 
 
+def _refuse_what_is_no_vector(given: Any, name: str) -> None:
+    """Refuse None, and sparse matrices, which NumPy would take for objects."""
+    if given is None:
+        raise InputError(f"{name} is None; give the right-hand sides, an array of shape (n,) or (n, k)")
+    if scipy.sparse.issparse(given) or type(given).__module__.startswith("cupyx.scipy.sparse"):
+        square = given.ndim == 2 and given.shape[0] == given.shape[1] != 1
+        advice = "A comes first, then b: are they exchanged?" if square else f"make it dense: {name}.toarray()"
+        raise InputError(f"{name} is a sparse matrix of shape {given.shape}, not an array; {advice}")
+
+
 def _of_sequence(given: Any, name: str) -> Array:
     try:
         return np.asarray(given)
@@ -130,6 +141,7 @@ class GivenVectors:
         InputError
             If they are not real numbers in one or two dimensions.
         """
+        _refuse_what_is_no_vector(given, name)
         labelled = hasattr(given, "to_numpy") and hasattr(given, "index")
         original = given if labelled or is_foreign(given) else None
         if labelled:
@@ -139,7 +151,8 @@ class GivenVectors:
         else:
             array = given if hasattr(given, "get") and hasattr(given, "dtype") else _of_sequence(given, name)
         if array.dtype.kind not in "fiub":
-            raise InputError(f"{name} has type {array.dtype}; only real numbers can be solved for")
+            advice = COMPLEX_ADVICE if array.dtype.kind == "c" else "only real numbers can be solved for"
+            raise InputError(f"{name} has type {array.dtype}; {advice}")
         if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
             raise InputError(f"{name} must have shape (n,) or (n, k) with at least one column, not {array.shape}")
         return cls(array, name, original)

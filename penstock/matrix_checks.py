@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import scipy.sparse
 
@@ -10,6 +12,10 @@ from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.symmetry import Symmetry
 
 __all__ = ["check_matrix", "check_square"]
+
+# Differences of mirror images, relative to the diagonal, that the last digits of float32 may explain; and relative to the
+# largest entry, those of sums of float64 in another order.
+_SMALL, _ROUNDING = 1e-5, 1e-12
 
 
 def check_square(shape: tuple[int, int], name: str) -> None:
@@ -47,21 +53,53 @@ def check_matrix(statistics: MatrixStatistics, name: str) -> Symmetry:
         row = int(np.argmin(diagonal > 0))
         raise InputError(
             f"row {row} of {name} has {diagonal[row]:g} on the diagonal, but all diagonal entries of a symmetric positive "
-            "definite matrix are positive; check its sign and that row"
+            f"definite matrix are positive; {_advice_on_diagonal(diagonal, statistics)}"
         )
     symmetry = statistics.symmetry
     if symmetry.to_rounding:
         return symmetry
     row, column = symmetry.row, symmetry.column
-    rows = np.repeat(np.arange(A.shape[0]), statistics.lengths)
-    triangular = (rows >= A.indices).all() or (rows <= A.indices).all()
-    advice = (
-        "only one triangle is stored: declare a Matrix Market file symmetric, or store both"
-        if triangular
-        else "conjugate gradients need A = A.T: take (A + A.T) / 2 if that is meant, or a solver for general matrices"
-    )
+    advice = _advice_on_symmetry(A, symmetry.largest)
     raise InputError(
         f"{name} is not symmetric: the largest difference is between entry ({row}, {column}), {A[row, column]:.6g}, and entry "
         f"({column}, {row}), {A[column, row]:.6g}, counted from 0, and {symmetry.beyond_rounding} entries differ by more than "
         f"rounding; {advice}"
+    )
+
+
+def _advice_on_diagonal(diagonal: np.ndarray[Any, Any], statistics: MatrixStatistics) -> str:
+    if (diagonal <= 0).all() and (diagonal < 0).any():
+        return "all of them are negative or zero: pass -A and -b if A is negative definite"
+    if statistics.symmetry.to_rounding and (diagonal >= 0).all() and statistics.lengths[diagonal == 0].all():
+        return (
+            "a symmetric matrix with zeros there, as of constraints by multipliers (a saddle point), is indefinite: MINRES solves "
+            "it, in SciPy or PETSc for example; or eliminate the constraints"
+        )
+    if statistics.symmetry.to_rounding:
+        return "check its sign and that row; a symmetric matrix that is meant to be indefinite needs MINRES, of SciPy for example"
+    return "check its sign and that row"
+
+
+def _advice_on_symmetry(A: scipy.sparse.csr_array, largest: float) -> str:
+    """Return what makes a matrix symmetric that is not: what is wrong with it can often be seen."""
+    rows = np.repeat(np.arange(A.shape[0]), np.diff(A.indptr))
+    if (rows >= A.indices).all() or (rows <= A.indices).all():
+        return "only one triangle is stored: declare a Matrix Market file symmetric, or store both"
+    beside = (rows != A.indices) & (A.data != 0)
+    alone = np.bincount(rows[beside], minlength=A.shape[0]) == 0  # rows that are only a diagonal
+    coupled = np.flatnonzero(alone & (np.bincount(A.indices[beside], minlength=A.shape[0]) > 0))
+    if coupled.size:
+        free = ~alone
+        part = A[free][:, free]
+        if abs(part - part.T).max() <= _ROUNDING * abs(part).max():
+            return (
+                f"{coupled.size} rows, the first is {coupled[0]}, hold only their diagonal entry, while other rows refer to these "
+                "unknowns, as where boundary values were put into rows only: eliminate the columns too, b -= A[:, fixed] @ "
+                "values, or let penstock.fix(A, b, fixed, values) do it; (A + A.T) / 2 would be another problem"
+            )
+    if largest <= _SMALL:
+        return "they differ little: if they are the same but for rounding, as in float32, pass (A + A.T) / 2"
+    return (
+        "conjugate gradients need A = A.T: check its assembly, or take a solver for general matrices, such as GMRES or BiCGStab of "
+        "SciPy, CuPy or PETSc"
     )

@@ -249,8 +249,8 @@ def _resident(
     [degree, *_] = spec.degrees(streamed=False)
     plan = plan_stream(index, budget_nbytes, vectors.workload(request, spec, degree))
     spec, together, solver_nbytes = spec.with_degree(degree), vectors.together, vectors.solver_nbytes
-    choices = ((spec, plan.workload),)
-    return Placement(plan, spec, together, solver_nbytes, nonzeros, tuple(facts), choices=choices, **converted)
+    converted |= {"choices": ((spec, plan.workload),), "reasons": {spec.name: request.reason(spec, [spec])}}
+    return Placement(plan, spec, together, solver_nbytes, nonzeros, tuple(facts), **converted)
 
 
 def _streamed(
@@ -268,9 +268,9 @@ def _streamed(
         for degree in spec.degrees(streamed=True)
     )
     spec = next(spec for spec, workload in choices if workload.degree == plan.workload.degree)
-    return Placement(
-        plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts), choices=choices, **converted
-    )
+    reasons = {of.name: request.reason(of, specs) for of in specs}
+    decided = (plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts))
+    return Placement(*decided, choices=choices, reasons=reasons, **converted)
 
 
 def _converted(A: CsrMatrix, suggestion: Suggestion) -> SparseMatrix:

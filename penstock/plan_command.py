@@ -14,17 +14,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.experiments import Experiment
+    from penstock.streaming import LinkRates
 
 __all__ = ["plan", "print_plan"]
 
 
-def print_plan(experiment: Experiment, console: Console) -> None:
-    """Print the plan of an experiment on this machine, at measured rates."""
+def print_plan(experiment: Experiment, console: Console, rates: LinkRates | None = None) -> None:
+    """Print the plan of an experiment at the given rates, or at those measured on this machine."""
     from penstock.experiments import plan_experiment
     from penstock.experiments.cantilever.matrix_storage import measure_rates
-    from penstock.spmv import Device
+    from penstock.spmv import Device, DeviceError
 
-    rates = measure_rates(experiment, Device.parse(experiment.memory.device), Path.cwd())
+    try:
+        rates = rates or measure_rates(experiment, Device.parse(experiment.memory.device), Path.cwd())
+    except DeviceError as error:
+        error.add_note("to plan for another machine, give its rates: penstock plan FILE --rates h100")
+        raise
     console.print(plan_experiment(experiment, rates).explain(), highlight=False, soft_wrap=True, markup=False)
 
 
@@ -34,15 +39,26 @@ def plan(
         int | None, typer.Option(min=1, help="Forecast up to so many GPUs, each with some planes of nodes.")
     ] = None,
     gpu_memory: Annotated[str, typer.Option(help="Of each GPU.")] = "130 GiB",
-    memory: Annotated[float, typer.Option(help="GB/s that kernels of a GPU read.", min=1)] = 4400.0,
-    link: Annotated[float, typer.Option(help="GB/s of a GPU's link to its host.", min=0.1)] = 55.0,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            help="Plan at the rates of a GPU, such as h100 or a100-80, or of a file {memory: 4400, link: 55} in GB/s."
+        ),
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="GB/s that kernels of a GPU read; 4400 by default.", min=1)
+    ] = None,
+    link: Annotated[
+        float | None, typer.Option(help="GB/s of a GPU's link to its host; 55 by default.", min=0.1)
+    ] = None,
     peer: Annotated[float, typer.Option(help="GB/s between GPUs of a host, each way.", min=0.1)] = 247.0,
     network: Annotated[float, typer.Option(help="GB/s of a GPU to other hosts, each way.", min=0.1)] = 50.0,
     gpus_a_host: Annotated[int, typer.Option(help="GPUs of a host.", min=1)] = 8,
     figure: Annotated[Path | None, typer.Option(help="PNG to draw.")] = None,
 ) -> None:
-    """Print the plan of an experiment; with --ranks what it takes on several GPUs, at the rates of H200s or those given."""
+    """Print the plan of an experiment on this machine or at --rates; with --ranks what it takes on several GPUs, or on H200s."""
     from penstock.experiments import read_experiment
+    from penstock.experiments.scaling.devices import device_rates
     from penstock.experiments.scaling.forecast import Forecast, Wires, default_ranks, forecasts
     from penstock.experiments.scaling.table import scaling_table
     from penstock.spmv.sizes import parse_nbytes
@@ -53,14 +69,16 @@ def plan(
     if ranks is None:
         if figure is not None:
             raise typer.BadParameter("--figure draws a forecast for several GPUs; give --ranks too")
-        print_plan(experiment, console)
+        print_plan(experiment, console, None if rates is None else device_rates(rates))
         return
-    rates = replace(TYPICAL, memory=1e9 * memory, link=1e9 * link)
+    known = TYPICAL if rates is None else device_rates(rates)
+    given = {"memory": memory, "link": link}
+    known = replace(known, **{name: 1e9 * rate for name, rate in given.items() if rate is not None})
     wires = Wires(gpus_a_host, 1e9 * peer, 1e9 * network)
     counts, found = default_ranks(experiment, ranks), []
     with reporter.stage("forecast") as stage:
         for number, (count, one) in enumerate(
-            forecasts(experiment, counts, parse_nbytes(gpu_memory), rates, wires), start=1
+            forecasts(experiment, counts, parse_nbytes(gpu_memory), known, wires), start=1
         ):
             if isinstance(one, Forecast):
                 found.append(one)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,6 +21,8 @@ __all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
 
 # Seconds between two lines in a log: a job of hours shows that it lives, and fills no disk.
 _LOG_SECONDS = 60.0
+# Seconds after which a log says what has begun: a part of a run that is over sooner is told of in one line.
+_FIRST_SECONDS = 2.0
 # Seconds between two states of a line in a notebook.
 _NOTEBOOK_SECONDS = 0.25
 # Seconds of compilation from which on it is told what they are spent on.
@@ -65,11 +68,11 @@ class Reporter:
         yield Stage()
 
 
-class _LogStage(Stage):
-    """Prints a line whenever so many seconds have passed."""
+class _LineStage(Stage):
+    """Shows a line whenever so many seconds have passed, and one at the end."""
 
-    def __init__(self, console: Console, title: str, every: float) -> None:
-        self._console, self._title, self._every = console, title, every
+    def __init__(self, title: str, every: float) -> None:
+        self._title, self._every = title, every
         self._began = self._last = time.perf_counter()
         self.detail = ""
 
@@ -99,16 +102,41 @@ class _LogStage(Stage):
         return f"{self._title:<10} {self.seconds:8.2f} s  {text}"
 
     def _show(self, text: str) -> None:
+        raise NotImplementedError
+
+
+class _LogStage(_LineStage):
+    """Prints lines in a log, the first one soon after the beginning."""
+
+    def __init__(self, console: Console, title: str, every: float) -> None:
+        super().__init__(title, every)
+        self._console = console
+        # By the clock and not at an advance, which may take long to come.
+        self._first = threading.Timer(_FIRST_SECONDS, self._begin)
+        self._first.daemon = True
+
+    def __enter__(self) -> Self:
+        self._first.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._first.cancel()
+
+    def _begin(self) -> None:
+        self._show(self.detail or "begun")
+
+    def _show(self, text: str) -> None:
+        self._first.cancel()  # one line is enough to tell what has begun
         self._console.print(self._line(text), highlight=False, soft_wrap=True)
 
 
-class _NotebookStage(_LogStage):
+class _NotebookStage(_LineStage):
     """Keeps one line of a notebook up to date; bars of rich would need ipywidgets there."""
 
     def __init__(self, console: Console, title: str) -> None:
         from IPython.display import display
 
-        super().__init__(console, title, _NOTEBOOK_SECONDS)
+        super().__init__(title, _NOTEBOOK_SECONDS)
         self._display = display({"text/plain": self._line("")}, raw=True, display_id=True)
 
     def _share(self, done: float) -> str:
@@ -167,7 +195,9 @@ def _telling_of_compilation(stage: Stage, advise: Callable[[], object]) -> Itera
 
 
 class RichReporter(Reporter):
-    """Shows texts and progress bars on a terminal, a line that changes in a notebook, elsewhere texts and a line a minute.
+    """Shows texts and progress bars on a terminal, and a line that changes in a notebook.
+
+    Elsewhere it prints texts and, for each part of a run, a line after two seconds, one a minute and one at the end.
 
     Parameters
     ----------
@@ -220,8 +250,8 @@ class RichReporter(Reporter):
             line.end()
             return
         if not self.console.is_terminal:
-            log = _LogStage(self.console, title, _LOG_SECONDS if self._every is None else self._every)
-            yield log
+            with _LogStage(self.console, title, _LOG_SECONDS if self._every is None else self._every) as log:
+                yield log
             log.end()
             return
         columns = (

@@ -87,6 +87,18 @@ class Request:
             check_streams(spec)
         return specs
 
+    def reason(self, spec: PreconditionerSpec, choices: list[PreconditionerSpec]) -> str:
+        """Return why a preconditioner is used, which is one of the choices that :meth:`specs` returned."""
+        if self.preconditioner != "auto":
+            return "as asked for"
+        if spec.uses_near_null_space:
+            given = {"coordinates": "the coordinates of the nodes are", "near_null_space": "its near-null space is"}
+            known = next((f"{words} given" for name, words in given.items() if name in self.options), None)
+            return f"a coarse level, because {known or 'A nearly maps constants to zero'}"
+        others = [other.name for other in choices if other.name != spec.name]
+        faster = f"predicted to be faster here than {' and '.join(others)}; " if others else ""
+        return f"{faster}a coarse level would need coordinates= or near_null_space="
+
     def is_left_open(self, spec: PreconditionerSpec) -> bool:
         """Return whether a coarse level was chosen without the caller naming it or giving its near-null space."""
         return self.preconditioner == "auto" and not self.options and spec.uses_near_null_space
@@ -117,6 +129,8 @@ class Placement:
         Between which the plan of a streamed matrix chose.
     difference : float
         Bound of the norm of what the stored matrix differs by from the given one, which is symmetric to rounding only.
+    reasons : dict
+        Why each of these preconditioners would be used, by name.
     """
 
     plan: StreamPlan
@@ -129,6 +143,7 @@ class Placement:
     order: LevelOrder | None = None
     choices: tuple[tuple[PreconditionerSpec, Workload], ...] = ()
     difference: float = 0.0
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def replanned(self, plan: StreamPlan, why: str) -> Placement:
         """Return this placement with another plan for one of the choices."""
@@ -146,7 +161,8 @@ class Placement:
         number = getattr(self.spec, "degree", 1)
         degree = f" of degree {number}" if isinstance(number, int) and number > 1 else ""
         solver = f"conjugate gradients for {sides}, preconditioner {self.spec.name}{degree}"
-        facts = [*self.facts, ("solver", solver)]
+        why = self.reasons.get(self.spec.name, "because no coarse level suits this matrix")
+        facts = [*self.facts, ("solver", solver), ("choice", f"{self.spec.name}: {why}")]
         return "\n".join([self.plan.explain(), *(f"{title:<11} {text}" for title, text in facts)])
 
 

@@ -30,6 +30,15 @@ _DEGREE = typer.Option(help="With chebyshev: products with A in an iteration, od
 _MEMORY = typer.Option(
     help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
 )
+_COORDINATES = typer.Option(
+    help="Coordinates of the nodes (.npy, nodes x 2 or 3): the rigid motions of that body make a coarse level."
+)
+_NEAR_NULL_SPACE = typer.Option(
+    help="Vectors that A nearly maps to zero (.npy, n x vectors), which make a coarse level; instead of --coordinates."
+)
+_NULL_SPACE = typer.Option(
+    help="What a singular A maps to zero: 'constants', or vectors (.npy, n x vectors); removed from b and x."
+)
 _FORMAT = typer.Option("--format", help="Storage format, such as bsr or symmetric_bsr; auto is the best one.")
 _OF_RESUMING = {"resume", "maxiter", "quiet", "verbose"}
 _RESUME = typer.Option(help="Resume the solve in this folder; with --maxiter, up to so many iterations.")
@@ -55,6 +64,9 @@ def solve(
     memory: Annotated[str | None, _MEMORY] = None,
     guess: Annotated[Path | None, typer.Option(help="Solution to start from (.npy).")] = None,
     format_name: Annotated[str, _FORMAT] = "auto",
+    coordinates: Annotated[Path | None, _COORDINATES] = None,
+    near_null_space: Annotated[Path | None, _NEAR_NULL_SPACE] = None,
+    null_space: Annotated[str | None, _NULL_SPACE] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
     resume: Annotated[Path | None, _RESUME] = None,
@@ -75,7 +87,8 @@ def solve(
     console, reporter = open_terminal(quiet, verbose)
     request = None
     if matrix is not None:
-        options = (precond, degree, rtol, maxiter, device, memory, guess, format_name)
+        modes = (coordinates, near_null_space, null_space)
+        options = (precond, degree, rtol, maxiter, device, memory, guess, format_name, *modes)
         request = SolveRequest(matrix, right_hand_sides, columns, *options)
     if request is not None and dry_run:
         planned = noting_interrupts(lambda: plan_file(request, output or Path("results"), reporter=reporter))

@@ -13,6 +13,7 @@ Each also derives from the matching built-in exception, so ``except ValueError``
 """
 
 __all__ = [
+    "COMPLEX_ADVICE",
     "BudgetError",
     "DeviceError",
     "InputError",
@@ -21,6 +22,12 @@ __all__ = [
     "PenstockError",
     "StoreError",
 ]
+
+#: What the owner of a complex system can do.
+COMPLEX_ADVICE = (
+    "only real numbers are supported: (B + iC)(u + iv) = f + ig is the real system [[B, -C], [C, B]] [u, v] = [f, g] of twice the "
+    "size, symmetric positive definite if B + iC is Hermitian positive definite"
+)
 
 
 class PenstockError(Exception):
@@ -63,7 +70,7 @@ class BudgetError(PenstockError, MemoryError):
     ...     plan_stream(index_of(Cantilever(nodes=32).symbolic_slabs(64)), "1 MiB")
     ... except BudgetError as error:
     ...     print(str(error).split("; ")[1])
-    the smallest that does is 1990656 bytes (1.898 MiB)
+    the smallest that does is 1990656 bytes (1.898 MiB), for 2 slots
     """
 
 

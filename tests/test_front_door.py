@@ -244,6 +244,30 @@ class TestDecisions:
         for name in ("data", "indices", "indptr"):
             np.testing.assert_array_equal(getattr(unsorted, name), getattr(before, name))
 
+    @pytest.mark.parametrize(
+        ("options", "choice"),
+        [
+            ({}, "block_jacobi: a coarse level would need coordinates= or near_null_space="),
+            ({"preconditioner": "jacobi"}, "jacobi: as asked for"),
+            ({"near_null_space": True}, "smoothed_aggregation: a coarse level, because its near-null space is given"),
+            (
+                {"coordinates": True},
+                "smoothed_aggregation: a coarse level, because the coordinates of the nodes are given",
+            ),
+            ({"memory": "100 KiB"}, "predicted to be faster here than"),
+        ],
+    )
+    def test_explain_says_why_a_preconditioner_was_chosen(self, options, choice):
+        beam = Cantilever(nodes=(17, 5, 5), dof=3)
+        given = {"near_null_space": beam.rigid_body_modes(), "coordinates": beam.mesh.coordinates()}
+        options = {name: given[name] if value is True else value for name, value in options.items()}
+        [line] = [
+            line
+            for line in solve(beam.matrix("csr").to_csr(), beam.load(), **options).explain().splitlines()
+            if line.startswith("choice ")
+        ]
+        assert choice in line
+
     def test_block_size_and_preconditioner_are_the_callers_if_given(self, A, b):
         assert "preconditioner jacobi" in solve(A, b, preconditioner="jacobi").explain()
         assert solve(A, b, block_size=1, preconditioner="jacobi").converged
@@ -351,6 +375,7 @@ class TestCoarseLevel:
         result = solve(A, np.ones(A.shape[0]))
 
         assert "smoothed_aggregation" in result.explain()
+        assert "smoothed_aggregation: a coarse level, because A nearly maps constants to zero" in result.explain()
         assert result.iterations <= 10
         assert "smoothed_aggregation" not in solve(A, np.ones(A.shape[0]), preconditioner="jacobi").explain()
 
@@ -405,7 +430,11 @@ def test_importing_penstock_is_quick_and_offers_its_functions():
     code = (
         "import time; began = time.perf_counter(); import penstock, sys; seconds = time.perf_counter() - began\n"
         "assert not {'numpy', 'numba', 'scipy'} & set(sys.modules)\n"
-        "assert sorted(penstock.__all__) == ['__version__', 'multiply_store', 'solve'], penstock.__all__\n"
+        "assert dir(penstock) == sorted(penstock.__all__), dir(penstock)\n"
+        "assert {'solve', 'multiply_store', '__version__', 'PenstockError', 'BudgetError'} <= set(dir(penstock))\n"
+        "assert not any('numba' in name or name == 'penstock.spmv' for name in sys.modules), 'dir loads nothing'\n"
+        "assert all(hasattr(penstock, name) for name in dir(penstock))\n"
+        "from penstock.spmv import BudgetError; assert penstock.BudgetError is BudgetError\n"
         "from penstock import multiply_store, solve; assert penstock.solve is solve and callable(multiply_store)\n"
         "print(seconds)"
     )

@@ -77,6 +77,27 @@ def test_a_log_gets_a_line_at_the_end_and_now_and_then(every, lines):
         assert "   0%  at -0.1" in printed[0]
 
 
+def test_a_log_says_soon_what_has_begun_and_only_once(monkeypatch):
+    monkeypatch.setattr(progress, "_FIRST_SECONDS", 0.05)
+    out = io.StringIO()
+    with RichReporter(Console(file=out, width=100)).stage("survey"):
+        began = time.perf_counter()
+        while not out.getvalue().endswith("\n") and time.perf_counter() - began < 30:
+            time.sleep(0.01)
+        assert re.fullmatch(r"survey +0\.\d\d s  begun\n", out.getvalue())
+        time.sleep(0.2)
+    assert len(out.getvalue().splitlines()) == 2
+
+
+def test_a_part_that_is_over_or_failed_says_no_more_that_it_has_begun(monkeypatch):
+    monkeypatch.setattr(progress, "_FIRST_SECONDS", 0.1)
+    out = io.StringIO()
+    with pytest.raises(RuntimeError), RichReporter(Console(file=out, width=100)).stage("survey"):
+        raise RuntimeError
+    time.sleep(0.3)
+    assert "begun" not in out.getvalue()
+
+
 def compile_twice(reporter, monkeypatch):
     monkeypatch.setattr(progress, "_NOTICED_SECONDS", 0.03)
     with reporter.stage("solve") as stage:

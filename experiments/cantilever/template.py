@@ -20,6 +20,7 @@ _CHOSEN: dict[str, Any] = {
     "material.kind": "lognormal",
     "load.kind": "shear",
     "solver.rtol": 1e-8,
+    "solver.preconditioner": "auto",
     "memory.device": "cpu",
     "memory.budget": "8 MiB",
     "output.directory": "results",

@@ -35,8 +35,18 @@ _PAPER: dict[tuple[int, int], tuple[str, str]] = {
     (6, 128): ("65.7 % at 61 subdivisions", "53.07"),
 }
 _TITLES = [
-    "matrix", "products", "cut", "GFLOP/s", "gain", "hidden", "x max(T, C)", "off: x (T + C)", "planned", "serial",
+    "matrix", "products", "cut", "GFLOP/s", "gain", "hidden", "on", "off", "planned cut", "slower by", "serial",
 ]  # fmt: skip
+_LEGEND = """
+Each row is the fastest point of a matrix with overlap.
+
+- *products*: with every subdivision, while it is in memory; *cut*: number of subdivisions
+- *GFLOP/s*: with overlap; *serial*: the same product in memory by one thread
+- *gain*: how much more GFLOP/s overlap gives than the same sweep without it
+- *hidden*: share of the shorter of transfer and computation that passes behind the longer one, 0 to 100 %
+- *on*: seconds with overlap over their bound, the longer of transfer alone and computation alone
+- *off*: seconds without overlap over the sum of transfer alone and computation alone
+- *planned cut*: the one with the shortest predicted time; *slower by*: how much longer it took than the best"""
 _PAPER_SERIAL = {1: 1.08, 3: 2.67, 6: 3.20}  # at 128^3 nodes
 
 
@@ -210,8 +220,7 @@ def run_overlap_study(
 def gains_table(records: list[dict[str, Any]]) -> str:
     """Return a Markdown table of the best point of each matrix, with the statements of the paper.
 
-    ``cut`` is the number of subdivisions. ``hidden`` is the share of the shorter of transfer and computation that overlap hides.
-    ``planned`` is the number of subdivisions with the shortest predicted time, and how much slower its sweep was than the best.
+    A legend below the table says what its columns are.
     """
     lines, stated = [f"| {' | '.join(_TITLES)} |", "|---" * len(_TITLES) + "|"], []
     off = {record["name"].replace("/off/", "/on/"): record for record in records if record["overlap"] == "off"}
@@ -227,14 +236,15 @@ def gains_table(records: list[dict[str, Any]]) -> str:
             str(best["subdivisions"]),
             f"{best['gflops']:.4g}",
             f"{100 * best['gain']:.1f} %",
-            f"{100 * best['hidden']:.1f} %" if best["hidden"] >= 0 else "nothing",
+            f"{100 * min(max(best['hidden'], 0), 1):.1f} %",  # records of old versions may hold other shares
             f"{best['times_floor']:.3f}",
             f"{off[best['name']]['times_floor']:.3f}",
-            f"{planned['subdivisions']}: +{100 * (planned['seconds'] / best['seconds'] - 1):.1f} %",
+            str(planned["subdivisions"]),
+            f"{100 * (planned['seconds'] / best['seconds'] - 1):.1f} %",
             f"{best['serial_gflops']:.3g}",
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, *stated]) + "\n"
+    return "\n".join([*lines, _LEGEND, *stated]) + "\n"
 
 
 def _of_the_paper(record: dict[str, Any]) -> list[str]:

@@ -58,7 +58,8 @@ def draw_convergence(path: Path, histories: list[list[float]], true_residual: fl
         axes.plot([max(map(len, histories)) - 1], [true_residual], "o", color=_ORANGE, label=label)
     if rtol > 0:
         axes.axhline(rtol, color=_GREY, linestyle="--", linewidth=1, label=f"tolerance {rtol:.0e}")
-    axes.set(xlabel="iteration", ylabel=r"$\|r\| / \|b\|$")
+    title = f"convergence of {len(histories)} right-hand sides" if several else "convergence"
+    axes.set(title=title, xlabel="iteration", ylabel=r"$\|r\| / \|b\|$")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     _save(figure, path)
@@ -121,22 +122,28 @@ def draw_monte_carlo(path: Path, tips: list[float], quantity: str) -> None:
 
 def draw_comparison(path: Path, records: list[dict[str, Any]], histories: list[list[float]]) -> None:
     """Draw the time of each variant of a solve as a bar, and its residuals over time."""
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
     bars, curves = figure.subplots(1, 2, width_ratios=[1, 1.3])
-    colors = [_GREY, "#b9c4d0", _BLUE, _ORANGE, _GREEN]
+    colors, dashes = [_GREY, "#c2456b", _BLUE, _ORANGE, _GREEN], ["-", "--", "-.", ":", "-"]
     for place, (record, norms) in enumerate(zip(records, histories, strict=True)):
         color, seconds = colors[place % len(colors)], record["seconds"]
         bars.barh(place, seconds, color=color)
         bars.text(seconds, place, f" {seconds:.3g} s", va="center", fontsize=8)
         iterations = max(1, len(norms) - 1)
         times = [seconds * (k + 1) / (iterations + 1) for k in range(len(norms))]
-        width = 1.2 + 1.1 * (len(records) - 1 - place)  # a curve that another one covers shows at its sides
-        curves.plot(times, norms, color=color, linewidth=width, label=record["title"])
-    bars.set(xlabel="seconds", yticks=range(len(records)), yticklabels=[record["title"] for record in records])
-    bars.margins(x=0.2)
+        # Curves that cover each other show through each other's gaps.
+        curves.plot(times, norms, dashes[place % len(dashes)], color=color, linewidth=1.5, label=record["title"])
+    longest = max(record["seconds"] for record in records)
+    bars.set(
+        title="time of set-up and solve",
+        xlabel="seconds",
+        xlim=(0, 1.3 * longest),
+        yticks=range(len(records)),
+        yticklabels=[record["title"] for record in records],
+    )
     bars.invert_yaxis()
-    curves.set(xscale="log", yscale="log", xlabel="seconds", ylabel=r"$\|r\| / \|b\|$")
-    curves.legend(frameon=False, fontsize=8)
+    curves.set(title="residual", xscale="log", yscale="log", xlabel="seconds", ylabel=r"$\|r\| / \|b\|$")
+    figure.legend(*curves.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     for axes in (bars, curves):
         axes.grid(alpha=0.3, axis="x" if axes is bars else "both")
     _save(figure, path)

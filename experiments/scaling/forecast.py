@@ -175,7 +175,7 @@ def forecast(experiment: Experiment, ranks: int, gpu_nbytes: int, rates: LinkRat
 def _plan_of_rank(
     experiment: Experiment, nodes: tuple[int, ...], gpu_nbytes: int, rates: LinkRates
 ) -> tuple[int, StreamPlan]:
-    """Return the bytes of a rank's vectors, and the plan of its planes in the memory that they leave."""
+    """Return the bytes of a rank's vectors, and the plan of its planes in the memory that they leave, or in ``memory.budget``."""
     whole = experiment.cantilever().mesh.node_counts
 
     def within(nbytes: int) -> Experiment:
@@ -190,7 +190,8 @@ def _plan_of_rank(
         raise BudgetError(
             f"the vectors and coarse levels of a rank take {format_nbytes(vectors)} of {format_nbytes(gpu_nbytes)}"
         )
-    return vectors, plan_experiment(within(gpu_nbytes - vectors), rates)
+    room = gpu_nbytes - vectors
+    return vectors, plan_experiment(within(min(room, experiment.memory.budget or room)), rates)
 
 
 def forecasts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 
 from penstock.experiments.scaling.forecast import Forecast
@@ -14,8 +15,12 @@ __all__ = ["scaling_table"]
 
 def scaling_table(found: Sequence[Forecast]) -> Table:
     """Return a table with a row for each number of ranks; efficiency is against the first."""
-    columns = ("GPUs", "planes", "matrix", "vectors", "", "products", "sweep", "iteration", "solve", "efficiency")
-    table = Table(pad_edge=False, caption="of a GPU; the matrix and vectors of the one with the most planes of nodes")
+    columns = ["GPUs", "planes", "matrix", "vectors", "where", "products", "sweep", "iteration", "solve", "efficiency"]
+    caption = "of a GPU; the matrix and vectors of the one with the most planes of nodes"
+    if not (known := any(one.iterations is not None for one in found)):
+        columns.remove("solve")
+        caption += "; how many iterations this preconditioner needs is known only after a solve"
+    table = Table(box=box.SIMPLE, padding=(0, 0, 0, 1), pad_edge=False, caption=caption)
     for name in columns:
         table.add_column(name, justify="right")
     for one in found:
@@ -29,7 +34,7 @@ def scaling_table(found: Sequence[Forecast]) -> Table:
             str(one.products),
             f"{1e3 * one.sweep_seconds:.3g} ms",
             f"{1e3 * one.seconds:.3g} ms",
-            "" if solve is None else f"{solve:.3g} s",
+            *([("-" if solve is None else f"{solve:.3g} s")] if known else []),
             f"{one.efficiency_against(found[0]):.2f}",
         )
     return table

@@ -33,8 +33,15 @@ def write_request(folder: ResultsFolder, request: SolveRequest, placement: Place
 
 def _settings_of(request: SolveRequest, placement: Placement | None) -> dict[str, Any]:
     asked = dataclasses.asdict(request)
-    for name in ("matrix", "right_hand_sides", "guess"):  # a solve may be resumed from another folder
-        if asked[name] is not None:
+    for name in (
+        "matrix",
+        "right_hand_sides",
+        "guess",
+        "coordinates",
+        "near_null_space",
+        "null_space",
+    ):  # a solve may be resumed from another folder
+        if asked[name] not in (None, "constants"):
             path = Path(asked[name])
             asked[name] = str(path.resolve() if path.exists() else path)
     return {"asked": asked, "decided": None if placement is None else _decided(placement)}
@@ -75,7 +82,14 @@ def decided_spec(settings: Mapping[str, Any]) -> PreconditionerSpec | None:
 
 def _of_system(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without those that may change when a solve is resumed."""
-    given = {"format": "auto", **settings.get("asked", {})}  # checkpoints were without it once
+    # Checkpoints were without these once.
+    given = {
+        "format": "auto",
+        "coordinates": None,
+        "near_null_space": None,
+        "null_space": None,
+        **settings.get("asked", {}),
+    }
     asked = {name: value for name, value in given.items() if name not in ("rtol", "maxiter", "guess")}
     return {**settings, "asked": asked}
 

@@ -25,6 +25,7 @@ from penstock.experiments.systems.system_files import (
     parse_columns,
     parse_count,
     read_guess,
+    read_node_array,
     read_right_hand_sides,
     write_solution,
 )
@@ -185,17 +186,33 @@ class _Run:
                 f"{matrix.name} is stored in a format; convert it with: penstock store {asked.matrix} ANOTHER --format "
                 f"{asked.format}"
             )
-        options = {} if asked.degree is None else {"degree": asked.degree}
+        modes = self._modes()
+        options = modes if asked.degree is None else {**modes, "degree": asked.degree}
+        rows = (matrix.matrix.index if matrix.kind == "store" else matrix.matrix).shape[0]
         request = Request(
             find_device(asked.device, matrix),
             self.columns,
             None if asked.memory is None else parse_nbytes(asked.memory),
-            self.spec or asked.preconditioner,
+            replace(self.spec, **modes) if self.spec else asked.preconditioner,
+            max(1, rows // len(modes["coordinates"])) if "coordinates" in modes else "auto",
             options={} if self.spec else options,
             name=matrix.name,
             format=None if asked.format == "auto" else asked.format,
+            null_space=self._null_space(),
         )
         return matrix, request
+
+    def _null_space(self) -> Any:
+        named = self.request.null_space
+        if named is None or named == "constants":
+            return named
+        return read_node_array(Path(named), "the vectors of --null-space")
+
+    def _modes(self) -> dict[str, Any]:
+        """Read what is given of the near-null space, as options of a preconditioner."""
+        given = {"coordinates": self.request.coordinates, "near_null_space": self.request.near_null_space}
+        purposes = {"coordinates": "coordinates of nodes", "near_null_space": "vectors of a near-null space"}
+        return {name: read_node_array(path, purposes[name]) for name, path in given.items() if path is not None}
 
     def _read_right_hand_sides(self) -> str:
         """Read the right-hand sides, and return in words what is solved for."""

@@ -37,6 +37,10 @@ class SolveRequest:
         ``.npy`` of the shape of the solution, from which to start.
     format : str
         Registered name of the storage format, or ``auto``.
+    coordinates, near_null_space : path, optional
+        ``.npy`` of the coordinates of the nodes, or of the near-null space, as :func:`penstock.solve` takes them.
+    null_space : str, optional
+        ``constants``, or the path of the ``.npy`` of the vectors that A maps to zero.
     """
 
     matrix: str
@@ -50,13 +54,23 @@ class SolveRequest:
     memory: int | str | None = None
     guess: Path | None = None
     format: str = "auto"
+    coordinates: Path | None = None
+    near_null_space: Path | None = None
+    null_space: str | None = None
 
     def check(self) -> None:
         """Refuse, before a file is read, what no file could make right."""
         if self.preconditioner != "auto":
-            preconditioner_spec(self.preconditioner, degree=self.degree)
+            spec = preconditioner_spec(self.preconditioner, degree=self.degree)
+            if (self.coordinates or self.near_null_space) and not spec.uses_near_null_space:
+                raise InputError(
+                    f"--precond {self.preconditioner} has no use for --coordinates and --near-null-space; leave them out, or "
+                    "choose auto, smoothed_aggregation or multigrid"
+                )
         elif self.degree is not None:
             raise InputError("--degree is an option of a preconditioner; choose --precond chebyshev")
+        if self.coordinates is not None and self.near_null_space is not None:
+            raise InputError("the motions that --coordinates gives are a --near-null-space; give one or the other")
         if not 0 <= self.rtol < 1:
             raise InputError(f"--rtol is a share of the right-hand side, 0 or more and less than 1, not {self.rtol}")
         if self.columns is not None:

@@ -22,6 +22,7 @@ __all__ = [
     "parse_columns",
     "parse_count",
     "read_guess",
+    "read_node_array",
     "read_right_hand_sides",
     "write_solution",
 ]
@@ -159,6 +160,22 @@ def read_guess(path: Path, shape: tuple[int, int]) -> Matrix:
         expected = f"{shape[:1]}" if shape[1] == 1 else f"{shape}"
         raise InputError(f"the guess {path} has shape {array.shape}; expected {expected}, that of the solution")
     dense = np.ascontiguousarray(array.reshape(shape), dtype=np.float64)
+    _check_finite(dense, path)
+    return dense
+
+
+def read_node_array(path: Path, purpose: str) -> Matrix:
+    """Read coordinates of nodes or a near-null space, an ``.npy`` file of finite numbers, one row for each.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, damaged, of another kind, or holds a number that is not finite.
+    """
+    if not path.name.lower().endswith(".npy"):
+        raise InputError(f"{purpose} are an array of numpy.save (.npy), not {path}")
+    array = _load_array(path, purpose)
+    dense = np.ascontiguousarray(array.reshape(len(array), -1), dtype=np.float64)
     _check_finite(dense, path)
     return dense
 

@@ -303,15 +303,22 @@ def plan_stream(
         return replace(plan, budget_nbytes=plan.storage_nbytes)
     slots = ring.slots or _default_slots(workload.degree, reach, sizes, available)
     if slots * slot_nbytes > available:
-        smallest = min(slots * slot_nbytes + plan.structure_nbytes, index.nbytes)
-        beside = f" beside {format_nbytes(plan.structure_nbytes)} of structure" if plan.resident_structure else ""
-        raise BudgetError(
-            f"a budget of {format_nbytes(budget_nbytes)} holds neither the matrix nor {slots} slots of "
-            f"{format_nbytes(slot_nbytes)}{beside}; the smallest that does is {smallest} bytes ({format_nbytes(smallest)}); "
-            "raise the budget or cut the matrix into smaller subdivisions"
-        )
+        raise _too_small(plan, slots, slot_nbytes)
     resident = _spread_evenly(sizes, available - slots * slot_nbytes)
     return replace(plan, slots=slots, slot_nbytes=slot_nbytes, resident=resident)
+
+
+def _too_small(plan: StreamPlan, slots: int, slot_nbytes: int) -> BudgetError:
+    """Return the error of a budget that holds neither the matrix nor the slots."""
+    whole = plan.index.nbytes
+    smallest = min(slots * slot_nbytes + plan.structure_nbytes, whole)
+    beside = f" beside {format_nbytes(plan.structure_nbytes)} of structure" if plan.resident_structure else ""
+    holds = "the matrix" if smallest == whole else f"{slots} slots"
+    return BudgetError(
+        f"a budget of {format_nbytes(plan.budget_nbytes)} holds neither the matrix of {format_nbytes(whole)} nor {slots} slots "
+        f"for subdivisions of up to {format_nbytes(slot_nbytes)} each{beside}; the smallest that does is {smallest} bytes "
+        f"({format_nbytes(smallest)}), for {holds}; raise the budget or cut the matrix into smaller subdivisions"
+    )
 
 
 def _default_slots(degree: int, reach: int, sizes: list[int], available: int) -> int:

@@ -98,6 +98,7 @@ class FileStore:
         label: str = "",
         format: str = "auto",
         block_size: int | Literal["auto"] = "auto",
+        slab: int | str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Self:
         """Write row slabs to disk one by one and open the store.
@@ -107,9 +108,9 @@ class FileStore:
         path : path
             Directory to create. The store is written under a temporary name beside it and renamed at the end, so an
             interrupted build leaves nothing that could be mistaken for a matrix.
-        row_slabs : iterable
+        row_slabs : iterable, or a whole matrix
             SciPy CSR or BSR matrices, or penstock formats, in row order, each with all columns of the matrix. One is held
-            at a time. A whole SciPy matrix is cut into slabs.
+            at a time. A whole SciPy or penstock matrix is cut into slabs.
         shape : (int, int), optional
             Expected shape of the whole matrix.
         overwrite : bool
@@ -122,6 +123,9 @@ class FileStore:
             matrix that the caller knows to be symmetric: slabs must begin at multiples of the block size.
         block_size : int or "auto"
             Rows of the dense blocks; ``"auto"`` detects them in the first slab.
+        slab : int or str, optional
+            About the bytes of a subdivision into which a whole matrix is cut, such as ``"16 MiB"``; two or more of them must
+            fit the memory that a streamed matrix is given. By default 64 subdivisions or fewer, of 1 MiB or more.
         progress : callable, optional
             Called with the bytes written so far after each slab.
 
@@ -135,7 +139,7 @@ class FileStore:
         place = StorePlace(Path(path), overwrite=overwrite, files=STORE_FILES)
         with place.building() as partial:
             converter = SlabConverter(format, block_size)
-            slabs = map(converter.convert, row_slabs_of(row_slabs, format))
+            slabs = map(converter.convert, row_slabs_of(row_slabs, format, block_size=block_size, slab=slab))
             index = _write_slabs(place.path, partial / _DATA, slabs, shape, progress)
             _write_index(partial / _INDEX, index, label, place.path)
         return cls(place.path)

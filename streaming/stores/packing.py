@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +11,18 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse
 
-from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
+from penstock.spmv import (
+    CPU,
+    BsrMatrix,
+    BudgetError,
+    CsrMatrix,
+    InputError,
+    SparseMatrix,
+    format_named,
+    format_nbytes,
+    parse_nbytes,
+)
+from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.host_memory import available_nbytes
@@ -274,22 +286,54 @@ def symmetric_slabs(slabs: Iterable[Any], rows: int, format_name: str) -> Iterat
         )
 
 
-def row_slabs_of(given: Any, format_name: str = "auto") -> Iterable[Any]:
-    """Return row slabs; a whole SciPy matrix is cut into pieces of 1 MiB or more, 64 at most.
+# Whole blocks of 1 to 8 rows, by which the format of a matrix is chosen.
+_FIRST_ROWS = 840
 
-    SciPy matrices are iterable, row by row, which is never wanted here. Slabs end at multiples of the blocks, and of the
-    chunks of 32 blocks in formats that have them.
+
+def row_slabs_of(
+    given: Any,
+    format_name: str = "auto",
+    *,
+    block_size: int | Literal["auto"] = "auto",
+    slab: int | str | None = None,
+) -> Iterable[Any]:
+    """Return row slabs; a whole matrix is cut into pieces of about ``slab`` bytes, by default of 1 MiB or more, 64 at most.
+
+    SciPy matrices are iterable, row by row, which is never wanted here. Slabs end where the format that they will have can be
+    cut.
     """
+    if isinstance(given, SparseMatrix) and (format_name == "auto" or not isinstance(given, CsrMatrix)):
+        whole = given.to_device(CPU)
+        return row_slabs(whole, min(_pieces(whole.nbytes, slab), max(1, -(-whole.shape[0] // whole.row_granularity))))
+    if isinstance(given, SparseMatrix):
+        given = given.to_csr()
     if not scipy.sparse.issparse(given):
+        if slab is not None:
+            raise InputError(
+                "slab cuts a whole SciPy or penstock matrix; row slabs become the subdivisions as they come: leave slab out, "
+                "or hand over the matrix"
+            )
         return given  # type: ignore[no-any-return]
     A = given if given.format == "bsr" else in_csr(given, "the matrix")
-    multiple = 840 if A.format == "csr" else A.blocksize[0]  # 840 rows are whole blocks of 1 to 8 rows
-    if format_name not in ("auto", "csr", "bsr"):
-        multiple *= 32
-    pieces = max(1, min(64, A.data.nbytes >> 20))
-    step = max(1, -(-A.shape[0] // pieces // multiple)) * multiple
-    slabs = (_rows_of(A, start, min(start + step, A.shape[0])) for start in range(0, A.shape[0], step))
+    first = A if A.format == "bsr" else A[:_FIRST_ROWS]
+    multiple = SlabConverter(format_name, block_size).convert(first).row_granularity if A.shape[0] else 1
+    bounds = _bounds(A, _pieces(A.data.nbytes + A.indices.nbytes, slab), multiple)
+    slabs = (_rows_of(A, start, stop) for start, stop in itertools.pairwise(bounds))
     return symmetric_slabs(slabs, A.shape[0], format_name)
+
+
+def _pieces(nbytes: int, slab: int | str | None) -> int:
+    return max(1, min(64, nbytes >> 20)) if slab is None else -(-nbytes // parse_nbytes(slab))
+
+
+def _bounds(A: Any, pieces: int, multiple: int) -> list[int]:
+    """Return rows, multiples of ``multiple``, between which a SciPy matrix has pieces of about as many entries."""
+    rows = 1 if A.format == "csr" else A.blocksize[0]  # of an entry of the offsets
+    stops = np.arange(0, A.shape[0], multiple)
+    targets = int(A.indptr[-1]) * np.arange(1, pieces) // pieces
+    places = np.searchsorted(A.indptr[stops // rows], targets)
+    inner = {int(stops[place]) for place in places if place < stops.size}
+    return sorted({0, *inner, A.shape[0]})
 
 
 def _rows_of(A: Any, start: int, stop: int) -> Any:

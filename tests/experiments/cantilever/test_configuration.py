@@ -153,3 +153,9 @@ def test_a_number_of_subdivisions_is_kept_or_refused(format_name, tmp_path):
 
     with pytest.raises(InputError, match=r"can be cut into (343|11) subdivisions at most, not 400"):
         plan_experiment(read_experiment(path))
+
+
+def test_the_file_that_init_writes_takes_the_preconditioner_that_knows_the_body():
+    content = yaml.safe_load(experiment_template())
+
+    assert Experiment.model_validate(content).preconditioner.name == "smoothed_aggregation"

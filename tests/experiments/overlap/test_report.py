@@ -1,5 +1,7 @@
 """The table of gains and the figures of a study, from records made by hand."""
 
+import re
+
 import pytest
 from matplotlib.figure import Figure
 
@@ -30,7 +32,8 @@ def records(*, dof=3, nodes=6, matrix="cube", repeats=2, columns=1, seconds=((2,
 
 def rows(table):
     """Return the rows of a Markdown table as dictionaries."""
-    header, rule, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    shown = [line for line in table.splitlines() if line.startswith("|")]
+    header, rule, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in shown)
     assert set(rule) == {"---"}
     return [dict(zip(header, line, strict=True)) for line in lines]
 
@@ -49,8 +52,15 @@ def test_the_best_of_each_matrix_repeats_and_columns_is_a_row():
     assert keys == [("cube", "2"), ("cube", "5"), ("cube", "2 of 8 vectors"), ("beam", "2")]
     best = found[0]
     assert (best["cut"], best["GFLOP/s"], best["gain"], best["hidden"]) == ("4", "6", "60.0 %", "62.5 %")
-    assert (best["x max(T, C)"], best["off: x (T + C)"]) == ("1.250", "2.000")
-    assert best["planned"] == "8: +10.0 %"  # the one predicted to be fastest took that much longer than the best
+    assert (best["on"], best["off"]) == ("1.250", "2.000")
+    # The one predicted to be fastest took that much longer than the best.
+    assert (best["planned cut"], best["slower by"]) == ("8", "10.0 %")
+
+
+def test_every_column_stands_in_the_legend_except_that_of_the_matrix():
+    table, _, legend = gains_table(records()).partition("\n\n")
+
+    assert set(rows(table)[0]) - {"matrix"} == set(re.findall(r"\*([^*]+)\*:", legend))
 
 
 @pytest.mark.parametrize(
@@ -62,10 +72,10 @@ def test_the_best_of_each_matrix_repeats_and_columns_is_a_row():
     ],
 )
 def test_what_the_paper_states_of_its_own_cases_stands_below(dof, nodes, stated):
-    table, _, below = gains_table(records(dof=dof, nodes=nodes, repeats=50)).partition("\n\n")
+    table = gains_table(records(dof=dof, nodes=nodes, repeats=50))
 
     assert len(rows(table)) == 1
-    assert below == f"The paper states for cube: {stated}\n"
+    assert table.endswith(f"\n\nThe paper states for cube: {stated}\n")
 
 
 @pytest.mark.parametrize(
@@ -88,8 +98,14 @@ def test_what_the_paper_states_is_not_compared_with_anything_else(other):
 def test_overlap_that_costs_more_than_it_hides_hides_nothing():
     [row] = rows(gains_table(records(seconds=((2, 3.0, 3.5),), hidden=-2.129)))
 
-    assert row["hidden"] == "nothing"
+    assert row["hidden"] == "0.0 %"
     assert row["gain"].startswith("-")
+
+
+def test_a_share_that_an_old_record_holds_is_at_most_the_whole():
+    [row] = rows(gains_table(records(hidden=3.791)))
+
+    assert row["hidden"] == "100.0 %"
 
 
 def test_a_beam_read_back_from_json_has_a_row():
@@ -106,16 +122,19 @@ def drawn(monkeypatch):
 
 @pytest.mark.parametrize(
     ("read_GBps", "columns", "label"),
-    [(40.0, 1, "limit, 7.5"), (4000.0, 1, "limit, 750 (outside)"), (40.0, 8, None)],
+    [(40.0, 1, "7.5"), (4000.0, 1, "750 (outside)"), (40.0, 8, None)],
     ids=["inside", "outside", "of one vector"],
 )
-def test_rates_are_drawn_with_the_papers_limit_where_it_fits(read_GBps, columns, label, drawn, tmp_path):
+def test_rates_are_drawn_with_their_bound_and_the_papers_count_where_it_fits(
+    read_GBps, columns, label, drawn, tmp_path
+):
     draw_rates(tmp_path / "a.png", records(columns=columns, seconds=((8, 3.0, 2.0), (2, 4.0, 3.0))), read_GBps)
 
     [axes] = drawn[0].axes
     lines = {line.get_label(): line for line in axes.get_lines()}
-    limits = [name for name in lines if "arithmetic limit" in name]
-    assert [name.split("arithmetic ")[1] for name in limits] == ([label] if label else [])
+    counted = [name for name in lines if "the paper's count" in name]
+    assert [name.split("count, ")[1] for name in counted] == ([label] if label else [])
+    assert list(lines["bound of overlap: the slower of both"].get_ydata()) == [7.0, 7.0]
     assert list(lines["overlap on"].get_xdata()) == [2, 8]
     assert list(lines["overlap on"].get_ydata()) == [4.0, 6.0]
     assert list(lines["overlap off"].get_ydata()) == [3.0, 4.0]

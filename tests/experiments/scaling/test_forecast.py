@@ -1,18 +1,23 @@
 """What a system takes on several GPUs: forecasts against what was measured, and the command that prints them."""
 
 import dataclasses
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.cli import app
-from penstock.experiments import Experiment
-from penstock.experiments.cantilever.matrix_storage import workspace_nbytes
+from penstock.experiments import Experiment, read_experiment
+from penstock.experiments.cantilever.matrix_storage import plan_experiment, workspace_nbytes
+from penstock.experiments.scaling.devices import device_rates
 from penstock.experiments.scaling.forecast import Wires, default_ranks, forecast
-from penstock.spmv import BudgetError, InputError
+from penstock.experiments.scaling.table import scaling_table
+from penstock.spmv import BudgetError, Device, DeviceError, InputError
 from penstock.streaming.planning.estimate import TYPICAL
 
 RECORDS = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "distributed-h200x2.json").read_text())[
@@ -38,7 +43,7 @@ def test_forecasts_agree_with_what_two_gpus_took(record):
     """Streamed, the benchmark gives a GPU a quarter of the bytes of all blocks of its square, cut into 64 subdivisions."""
     _, _, where, name, ranks = record["name"].split("/")
     count, (along, *across) = int(ranks[1:]), record["nodes"]
-    memory = {"budget": "1 GiB", "subdivisions": 64} if where == "streamed" else {}
+    memory = {"budget": "1 TiB", "subdivisions": 64} if where == "streamed" else {}
     asked = experiment(record["nodes"], SOLVERS[name], format="symmetric_bsr", **memory)
     nodes = -(-along // count) * across[0] * across[1]
     limit = 100 << 30
@@ -65,6 +70,72 @@ def test_more_ranks_take_a_matrix_into_memory_and_each_needs_two_planes():
         forecast(asked, 64, 256 << 20, TYPICAL, Wires())
     with pytest.raises(BudgetError, match="vectors"):
         forecast(asked, 1, 16 << 20, TYPICAL, Wires())
+
+
+def test_the_budget_of_the_file_limits_the_matrix_of_a_rank():
+    free, limited = (
+        forecast(experiment((64, 64, 64), SOLVERS["block_jacobi"], **memory), 1, 128 << 30, TYPICAL, Wires())
+        for memory in ({}, {"budget": "64 MiB"})
+    )
+
+    assert (free.streamed, limited.streamed) == (False, True)
+    assert limited.seconds > free.seconds
+
+
+@pytest.mark.parametrize(("solver", "known"), [("coarse_level", True), ("block_jacobi", False)])
+def test_a_solve_has_a_column_if_its_iterations_are_known(solver, known):
+    found = [forecast(experiment((32, 32, 32), SOLVERS[solver]), 1, 128 << 30, TYPICAL, Wires())]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(scaling_table(found))
+    printed = console.export_text()
+
+    assert found[0].iterations is not None if known else found[0].iterations is None
+    assert ("known only after a solve" in " ".join(printed.split())) == (not known)
+    assert (" solve " in printed.split("1")[0]) == known
+
+
+@pytest.mark.parametrize("content", [None, "{memory: 3082, link: 54.81}"])
+def test_a_plan_for_a_gpu_that_is_not_there_takes_rates(content, tmp_path, monkeypatch):
+    file, rates = tmp_path / "gpu.yaml", "h100"
+    if content is not None:
+        rates = str(tmp_path / "rates.yaml")
+        Path(rates).write_text(content)
+    asked = {"model": {"nodes": [40, 40, 40]}, "memory": {"device": "cuda", "budget": "20 MiB"}}
+    file.write_text(yaml.safe_dump(asked))
+
+    run = CliRunner().invoke(app, ["plan", str(file), "--rates", rates])
+
+    assert run.exit_code == 0, run.output
+    expected = plan_experiment(read_experiment(file), device_rates("h100"))
+    assert re.search(r"a sweep +about \S+ m?s", run.output)
+    assert run.output.strip() == expected.explain().strip()
+
+
+def test_rates_of_no_device_and_of_no_use_are_refused(tmp_path):
+    with pytest.raises(InputError, match="there is no h999"):
+        device_rates("h999")
+    (tmp_path / "rates.yaml").write_text("{memory: -1, link: 55}")
+    with pytest.raises(InputError, match="memory"):
+        device_rates(str(tmp_path / "rates.yaml"))
+
+
+def test_the_rates_of_an_h200_are_about_those_that_were_measured():
+    assert device_rates("H200").memory == pytest.approx(TYPICAL.memory, rel=0.02)
+    assert device_rates("h200").link == pytest.approx(TYPICAL.link, rel=0.02)
+
+
+def test_without_a_gpu_the_command_says_that_it_takes_rates(tmp_path, monkeypatch):
+    def refuse(name):
+        raise DeviceError("there is no GPU")
+
+    monkeypatch.setattr(Device, "parse", refuse)
+    file = tmp_path / "gpu.yaml"
+    file.write_text(yaml.safe_dump({"model": {"nodes": 9}, "memory": {"device": "cuda", "budget": "1 MiB"}}))
+
+    run = CliRunner().invoke(app, ["plan", str(file)])
+
+    assert isinstance(run.exception, DeviceError)
+    assert any("--rates h100" in note for note in run.exception.__notes__)
 
 
 def test_ranks_of_several_hosts_wait_longer_for_sums_and_messages():

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -393,6 +394,80 @@ class TestCommand:
 @pytest.mark.parametrize("text", ["0", "0,2-4", "7-9,3"])
 def test_columns_are_written_as_they_are_read(text):
     assert column_ranges(parse_columns(text)) == text
+
+
+@pytest.fixture(scope="module")
+def modes(tmp_path_factory):
+    """Coordinates of the nodes of the beam, and its rigid motions, in files."""
+    folder = tmp_path_factory.mktemp("modes")
+    np.save(folder / "X.npy", BEAM.mesh.coordinates())
+    np.save(folder / "motions.npy", BEAM.rigid_body_modes())
+    return {"coordinates": folder / "X.npy", "near_null_space": folder / "motions.npy"}
+
+
+class TestSolveWithANearNullSpace:
+    @pytest.mark.parametrize("option", ["coordinates", "near_null_space"])
+    @pytest.mark.parametrize("matrix", ["A.npz", "store"])
+    def test_it_makes_a_coarse_level(self, option, matrix, files, modes, tmp_path):
+        result = result_of(
+            solve(
+                tmp_path / "run",
+                files / matrix,
+                right_hand_sides=files / "B.npy",
+                columns="0",
+                **{option: modes[option]},
+            )
+        )
+
+        assert result["preconditioner"] == "smoothed_aggregation"
+        plain = result_of(
+            solve(
+                tmp_path / "plain",
+                files / matrix,
+                right_hand_sides=files / "B.npy",
+                columns="0",
+                preconditioner="jacobi",
+            )
+        )
+        assert result["iterations"] < plain["iterations"] / 2
+
+    @pytest.mark.parametrize("option", ["coordinates", "near_null_space"])
+    def test_it_is_read_again_when_the_solve_is_resumed(self, option, files, modes, tmp_path):
+        asked = {"rtol": 1e-10, option: modes[option]}
+        whole = solve(tmp_path / "whole", files / "A.npz", right_hand_sides=files / "B.npy", columns="0", **asked)
+        folder = solve(
+            tmp_path / "run", files / "A.npz", right_hand_sides=files / "B.npy", columns="0", maxiter=4, **asked
+        )
+        assert not result_of(folder)["converged"]
+
+        resume_solve(folder.path, maxiter=1000)
+
+        assert result_of(folder)["converged"]
+        np.testing.assert_array_equal(np.load(folder.solution), np.load(whole.solution))
+
+    @pytest.mark.parametrize(
+        ("change", "told"),
+        [
+            ({"preconditioner": "jacobi"}, "--precond jacobi has no use for --coordinates"),
+            ({"near_null_space": "motions.npy"}, "give one or the other"),
+            ({"coordinates": "X.txt"}, r"an array of numpy.save \(.npy\), not X.txt"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, change, told, files, modes, tmp_path):
+        given = {name: Path(value) if name != "preconditioner" else value for name, value in change.items()}
+        with pytest.raises(InputError, match=told):
+            solve(tmp_path / "run", files / "A.npz", **{"coordinates": modes["coordinates"], **given})
+        assert not (tmp_path / "run").exists()
+
+    def test_coordinates_of_other_nodes_are_refused(self, files, tmp_path):
+        np.save(tmp_path / "X.npy", BEAM.mesh.coordinates()[:-1])
+        with pytest.raises(InputError, match="coordinates"):
+            solve(tmp_path / "run", files / "A.npz", coordinates=tmp_path / "X.npy")
+
+    def test_the_command_has_the_options(self, files, modes, tmp_path):
+        arguments = ["solve", files / "A.npz", "--coordinates", modes["coordinates"], "--output", tmp_path / "run"]
+        assert CliRunner().invoke(app, list(map(str, arguments))).exit_code == 0
+        assert json.loads((tmp_path / "run" / "result.json").read_text())["preconditioner"] == "smoothed_aggregation"
 
 
 @pytest.mark.parametrize("option", [["--rtol", "1e-3"], ["--device", "cpu"], ["--precond", "jacobi"], ["--dry-run"]])

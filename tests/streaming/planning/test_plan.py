@@ -120,6 +120,8 @@ def test_a_matrix_in_few_pieces_is_not_told_to_take_more_than_its_own_size(piece
         plan_stream(index, PAGE_NBYTES, ring=Ring(slots=3))
 
     assert smallest_budget(caught.value) == index.nbytes
+    assert f"neither the matrix of {format_nbytes(index.nbytes)} nor" in str(caught.value)
+    assert "for the matrix;" in str(caught.value)
     assert plan_stream(index, index.nbytes).streamed_nbytes == 0
 
 

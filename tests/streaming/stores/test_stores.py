@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from penstock.fem import Cantilever
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, StoreError
-from penstock.streaming import FileStore, HostStore, Store, StreamedMatrix, index_of
+from penstock.streaming import FileStore, HostStore, Store, StreamedMatrix, index_of, plan_stream
 from penstock.streaming.stores import file_store
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.packing import as_slab, pack
@@ -663,6 +664,32 @@ class TestFormatOfAStore:
         line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(60, 60)).tocsr()
         assert HostStore.create(self.slabs(line, 20)).index.format_name == "csr"
         assert HostStore.create([CsrMatrix.from_csr(A)]).index.format_name == "csr"
+
+    @pytest.mark.parametrize("options", [{}, {"block_size": 3}, {"format": "csr"}, {"format": "symmetric_bsr"}])
+    @pytest.mark.parametrize("form", ["scipy csr", "scipy bsr", "csr", "bsr", "sliced_bsr", "symmetric_bsr"])
+    def test_a_whole_matrix_is_cut_into_slabs_of_a_size(self, form, options, tmp_path):
+        beam = Cantilever(nodes=(40, 6, 6), dof=3)
+        K = beam.matrix("csr").to_csr()
+        whole = {"scipy csr": lambda: K, "scipy bsr": lambda: K.tobsr((3, 3))}.get(form, lambda: beam.matrix(form))()
+
+        with FileStore.create(tmp_path / "s", whole, slab="200 KiB", **options) as store:
+            sizes = [part.nbytes for part in store.index.subdivisions]
+            assert len(sizes) > 4
+            assert max(sizes) < 300 << 10, "padding and the multiples of rows at which it may be cut are small"
+            self.product_is_right(store, K)
+            plan_stream(store.index, "700 KiB")  # two slots fit
+
+    def test_slabs_follow_the_entries_not_the_rows(self, tmp_path):
+        heavy = scipy.sparse.random_array((3000, 6000), density=0.05, rng=0)
+        A = scipy.sparse.vstack([heavy, scipy.sparse.eye_array(3000, 6000)], format="csr")
+
+        with FileStore.create(tmp_path / "s", A, format="csr", slab="1 MiB") as store:
+            assert max(part.nbytes for part in store.index.subdivisions) < 1.2 * (1 << 20)
+
+    def test_slabs_are_not_cut_again(self, A, tmp_path):
+        with pytest.raises(InputError, match="leave slab out, or hand over the matrix"):
+            FileStore.create(tmp_path / "s", self.slabs(A), slab="1 MiB")
+        assert not (tmp_path / "s").exists()
 
     @pytest.mark.parametrize("options", [{}, {"format": "symmetric_bsr"}, {"format": "sliced_bsr"}])
     def test_a_whole_matrix_is_cut_into_slabs(self, options):
