@@ -72,8 +72,8 @@ def _advice_on_diagonal(diagonal: np.ndarray[Any, Any], statistics: MatrixStatis
         return "all of them are negative or zero: pass -A and -b if A is negative definite"
     if statistics.symmetry.to_rounding and (diagonal >= 0).all() and statistics.lengths[diagonal == 0].all():
         return (
-            "a symmetric matrix with zeros there, as of constraints by multipliers (a saddle point), is indefinite: MINRES solves "
-            "it, in SciPy or PETSc for example; or eliminate the constraints"
+            "a symmetric matrix with zeros there, as of constraints by multipliers (a saddle point), is indefinite: MINRES "
+            "solves it, in SciPy or PETSc for example; or eliminate the constraints"
         )
     if statistics.symmetry.to_rounding:
         return "check its sign and that row; a symmetric matrix that is meant to be indefinite needs MINRES, of SciPy for example"
@@ -93,13 +93,13 @@ def _advice_on_symmetry(A: scipy.sparse.csr_array, largest: float) -> str:
         part = A[free][:, free]
         if abs(part - part.T).max() <= _ROUNDING * abs(part).max():
             return (
-                f"{coupled.size} rows, the first is {coupled[0]}, hold only their diagonal entry, while other rows refer to these "
-                "unknowns, as where boundary values were put into rows only: eliminate the columns too, b -= A[:, fixed] @ "
+                f"{coupled.size} rows, the first is {coupled[0]}, hold only their diagonal entry, while other rows refer to "
+                "these unknowns, as where boundary values were put into rows only: eliminate the columns too, b -= A[:, fixed] @ "
                 "values, or let penstock.fix(A, b, fixed, values) do it; (A + A.T) / 2 would be another problem"
             )
     if largest <= _SMALL:
         return "they differ little: if they are the same but for rounding, as in float32, pass (A + A.T) / 2"
     return (
-        "conjugate gradients need A = A.T: check its assembly, or take a solver for general matrices, such as GMRES or BiCGStab of "
-        "SciPy, CuPy or PETSc"
+        "conjugate gradients need A = A.T: check its assembly, or take a solver for general matrices, such as GMRES or BiCGStab "
+        "of SciPy, CuPy or PETSc"
     )

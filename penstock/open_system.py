@@ -116,7 +116,7 @@ class OpenSystem:
             shares = self._unreachable_shares(b, rtol, atol)
             posed = self._posed(b, shares)
             if (shares > 0).all():
-                return self._returned(None, posed, [], posed.block(np.float64, None), shares)
+                return self._returned(None, posed, [], posed.as_block(), shares)
             with self.reporter.stage("prepare"):
                 M = self.preconditioner()
             if state is not None and isinstance(self.A, StreamedMatrix):

@@ -25,8 +25,8 @@ __all__ = [
 
 #: What the owner of a complex system can do.
 COMPLEX_ADVICE = (
-    "only real numbers are supported: (B + iC)(u + iv) = f + ig is the real system [[B, -C], [C, B]] [u, v] = [f, g] of twice the "
-    "size, symmetric positive definite if B + iC is Hermitian positive definite"
+    "only real numbers are supported: (B + iC)(u + iv) = f + ig is the real system [[B, -C], [C, B]] [u, v] = [f, g] of twice "
+    "the size, symmetric positive definite if B + iC is Hermitian positive definite"
 )
 
 

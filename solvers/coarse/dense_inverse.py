@@ -2,33 +2,86 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from penstock.adaptive_threads import most_threads
+from penstock.solvers.preconditioners import DiagonalBlocks
+from penstock.spmv import InputError
 from penstock.threads import blas_limited
 
-__all__ = ["dense_inverse"]
+__all__ = ["NEGLIGIBLE", "dense_inverse", "largest_diagonal"]
 
 # Eigenvalues below this share of the largest are zero but for rounding.
 _SINGULAR = 1e-13
+# So are those below the second share that are smaller by the third than the next one: rounding of the sums that made the matrix.
+_SUSPICIOUS, _GAP = 1e-10, 1e3
+#: A diagonal entry of a coarse matrix below this share of the largest one of the matrix that it is made of is zero.
+NEGLIGIBLE = 1e-13
 
 
-def dense_inverse(A: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the inverse of a small matrix; if it is singular, as that of a body which nothing holds, the pseudo-inverse."""
+def dense_inverse(A: np.ndarray[Any, Any], negligible: float = 0.0) -> np.ndarray[Any, Any]:
+    """Return the inverse of a small matrix; if it is singular, as that of a body which nothing holds, the pseudo-inverse.
+
+    Parameters
+    ----------
+    A : array, (n, n)
+        Symmetric, positive semidefinite but for rounding.
+    negligible : float
+        Diagonal entries up to this number are zero.
+
+    Raises
+    ------
+    InputError
+        If an entry is not finite: entries of the matrix that it is made of are too large or too small.
+    """
+    if not np.isfinite(A).all():
+        raise InputError(
+            "a coarse matrix holds numbers out of range: the matrix is badly scaled; scale its rows and columns"
+        )
     with blas_limited(most_threads()):  # as in a solve: the bits must not depend on solves in other threads
-        return _dense_inverse(A)
+        return _dense_inverse(A, negligible)
 
 
-def _dense_inverse(A: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    scale = 1 / np.sqrt(np.diag(A))
+def _dense_inverse(A: np.ndarray[Any, Any], negligible: float) -> np.ndarray[Any, Any]:
+    diagonal = np.diag(A)
+    scale = np.where(diagonal > negligible, 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny)), 0.0)
     scaled = scale[:, None] * A * scale
+    inverse = None
     try:
-        if np.diag(np.linalg.cholesky(scaled)).min() ** 2 > _SINGULAR:
-            return np.asarray(scale[:, None] * np.linalg.inv(scaled) * scale)
+        pivots = np.diag(np.linalg.cholesky(scaled)) ** 2
+        if pivots.min() > _SINGULAR:
+            inverse = np.asarray(scale[:, None] * np.linalg.inv(scaled) * scale)
+        if inverse is not None and pivots.min() > _SUSPICIOUS:
+            return inverse
     except np.linalg.LinAlgError:
         pass
     values, vectors = np.linalg.eigh(scaled)
-    inverses = np.where(values > _SINGULAR * values[-1], 1 / np.maximum(values, _SINGULAR * values[-1]), 0.0)
+    least = _least_kept(values)
+    if inverse is not None and least <= values[0]:
+        return inverse
+    inverses = np.where(values >= least, 1 / np.maximum(values, least), 0.0)
     return np.asarray(scale[:, None] * ((vectors * inverses) @ vectors.T) * scale)
+
+
+def _least_kept(values: np.ndarray[Any, Any]) -> float:
+    """Return the smallest of the ascending eigenvalues that is no rounding; infinite if there is none."""
+    if not values[-1] > 0:
+        return math.inf
+    relative = values / values[-1]
+    kept = relative > _SINGULAR
+    gaps = (relative[:-1] <= _SUSPICIOUS) & (
+        relative[1:] > _GAP * np.maximum(relative[:-1], np.finfo(float).eps / _GAP)
+    )
+    if gaps.any():
+        kept[: int(np.flatnonzero(gaps)[-1]) + 1] = False
+    return float(values[kept][0])
+
+
+def largest_diagonal(diagonal: DiagonalBlocks) -> float:
+    """Return about the largest diagonal entry of a matrix, given the inverses of its diagonal blocks."""
+    of_rows = range(diagonal.blocks.shape[1])
+    least = float(diagonal.blocks[:, of_rows, of_rows].min()) if diagonal.blocks.size else 0.0
+    return 1 / least if least > 0 else 0.0

@@ -30,7 +30,7 @@ from penstock.solvers.coarse.aggregates import (
     given_aggregates,
     graph_aggregates,
 )
-from penstock.solvers.coarse.dense_inverse import dense_inverse
+from penstock.solvers.coarse.dense_inverse import NEGLIGIBLE, dense_inverse, largest_diagonal
 from penstock.solvers.coarse.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
 from penstock.solvers.coarse.level import CoarseLevel
 from penstock.solvers.coarse.matrix_rows import block_size_of, diagonal_and_row_sums, visit_rows
@@ -231,14 +231,16 @@ def _preconditioner(
 ) -> SmoothedAggregation:
     steps = smoothing_steps(smoothing, high)
     coarse = with_unit_rows(coarse_matrix(A, diagonal.blocks, T, steps), T.missing)
-    level = CoarseLevel(T, coarse, _inverse(coarse, T))
+    level = CoarseLevel(T, coarse, _inverse(coarse, T, NEGLIGIBLE * largest_diagonal(diagonal)))
     return SmoothedAggregation(A, diagonal, high, degree, smoothing, level)
 
 
-def _inverse(A: BsrMatrix, T: Tentative) -> Operator:
+def _inverse(A: BsrMatrix, T: Tentative, negligible: float) -> Operator:
     """Return an approximate inverse of a coarse matrix: a dense one, or the preconditioner of the next level."""
     if T.unknowns <= _DENSE_UNKNOWNS:
-        return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray()))).to_device(A.device)
+        return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray(), negligible))).to_device(
+            A.device
+        )
     grid, size = T.aggregates.grid, T.modes
     if grid is not None:
         aggregates = box_aggregates(grid, _COARSE_SIDE)

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.solvers.chebyshev import check_degree, largest_eigenvalue, scaled_row_sums
-from penstock.solvers.coarse.dense_inverse import dense_inverse
+from penstock.solvers.coarse.dense_inverse import NEGLIGIBLE, dense_inverse, largest_diagonal
 from penstock.solvers.coarse.galerkin import smoothing_steps, with_unit_rows
 from penstock.solvers.coarse.matrix_rows import diagonal_and_row_sums
 from penstock.solvers.coarse.modes import given_modes, given_points, rigid_body_modes
@@ -96,13 +96,15 @@ def multigrid(
     with matrix.device.current():
         modes = _modes(near_null_space, coordinates, matrix.shape[0], size, matrix.device)
         levels: list[Level] = []
+        negligible = 0.0
         while matrix.shape[0] > _DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
             found = _coarsened(matrix, modes, smoother, products, coarse=bool(levels))
             if found is None:
                 break
             levels.append(found.level)
+            negligible = max(negligible, NEGLIGIBLE * found.largest_diagonal)
             matrix, modes = found.coarse, found.modes
-        return Multigrid(levels, _last(matrix, smoother, products), cycle)
+        return Multigrid(levels, _last(matrix, smoother, products, negligible), cycle)
 
 
 def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
@@ -126,6 +128,7 @@ class _Coarsened:
     level: Level
     coarse: BsrMatrix | CsrMatrix
     modes: Array
+    largest_diagonal: float
 
 
 def _coarsened(
@@ -160,16 +163,18 @@ def _coarsened(
         as_csr(P, aggregates.count),
         as_csr(R, nodes),
     )
-    return _Coarsened(level, next_matrix, T.candidates)
+    return _Coarsened(level, next_matrix, T.candidates, largest_diagonal(diagonal))
 
 
-def _last(A: SparseMatrix, smoother: Smoother, degree: int) -> Operator:
+def _last(A: SparseMatrix, smoother: Smoother, degree: int, negligible: float) -> Operator:
     """Return an inverse of the coarsest matrix, or a smoother where that is too large."""
     if A.shape[0] == 0:
         return A
     diagonal = block_jacobi(A, size_of(A))  # which refuses a diagonal that is not positive definite
     if A.shape[0] <= _DENSE_UNKNOWNS:
-        return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray()))).to_device(A.device)
+        return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray(), negligible))).to_device(
+            A.device
+        )
     return make_smoother(A, diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree)
 
 

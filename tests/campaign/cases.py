@@ -20,6 +20,8 @@ import numpy as np
 import processes
 import scipy.io
 import scipy.sparse
+import whole_calls
+from claims import honest
 
 from penstock import solve
 from penstock.experiments import read_experiment
@@ -68,7 +70,14 @@ def prepare(base: Path) -> None:
         state = (cg if name == "one" else block_cg)(BEAM.matrix(), B, M=M, maxiter=4, rtol=1e-9).state
         write_checkpoint(base / f"{name}.npz", Checkpoint(state, settings={"model": {"nodes": [9, 5, 5]}}))
     for seed in range(40):
-        for case in (store, system):
+        for case in (
+            store,
+            system,
+            whole_calls.nearly_symmetric,
+            whole_calls.singular,
+            whole_calls.scaled,
+            whole_calls.thresholds,
+        ):
             with contextlib.suppress(PenstockError):
                 case(seed, base)
 
@@ -203,26 +212,6 @@ def system(seed: int, base: Path) -> str:
         return honest(A, B, solved(operator), rtol)
 
 
-def honest(A: object, B: np.ndarray, result: object, rtol: float) -> str:
-    """Return whether all columns converged; every claim is checked in long double, up to rounding in float64."""
-    C = scipy.sparse.coo_array(A)
-    x, b = (np.asarray(of, np.longdouble).reshape(len(B), -1) for of in (result.x, B))
-    residual, rounding = b.copy(), np.abs(b)
-    np.subtract.at(residual, C.row, np.asarray(C.data, np.longdouble)[:, None] * x[C.col])
-    np.add.at(rounding, C.row, np.abs(C.data)[:, None] * np.abs(x[C.col]))
-    with np.errstate(over="ignore"):
-        norms, scales, floors = (np.sqrt((of**2).sum(axis=0)).astype(float) for of in (residual, b, rounding))
-    for number, column in enumerate(getattr(result, "columns", [result])):
-        scale = scales[number] or 1.0
-        true, slack = norms[number] / scale, 50 * np.finfo(float).eps * floors[number] / scale
-        if column.converged:
-            assert true <= rtol * (1 + 1e-6) + slack, f"claims {column.true_residual}, and is {true}"
-        elif true < 1e100:  # squares of larger ones leave the range of float64
-            apart = abs(column.true_residual - true)
-            assert apart <= 1e-6 * true + slack, f"tells {column.true_residual}, and is {true}"
-    return "converged" if result.converged else "not converged"
-
-
 CASES = {
     "YAML": Kind(yaml_file),
     "Matrix Market": Kind(matrix_market),
@@ -236,6 +225,10 @@ CASES = {
     "store": Kind(store),
     "failing read": Kind(fault),
     "random system": Kind(system),
+    "symmetric to rounding": Kind(whole_calls.nearly_symmetric),
+    "scaled rows": Kind(whole_calls.scaled),
+    "singular": Kind(whole_calls.singular),
+    "memory near a threshold": Kind(whole_calls.thresholds),
     "store altered while open": Kind(processes.altered_while_open),
     "forks": Kind(processes.forks, every=5),
     "threads": Kind(processes.threads, every=5),
