@@ -12,7 +12,7 @@ import scipy.sparse
 from penstock.foreign import as_matrix, like
 from penstock.solvers import BlockSolveResult, SolveResult
 from penstock.spmv import CPU, Array, CsrMatrix, Device, InputError, SparseMatrix, as_operator, device_of
-from penstock.spmv.errors import COMPLEX_ADVICE
+from penstock.spmv.errors import advice_on_type
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats.validation import in_csr
 from penstock.streaming import FileStore, LevelOrder, Store
@@ -151,8 +151,7 @@ class GivenVectors:
         else:
             array = given if hasattr(given, "get") and hasattr(given, "dtype") else _of_sequence(given, name)
         if array.dtype.kind not in "fiub":
-            advice = COMPLEX_ADVICE if array.dtype.kind == "c" else "only real numbers can be solved for"
-            raise InputError(f"{name} has type {array.dtype}; {advice}")
+            raise InputError(f"{name} has type {array.dtype}; {advice_on_type(array.dtype.kind)}")
         if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
             raise InputError(f"{name} must have shape (n,) or (n, k) with at least one column, not {array.shape}")
         return cls(array, name, original)
@@ -175,7 +174,7 @@ class GivenVectors:
 
     def as_block(self) -> Array:
         """Return the vectors as float64, ``(n, k)``, where they live."""
-        return self.array.reshape(len(self.array), -1).astype(np.float64, copy=False)
+        return self.array.reshape(len(self.array), self.columns).astype(np.float64, copy=False)
 
     def norms(self) -> np.ndarray[Any, Any]:
         """Return the Euclidean norms of the vectors, on the host."""
@@ -207,7 +206,7 @@ class GivenVectors:
         """Return a solution where these vectors live, in their order, as a block ``(n, k)``."""
         if order is not None:
             x = order.back(CPU.asarray(x))
-        return device_of(self.array).asarray(x).reshape(len(self.array), -1)
+        return device_of(self.array).asarray(x).reshape(len(self.array), self.columns)
 
     def returned(self, result: Any, columns: list[SolveResult], x: Array) -> Any:
         """Return a result with these columns, whose solution ``(n, k)`` gets the shape and the library of these vectors."""

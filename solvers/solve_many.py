@@ -211,7 +211,7 @@ def choose_block_size(A: Any, columns: int, memory: int | str | None = None) -> 
     >>> from penstock.solvers import choose_block_size
     >>> A = Cantilever(nodes=6, dof=3).matrix()
     >>> choose_block_size(A, columns=50), choose_block_size(A, columns=50, memory="256 KiB")
-    (25, 8)
+    (25, 7)
     """
     if columns < 1:
         raise InputError(f"there must be at least one right-hand side, not {columns}")

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.spmv.device import CPU, Array, Device, device_of
-from penstock.spmv.errors import COMPLEX_ADVICE, InputError
+from penstock.spmv.errors import InputError, advice_on_type
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats import BsrMatrix, CsrMatrix, SparseMatrix
 from penstock.spmv.formats.validation import in_csr
@@ -127,7 +127,7 @@ def as_operator(A: Any) -> Operator:
     if hasattr(A, "matvec") and hasattr(A, "shape"):
         dtype = np.dtype(getattr(A, "dtype", None) or np.float64)
         if dtype.kind not in "fiub":
-            raise InputError(f"a linear operator of type {dtype} is not real; {COMPLEX_ADVICE}")
+            raise InputError(f"a linear operator of type {dtype} is not real; {advice_on_type(dtype.kind)}")
         dtype = dtype if dtype == np.float32 else np.dtype(np.float64)
         device = Device("cuda") if type(A).__module__.startswith("cupyx.") else CPU
         return FunctionOperator(lambda x: A @ x, tuple(A.shape), dtype, device, blocks=True)
@@ -135,7 +135,7 @@ def as_operator(A: Any) -> Operator:
         A = np.asarray(A)  # products of a matrix with a vector are matrices
     if hasattr(A, "ndim") and hasattr(A, "dtype") and A.ndim == 2:
         if A.dtype.kind not in "fiub":
-            raise InputError(f"a dense matrix of type {A.dtype} is not real; {COMPLEX_ADVICE}")
+            raise InputError(f"a dense matrix of type {A.dtype} is not real; {advice_on_type(A.dtype.kind)}")
         dtype = A.dtype if A.dtype == np.float32 else np.dtype(np.float64)
         return FunctionOperator(lambda x: A @ x, A.shape, dtype, device_of(A), blocks=True)
     if hasattr(A, "__matmul__") and len(getattr(A, "shape", ())) == 2:  # of no type: it gets float64

@@ -13,7 +13,6 @@ Each also derives from the matching built-in exception, so ``except ValueError``
 """
 
 __all__ = [
-    "COMPLEX_ADVICE",
     "BudgetError",
     "DeviceError",
     "InputError",
@@ -21,13 +20,8 @@ __all__ = [
     "NotConvergedWarning",
     "PenstockError",
     "StoreError",
+    "advice_on_type",
 ]
-
-#: What the owner of a complex system can do.
-COMPLEX_ADVICE = (
-    "only real numbers are supported: (B + iC)(u + iv) = f + ig is the real system [[B, -C], [C, B]] [u, v] = [f, g] of twice "
-    "the size, symmetric positive definite if B + iC is Hermitian positive definite"
-)
 
 
 class PenstockError(Exception):
@@ -120,4 +114,25 @@ class NotConvergedError(PenstockError, ArithmeticError):
 
 
 class NotConvergedWarning(RuntimeWarning):
-    """What :func:`penstock.solve` warns of, unless told otherwise, when a solve ends without meeting its tolerance."""
+    """What :func:`penstock.solve` warns of, unless told otherwise, when a solve ends without meeting its tolerance.
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, penstock, scipy.sparse
+    >>> A = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(50, 50))
+    >>> with warnings.catch_warnings(record=True) as seen:
+    ...     warnings.simplefilter("always", penstock.NotConvergedWarning)
+    ...     result = penstock.solve(A, np.ones(50), device="cpu", maxiter=3)
+    >>> seen[0].category.__name__, result.converged
+    ('NotConvergedWarning', False)
+    """
+
+
+def advice_on_type(kind: str) -> str:
+    """Return what is supported, and what the owner of a complex system can do; ``kind`` is that of NumPy's types."""
+    if kind != "c":
+        return "only real numbers are supported"
+    return (
+        "only real numbers are supported: (B + iC)(u + iv) = f + ig is the real system [[B, -C], [C, B]] [u, v] = [f, g] of "
+        "twice the size, symmetric positive definite if B + iC is Hermitian positive definite"
+    )

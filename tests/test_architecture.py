@@ -59,19 +59,18 @@ MANY_PARAMETERS = {"solve", "cg", "block_cg"}
 def test_files_and_functions_stay_small(path):
     text = path.read_text()
 
-    assert len(text.splitlines()) <= 350
+    assert len(text.splitlines()) <= 500  # an idea stands in one file; most have far fewer
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno - lines_of_examples(node) < 60 or is_kernel(node), node.name
+            assert node.end_lineno - node.lineno - lines_of_docstring(node) < 60 or is_kernel(node), node.name
             parameters = [argument.arg for argument in node.args.args + node.args.kwonlyargs]
             allowed = node.name.startswith("_") or node.name in MANY_PARAMETERS or is_kernel(node)
             assert len(set(parameters) - {"self", "cls"}) <= 10 or allowed, node.name
 
 
-def lines_of_examples(node: ast.FunctionDef) -> int:
-    """Count the lines of the examples in a docstring, with their heading and the blank line before it."""
-    _, heading, examples = (ast.get_docstring(node) or "").partition("\nExamples\n")
-    return len((heading + examples).splitlines())
+def lines_of_docstring(node: ast.FunctionDef) -> int:
+    """Count the lines of a docstring."""
+    return len((ast.get_docstring(node) or "").splitlines())
 
 
 def is_kernel(node: ast.FunctionDef) -> bool:

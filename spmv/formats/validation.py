@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.spmv.compilation.jit import strict_kernel
 from penstock.spmv.device import Array
-from penstock.spmv.errors import COMPLEX_ADVICE, InputError
+from penstock.spmv.errors import InputError, advice_on_type
 from penstock.spmv.formats.limits import INT32_MAX
 
 __all__ = ["check_indices", "check_values", "in_csr", "in_sorted_rows"]
@@ -155,8 +155,7 @@ def check_values(data: Any, what: str, *, finite: bool = True) -> np.ndarray[Any
     """
     values: np.ndarray[Any, Any] = np.asarray(data)
     if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
-        advice = COMPLEX_ADVICE if values.dtype.kind == "c" else "only real float64 and float32 are supported"
-        raise InputError(f"{what} has values of type {values.dtype}; {advice}")
+        raise InputError(f"{what} has values of type {values.dtype}; {advice_on_type(values.dtype.kind)}")
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float64)
     if finite and not np.isfinite(values).all():

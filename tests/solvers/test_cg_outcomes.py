@@ -214,7 +214,7 @@ class TestBreakdown:
         result = cg(A, np.ones(5))
 
         assert result.reason is StopReason.INCONSISTENT
-        assert "fix the missing supports or remove the null space from b" in result.message
+        assert "fix the missing supports, or give penstock.solve null_space='constants'" in result.message
         assert result.info < 0
         np.testing.assert_array_equal(result.x, np.zeros(5))
 

@@ -85,8 +85,8 @@ def descending_offsets():
     [
         (out_of_range, "column index 3, outside 0 to 2; check the shape"),
         (descending_offsets, "row offsets descend"),
-        (lambda: random_csr().astype(complex), "only real float64 and float32"),
-        (lambda: np.eye(3, dtype=complex), "only real matrices"),
+        (lambda: random_csr().astype(complex), "only real numbers"),
+        (lambda: np.eye(3, dtype=complex), "only real numbers"),
         (lambda: "a string", "scipy.sparse or cupyx.scipy.sparse"),
         (lambda: np.arange(3.0), "scipy.sparse or cupyx.scipy.sparse"),
     ],

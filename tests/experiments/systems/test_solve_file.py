@@ -12,6 +12,7 @@ import scipy.io
 import scipy.sparse
 from typer.testing import CliRunner
 
+from penstock import open_system as open_system_module
 from penstock import system as system_module
 from penstock.cli import app
 from penstock.experiments.systems import solve_file as module
@@ -198,7 +199,7 @@ class TestSolves:
 @pytest.mark.parametrize("columns", [None, "3", "70"])
 def test_an_interrupted_solve_keeps_its_iterates_and_goes_on_from_them(columns, files, A, tmp_path, monkeypatch):
     whole = result_of(solve(tmp_path / "whole", files / "A.mtx", columns=columns))
-    real, seen = system_module.solve_progress, []
+    real, seen = open_system_module.solve_progress, []
 
     def watched(record, *arguments):
         seen.append(record.iteration)
@@ -207,7 +208,7 @@ def test_an_interrupted_solve_keeps_its_iterates_and_goes_on_from_them(columns, 
         return real(record, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(system_module, "solve_progress", watched)
+        patch.setattr(open_system_module, "solve_progress", watched)
         outcome = solve_file(SolveRequest(str(files / "A.mtx"), columns=columns), tmp_path / "stopped")
     assert outcome.interrupted
     assert result_of(outcome.folder)["iterations"] == 20

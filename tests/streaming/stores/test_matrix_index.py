@@ -336,7 +336,7 @@ REFUSED_SLABS = {
     "offsets too large": (lambda: _with(indptr=[0, 3, 4, 60]), "run past the 6 entries at row 2"),
     "NaN": (lambda: _with(data=[1, 2, np.nan, 4, 5, 6]), "holds nan at stored entry 2; all entries must be finite"),
     "Inf": (lambda: _with(data=[1, 2, 3, np.inf, 5, 6]), "holds inf at stored entry 3; all entries must be finite"),
-    "complex": (lambda: _good().astype(complex), "type complex128; only real float64 and float32 are supported"),
+    "complex": (lambda: _good().astype(complex), "type complex128; only real numbers are supported"),
     "BSR out of range": (lambda: _bsr([0, 3]), "row 0 holds column index 3, outside 0 to 2"),
     "BSR of flat blocks": (lambda: _good().tobsr((3, 1)), "blocks must be square, up to 8 x 8; these are 3 x 1"),
 }
