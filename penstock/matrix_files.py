@@ -223,7 +223,7 @@ def _read_npz(path: Path) -> Any:
 
 def _canonical(matrix: Any, what: str) -> scipy.sparse.csr_array:
     """Return a CSR array of float64 with columns ascending and unique; convert first, lest sums of integers overflow."""
-    check_values(matrix.data, what)
+    check_values(matrix, what)
     rows = scipy.sparse.csr_array(matrix.astype(np.float64, copy=False))
     rows.sum_duplicates()
     if rows.nnz <= INT32_MAX and rows.shape[1] <= INT32_MAX:

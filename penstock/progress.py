@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -116,7 +117,8 @@ class _LogStage(_LineStage):
         self._first.daemon = True
 
     def __enter__(self) -> Self:
-        self._first.start()
+        with contextlib.suppress(RuntimeError):  # no thread is to be had: the first line comes at an advance
+            self._first.start()
         return self
 
     def __exit__(self, *exception: object) -> None:

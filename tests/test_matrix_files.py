@@ -193,7 +193,7 @@ def test_a_damaged_archive_is_named_with_the_cause(suffix, read):
         (market("array real general", "1 2\n3 4\n5 6\n"), r"4 numbers instead of 2"),
         (market("coordinate integer general", "2 2 1\n1 1 1.5\n"), r"'\.' among its numbers; expected whole numbers"),
         (market("coordinate integer general", "1 1 1\n1 1 99999999999999999999\n"), r"out of range"),
-        (market("coordinate real general", "2 2 1\n1 1 nan\n"), r"holds nan at stored entry 0"),
+        (market("coordinate real general", "2 2 1\n1 1 nan\n"), r"holds nan in row 0, column 0"),
         (market("array real general", "1 1\n-inf\n"), r"holds -inf"),
         (market("coordinate real symmetric", "2 3 1\n2 1 3\n"), r"declared symmetric, but 2 x 3"),
         (market("array real skew-symmetric", "2 3\n3\n"), r"declared skew-symmetric, but 2 x 3"),

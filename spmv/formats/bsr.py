@@ -111,7 +111,7 @@ class BsrMatrix(SparseMatrix, name="bsr"):
             )
         if check:
             A = in_sorted_rows(A, "BSR matrix (in blocks)")
-        values = check_values(A.data, "the matrix", finite=check)
+        values = check_values(A, "the matrix", finite=check)
         blocks = int(A.indptr[-1])  # SciPy's arrays may be longer than that
         matrix = cls(
             shape=(int(A.shape[0]), int(A.shape[1])),

@@ -128,7 +128,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
     def _from_scipy(cls, A: Any, values_dtype: Any, check: bool) -> Self:
         if check:
             A = in_sorted_rows(A, "CSR matrix")
-        values = check_values(A.data, "the matrix", finite=check)
+        values = check_values(A, "the matrix", finite=check)
         if A.shape[1] > INT32_MAX:
             raise InputError(
                 f"{A.shape[1]:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"

@@ -145,20 +145,22 @@ def _check_range(indices: Any, size: int, what: str) -> None:
         )
 
 
-def check_values(data: Any, what: str, *, finite: bool = True) -> np.ndarray[Any, Any]:
-    """Return values as float64 or float32, or refuse them.
+def check_values(A: Any, what: str, *, finite: bool = True) -> np.ndarray[Any, Any]:
+    """Return the values of a SciPy matrix as float64 or float32, or refuse them.
 
     Raises
     ------
     InputError
         If they are complex or not numbers, or one of them is NaN or infinite.
     """
-    values: np.ndarray[Any, Any] = np.asarray(data)
+    values: np.ndarray[Any, Any] = np.asarray(A.data)
     if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
         raise InputError(f"{what} has values of type {values.dtype}; {advice_on_type(values.dtype.kind)}")
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float64)
     if finite and not np.isfinite(values).all():
-        place = int(np.argmin(np.isfinite(values.ravel())))
-        raise InputError(f"{what} holds {values.ravel()[place]} at stored entry {place}; all entries must be finite")
+        entries = A.tocoo()
+        place = int(np.argmin(np.isfinite(entries.data)))
+        where = f"row {entries.row[place]}, column {entries.col[place]}"
+        raise InputError(f"{what} holds {entries.data[place]} in {where}; all entries must be finite")
     return values

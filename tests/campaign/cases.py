@@ -220,7 +220,7 @@ CASES = {
     ".mat": Kind(foreign.mat),
     "HDF5": Kind(foreign.hdf5),
     "CSC and COO": Kind(foreign.indices),
-    "budgets of a builder": Kind(foreign.builder, every=5),
+    "budgets of a builder": Kind(foreign.builder, every=5, seconds=240),
     "checkpoint": Kind(checkpoint),
     "store": Kind(store),
     "failing read": Kind(fault),

@@ -93,7 +93,8 @@ def builder(seed: int, base: Path) -> str:
             assert taken < 4 * memory + _BESIDE_NBYTES, f"took {taken >> 20} MiB with memory={memory >> 10} KiB"
             if shape[0] <= 10**5:
                 expected = scipy.sparse.coo_array((values, (rows, columns)), shape=shape).tocsr()
-                assert abs(read_whole(store) - expected).max() < 1e-12
+                # Sums of many entries in another order differ by more roundings.
+                assert abs(read_whole(store) - expected).max() < 1e-12 + 1e-15 * entries
     return "built"
 
 

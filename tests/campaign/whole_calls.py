@@ -12,10 +12,15 @@ from claims import honest
 
 from penstock import NotConvergedWarning, solve
 from penstock.fem import Cantilever
+from penstock.given import GivenVectors, as_given_matrix
+from penstock.request import Request
 from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.spmv import CPU
+from penstock.system import open_system
 
 NAMES = ("auto", "jacobi", "chebyshev", "smoothed_aggregation", "multigrid", "incomplete_cholesky")
 STREAMED_NAMES = NAMES[:4]
+FORMATS = ("csr", "bsr", "ell", "sell", "hyb", "sliced_bsr", "sliced_ell", "symmetric_bsr", "coo")
 warnings.simplefilter("ignore", NotConvergedWarning)
 
 
@@ -47,7 +52,9 @@ def nearly_symmetric(seed: int, base: Path) -> str:
     memory = rng.choice([None, _size(A) // 2, _size(A) // 3])
     rtol = rng.choice([1e-6, 1e-8, 1e-10])
     name = rng.choice(STREAMED_NAMES if memory else NAMES[:3])
-    return honest(A, B, solve(A, B, device="cpu", memory=memory, rtol=rtol, preconditioner=name, maxiter=20_000), rtol)
+    request = Request(CPU, columns, memory, name, format=rng.choice([None, *FORMATS]))
+    with open_system(as_given_matrix(A), request) as system:
+        return honest(A, B, system.solve(GivenVectors.of(B, "b"), rtol=rtol, maxiter=20_000), rtol)
 
 
 def scaled(seed: int, base: Path) -> str:
