@@ -1,6 +1,7 @@
 """What a person sees of a run: a line a minute in a log, one line that changes in a notebook."""
 
 import io
+import math
 import re
 import sys
 import threading
@@ -138,3 +139,22 @@ def test_a_part_that_hardly_compiles_says_nothing_of_it():
     with RichReporter(Console(file=told, width=200)).stage("solve"), compiling():
         pass
     assert "compil" not in told.getvalue()
+
+
+def test_without_threads_to_be_had_a_log_goes_on(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(progress.threading.Timer, "start", refuse)
+    written = io.StringIO()
+    solve(RichReporter(Console(file=written, force_terminal=False), every=0.0))
+    assert "at 1.5" in written.getvalue()
+
+
+def test_residuals_that_are_not_finite_show_no_progress():
+    record = types.SimpleNamespace(
+        state=types.SimpleNamespace(residual_norms=[1.0]), residual_norm=math.inf, bytes_streamed=0, iteration=3
+    )
+    assert progress.solve_progress(record, 1e-8) == (0.0, "iteration 3, residual inf")
+    record.residual_norm = math.nan
+    assert progress.solve_progress(record, 1e-8)[0] == 0.0

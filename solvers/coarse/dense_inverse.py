@@ -54,7 +54,7 @@ def _dense_inverse(A: np.ndarray[Any, Any], negligible: float) -> np.ndarray[Any
         pivots = np.diag(np.linalg.cholesky(scaled)) ** 2
         if pivots.min() > _SINGULAR:
             inverse = np.asarray(scale[:, None] * np.linalg.inv(scaled) * scale)
-        if inverse is not None and pivots.min() > _SUSPICIOUS:
+        if inverse is not None and pivots.min() > len(A) * _SUSPICIOUS:  # no eigenvalue is that small
             return inverse
     except np.linalg.LinAlgError:
         pass

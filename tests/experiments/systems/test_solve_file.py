@@ -540,3 +540,39 @@ class TestResumed:
         folder = solve_file(SolveRequest("cube4-dof1", columns="70", maxiter=1), tmp_path / "a").folder
         with pytest.raises(InputError, match="--guess"):
             resume_solve(folder.path)
+
+
+class TestSolveOfASingularSystem:
+    @pytest.fixture
+    def files(self, tmp_path):
+        grid = scipy.sparse.kronsum(
+            *[scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(12, 12))] * 2
+        )
+        W = abs(grid - scipy.sparse.diags_array(grid.diagonal()))
+        A = scipy.sparse.csr_array(scipy.sparse.diags_array(W.sum(axis=1)) - W)
+        scipy.sparse.save_npz(tmp_path / "A.npz", A)
+        np.save(tmp_path / "b.npy", np.random.default_rng(0).standard_normal(144) + 0.5)
+        np.save(tmp_path / "N.npy", np.ones((144, 1)))
+        return tmp_path
+
+    @pytest.mark.parametrize("null_space", ["constants", "N.npy"])
+    def test_null_space_is_removed_also_when_resumed(self, null_space, files, monkeypatch):
+        monkeypatch.chdir(files)
+        asked = {"right_hand_sides": files / "b.npy", "null_space": null_space}
+        folder = solve(files / "run", files / "A.npz", maxiter=3, **asked)
+        assert not result_of(folder)["converged"]
+
+        resume_solve(folder.path, maxiter=1000)
+
+        assert result_of(folder)["converged"]
+        x, b = np.load(folder.solution), np.load(files / "b.npy")
+        assert abs(x.mean()) < 1e-12
+        A = scipy.sparse.load_npz(files / "A.npz")
+        assert np.linalg.norm(b - b.mean() - A @ x) <= 1.01e-8 * np.linalg.norm(b - b.mean())
+
+    def test_without_it_the_system_is_inconsistent_at_once(self, files):
+        folder = solve(files / "run", files / "A.npz", right_hand_sides=files / "b.npy")
+
+        result = result_of(folder)
+        assert (result["converged"], result["iterations"]) == (False, 0)
+        assert "null space" in result["message"]

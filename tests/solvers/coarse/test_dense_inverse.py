@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+
+from penstock.solvers.coarse.dense_inverse import dense_inverse
+from penstock.spmv import InputError
+
+
+def matrix(values, seed=0):
+    Q, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((len(values), len(values))))
+    A = (Q * values) @ Q.T
+    return (A + A.T) / 2
+
+
+def test_of_a_definite_matrix():
+    A = matrix(np.geomspace(1e-8, 1, 30))
+    np.testing.assert_allclose(dense_inverse(A) @ A, np.eye(30), atol=1e-6)
+
+
+@pytest.mark.parametrize("rounding", [0.0, 3e-14, 3e-12, -2e-13])
+def test_of_a_free_body_it_is_the_pseudo_inverse(rounding):
+    """Sums of rounding are larger than the rounding of the inverse: the gap to the other eigenvalues tells them."""
+    values = np.concatenate([np.full(6, rounding), np.geomspace(1e-5, 1, 60)])
+
+    assert np.linalg.norm(dense_inverse(matrix(values)), 2) < 1e7
+
+
+def test_of_a_slender_beam_nothing_is_cut():
+    values = np.linspace(1, 40, 40) ** 4 * 1e-11
+
+    assert np.linalg.norm(dense_inverse(matrix(values)), 2) > 0.1 / values[0]
+
+
+def test_of_what_is_only_rounding_it_is_zero():
+    assert not dense_inverse(np.array([[3e-17]]), negligible=1e-13).any()
+    assert not dense_inverse(np.zeros((2, 2))).any()
+
+
+def test_numbers_out_of_range_are_refused():
+    with pytest.raises(InputError, match="badly scaled"):
+        dense_inverse(np.array([[np.inf]]))
