@@ -111,7 +111,8 @@ class SolveResult:
     Parameters
     ----------
     x : array, (n,)
-        The last iterate.
+        The solution. Of a solve that failed, the iterate with the smallest residual; of one that was merely ended early the last
+        one, whose error is the smallest in the norm of A, unless its residual is 100 times the smallest one.
     reason : StopReason
     message : str
         The reason, with the numbers of this solve.
@@ -230,7 +231,7 @@ class BlockSolveResult:
     Parameters
     ----------
     x : array, (n, columns)
-        The last iterates.
+        The solutions, each as in :class:`SolveResult`.
     columns : tuple of SolveResult
         One for each right-hand side, with the cost of all of them together.
     iterations : int
