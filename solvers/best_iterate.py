@@ -39,8 +39,11 @@ class BestIterate:
     """
 
     def __init__(self, x: Array, residuals: Sequence[float]) -> None:
-        self.x, self.last = x.copy(), list(residuals)
-        self.residuals = [residual if residual >= 0 else math.inf for residual in residuals]
+        self.x, self.last, self.residuals = x.copy(), list(residuals), list(residuals)
+        for column, residual in enumerate(residuals):
+            if not math.isfinite(residual):  # a coarse level may fail at once: zero is better, whose residual is b
+                (self.x if x.ndim == 1 else self.x[:, column])[...] = 0
+                self.residuals[column] = 1.0
         self._looks = self._copies = 0
 
     def note(self, x: Array, residuals: Sequence[float]) -> None:

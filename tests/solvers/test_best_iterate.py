@@ -114,6 +114,12 @@ class TestCopies:
         assert best.x.tolist() == [0.0, 0.0]
         assert best.is_better(StopReason.NOT_FINITE, np.nan)
 
+    def test_of_a_first_iterate_that_is_no_number_are_zero(self):
+        best = BestIterate(np.full((2, 2), np.nan), [np.nan, 0.5])
+
+        assert best.x[:, 0].tolist() == [0.0, 0.0]
+        assert best.is_better(StopReason.NOT_FINITE, np.nan, 0)
+
     def test_on_a_plateau_are_rare(self):
         best, copies = BestIterate(np.zeros(1), [1.0]), set()
         for number in range(320):
