@@ -61,6 +61,21 @@ def test_of_one_that_is_stopped_early_is_the_last():
     assert np.array_equal(result.x, result.state.x)
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_of_an_indefinite_matrix_with_a_coarse_level_is_no_worse_than_zero(columns):
+    beam = Cantilever(nodes=(9, 5, 5), dof=3)
+    A = beam.matrix()
+    M = smoothed_aggregation(A, coordinates=beam.mesh.coordinates(), aggregate_nodes=27)
+    A.values[...] *= -1.0
+    B = np.random.default_rng(0).standard_normal((A.shape[0], columns))
+
+    result = (cg if columns == 1 else block_cg)(A, B[:, 0] if columns == 1 else B, M=M)
+
+    for column in result.columns:
+        assert not column.converged
+        assert column.true_residual <= 100.0
+
+
 def test_a_state_keeps_the_last_iterate():
     A = neumann()
     result = cg(A, outside(A), rtol=1e-10, maxiter=4000)
