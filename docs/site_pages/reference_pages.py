@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.experiments import Experiment
 
-PACKAGES = ("spmv", "streaming", "solvers", "distributed", "fem", "experiments")
+PACKAGES = ("spmv", "streaming", "solvers", "distributed", "fem", "experiments", "streaming.testing")
 
 
 def write(folder: Path) -> None:
