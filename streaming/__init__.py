@@ -18,7 +18,6 @@ from penstock.streaming.stores.host_store import HostStore
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
 from penstock.streaming.stores.packing import index_of
 from penstock.streaming.stores.store_builder import StoreBuilder
-from penstock.streaming.stores.wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper
 from penstock.streaming.streamed_matrix import StreamedMatrix
 from penstock.streaming.swept_matrix import Sweeps, SweptMatrix
 
@@ -28,11 +27,9 @@ __all__ = [
     "ColumnExtents",
     "Compute",
     "Copy",
-    "CountingStore",
     "Division",
     "Executor",
     "ExecutorSetup",
-    "FaultyStore",
     "FileStore",
     "HazardError",
     "HeterogeneousMatrix",
@@ -45,11 +42,9 @@ __all__ = [
     "Release",
     "Ring",
     "Schedule",
-    "SlowStore",
     "Span",
     "Store",
     "StoreBuilder",
-    "StoreWrapper",
     "StreamPlan",
     "StreamedMatrix",
     "Subdivision",

@@ -12,7 +12,7 @@ from test_architecture import FOLDERS, ROOT
 
 from penstock.spmv.compilation.table import KERNELS
 
-PACKAGES = ("penstock", *(f"penstock.{folder}" for folder in FOLDERS))
+PACKAGES = ("penstock", *(f"penstock.{folder}" for folder in FOLDERS), "penstock.streaming.testing")
 #: Names without a docstring of their own: what ``__doc__`` returns is that of their type. A comment ``#:`` above the assignment
 #: documents them, which Sphinx and editors show, and the examples of their type or of functions that take them show their use.
 CONSTANTS = {
@@ -27,6 +27,7 @@ CONSTANTS = {
 #: Names with a docstring, whose example stands elsewhere.
 WITHOUT_EXAMPLE = {
     "penstock.experiments.Experiment": "the JSON schema takes the docstring as its description; see penstock.experiments",
+    "penstock.streaming.testing.StoreContract": "pytest runs it; its docstring shows how to inherit it",
 }
 #: Examples that are not run.
 SKIPPED = {

@@ -22,7 +22,8 @@ from penstock.front_door import find_device
 from penstock.scratch import scratch_folder
 from penstock.solvers import cg
 from penstock.spmv import CPU, Device, DeviceError, StoreError
-from penstock.streaming import FaultyStore, FileStore, HostStore, StreamedMatrix
+from penstock.streaming import FileStore, HostStore, StreamedMatrix
+from penstock.streaming.testing import FaultyStore
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 BEAM = Cantilever(nodes=(9, 5, 5), dof=3)

@@ -15,9 +15,10 @@ from penstock.solvers import block_jacobi, cg, jacobi
 from penstock.solvers.cg import CgRecurrence
 from penstock.solvers.cg_kernels import Scalar
 from penstock.spmv import BudgetError, CsrMatrix, DeviceError, InputError, StoreError
-from penstock.streaming import FaultyStore, FileStore, HostStore, MemoryBudget, Ring, StreamedMatrix, plan_stream
+from penstock.streaming import FileStore, HostStore, MemoryBudget, Ring, StreamedMatrix, plan_stream
 from penstock.streaming.stores import host_store
 from penstock.streaming.stores.buffers import aligned_buffer
+from penstock.streaming.testing import FaultyStore
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")]
 

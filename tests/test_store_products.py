@@ -9,8 +9,9 @@ import penstock
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import multiply
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, StoreError
-from penstock.streaming import FaultyStore, FileStore, HostStore, StreamedMatrix
+from penstock.streaming import FileStore, HostStore, StreamedMatrix
 from penstock.streaming.stores.whole import read_whole
+from penstock.streaming.testing import FaultyStore
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.experiments import Experiment
 
-PACKAGES = ("spmv", "streaming", "solvers", "distributed", "fem", "experiments")
+PACKAGES = ("spmv", "streaming", "solvers", "distributed", "fem", "experiments", "streaming.testing")
 
 
 def write(folder: Path) -> None:
@@ -34,7 +34,8 @@ def _package_page(package: str) -> str:
     """Return a page that lists the public names of a package by what they are."""
     module = importlib.import_module(package)
     kinds: dict[str, list[str]] = {"Functions": [], "Classes": [], "Errors": [], "Data": []}
-    for name in sorted(module.__all__, key=str.lower):
+    below = importlib.import_module("penstock.spmv").__all__ if package == "penstock" else ()
+    for name in sorted(set(module.__all__).difference(below), key=str.lower):
         if name.startswith("__"):
             continue
         thing = getattr(module, name)
@@ -61,6 +62,9 @@ def _package_page(package: str) -> str:
             lines += [kind, "-" * len(kind), ""]
             for name in names:
                 lines += [f".. autodata:: {name}", "   :no-value:", ""]
+    if shared := sorted(set(module.__all__).intersection(below)):  # each has one page only
+        listed = [f"   ~spmv.{name}" for name in shared]
+        lines += ["From penstock.spmv", "------------------", "", ".. autosummary::", "", *listed, ""]
     return "\n".join(lines)
 
 

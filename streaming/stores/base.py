@@ -15,7 +15,7 @@ __all__ = ["PageLockable", "Store"]
 class Store(Protocol):
     """A matrix cut into subdivisions and kept outside the memory of the computing device.
 
-    ``penstock.streaming.stores.testing.StoreContract`` tests an implementation.
+    ``penstock.streaming.testing.StoreContract`` tests an implementation.
 
     Examples
     --------

@@ -26,7 +26,7 @@ _FILL = 0xA5
 
 
 class StoreContract:
-    """Tests of the :class:`Store` interface.
+    """Tests of the :class:`~penstock.streaming.Store` interface.
 
     A subclass defines two pytest fixtures: ``slabs``, the row slabs of a matrix in the format of the store, and
     ``open_store``, a function without arguments that opens a store of these slabs. The tests call it several times and close
@@ -62,7 +62,7 @@ class StoreContract:
             assert isinstance(as_slab(slabs[0]), format_named(index.format_name))
 
     def test_every_part_equals_the_packed_slab(self, open_store: OpenStore, slabs: Sequence[Any]) -> None:
-        """The whole, the structure and the values are the bytes that :func:`pack` writes."""
+        """The whole, the structure and the values are the bytes that ``pack`` writes."""
         with _opened(open_store) as store:
             for number, slab in enumerate(slabs):
                 subdivision = store.index.subdivisions[number]

@@ -25,7 +25,8 @@ class StoreWrapper:
     Examples
     --------
     >>> from penstock.fem import Cantilever
-    >>> from penstock.streaming import HostStore, StoreWrapper
+    >>> from penstock.streaming import HostStore
+    >>> from penstock.streaming.testing import StoreWrapper
     >>> class LoudStore(StoreWrapper):
     ...     def read_into(self, number, buffer, part="whole"):
     ...         print(f"subdivision {number}")
@@ -64,7 +65,8 @@ class SlowStore(StoreWrapper):
     Examples
     --------
     >>> from penstock.fem import Cantilever
-    >>> from penstock.streaming import HostStore, SlowStore, StreamedMatrix
+    >>> from penstock.streaming import HostStore, StreamedMatrix
+    >>> from penstock.streaming.testing import SlowStore
     >>> beam = Cantilever(nodes=4, dof=3)
     >>> store = SlowStore(HostStore.create(beam.subdivisions(4)), bytes_per_second=100e6)
     >>> with StreamedMatrix(store, "64 KiB") as A:
@@ -98,7 +100,8 @@ class FaultyStore(StoreWrapper):
     --------
     >>> from penstock.fem import Cantilever
     >>> from penstock.spmv import StoreError
-    >>> from penstock.streaming import FaultyStore, HostStore, StreamedMatrix
+    >>> from penstock.streaming import HostStore, StreamedMatrix
+    >>> from penstock.streaming.testing import FaultyStore
     >>> beam = Cantilever(nodes=4, dof=3)
     >>> def fail(read, number):
     ...     if number == 2:
@@ -139,7 +142,8 @@ class CountingStore(StoreWrapper):
     Examples
     --------
     >>> from penstock.fem import Cantilever
-    >>> from penstock.streaming import CountingStore, HostStore, StreamedMatrix
+    >>> from penstock.streaming import HostStore, StreamedMatrix
+    >>> from penstock.streaming.testing import CountingStore
     >>> beam = Cantilever(nodes=4, dof=3)
     >>> store = CountingStore(HostStore.create(beam.subdivisions(4)))
     >>> with StreamedMatrix(store, "64 KiB") as A:

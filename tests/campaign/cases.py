@@ -32,7 +32,8 @@ from penstock.matrix_files import read_matrix
 from penstock.solvers import block_cg, cg
 from penstock.solvers.preconditioner_spec import preconditioner_spec
 from penstock.spmv import CPU, PenstockError, StoreError, format_named
-from penstock.streaming import FaultyStore, FileStore, HostStore, StreamedMatrix
+from penstock.streaming import FileStore, HostStore, StreamedMatrix
+from penstock.streaming.testing import FaultyStore
 
 BEAM = Cantilever(nodes=(9, 5, 5), dof=3)
 FORMATS = ("csr", "bsr", "ell", "sell", "hyb", "sliced_bsr", "sliced_ell", "symmetric_bsr", "coo")

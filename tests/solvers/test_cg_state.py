@@ -9,8 +9,9 @@ import pytest
 from penstock.fem import Cantilever
 from penstock.solvers import CgState, StopReason, block_jacobi, cg, jacobi
 from penstock.spmv import StoreError
-from penstock.streaming import FaultyStore, FileStore, HostStore, StreamedMatrix
+from penstock.streaming import FileStore, HostStore, StreamedMatrix
 from penstock.streaming.planning.workload import Ring
+from penstock.streaming.testing import FaultyStore
 
 # Starting this far away costs so many digits that a true residual replaces the recursive one on the way to rtol.
 DISTANCE, RTOL = 1e8, 1e-10

@@ -10,19 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.spmv import BudgetError, CountsTraffic, CsrMatrix, HasAbsoluteProduct, InputError, StoreError
-from penstock.streaming import (
-    CountingStore,
-    FaultyStore,
-    FileStore,
-    HostStore,
-    MemoryBudget,
-    Ring,
-    SlowStore,
-    StreamedMatrix,
-    Timeline,
-    index_of,
-    plan_stream,
-)
+from penstock.streaming import FileStore, HostStore, MemoryBudget, Ring, StreamedMatrix, Timeline, index_of, plan_stream
+from penstock.streaming.testing import CountingStore, FaultyStore, SlowStore
 
 NAMES = (
     "beam csr float64 storage",

@@ -11,17 +11,8 @@ import pytest
 
 from penstock.spmv import InputError, StoreError, format_named, format_names
 from penstock.spmv.formats.partition import cut_rows
-from penstock.streaming import (
-    CountingStore,
-    FaultyStore,
-    FileStore,
-    HostStore,
-    MemoryBudget,
-    Ring,
-    SlowStore,
-    StreamedMatrix,
-    plan_stream,
-)
+from penstock.streaming import FileStore, HostStore, MemoryBudget, Ring, StreamedMatrix, plan_stream
+from penstock.streaming.testing import CountingStore, FaultyStore, SlowStore
 
 KEYWORDS = {
     "bsr": {"block_size": 3},

@@ -13,7 +13,6 @@ from penstock.streaming import (
     Compute,
     Copy,
     ExecutorSetup,
-    FaultyStore,
     HostStore,
     LinkRates,
     MemoryBudget,
@@ -26,6 +25,7 @@ from penstock.streaming import (
 )
 from penstock.streaming.execution import graph_cache
 from penstock.streaming.execution.graph_cache import GraphCache
+from penstock.streaming.testing import FaultyStore
 
 
 class PlainExecutor:

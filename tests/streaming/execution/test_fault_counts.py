@@ -9,8 +9,9 @@ import pytest
 import scipy.sparse
 
 from penstock.spmv import StoreError
-from penstock.streaming import FaultyStore, FileStore, HostStore, Ring, StreamedMatrix
+from penstock.streaming import FileStore, HostStore, Ring, StreamedMatrix
 from penstock.streaming.stores.buffers import aligned_buffer
+from penstock.streaming.testing import FaultyStore
 
 SWEEPS = 1000
 # What the interpreter's own allocator and counters may add. The matrix of 1 MB leaked once in 10 sweeps would add 100 MB.

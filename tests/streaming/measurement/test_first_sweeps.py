@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from penstock.fem import Cantilever
-from penstock.streaming import HostStore, LinkRates, Ring, SlowStore, StreamedMatrix, Workload, choose
+from penstock.streaming import HostStore, LinkRates, Ring, StreamedMatrix, Workload, choose
 from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.planning.choice import Candidate
+from penstock.streaming.testing import SlowStore
 
 BEAM = Cantilever(nodes=(65, 9, 9), dof=3)
 WORKLOADS = [Workload(degree=degree) for degree in (1, 5, 9)]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from penstock.spmv import BsrMatrix, CsrMatrix
-from penstock.streaming import CountingStore, FaultyStore, FileStore, HostStore, SlowStore, StoreWrapper
+from penstock.streaming import FileStore, HostStore
 from penstock.streaming.stores import host_store
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.packing import index_of, pack
-from penstock.streaming.stores.testing import StoreContract
+from penstock.streaming.testing import CountingStore, FaultyStore, SlowStore, StoreContract, StoreWrapper
 
 BOUNDS = [0, 12, 24, 60, 96]
 MATRICES = {

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from penstock.spmv import StoreError
-from penstock.streaming import CountingStore, FaultyStore, HostStore, SlowStore, Store, StoreWrapper
+from penstock.streaming import HostStore, Store
 from penstock.streaming.stores.buffers import aligned_buffer
+from penstock.streaming.testing import CountingStore, FaultyStore, SlowStore, StoreWrapper
 
 PARTS = ("whole", "structure", "values")
 
