@@ -15,10 +15,13 @@ PAGES = [
     "start/first-solve",
     "how-to/another-program",
     "how-to/choose-a-preconditioner",
+    "how-to/choose-memory",
     "how-to/from-disk",
+    "how-to/it-does-not-converge",
     "how-to/many-load-cases",
     "how-to/resume",
     "how-to/scikit-fem",
+    "how-to/singular-and-free-systems",
 ]
 BEAM = Cantilever(nodes=(33, 5, 5), dof=3)
 
