@@ -41,7 +41,9 @@ class BestIterate:
     def __init__(self, x: Array, residuals: Sequence[float]) -> None:
         self.x, self.last, self.residuals = x.copy(), list(residuals), list(residuals)
         for column, residual in enumerate(residuals):
-            if not residual <= 1.0:  # zero is better, whose residual is b, than what a bad guess or coarse level begins with
+            if (
+                not residual <= 1.0
+            ):  # zero is better, whose residual is b, than what a bad guess or coarse level begins with
                 (self.x if x.ndim == 1 else self.x[:, column])[...] = 0
                 self.residuals[column] = 1.0
         self._looks = self._copies = 0
