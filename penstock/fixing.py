@@ -61,6 +61,11 @@ def fix(A: Any, b: Any, unknowns: Any, values: Any = 0.0) -> FixedSystem:
     values : float or array, (fixed,) or (fixed, k)
         Their values.
 
+    Returns
+    -------
+    FixedSystem
+        With the reduced ``A`` and ``b``, and ``restore(x)``, which puts the fixed values back.
+
     Raises
     ------
     InputError

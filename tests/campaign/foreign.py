@@ -80,7 +80,7 @@ def builder(seed: int, base: Path) -> str:
     """Build a store of random shape in little memory: what is taken stays near it, and the matrix is that of the entries."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     shape = (rng.choice([1, 100, 10**5, 10**7, 10**9, 10**12]), rng.choice([1, 5, 10**5]))
-    memory = rng.choice([1 << 10, 1 << 16, 1 << 20, 16 << 20])
+    memory = rng.choice([1 << 16, 1 << 20, 16 << 20] if shape[0] > 10**5 else [1 << 10, 1 << 16, 1 << 20])
     entries = rng.choice([0, 1, 1000, 200_000])
     rows, columns = (numbers.integers(0, size if rng.random() < 0.7 else min(size, 50), entries) for size in shape)
     values = numbers.standard_normal(entries)
