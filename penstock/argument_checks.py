@@ -37,7 +37,7 @@ def checked_options(
             f"preconditioner must be 'auto', a registered name such as 'jacobi', or a choice with options of its own such as "
             f"ChebyshevSpec(degree=9), not {_short(preconditioner)}; penstock.solvers.cg takes matrices and operators as M"
         )
-    if on_failure not in ("return", "warn", "raise"):
+    if not isinstance(on_failure, str) or on_failure not in ("return", "warn", "raise"):
         raise InputError(f"on_failure must be 'return', 'warn' or 'raise', not {_short(on_failure)}")
     whole = isinstance(block_size, Integral) and not isinstance(block_size, bool)
     if block_size != "auto" if isinstance(block_size, str) else not whole:
@@ -47,7 +47,11 @@ def checked_options(
     _check_numbers("near_null_space", near_null_space, "(n,) or (n, k)", (1, 2))
     _check_numbers("coordinates", coordinates, "(nodes, 2) or (nodes, 3)", (2,))
     options = {"near_null_space": near_null_space, "coordinates": coordinates}
-    return {name: value for name, value in options.items() if value is not None}
+    return {
+        name: value.to_numpy() if hasattr(value, "to_numpy") else value  # of pandas
+        for name, value in options.items()
+        if value is not None
+    }
 
 
 def _check_numbers(name: str, given: Any, shapes: str, dimensions: tuple[int, ...]) -> None:

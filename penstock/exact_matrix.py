@@ -72,6 +72,7 @@ class ExactMatrix:
         x, columns = x.copy(), list(columns)
         residuals = self._residuals(b, x)
         relative = _norms(xp, residuals) / scales
+        halted: set[int] = set()
         for _ in range(_MOST_CORRECTIONS):
             [left] = np.nonzero(doubtful & met & (relative > tolerances))
             if not left.size:
@@ -83,7 +84,10 @@ class ExactMatrix:
             residuals = self._residuals(b, x)
             relative = _norms(xp, residuals) / scales
             for place, column in enumerate(left):
-                columns[column] = _further(columns[column], costs[place], before[column])
+                columns[column] = _further(columns[column], costs[place], float(before[column]))
+                if costs[place].reason is StopReason.STOPPED:
+                    met[column] = False
+                    halted.add(int(column))
             worse = [place for place, column in enumerate(left) if not relative[column] < 0.5 * before[column]]
             for place in worse:  # the difference is too large for the stored matrix to correct it
                 column = left[place]
@@ -91,7 +95,10 @@ class ExactMatrix:
                     x[:, column], relative[column] = kept[:, place], before[column]
                 met[column] = False
         for [column] in np.argwhere(doubtful):
-            columns[column] = _told(columns[column], float(relative[column]), float(tolerances[column]))
+            stopped = int(column) in halted
+            columns[column] = _told(
+                columns[column], float(relative[column]), float(tolerances[column]), stopped=stopped
+            )
         return columns, x
 
     def _residuals(self, b: Array, x: Array) -> Array:
@@ -111,7 +118,7 @@ def _norms(xp: Any, block: Array) -> np.ndarray[Any, Any]:
 
 def _further(column: SolveResult, correction: SolveResult, scale: float) -> SolveResult:
     """Return a result with the iterations and the cost of a correction added."""
-    norms = [*column.residual_norms, *(scale * norm for norm in correction.residual_norms[1:])]
+    norms = [*column.residual_norms, *(float(scale * norm) for norm in correction.residual_norms[1:])]
     names = {**column.timings, **correction.timings}
     timings = {name: column.timings.get(name, 0.0) + correction.timings.get(name, 0.0) for name in names}
     return replace(
@@ -124,10 +131,10 @@ def _further(column: SolveResult, correction: SolveResult, scale: float) -> Solv
     )
 
 
-def _told(column: SolveResult, residual: float, tolerance: float) -> SolveResult:
+def _told(column: SolveResult, residual: float, tolerance: float, *, stopped: bool) -> SolveResult:
     """Return a result that tells the residual of the given matrix."""
     reason = column.reason
     if column.converged and not residual <= tolerance:
-        reason = StopReason.STAGNATED
+        reason = StopReason.STOPPED if stopped else StopReason.STAGNATED
     cost = {name: getattr(column, name) for name in ("sweeps", "bytes_streamed", "timings", "state", "decisions")}
     return SolveResult.of(column.x, reason, column.residual_norms, residual, column.rounding_floor, **cost)

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.spmv import InputError
+from penstock.spmv.errors import advice_on_type
 
 __all__ = ["FixedSystem", "fix"]
 
@@ -79,8 +80,16 @@ def fix(A: Any, b: Any, unknowns: Any, values: Any = 0.0) -> FixedSystem:
     >>> reduced.restore(penstock.solve(reduced.A, reduced.b, device="cpu").x).round(6).tolist()
     [1.0, 2.0, 3.0, 4.0, 5.0]
     """
-    matrix = scipy.sparse.csr_array(A)
-    n, right = matrix.shape[0], np.asarray(b, dtype=np.float64)
+    if not (scipy.sparse.issparse(A) or isinstance(A, np.ndarray)) or scipy.sparse.issparse(b):
+        raise InputError(
+            f"fix takes a SciPy matrix or a dense array and an array, not {type(A).__name__} and {type(b).__name__}"
+        )
+    matrix, given = scipy.sparse.csr_array(A), np.asarray(values)
+    n, right = matrix.shape[0], np.asarray(b)
+    for name, of in (("A", matrix), ("b", right), ("values", given)):
+        if of.dtype.kind not in "fiub":
+            raise InputError(f"{name} has type {of.dtype}; {advice_on_type(of.dtype.kind)}")
+    right, given = right.astype(np.float64), given.astype(np.float64)
     if matrix.shape != (n, n) or right.ndim not in (1, 2) or len(right) != n:
         raise InputError(
             f"A of shape {matrix.shape} and b of shape {right.shape} are no system; expected (n, n) and (n,) or (n, k)"
@@ -92,7 +101,6 @@ def fix(A: Any, b: Any, unknowns: Any, values: Any = 0.0) -> FixedSystem:
     ):
         raise InputError(f"unknowns must be different numbers of 0 to {n - 1}, or {n} truth values")
     fixed = fixed.astype(np.int64)
-    given = np.asarray(values, dtype=np.float64)
     try:
         prescribed = np.broadcast_to(
             given[:, None] if given.ndim == 1 and right.ndim == 2 else given, (fixed.size, *right.shape[1:])

@@ -12,6 +12,7 @@ import scipy.sparse
 from penstock.foreign import as_matrix, like
 from penstock.solvers import BlockSolveResult, SolveResult
 from penstock.spmv import CPU, Array, CsrMatrix, Device, InputError, SparseMatrix, as_operator, device_of
+from penstock.spmv.conversion import FunctionOperator, as_operator_for
 from penstock.spmv.errors import advice_on_type
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats.validation import in_csr
@@ -50,6 +51,8 @@ class GivenMatrix:
         if self.kind in ("csr", "format") and self.matrix.dtype != np.float64:
             A = self.matrix
             return replace(self, matrix=A.from_arrays(A.shape, np.float64, A.arrays(), A.parameters()))
+        if self.kind == "operator" and isinstance(self.matrix, FunctionOperator):
+            return replace(self, matrix=as_operator_for(self.matrix, np.empty(0)))
         return self
 
 

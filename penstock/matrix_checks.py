@@ -60,10 +60,11 @@ def check_matrix(statistics: MatrixStatistics, name: str) -> Symmetry:
         return symmetry
     row, column = symmetry.row, symmetry.column
     advice = _advice_on_symmetry(A, symmetry.largest)
+    one, other = A[row, column], A[column, row]
     raise InputError(
-        f"{name} is not symmetric: the largest difference is between entry ({row}, {column}), {A[row, column]:.6g}, and entry "
-        f"({column}, {row}), {A[column, row]:.6g}, counted from 0, and {symmetry.beyond_rounding} entries differ by more than "
-        f"rounding; {advice}"
+        f"{name} is not symmetric: the largest difference is between entry ({row}, {column}), {one:.6g}, and entry "
+        f"({column}, {row}), {other:.6g}, counted from 0 (they differ by {abs(one - other):.2g}), and "
+        f"{symmetry.beyond_rounding} entries differ by more than rounding; {advice}"
     )
 
 

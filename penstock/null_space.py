@@ -17,6 +17,8 @@ __all__ = ["NullSpace", "inconsistent_result", "known_modes"]
 
 # A given vector is in the null space if A maps it to less than this share of what |A| makes of its absolute values.
 _GIVEN = 1e-6
+# What is left of a vector is rounding below this share of its largest entry.
+_ROUNDING = 1e-14
 # A known one is, if the image is within so many roundings of a row's terms.
 _ROUNDINGS = 64
 _FIRST_ROWS = 1024
@@ -47,7 +49,10 @@ class NullSpace:
             if null_space != "constants":
                 raise InputError(f"null_space must be 'constants' or an array of shape ({rows}, k), not {null_space!r}")
             return cls(np.full((rows, 1), 1 / np.sqrt(rows)))
-        host = null_space.get() if hasattr(null_space, "get") else np.asarray(null_space)
+        try:
+            host = _on_host(null_space)
+        except ValueError:  # rows of different lengths
+            host = np.empty(0, dtype=object)
         if host.dtype.kind not in "fiub" or host.ndim not in (1, 2) or len(host) != rows or not host.size:
             raise InputError(
                 f"null_space must be 'constants' or real numbers of shape ({rows}, k), not an array of shape {host.shape} and "
@@ -75,7 +80,7 @@ class NullSpace:
         """
         longest = np.abs(modes).max(axis=0)
         modes = modes[:, longest > 0] / longest[longest > 0]
-        rows, unit = A.shape[0], float(np.finfo(str(A.values.dtype)).eps) / 2
+        rows, unit = A.shape[0], float(np.finfo(np.float64).eps) / 2
         factor, start, count = np.zeros((0, modes.shape[1])), 0, _FIRST_ROWS
         while start < rows and modes.shape[1]:
             stop = min(rows, start + count)
@@ -116,10 +121,17 @@ class NullSpace:
             )
 
     def without(self, vectors: Array) -> Array:
-        """Return vectors, (n,) or (n, k), less their components in the null space, where they live and of their type."""
+        """Return vectors, (n,) or (n, k), less their components in the null space, as float64 where they live.
+
+        They are removed twice, as rounding of large ones leaves some; where only rounding is left, so are the rest.
+        """
         home: Device = device_of(vectors)
-        basis = home.asarray(self.basis)
-        return (vectors - basis @ (basis.T @ vectors)).astype(vectors.dtype)
+        basis, block = home.asarray(self.basis), vectors.astype(np.float64)
+        left = block
+        for _ in range(2):
+            left = left - basis @ (basis.T @ left)
+        largest = home.xp.abs(block).max(axis=0)
+        return home.xp.where(home.xp.abs(left).max(axis=0) > _ROUNDING * largest, left, 0.0)
 
     def shares(self, vectors: Array) -> np.ndarray[Any, Any]:
         """Return the share of each vector's norm that lies in the null space; 0 for zero vectors."""
@@ -140,14 +152,19 @@ def known_modes(options: dict[str, Any], rows: int, block_size: Any) -> np.ndarr
     size = block_size if isinstance(block_size, int) and block_size > 0 else 1
     found = None
     if given is not None:
-        found = np.asarray(given.get() if hasattr(given, "get") else given, dtype=np.float64).reshape(len(given), -1)
+        found = np.asarray(_on_host(given), dtype=np.float64).reshape(len(given), -1)
     elif points is not None and not callable(points) and size > 1:
-        host = np.asarray(points.get() if hasattr(points, "get") else points, dtype=np.float64)
+        host = np.asarray(_on_host(points), dtype=np.float64)
         if host.ndim == 2 and (host.shape[1], size) in {(2, 2), (2, 3), (3, 3), (3, 6)}:
             found = rigid_body_modes(host, size)
     if found is None or found.shape[0] != rows or not np.isfinite(found).all():
         return np.ones((rows, 1))
     return found
+
+
+def _on_host(given: Any) -> np.ndarray[Any, Any]:
+    """Return an array of CuPy, or what NumPy takes for one, on the host."""
+    return np.asarray(given.get() if type(given).__module__.startswith("cupy") else given)
 
 
 def _rows_on_host(A: CsrMatrix, start: int, stop: int) -> scipy.sparse.csr_array:

@@ -14,8 +14,8 @@ from penstock.null_space import NullSpace, inconsistent_result
 from penstock.progress import Reporter, solve_progress
 from penstock.request import Placement, Request
 from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, block_cg, cg, jacobi, solve_many
-from penstock.solvers.checks import check_tolerances
-from penstock.spmv import Array, InputError, Operator
+from penstock.solvers.checks import check_finite, check_tolerances
+from penstock.spmv import Array, InputError, Operator, device_of
 from penstock.streaming import LevelOrder, StreamedMatrix
 
 __all__ = ["AnyResult", "OpenSystem"]
@@ -110,7 +110,7 @@ class OpenSystem:
         """
         b.check_rows(self.A.shape[0])
         check_tolerances(rtol, atol)
-        narrow = self.narrow and b.is_narrow
+        narrow = self.narrow and b.is_narrow and self.A.dtype == np.float64
         rtol = max(rtol, _SINGLE_ROUNDING) if narrow else rtol
         with self.A.device.current():
             shares = self._unreachable_shares(b, rtol, atol)
@@ -138,7 +138,7 @@ class OpenSystem:
 
                     columns, x = self.exact.settled(columns, posed.as_block(), x, rtol, atol, correct)
             if self.null_space is not None:
-                x = self.null_space.without(x)
+                columns, x = self._shortest(posed, columns, x, max(rtol, 0.0), atol)
             if narrow:
                 columns, x = self._narrowed(posed, columns, x, rtol)
             return self._returned(result, b, columns, x, shares)
@@ -155,9 +155,10 @@ class OpenSystem:
         """Return the right-hand sides to solve for: without a given null space, and zero where there is no solution."""
         array = b.array
         if self.null_space is not None:
+            check_finite(b.name, array, device_of(array))
             removed = float(self.null_space.shares(array).max())
             self._remarks = [f"{'null space':<11} removed from b, which it makes up to {removed:.2g} of, and from x"]
-            array = self.null_space.without(array * 1.0)
+            array = self.null_space.without(array)
         if shares.any():
             array = array * 1.0
             array.reshape(len(array), -1)[:, shares > 0] = 0
@@ -175,17 +176,46 @@ class OpenSystem:
         guess = None if x0 is None else x0.block(A.dtype, order)
         return solve_many(A, b.block(A.dtype, order), guess, memory=memory, **options)
 
+    def _shortest(
+        self, b: GivenVectors, columns: list[SolveResult], x: Array, rtol: float, atol: float
+    ) -> tuple[list[SolveResult], Array]:
+        """Return solutions without the null space, and results that tell their residuals.
+
+        A solution that would then miss the tolerance, as A maps the given vectors to zero only nearly, stays as it is.
+        """
+        assert self.null_space is not None
+        shorter, told = self.null_space.without(x), []
+        for number, column in enumerate(columns):
+            norm, scale = self._residual(b, shorter, number), float(b.norms()[number])
+            if column.converged and not norm * (scale or 1.0) <= max(rtol * scale, atol):
+                shorter[:, number] = x[:, number]
+                told.append(column)
+            else:
+                told.append(replace(column, true_residual=norm))
+        return told, shorter
+
+    def _residual(self, b: GivenVectors, x: Array, number: int) -> float:
+        """Return ``||b - A x|| / ||b||`` of a column, with the matrix as it was given if it is known."""
+        device, order, A = self.A.device, self.order, self.A
+        if self.exact is not None:
+            A, device, order = self.exact.A, self.exact.A.device, None
+        of_b, of_x = (GivenVectors(block[:, number], "b") for block in (b.as_block(), x))
+        residual = of_b.column(device, A.dtype, order).copy()
+        A.apply(of_x.column(device, A.dtype, order), residual, alpha=-1.0, beta=1.0)
+        return float(device.xp.linalg.norm(residual)) / float(of_b.norms()[0] or 1.0)
+
     def _narrowed(
         self, b: GivenVectors, columns: list[SolveResult], x: Array, rtol: float
     ) -> tuple[list[SolveResult], Array]:
         """Return solutions rounded to float32, and results that tell their residuals."""
-        device, order, dtype = self.A.device, self.order, np.float64
-        x, told = x.astype(np.float32), []
+        with np.errstate(over="ignore"):
+            rounded, told = x.astype(np.float32), []
+        if not device_of(x).xp.isfinite(rounded).all():
+            self._remarks.append(f"{'precision':<11} x is returned in float64: it leaves the range of float32")
+            return columns, x
+        x = rounded
         for number, column in enumerate(columns):
-            of_b, of_x = (GivenVectors(block[:, number], "b") for block in (b.as_block(), x))
-            residual = of_b.column(device, dtype, order).copy()
-            self.A.apply(of_x.column(device, dtype, order), residual, alpha=-1.0, beta=1.0)
-            norm = float(device.xp.linalg.norm(residual)) / (of_b.norms()[0] or 1.0)
+            norm = self._residual(b, x, number)
             message = f"{column.message}; x is returned in float32, whose rounding leaves a residual of {norm:.3g}"
             told.append(replace(column, true_residual=norm, message=message))
         self._remarks.append(

@@ -20,6 +20,9 @@ _LAST_WILL_DO = (
     StopReason.NOT_POSITIVE_DEFINITE,
     StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE,
 )
+_EARLY = (StopReason.MAXITER, StopReason.STOPPED, StopReason.NOT_FINITE)
+# A solve that breaks down with a residual of more than so many times b has gone astray.
+_BROKEN = 3.0
 # Residuals of a solve that gets on rise and fall by less than this factor, as a rule.
 _GROWN = 100.0
 
@@ -72,4 +75,5 @@ class BestIterate:
             return False
         last = residual if math.isfinite(residual) else self.last[column]
         factor = _GROWN if reason in _LAST_WILL_DO else 1.0
-        return not last <= factor * self.residuals[column]
+        broken = reason not in _EARLY and math.isfinite(residual) and residual > _BROKEN
+        return broken or not last <= factor * self.residuals[column]

@@ -96,7 +96,11 @@ class Method(ABC):
             return x, reason, residual
         with direction_kept(problem.A):
             found = problem.space.norm(problem.true_residual(best.x, problem.A.device.xp.empty_like(x)))
-        return (best.x, _after(problem, reason, found), found) if not found >= residual else (x, reason, residual)
+        if not found >= residual:
+            x, reason, residual = best.x, _after(problem, reason, found), found
+        if residual > problem.absolute(1.0) or not math.isfinite(residual):  # x = 0 is better
+            return problem.A.device.xp.zeros_like(x), reason, problem.absolute(1.0)
+        return x, reason, residual
 
     def block_result(
         self, state: Any, reasons: list[StopReason], residuals: Sequence[float], note: str = ""
@@ -118,6 +122,8 @@ class Method(ABC):
                 if not norm >= residuals[column]:
                     x[:, column] = best.x[:, column]
                     reasons[column], residuals[column] = _after(problem, reasons[column], norm, column), norm
+                if residuals[column] > problem.absolute(1.0, column) or not math.isfinite(residuals[column]):
+                    x[:, column], residuals[column] = 0, problem.absolute(1.0, column)  # which is better
         spent, columns = problem.spent(matrix=problem.matrix_seconds), []
         for column, (reason, residual) in enumerate(zip(reasons, residuals, strict=True)):
             history = state.residual_norms[column]

@@ -32,7 +32,8 @@ class StopReason(enum.Enum):
     STOPPED = "stopped on request between two iterations; resume from the state in the result"
     NOT_POSITIVE_DEFINITE = (
         "stopped because p.Ap <= 0 for a search direction p: the matrix is not positive definite; check its sign and its "
-        "boundary conditions. A symmetric indefinite matrix, such as one with constraints by multipliers, needs MINRES"
+        "boundary conditions. A symmetric indefinite matrix, such as one with constraints by multipliers, needs MINRES; a "
+        "singular one with a b outside its range may show like this, too: give penstock.solve its null_space"
     )
     PRECONDITIONER_NOT_POSITIVE_DEFINITE = (
         "stopped because r.Mr <= 0 for a residual r: the preconditioner M is not positive definite; check it, or leave it "
@@ -199,7 +200,7 @@ class SolveResult:
     def check(self) -> Self:
         """Return the result itself if it has converged, else raise a NotConvergedError with the message."""
         if not self.converged:
-            raise NotConvergedError(self.message)
+            raise NotConvergedError(self.message, self)
         return self
 
     def explain(self) -> str:
@@ -286,7 +287,7 @@ class BlockSolveResult:
     def check(self) -> Self:
         """Return the result itself if all columns have converged, else raise a NotConvergedError."""
         if not self.converged:
-            raise NotConvergedError(self.message)
+            raise NotConvergedError(self.message, self)
         return self
 
     def explain(self) -> str:

@@ -86,7 +86,7 @@ def as_operator_for(A: Any, vectors: Any) -> Operator:
     """
     operator = as_operator(A)
     wider = getattr(vectors, "dtype", np.dtype(np.float64)) == np.float64
-    if not wider or operator is A or operator.dtype == np.float64:
+    if not wider or (operator is A and not isinstance(A, FunctionOperator)) or operator.dtype == np.float64:
         return operator
     if isinstance(operator, FunctionOperator):
         return FunctionOperator(operator.function, operator.shape, np.float64, operator.device, blocks=operator.blocks)

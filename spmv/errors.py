@@ -101,6 +101,11 @@ class DeviceError(PenstockError, RuntimeError):
 class NotConvergedError(PenstockError, ArithmeticError):
     """A solve ended without meeting its tolerance; the message says why, and what to do.
 
+    Attributes
+    ----------
+    result : SolveResult or BlockSolveResult
+        With the best iterate.
+
     Examples
     --------
     >>> import numpy as np, penstock, scipy.sparse
@@ -111,6 +116,10 @@ class NotConvergedError(PenstockError, ArithmeticError):
     ...     print(str(error).split(";")[0])
     stopped at maxiter before the residual met the tolerance
     """
+
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class NotConvergedWarning(RuntimeWarning):

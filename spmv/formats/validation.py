@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from penstock.spmv.compilation.jit import strict_kernel
 from penstock.spmv.device import Array
@@ -159,7 +160,7 @@ def check_values(A: Any, what: str, *, finite: bool = True) -> np.ndarray[Any, A
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float64)
     if finite and not np.isfinite(values).all():
-        entries = A.tocoo()
+        entries = scipy.sparse.coo_array(A)
         place = int(np.argmin(np.isfinite(entries.data)))
         where = f"row {entries.row[place]}, column {entries.col[place]}"
         raise InputError(f"{what} holds {entries.data[place]} in {where}; all entries must be finite")
