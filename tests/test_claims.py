@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import scipy.sparse.csgraph
+import scipy.sparse.linalg
 
 import penstock
 from penstock import InputError, NotConvergedError, NotConvergedWarning, solve
@@ -73,6 +74,23 @@ class TestSymmetricToRounding:
         assert len(seen) >= plain.iterations  # looks of corrections, too
         assert seen == sorted(seen)
 
+    def test_a_stop_in_a_correction_is_a_stop(self):
+        A, rng = line(20_000), np.random.default_rng(0)
+        A.data *= 1 + 4e-13 * np.sign(rng.standard_normal(A.nnz))
+        plain = solve(A, np.ones(20_000), device="cpu", memory=400_000, rtol=1e-11, on_failure="return")
+        looks = []
+
+        def stop(record):
+            looks.append(record.iteration)
+            return len(looks) > 1 and looks[-1] == looks[-2]  # the solve is over, so this is a correction
+
+        result = solve(A, np.ones(20_000), device="cpu", memory=400_000, rtol=1e-11, monitor=stop, on_failure="return")
+
+        assert plain.iterations > 0
+        assert all(type(norm) is float for norm in plain.residual_norms)
+        assert result.reason in (StopReason.STOPPED, plain.reason)
+        assert (result.reason is StopReason.STOPPED) == (len(looks) > 1 and looks[-1] == looks[-2])
+
 
 class TestSingular:
     A = laplacian(20)
@@ -138,6 +156,31 @@ class TestSingular:
     def test_what_is_no_null_space_is_refused(self, null_space, told):
         with pytest.raises(InputError, match=told):
             solve(self.A, self.b, device="cpu", null_space=null_space)
+
+    def test_one_that_is_nearly_such_costs_no_claim(self):
+        A = scipy.sparse.csr_array(self.A + scipy.sparse.diags_array(1e-6 * np.random.default_rng(7).random(400)))
+        b = self.b - self.b.mean()
+
+        result = solve(A, self.b, device="cpu", null_space="constants", on_failure="return")
+
+        assert result.converged == (true_residual(A, b, result.x) <= 1e-8)
+        assert result.true_residual == pytest.approx(true_residual(A, b, result.x), rel=1e-3)
+
+    @pytest.mark.parametrize("b", [np.ones(400), 1e9 + b, (100 + b).astype(np.float32)])
+    def test_a_right_hand_side_that_is_mostly_in_it(self, b):
+        result = solve(self.A, b, device="cpu", null_space="constants")
+
+        assert result.converged
+        assert np.abs(result.x).max() < 1e3
+
+    def test_a_matrix_of_float32_is_singular_only_if_its_entries_are(self):
+        A = scipy.sparse.csr_array((self.A + 1e-5 * scipy.sparse.eye_array(400)).astype(np.float32))
+
+        assert solve(A, np.ones(400), device="cpu").converged
+
+    def test_b_is_checked_before_the_null_space_is_removed(self):
+        with pytest.raises(InputError, match="nan at row 3"):
+            solve(self.A, np.where(np.arange(400) == 3, np.nan, self.b), device="cpu", null_space="constants")
 
     def test_a_small_one_has_a_coarse_level_with_a_pseudo_inverse(self):
         A = laplacian(3)
@@ -205,6 +248,24 @@ class TestSinglePrecision:
             )
             assert column.true_residual < 1e-4
             assert "rounding leaves a residual" in column.message
+
+    def test_operators_too(self):
+        A = scipy.sparse.csr_array(scipy.sparse.kronsum(line(20), line(20)).astype(np.float32))
+        b = np.ones(400, dtype=np.float32)
+
+        for operator in (A.toarray(), scipy.sparse.linalg.aslinearoperator(A)):
+            result = solve(operator, b, device="cpu")
+            assert result.converged
+            assert result.x.dtype == np.float32
+
+    def test_a_solution_beyond_its_range_stays_in_double(self):
+        A = scipy.sparse.csr_array((line(20) * 1e-30).astype(np.float32))
+
+        result = solve(A, np.full(20, 1e10, dtype=np.float32), device="cpu")
+
+        assert result.converged
+        assert result.x.dtype == np.float64
+        assert np.isfinite(result.x).all()
 
 
 @pytest.mark.parametrize("exponent", [10, 24, 60, 300])
