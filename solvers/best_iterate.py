@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from penstock.solvers.result import StopReason
-from penstock.spmv import Array
+from penstock.spmv import Array, device_of
 
 __all__ = ["BestIterate"]
 
@@ -55,15 +55,18 @@ class BestIterate:
         """Copy the columns of an iterate that are better than what is kept."""
         self._looks += 1
         self.last = list(residuals)
-        for column, (residual, best) in enumerate(zip(residuals, self.residuals, strict=True)):
-            between = residual < best and _LOOKS_PER_COPY * self._copies < self._looks
-            if residual < 0.5 * best or between:
-                self._copies += between
-                if x.ndim == 1:
-                    self.x[...] = x
-                else:
-                    self.x[:, column] = x[:, column]
-                self.residuals[column] = residual
+        pairs = list(zip(residuals, self.residuals, strict=True))
+        between = _LOOKS_PER_COPY * self._copies < self._looks
+        better = [residual < 0.5 * best or (between and residual < best) for residual, best in pairs]
+        if not any(better):
+            return
+        self._copies += not any(residual < 0.5 * best for residual, best in pairs)
+        if all(better):
+            self.x[...] = x
+        else:  # in one pass over the block
+            xp = device_of(x).xp
+            xp.copyto(self.x, x, where=xp.asarray(better))
+        self.residuals = [residual if taken else best for taken, (residual, best) in zip(better, pairs, strict=True)]
 
     def is_better(self, reason: StopReason, residual: float, column: int = 0) -> bool:
         """Return whether the copy was better than the last iterate, given the reason for stopping and its relative residual.
