@@ -268,12 +268,18 @@ class StoreBuilder:
         return [*bounds, self.shape[0]]
 
 
+# Beyond every row.
+_NO_ROW = 2**63 - 1
+
+
 class _Run:
     """Sorted entries on disk."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self._files = (("rows", np.int64), ("columns", np.int32), ("values", np.float64))
         self._folder, self._count = folder, count
+        # Where the last slab ended, and the row of the next entry: most slabs of a sparse matrix hold nothing of most runs.
+        self._stop, self._next = -1, -1
 
     @classmethod
     def write(cls, folder: Path, rows: Numbers, columns: Numbers, values: Numbers) -> Self:
@@ -285,9 +291,13 @@ class _Run:
 
     def read(self, start: int, stop: int) -> tuple[Numbers, Numbers, Numbers]:
         """Return the entries of some rows."""
+        if start == self._stop and self._next >= stop:
+            self._stop = stop
+            return np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0)
         # Opened each time: there may be more runs than a process may have files open.
         rows_of_all = np.memmap(self._folder / "rows", dtype=np.int64, mode="r", shape=(self._count,))
         first, last = np.searchsorted(rows_of_all, [start, stop]).tolist()
+        self._stop, self._next = stop, int(rows_of_all[last]) if last < self._count else _NO_ROW
         del rows_of_all
         read = (
             np.fromfile(self._folder / name, dtype=dtype, count=last - first, offset=first * np.dtype(dtype).itemsize)
