@@ -80,6 +80,9 @@ class NullSpace:
         """
         longest = np.abs(modes).max(axis=0)
         modes = modes[:, longest > 0] / longest[longest > 0]
+        if modes.size:  # combinations that are zero themselves say nothing of A
+            left, lengths, _ = np.linalg.svd(modes, full_matrices=False)
+            modes = left[:, lengths > 1e-10 * lengths[0]]
         rows, unit = A.shape[0], float(np.finfo(np.float64).eps) / 2
         factor, start, count = np.zeros((0, modes.shape[1])), 0, _FIRST_ROWS
         while start < rows and modes.shape[1]:

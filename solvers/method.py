@@ -198,7 +198,6 @@ class Method(ABC):
     ) -> None:
         symmetry = SymmetryCheck(self.problem)
         self.best = BestIterate(state.x, self.last_residuals(state))
-        first = self.last_residuals(state)[0]
         while self.running(state):
             if state.iteration >= limit:
                 self.end(state, StopReason.MAXITER)
@@ -216,12 +215,6 @@ class Method(ABC):
             every, stops = self._agreed(checks.every, stops)
             if reason is None and self.running(state):
                 reason = symmetry.look(state.iteration, self.residual_norm(state))
-            if (
-                reason is None
-                and self.problem.columns == 1
-                and self.problem.has_diverged(self.last_residuals(state)[0], first)
-            ):
-                reason = StopReason.INCONSISTENT
             if stops:
                 reason = reason or StopReason.STOPPED
             if reason is not None and self.running(state):

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.solvers.checks import check_finite, check_tolerances
 from penstock.solvers.preconditioners import as_preconditioner
-from penstock.solvers.result import BREAKDOWNS, SolveResult, StopReason
+from penstock.solvers.result import SolveResult, StopReason
 from penstock.solvers.states import SystemMark, direction_kept
 from penstock.spmv import (
     Array,
@@ -244,7 +244,7 @@ class LinearProblem:
     def verdict(self, reason: StopReason, residual: float, history: list[float], column: int = 0) -> StopReason:
         """Return the final reason to stop, given the true residual.
 
-        CONVERGED if the residual meets the tolerance, NOT_FINITE if it is not finite. INCONSISTENT if the
+        CONVERGED if the residual meets the tolerance, NOT_FINITE if it is not finite. INCONSISTENT if iterations ran out and the
         residual is larger than conjugate gradients produce for any consistent system: residuals exceed the first one at most by
         the square root of the condition number, which is less than ``1 / unit`` for every solvable system.
         """
@@ -252,8 +252,7 @@ class LinearProblem:
             return StopReason.CONVERGED
         if not math.isfinite(residual) and reason is not StopReason.STOPPED:
             return StopReason.NOT_FINITE
-        growing = (StopReason.MAXITER, *BREAKDOWNS)
-        if reason in growing and self.has_diverged(self.relative(residual, column), history[0]):
+        if reason is StopReason.MAXITER and self.has_diverged(self.relative(residual, column), history[0]):
             return StopReason.INCONSISTENT
         return reason
 

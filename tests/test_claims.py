@@ -178,6 +178,11 @@ class TestSingular:
 
         assert solve(A, np.ones(400), device="cpu").converged
 
+    def test_modes_that_depend_on_each_other_are_no_null_space(self):
+        A = scipy.sparse.csr_array(scipy.sparse.kronsum(line(20), line(20)))
+
+        assert solve(A, self.b, device="cpu", near_null_space=np.ones((400, 2))).converged
+
     def test_b_is_checked_before_the_null_space_is_removed(self):
         with pytest.raises(InputError, match="nan at row 3"):
             solve(self.A, np.where(np.arange(400) == 3, np.nan, self.b), device="cpu", null_space="constants")
@@ -417,3 +422,13 @@ def test_the_residual_does_not_grow_after_the_floor_of_a_coarse_level():
 
     assert result.reason is StopReason.ROUNDING_FLOOR
     assert result.true_residual <= 2 * min(result.residual_norms[:20]) + 1e-11
+
+
+def test_a_badly_scaled_system_that_conjugate_gradients_solve_is_solved():
+    scales = np.where(np.arange(300) % 2, 10**4.2, 10**-4.2)
+    S = scipy.sparse.diags_array(scales)
+    A = scipy.sparse.csr_array(S @ scipy.sparse.csr_array(line(300) + 0.5 * scipy.sparse.eye_array(300)) @ S)
+    b = np.zeros(300)
+    b[::30] = 1.0
+
+    assert solve(A, b, device="cpu", rtol=1e-5).converged

@@ -35,7 +35,7 @@ class Symmetry:
     beyond_rounding : int
         Entries whose relative difference exceeds 1e-12.
     skew_norm : float
-        Largest row sum of ``|A - A^T|``, which bounds its norm, and that of ``A`` less its mirrored upper half.
+        Bound of the norm of ``A`` less its mirrored upper half: the root of the squared differences of all mirror images.
     """
 
     differing: int
@@ -73,13 +73,18 @@ def measure_symmetry(
     row_offsets = row_offsets.astype(np.int64, copy=False)  # the kernels are compiled for one type of offsets
     differing, beyond = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
     largest, columns = np.zeros(rows), np.zeros(rows, dtype=np.int64)
-    lengths, sums = np.zeros(rows), np.zeros(rows)
+    lengths, squares = np.zeros(rows), np.zeros(rows)
     _root_of_diagonal(row_offsets, column_indices, values, lengths)
-    _compare(row_offsets, column_indices, values, lengths, _ROUNDING, differing, beyond, largest, columns, sums)
+    _compare(row_offsets, column_indices, values, lengths, _ROUNDING, differing, beyond, largest, columns, squares)
     worst = int(largest.argmax()) if rows else 0
     where: dict[str, Any] = {"row": worst, "column": int(columns[worst])} if rows else {}
     counts = {"differing": int(differing.sum()), "beyond_rounding": int(beyond.sum())}
-    return Symmetry(**counts, largest=float(largest.max(initial=0.0)), skew_norm=float(sums.max(initial=0.0)), **where)
+    return Symmetry(
+        **counts,
+        largest=float(largest.max(initial=0.0)),
+        skew_norm=max(float(np.sqrt(squares.sum())), np.finfo(float).tiny * counts["differing"]),
+        **where,
+    )
 
 
 @serial_kernel
@@ -115,7 +120,7 @@ def _compare(
     beyond: Array,
     largest: Array,
     where: Array,
-    sums: Array,
+    squares: Array,
 ) -> None:
     for row in prange(lengths.shape[0]):
         for entry in range(row_offsets[row], row_offsets[row + 1]):
@@ -126,7 +131,7 @@ def _compare(
                 differing[row] += 1
                 scale = lengths[row] * lengths[column]
                 difference = abs(np.float64(values[entry]) - image)
-                sums[row] += difference
+                squares[row] += difference * difference
                 relative = difference / scale if scale > 0.0 else (np.inf if difference > 0.0 else 0.0)
                 if relative > rounding:
                     beyond[row] += 1
