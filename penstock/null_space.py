@@ -19,9 +19,10 @@ __all__ = ["NullSpace", "inconsistent_result", "known_modes"]
 _GIVEN = 1e-6
 # What is left of a vector is rounding below this share of its largest entry.
 _ROUNDING = 1e-14
-# A known one is, if the image is within so many roundings of a row's terms.
+# A known one is, if each entry of its image is within 64 roundings of the largest term of that row.
 _ROUNDINGS = 64
-_FIRST_ROWS = 1024
+# Pieces of the matrix grow from so many rows to so many.
+_FIRST_ROWS, _MOST_ROWS = 1024, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class NullSpace:
             noise = _ROUNDINGS * unit * np.sqrt(stop)
             if len(factor) >= modes.shape[1] and np.linalg.svd(factor, compute_uv=False)[-1] > noise:
                 return None
-            start, count = stop, 2 * count
+            start, count = stop, min(2 * count, _MOST_ROWS)
         if not modes.shape[1]:
             return None
         _, values, combinations = np.linalg.svd(factor)

@@ -138,7 +138,7 @@ class OpenSystem:
 
                     columns, x = self.exact.settled(columns, posed.as_block(), x, rtol, atol, correct)
             if self.null_space is not None:
-                columns, x = self._shortest(posed, columns, x, max(rtol, 0.0), atol)
+                columns, x = self._shortest(posed, columns, x, rtol, atol)
             if narrow:
                 columns, x = self._narrowed(posed, columns, x, rtol)
             return self._returned(result, b, columns, x, shares)
@@ -184,9 +184,9 @@ class OpenSystem:
         A solution that would then miss the tolerance, as A maps the given vectors to zero only nearly, stays as it is.
         """
         assert self.null_space is not None
-        shorter, told = self.null_space.without(x), []
+        shorter, told, scales = self.null_space.without(x), [], b.norms()
         for number, column in enumerate(columns):
-            norm, scale = self._residual(b, shorter, number), float(b.norms()[number])
+            norm, scale = self._residual(b, shorter, number), float(scales[number])
             if column.converged and not norm * (scale or 1.0) <= max(rtol * scale, atol):
                 shorter[:, number] = x[:, number]
                 told.append(column)

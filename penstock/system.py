@@ -84,7 +84,6 @@ class _Opener:
         if self.request.null_space is not None:
             system.null_space = NullSpace.given(self.request.null_space, system.A.shape[0])
             system.null_space.check(system.A, None if system.order is None else system.order.forward)
-            system.unreachable = None
         return system
 
     def _opened_system(self, given: GivenMatrix) -> OpenSystem:
@@ -101,8 +100,10 @@ class _Opener:
         placement = self._place(matrix)
         # A solve refers to the caller's entries only where others are stored in their place.
         exact = ExactMatrix(matrix, placement.difference) if placement.difference > 0 else None
-        modes = known_modes(self.request.options, matrix.shape[0], self.request.block_size)
-        unreachable = NullSpace.found(matrix, modes)
+        unreachable = None
+        if self.request.null_space is None:
+            modes = known_modes(self.request.options, matrix.shape[0], self.request.block_size)
+            unreachable = NullSpace.found(matrix, modes)
         del matrix, given  # which may be large
         system = self._open_placed(placement)
         system.exact, system.unreachable = exact, unreachable

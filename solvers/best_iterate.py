@@ -10,9 +10,9 @@ from penstock.spmv import Array, device_of
 
 __all__ = ["BestIterate"]
 
-# Copies cost less than a hundredth of a solve: one at each halving of the residual, and one in so many looks between.
+# Copies cost less than a hundredth of a solve: one at each halving of the residual, and in between one in 16 looks.
 _LOOKS_PER_COPY = 16
-#: Reasons for which the last iterate is no worse than those before, for all that the residual has risen or fallen a little.
+#: After these reasons the last iterate has the smallest error, although its residual may be somewhat larger.
 _LAST_WILL_DO = (
     StopReason.MAXITER,
     StopReason.STOPPED,
@@ -21,7 +21,7 @@ _LAST_WILL_DO = (
     StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE,
 )
 _EARLY = (StopReason.MAXITER, StopReason.STOPPED, StopReason.NOT_FINITE)
-# A solve that breaks down with a residual of more than so many times b has gone astray.
+# A solve that breaks down with a residual above three times the norm of b has gone astray.
 _BROKEN = 3.0
 # Residuals of a solve that gets on rise and fall by less than this factor, as a rule.
 _GROWN = 100.0
@@ -44,9 +44,7 @@ class BestIterate:
     def __init__(self, x: Array, residuals: Sequence[float]) -> None:
         self.x, self.last, self.residuals = x.copy(), list(residuals), list(residuals)
         for column, residual in enumerate(residuals):
-            if (
-                not residual <= 1.0
-            ):  # zero is better, whose residual is b, than what a bad guess or coarse level begins with
+            if not residual <= 1.0:  # x = 0 has the relative residual 1
                 (self.x if x.ndim == 1 else self.x[:, column])[...] = 0
                 self.residuals[column] = 1.0
         self._looks = self._copies = 0

@@ -275,5 +275,7 @@ def handed_over(method: Method, state: Any, plain: Callable[[], Method], **limit
         other_state = other.take_over(method, state)
         other.run(other_state, **limits)
     except MemoryError:
+        if method.problem.space.communicator.size > 1:  # the other ranks have gone on
+            raise
         return method, state
     return other, other_state

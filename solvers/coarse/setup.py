@@ -231,7 +231,9 @@ def _preconditioner(
 ) -> SmoothedAggregation:
     steps = smoothing_steps(smoothing, high)
     coarse = with_unit_rows(coarse_matrix(A, diagonal.blocks, T, steps), T.missing)
-    level = CoarseLevel(T, coarse, _inverse(coarse, T, NEGLIGIBLE * largest_diagonal(diagonal)))
+    level = CoarseLevel(
+        T, coarse, _inverse(coarse, T, communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal)))
+    )
     return SmoothedAggregation(A, diagonal, high, degree, smoothing, level)
 
 
