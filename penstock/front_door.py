@@ -104,7 +104,8 @@ def solve(
     -------
     SolveResult, or BlockSolveResult for k > 1 columns
         ``x`` lives where b does, in its shape; ``explain()`` tells what was decided, why, and at what cost. If A and b are of
-        float32, so is x: the solve itself is in float64, to 6e-8 at best.
+        float32, so is x: the solve itself is in float64, to 6e-8 at best, and ``converged`` speaks of it; ``true_residual`` is
+        that of the rounded x, which may be larger.
 
     Examples
     --------

@@ -42,6 +42,12 @@ class GivenMatrix:
     device: Device | None = None
 
     @property
+    def rows(self) -> int:
+        """Number of rows."""
+        rows: int = (self.matrix.index if self.kind == "store" else self.matrix).shape[0]
+        return rows
+
+    @property
     def is_narrow(self) -> bool:
         """Whether the vectors of the matrix are of float32."""
         return getattr(self.matrix, "dtype", None) == np.float32

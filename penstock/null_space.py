@@ -11,6 +11,7 @@ import scipy.sparse
 from penstock.solvers import SolveResult, StopReason
 from penstock.solvers.coarse.modes import rigid_body_modes
 from penstock.spmv import Array, CsrMatrix, Device, HasAbsoluteProduct, InputError, Operator, device_of
+from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.vectors.noise import noise
 
 __all__ = ["NullSpace", "inconsistent_result", "known_modes"]
@@ -21,7 +22,7 @@ _GIVEN = 1e-6
 _ROUNDING = 1e-14
 # A known one is, if each entry of its image is within 64 roundings of the largest term of that row.
 _ROUNDINGS = 64
-# Pieces of the matrix grow from so many rows to so many.
+# Rows of the first piece of the matrix that is read, and of the largest.
 _FIRST_ROWS, _MOST_ROWS = 1024, 1 << 16
 
 
@@ -167,8 +168,9 @@ def known_modes(options: dict[str, Any], rows: int, block_size: Any) -> np.ndarr
 
 
 def _on_host(given: Any) -> np.ndarray[Any, Any]:
-    """Return an array of CuPy, or what NumPy takes for one, on the host."""
-    return np.asarray(given.get() if type(given).__module__.startswith("cupy") else given)
+    """Return an array of CuPy, Torch or JAX, or what NumPy takes for one, on the host."""
+    array = as_array(given) if is_foreign(given) else given
+    return np.asarray(array.get() if hasattr(array, "get") and hasattr(array, "dtype") else array)
 
 
 def _rows_on_host(A: CsrMatrix, start: int, stop: int) -> scipy.sparse.csr_array:

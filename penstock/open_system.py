@@ -14,7 +14,7 @@ from penstock.null_space import NullSpace, inconsistent_result
 from penstock.progress import Reporter, solve_progress
 from penstock.request import Placement, Request
 from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, block_cg, cg, jacobi, solve_many
-from penstock.solvers.checks import check_finite, check_tolerances
+from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
 from penstock.spmv import Array, InputError, Operator, device_of
 from penstock.streaming import LevelOrder, StreamedMatrix
 
@@ -110,6 +110,9 @@ class OpenSystem:
         """
         b.check_rows(self.A.shape[0])
         check_tolerances(rtol, atol)
+        check_maxiter(maxiter)
+        if x0 is not None:
+            check_finite(x0.name, x0.array, device_of(x0.array))
         narrow = self.narrow and b.is_narrow and self.A.dtype == np.float64
         rtol = max(rtol, _SINGLE_ROUNDING) if narrow else rtol
         with self.A.device.current():
@@ -128,12 +131,16 @@ class OpenSystem:
                 result = self._solve(posed, x0, rtol=rtol, atol=atol, monitor=bar.watch, state=state, **limits)
                 columns, x = list(result.columns), posed.back(result.x, self.order)
                 if self.exact is not None:
+                    spent = [result.iterations]
 
                     def correct(residuals: Array, aim: float) -> tuple[Array, list[SolveResult]]:
                         of = GivenVectors(residuals if residuals.shape[1] > 1 else residuals[:, 0], "b")
+                        if maxiter is not None:
+                            limits["maxiter"] = max(0, limits["maxiter"] - spent[-1])
                         further = self._solve(
                             of, None, rtol=aim, atol=0.0, monitor=bar.watch_correction, state=None, **limits
                         )
+                        spent.append(further.iterations)
                         return of.back(further.x, self.order), list(further.columns)
 
                     columns, x = self.exact.settled(columns, posed.as_block(), x, rtol, atol, correct)
@@ -268,7 +275,8 @@ class _SolveBar:
 
     def watch_correction(self, record: IterationRecord) -> bool:
         """Ask the caller's monitor in a correction: it sees the solve that is corrected, from whose state to resume."""
-        return self._monitor is not None and bool(self._monitor(self._seen))
+        known = self._seen.state is not None  # not if the solve had converged before it was resumed
+        return known and self._monitor is not None and bool(self._monitor(self._seen))
 
 
 def _preconditioner_of_operator(A: Operator, request: Request) -> Operator | None:

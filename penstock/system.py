@@ -64,10 +64,11 @@ def open_system(
         ``announce(placement)`` before memory for the matrix is taken.
     """
     reporter = reporter or Reporter()
+    null_space = None if request.null_space is None else NullSpace.given(request.null_space, given.rows)
     with ExitStack() as resources:
         opener = _Opener(request, None if folder is None else Path(folder), reporter, announce, resources)
         resources.enter_context(request.device.current())
-        yield opener.open(given.with_wide_vectors(), narrow=given.is_narrow)
+        yield opener.open(given.with_wide_vectors(), narrow=given.is_narrow, null_space=null_space)
 
 
 @dataclass
@@ -78,12 +79,12 @@ class _Opener:
     announce: Callable[[Placement], object] | None
     resources: ExitStack
 
-    def open(self, given: GivenMatrix, *, narrow: bool) -> OpenSystem:
+    def open(self, given: GivenMatrix, *, narrow: bool, null_space: NullSpace | None) -> OpenSystem:
         system = self._opened_system(given)
         system.narrow = narrow
-        if self.request.null_space is not None:
-            system.null_space = NullSpace.given(self.request.null_space, system.A.shape[0])
-            system.null_space.check(system.A, None if system.order is None else system.order.forward)
+        if null_space is not None:
+            null_space.check(system.A, None if system.order is None else system.order.forward)
+            system.null_space = null_space
         return system
 
     def _opened_system(self, given: GivenMatrix) -> OpenSystem:
@@ -98,8 +99,7 @@ class _Opener:
     def _open_csr(self, given: CsrMatrix) -> OpenSystem:
         matrix = given.to_device(CPU) if self.request.device.kind == "cpu" else given
         placement = self._place(matrix)
-        # A solve refers to the caller's entries only where others are stored in their place.
-        exact = ExactMatrix(matrix, placement.difference) if placement.difference > 0 else None
+        exact = _exact(matrix, placement)
         unreachable = None
         if self.request.null_space is None:
             modes = known_modes(self.request.options, matrix.shape[0], self.request.block_size)
@@ -159,7 +159,9 @@ class _Opener:
                 whole = CsrMatrix.from_csr(read_whole(store), strategy="auto", check=False)
             found = self._place(whole)
             if found.order is not None:  # worth it: another copy of the matrix is made in that order
-                return self._open_placed(found)
+                system = self._open_placed(found)
+                system.exact = _exact(whole, found)
+                return system
         self._announce(placement)
         fits = store.index.nbytes < CPU.free_nbytes() // 2
         on_disk = not hasattr(store, "segments")
@@ -219,3 +221,8 @@ class _Opener:
 
     def _opened(self, A: Operator, placement: Placement) -> OpenSystem:
         return OpenSystem(A, self.request, placement, self.reporter)
+
+
+def _exact(matrix: CsrMatrix, placement: Placement) -> ExactMatrix | None:
+    """Return a reference to the caller's entries, if others are stored in their place."""
+    return ExactMatrix(matrix, placement.difference) if placement.difference > 0 else None

@@ -150,9 +150,13 @@ class Method(ABC):
         return state
 
     def take_over(self, method: Method, state: Any) -> Any:
-        """Go on from the best iterate of another method; iterations are counted on."""
+        """Go on from another method: from its solutions, and the best iterates of columns without one; iterations count on."""
         self._taken_over = True
-        own = self.start(method.best.x)
+        reasons, x = getattr(state, "reasons", [method.reason]), method.best.x
+        for column, reason in enumerate(reasons):
+            if reason is StopReason.CONVERGED:
+                x.reshape(len(x), -1)[:, column] = state.x.reshape(len(x), -1)[:, column]
+        own = self.start(x)
         own.iteration, before, after = state.iteration, state.residual_norms, own.residual_norms
         if isinstance(before[0], list):
             own.residual_norms = [old[:-1] + new for old, new in zip(before, after, strict=True)]

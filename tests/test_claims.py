@@ -432,3 +432,32 @@ def test_a_badly_scaled_system_that_conjugate_gradients_solve_is_solved():
     b[::30] = 1.0
 
     assert solve(A, b, device="cpu", rtol=1e-5).converged
+
+
+def test_bad_arguments_are_refused_before_the_matrix_is_opened(monkeypatch):
+    A = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(20, 20))
+    monkeypatch.setattr("penstock.system.place_matrix", lambda *a, **k: pytest.fail("the matrix was placed"))
+    with pytest.raises(InputError, match="none may be zero"):
+        solve(A, np.ones(20), device="cpu", null_space=np.zeros(20))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"x0": np.full(20, np.nan)}, "x0 holds nan"), ({"maxiter": -1}, "maxiter must be")]
+)
+def test_bad_options_are_refused_for_inconsistent_systems_too(options, message):
+    A = scipy.sparse.csgraph.laplacian(scipy.sparse.diags_array([1.0, 1.0], offsets=[-1, 1], shape=(20, 20)).tocsr())
+    with pytest.raises(InputError, match=message):
+        solve(A, np.ones(20), device="cpu", **options)
+
+
+def test_corrections_count_towards_maxiter():
+    rng = np.random.default_rng(5)
+    A = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(1000, 1000)).tocsr()
+    noise = scipy.sparse.csr_array((1e-13 * rng.standard_normal(A.nnz), A.indices, A.indptr), shape=A.shape)
+    options = {"device": "cpu", "memory": "20 KiB", "rtol": 1e-9, "on_failure": "return"}
+    b = np.ones(1000)
+    unlimited = solve(A + noise, b, **options)
+    stored = solve(A, b, **options)
+    assert unlimited.iterations > stored.iterations  # there were corrections
+    for limit in (40, stored.iterations + 1):
+        assert solve(A + noise, b, maxiter=limit, **options).iterations <= limit

@@ -165,18 +165,8 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
             state.curvatures[column] = 0.0
         if reason is StopReason.NOT_FINITE:  # NaN times zero would be NaN in every other column
             sweep = self._sweep
-            for block in (
-                state.y,
-                state.p,
-                state.c,
-                state.p_c,
-                state.h,
-                state.rho,
-                sweep.m,
-                sweep.u,
-                sweep.g,
-                sweep.e1,
-            ):
+            of_state = (state.y, state.p, state.c, state.p_c, state.h, state.rho)
+            for block in (*of_state, sweep.m, sweep.u, sweep.g, sweep.e1):
                 block[:, column] = 0
 
     def advance(self, state: CoarseBlockCgState, iterations: int) -> StopReason | None:
