@@ -1,8 +1,9 @@
 """Iterative solution of sparse symmetric positive definite systems, whether or not the matrix fits in device memory.
 
-``penstock.solve(A, b)`` solves a system, and ``penstock.multiply_store`` multiplies a matrix on disk by one in memory. Every
-error that the package explains is a ``penstock.PenstockError``. The subpackages are ``penstock.spmv`` (apply a matrix),
-``penstock.streaming`` (a matrix larger than the device), ``penstock.solvers``, ``penstock.fem`` (model problems) and
+``penstock.solve(A, b)`` solves a system, ``penstock.prepare(A)`` sets one up for many solves, and ``penstock.multiply_store``
+multiplies a matrix on disk by one in memory. Every error that the package explains is a ``penstock.PenstockError``. The
+subpackages are ``penstock.spmv`` (apply a matrix), ``penstock.streaming`` (a matrix larger than the device),
+``penstock.solvers``, ``penstock.fem`` (model problems) and
 ``penstock.experiments`` (runs described in YAML). Importing ``penstock`` itself loads none of them.
 """
 
@@ -16,6 +17,7 @@ from penstock.threads import prepare_threads as _prepare_threads
 if _typing.TYPE_CHECKING:
     from penstock.fixing import fix
     from penstock.front_door import solve
+    from penstock.prepared import PreparedSystem, prepare
     from penstock.spmv.errors import (
         BudgetError,
         DeviceError,
@@ -38,9 +40,11 @@ _HOMES = {
     "NotConvergedError": "penstock.spmv.errors",
     "NotConvergedWarning": "penstock.spmv.errors",
     "PenstockError": "penstock.spmv.errors",
+    "PreparedSystem": "penstock.prepared",
     "StoreError": "penstock.spmv.errors",
     "fix": "penstock.fixing",
     "multiply_store": "penstock.store_products",
+    "prepare": "penstock.prepared",
     "solve": "penstock.front_door",
 }
 #: The version of a copy that is not installed, of which no tag is known.
@@ -56,10 +60,12 @@ __all__ = [
     "NotConvergedError",
     "NotConvergedWarning",
     "PenstockError",
+    "PreparedSystem",
     "StoreError",
     "__version__",
     "fix",
     "multiply_store",
+    "prepare",
     "solve",
 ]
 

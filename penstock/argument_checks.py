@@ -11,7 +11,7 @@ import numpy as np
 from penstock.solvers import PreconditionerSpec
 from penstock.spmv import Device, InputError
 
-__all__ = ["checked_options"]
+__all__ = ["checked_failure", "checked_options"]
 
 
 def checked_options(
@@ -21,7 +21,6 @@ def checked_options(
     folder: Any,
     near_null_space: Any,
     coordinates: Any,
-    on_failure: Any,
 ) -> dict[str, Any]:
     """Return the options of the preconditioner that are given.
 
@@ -32,13 +31,12 @@ def checked_options(
     """
     if not isinstance(device, str | Device):
         raise InputError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', not {_short(device)}")
-    if not isinstance(preconditioner, str | PreconditionerSpec):
+    is_operator = callable(preconditioner) or hasattr(preconditioner, "shape")
+    if not isinstance(preconditioner, str | PreconditionerSpec) and not is_operator:
         raise InputError(
-            f"preconditioner must be 'auto', a registered name such as 'jacobi', or a choice with options of its own such as "
-            f"ChebyshevSpec(degree=9), not {_short(preconditioner)}; penstock.solvers.cg takes matrices and operators as M"
+            f"preconditioner must be 'auto', a registered name such as 'jacobi', a choice with options of its own such as "
+            f"ChebyshevSpec(degree=9), or an operator, a matrix or a function that maps r to z, not {_short(preconditioner)}"
         )
-    if not isinstance(on_failure, str) or on_failure not in ("return", "warn", "raise"):
-        raise InputError(f"on_failure must be 'return', 'warn' or 'raise', not {_short(on_failure)}")
     whole = isinstance(block_size, Integral) and not isinstance(block_size, bool)
     if block_size != "auto" if isinstance(block_size, str) else not whole:
         raise InputError(f"block_size must be a whole number of rows or 'auto', not {_short(block_size)}")
@@ -52,6 +50,12 @@ def checked_options(
         for name, value in options.items()
         if value is not None
     }
+
+
+def checked_failure(on_failure: Any) -> None:
+    """Refuse what does not say how a failure is reported."""
+    if not isinstance(on_failure, str) or on_failure not in ("return", "warn", "raise"):
+        raise InputError(f"on_failure must be 'return', 'warn' or 'raise', not {_short(on_failure)}")
 
 
 def _check_numbers(name: str, given: Any, shapes: str, dimensions: tuple[int, ...]) -> None:

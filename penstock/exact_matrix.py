@@ -9,8 +9,8 @@ given entries, and if it is too large the solve goes on with it as right-hand si
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -42,6 +42,11 @@ class ExactMatrix:
 
     A: CsrMatrix
     difference: float
+
+    @classmethod
+    def of(cls, A: CsrMatrix, difference: float) -> Self | None:
+        """Return a reference to the caller's entries, or None if what is stored does not differ from them."""
+        return cls(A, difference) if difference > 0 else None
 
     def settled(
         self, columns: list[SolveResult], b: Array, x: Array, rtol: float, atol: float, correct: Correct
@@ -84,7 +89,7 @@ class ExactMatrix:
             residuals = self._residuals(b, x)
             relative = _norms(xp, residuals) / scales
             for place, column in enumerate(left):
-                columns[column] = _further(columns[column], costs[place], float(before[column]))
+                columns[column] = columns[column].continued(costs[place], float(before[column]))
                 if costs[place].reason is StopReason.STOPPED:
                     met[column] = False
                     halted.add(int(column))
@@ -114,21 +119,6 @@ class ExactMatrix:
 def _norms(xp: Any, block: Array) -> np.ndarray[Any, Any]:
     norms = xp.linalg.norm(block.astype(np.float64), axis=0)
     return np.asarray(norms.get() if hasattr(norms, "get") else norms)
-
-
-def _further(column: SolveResult, correction: SolveResult, scale: float) -> SolveResult:
-    """Return a result with the iterations and the cost of a correction added."""
-    norms = [*column.residual_norms, *(float(scale * norm) for norm in correction.residual_norms[1:])]
-    names = {**column.timings, **correction.timings}
-    timings = {name: column.timings.get(name, 0.0) + correction.timings.get(name, 0.0) for name in names}
-    return replace(
-        column,
-        iterations=len(norms) - 1,
-        residual_norms=norms,
-        sweeps=column.sweeps + correction.sweeps,
-        bytes_streamed=column.bytes_streamed + correction.bytes_streamed,
-        timings=timings,
-    )
 
 
 def _told(column: SolveResult, residual: float, tolerance: float, *, stopped: bool) -> SolveResult:

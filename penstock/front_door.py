@@ -20,28 +20,18 @@ vectors; :class:`DeviceError` if the device is not there.
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.argument_checks import checked_options
-from penstock.given import GivenMatrix, GivenVectors, as_given_matrix
+from penstock.argument_checks import checked_failure, checked_options
+from penstock.given import GivenVectors
 from penstock.open_system import AnyResult
+from penstock.prepared import OnFailure, PreparedSystem
 from penstock.progress import Reporter, RichReporter
-from penstock.request import Request
-from penstock.solvers import IterationRecord, PreconditionerSpec, StopReason
-from penstock.spmv import CPU, Device, DeviceError, NotConvergedWarning, parse_nbytes
-from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
-from penstock.spmv.device import cuda_device_count
-from penstock.system import open_system
+from penstock.solvers import IterationRecord
 
-__all__ = ["find_device", "solve"]
-
-# Seconds of compilation from which on a result tells of them.
-_TOLD_SECONDS = 0.1
+__all__ = ["solve"]
 
 
 def solve(
@@ -53,7 +43,7 @@ def solve(
     rtol: float = 1e-8,
     atol: float = 0.0,
     maxiter: int | None = None,
-    preconditioner: str | PreconditionerSpec = "auto",
+    preconditioner: Any = "auto",
     block_size: int | Literal["auto"] = "auto",
     near_null_space: Any = None,
     coordinates: Any = None,
@@ -62,7 +52,7 @@ def solve(
     monitor: Callable[[IterationRecord], object] | None = None,
     progress: bool = False,
     folder: str | Path | None = None,
-    on_failure: Literal["return", "warn", "raise"] = "warn",
+    on_failure: OnFailure = "warn",
 ) -> AnyResult:
     """Solve ``A x = b`` for a symmetric positive definite A, whether or not it fits the memory of the device.
 
@@ -115,60 +105,12 @@ def solve(
     >>> result.converged, result.x.round(6).tolist()
     (True, [1.0, 2.0, 3.0, 4.0, 5.0])
     """
-    options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates, on_failure)
-    vectors, reporter = GivenVectors.of(b, "b"), RichReporter.on_terminal() if progress else Reporter()
-    given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
-    place, size = find_device(device, given), _block_size(block_size, vectors, coordinates)
-    request = Request(place, vectors.columns, room, preconditioner, size, options, given.name, null_space=null_space)
-    limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
-    return _judged(_solve(given, request, vectors, x0, folder, reporter, **limits), on_failure)
-
-
-def _judged(result: AnyResult, on_failure: str) -> AnyResult:
-    """Warn of a result that has not converged, or raise an error; one that the caller's monitor stopped is as asked for."""
-    stopped = any(column.reason is StopReason.STOPPED for column in result.columns)
-    if result.converged or stopped or on_failure == "return":
-        return result
-    if on_failure == "raise":
-        return result.check()
-    warnings.warn(f"the solve did not converge: {result.message}", NotConvergedWarning, stacklevel=3)
-    return result
-
-
-def _block_size(given: int | Literal["auto"], vectors: GivenVectors, coordinates: Any) -> int | Literal["auto"]:
-    """Return the unknowns a node, if coordinates tell them; those that do not fit are refused later."""
-    if given != "auto" or coordinates is None:
-        return given
-    return max(1, len(vectors.array) // max(1, len(coordinates)))
-
-
-def _solve(
-    given: GivenMatrix,
-    request: Request,
-    vectors: GivenVectors,
-    x0: Any,
-    folder: str | Path | None,
-    reporter: Reporter,
-    **limits: Any,
-) -> AnyResult:
-    began, compiled = seconds_without_compiling(), compile_seconds()
+    vectors = GivenVectors.of(b, "b")
+    checked_failure(on_failure)
+    options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
+    reporter = RichReporter.on_terminal() if progress else Reporter()
+    choices = (device, vectors.columns, memory, preconditioner, block_size, options, null_space)
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
-    with open_system(given, request, folder=folder, reporter=reporter) as system:
-        opened = seconds_without_compiling()
-        result = system.solve(vectors, guess, **limits)
-        cost = f"opened in {opened - began:.3g} s, solved in {seconds_without_compiling() - opened:.3g} s"
-        if (seconds := compile_seconds() - compiled) >= _TOLD_SECONDS:
-            cost += f", {seconds:.3g} s more for compiling kernels, once on a machine"
-        return replace(result, decisions="\n".join([*system.explain(), f"{'time':<11} {cost}"]))
-
-
-def find_device(name: str, given: GivenMatrix) -> Device:
-    """Return the device of a name; ``auto`` is where the matrix lives on a GPU, else the first GPU, else the CPU."""
-    if name != "auto":
-        return Device.parse(name)
-    if given.device is not None and given.device.kind == "cuda":
-        return given.device
-    with contextlib.suppress(DeviceError):
-        if cuda_device_count():
-            return Device("cuda")
-    return CPU
+    limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
+    with PreparedSystem(A, choices, folder, reporter, updatable=False) as system:
+        return system.solve_vectors(vectors, guess, limits, on_failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +12,9 @@ import scipy.sparse
 
 from penstock.foreign import as_matrix, like
 from penstock.solvers import BlockSolveResult, SolveResult
-from penstock.spmv import CPU, Array, CsrMatrix, Device, InputError, SparseMatrix, as_operator, device_of
+from penstock.spmv import CPU, Array, CsrMatrix, Device, DeviceError, InputError, SparseMatrix, as_operator, device_of
 from penstock.spmv.conversion import FunctionOperator, as_operator_for
+from penstock.spmv.device import cuda_device_count
 from penstock.spmv.errors import advice_on_type
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats.validation import in_csr
@@ -46,6 +48,17 @@ class GivenMatrix:
         """Number of rows."""
         rows: int = (self.matrix.index if self.kind == "store" else self.matrix).shape[0]
         return rows
+
+    def find_device(self, name: str) -> Device:
+        """Return the device of a name; ``auto`` is where the matrix lives on a GPU, else the first GPU, else the CPU."""
+        if name != "auto":
+            return Device.parse(name)
+        if self.device is not None and self.device.kind == "cuda":
+            return self.device
+        with contextlib.suppress(DeviceError):
+            if cuda_device_count():
+                return Device("cuda")
+        return CPU
 
     @property
     def is_narrow(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from penstock.spmv import CPU, InputError
+from penstock.spmv import CsrMatrix, InputError
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.symmetry import Symmetry
 
@@ -46,9 +46,9 @@ def check_matrix(statistics: MatrixStatistics, name: str) -> Symmetry:
         first row, or the pair of entries that differs most, is named.
     """
     check_square(statistics.shape, name)
-    arrays = (statistics.values, statistics.column_indices, statistics.row_offsets)
-    A = scipy.sparse.csr_array(tuple(map(CPU.asarray, arrays)), shape=statistics.shape)
-    diagonal = A.diagonal()
+    arrays = (statistics.row_offsets, statistics.column_indices, statistics.values)
+    matrix = CsrMatrix(statistics.shape, statistics.dtype, *arrays)
+    diagonal = matrix.device.to_host(matrix.diagonal_blocks(1)).reshape(-1)
     if not (diagonal > 0).all():
         row = int(np.argmin(diagonal > 0))
         raise InputError(
@@ -58,7 +58,7 @@ def check_matrix(statistics: MatrixStatistics, name: str) -> Symmetry:
     symmetry = statistics.symmetry
     if symmetry.to_rounding:
         return symmetry
-    row, column = symmetry.row, symmetry.column
+    A, row, column = matrix.to_csr(), symmetry.row, symmetry.column
     advice = _advice_on_symmetry(A, symmetry.largest)
     one, other = A[row, column], A[column, row]
     raise InputError(

@@ -13,9 +13,20 @@ from penstock.given import GivenVectors
 from penstock.null_space import NullSpace, inconsistent_result
 from penstock.progress import Reporter, solve_progress
 from penstock.request import Placement, Request
-from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, block_cg, cg, jacobi, solve_many
+from penstock.solvers import (
+    BlockSolveResult,
+    IterationRecord,
+    PreconditionerSpec,
+    SolveResult,
+    block_cg,
+    block_cg_workspace_nbytes,
+    cg,
+    jacobi,
+    solve_many,
+)
 from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
-from penstock.spmv import Array, InputError, Operator, device_of
+from penstock.spmv import Array, InputError, Operator, SparseMatrix, device_of
+from penstock.spmv.formats.pattern import Pattern
 from penstock.streaming import LevelOrder, StreamedMatrix
 
 __all__ = ["AnyResult", "OpenSystem"]
@@ -45,6 +56,10 @@ class OpenSystem:
         The caller's matrix, if another one is stored that equals it but for rounding.
     narrow : bool
         Whether the caller's matrix is of float32.
+    pattern : Pattern or None
+        Of the caller's matrix, for updates of its values.
+    borrowed : bool
+        Whether the values are used where the caller has them.
     """
 
     A: Operator
@@ -55,12 +70,36 @@ class OpenSystem:
     unreachable: NullSpace | None = None
     exact: ExactMatrix | None = None
     narrow: bool = False
+    pattern: Pattern | None = None
+    borrowed: bool = False
+    _M: Operator | None = None
+    _spec: PreconditionerSpec | None = None
     _remarks: list[str] = field(default_factory=list)
 
     @property
     def order(self) -> LevelOrder | None:
         """The order of the rows, if it is not the caller's."""
         return None if self.placement is None else self.placement.order
+
+    @property
+    def stored(self) -> SparseMatrix | None:
+        """The matrix as it is stored in memory; None where it is on disk or an operator."""
+        if isinstance(self.A, SparseMatrix):
+            return self.A
+        return None if self.placement is None else self.placement.matrix
+
+    def keep(self, matrix: SparseMatrix) -> None:
+        """Take note of the matrix that is stored now."""
+        assert self.placement is not None, "an operator is not stored"
+        self.placement = replace(self.placement, matrix=matrix)
+
+    def uses(self, values: Array) -> bool:
+        """Return whether the stored matrix shares memory with an array of values."""
+        stored = self.stored
+        if stored is None or stored.device != device_of(values):
+            return False
+        xp = stored.device.xp
+        return any(bool(xp.may_share_memory(array, values)) for array in stored.arrays().values())
 
     def explain(self) -> list[str]:
         """Return what was decided, one line a fact."""
@@ -74,22 +113,54 @@ class OpenSystem:
         return [*lines, *self._remarks]
 
     def preconditioner(self) -> Operator | None:
-        """Build the preconditioner."""
+        """Return the preconditioner, which is built at the first call."""
+        if self._spec is None:
+            with self.reporter.stage("prepare"), self.A.device.current():
+                self._M = self._built()
+        return self._M
+
+    @property
+    def must_rebuild(self) -> bool:
+        """Whether the preconditioner cannot be kept when the values of the matrix change."""
+        return self._spec is not None and self._spec.follows_values
+
+    def rebuild_preconditioner(self) -> None:
+        """Make the preconditioner again, for values of the matrix that have changed, from what depends on the pattern only."""
+        if self._spec is None:
+            self.preconditioner()
+            return
+        with self.reporter.stage("prepare"), self.A.device.current():
+            self._M = self._spec.rebuild(self._M, self.A)
+
+    def _built(self) -> Operator | None:
         if self.placement is None:
-            return _preconditioner_of_operator(self.A, self.request)
+            return self._built_of_operator()
         spec = self.placement.spec
         if spec.name == "none" and isinstance(self.A, StreamedMatrix):
             jacobi(self.A)  # only for its check of the diagonal, at the cost of one sweep: a store may hold anything
         if self.placement.order is not None:
             spec = spec.in_order(self.placement.order.forward)
         try:
-            return spec.build(self.A)
+            M = spec.build(self.A)
         except InputError:
             if not self.request.is_left_open(spec):
                 raise
             [spec, *_] = self.request.specs(spec.block_size, streamed=False)  # of a matrix that no coarse level suits
             self.placement = replace(self.placement, spec=spec)
-            return spec.build(self.A)
+            M = spec.build(self.A)
+        self._spec = spec
+        return M
+
+    def _built_of_operator(self) -> Operator | None:
+        """Return what a caller asks for, or Jacobi where the operator knows its diagonal."""
+        block_size = 1 if self.request.block_size == "auto" else self.request.block_size
+        [self._spec] = self.request.specs(block_size, streamed=False)
+        try:
+            return self._spec.build(self.A)
+        except InputError:
+            if self.request.is_auto and not hasattr(self.A, "diagonal_blocks"):
+                return None
+            raise
 
     def solve(
         self,
@@ -120,8 +191,7 @@ class OpenSystem:
             posed = self._posed(b, shares)
             if (shares > 0).all():
                 return self._returned(None, posed, [], posed.as_block(), shares)
-            with self.reporter.stage("prepare"):
-                M = self.preconditioner()
+            M = self.preconditioner()
             if state is not None and isinstance(self.A, StreamedMatrix):
                 self.A.turn_to(direction)
             with self.reporter.stage("solve") as stage:
@@ -179,7 +249,9 @@ class OpenSystem:
             return cg(A, b.column(device, A.dtype, order), guess, state=state, **options)
         if state is not None:
             return block_cg(A, device.asarray(b.block(A.dtype, order)), state=state, **options)
-        memory = None if self.placement is None else self.placement.solver_nbytes
+        memory = None
+        if self.placement is not None:  # of a system prepared for one vector, a block of one
+            memory = max(self.placement.solver_nbytes, block_cg_workspace_nbytes(A.shape[0], 1, A.dtype))
         guess = None if x0 is None else x0.block(A.dtype, order)
         return solve_many(A, b.block(A.dtype, order), guess, memory=memory, **options)
 
@@ -277,15 +349,3 @@ class _SolveBar:
         """Ask the caller's monitor in a correction: it sees the solve that is corrected, from whose state to resume."""
         known = self._seen.state is not None  # not if the solve had converged before it was resumed
         return known and self._monitor is not None and bool(self._monitor(self._seen))
-
-
-def _preconditioner_of_operator(A: Operator, request: Request) -> Operator | None:
-    """Return what a caller asks for, or Jacobi where the operator knows its diagonal."""
-    block_size = 1 if request.block_size == "auto" else request.block_size
-    [spec] = request.specs(block_size, streamed=False)
-    try:
-        return spec.build(A)
-    except InputError:
-        if request.preconditioner == "auto" and not hasattr(A, "diagonal_blocks"):
-            return None
-        raise

@@ -150,7 +150,7 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
     facts = [("symmetry", how)]
     block_size = _dense_block_size(statistics) if request.block_size == "auto" else request.block_size
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_RESIDENT_BLOCK)
-    undecided = request.preconditioner == "auto" and not request.options
+    undecided = request.is_auto and not request.options
     slow = undecided and is_worth_measuring(A.shape[0], streamed=False) and constants_are_slow(A, block_size)
     without, request = request, replace(request, constants_are_slow=slow)
     base = request.specs(block_size, streamed=False)[0]

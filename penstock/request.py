@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.solvers import (
+    OwnPreconditioner,
     PreconditionerSpec,
     block_cg_workspace_nbytes,
     cg_workspace_nbytes,
@@ -34,8 +35,8 @@ class Request:
         Right-hand sides.
     memory : int or None
         Bytes for matrix storage on the device; None: what is free, less a reserve and the vectors.
-    preconditioner : str or PreconditionerSpec
-        A registered name, ``"auto"``, or a choice with options of its own.
+    preconditioner : str, PreconditionerSpec, operator, matrix or function
+        A registered name, ``"auto"``, a choice with options of its own, or what approximates the inverse of the matrix.
     block_size : int or "auto"
         Rows of the dense blocks of the matrix, such as the unknowns of a node.
     options : dict
@@ -53,7 +54,7 @@ class Request:
     device: Device
     columns: int = 1
     memory: int | None = None
-    preconditioner: str | PreconditionerSpec = "auto"
+    preconditioner: Any = "auto"
     block_size: int | Literal["auto"] = "auto"
     options: dict[str, Any] = field(default_factory=dict)
     name: str = "A"
@@ -70,6 +71,8 @@ class Request:
         """
         if isinstance(self.preconditioner, PreconditionerSpec):
             return [self.preconditioner.with_block_size(block_size)]
+        if not isinstance(self.preconditioner, str):
+            return [OwnPreconditioner(block_size=block_size, M=self.preconditioner)]
         if self.preconditioner != "auto":
             spec = preconditioner_spec(self.preconditioner, block_size=block_size, **self.options)
             if spec.needs_blocks and block_size == 1:
@@ -89,7 +92,7 @@ class Request:
 
     def reason(self, spec: PreconditionerSpec, choices: list[PreconditionerSpec]) -> str:
         """Return why a preconditioner is used, which is one of the choices that :meth:`specs` returned."""
-        if self.preconditioner != "auto":
+        if not self.is_auto:
             return "as asked for"
         if spec.uses_near_null_space:
             given = {"coordinates": "the coordinates of the nodes are", "near_null_space": "its near-null space is"}
@@ -101,7 +104,12 @@ class Request:
 
     def is_left_open(self, spec: PreconditionerSpec) -> bool:
         """Return whether a coarse level was chosen without the caller naming it or giving its near-null space."""
-        return self.preconditioner == "auto" and not self.options and spec.uses_near_null_space
+        return self.is_auto and not self.options and spec.uses_near_null_space
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the choice of a preconditioner is left open."""
+        return isinstance(self.preconditioner, str) and self.preconditioner == "auto"
 
 
 @dataclass(frozen=True)

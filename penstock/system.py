@@ -19,6 +19,7 @@ from penstock.request import Placement, Request
 from penstock.scratch import scratch_folder
 from penstock.spmv import CPU, BudgetError, CsrMatrix, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.formats.partition import row_slabs
+from penstock.spmv.formats.pattern import Pattern
 from penstock.streaming import (
     FileStore,
     HostStore,
@@ -50,6 +51,7 @@ def open_system(
     folder: str | Path | None = None,
     reporter: Reporter | None = None,
     announce: Callable[[Placement], object] | None = None,
+    updatable: bool = False,
 ) -> Iterator[OpenSystem]:
     """Decide how a matrix is stored and used, and open it where it computes.
 
@@ -62,13 +64,17 @@ def open_system(
     reporter : Reporter, optional
     announce : callable, optional
         ``announce(placement)`` before memory for the matrix is taken.
+    updatable : bool
+        Whether to remember the pattern of the matrix, so that its values can be replaced.
     """
     reporter = reporter or Reporter()
     null_space = None if request.null_space is None else NullSpace.given(request.null_space, given.rows)
     with ExitStack() as resources:
-        opener = _Opener(request, None if folder is None else Path(folder), reporter, announce, resources)
-        resources.enter_context(request.device.current())
-        yield opener.open(given.with_wide_vectors(), narrow=given.is_narrow, null_space=null_space)
+        opener = _Opener(request, None if folder is None else Path(folder), reporter, announce, resources, updatable)
+        with request.device.current():
+            system = opener.open(given.with_wide_vectors(), narrow=given.is_narrow, null_space=null_space)
+        del given, opener  # the matrix may be large, and have been converted
+        yield system
 
 
 @dataclass
@@ -78,6 +84,7 @@ class _Opener:
     reporter: Reporter
     announce: Callable[[Placement], object] | None
     resources: ExitStack
+    updatable: bool
 
     def open(self, given: GivenMatrix, *, narrow: bool, null_space: NullSpace | None) -> OpenSystem:
         system = self._opened_system(given)
@@ -99,14 +106,17 @@ class _Opener:
     def _open_csr(self, given: CsrMatrix) -> OpenSystem:
         matrix = given.to_device(CPU) if self.request.device.kind == "cpu" else given
         placement = self._place(matrix)
-        exact = _exact(matrix, placement)
+        exact = ExactMatrix.of(matrix, placement.difference)
+        pattern = Pattern.of(matrix) if self.updatable else None
         unreachable = None
         if self.request.null_space is None:
             modes = known_modes(self.request.options, matrix.shape[0], self.request.block_size)
             unreachable = NullSpace.found(matrix, modes)
-        del matrix, given  # which may be large
+        of_caller = matrix.values
+        del matrix, given  # whose structure may be large
         system = self._open_placed(placement)
-        system.exact, system.unreachable = exact, unreachable
+        system.exact, system.unreachable, system.pattern = exact, unreachable, pattern
+        system.borrowed = system.uses(of_caller)
         return system
 
     def _place(self, matrix: CsrMatrix) -> Placement:
@@ -141,7 +151,11 @@ class _Opener:
 
         index = index_for(1 + matrix.nbytes // (1 << 31))
         placement = place_index(index, self.request, reach_for=reach_for, rates=self._rates, index_for=index_for)
-        return self._open_placed(replace(placement, matrix=matrix))
+        system = self._open_placed(replace(placement, matrix=matrix))
+        if self.updatable:
+            system.pattern = Pattern.of(CsrMatrix.from_csr(matrix.to_csr(), check=False))
+        system.borrowed = system.uses(matrix.values)
+        return system
 
     def _open_store(self, store: Store) -> OpenSystem:
         with self.reporter.stage("survey"):
@@ -160,7 +174,7 @@ class _Opener:
             found = self._place(whole)
             if found.order is not None:  # worth it: another copy of the matrix is made in that order
                 system = self._open_placed(found)
-                system.exact = _exact(whole, found)
+                system.exact = ExactMatrix.of(whole, found.difference)
                 return system
         self._announce(placement)
         fits = store.index.nbytes < CPU.free_nbytes() // 2
@@ -221,8 +235,3 @@ class _Opener:
 
     def _opened(self, A: Operator, placement: Placement) -> OpenSystem:
         return OpenSystem(A, self.request, placement, self.reporter)
-
-
-def _exact(matrix: CsrMatrix, placement: Placement) -> ExactMatrix | None:
-    """Return a reference to the caller's entries, if others are stored in their place."""
-    return ExactMatrix(matrix, placement.difference) if placement.difference > 0 else None

@@ -14,8 +14,9 @@ from penstock.solvers.method import SOLVERS, Method
 from penstock.solvers.multigrid.cycle import Multigrid
 from penstock.solvers.multigrid.setup import multigrid
 from penstock.solvers.multigrid.spec import MultigridSpec
+from penstock.solvers.own_preconditioner import OwnPreconditioner, as_preconditioner
 from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, check_streams, preconditioner_spec
-from penstock.solvers.preconditioners import DiagonalBlocks, as_preconditioner, block_jacobi, jacobi
+from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, jacobi
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.products.multiply import (
     GalerkinPattern,
@@ -50,6 +51,7 @@ __all__ = [
     "Method",
     "Multigrid",
     "MultigridSpec",
+    "OwnPreconditioner",
     "PreconditionerSpec",
     "ProductPattern",
     "SmoothedAggregation",

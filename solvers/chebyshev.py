@@ -109,6 +109,20 @@ class Chebyshev(ValidatedOperator):
         # A GPU replays captured sweeps, which always use the same memory: they run on vectors owned by the preconditioner.
         self._replayed = isinstance(A, AdvancesRecurrences) and A.device.kind == "cuda"
         self._own: list[Array] = []
+        # A vector in the direction of the largest eigenvalue, once the values of A have changed.
+        self._fastest: Array | None = None
+
+    def rebuilt(self, A: Operator) -> Chebyshev:
+        """Return the same polynomial of a matrix with other values, whose bound is measured from the vector of the last one."""
+        diagonal = block_jacobi(A, int(self._diagonal.shape[1]))
+        rounds, self._fastest = (
+            (2, A.device.xp.zeros(A.shape[0], dtype=A.dtype)) if self._fastest is None else (1, self._fastest)
+        )
+        with A.device.current():
+            high = largest_eigenvalue(A, diagonal, rounds, self.degree, vector=self._fastest)
+        new = Chebyshev(A, diagonal, self.degree, high * self.low / self.high, high)
+        new._fastest, new._own, new._image, new._other = self._fastest, self._own, self._image, self._other
+        return new
 
     @property
     def capturable(self) -> bool:
@@ -172,6 +186,10 @@ class ChebyshevSpec(PreconditionerSpec, name="chebyshev"):
         if self.degree == 1:  # a multiple of it, for which nothing needs to be measured
             return block_jacobi(A, block_size)
         return chebyshev(A, self.degree, block_size=block_size)
+
+    def rebuild(self, M: Operator | None, A: Operator) -> Operator | None:
+        """Return the polynomial of a matrix whose values have changed."""
+        return M.rebuilt(A) if isinstance(M, Chebyshev) else self.build(A)
 
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return the vectors for the diagonal blocks, for the products, and for captured CUDA graphs."""
@@ -306,6 +324,7 @@ def largest_eigenvalue(
     *,
     row_sums: Array | None = None,
     settled: bool = False,
+    vector: Array | None = None,
 ) -> float:
     """Return a bound of the largest eigenvalue of ``D A``: ``||D A||_inf``, or the measured value plus a margin if smaller.
 
@@ -324,6 +343,9 @@ def largest_eigenvalue(
     settled : bool
         Go on until rounds find nothing larger, and raise the bound if it was exceeded. For coarse matrices, whose products cost
         little and whose largest eigenvalues may stand alone, so that few rounds miss them.
+    vector : array, (n,), optional
+        Where to begin, instead of at random if it is not zero; overwritten by the vector found. From the vector of a matrix that
+        was hardly another one, a round suffices.
     """
     xp, n, space = A.device.xp, A.shape[0], VectorSpace.of(A)
     bound = math.inf
@@ -337,6 +359,8 @@ def largest_eigenvalue(
     if not rounds:
         return bound
     v = noise(A.device, space.communicator.before(n), n).astype(A.dtype)
+    if vector is not None and space.any(vector):
+        v[...] = vector
     product = xp.empty_like(v)
     most = min(max(degree, _LEAST_MEASURED), _MOST_MEASURED) // 2 * 2
     # Without a bound, the first estimate is the quotient of the random vector.
@@ -367,4 +391,6 @@ def largest_eigenvalue(
                 found = min(bound, _MARGIN * estimate)
             if estimate <= _SETTLED * before:
                 break
+    if vector is not None:
+        vector[...] = v
     return found

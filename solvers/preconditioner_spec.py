@@ -45,6 +45,8 @@ class PreconditionerSpec:
     uses_near_null_space: ClassVar[bool] = False
     #: Whether it needs the entries of the matrix, so that the matrix must be held in memory as a whole.
     needs_entries: ClassVar[bool] = False
+    #: Whether its method needs the values of the matrix as they are, so that it must be made again whenever they change.
+    follows_values: ClassVar[bool] = False
     #: Whether it works on a matrix whose rows are shared out among ranks.
     works_on_ranks: ClassVar[bool] = False
     #: Whether applying it writes a separate vector; a diagonal is applied inside other passes.
@@ -52,14 +54,22 @@ class PreconditionerSpec:
 
     block_size: int = 1
 
-    def __init_subclass__(cls, *, name: str, **keywords: Any) -> None:
+    def __init_subclass__(cls, *, name: str, registered: bool = True, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.name = name
-        PRECONDITIONERS.add(name, cls)
+        if registered:
+            PRECONDITIONERS.add(name, cls)
 
     def build(self, A: Operator) -> Operator | None:
         """Return the preconditioner of a matrix."""
         raise InputError(f"{type(self).__name__} must define build() for the preconditioner {self.name}")
+
+    def rebuild(self, M: Operator | None, A: Operator) -> Operator | None:
+        """Return the preconditioner of a matrix whose values have changed, given that of the values before.
+
+        A subclass keeps of it what depends on the pattern only; here nothing is kept.
+        """
+        return self.build(A)
 
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return the number of vectors the preconditioner stores when ``columns`` right-hand sides are solved together."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.checks import check_finite, check_tolerances
-from penstock.solvers.preconditioners import as_preconditioner
+from penstock.solvers.own_preconditioner import as_preconditioner
 from penstock.solvers.result import SolveResult, StopReason
 from penstock.solvers.states import SystemMark, direction_kept
 from penstock.spmv import (

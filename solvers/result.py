@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from penstock.spmv import Array, NotConvergedError, format_nbytes
@@ -196,6 +196,19 @@ class SolveResult:
             return 0
         limits = (StopReason.MAXITER, StopReason.STOPPED, StopReason.ROUNDING_FLOOR, StopReason.STAGNATED)
         return max(self.iterations, 1) if self.reason in limits else -1
+
+    def continued(self, further: SolveResult, scale: float = 1.0) -> Self:
+        """Return this result with the iterations and the cost of a further solve, whose residuals are relative to ``scale``."""
+        norms = [*self.residual_norms, *(float(scale * norm) for norm in further.residual_norms[1:])]
+        names = {**self.timings, **further.timings}
+        return replace(
+            self,
+            iterations=len(norms) - 1,
+            residual_norms=norms,
+            sweeps=self.sweeps + further.sweeps,
+            bytes_streamed=self.bytes_streamed + further.bytes_streamed,
+            timings={name: self.timings.get(name, 0.0) + further.timings.get(name, 0.0) for name in names},
+        )
 
     def check(self) -> Self:
         """Return the result itself if it has converged, else raise a NotConvergedError with the message."""

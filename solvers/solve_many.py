@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.solvers.block_cg import block_cg, block_cg_workspace_nbytes
 from penstock.solvers.checks import check_finite
-from penstock.solvers.preconditioners import as_preconditioner
+from penstock.solvers.own_preconditioner import as_preconditioner
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
 from penstock.spmv import (
     Array,

@@ -111,9 +111,29 @@ class StreamedMatrix(SweptMatrix):
             raise InputError("the plan was made for another cut of the matrix; plan again from store.index")
         self.shape = index.shape
         self.dtype = np.dtype(index.dtype)
-        self._sweeper = Sweeper(
-            store, self.plan, self.budget, self.device, stall_seconds=stall_seconds, executor=executor
-        )
+        self._stall_seconds, self._executor = stall_seconds, executor
+        self._sweeper = self._sweeper_of(store)
+
+    def _sweeper_of(self, store: Store) -> Sweeper:
+        of = (store, self.plan, self.budget, self.device)
+        return Sweeper(*of, stall_seconds=self._stall_seconds, executor=self._executor)
+
+    def reopen(self, store: Store) -> None:
+        """Go on with the values that a store has now: that of this matrix, refilled, or another one with the same structure.
+
+        What the device holds is read anew. The plan, the direction of the next sweep and the counters go on.
+
+        Raises
+        ------
+        InputError
+            If the store is cut in another way.
+        """
+        if not self.plan.index.same_layout(store.index):
+            raise InputError("the store is cut in another way than the one of this matrix; open a new StreamedMatrix")
+        before = self._sweeper
+        before.close()
+        self.store, self._sweeper = store, self._sweeper_of(store)
+        self._sweeper.go_on_from(before)
 
     def close(self) -> None:
         """Stop transfers and release the budget; a store of the caller stays open."""

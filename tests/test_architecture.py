@@ -52,7 +52,7 @@ SOURCES = [
     path for folder in (*FOLDERS, "benchmarks", "examples", "docs") for path in sorted((ROOT / folder).rglob("*.py"))
 ] + sorted((ROOT / "penstock").glob("*.py"))
 # Functions whose parameters are the interface that people know from SciPy, and the command of that name.
-MANY_PARAMETERS = {"solve", "cg", "block_cg"}
+MANY_PARAMETERS = {"solve", "prepare", "cg", "block_cg"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock import forks
 from penstock.fem import Cantilever
-from penstock.front_door import find_device
+from penstock.given import GivenMatrix
 from penstock.scratch import scratch_folder
 from penstock.solvers import cg
 from penstock.spmv import CPU, Device, DeviceError, StoreError
@@ -240,4 +240,4 @@ def test_a_child_of_a_process_that_used_a_gpu_is_told_to_be_spawned(monkeypatch)
         error = in_child(act)
         assert isinstance(error, DeviceError)
         assert "'spawn'" in str(error)
-    assert in_child(lambda: find_device("auto", SimpleNamespace(device=None))) == CPU
+    assert in_child(lambda: GivenMatrix(None, "store").find_device("auto")) == CPU

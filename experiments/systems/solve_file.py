@@ -29,7 +29,6 @@ from penstock.experiments.systems.system_files import (
     read_right_hand_sides,
     write_solution,
 )
-from penstock.front_door import find_device
 from penstock.given import GivenMatrix, GivenVectors, as_given_matrix
 from penstock.open_system import OpenSystem
 from penstock.progress import Reporter
@@ -190,7 +189,7 @@ class _Run:
         options = modes if asked.degree is None else {**modes, "degree": asked.degree}
         rows = (matrix.matrix.index if matrix.kind == "store" else matrix.matrix).shape[0]
         request = Request(
-            find_device(asked.device, matrix),
+            matrix.find_device(asked.device),
             self.columns,
             None if asked.memory is None else parse_nbytes(asked.memory),
             replace(self.spec, **modes) if self.spec else asked.preconditioner,

@@ -45,7 +45,7 @@ from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Opera
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 
-__all__ = ["COARSE_PRODUCTS", "smoothed_aggregation"]
+__all__ = ["COARSE_PRODUCTS", "smoothed_aggregation", "with_new_values"]
 
 # Coarse matrices of up to this many unknowns are inverted.
 _DENSE_UNKNOWNS = 800
@@ -131,6 +131,21 @@ def smoothed_aggregation(
         return _preconditioner(operator, diagonal, high, degree, smoothing, shared(T, communicator))
 
 
+def with_new_values(M: SmoothedAggregation) -> SmoothedAggregation:
+    """Return the preconditioner again, for new values of its matrix: with the same aggregates and tentative prolongators.
+
+    The diagonal, the bound of the eigenvalues and the coarse matrices are computed anew; the bound from the vector found last
+    time. The vectors of the old preconditioner go to the new one. Collective.
+    """
+    A, size = M.A, int(M.diagonal.blocks.shape[1])
+    with A.device.current():
+        rounds, vector = (2, A.device.xp.zeros(A.shape[0])) if M.fastest is None else (1, M.fastest)
+        diagonal, high, _ = _measured(A, size, rounds, M.degree, vector)
+        new = _preconditioner(A, diagonal, high, M.degree, M.smoothing, M.level.T, M)
+    new.fastest = vector
+    return new
+
+
 def _known_of_nodes(
     A: Operator, size: int, near_null_space: Any, coordinates: Any
 ) -> tuple[Array | None, Array | None]:
@@ -186,14 +201,16 @@ def _tentative(
     return StoredTentative(modes, free, aggregates, size, device)
 
 
-def _measured(A: Operator, size: int, rounds: int, degree: int) -> tuple[DiagonalBlocks, float, Array]:
+def _measured(
+    A: Operator, size: int, rounds: int, degree: int, vector: Array | None = None
+) -> tuple[DiagonalBlocks, float, Array]:
     """Return D, a bound of the eigenvalues of ``D A``, and which unknowns couple with others, unlike clamped ones."""
     _check_cuts(A, size)
     with communicator_of(A).together():
         blocks, of_rows = diagonal_and_row_sums(A, size)
         diagonal = inverted_blocks(A, blocks)
         sums = scaled_row_sums(diagonal, of_rows)
-    high = largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums)
+    high = largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums, vector=vector)
     return diagonal, high, sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
 
 
@@ -227,30 +244,43 @@ def _graph(A: Operator, size: int) -> tuple[Any, Any]:
 
 
 def _preconditioner(
-    A: Operator, diagonal: DiagonalBlocks, high: float, degree: int, smoothing: int, T: Tentative
+    A: Operator,
+    diagonal: DiagonalBlocks,
+    high: float,
+    degree: int,
+    smoothing: int,
+    T: Tentative,
+    before: Operator | None = None,
 ) -> SmoothedAggregation:
+    """Return the preconditioner, with the coarser levels of the one before if there is one."""
+    known = before if isinstance(before, SmoothedAggregation) else None
     steps = smoothing_steps(smoothing, high)
     coarse = with_unit_rows(coarse_matrix(A, diagonal.blocks, T, steps), T.missing)
-    level = CoarseLevel(
-        T, coarse, _inverse(coarse, T, communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal)))
-    )
-    return SmoothedAggregation(A, diagonal, high, degree, smoothing, level)
+    negligible = communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal))
+    inverse = _inverse(coarse, T, negligible, None if known is None else known.level.inverse)
+    M = SmoothedAggregation(A, diagonal, high, degree, smoothing, CoarseLevel(T, coarse, inverse))
+    if known is not None:
+        M.take_vectors(known)
+    return M
 
 
-def _inverse(A: BsrMatrix, T: Tentative, negligible: float) -> Operator:
+def _inverse(A: BsrMatrix, T: Tentative, negligible: float, before: Operator | None = None) -> Operator:
     """Return an approximate inverse of a coarse matrix: a dense one, or the preconditioner of the next level."""
     if T.unknowns <= _DENSE_UNKNOWNS:
         return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray(), negligible))).to_device(
             A.device
         )
     grid, size = T.aggregates.grid, T.modes
+    diagonal = block_jacobi(A, size)
+    high = largest_eigenvalue(A, diagonal, 2, settled=True)
+    if isinstance(before, SmoothedAggregation):
+        coarser = before.level.T
+        return _preconditioner(A, diagonal, high, _COARSE_DEGREE, _COARSE_SMOOTHING, coarser, before)
     if grid is not None:
         aggregates = box_aggregates(grid, _COARSE_SIDE)
     else:
         offsets, columns = A.device.to_host(A.row_offsets), A.device.to_host(A.column_indices)
         aggregates = graph_aggregates(offsets, columns, 1, _COARSE_SIDE**3)
-    diagonal = block_jacobi(A, size)
-    high = largest_eigenvalue(A, diagonal, 2, settled=True)
     if aggregates.count > _LEAST_COARSENING * T.aggregates.count:  # not a graph that can be coarsened
         return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
     every = A.device.xp.ones(T.unknowns, dtype=np.bool_)

@@ -65,6 +65,8 @@ class SmoothedAggregation(ValidatedOperator):
         self.first, self.polynomial = self._polynomial(_LOW)
         self._work: list[Array] = []
         self._lent: list[Array] = []
+        #: A vector in the direction of the largest eigenvalue of ``D A``, once the values of A have changed.
+        self.fastest: Array | None = None
 
     #: How :func:`cg` solves with this preconditioner.
     cg_method = CoarseConjugateGradients
@@ -92,6 +94,10 @@ class SmoothedAggregation(ValidatedOperator):
         if not vectors or vectors[0].shape != like.shape:
             vectors = [self.device.xp.empty_like(like) for _ in range(8)]
         return vectors
+
+    def take_vectors(self, other: SmoothedAggregation) -> None:
+        """Take over the vectors of a preconditioner that this one replaces."""
+        self._lent, self._work, other._lent, other._work = other._lent, other._work, [], []
 
     def return_vectors(self, vectors: list[Array]) -> None:
         """Take them back, for the next solve."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from penstock.solvers.chebyshev import check_degree
 from penstock.solvers.coarse.modes import in_order
-from penstock.solvers.coarse.setup import COARSE_PRODUCTS, smoothed_aggregation
+from penstock.solvers.coarse.setup import COARSE_PRODUCTS, smoothed_aggregation, with_new_values
+from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import InputError, Operator
 
@@ -78,6 +79,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     """
 
     uses_near_null_space: ClassVar[bool] = True
+    follows_values: ClassVar[bool] = True  # its iteration takes the coarse matrix for P^T A P
     works_on_ranks: ClassVar[bool] = True
     replicated_reads: ClassVar[int] = 2 * COARSE_PRODUCTS
 
@@ -124,6 +126,10 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
             smoothing=smoothing,
             degree=degree,
         )
+
+    def rebuild(self, M: Operator | None, A: Operator) -> Operator | None:
+        """Return the preconditioner of a matrix whose values have changed: with the aggregates and T of the last one."""
+        return with_new_values(M) if isinstance(M, SmoothedAggregation) and M.A is A else self.build(A)
 
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return the vectors for the diagonal blocks, T, the coarse levels and the iteration."""

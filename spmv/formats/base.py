@@ -24,7 +24,7 @@ from penstock.spmv.sizes import format_nbytes
 
 __all__ = ["FORMATS", "UNEVEN_VARIATION", "SparseMatrix", "format_named", "format_names"]
 
-_SLAB_NBYTES = 32 << 20
+_SLAB_NBYTES, _REFILLED_NBYTES = 32 << 20, 256 << 20
 #: Coefficient of variation of row lengths above which some lanes of a warp wait for others.
 UNEVEN_VARIATION = 0.5
 
@@ -145,6 +145,88 @@ class SparseMatrix(ValidatedOperator):
     def slab_from_csr(cls, A: Any, first_row: int, **parameters: Any) -> Self:
         """Convert a row slab that begins at row ``first_row`` of a larger matrix; parameters as for ``from_csr``."""
         return cls.from_csr(A, **parameters)
+
+    def layout(self) -> dict[str, Any]:
+        """Return the keyword arguments of ``from_csr`` that give a matrix of the same pattern the same arrays but for values."""
+        return dict(self.parameters())
+
+    def refill(self, A: Any, first_row: int = 0, *, check: bool = True) -> None:
+        """Replace the values by those of a matrix with the same pattern, where they are: whoever holds the arrays sees them.
+
+        A large matrix is converted slab by slab, in about 512 MiB of further memory.
+
+        Parameters
+        ----------
+        A : SciPy CSR matrix or CsrMatrix, on any device
+            With the pattern of the matrix that this one was converted from, of which this is a slab.
+        first_row : int
+            The row of the whole matrix at which this slab and A begin.
+        check : bool
+            Whether to compare the patterns first.
+
+        Raises
+        ------
+        InputError
+            If its entries have other places here; no value has then been replaced.
+
+        Examples
+        --------
+        >>> from penstock.fem import Cantilever
+        >>> A = Cantilever(nodes=4, dof=3).matrix("symmetric_bsr")
+        >>> stiffer = 2.0 * A.to_csr()
+        >>> A.refill(stiffer)
+        >>> bool((A.to_csr() != stiffer).nnz)
+        False
+        """
+        if check:
+            self.check_pattern(A, first_row)
+        for slab, new, _ in self._converted_again(A, first_row):
+            for name, array in slab.arrays().items():
+                if array.dtype.kind == "f":
+                    array[...] = self.device.asarray(new.arrays()[name])
+
+    def check_pattern(self, A: Any, first_row: int = 0) -> None:
+        """Refuse a matrix that :meth:`refill` has no places for, at the cost of a conversion; parameters as there.
+
+        Raises
+        ------
+        InputError
+            The message names the array that differs, and rows that hold the difference.
+        """
+        for slab, new, rows in self._converted_again(A, first_row):
+            for name, array in slab.arrays().items():
+                other = new.arrays()[name]
+                same = other.shape == array.shape
+                if same and array.dtype.kind != "f":
+                    same = bool((self.device.asarray(other) == array).all())
+                if not same:
+                    raise InputError(
+                        f"the matrix has another pattern: in rows {rows.start} to {rows.stop - 1} the {self.name} array {name} "
+                        "differs"
+                    )
+
+    def _converted_again(self, A: Any, first_row: int) -> Iterator[tuple[Self, Self, range]]:
+        """Yield slabs of this matrix and of A, converted in the same way, with their rows."""
+        source: Any = format_named("csr").from_csr(A, check=False)
+        layout = {"values_dtype": self.values_dtype, "check": False, **self.layout()}
+        for start, slab in self._refillable():
+            rows = range(first_row + start, first_row + start + slab.shape[0])
+            part = source.rows(start, start + slab.shape[0])
+            yield slab, type(self).slab_from_csr(part, rows.start, **layout), rows
+
+    def _refillable(self) -> Iterator[tuple[int, Self]]:
+        """Yield slabs whose arrays are views of those of this matrix; a format whose slabs are copies has but one."""
+        views = self.slabs(_REFILLED_NBYTES)
+        first, slab = next(views, (0, self))
+        if any(self._is_copy(name, array) for name, array in slab.arrays().items() if array.dtype.kind == "f"):
+            yield 0, self
+            return
+        yield first, slab
+        yield from views
+
+    def _is_copy(self, name: str, array: Array) -> bool:
+        whole = self.arrays()[name]
+        return bool(array.size) and not self.device.xp.may_share_memory(array, whole)
 
     @abstractmethod
     def triplets(self) -> tuple[Array, Array, Array]:

@@ -141,6 +141,10 @@ class BsrMatrix(SparseMatrix, name="bsr"):
         )
         return scalar_triplets(block_rows - 1, self.column_indices.astype(np.int64), self.values)
 
+    def layout(self) -> dict[str, Any]:
+        """Return the arguments of ``from_csr`` for the same arrays."""
+        return {"block_size": int(self.values.shape[-1])}
+
     def rows(self, start: int, stop: int) -> Self:
         """Return rows ``start`` to ``stop``, multiples of the block size; indices and values are views."""
         size = self.row_granularity

@@ -204,6 +204,10 @@ class CsrMatrix(SparseMatrix, name="csr"):
         A.indices, A.data = indices, arrays["values"]
         return A
 
+    def layout(self) -> dict[str, Any]:
+        """Return nothing: values have the same places with any strategy."""
+        return {}
+
     def rows(self, start: int, stop: int) -> Self:
         """Return rows ``start`` to ``stop`` with int32 offsets; indices and values are views."""
         offsets = narrow_offsets(self.row_offsets, start, stop)

@@ -163,6 +163,10 @@ class EllMatrix(SparseMatrix, name="ell"):
         rows, slots = xp.nonzero(self.column_indices.T >= 0)
         return rows, self.column_indices[slots, rows].astype(np.int64), self.values[slots, rows]
 
+    def layout(self) -> dict[str, Any]:
+        """Return the arguments of ``from_csr`` for the same arrays."""
+        return {"lanes": self.lanes, "growth": math.inf}
+
     def rows(self, start: int, stop: int) -> Self:
         """Return rows ``start`` to ``stop``, as wide as the whole; a copy, since rows are not contiguous."""
         xp = self.device.xp

@@ -106,15 +106,15 @@ class HybMatrix(SparseMatrix, name="hyb"):
 
     @classmethod
     def from_csr(
-        cls, A: Any, *, partition: str = "hybridlimit33", values_dtype: Any = None, check: bool = True
+        cls, A: Any, *, partition: str | int = "hybridlimit33", values_dtype: Any = None, check: bool = True
     ) -> Self:
         """Convert a CSR matrix on its device.
 
         Parameters
         ----------
         A : scipy.sparse.csr_array or CsrMatrix
-        partition : str
-            How the width of the ELL part is chosen, see ``penstock.spmv.formats.hyb.ell_width``.
+        partition : str or int
+            How the width of the ELL part is chosen, see ``penstock.spmv.formats.hyb.ell_width``, or the width itself.
         values_dtype : dtype, optional
         check : bool
 
@@ -126,7 +126,8 @@ class HybMatrix(SparseMatrix, name="hyb"):
         A = CsrMatrix.from_csr(A, values_dtype=values_dtype, check=check)
         xp, rows = A.device.xp, A.shape[0]
         lengths = xp.diff(A.row_offsets)
-        width = ell_width(lengths, partition, A.values_dtype.itemsize)
+        itemsize = A.values_dtype.itemsize
+        width = ell_width(lengths, partition, itemsize) if isinstance(partition, str) else partition
         offsets = xp.asarray([0, rows * width], dtype=np.int64)
         none = xp.empty(0, dtype=np.int32)
         indices, values = chunks_of_slots(A, none, offsets, max(rows, 1), A.values_dtype)
@@ -169,6 +170,10 @@ class HybMatrix(SparseMatrix, name="hyb"):
         xp, parts = self.device.xp, zip(self.ell.triplets(), self.coo.triplets(), strict=True)
         rows, columns, values = (xp.concatenate(pair) for pair in parts)
         return rows, columns, values
+
+    def layout(self) -> dict[str, Any]:
+        """Return the arguments of ``from_csr`` for the same arrays."""
+        return {"partition": self.ell.width}
 
     def rows(self, start: int, stop: int) -> Self:
         """Return rows ``start`` to ``stop``; the ELL part is a copy."""

@@ -59,6 +59,10 @@ class SlicedEllMatrix(SellMatrix, name="sliced_ell"):
         """Convert a row slab; its rows keep their order, as those of all slabs do."""
         return cls.from_csr(A, **parameters)
 
+    def layout(self) -> dict[str, Any]:
+        """Return the arguments of ``from_csr`` for the same arrays."""
+        return {"slice_height": self.chunk_height}
+
     @classmethod
     def predicted_nbytes(cls, statistics: MatrixStatistics, *, slice_height: int = 32, **parameters: Any) -> int:
         """Return the bytes of a matrix in this format."""

@@ -199,6 +199,10 @@ class Sweeper:
         changes = empty or key.memory is None or self.plan.ring.sweeps == "cyclic"
         return SweepKey((*key.kernels, number % 2), None if changes else (*(key.memory or ()), number % 2))
 
+    def go_on_from(self, other: Sweeper) -> None:
+        """Take over the counters and the direction of a sweeper with the same plan, which is closed."""
+        self.sweeps, self.bytes_streamed, self._number = other.sweeps, other.bytes_streamed, other._number
+
     def trace(self) -> AbstractContextManager[Timeline]:
         """Return a context in which the times of transfers and computations are recorded."""
         return self._opened().trace()

@@ -8,14 +8,14 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from penstock.spmv import InputError, SparseMatrix, StoreError
+from penstock.spmv import CsrMatrix, InputError, SparseMatrix, StoreError
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, pack, row_slabs_of
@@ -143,6 +143,34 @@ class FileStore:
             index = _write_slabs(place.path, partial / _DATA, slabs, shape, progress)
             _write_index(partial / _INDEX, index, label, place.path)
         return cls(place.path)
+
+    def refilled(self, A: CsrMatrix) -> Self:
+        """Replace the values on disk by those of a matrix with the same pattern, and open the store anew.
+
+        The new store is written beside the old one, at the cost of its bytes, and takes its name at the end: whatever
+        interrupts this, the disk has the old store or the new one. This object goes on reading the old values until it is closed.
+
+        Parameters
+        ----------
+        A : CsrMatrix, on the host
+
+        Raises
+        ------
+        InputError
+            If A has another pattern.
+        StoreError
+            If the disk is full or fails.
+        """
+
+        def slabs() -> Iterator[SparseMatrix]:
+            for number, of in enumerate(self.index.subdivisions):
+                buffer = aligned_buffer(of.nbytes)
+                self.read_into(number, buffer)
+                slab = self.index.view(number, buffer)
+                slab.refill(A.rows(of.row_start, of.row_stop), of.row_start)
+                yield slab
+
+        return self.create(self.path, slabs(), shape=self.index.shape, overwrite=True, label=self.label)
 
     def __repr__(self) -> str:
         return f"<FileStore {self.path}: {self.index}>"

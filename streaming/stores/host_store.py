@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from penstock.spmv import DeviceError, InputError, SparseMatrix, format_nbytes
+from penstock.spmv import CsrMatrix, DeviceError, InputError, SparseMatrix, format_nbytes
 from penstock.spmv.device import forked_from_cuda
 from penstock.spmv.formats.partition import cut_rows
 from penstock.streaming.stores.base import Store
@@ -154,6 +154,39 @@ class HostStore:
             return self._source.rows(subdivision.row_start, subdivision.row_stop)
         [(_, piece)] = self._segments[number]
         return self.index.view(number, piece)
+
+    @property
+    def source(self) -> SparseMatrix | None:
+        """The matrix whose arrays are streamed from where they are, if the store was made so."""
+        return self._source
+
+    def check_pattern(self, A: CsrMatrix) -> None:
+        """Refuse a matrix on the host that has another pattern, with an InputError."""
+        for number, of in enumerate(self.index.subdivisions):
+            self.slab(number).check_pattern(A.rows(of.row_start, of.row_stop), of.row_start)
+
+    def refill(self, A: CsrMatrix) -> None:
+        """Replace the values by those of a matrix with the same pattern, where they are; no sweep may be running.
+
+        Parameters
+        ----------
+        A : CsrMatrix, on the host
+            With the same pattern, which :meth:`check_pattern` finds out.
+        """
+        for number, of in enumerate(self.index.subdivisions):
+            slab = self.slab(number)
+            slab.refill(A.rows(of.row_start, of.row_stop), of.row_start, check=False)
+            if self._source is not None:
+                self._copy_again(slab, of, self._segments[number])
+
+    @staticmethod
+    def _copy_again(slab: SparseMatrix, subdivision: Subdivision, segments: list[tuple[int, Bytes]]) -> None:
+        """Renew the copies of arrays that are too short to be streamed from where they are."""
+        places = {field.offset: slab.arrays()[field.name] for field in subdivision.fields}
+        for offset, piece in segments:
+            array = places.get(offset)
+            if array is not None and not np.may_share_memory(array, piece):
+                piece[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def segments(self, number: int, part: Part = "whole") -> list[tuple[int, Bytes]]:
         """Return views of the bytes of a part of subdivision ``number``, each with its offset in the part."""
