@@ -20,10 +20,10 @@ from penstock.solvers.coarse.aggregates import box_aggregates
 from penstock.solvers.coarse.modes import rigid_body_modes
 from penstock.solvers.coarse.tentative import StoredTentative
 from penstock.solvers.preconditioners import block_jacobi
-from penstock.solvers.products.block_products import product_of_pattern, smoothed_rows
-from penstock.solvers.products.block_rows import BlockRows, as_csr
 from penstock.spmv import Array, Device
 from penstock.spmv.compilation.table import find_kernel
+from penstock.spmv.products.block_products import product_of_pattern, smoothed_rows
+from penstock.spmv.products.block_rows import BlockRows, as_csr
 
 _CALLS, _EDGE, _FACTOR = 7, 128, 0.4
 

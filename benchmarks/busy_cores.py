@@ -20,7 +20,7 @@ from record import argument_parser, record, told, write
 
 SOLVE = """
 import json, sys, time
-from penstock import adaptive_threads
+from penstock.host import adaptive_threads
 from penstock.fem import Cantilever
 from penstock.solvers import cg, chebyshev
 if sys.argv[1] == "all_threads":

@@ -19,7 +19,7 @@ import numpy as np
 from record import argument_parser, write
 
 from penstock.experiments.formats.benchmark import Case, compare_products, default_cases, study_cases
-from penstock.matrix_files import read_matrix
+from penstock.files.registry import read_matrix
 from penstock.spmv import CsrMatrix, Device, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.model.timing import time_in_turn

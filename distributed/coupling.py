@@ -10,10 +10,10 @@ import scipy.sparse
 
 from penstock.distributed.mpi import MpiCommunicator
 from penstock.distributed.partition import RowPartition
-from penstock.solvers.products.block_rows import csr_of
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, SparseMatrix
 from penstock.spmv.device import CPU, Device
 from penstock.spmv.formats.validation import in_csr
+from penstock.spmv.products.block_rows import csr_of
 
 __all__ = ["Coupling", "columns_within", "split_rows"]
 

@@ -11,9 +11,9 @@ import numpy as np
 from penstock.distributed.coupling import Coupling, split_rows
 from penstock.distributed.mpi import Exchange, MpiCommunicator
 from penstock.distributed.partition import RowPartition
-from penstock.solvers.products.block_rows import csr_of
 from penstock.spmv import CPU, Array, Device, InputError, ValidatedOperator, as_vectors, format_named
 from penstock.spmv.operator import HasAbsoluteProduct, HasDiagonalBlocks, unchecked_product
+from penstock.spmv.products.block_rows import csr_of
 
 __all__ = ["DistributedMatrix"]
 

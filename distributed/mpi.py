@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Protocol, Self
 import numba
 import numpy as np
 
+from penstock.host.threads import THREADS_ARE_GIVEN, bound_cores
 from penstock.spmv import CPU, Array, Device, DeviceError, InputError, PenstockError, device_of
 from penstock.spmv.device import cuda_device_count
-from penstock.threads import THREADS_ARE_GIVEN, bound_cores
 
 __all__ = ["Exchange", "MpiCommunicator", "Pair", "gpu_of_rank"]
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import typing as _typing
 
-from penstock.forks import prepare_forks as _prepare_forks
-from penstock.threads import prepare_threads as _prepare_threads
+from penstock.host.forks import prepare_forks as _prepare_forks
+from penstock.host.threads import prepare_threads as _prepare_threads
 
 if _typing.TYPE_CHECKING:
-    from penstock.fixing import fix
-    from penstock.front_door import solve
-    from penstock.prepared import PreparedSystem, prepare
+    from penstock.driver.fixing import fix
+    from penstock.driver.prepared import PreparedSystem, prepare
+    from penstock.driver.solve import solve
     from penstock.spmv.errors import (
         BudgetError,
         DeviceError,
@@ -27,7 +27,7 @@ if _typing.TYPE_CHECKING:
         PenstockError,
         StoreError,
     )
-    from penstock.store_products import multiply_store
+    from penstock.streaming.store_products import multiply_store
 
     #: The release, as a string.
     __version__: str
@@ -40,12 +40,12 @@ _HOMES = {
     "NotConvergedError": "penstock.spmv.errors",
     "NotConvergedWarning": "penstock.spmv.errors",
     "PenstockError": "penstock.spmv.errors",
-    "PreparedSystem": "penstock.prepared",
+    "PreparedSystem": "penstock.driver.prepared",
     "StoreError": "penstock.spmv.errors",
-    "fix": "penstock.fixing",
-    "multiply_store": "penstock.store_products",
-    "prepare": "penstock.prepared",
-    "solve": "penstock.front_door",
+    "fix": "penstock.driver.fixing",
+    "multiply_store": "penstock.streaming.store_products",
+    "prepare": "penstock.driver.prepared",
+    "solve": "penstock.driver.solve",
 }
 #: The version of a copy that is not installed, of which no tag is known.
 _UNINSTALLED = "0.1.0.dev0"

@@ -22,7 +22,7 @@ def main() -> None:
         print(f"error: NUMBA_NUM_THREADS must be a number of threads, 1 or more, not {threads!r}", file=sys.stderr)
         sys.exit(2)
     try:
-        from penstock.cli import main as command
+        from penstock.commands.app import main as command
 
         command()
     except KeyboardInterrupt:

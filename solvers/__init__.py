@@ -18,7 +18,12 @@ from penstock.solvers.own_preconditioner import OwnPreconditioner, as_preconditi
 from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, check_streams, preconditioner_spec
 from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, jacobi
 from penstock.solvers.problem import LinearProblem
-from penstock.solvers.products.multiply import (
+from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
+from penstock.solvers.solve_many import choose_block_size, solve_many
+from penstock.solvers.triangular.gauss_seidel import GaussSeidel, gauss_seidel
+from penstock.solvers.triangular.incomplete_cholesky import IncompleteCholesky, incomplete_cholesky
+from penstock.solvers.triangular.triangular_solve import TriangularSolve
+from penstock.spmv.products.multiply import (
     GalerkinPattern,
     ProductPattern,
     galerkin,
@@ -27,11 +32,6 @@ from penstock.solvers.products.multiply import (
     product_pattern,
     transpose,
 )
-from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
-from penstock.solvers.solve_many import choose_block_size, solve_many
-from penstock.solvers.triangular.gauss_seidel import GaussSeidel, gauss_seidel
-from penstock.solvers.triangular.incomplete_cholesky import IncompleteCholesky, incomplete_cholesky
-from penstock.solvers.triangular.triangular_solve import TriangularSolve
 
 __all__ = [
     "PRECONDITIONERS",

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.adaptive_threads import ThreadChoice, adaptive_threads, most_threads
+from penstock.host.adaptive_threads import ThreadChoice, adaptive_threads, most_threads
+from penstock.host.threads import blas_limited
 from penstock.solvers.best_iterate import BestIterate
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.residual_checks import ResidualChecks
@@ -20,7 +21,6 @@ from penstock.solvers.states import StateLayout, check_state, direction_kept
 from penstock.solvers.symmetry_check import SymmetryCheck
 from penstock.spmv import Array
 from penstock.spmv.registry import Registry
-from penstock.threads import blas_limited
 
 __all__ = ["SOLVERS", "Method", "handed_over", "method_of"]
 

@@ -30,7 +30,7 @@ _FIRST = (
     "experiments/cantilever/test_run.py",
     "experiments/cantilever/test_ranked_run.py",
     "experiments/cantilever/test_comparison.py",
-    "test_front_door.py",
+    "driver/test_solve.py",
 )
 
 

@@ -9,13 +9,13 @@ of block sizes, columns and types. What a test launches besides is compiled on i
 import re
 from itertools import product
 
-from penstock.solvers.products.block_products import teams_for
-from penstock.solvers.products.hashing import BLOCK_LANES, PARTS
-from penstock.solvers.products.hashing import LANES as HASH_LANES
 from penstock.solvers.triangular.block_entries import SIZES as TRIANGLE_SIZES
 from penstock.solvers.triangular.dataflow_schedule import dataflow_shapes
 from penstock.solvers.triangular.level_schedule import LEVEL_LANES
 from penstock.spmv.formats.chunk_products import spmm_tile, spmv_expression
+from penstock.spmv.products.block_products import teams_for
+from penstock.spmv.products.hashing import BLOCK_LANES, PARTS
+from penstock.spmv.products.hashing import LANES as HASH_LANES
 from penstock.spmv.vectors.block_space import FUSED_TILES, TILES, gram_parts
 
 TYPES = ("double, double", "float, double", "float, float")  # stored values, vectors

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_architecture import FOLDERS, ROOT
+from test_architecture import FOLDERS, REAL_FOLDERS, ROOT
 
 from penstock.spmv.compilation.table import KERNELS
 
@@ -52,8 +52,8 @@ def module_name(path: Path) -> str:
 PUBLIC = public_names()
 SOURCES = {
     module_name(path): path
-    for folder in ("penstock", *FOLDERS)
-    for path in sorted((ROOT / folder).glob("*.py" if folder == "penstock" else "**/*.py"))
+    for folder in ("penstock", *(f"penstock/{name}" for name in REAL_FOLDERS), *FOLDERS)
+    for path in sorted((ROOT / folder).glob("*.py" if folder.startswith("penstock") else "**/*.py"))
 }
 WITH_EXAMPLES = sorted(name for name, path in SOURCES.items() if re.search(r"^\s*>>> ", path.read_text(), re.M))
 

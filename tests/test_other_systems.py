@@ -85,7 +85,7 @@ def test_the_command_runs_an_experiment(elsewhere, tmp_path):
     (tmp_path / "beam.yaml").write_text("model: {nodes: [9, 5, 5]}\nmemory: {budget: 150 KiB}\n")
     printed = elsewhere("""
         import sys
-        from penstock.cli import main
+        from penstock.commands.app import main
         sys.argv = ["penstock", "run", "beam.yaml", "--output", "out"]
         main()
     """)
@@ -100,7 +100,7 @@ def test_the_command_runs_an_experiment(elsewhere, tmp_path):
 def test_info_describes_the_machine(elsewhere):
     printed = elsewhere("""
         import sys
-        from penstock.cli import main
+        from penstock.commands.app import main
         sys.argv = ["penstock", "info", "--no-measure"]
         main()
     """)

@@ -70,7 +70,7 @@ def _package_page(package: str) -> str:
 
 def _command_line() -> str:
     """Return typer's own description of the command and its subcommands."""
-    command = [sys.executable, "-m", "typer", "penstock.cli", "utils", "docs", "--name", "penstock"]
+    command = [sys.executable, "-m", "typer", "penstock.commands.app", "utils", "docs", "--name", "penstock"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     options, _, commands = text.partition("\n")[2].partition("**Commands**:")  # the page has a title of its own
     commands = commands[commands.index("## ") :]  # without the list of commands, whose lines are cut short

@@ -10,7 +10,7 @@ from penstock.spmv.compilation.ahead import Compilation, CompileTask
 
 __all__ = ["start_compilation"]
 
-_CALLS, _COARSE = "penstock.kernel_calls", "penstock.solvers.coarse"
+_CALLS, _COARSE = "penstock.driver.kernel_calls", "penstock.solvers.coarse"
 
 
 def start_compilation(experiment: Experiment) -> Compilation:
@@ -48,9 +48,7 @@ def _iterations(experiment: Experiment) -> list[CompileTask]:
         tasks.append(CompileTask(f"{_CALLS}:polynomial", (step,), {"dof": dof}))
     if preconditioner == "smoothed_aggregation":
         tasks.append(
-            CompileTask(
-                f"{_CALLS}:multiply_blocks", ("penstock.solvers.products.block_products:_smooth",), {"dof": dof}
-            )
+            CompileTask(f"{_CALLS}:multiply_blocks", ("penstock.spmv.products.block_products:_smooth",), {"dof": dof})
         )
         tasks.append(CompileTask(f"{_CALLS}:aggregate", (f"{_COARSE}.tentative:_orthonormalise",), {"dof": dof}))
     elif not experiment.is_block:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.driver.placement import solve_candidates
+from penstock.driver.progress import Reporter
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.fem.assembly import ASSEMBLED_FORMATS
-from penstock.placement import solve_candidates
-from penstock.progress import Reporter
 from penstock.solvers import PreconditionerSpec, block_cg_workspace_nbytes, cg_workspace_nbytes, check_streams
 from penstock.spmv import CPU, BudgetError, Device, InputError, StoreError, format_named, format_nbytes
 from penstock.spmv.formats.limits import INT32_MAX

@@ -27,7 +27,7 @@ from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoin
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.progress import Reporter
-from penstock.scratch import scratch_folder
+from penstock.host.scratch import scratch_folder
 from penstock.solvers import BlockSolveResult, CoarseBlockCgState, CoarseCgState, SolveResult
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, InputError, Operator

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from penstock.distributed import Coupling, MpiCommunicator, RowPartition, columns_within, split_rows
+from penstock.driver.progress import Reporter
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.experiments.cantilever.matrix_storage import fill_disk, fill_memory
 from penstock.fem.assembly import CHUNKED_FORMATS, chunked_slab
-from penstock.progress import Reporter
-from penstock.solvers.products.block_rows import csr_of
 from penstock.spmv import BsrMatrix, Device, SparseMatrix
+from penstock.spmv.products.block_rows import csr_of
 from penstock.streaming import FileStore, HostStore, StreamPlan
 
 __all__ = ["couplings_of_rank", "open_rank_store", "planes_of"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.driver.progress import Reporter, solve_progress
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.experiments.cantilever.kernels import start_compilation
 from penstock.experiments.cantilever.loads import load_names, right_hand_sides
@@ -29,7 +30,6 @@ from penstock.experiments.reporting.folder import ResultsFolder, write_json
 from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
-from penstock.progress import Reporter, solve_progress
 from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, StopReason, block_cg, cg
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, Device, Operator, StoreError

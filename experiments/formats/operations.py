@@ -18,7 +18,7 @@ from penstock.experiments.formats.figures_of_operations import write_operation_f
 from penstock.experiments.reporting.environment import check_same_machine, describe_environment
 from penstock.experiments.reporting.progress import Reporter, Stage
 from penstock.experiments.reporting.study import Record, Study, StudyFolder
-from penstock.matrix_files import NamedMatrix
+from penstock.files.registry import NamedMatrix
 from penstock.solvers import TriangularSolve, galerkin, galerkin_pattern, multigrid, multiply, product_pattern
 from penstock.solvers.triangular.block_entries import SIZES
 from penstock.spmv import BsrMatrix, CsrMatrix, Device, InputError

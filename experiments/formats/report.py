@@ -16,7 +16,7 @@ from penstock.experiments.formats.figures import write_product_figures
 from penstock.experiments.reporting.environment import check_same_machine, describe_environment
 from penstock.experiments.reporting.progress import Reporter, Stage
 from penstock.experiments.reporting.study import Record, Study, StudyFolder
-from penstock.matrix_files import NamedMatrix
+from penstock.files.registry import NamedMatrix
 from penstock.spmv import CPU, CsrMatrix, Device, InputError
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming.measurement.probes import measure_memory

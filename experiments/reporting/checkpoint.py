@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.array_files import ArrayArchive
 from penstock.experiments.reporting.atomic import write_file
+from penstock.files.arrays import ArrayArchive
 from penstock.solvers import SOLVERS, BlockCgState, CgState, CoarseBlockCgState, CoarseCgState, StopReason
 from penstock.solvers.states import StateLayout, SystemMark, check_counts, check_numbers
 from penstock.spmv import CPU, Array, Device, InputError

@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 
 from penstock import __version__
+from penstock.host.threads import usable_cores
 from penstock.spmv import CPU, Device, DeviceError, InputError, PenstockError, format_nbytes
 from penstock.spmv.device import cuda_device_count
 from penstock.streaming.measurement.probes import measure_disk, measure_link, measure_memory
 from penstock.streaming.measurement.rates import machine_rates
-from penstock.threads import usable_cores
 
 __all__ = ["check_same_machine", "describe_environment", "measure_machine", "refresh_rates", "why_no_gpu"]
 

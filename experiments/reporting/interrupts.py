@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.ending import ENDING_SIGNALS, note_signal
 from penstock.experiments.reporting.progress import Reporter
+from penstock.host.signals import ENDING_SIGNALS, note_signal
 
 __all__ = ["stop_requests"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from penstock.driver.open_system import OpenSystem
+from penstock.driver.progress import Reporter
+from penstock.driver.request import Placement
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder, write_json
 from penstock.experiments.systems.solve_request import SolveRequest
-from penstock.open_system import OpenSystem
-from penstock.progress import Reporter
-from penstock.request import Placement
 from penstock.solvers import IterationRecord, PreconditionerSpec, preconditioner_spec
 from penstock.spmv import Device, InputError, StoreError
 from penstock.spmv.compilation.watch import seconds_without_compiling

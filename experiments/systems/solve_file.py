@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.array_files import check_fits_memory
+from penstock.driver.inputs import GivenMatrix, GivenVectors, as_given_matrix
+from penstock.driver.open_system import OpenSystem
+from penstock.driver.opening import open_system
+from penstock.driver.progress import Reporter
+from penstock.driver.request import Placement, Request
 from penstock.experiments.reporting.checkpoint import Checkpoint
 from penstock.experiments.reporting.environment import describe_environment
 from penstock.experiments.reporting.folder import ResultsFolder, write_json
@@ -29,15 +33,11 @@ from penstock.experiments.systems.system_files import (
     read_right_hand_sides,
     write_solution,
 )
-from penstock.given import GivenMatrix, GivenVectors, as_given_matrix
-from penstock.open_system import OpenSystem
-from penstock.progress import Reporter
-from penstock.request import Placement, Request
+from penstock.files.arrays import check_fits_memory
 from penstock.solvers import BlockSolveResult, IterationRecord, PreconditionerSpec, SolveResult, StopReason
 from penstock.spmv import InputError, Operator, parse_nbytes
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 from penstock.streaming import StreamedMatrix
-from penstock.system import open_system
 
 __all__ = ["plan_file", "resume_solve", "solve_file"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from penstock.array_files import check_fits_memory, open_array
 from penstock.experiments.reporting.atomic import write_file
-from penstock.matrix_files import read_matrix
-from penstock.petsc_files import is_petsc, read_petsc_vector
+from penstock.files.arrays import check_fits_memory, open_array
+from penstock.files.petsc import is_petsc, read_petsc_vector
+from penstock.files.registry import read_matrix
 from penstock.spmv import InputError
 
 __all__ = [

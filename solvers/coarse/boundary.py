@@ -7,9 +7,9 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from penstock.solvers.products.block_rows import BlockRows, block_rows, row_numbers
 from penstock.spmv import Array, Device, InputError, SparseMatrix
 from penstock.spmv.communicator import Communicator
+from penstock.spmv.products.block_rows import BlockRows, block_rows, row_numbers
 
 __all__ = ["Boundary", "IsSharedOut"]
 

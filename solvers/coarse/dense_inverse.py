@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.adaptive_threads import most_threads
+from penstock.host.adaptive_threads import most_threads
+from penstock.host.threads import blas_limited
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import InputError
-from penstock.threads import blas_limited
 
 __all__ = ["NEGLIGIBLE", "dense_inverse", "largest_diagonal"]
 

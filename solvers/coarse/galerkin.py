@@ -12,10 +12,10 @@ import numpy as np
 from penstock.solvers.coarse.boundary import Boundary
 from penstock.solvers.coarse.matrix_rows import visit_rows
 from penstock.solvers.coarse.tentative import Tentative
-from penstock.solvers.products.block_products import block_product, smoothed_rows
-from penstock.solvers.products.block_rows import BlockRows, row_numbers
 from penstock.spmv import Array, BsrMatrix, Operator, device_of
 from penstock.spmv.communicator import ALONE, Communicator
+from penstock.spmv.products.block_products import block_product, smoothed_rows
+from penstock.spmv.products.block_rows import BlockRows, row_numbers
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
 __all__ = ["PRODUCT", "GalerkinWave", "coarse_matrix", "smoothing_steps", "with_unit_rows"]

@@ -40,9 +40,9 @@ from penstock.solvers.coarse.shared_tentative import shared
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.coarse.tentative import StoredTentative, Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, inverted_blocks
-from penstock.solvers.products.block_rows import BlockRows
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, as_operator
 from penstock.spmv.communicator import communicator_of
+from penstock.spmv.products.block_rows import BlockRows
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 
 __all__ = ["COARSE_PRODUCTS", "smoothed_aggregation", "with_new_values"]

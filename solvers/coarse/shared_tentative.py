@@ -6,9 +6,9 @@ import numpy as np
 
 from penstock.solvers.coarse.aggregates import Aggregates
 from penstock.solvers.coarse.tentative import Tentative
-from penstock.solvers.products.block_rows import BlockRows
 from penstock.spmv import Array
 from penstock.spmv.communicator import Communicator
+from penstock.spmv.products.block_rows import BlockRows
 
 __all__ = ["SharedTentative", "shared"]
 

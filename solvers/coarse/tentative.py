@@ -8,11 +8,11 @@ import numpy as np
 from numba import prange
 
 from penstock.solvers.coarse.aggregates import Aggregates
-from penstock.solvers.products.block_rows import BlockRows
 from penstock.spmv import Array, Device
 from penstock.spmv.compilation.cuda_module import cuda_function, launch
 from penstock.spmv.compilation.jit import serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.products.block_rows import BlockRows
 
 __all__ = ["DEPENDENT", "StoredTentative", "Tentative"]
 

@@ -18,10 +18,10 @@ from penstock.solvers.multigrid.aggregation import aggregate_nodes
 from penstock.solvers.multigrid.cycle import Multigrid
 from penstock.solvers.multigrid.levels import DEGREE, Cycle, Level, Smoother, check_choices, make_smoother, size_of
 from penstock.solvers.preconditioners import block_jacobi, inverted_blocks
-from penstock.solvers.products.block_products import smoothed_rows
-from penstock.solvers.products.block_rows import as_csr, csr_of, rows_of
-from penstock.solvers.products.multiply import product_of_rows
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, SparseMatrix, as_operator
+from penstock.spmv.products.block_products import smoothed_rows
+from penstock.spmv.products.block_rows import as_csr, csr_of, rows_of
+from penstock.spmv.products.multiply import product_of_rows
 
 __all__ = ["multigrid"]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.products.block_rows import BlockRows, row_numbers
 from penstock.solvers.triangular.block_entries import BlockEntries
 from penstock.solvers.triangular.levels import POLLS, count_waits, dataflow_blocks, find_levels
 from penstock.spmv import Array, DeviceError, InputError, device_of
@@ -15,6 +14,7 @@ from penstock.spmv.compilation.cuda_module import cuda_function
 from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.products.block_rows import BlockRows, row_numbers
 
 __all__ = ["Factor", "factored", "lower_pattern"]
 

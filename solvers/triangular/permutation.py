@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.solvers.products.block_rows import block_rows, row_numbers
 from penstock.solvers.triangular.block_entries import BlockEntries
 from penstock.spmv import Array
+from penstock.spmv.products.block_rows import block_rows, row_numbers
 
 __all__ = ["permuted", "transposed"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.threads import usable_cores
+from penstock.host.threads import usable_cores
 
 __all__ = ["Compilation", "CompileTask", "is_cached"]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from penstock.adaptive_threads import most_threads
+from penstock.host.adaptive_threads import most_threads
 from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from penstock.scratch import scratch_folder
+from penstock.host.scratch import scratch_folder
 from penstock.spmv import CPU, BsrMatrix, Device, DeviceError, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.spmv.model.timing import time_in_turn

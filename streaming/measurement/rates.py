@@ -14,6 +14,7 @@ from typing import Any
 
 import platformdirs
 
+from penstock.host.threads import usable_cores
 from penstock.spmv import Device
 from penstock.streaming import LinkRates
 from penstock.streaming.measurement.probes import (
@@ -25,7 +26,6 @@ from penstock.streaming.measurement.probes import (
     measure_starts,
 )
 from penstock.streaming.planning.estimate import LANES
-from penstock.threads import usable_cores
 
 __all__ = ["WORTH_MEASURING_NBYTES", "correct_rates", "machine_rates", "rates_file"]
 

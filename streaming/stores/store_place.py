@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.scratch import scratch_folder
+from penstock.host.scratch import scratch_folder
 from penstock.spmv import InputError, StoreError, format_nbytes
 from penstock.streaming.stores.locks import folder_lock
 

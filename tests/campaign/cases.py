@@ -28,7 +28,7 @@ from penstock.experiments import read_experiment
 from penstock.experiments.reporting.checkpoint import read_checkpoint
 from penstock.experiments.systems.system_files import read_guess, read_right_hand_sides
 from penstock.fem import Cantilever
-from penstock.matrix_files import read_matrix
+from penstock.files.registry import read_matrix
 from penstock.solvers import block_cg, cg
 from penstock.solvers.preconditioner_spec import preconditioner_spec
 from penstock.spmv import CPU, PenstockError, StoreError, format_named

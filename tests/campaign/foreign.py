@@ -11,8 +11,8 @@ import scipy.io
 import scipy.sparse
 
 from penstock import solve
-from penstock.matrix_files import read_matrix
-from penstock.stored import store_files
+from penstock.files.registry import read_matrix
+from penstock.files.to_store import store_files
 from penstock.streaming import StoreBuilder
 from penstock.streaming.stores.whole import read_whole
 

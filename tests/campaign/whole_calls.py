@@ -13,12 +13,12 @@ import scipy.spatial
 from claims import honest
 
 from penstock import NotConvergedWarning, solve
+from penstock.driver.inputs import GivenVectors, as_given_matrix
+from penstock.driver.opening import open_system
+from penstock.driver.request import Request
 from penstock.fem import Cantilever
-from penstock.given import GivenVectors, as_given_matrix
-from penstock.request import Request
 from penstock.solvers.coarse.modes import rigid_body_modes
 from penstock.spmv import CPU, PenstockError
-from penstock.system import open_system
 
 NAMES = ("auto", "jacobi", "chebyshev", "smoothed_aggregation", "multigrid", "incomplete_cholesky")
 STREAMED_NAMES = NAMES[:4]

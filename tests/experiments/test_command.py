@@ -12,8 +12,8 @@ import time
 import pytest
 import typer
 
-from penstock import cli
-from penstock.command_examples import EXAMPLES
+from penstock.commands import app as cli
+from penstock.commands.examples import EXAMPLES
 from penstock.spmv import DeviceError
 
 PENSTOCK = [sys.executable, "-m", "penstock"]

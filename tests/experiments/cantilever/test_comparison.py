@@ -9,7 +9,7 @@ import yaml
 from interrupting import interrupt_at
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.commands.app import app
 from penstock.experiments import Experiment, run_experiment
 from penstock.experiments.cantilever import comparison as comparison_module
 from penstock.experiments.cantilever import single_run as single_run_module

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.commands.app import app
 from penstock.experiments import Experiment, plan_experiment, read_experiment
 from penstock.experiments.cantilever.template import experiment_template
 from penstock.spmv import BudgetError, InputError

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from penstock import kernel_calls
+from penstock.driver import kernel_calls
 from penstock.experiments.cantilever import kernels
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.spmv.compilation import ahead
@@ -86,7 +86,7 @@ def test_a_process_compiles_into_the_cache_that_this_one_reads(tmp_path):
     """In a cache of its own, where nothing is compiled yet."""
     code = (
         "from penstock.spmv.compilation.ahead import Compilation, CompileTask\n"
-        "task = CompileTask('penstock.kernel_calls:polynomial', ('penstock.spmv.vectors.space:_three_terms_of_vector',),"
+        "task = CompileTask('penstock.driver.kernel_calls:polynomial', ('penstock.spmv.vectors.space:_three_terms_of_vector',),"
         " {'dof': 1})\n"
         "assert task.needed\n"
         "seen = []\n"
@@ -102,7 +102,7 @@ def test_a_task_that_fails_does_not_stop_the_run(monkeypatch):
     monkeypatch.setattr(CompileTask, "needed", property(lambda self: True))
     shares = []
 
-    with Compilation([CompileTask("penstock.kernel_calls:nothing_of_that_name", ())]) as compilation:
+    with Compilation([CompileTask("penstock.driver.kernel_calls:nothing_of_that_name", ())]) as compilation:
         compilation.wait(lambda share, text: shares.append(share))
 
     assert shares[-1] == 1.0

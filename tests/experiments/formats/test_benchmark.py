@@ -15,12 +15,12 @@ import pytest
 import scipy.io
 import scipy.sparse
 
-from penstock import cli
+from penstock.commands import app as cli
 from penstock.experiments.formats import benchmark as product_benchmark
 from penstock.experiments.formats import report as product_report
 from penstock.experiments.formats.benchmark import Case, compare_products, default_cases, study_cases
 from penstock.experiments.formats.report import BenchRequest, bench_products, disagreements
-from penstock.matrix_files import NamedMatrix
+from penstock.files.registry import NamedMatrix
 from penstock.spmv import CPU, CsrMatrix, InputError, format_named, format_names, suggest_format
 from penstock.spmv.compilation.table import KERNELS, find_kernel
 from penstock.spmv.formats.statistics import MatrixStatistics

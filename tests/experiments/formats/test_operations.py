@@ -6,9 +6,9 @@ import pytest
 import scipy.sparse
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.commands.app import app
 from penstock.experiments.formats.operations import OPERATIONS, OperationStudy
-from penstock.matrix_files import read_matrix
+from penstock.files.registry import read_matrix
 from penstock.spmv import CPU, InputError
 
 

@@ -14,8 +14,8 @@ import yaml
 from kernel_targets import gpu_count
 from typer.testing import CliRunner
 
-from penstock import progress
-from penstock.cli import app, main
+from penstock.commands.app import app, main
+from penstock.driver import progress
 from penstock.experiments.overlap import measurement as overlap_measurement
 from penstock.experiments.overlap import report as overlap_report
 from penstock.experiments.overlap.configuration import OverlapStudy

@@ -8,11 +8,11 @@ import textwrap
 
 import pytest
 
+from penstock.commands.terminal import in_free_folder
 from penstock.experiments.reporting.base_folder import BaseFolder
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.ownership import LOCK_NAME, FolderTakenError
 from penstock.spmv import InputError
-from penstock.terminal import in_free_folder
 
 HOLD = """
 import sys, time
@@ -63,7 +63,7 @@ def test_many_that_want_one_name_get_a_folder_each(tmp_path):
         import sys, time
         from pathlib import Path
         from penstock.experiments.reporting.base_folder import BaseFolder
-        from penstock.terminal import in_free_folder
+        from penstock.commands.terminal import in_free_folder
         def action(path):
             with BaseFolder(path).made():
                 (path / "mine").touch(exist_ok=False)

@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.commands.app import app
 from penstock.experiments import Experiment, read_experiment
 from penstock.experiments.cantilever.matrix_storage import plan_experiment, workspace_nbytes
 from penstock.experiments.scaling.devices import device_rates

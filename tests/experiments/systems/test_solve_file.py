@@ -12,9 +12,9 @@ import scipy.io
 import scipy.sparse
 from typer.testing import CliRunner
 
-from penstock import open_system as open_system_module
-from penstock import system as system_module
-from penstock.cli import app
+from penstock.commands.app import app
+from penstock.driver import open_system as open_system_module
+from penstock.driver import opening as system_module
 from penstock.experiments.systems import solve_file as module
 from penstock.experiments.systems.solve_file import resume_solve, solve_file
 from penstock.experiments.systems.solve_request import SolveRequest

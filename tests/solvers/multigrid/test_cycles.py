@@ -8,8 +8,8 @@ from kernel_targets import TARGETS, gpu_count
 from penstock.fem import Cantilever
 from penstock.solvers import Multigrid, block_cg, block_jacobi, cg, multigrid, preconditioner_spec
 from penstock.solvers.multigrid.aggregation import aggregate_nodes
-from penstock.solvers.products.block_rows import BlockRows, as_csr
 from penstock.spmv import InputError
+from penstock.spmv.products.block_rows import BlockRows, as_csr
 
 
 def beam_of(n, dof=3):

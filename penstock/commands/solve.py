@@ -1,0 +1,124 @@
+"""The command that solves a system in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from penstock.commands.terminal import INTERRUPTED, Quiet, Verbose, in_free_folder, noting_interrupts, open_terminal
+
+if TYPE_CHECKING:
+    from penstock.experiments import RunOutcome
+
+__all__ = ["solve"]
+
+
+_A = typer.Argument(
+    metavar="A",
+    help="Matrix of Matrix Market, PETSc, HDF5, Zarr, MATLAB or SciPy, a generated one such as cube32-dof3, or a store's folder.",
+)
+_B = typer.Argument(metavar="[B]", help="File of Matrix Market, PETSc or NumPy; without it A times ones is solved for.")
+_COLUMNS = typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
+_PRECOND = typer.Option(
+    help="auto, none, jacobi, block_jacobi, chebyshev, smoothed_aggregation, multigrid, gauss_seidel, "
+    "incomplete_cholesky, or one of an installed package."
+)
+_DEGREE = typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses.")
+_MEMORY = typer.Option(
+    help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
+)
+_COORDINATES = typer.Option(
+    help="Coordinates of the nodes (.npy, nodes x 2 or 3): the rigid motions of that body make a coarse level."
+)
+_NEAR_NULL_SPACE = typer.Option(
+    help="Vectors that A nearly maps to zero (.npy, n x vectors), which make a coarse level; instead of --coordinates."
+)
+_NULL_SPACE = typer.Option(
+    help="What a singular A maps to zero: 'constants', or vectors (.npy, n x vectors); removed from b and x."
+)
+_FORMAT = typer.Option("--format", help="Storage format, such as bsr or symmetric_bsr; auto is the best one.")
+_OF_RESUMING = {"resume", "maxiter", "quiet", "verbose"}
+_RESUME = typer.Option(help="Resume the solve in this folder; with --maxiter, up to so many iterations.")
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Return the options of the command line that a solve that is resumed has no use for."""
+    options = {parameter.name or "": parameter.opts[0] for parameter in context.command.params}
+    sources = {name: context.get_parameter_source(name) for name in options.keys() - _OF_RESUMING}
+    return sorted(options[name] for name, source in sources.items() if source and source.name == "COMMANDLINE")
+
+
+def solve(
+    context: typer.Context,
+    matrix: Annotated[str | None, _A] = None,
+    right_hand_sides: Annotated[Path | None, _B] = None,
+    columns: Annotated[str | None, _COLUMNS] = None,
+    precond: Annotated[str, _PRECOND] = "auto",
+    degree: Annotated[int | None, _DEGREE] = None,
+    rtol: Annotated[float, typer.Option(help="Of the true residual, relative to B.")] = 1e-8,
+    maxiter: Annotated[int | None, typer.Option(min=1, help="Iterations at most; 10 n by default.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto is the GPU if there is one.")] = "auto",
+    memory: Annotated[str | None, _MEMORY] = None,
+    guess: Annotated[Path | None, typer.Option(help="Solution to start from (.npy).")] = None,
+    format_name: Annotated[str, _FORMAT] = "auto",
+    coordinates: Annotated[Path | None, _COORDINATES] = None,
+    near_null_space: Annotated[Path | None, _NEAR_NULL_SPACE] = None,
+    null_space: Annotated[str | None, _NULL_SPACE] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Results folder to make.")] = None,
+    resume: Annotated[Path | None, _RESUME] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Solve A X = B for a symmetric positive definite matrix of yours and leave a results folder."""
+    from penstock.experiments.systems.solve_file import plan_file, resume_solve, solve_file
+    from penstock.experiments.systems.solve_request import SolveRequest
+    from penstock.experiments.systems.system_files import matrix_name
+
+    if (matrix is None) == (resume is None):
+        raise typer.BadParameter("name a matrix A, or a folder to --resume, which takes everything else from there")
+    if resume is not None and (given := _given(context)):
+        raise typer.BadParameter(
+            f"--resume takes everything but --maxiter from the folder; leave out {', '.join(given)}"
+        )
+    console, reporter = open_terminal(quiet, verbose)
+    request = None
+    if matrix is not None:
+        modes = (coordinates, near_null_space, null_space)
+        options = (precond, degree, rtol, maxiter, device, memory, guess, format_name, *modes)
+        request = SolveRequest(matrix, right_hand_sides, columns, *options)
+    if request is not None and dry_run:
+        planned = noting_interrupts(lambda: plan_file(request, output or Path("results"), reporter=reporter))
+        console.print(planned, highlight=False, markup=False, soft_wrap=True)
+        return
+
+    def action() -> RunOutcome:
+        if request is None:
+            assert resume is not None, "there is one or the other"
+            return resume_solve(resume, maxiter=maxiter, reporter=reporter)
+        default = Path("results") / f"solve-{matrix_name(request.matrix)}"
+        return in_free_folder(output, default, lambda folder: solve_file(request, folder, reporter=reporter))
+
+    _tell(noting_interrupts(action), output, console)
+
+
+def _tell(outcome: RunOutcome, output: Path | None, console: Console) -> None:
+    """Say where the results of a solve are, or how to go on with it, and end with the exit code of its outcome."""
+    where = outcome.folder
+    console.print(f"Results are in {where.path}, the solution in {where.solution}", highlight=False, soft_wrap=True)
+    if outcome.reason.name == "CONVERGED":
+        return
+    if outcome.reason.name in ("STOPPED", "MAXITER"):
+        title = "Stopped on request. " if outcome.interrupted else ""
+        if where.checkpoint.exists():
+            more = "" if outcome.interrupted else " --maxiter N"
+            advice = f"Resume with: penstock solve --resume {where.path}{more}"
+        else:  # right-hand sides in several blocks
+            advice = (
+                f"Repeat the command with {'' if output is None else 'another --output and '}--guess {where.solution}"
+            )
+        console.print(f"{title}{advice}", highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(INTERRUPTED if outcome.interrupted else 1)

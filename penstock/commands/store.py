@@ -1,0 +1,61 @@
+"""The command that stores matrices in files, so that they can be streamed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.commands.terminal import Quiet, Verbose, noting_interrupts, open_terminal
+
+__all__ = ["store"]
+
+_SOURCES = typer.Argument(
+    help="One file, or several with some of the rows each: Matrix Market, PETSc, HDF5, Zarr, MATLAB or .npz; or a store."
+)
+_FORMAT = "auto finds dense blocks; symmetric_bsr keeps the upper half of a matrix that is symmetric."
+_MEMORY = typer.Option(help="For the entries of Matrix Market files, which may come in any order.")
+
+
+def store(
+    sources: Annotated[list[str], _SOURCES],
+    path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
+    format_name: Annotated[str, typer.Option("--format", help=_FORMAT)] = "auto",
+    block_size: Annotated[int | None, typer.Option(help="Rows of the dense blocks; by default they are found.")] = None,
+    slab: Annotated[str, typer.Option(help="About the size of a subdivision.")] = "16 MiB",
+    memory: Annotated[str, _MEMORY] = "1 GiB",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Store a matrix in files so that it can be streamed, without reading it whole; or cut and convert a store anew."""
+    from penstock.files.to_store import store_files
+    from penstock.spmv import format_nbytes
+
+    console, reporter = open_terminal(quiet, verbose)
+    total = sum(file.stat().st_size for source in sources for file in _files(Path(source)))
+
+    def stored() -> str:
+        with reporter.stage("store") as stage:
+            made = store_files(
+                sources,
+                path,
+                format=format_name,
+                block_size=block_size or "auto",
+                slab=slab,
+                memory=memory,
+                overwrite=overwrite,
+                progress=lambda written: stage.advance(
+                    written / max(total, written), f"{format_nbytes(written)} written"
+                ),
+            )
+        with made:
+            return repr(made)
+
+    console.print(noting_interrupts(stored)[1:-1], highlight=False, soft_wrap=True, markup=False)
+
+
+def _files(path: Path) -> list[Path]:
+    """Return a file, or the files of a folder."""
+    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]

@@ -1,0 +1,251 @@
+"""Matrices and vectors as callers have them: what they are, where they live, and how solutions go back there."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import scipy.sparse
+
+from penstock.driver.foreign import as_matrix, like
+from penstock.solvers import BlockSolveResult, SolveResult
+from penstock.spmv import CPU, Array, CsrMatrix, Device, DeviceError, InputError, SparseMatrix, as_operator, device_of
+from penstock.spmv.conversion import FunctionOperator, as_operator_for
+from penstock.spmv.device import cuda_device_count
+from penstock.spmv.errors import advice_on_type
+from penstock.spmv.foreign import as_array, is_foreign
+from penstock.spmv.formats.validation import in_csr
+from penstock.streaming import FileStore, LevelOrder, Store
+
+__all__ = ["GivenMatrix", "GivenVectors", "as_given_matrix"]
+
+
+@dataclass
+class GivenMatrix:
+    """A matrix of a caller.
+
+    Parameters
+    ----------
+    matrix : CsrMatrix, SparseMatrix, Store or Operator
+    kind : {"csr", "format", "store", "operator"}
+        A CSR matrix may be converted at will; another format, a store and an operator are used as they are.
+    name : str
+        What messages call it.
+    device : Device or None
+        Where its arrays live; None for a store.
+    """
+
+    matrix: Any
+    kind: Literal["csr", "format", "store", "operator"]
+    name: str = "A"
+    device: Device | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        rows: int = (self.matrix.index if self.kind == "store" else self.matrix).shape[0]
+        return rows
+
+    def find_device(self, name: str) -> Device:
+        """Return the device of a name; ``auto`` is where the matrix lives on a GPU, else the first GPU, else the CPU."""
+        if name != "auto":
+            return Device.parse(name)
+        if self.device is not None and self.device.kind == "cuda":
+            return self.device
+        with contextlib.suppress(DeviceError):
+            if cuda_device_count():
+                return Device("cuda")
+        return CPU
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the vectors of the matrix are of float32."""
+        return getattr(self.matrix, "dtype", None) == np.float32
+
+    def with_wide_vectors(self) -> GivenMatrix:
+        """Return the matrix for vectors of float64, in which every solve computes; the stored values stay as they are."""
+        if self.kind in ("csr", "format") and self.matrix.dtype != np.float64:
+            A = self.matrix
+            return replace(self, matrix=A.from_arrays(A.shape, np.float64, A.arrays(), A.parameters()))
+        if self.kind == "operator" and isinstance(self.matrix, FunctionOperator):
+            return replace(self, matrix=as_operator_for(self.matrix, np.empty(0)))
+        return self
+
+
+def as_given_matrix(A: Any) -> GivenMatrix:
+    """Return a matrix of any kind that :func:`penstock.solve` takes, validated.
+
+    Raises
+    ------
+    InputError
+        If it is none of these, complex, or not valid.
+    """
+    if isinstance(A, str | Path):
+        return _from_path(A)
+    if isinstance(A, CsrMatrix):
+        return GivenMatrix(A, "csr", device=A.device)
+    if isinstance(A, SparseMatrix):
+        return GivenMatrix(A, "format", device=A.device)
+    if isinstance(A, Store) and not hasattr(A, "apply"):
+        return GivenMatrix(A, "store", name=_name_of(A))
+    if is_foreign(A):
+        A = as_matrix(A)
+    if scipy.sparse.issparse(A):
+        if A.shape == (0, 0):  # nothing to place: it is applied as it is
+            return GivenMatrix(as_operator(A), "operator", device=CPU)
+        return GivenMatrix(CsrMatrix.from_csr(in_csr(A, "A"), strategy="auto"), "csr", device=CPU)
+    if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
+        matrix: Any = as_operator(A)
+        return GivenMatrix(matrix, "csr", device=matrix.device)
+    operator = as_operator(A)
+    return GivenMatrix(operator, "operator", name=type(A).__name__, device=operator.device)
+
+
+def _from_path(path: str | Path) -> GivenMatrix:
+    from penstock.files.registry import is_store, read_matrix  # loads the finite elements, for generated matrices
+
+    if is_store(Path(path)):
+        store = FileStore(Path(path))
+        return GivenMatrix(store, "store", name=_name_of(store))
+    named = read_matrix(path)
+    return GivenMatrix(CsrMatrix.from_csr(named.matrix, strategy="auto", check=False), "csr", named.name, CPU)
+
+
+def _name_of(store: Store) -> str:
+    path = getattr(store, "path", None)
+    return "the stored matrix" if path is None else Path(path).resolve().name
+
+
+def _refuse_what_is_no_vector(given: Any, name: str) -> None:
+    """Refuse None, and sparse matrices, which NumPy would take for objects."""
+    if given is None:
+        raise InputError(f"{name} is None; give the right-hand sides, an array of shape (n,) or (n, k)")
+    if scipy.sparse.issparse(given) or type(given).__module__.startswith("cupyx.scipy.sparse"):
+        square = given.ndim == 2 and given.shape[0] == given.shape[1] != 1
+        advice = "A comes first, then b: are they exchanged?" if square else f"make it dense: {name}.toarray()"
+        raise InputError(f"{name} is a sparse matrix of shape {given.shape}, not an array; {advice}")
+
+
+def _of_sequence(given: Any, name: str) -> Array:
+    try:
+        return np.asarray(given)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"{name} must be an array of real numbers of shape (n,) or (n, k): {error}") from None
+
+
+@dataclass(frozen=True)
+class GivenVectors:
+    """Right-hand sides or guesses of a caller.
+
+    Parameters
+    ----------
+    array : array, (n,) or (n, k)
+        On the host or a GPU.
+    name : str
+        What messages call them.
+    original : object
+        What the caller has, if it is of pandas, Torch or JAX.
+    """
+
+    array: Array
+    name: str
+    original: Any = None
+
+    @classmethod
+    def of(cls, given: Any, name: str) -> GivenVectors:
+        """Read NumPy, CuPy, pandas, Torch or JAX vectors, or a sequence of numbers.
+
+        Raises
+        ------
+        InputError
+            If they are not real numbers in one or two dimensions.
+        """
+        _refuse_what_is_no_vector(given, name)
+        labelled = hasattr(given, "to_numpy") and hasattr(given, "index")
+        original = given if labelled or is_foreign(given) else None
+        if labelled:
+            array = given.to_numpy()
+        elif original is not None:
+            array = as_array(given)
+        else:
+            array = given if hasattr(given, "get") and hasattr(given, "dtype") else _of_sequence(given, name)
+        if array.dtype.kind not in "fiub":
+            raise InputError(f"{name} has type {array.dtype}; {advice_on_type(array.dtype.kind)}")
+        if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
+            raise InputError(f"{name} must have shape (n,) or (n, k) with at least one column, not {array.shape}")
+        return cls(array, name, original)
+
+    @property
+    def columns(self) -> int:
+        """Number of vectors."""
+        return 1 if self.array.ndim == 1 else int(self.array.shape[1])
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the vectors have at most the precision of float32."""
+        return bool(self.array.dtype.kind == "f" and self.array.dtype.itemsize <= 4)
+
+    def like(self, other: GivenVectors) -> GivenVectors:
+        """Return these vectors, refused unless they have the shape of others; (n,) and (n, 1) are the same."""
+        if self.array.size != other.array.size or self.columns != other.columns:
+            raise InputError(f"{self.name} must have the shape of b, {other.array.shape}, not {self.array.shape}")
+        return self
+
+    def as_block(self) -> Array:
+        """Return the vectors as float64, ``(n, k)``, where they live."""
+        return self.array.reshape(len(self.array), self.columns).astype(np.float64, copy=False)
+
+    def norms(self) -> np.ndarray[Any, Any]:
+        """Return the Euclidean norms of the vectors, on the host."""
+        home = device_of(self.array)
+        norms: np.ndarray[Any, Any] = home.to_host(home.xp.linalg.norm(self.as_block(), axis=0))
+        return norms
+
+    def check_rows(self, rows: int) -> None:
+        """Refuse vectors of another length than the matrix has rows."""
+        if self.array.shape[0] != rows:
+            raise InputError(
+                f"{self.name} has {self.array.shape[0]} rows, but the matrix is {rows} x {rows}; give vectors of {rows} entries"
+            )
+
+    def column(self, device: Device, dtype: Any, order: LevelOrder | None) -> Array:
+        """Return the only vector on a device, in the order of the matrix."""
+        vector = self.array.reshape(-1)
+        if order is not None:
+            vector = order.forward(CPU.asarray(vector))
+        return device.asarray(vector, dtype=dtype)
+
+    def block(self, dtype: Any, order: LevelOrder | None) -> Array:
+        """Return the vectors as a C-ordered block where they live, in the order of the matrix."""
+        home = device_of(self.array)
+        block = self.array if order is None else home.asarray(order.forward(CPU.asarray(self.array)))
+        return home.xp.ascontiguousarray(block, dtype=dtype)
+
+    def back(self, x: Array, order: LevelOrder | None) -> Array:
+        """Return a solution where these vectors live, in their order, as a block ``(n, k)``."""
+        if order is not None:
+            x = order.back(CPU.asarray(x))
+        return device_of(self.array).asarray(x).reshape(len(self.array), self.columns)
+
+    def returned(self, result: Any, columns: list[SolveResult], x: Array) -> Any:
+        """Return a result with these columns, whose solution ``(n, k)`` gets the shape and the library of these vectors."""
+        x = x.reshape(self.array.shape)
+        if isinstance(result, BlockSolveResult):
+            iterations = max(result.iterations, *(column.iterations for column in columns))
+            of_block = tuple(replace(column, x=x[:, number]) for number, column in enumerate(columns))
+            return replace(result, x=self._wrapped(x), columns=of_block, iterations=iterations)
+        return replace(columns[0], x=self._wrapped(x))
+
+    def _wrapped(self, x: Array) -> Any:
+        """Return a pandas object for a pandas object, and a tensor of Torch or an array of JAX for one of theirs."""
+        if self.original is None:
+            return x
+        if is_foreign(self.original):
+            return like(self.original, x)
+        labels = {"index": self.original.index}
+        if x.ndim == 2:
+            labels["columns"] = self.original.columns
+        return type(self.original)(x, **labels)

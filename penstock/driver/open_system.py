@@ -1,0 +1,351 @@
+"""A system that is open where it computes: its preconditioner, the solve, and what makes its claims those of the caller's A."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.driver.exact_matrix import ExactMatrix
+from penstock.driver.inputs import GivenVectors
+from penstock.driver.null_space import NullSpace, inconsistent_result
+from penstock.driver.progress import Reporter, solve_progress
+from penstock.driver.request import Placement, Request
+from penstock.solvers import (
+    BlockSolveResult,
+    IterationRecord,
+    PreconditionerSpec,
+    SolveResult,
+    block_cg,
+    block_cg_workspace_nbytes,
+    cg,
+    jacobi,
+    solve_many,
+)
+from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
+from penstock.spmv import Array, InputError, Operator, SparseMatrix, device_of
+from penstock.spmv.formats.pattern import Pattern
+from penstock.streaming import LevelOrder, StreamedMatrix
+
+__all__ = ["AnyResult", "OpenSystem"]
+
+AnyResult = SolveResult | BlockSolveResult
+
+#: What numbers of float32 can mean: half the distance of 1 to the next one.
+_SINGLE_ROUNDING = 2.0**-24
+
+
+@dataclass
+class OpenSystem:
+    """A matrix that is ready to be applied.
+
+    Parameters
+    ----------
+    A : Operator
+    request : Request
+    placement : Placement or None
+        None for an operator of the caller, which is applied as it is.
+    reporter : Reporter
+    null_space : NullSpace or None
+        Given by the caller; removed from b and x.
+    unreachable : NullSpace or None
+        Found: no x reaches a right-hand side with a component there.
+    exact : ExactMatrix or None
+        The caller's matrix, if another one is stored that equals it but for rounding.
+    narrow : bool
+        Whether the caller's matrix is of float32.
+    pattern : Pattern or None
+        Of the caller's matrix, for updates of its values.
+    borrowed : bool
+        Whether the values are used where the caller has them.
+    """
+
+    A: Operator
+    request: Request
+    placement: Placement | None
+    reporter: Reporter
+    null_space: NullSpace | None = None
+    unreachable: NullSpace | None = None
+    exact: ExactMatrix | None = None
+    narrow: bool = False
+    pattern: Pattern | None = None
+    borrowed: bool = False
+    _M: Operator | None = None
+    _spec: PreconditionerSpec | None = None
+    _remarks: list[str] = field(default_factory=list)
+
+    @property
+    def order(self) -> LevelOrder | None:
+        """The order of the rows, if it is not the caller's."""
+        return None if self.placement is None else self.placement.order
+
+    @property
+    def stored(self) -> SparseMatrix | None:
+        """The matrix as it is stored in memory; None where it is on disk or an operator."""
+        if isinstance(self.A, SparseMatrix):
+            return self.A
+        return None if self.placement is None else self.placement.matrix
+
+    def keep(self, matrix: SparseMatrix) -> None:
+        """Take note of the matrix that is stored now."""
+        assert self.placement is not None, "an operator is not stored"
+        self.placement = replace(self.placement, matrix=matrix)
+
+    def uses(self, values: Array) -> bool:
+        """Return whether the stored matrix shares memory with an array of values."""
+        stored = self.stored
+        if stored is None or stored.device != device_of(values):
+            return False
+        xp = stored.device.xp
+        return any(bool(xp.may_share_memory(array, values)) for array in stored.arrays().values())
+
+    def explain(self) -> list[str]:
+        """Return what was decided, one line a fact."""
+        if self.placement is None:
+            rows = self.A.shape[0]
+            lines = [
+                f"{'matrix':<11} {rows:,} x {rows:,}, {type(self.A).__name__}, applied as it is on {self.A.device}"
+            ]
+        else:
+            lines = [self.placement.explain(), f"{'device':<11} {self.A.device}"]
+        return [*lines, *self._remarks]
+
+    def preconditioner(self) -> Operator | None:
+        """Return the preconditioner, which is built at the first call."""
+        if self._spec is None:
+            with self.reporter.stage("prepare"), self.A.device.current():
+                self._M = self._built()
+        return self._M
+
+    @property
+    def must_rebuild(self) -> bool:
+        """Whether the preconditioner cannot be kept when the values of the matrix change."""
+        return self._spec is not None and self._spec.follows_values
+
+    def rebuild_preconditioner(self) -> None:
+        """Make the preconditioner again, for values of the matrix that have changed, from what depends on the pattern only."""
+        if self._spec is None:
+            self.preconditioner()
+            return
+        with self.reporter.stage("prepare"), self.A.device.current():
+            self._M = self._spec.rebuild(self._M, self.A)
+
+    def _built(self) -> Operator | None:
+        if self.placement is None:
+            return self._built_of_operator()
+        spec = self.placement.spec
+        if spec.name == "none" and isinstance(self.A, StreamedMatrix):
+            jacobi(self.A)  # only for its check of the diagonal, at the cost of one sweep: a store may hold anything
+        if self.placement.order is not None:
+            spec = spec.in_order(self.placement.order.forward)
+        try:
+            M = spec.build(self.A)
+        except InputError:
+            if not self.request.is_left_open(spec):
+                raise
+            [spec, *_] = self.request.specs(spec.block_size, streamed=False)  # of a matrix that no coarse level suits
+            self.placement = replace(self.placement, spec=spec)
+            M = spec.build(self.A)
+        self._spec = spec
+        return M
+
+    def _built_of_operator(self) -> Operator | None:
+        """Return what a caller asks for, or Jacobi where the operator knows its diagonal."""
+        block_size = 1 if self.request.block_size == "auto" else self.request.block_size
+        [self._spec] = self.request.specs(block_size, streamed=False)
+        try:
+            return self._spec.build(self.A)
+        except InputError:
+            if self.request.is_auto and not hasattr(self.A, "diagonal_blocks"):
+                return None
+            raise
+
+    def solve(
+        self,
+        b: GivenVectors,
+        x0: GivenVectors | None = None,
+        *,
+        rtol: float,
+        atol: float = 0.0,
+        maxiter: int | None = None,
+        monitor: Callable[[IterationRecord], object] | None = None,
+        state: Any = None,
+        direction: int = 1,
+    ) -> AnyResult:
+        """Solve for the right-hand sides; x comes back where b lives, in its shape.
+
+        A state is that of an earlier solve of the same right-hand sides, all together, with the same placement; a streamed matrix
+        then goes on in the direction given.
+        """
+        b.check_rows(self.A.shape[0])
+        check_tolerances(rtol, atol)
+        check_maxiter(maxiter)
+        if x0 is not None:
+            check_finite(x0.name, x0.array, device_of(x0.array))
+        narrow = self.narrow and b.is_narrow and self.A.dtype == np.float64
+        rtol = max(rtol, _SINGLE_ROUNDING) if narrow else rtol
+        with self.A.device.current():
+            shares = self._unreachable_shares(b, rtol, atol)
+            posed = self._posed(b, shares)
+            if (shares > 0).all():
+                return self._returned(None, posed, [], posed.as_block(), shares)
+            M = self.preconditioner()
+            if state is not None and isinstance(self.A, StreamedMatrix):
+                self.A.turn_to(direction)
+            with self.reporter.stage("solve") as stage:
+                blocks = 1 if self.placement is None else -(-b.columns // self.placement.together)
+                bar = _SolveBar(stage.advance, rtol, blocks, monitor)
+                limits: dict[str, Any] = {"maxiter": maxiter, "M": M}
+                result = self._solve(posed, x0, rtol=rtol, atol=atol, monitor=bar.watch, state=state, **limits)
+                columns, x = list(result.columns), posed.back(result.x, self.order)
+                if self.exact is not None:
+                    spent = [result.iterations]
+
+                    def correct(residuals: Array, aim: float) -> tuple[Array, list[SolveResult]]:
+                        of = GivenVectors(residuals if residuals.shape[1] > 1 else residuals[:, 0], "b")
+                        if maxiter is not None:
+                            limits["maxiter"] = max(0, limits["maxiter"] - spent[-1])
+                        further = self._solve(
+                            of, None, rtol=aim, atol=0.0, monitor=bar.watch_correction, state=None, **limits
+                        )
+                        spent.append(further.iterations)
+                        return of.back(further.x, self.order), list(further.columns)
+
+                    columns, x = self.exact.settled(columns, posed.as_block(), x, rtol, atol, correct)
+            if self.null_space is not None:
+                columns, x = self._shortest(posed, columns, x, rtol, atol)
+            if narrow:
+                columns, x = self._narrowed(posed, columns, x, rtol)
+            return self._returned(result, b, columns, x, shares)
+
+    def _unreachable_shares(self, b: GivenVectors, rtol: float, atol: float) -> np.ndarray[Any, Any]:
+        """Return the share of each right-hand side that no x reaches; 0 where it is within the tolerance."""
+        if self.unreachable is None:
+            return np.zeros(b.columns)
+        shares, norms = self.unreachable.shares(b.array), b.norms()
+        allowed = np.maximum(rtol, np.where(norms > 0, atol / np.maximum(norms, 1e-300), np.inf))
+        return np.where(shares > allowed, shares, 0.0)
+
+    def _posed(self, b: GivenVectors, shares: np.ndarray[Any, Any]) -> GivenVectors:
+        """Return the right-hand sides to solve for: without a given null space, and zero where there is no solution."""
+        array = b.array
+        if self.null_space is not None:
+            check_finite(b.name, array, device_of(array))
+            removed = float(self.null_space.shares(array).max())
+            self._remarks = [f"{'null space':<11} removed from b, which it makes up to {removed:.2g} of, and from x"]
+            array = self.null_space.without(array)
+        if shares.any():
+            array = array * 1.0
+            array.reshape(len(array), -1)[:, shares > 0] = 0
+        return replace(b, array=array)
+
+    def _solve(self, b: GivenVectors, x0: GivenVectors | None, *, state: Any, **options: Any) -> AnyResult:
+        """Solve with the stored matrix, in its order; columns that do not fit together one block after another."""
+        A, device, order = self.A, self.A.device, self.order
+        if b.columns == 1:
+            guess = None if x0 is None else x0.column(device, A.dtype, order)
+            return cg(A, b.column(device, A.dtype, order), guess, state=state, **options)
+        if state is not None:
+            return block_cg(A, device.asarray(b.block(A.dtype, order)), state=state, **options)
+        memory = None
+        if self.placement is not None:  # of a system prepared for one vector, a block of one
+            memory = max(self.placement.solver_nbytes, block_cg_workspace_nbytes(A.shape[0], 1, A.dtype))
+        guess = None if x0 is None else x0.block(A.dtype, order)
+        return solve_many(A, b.block(A.dtype, order), guess, memory=memory, **options)
+
+    def _shortest(
+        self, b: GivenVectors, columns: list[SolveResult], x: Array, rtol: float, atol: float
+    ) -> tuple[list[SolveResult], Array]:
+        """Return solutions without the null space, and results that tell their residuals.
+
+        A solution that would then miss the tolerance, as A maps the given vectors to zero only nearly, stays as it is.
+        """
+        assert self.null_space is not None
+        shorter, told, scales = self.null_space.without(x), [], b.norms()
+        for number, column in enumerate(columns):
+            norm, scale = self._residual(b, shorter, number), float(scales[number])
+            if column.converged and not norm * (scale or 1.0) <= max(rtol * scale, atol):
+                shorter[:, number] = x[:, number]
+                told.append(column)
+            else:
+                told.append(replace(column, true_residual=norm))
+        return told, shorter
+
+    def _residual(self, b: GivenVectors, x: Array, number: int) -> float:
+        """Return ``||b - A x|| / ||b||`` of a column, with the matrix as it was given if it is known."""
+        device, order, A = self.A.device, self.order, self.A
+        if self.exact is not None:
+            A, device, order = self.exact.A, self.exact.A.device, None
+        of_b, of_x = (GivenVectors(block[:, number], "b") for block in (b.as_block(), x))
+        residual = of_b.column(device, A.dtype, order).copy()
+        A.apply(of_x.column(device, A.dtype, order), residual, alpha=-1.0, beta=1.0)
+        return float(device.xp.linalg.norm(residual)) / float(of_b.norms()[0] or 1.0)
+
+    def _narrowed(
+        self, b: GivenVectors, columns: list[SolveResult], x: Array, rtol: float
+    ) -> tuple[list[SolveResult], Array]:
+        """Return solutions rounded to float32, and results that tell their residuals."""
+        with np.errstate(over="ignore"):
+            rounded, told = x.astype(np.float32), []
+        if not device_of(x).xp.isfinite(rounded).all():
+            self._remarks.append(f"{'precision':<11} x is returned in float64: it leaves the range of float32")
+            return columns, x
+        x = rounded
+        for number, column in enumerate(columns):
+            norm = self._residual(b, x, number)
+            message = f"{column.message}; x is returned in float32, whose rounding leaves a residual of {norm:.3g}"
+            told.append(replace(column, true_residual=norm, message=message))
+        self._remarks.append(
+            f"{'precision':<11} A and b are float32: solved in float64 to {rtol:.2g}, what they can mean; x is rounded to float32"
+        )
+        return told, x
+
+    def _returned(
+        self,
+        result: AnyResult | None,
+        b: GivenVectors,
+        columns: list[SolveResult],
+        x: Array,
+        shares: np.ndarray[Any, Any],
+    ) -> AnyResult:
+        failed = [inconsistent_result(x[:, 0], float(share)) for share in shares]
+        if result is None:
+            columns = failed
+            block = BlockSolveResult(x, tuple(failed), 0, 0, 0, {"total": 0.0})
+            result = failed[0] if b.columns == 1 else block
+        columns = [failed[k] if shares[k] > 0 else column for k, column in enumerate(columns)]
+        found: AnyResult = b.returned(result, columns, x)
+        return found
+
+
+class _SolveBar:
+    """The share of a solve that is done; of several blocks, of all of them together."""
+
+    def __init__(
+        self,
+        advance: Callable[[float, str], object],
+        rtol: float,
+        blocks: int,
+        monitor: Callable[[IterationRecord], object] | None,
+    ) -> None:
+        self._advance, self._rtol, self._blocks, self._monitor = advance, rtol, blocks, monitor
+        self._block, self._seen = 0, IterationRecord(0, 1.0, 0.0, 0)
+
+    def watch(self, record: IterationRecord) -> bool:
+        """Take note of a look at the residual; return whether the caller's monitor stops the solve."""
+        if record.iteration <= self._seen.iteration:
+            self._block += 1
+        self._seen = record
+        done, detail = solve_progress(record, self._rtol)
+        if self._blocks > 1:
+            done = (self._block + done) / self._blocks
+            detail = f"block {self._block + 1} of {self._blocks}, {detail}"
+        self._advance(done, detail)
+        return self._monitor is not None and bool(self._monitor(record))
+
+    def watch_correction(self, record: IterationRecord) -> bool:
+        """Ask the caller's monitor in a correction: it sees the solve that is corrected, from whose state to resume."""
+        known = self._seen.state is not None  # not if the solve had converged before it was resumed
+        return known and self._monitor is not None and bool(self._monitor(self._seen))

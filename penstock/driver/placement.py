@@ -1,0 +1,337 @@
+"""Decides how a matrix is stored and used: format, order, cut, plan, powers per sweep, preconditioner, right-hand sides."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from penstock.driver.matrix_checks import check_matrix, check_square
+from penstock.driver.request import Placement, Request, Vectors, room_for_matrix
+from penstock.driver.slow_modes import constants_are_slow, is_worth_measuring
+from penstock.solvers import (
+    PreconditionerSpec,
+)
+from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
+from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
+from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.formats.partition import row_slabs
+from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.model.suggestion import Suggestion, rank_formats
+from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
+from penstock.streaming import (
+    CUTS,
+    Candidate,
+    ColumnExtents,
+    LinkRates,
+    MatrixIndex,
+    Ring,
+    StreamPlan,
+    Subdivision,
+    Workload,
+    choose,
+    index_of,
+    level_order,
+    plan_stream,
+)
+
+__all__ = ["place_index", "place_matrix", "solve_candidates"]
+
+# Dense blocks, such as those of the unknowns of a node, are stored almost whole.
+_DENSE = 0.75
+# A piece of a matrix is padded to pages, its structure and its values each.
+_PADDING_NBYTES = 8192
+# Another order of the rows must be worth its while.
+_BETTER = 0.9
+#: ``rates(nbytes)`` returns the measured rates of the machine, or None for a matrix too small to measure for.
+Rates = Callable[[int], LinkRates | None]
+_SLOW = ("coarse", "a coarse level: A nearly maps constants to zero, so they are its slow modes")
+_COUPLED = "subdivisions couple too widely: one power per sweep"
+
+
+def solve_candidates(
+    index_for: Callable[[int], MatrixIndex],
+    counts: Iterable[int],
+    specs: Iterable[PreconditionerSpec],
+    workload: Callable[[PreconditionerSpec, int], Workload],
+    reach_for: Callable[[MatrixIndex], int],
+) -> Iterator[Candidate]:
+    """Yield a candidate for every preconditioner, degree and number of subdivisions.
+
+    Parameters
+    ----------
+    index_for : callable
+        Returns the index of the matrix in a number of subdivisions; asked once for each.
+    counts : iterable of int
+        Numbers of subdivisions.
+    specs : iterable of PreconditionerSpec
+    workload : callable
+        ``workload(spec, degree)``.
+    reach_for : callable
+        Returns the reach of such a cut; asked for degrees above 1 only.
+    """
+    cached, numbers = functools.cache(index_for), list(counts)
+    reach_cached: dict[int, int] = {}
+    for spec in specs:
+        for degree in spec.degrees(streamed=True):
+            for count in numbers:
+                try:
+                    index = cached(count)
+                except InputError:  # too many entries for one slab
+                    continue
+                reach = 1
+                if degree > 1:
+                    reach = reach_cached[count] = reach_cached.get(count) or reach_for(index)
+                yield Candidate(index, workload(spec, degree), reach)
+
+
+def place_index(
+    index: MatrixIndex,
+    request: Request,
+    *,
+    reach_for: Callable[[MatrixIndex], int],
+    rates: Rates,
+    index_for: Callable[[int], MatrixIndex] | None = None,
+) -> Placement:
+    """Place a matrix whose format is given, as that of a store or of a penstock matrix is.
+
+    Parameters
+    ----------
+    index : MatrixIndex
+    request : Request
+    reach_for : callable
+        Returns the reach of a cut; asked only if the matrix does not fit.
+    rates : callable
+        ``rates(nbytes)`` returns the measured rates, or None for a matrix too small to care.
+    index_for : callable, optional
+        Returns the index in another number of subdivisions, if the matrix can still be cut.
+    """
+    check_square(index.shape, request.name)
+    block_size = index.block_size if request.block_size == "auto" else request.block_size
+    vectors = Vectors.fitting(request, index.shape[0], index.dtype, LARGEST_VECTOR_BLOCK)
+    facts = [("symmetry", "not checked: the matrix is used as it is stored, and taken to be symmetric")]
+    base = request.specs(block_size, streamed=False)[0]
+    room = room_for_matrix(request, vectors.nbytes(request, base))
+    if index.nbytes <= room:
+        return _resident(request, index, room, base, vectors, index.nnz, facts)
+    specs = request.specs_that_stream(block_size)
+    room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
+    workload = functools.partial(vectors.workload, request)
+    limit = index.shape[0] // math.lcm(int(index.parameters.get("block_size", 1)), block_size)
+    counts = [1] if index_for is None else sorted({min(count, limit) for count in CUTS})
+    candidates = solve_candidates(index_for or (lambda count: index), counts, specs, workload, reach_for)
+    plan = choose(candidates, room, Ring(), rates=rates(index.nbytes))
+    if plan.workload.degree > 1 and 2 * plan.reach >= len(plan.index.subdivisions):
+        facts.append(("order", _COUPLED))
+    return _streamed(request, plan, specs, vectors, index.nnz, facts)
+
+
+def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
+    """Place a matrix that is in memory in CSR: one pass for statistics and symmetry, one conversion.
+
+    Parameters
+    ----------
+    A : CsrMatrix
+        Valid; on the host or on the device that computes.
+    request : Request
+    rates : callable
+        As for :func:`place_index`.
+    """
+    statistics = MatrixStatistics.of(A)
+    symmetry = check_matrix(statistics, request.name)
+    how = "exact"
+    if not symmetry.exact:
+        how = f"to rounding: mirror images differ by up to {symmetry.largest:.2g} of the diagonal"
+    facts = [("symmetry", how)]
+    block_size = _dense_block_size(statistics) if request.block_size == "auto" else request.block_size
+    vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_RESIDENT_BLOCK)
+    undecided = request.is_auto and not request.options
+    slow = undecided and is_worth_measuring(A.shape[0], streamed=False) and constants_are_slow(A, block_size)
+    without, request = request, replace(request, constants_are_slow=slow)
+    base = request.specs(block_size, streamed=False)[0]
+    room = room_for_matrix(request, vectors.nbytes(request, base))
+    ranking = _formats(rank_formats(statistics, request.device.kind, vectors.together), request)
+    fitting = next((one for one in ranking if one.nbytes + _PADDING_NBYTES <= room), None)
+    if fitting is not None:
+        matrix = _converted(A, fitting)
+        index = index_of(row_slabs(matrix, 1 + A.nnz // INT32_MAX), A.shape) if matrix.device.kind == "cpu" else None
+        facts += [_SLOW] * slow
+        facts.append(_format_fact(fitting, symmetry.exact, request, "fastest by the roofline model"))
+        half = format_named(fitting.format_name).traits.half
+        index = index or _index_of_one(matrix)
+        budget = max(request.memory or 0, index.nbytes)
+        difference = symmetry.skew_norm if half else 0.0
+        return _resident(request, index, budget, base, vectors, A.nnz, facts, matrix=matrix, difference=difference)
+    if undecided and not is_worth_measuring(A.shape[0], streamed=False):  # not measured above
+        slow = is_worth_measuring(A.shape[0], streamed=True) and constants_are_slow(A, block_size)
+    if slow:
+        placed = _place_streamed(
+            A, statistics, replace(without, constants_are_slow=True), block_size, [*facts, _SLOW], rates
+        )
+        if placed.plan.powers_per_sweep > 1:
+            return placed  # otherwise rows couple so widely that its set-up would hold most of the matrix
+    return _place_streamed(A, statistics, without, block_size, facts, rates)
+
+
+def _place_streamed(
+    A: CsrMatrix,
+    statistics: MatrixStatistics,
+    request: Request,
+    block_size: int,
+    facts: list[tuple[str, str]],
+    rates: Rates,
+) -> Placement:
+    vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_VECTOR_BLOCK)
+    specs = request.specs_that_stream(block_size)
+    room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
+    ranked = [one for one in rank_formats(statistics, "cpu") if format_named(one.format_name).traits.streams]
+    smallest = min(_formats(ranked, request), key=lambda one: one.nbytes)
+    facts.append(_format_fact(smallest, statistics.symmetry.exact, request, "the fewest bytes a sweep"))
+    granularity = int(smallest.parameters.get("block_size", 1))
+    measured = rates(smallest.nbytes)
+
+    def best_plan(index_for: Callable[[int], MatrixIndex], extents: ColumnExtents, limit: int) -> StreamPlan:
+        counts = sorted({min(count, limit) for count in CUTS})
+        candidates = solve_candidates(
+            index_for,
+            counts,
+            specs,
+            functools.partial(vectors.workload, request),
+            lambda index: extents.reach(index.row_starts),
+        )
+        return choose(candidates, room, Ring(), rates=measured)
+
+    order, extents = None, ColumnExtents.of(A.to_csr(), granularity)
+    rough = functools.partial(_rough_index, statistics, smallest)
+    polynomials = any(degree > 1 for spec in specs for degree in spec.degrees(streamed=True))
+    if polynomials:
+        given = best_plan(rough, extents, A.shape[0] // granularity)
+        if given.powers_per_sweep < max(max(spec.degrees(streamed=True)) for spec in specs):
+            found = level_order(A.to_csr(), math.lcm(granularity, block_size))
+            reordered = found.matrix(A.to_csr())
+            other_extents = ColumnExtents.of(reordered, granularity)
+            other = best_plan(rough, other_extents, A.shape[0] // granularity)
+            more = other.powers_per_sweep > given.powers_per_sweep
+            if more and other.estimated_solve_seconds() < _BETTER * given.estimated_solve_seconds():
+                powers = (
+                    f"a sweep computes {other.powers_per_sweep} powers, in the given order {given.powers_per_sweep}"
+                )
+                facts.append(("order", f"by levels (reverse Cuthill-McKee): {powers}"))
+                A, order, extents = CsrMatrix.from_csr(reordered, check=False), found, other_extents
+            elif 2 * other.reach >= len(other.index.subdivisions):
+                facts.append(("order", _COUPLED))
+    whole = _converted(A, smallest).to_device(CPU)  # to be cut there, and streamed from there
+    plan = best_plan(
+        lambda count: index_of(row_slabs(whole, count), whole.shape),
+        extents,
+        -(-whole.shape[0] // whole.row_granularity),
+    )
+    difference = statistics.symmetry.skew_norm if format_named(smallest.format_name).traits.half else 0.0
+    converted = {"matrix": whole, "order": order, "difference": difference}
+    return _streamed(request, plan, specs, vectors, statistics.nnz, facts, **converted)
+
+
+def _resident(
+    request: Request,
+    index: MatrixIndex,
+    budget_nbytes: int,
+    spec: PreconditionerSpec,
+    vectors: Vectors,
+    nonzeros: int,
+    facts: list[tuple[str, str]],
+    **converted: Any,
+) -> Placement:
+    [degree, *_] = spec.degrees(streamed=False)
+    plan = plan_stream(index, budget_nbytes, vectors.workload(request, spec, degree))
+    spec, together, solver_nbytes = spec.with_degree(degree), vectors.together, vectors.solver_nbytes
+    converted |= {"choices": ((spec, plan.workload),), "reasons": {spec.name: request.reason(spec, [spec])}}
+    return Placement(plan, spec, together, solver_nbytes, nonzeros, tuple(facts), **converted)
+
+
+def _streamed(
+    request: Request,
+    plan: StreamPlan,
+    specs: list[PreconditionerSpec],
+    vectors: Vectors,
+    nonzeros: int,
+    facts: list[tuple[str, str]],
+    **converted: Any,
+) -> Placement:
+    choices = tuple(
+        (spec.with_degree(degree), vectors.workload(request, spec, degree))
+        for spec in specs
+        for degree in spec.degrees(streamed=True)
+    )
+    spec = next(spec for spec, workload in choices if workload.degree == plan.workload.degree)
+    reasons = {of.name: request.reason(of, specs) for of in specs}
+    decided = (plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts))
+    return Placement(*decided, choices=choices, reasons=reasons, **converted)
+
+
+def _converted(A: CsrMatrix, suggestion: Suggestion) -> SparseMatrix:
+    """Convert without checking again what :func:`check_matrix` has seen."""
+    return format_named(suggestion.format_name).from_csr(A, check=False, **suggestion.parameters)
+
+
+def _formats(suggestions: list[Suggestion], request: Request) -> list[Suggestion]:
+    """Return the suggestions of the format that was asked for, or all."""
+    found = [one for one in suggestions if request.format in (None, one.format_name)]
+    if not found:
+        names = ", ".join(sorted({one.format_name for one in suggestions}))
+        raise InputError(
+            f"the format {request.format} does not suit {request.name} here; choose auto or one of {names}"
+        )
+    return found
+
+
+def _format_fact(suggestion: Suggestion, exact: bool, request: Request, why: str) -> tuple[str, str]:
+    traits = format_named(suggestion.format_name).traits
+    blocks = (
+        f" of {suggestion.parameters['block_size']} x {suggestion.parameters['block_size']} blocks"
+        if traits.blocked
+        else ""
+    )
+    half = (
+        "" if exact or not traits.half else "; the upper triangle stands for both, the residual is that of A as given"
+    )
+    chosen = why if request.format is None else "as asked for"
+    return "format", f"{_plain(traits.label)}{blocks}, {format_nbytes(suggestion.nbytes)}: {chosen}{half}"
+
+
+def _plain(label: str) -> str:
+    """Return a label of figures as a terminal can show it."""
+    return label.replace(r"$\sigma$", "sigma")
+
+
+def _dense_block_size(statistics: MatrixStatistics) -> int:
+    """Return the size of the dense blocks that a matrix consists of; 1 without blocks."""
+    dense = {size: fill for size, fill in statistics.fills.items() if fill > _DENSE}
+    return max(dense, key=lambda size: (dense[size], size), default=1)
+
+
+def _rough_index(statistics: MatrixStatistics, suggestion: Suggestion, count: int) -> MatrixIndex:
+    """Return the index that a matrix would have in a format, before it is converted: bytes in proportion to the entries."""
+    size = int(suggestion.parameters.get("block_size", 1))
+    entries = np.cumsum(statistics.lengths)
+    targets = np.arange(1, count) * (int(entries[-1]) / count)
+    bounds = [0, *(np.searchsorted(entries, targets) // size * size).tolist(), statistics.shape[0]]
+    bounds = sorted(set(bounds))
+    total = max(int(entries[-1]), 1)
+    subdivisions = []
+    for start, stop in itertools.pairwise(bounds):
+        nnz = int(entries[stop - 1]) - (int(entries[start - 1]) if start else 0)
+        nbytes = suggestion.nbytes * nnz // total + _PADDING_NBYTES
+        subdivisions.append(Subdivision(start, stop, nnz, (), nbytes))
+    parameters = {name: int(value) for name, value in suggestion.parameters.items()}
+    return MatrixIndex(statistics.shape, str(statistics.dtype), suggestion.format_name, parameters, tuple(subdivisions))
+
+
+def _index_of_one(matrix: SparseMatrix) -> MatrixIndex:
+    """Return an index of one piece for a matrix that is on a GPU already."""
+    piece = Subdivision(0, matrix.shape[0], matrix.nnz, (), matrix.nbytes)
+    return MatrixIndex(matrix.shape, str(matrix.dtype), matrix.name, matrix.parameters(), (piece,))

@@ -1,0 +1,462 @@
+"""``penstock.prepare``: a system that is set up once, solved for any number of right-hand sides, and given new values.
+
+>>> import penstock
+>>> from penstock.fem import Cantilever
+>>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+>>> A = beam.matrix().to_csr()
+>>> with penstock.prepare(A, device="cpu") as system:
+...     first = system.solve(beam.load())
+...     second = system.solve(-beam.load(), x0=first.x)
+...     system.update(2.0 * A)
+...     half = system.solve(beam.load())
+>>> bool(abs(half.x - first.x / 2).max() < 1e-6 * abs(first.x).max())
+True
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+
+from penstock.driver.argument_checks import checked_failure, checked_options
+from penstock.driver.inputs import GivenVectors, as_given_matrix
+from penstock.driver.open_system import AnyResult, OpenSystem
+from penstock.driver.opening import open_system
+from penstock.driver.progress import Reporter, RichReporter
+from penstock.driver.request import Request
+from penstock.driver.update import update_values
+from penstock.solvers import IterationRecord, SolveResult, StopReason
+from penstock.spmv import (
+    Array,
+    Device,
+    InputError,
+    NotConvergedWarning,
+    Operator,
+    ValidatedOperator,
+    format_nbytes,
+    parse_nbytes,
+)
+from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
+from penstock.streaming import LevelOrder, StreamPlan
+
+__all__ = ["PreparedSystem", "prepare"]
+
+# Seconds of compilation from which on a result mentions them.
+_NOTED_SECONDS = 0.1
+# A preconditioner of earlier values is made again when a solve needs this many times the iterations for a digit; a few iterations
+# more are no sign of it.
+_RISEN, _FEW = 1.5, 8
+
+OnFailure = Literal["return", "warn", "raise"]
+Refresh = Literal["auto", "values", "keep"]
+
+
+def prepare(
+    A: Any,
+    *,
+    columns: int = 1,
+    device: str = "auto",
+    memory: int | str | None = None,
+    preconditioner: Any = "auto",
+    block_size: int | Literal["auto"] = "auto",
+    near_null_space: Any = None,
+    coordinates: Any = None,
+    null_space: Any = None,
+    folder: str | Path | None = None,
+    progress: bool = False,
+) -> PreparedSystem:
+    """Set up a symmetric positive definite system once, to solve it for many right-hand sides.
+
+    The matrix is converted or opened for streaming, and its preconditioner is made; errors are those of :func:`penstock.solve`.
+
+    Parameters
+    ----------
+    A : matrix
+        As for :func:`penstock.solve`.
+    device, memory, block_size, near_null_space, coordinates, null_space, folder : optional
+        As for :func:`penstock.solve`.
+    columns : int
+        Right-hand sides that are usually solved together, for which the memory is planned. More of them are solved in blocks.
+    preconditioner : str, PreconditionerSpec, operator, matrix or function
+    progress : bool, to show the progress of the set-up
+
+    Returns
+    -------
+    PreparedSystem
+        A context manager; without ``with``, what it holds is released with the object.
+
+    Examples
+    --------
+    >>> import numpy as np, penstock, scipy.sparse
+    >>> A = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(5, 5))
+    >>> system = penstock.prepare(A, device="cpu")
+    >>> [system.solve(A @ np.full(5, k)).x.round(6).tolist()[0] for k in (1.0, 2.0)]
+    [1.0, 2.0]
+    """
+    if isinstance(columns, bool) or not isinstance(columns, Integral) or columns < 1:
+        raise InputError(f"columns must be a whole number, 1 or more, not {columns!r}")
+    options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
+    reporter = RichReporter.on_terminal() if progress else Reporter()
+    choices = (device, int(columns), memory, preconditioner, block_size, options, null_space)
+    system = PreparedSystem(A, choices, folder, reporter, updatable=True)
+    system.set_up()
+    return system
+
+
+class PreparedSystem:
+    """A matrix that is ready to be solved with; made by :func:`prepare`.
+
+    It keeps the format or the opened store, the plan, the preconditioner and their memory until it is closed. One thread at a
+    time solves; others wait.
+
+    Examples
+    --------
+    >>> import numpy as np, penstock, scipy.sparse
+    >>> A = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(5, 5))
+    >>> with penstock.prepare(A, device="cpu") as system:
+    ...     system.shape, (system.inverse @ (A @ np.ones(5))).round(6).tolist()
+    ((5, 5), [1.0, 1.0, 1.0, 1.0, 1.0])
+    """
+
+    def __init__(
+        self, A: Any, choices: tuple[Any, ...], folder: str | Path | None, reporter: Reporter, *, updatable: bool
+    ) -> None:
+        began, self._compiled = seconds_without_compiling(), compile_seconds()
+        device, columns, memory, preconditioner, block_size, options, null_space = choices
+        given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
+        if block_size == "auto" and (points := options.get("coordinates")) is not None:
+            block_size = max(1, given.rows // max(1, len(points)))  # what does not fit is refused later
+        request = Request(
+            given.find_device(device),
+            columns,
+            room,
+            preconditioner,
+            block_size,
+            options,
+            given.name,
+            null_space=null_space,
+        )
+        self._resources = ExitStack()
+        self._close = weakref.finalize(self, self._resources.close)
+        self._lock, self._solver_thread = threading.Lock(), 0
+        opened = open_system(given, request, folder=folder, reporter=reporter, updatable=updatable)
+        self._system: OpenSystem = self._resources.enter_context(opened)
+        self._updates, self._mixed, self._stale, self._refresh = 0, False, False, "auto"
+        self._iterations_a_digit: float | None = None
+        self._opened_seconds: float | None = seconds_without_compiling() - began
+
+    def set_up(self) -> None:
+        """Make the preconditioner, which the first solve would make otherwise."""
+        with self._alone():
+            began = seconds_without_compiling()
+            self._system.preconditioner()
+            self._opened_seconds = (self._opened_seconds or 0.0) + seconds_without_compiling() - began
+
+    def solve(
+        self,
+        b: Any,
+        x0: Any = None,
+        *,
+        rtol: float = 1e-8,
+        atol: float = 0.0,
+        maxiter: int | None = None,
+        monitor: Callable[[IterationRecord], object] | None = None,
+        progress: bool = False,
+        on_failure: OnFailure = "warn",
+    ) -> AnyResult:
+        """Solve ``A x = b``; parameters, errors and result are those of :func:`penstock.solve`.
+
+        More right-hand sides than the system was prepared for are solved one block after another.
+        """
+        checked_failure(on_failure)
+        vectors = GivenVectors.of(b, "b")
+        guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
+        limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
+        return self.solve_vectors(vectors, guess, limits, on_failure, RichReporter.on_terminal() if progress else None)
+
+    def solve_vectors(
+        self,
+        b: GivenVectors,
+        x0: GivenVectors | None,
+        limits: dict[str, Any],
+        on_failure: OnFailure,
+        reporter: Reporter | None = None,
+    ) -> AnyResult:
+        """Solve for checked vectors; called by :meth:`solve` and by :func:`penstock.solve`, whose callers are warned."""
+        with self._alone(reporter):
+            if self._mixed:
+                raise InputError(
+                    "an update was interrupted while it wrote values, so they are of two matrices; update again"
+                )
+            began = seconds_without_compiling()
+            result = self._solved(b, x0, limits)
+            seconds = seconds_without_compiling() - began
+        return self._judged(self._explained(result, seconds), on_failure)
+
+    def _solved(self, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]) -> AnyResult:
+        """Solve, and make a preconditioner of earlier values again where the iterations show that it no longer fits."""
+        system, maxiter = self._system, limits["maxiter"]
+        usual = self._iterations_a_digit if self._stale and self._refresh == "auto" else None
+        if usual is None or not 0 < limits["rtol"] < 1:
+            result = system.solve(b, guess, **limits)
+        else:
+            most = math.ceil(_RISEN * usual * -math.log10(limits["rtol"])) + _FEW
+            result = system.solve(b, guess, **{**limits, "maxiter": most if maxiter is None else min(most, maxiter)})
+            reasons = {column.reason for column in result.columns}
+            may_go_on = maxiter is None or result.iterations < maxiter
+            if not result.converged and may_go_on and not reasons & {StopReason.STOPPED, StopReason.INCONSISTENT}:
+                system.rebuild_preconditioner()
+                self._stale = False
+                left = None if maxiter is None else maxiter - result.iterations
+                x = GivenVectors.of(result.x, "x0")
+                return _joined(result, system.solve(b, x, **{**limits, "maxiter": left}))
+        if not self._stale and result.converged:
+            self._iterations_a_digit = _iterations_a_digit(result)
+        return result
+
+    def update(self, A: Any, preconditioner: Refresh = "auto") -> None:
+        """Replace the values of the matrix by those of another one with the same pattern.
+
+        Nothing else is set up again: format or store, plan and memory stay. Values in memory are overwritten; those that are
+        used where the caller has them are from now on used in the new arrays. A store on disk is written anew beside the old
+        one, whose place it takes at the end: an interrupt leaves the old or the new. All checks come first.
+
+        Parameters
+        ----------
+        A : matrix
+            Of the kind that was prepared, in memory or a file. A system that was prepared from a store takes another store with
+            the same cut and pattern, or a matrix in memory, whose values are then written into the store.
+        preconditioner : {"auto", "values", "keep"}
+            ``"values"`` makes it again for the new values, from what depends on the pattern only: aggregates and tentative
+            prolongator stay. ``"keep"`` leaves it as it is, a fixed operator: solutions are as accurate, and need more
+            iterations the more the values change. ``"auto"`` keeps it until a solve needs half as many iterations again for
+            the same digits, and then makes it again. That with a coarse level is made again in any case, as its iteration needs
+            the coarse matrix of the values now.
+
+        Raises
+        ------
+        InputError
+            If the pattern differs, or the new matrix cannot be symmetric positive definite; the old values are still there.
+        """
+        if preconditioner not in ("auto", "values", "keep"):
+            raise InputError(f"preconditioner must be 'auto', 'values' or 'keep', not {preconditioner!r}")
+        given = as_given_matrix(A)
+        with self._alone():
+            with self._system.reporter.stage("update"):
+                update_values(self._system, given, self._resources, self._write)
+            self._updates, self._refresh, self._stale = self._updates + 1, preconditioner, True
+            if preconditioner == "values" or self._system.must_rebuild:
+                self._system.rebuild_preconditioner()
+                self._stale, self._iterations_a_digit = False, None
+
+    @contextmanager
+    def _write(self) -> Iterator[None]:
+        """Remember, while values are written, that they are of two matrices."""
+        self._mixed = True
+        yield
+        self._mixed = False
+
+    @contextmanager
+    def _alone(self, reporter: Reporter | None = None) -> Iterator[None]:
+        """Let one thread at a time work with the system."""
+        if self._solver_thread == threading.get_ident():
+            raise InputError("this prepared system is in use: a monitor cannot call it; prepare another one")
+        with self._lock:
+            if not self._close.alive:
+                raise InputError("this prepared system is closed; prepare the matrix again")
+            self._solver_thread, before = threading.get_ident(), self._system.reporter
+            self._system.reporter = reporter or before
+            try:
+                yield
+            finally:
+                self._solver_thread, self._system.reporter = 0, before
+
+    def _explained(self, result: AnyResult, seconds: float) -> AnyResult:
+        """Add to a result what was decided and what it has cost."""
+        cost = f"solved in {seconds:.3g} s"
+        if self._opened_seconds is not None:
+            cost = f"opened in {self._opened_seconds:.3g} s, {cost}"
+            self._opened_seconds = None
+        if (compiling := compile_seconds() - self._compiled) >= _NOTED_SECONDS:
+            cost += f", {compiling:.3g} s more for compiling kernels, once on a machine"
+        self._compiled = compile_seconds()
+        decisions = "\n".join([*self._system.explain(), *self._told_of_updates(), f"{'time':<11} {cost}"])
+        if self._stale and not result.converged:
+            note = "; the preconditioner is that of earlier values: update(A, preconditioner='values') makes it again"
+            result = _with_note(result, note)
+        return replace(result, decisions=decisions)
+
+    def _told_of_updates(self) -> list[str]:
+        if not self._updates:
+            return []
+        times = "once" if self._updates == 1 else f"{self._updates} times"
+        whose = "of earlier values" if self._stale else "of the values now"
+        return [f"{'updates':<11} values replaced {times}, preconditioner {whose}"]
+
+    @staticmethod
+    def _judged(result: AnyResult, on_failure: str) -> AnyResult:
+        """Warn of a result that has not converged, or raise an error; one that the caller's monitor stopped is as asked for."""
+        stopped = any(column.reason is StopReason.STOPPED for column in result.columns)
+        if result.converged or stopped or on_failure == "return":
+            return result
+        if on_failure == "raise":
+            return result.check()
+        warnings.warn(f"the solve did not converge: {result.message}", NotConvergedWarning, stacklevel=4)
+        return result
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the matrix."""
+        return self._system.A.shape
+
+    @property
+    def device(self) -> Device:
+        """What computes."""
+        return self._system.A.device
+
+    @property
+    def matrix(self) -> Operator:
+        """The matrix as an operator, in the caller's order of the unknowns; a product with a block is one pass."""
+        return _in_callers_order(self._system.A, self._system.order)
+
+    @property
+    def preconditioner(self) -> Operator | None:
+        """The preconditioner as an operator, in the caller's order of the unknowns; None without one."""
+        M = self._system.preconditioner()
+        return None if M is None else _in_callers_order(M, self._system.order)
+
+    @property
+    def inverse(self) -> Inverse:
+        """The inverse of the matrix as an operator, whose products are solves to 1e-8; see :meth:`Inverse.to`."""
+        return Inverse(self, 1e-8)
+
+    @property
+    def plan(self) -> StreamPlan | None:
+        """How the matrix is streamed; None for an operator of the caller."""
+        placement = self._system.placement
+        return None if placement is None else placement.plan
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix on the device that computes, as planned: the whole matrix, or the memory that streams it."""
+        return 0 if self.plan is None else int(self.plan.storage_nbytes)
+
+    def explain(self) -> str:
+        """Return what was decided and why, one fact a line."""
+        return "\n".join([*self._system.explain(), *self._told_of_updates()])
+
+    def close(self) -> None:
+        """Release the memory, close the store and remove a temporary one; does nothing if that was done."""
+        self._close()
+
+    def __enter__(self) -> PreparedSystem:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if not self._close.alive:
+            return "<PreparedSystem, closed>"
+        return f"<PreparedSystem of {self.shape[0]:,} unknowns on {self.device}, {format_nbytes(self.nbytes)}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickling and copies."""
+        raise InputError(
+            "a prepared system holds device memory, open files and threads, so it can be neither pickled nor copied; prepare the "
+            "matrix in the process that solves"
+        )
+
+
+class Inverse(ValidatedOperator):
+    """``x = A^-1 b`` as an operator, for solvers that need it, such as SciPy's ``eigsh(..., OPinv=...)``.
+
+    Its products raise a NotConvergedError if a solve does not converge.
+
+    Parameters
+    ----------
+    system : PreparedSystem
+    rtol : float
+        Tolerance of the solves.
+    """
+
+    dtype: np.dtype[np.generic] = np.dtype(np.float64)
+
+    def __init__(self, system: PreparedSystem, rtol: float) -> None:
+        self.shape, self.device = system.shape, system.device
+        self._system, self.rtol = system, rtol
+
+    def to(self, rtol: float) -> Inverse:
+        """Return the operator with another tolerance."""
+        return Inverse(self._system, rtol)
+
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        solution = self._system.solve(x, rtol=self.rtol, on_failure="raise").x
+        out[...] = alpha * solution if beta == 0.0 else alpha * solution + beta * out
+
+
+class _InCallersOrder(ValidatedOperator):
+    """An operator whose unknowns are stored in another order than the caller's."""
+
+    def __init__(self, of: Operator, order: LevelOrder) -> None:
+        self.shape, self.dtype, self.device = of.shape, np.dtype(of.dtype), of.device
+        self._of, self._places = of, of.device.asarray(order.forward(np.arange(of.shape[0])))
+
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        image = self._of.apply(self.device.xp.ascontiguousarray(x[self._places]))
+        result = self.device.xp.empty_like(out)
+        result[self._places] = image
+        out[...] = alpha * result if beta == 0.0 else alpha * result + beta * out
+
+
+def _in_callers_order(of: Operator, order: LevelOrder | None) -> Operator:
+    return of if order is None else _InCallersOrder(of, order)
+
+
+def _iterations_a_digit(result: AnyResult) -> float | None:
+    """Return how many iterations the slowest column needed for a decimal digit; None if it fell by less than one."""
+    rates = []
+    for column in result.columns:
+        first, last = column.residual_norms[0], column.residual_norms[-1]
+        if 0 < last < 0.1 * first:
+            rates.append(column.iterations / math.log10(first / last))
+    return max(rates, default=None)
+
+
+def _joined(before: AnyResult, after: AnyResult) -> AnyResult:
+    """Return the result of a solve that went on from another one, with the cost of both."""
+    columns = tuple(
+        replace(one.continued(other), x=other.x, reason=other.reason, message=other.message, state=other.state,
+                true_residual=other.true_residual, rounding_floor=other.rounding_floor)
+        for one, other in zip(before.columns, after.columns, strict=True)
+    )  # fmt: skip
+    if isinstance(after, SolveResult):
+        return columns[0]
+    names = {**before.timings, **after.timings}
+    return replace(
+        after,
+        columns=columns,
+        iterations=before.iterations + after.iterations,
+        sweeps=before.sweeps + after.sweeps,
+        bytes_streamed=before.bytes_streamed + after.bytes_streamed,
+        timings={name: before.timings.get(name, 0.0) + after.timings.get(name, 0.0) for name in names},
+    )
+
+
+def _with_note(result: AnyResult, note: str) -> AnyResult:
+    if isinstance(result, SolveResult):
+        return result if result.converged else replace(result, message=result.message + note)
+    columns = tuple(
+        column if column.converged else replace(column, message=column.message + note) for column in result.columns
+    )
+    return replace(result, columns=columns)

@@ -1,0 +1,102 @@
+"""Matrices whose arrays of CSR lie in a group of an HDF5 file or a Zarr folder, read as slabs of rows one after the other.
+
+The group has the arrays ``data``, ``indices`` and ``indptr``, and the ``shape`` as an attribute or an array, which a square
+matrix may do without. AnnData writes its sparse matrices so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from penstock.files.arrays import check_fits_memory
+from penstock.files.hdf5 import hdf5_group
+from penstock.files.petsc import slab_bounds
+from penstock.files.slabs import Slabs
+from penstock.files.zarr_folders import zarr_group
+from penstock.spmv import InputError
+
+__all__ = ["hdf5_slabs", "zarr_slabs"]
+
+#: The arrays of CSR, and the kinds of NumPy types that each may have.
+_ARRAYS = {"data": "fiubc", "indices": "iu", "indptr": "iu"}
+
+
+def hdf5_slabs(path: Path) -> Slabs:
+    """Open a matrix in HDF5, in the first group that has the arrays of one."""
+    return _slabs(path, hdf5_group)
+
+
+def zarr_slabs(path: Path) -> Slabs:
+    """Open a matrix in the folder of a Zarr group: its own arrays, or those of the only group inside that has them."""
+    return _slabs(path, zarr_group)
+
+
+def _slabs(path: Path, opened: Callable[[Path], AbstractContextManager[Any]]) -> Slabs:
+    with opened(path) as group:
+        _check_arrays(path, group)
+        shape, entries = _shape(path, group), int(group["data"].shape[0])
+    return Slabs(shape, entries, _rows(path, opened, shape))
+
+
+def _check_arrays(path: Path, group: Any) -> None:
+    """Refuse arrays that are none of CSR, or whose pieces do not fit the memory, before any of them is read."""
+    for name, kinds in _ARRAYS.items():
+        array = group[name]
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            raise InputError(f"{path} is damaged: its {name} have type {array.dtype} and shape {array.shape}")
+        _check_chunk(path, name, array)
+    if "shape" not in group.attrs and "shape" in group:
+        if tuple(group["shape"].shape) != (2,):
+            raise InputError(f"{path} is damaged: its shape has {group['shape'].shape} numbers, not two")
+        _check_chunk(path, "shape", group["shape"])
+    if not group["indptr"].shape[0] or group["indices"].shape != group["data"].shape:
+        raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
+    if "csc" in str(group.attrs.get("encoding-type", "")):  # of AnnData
+        raise InputError(f"{path} holds a matrix in CSC; write it in CSR: A.tocsr()")
+
+
+def _shape(path: Path, group: Any) -> tuple[int, int]:
+    rows = int(group["indptr"].shape[0]) - 1
+    given = group.attrs["shape"] if "shape" in group.attrs else group["shape"][:] if "shape" in group else (rows, rows)
+    shape = tuple(int(size) for size in given)
+    if len(shape) != 2 or shape[0] != rows:
+        raise InputError(f"{path} holds a matrix of shape {shape}, but offsets of {rows} rows; it is damaged")
+    return shape[0], shape[1]
+
+
+def _chunk(array: Any) -> int:
+    """Return how many numbers are read together at least."""
+    return int((array.chunks or (1,))[0])
+
+
+def _check_chunk(path: Path, name: str, array: Any) -> None:
+    check_fits_memory(_chunk(array) * array.dtype.itemsize, f"one chunk of the {name} of {path}")
+
+
+def _rows(
+    path: Path, opened: Callable[[Path], AbstractContextManager[Any]], shape: tuple[int, int]
+) -> Iterator[scipy.sparse.csr_array]:
+    check_fits_memory(4 * 8 * (shape[0] + 1), f"the row offsets of {path}")
+    with opened(path) as group:
+        all_offsets = group["indptr"][:].astype(np.int64)
+        if (np.diff(all_offsets) < 0).any() or all_offsets[0] != 0 or all_offsets[-1] != group["data"].shape[0]:
+            raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
+        for start, stop in slab_bounds(path, all_offsets, max(_chunk(group["data"]), _chunk(group["indices"]))):
+            offsets = all_offsets[start : stop + 1]
+            inside = slice(int(offsets[0]), int(offsets[-1]))
+            indices, values = _native(group["indices"][inside]), _native(group["data"][inside])
+            if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < shape[1]:
+                raise InputError(f"{path} is damaged: it has columns outside the matrix")
+            yield scipy.sparse.csr_array((values, indices, offsets - offsets[0]), shape=(offsets.size - 1, shape[1]))
+
+
+def _native(array: Any) -> np.ndarray[Any, Any]:
+    """Return an array in the byte order of this machine, which SciPy's kernels need."""
+    read = np.asarray(array)
+    return read.astype(read.dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,61 @@
+"""Matrices in files of other programs, read as slabs of rows one after the other, so that none needs to fit in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import scipy.sparse
+
+from penstock.files.petsc import PetscMatrix
+from penstock.files.sizes import check_slab_fits, check_whole_fits
+
+__all__ = ["Slabs", "petsc_slabs", "recut"]
+
+_MULTIPLE = 840  # rows: whole blocks of 1 to 8
+
+
+class Slabs(NamedTuple):
+    """A matrix in a file: its shape, its entries, and its rows in slabs, a list of one if it has been read as a whole."""
+
+    shape: tuple[int, int]
+    nnz: int
+    rows: Iterable[scipy.sparse.csr_array]
+
+    def whole(self, path: Path) -> scipy.sparse.csr_array:
+        """Return all rows; those that are to be read must fit the memory twice, with indices of 64 bits."""
+        if isinstance(self.rows, list):
+            [rows] = self.rows
+            return rows
+        check_whole_fits(path, self.shape, self.nnz)
+        return scipy.sparse.vstack(list(self.rows), format="csr")
+
+
+def petsc_slabs(path: Path) -> Slabs:
+    """Open a matrix in PETSc's binary format."""
+    matrix = PetscMatrix.open(path)
+    return Slabs(matrix.shape, matrix.nnz, matrix.slabs())
+
+
+def recut(slabs: Iterable[Any], nbytes: int) -> Iterator[scipy.sparse.csr_array]:
+    """Yield the same rows in slabs of about so many bytes, which end at multiples of 840 rows."""
+    held: list[scipy.sparse.csr_array] = []
+    for slab in slabs:
+        held.append(scipy.sparse.csr_array(slab))
+        if sum(12 * of.nnz for of in held) >= nbytes:
+            whole = scipy.sparse.vstack(held, format="csr")
+            each = max(1, math.floor(whole.shape[0] * nbytes / max(1, 12 * whole.nnz)) // _MULTIPLE) * _MULTIPLE
+            last = whole.shape[0] // each * each
+            yield from (_fitting(whole[start : start + each]) for start in range(0, last, each))
+            held = [whole[last:]] if last < whole.shape[0] else []
+            del whole
+    if held:
+        yield _fitting(scipy.sparse.vstack(held, format="csr"))
+
+
+def _fitting(slab: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    rows, entries = slab.shape[0], slab.nnz
+    check_slab_fits(f"a slab of {rows} rows with {entries} entries", rows, entries)
+    return slab

@@ -1,0 +1,119 @@
+"""Stores matrices in files, or in another store, without reading them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from penstock.files.arrays import failures_named
+from penstock.files.matrix_market import read_entries
+from penstock.files.registry import FileKind, file_kind, is_store, opener_of, slabs_of
+from penstock.files.slabs import Slabs, recut
+from penstock.spmv import CPU, InputError, parse_nbytes
+from penstock.streaming import FileStore, StoreBuilder
+from penstock.streaming.store_products import complete_slabs
+from penstock.streaming.stores.packing import symmetric_slabs
+
+__all__ = ["store_files"]
+
+
+def store_files(
+    sources: Sequence[str | Path],
+    path: str | Path,
+    *,
+    format: str = "auto",
+    block_size: int | Literal["auto"] = "auto",
+    slab: int | str = "16 MiB",
+    memory: int | str = "1 GiB",
+    overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> FileStore:
+    """Store a matrix in files as a :class:`FileStore`, from which it can be streamed.
+
+    Parameters
+    ----------
+    sources : sequence of path
+        One file or Zarr folder that :func:`penstock.files.registry.read_matrix` reads, or the folder of a store, which is cut and
+        converted anew; or several, each with some of the rows, one after the other.
+    path : path
+        The store to make.
+    format, block_size, overwrite, progress
+        As for :meth:`FileStore.create`.
+    slab : int or str
+        About the bytes of a subdivision.
+    memory : int or str
+        For entries of Matrix Market files, which may come in any order.
+
+    Returns
+    -------
+    FileStore
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read, or they do not belong together.
+    StoreError
+        If a disk is full or fails.
+
+    Notes
+    -----
+    Files of PETSc and HDF5, Zarr folders and stores are read slab by slab, Matrix Market files in parts, ``.npz`` and ``.mat``
+    whole.
+    """
+    if not sources:
+        raise InputError("name a file, or several with some of the rows each")
+    files, options = (
+        [Path(source) for source in sources],
+        {"format": format, "block_size": block_size, "overwrite": overwrite},
+    )
+    if any(not is_store(file) and file_kind(file) is FileKind.MATRIX_MARKET for file in files):
+        return _of_entries(files, Path(path), memory, progress, options)
+    with ExitStack() as opened:
+        parts = [_slabs(file, opened) for file in files]
+        shape = _shape_of([of.shape for of in parts])
+        cut = symmetric_slabs(recut(_rows_of(files, parts), parse_nbytes(slab)), shape[0], format)
+        return FileStore.create(path, cut, shape=shape, progress=progress, **cast(Any, options))
+
+
+def _shape_of(parts: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return the shape of the matrix whose rows are in several parts."""
+    columns = {shape[1] for shape in parts}
+    if len(columns) > 1:
+        raise InputError(f"the files hold rows of {sorted(columns)} columns; those of one matrix have as many")
+    return sum(shape[0] for shape in parts), columns.pop()
+
+
+def _rows_of(files: list[Path], parts: list[Slabs]) -> Iterator[Any]:
+    for file, slabs in zip(files, parts, strict=True):
+        with failures_named(file, "matrix"):
+            yield from slabs.rows
+
+
+def _slabs(file: Path, opened: ExitStack) -> Slabs:
+    if is_store(file):
+        store = opened.enter_context(FileStore(file))
+        return Slabs(store.index.shape, store.index.nnz, (slab.to_csr() for slab in complete_slabs(store, CPU)))
+    return slabs_of(file)
+
+
+def _of_entries(
+    files: list[Path], path: Path, memory: int | str, progress: Callable[[int], None] | None, options: dict[str, Any]
+) -> FileStore:
+    """Build a store of files whose entries come in any order."""
+    parts = []
+    for file in files:
+        kind = file_kind(file)
+        if kind is not FileKind.MATRIX_MARKET:
+            raise InputError(f"{file} is no Matrix Market file, but others are; store files of one kind together")
+        shape, entries = read_entries(file, opener_of(file))
+        parts.append((shape, entries))
+    with StoreBuilder(path, _shape_of([shape for shape, _ in parts]), memory=memory, **options) as builder:
+        first_row = 0
+        for file, (shape, entries) in zip(files, parts, strict=True):
+            with failures_named(file, "Matrix Market file"):
+                for rows, columns, values in entries:
+                    builder.add(rows + first_row, columns, values)
+            first_row += shape[0]
+        return builder.finish(progress)

@@ -1,0 +1,1 @@
+"""What the package asks of the process and the machine: threads, forks, signals, launchers, scratch folders."""

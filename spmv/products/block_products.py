@@ -1,0 +1,328 @@
+"""Products of sparse matrices of small dense blocks, by Gustavson's algorithm (1978)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numba import get_num_threads, prange
+
+from penstock.spmv import CPU, Array, BudgetError, Device, format_nbytes
+from penstock.spmv.compilation.cuda_module import cuda_function, launch
+from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
+from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.products.block_rows import BlockRows
+from penstock.spmv.products.hashing import Purpose, bins_of_bounds, bins_of_offsets, run
+
+__all__ = ["allocated", "block_product", "counted_cuda", "product_of_pattern", "smoothed_rows", "teams_for"]
+
+# Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
+_SERIAL_ROWS = 1 << 18
+# On a GPU: rows of the product of up to this many blocks on average are formed by a few lanes each; those of more than so many by
+# a thread block each, as are rows that are too few to fill the device; others by a warp.
+_SHORT_ROW, _LONG_ROW, _FEW_ROWS = 8, 64, 1024
+# Warps for a long row, blocks of a short and of another row that are taken at a time, shared memory of a thread block, and the
+# largest blocks of A that are copied there, in numbers.
+_WARPS_OF_LONG_ROWS, _SHORT_TILE, _TILE, _SHARED_NBYTES, _COPIED_AREA = 8, 8, 32, 48 << 10, 18
+
+
+def block_product(
+    A: BlockRows, B: BlockRows, columns: int, prepare: Callable[[BlockRows], None] | None = None
+) -> BlockRows:
+    """Return rows of ``A B``, on the device of A.
+
+    Parameters
+    ----------
+    A, B : BlockRows
+        Of float64. B has at least the rows that the columns of A name.
+    columns : int
+        Block columns of B.
+    prepare : callable, optional
+        Receives the result before the products are added to its blocks, which are zero.
+
+    Raises
+    ------
+    BudgetError
+        If the device has too little memory.
+    """
+    pattern = find_kernel("block_rows", "pattern", A.device.kind)(A, B, columns)
+    return product_of_pattern(A, B, columns, pattern, prepare)
+
+
+def product_of_pattern(
+    A: BlockRows,
+    B: BlockRows,
+    columns: int,
+    pattern: tuple[Array, Array],
+    prepare: Callable[[BlockRows], None] | None = None,
+) -> BlockRows:
+    """Return rows of ``A B`` as :func:`block_product` does, from their offsets and columns, which are known."""
+    shape, xp = (pattern[1].size, A.blocks.shape[1], B.blocks.shape[2]), A.device.xp
+    new = xp.empty if prepare is None else xp.zeros
+    product = BlockRows(A.start, *pattern, allocated(A.device, lambda: new(shape), 8 * math.prod(shape)), columns)
+    if prepare is not None:
+        prepare(product)
+    find_kernel("block_rows", "multiply", A.device.kind)(A, B, columns, product, prepare is not None)
+    return product
+
+
+def smoothed_rows(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> BlockRows:
+    """Turn rows of ``A P`` into those of ``P - factor D A P``, in place; they have at least the columns of P.
+
+    Parameters
+    ----------
+    image, own : BlockRows
+        The same rows of ``A P`` and of P.
+    diagonal : array, (rows, height, height)
+        D, of the same rows.
+    factor : float
+    """
+    find_kernel("block_rows", "smooth", image.device.kind)(image, own, diagonal, factor)
+    return image
+
+
+def allocated(device: Device, make: Callable[[], Array], nbytes: int) -> Array:
+    """Return the array that ``make`` allocates for a result, or refuse it for want of memory.
+
+    Raises
+    ------
+    BudgetError
+        If the device has too little memory.
+    """
+    refused = BudgetError(
+        f"the product takes {format_nbytes(nbytes)} in one array, more than {device} has; multiply fewer rows at a time"
+    )
+    # A host promises memory that it does not have; asking a GPU for its free memory takes longer than a small product.
+    if device.kind == "cpu" and nbytes > device.free_nbytes():
+        raise refused
+    try:
+        return make()
+    except MemoryError as error:
+        raise refused from error
+
+
+@register_kernel("block_rows", "pattern", "cpu")
+def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
+    rows, parts = len(A.offsets) - 1, 4 * get_num_threads()
+    counts = np.zeros(rows + 1, dtype=np.int64)
+    pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
+    many = rows > _SERIAL_ROWS
+    _count[many](parts, *pattern, counts)
+    offsets = np.cumsum(counts)
+    entries = int(offsets[-1])
+    found = allocated(CPU, lambda: np.empty(entries, dtype=np.int32), 4 * entries)
+    _find[many](parts, *pattern, offsets, found)
+    return offsets, found
+
+
+@register_kernel("block_rows", "multiply", "cpu")
+def _multiply_cpu(A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool) -> None:
+    if not add:
+        C.blocks[...] = 0.0
+    pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
+    _add(4 * get_num_threads(), *pattern, A.blocks, B.blocks, C.offsets, C.columns, C.blocks)
+
+
+@register_kernel("block_rows", "smooth", "cpu")
+def _smooth_cpu(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> None:
+    arrays = (image.offsets, image.columns, image.blocks, own.offsets, own.columns, own.blocks)
+    _smooth[len(image.offsets) > _SERIAL_ROWS](*arrays, diagonal, factor)
+
+
+@register_kernel("block_rows", "pattern", "cuda")
+def _pattern_cuda(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
+    offsets = counted_cuda(A, B, columns)
+    entries = int(offsets[-1])
+    found = allocated(A.device, lambda: A.device.xp.empty(entries, dtype=np.int32), 4 * entries)
+    run(Purpose.COLUMNS, bins_of_offsets(offsets), A, B, columns, None, (offsets, found, None))
+    return offsets, found
+
+
+def counted_cuda(A: BlockRows, B: BlockRows, columns: int) -> Array:
+    """Return the offsets of the rows of a product."""
+    offsets = A.device.xp.zeros(len(A.offsets), dtype=np.int64)
+    run(Purpose.COUNT, bins_of_bounds(A, B, columns), A, B, columns, offsets[1:], (None, None, None))
+    A.device.xp.cumsum(offsets, out=offsets)
+    return offsets
+
+
+@register_kernel("block_rows", "multiply", "cuda")
+def _multiply_cuda(A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool) -> None:
+    rows, (height, inner), across = len(A.offsets) - 1, A.blocks.shape[1:], B.blocks.shape[2]
+    team = _team_for(A, C, teams_for(height, inner, across))
+    function = cuda_function("block_products.cu", f"multiply_blocks<{height}, {inner}, {across}, {team.template}>")
+    of_a, of_b = (A.offsets, A.columns, A.blocks), (B.offsets, B.columns, B.blocks)
+    of_c = (C.offsets, C.columns, C.blocks, np.bool_(add))
+    arguments = (np.int64(rows), *of_a, np.int64(B.start), *of_b, *of_c)
+    launch(function, -(-rows // team.rows) * 32 * team.warps, 32 * team.warps, arguments)
+
+
+@register_kernel("block_rows", "smooth", "cuda")
+def _smooth_cuda(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> None:
+    rows, (height, across) = len(image.offsets) - 1, image.blocks.shape[1:]
+    function = cuda_function("block_products.cu", f"smooth_block_rows<{height}, {across}>")
+    of_own = (own.offsets, own.columns, own.blocks)
+    arguments = (np.int64(rows), image.offsets, image.columns, image.blocks, *of_own, diagonal, np.float64(factor))
+    launch(function, 32 * rows, 256, arguments)
+
+
+class Team(NamedTuple):
+    """Lanes that form a row of a product.
+
+    Parameters
+    ----------
+    groups : int
+        Groups of lanes that share a row; each forms a block of it at a time.
+    warps : int
+        Warps of a thread block.
+    words : int
+        32 times so many entries of A are taken at a time.
+    tile : int
+        Blocks of a row of the product that are taken at a time.
+    copied : bool
+        Whether blocks of A are copied to shared memory.
+    rows : int
+        Formed by a thread block.
+    """
+
+    groups: int
+    warps: int
+    words: int
+    tile: int
+    copied: bool
+    rows: int
+
+    @property
+    def template(self) -> str:
+        """Arguments of the kernel."""
+        return f"{self.groups}, {self.warps}, {self.words}, {self.tile}, {str(self.copied).lower()}"
+
+
+def teams_for(height: int, inner: int, across: int) -> tuple[Team, Team, Team]:
+    """Return teams for short, usual and long rows of products of blocks, (height, inner) by (inner, across)."""
+    of_warp, fits = 32 // (across if across % 2 else across // 2), height * inner <= _COPIED_AREA
+    some, nbytes = max(1, of_warp // 5), 32 * (_TILE + 8 + 8 * height * inner * fits) + 4 * _TILE
+    short = Team(some, 1, 1, _SHORT_TILE, False, of_warp // some)
+    warps = next(warps for warps in (8, 4, 2, 1) if warps * nbytes <= _SHARED_NBYTES)
+    usual = Team(of_warp, warps, 1, _TILE, fits, warps)
+    warps = _WARPS_OF_LONG_ROWS
+    return short, usual, Team(of_warp * warps, warps, 4, 4 * _TILE, fits, 1)
+
+
+def _team_for(A: BlockRows, C: BlockRows, teams: tuple[Team, Team, Team]) -> Team:
+    short, usual, long = teams
+    rows = max(1, int(A.device.xp.count_nonzero(A.offsets[1:] != A.offsets[:-1])))
+    if rows < _FEW_ROWS or C.columns.size > _LONG_ROW * rows:
+        return long
+    return short if C.columns.size <= _SHORT_ROW * rows else usual
+
+
+@serial_and_parallel
+def _count(
+    parts: int, offsets: Array, columns: Array, start: int, of_b: Array, b_columns: Array, width: int, counts: Array
+) -> None:
+    rows = offsets.shape[0] - 1
+    for part in prange(parts):
+        seen = np.full(width, -1, dtype=np.int32)
+        for row in range(rows * part // parts, rows * (part + 1) // parts):
+            count = 0
+            for entry in range(offsets[row], offsets[row + 1]):
+                other = columns[entry] - start
+                for place in range(of_b[other], of_b[other + 1]):
+                    if seen[b_columns[place]] != row:
+                        seen[b_columns[place]] = row
+                        count += 1
+            counts[row + 1] = count
+
+
+@serial_and_parallel
+def _find(
+    parts: int,
+    offsets: Array,
+    columns: Array,
+    start: int,
+    of_b: Array,
+    b_columns: Array,
+    width: int,
+    of_c: Array,
+    c_columns: Array,
+) -> None:
+    rows = offsets.shape[0] - 1
+    for part in prange(parts):
+        seen = np.full(width, -1, dtype=np.int32)
+        for row in range(rows * part // parts, rows * (part + 1) // parts):
+            following = of_c[row]
+            for entry in range(offsets[row], offsets[row + 1]):
+                other = columns[entry] - start
+                for place in range(of_b[other], of_b[other + 1]):
+                    if seen[b_columns[place]] != row:
+                        seen[b_columns[place]] = row
+                        c_columns[following] = b_columns[place]
+                        following += 1
+            c_columns[of_c[row] : of_c[row + 1]].sort()
+
+
+@parallel_kernel
+def _add(
+    parts: int,
+    offsets: Array,
+    columns: Array,
+    start: int,
+    of_b: Array,
+    b_columns: Array,
+    width: int,
+    blocks: Array,
+    b_blocks: Array,
+    of_c: Array,
+    c_columns: Array,
+    c_blocks: Array,
+) -> None:
+    rows, height, inner, across = offsets.shape[0] - 1, blocks.shape[1], blocks.shape[2], b_blocks.shape[2]
+    for part in prange(parts):
+        place_of = np.empty(width, dtype=np.int64)
+        for row in range(rows * part // parts, rows * (part + 1) // parts):
+            for place in range(of_c[row], of_c[row + 1]):
+                place_of[c_columns[place]] = place
+            for entry in range(offsets[row], offsets[row + 1]):
+                other = columns[entry] - start
+                for place in range(of_b[other], of_b[other + 1]):
+                    target = place_of[b_columns[place]]
+                    for r in range(height):
+                        for i in range(inner):
+                            factor = blocks[entry, r, i]
+                            for c in range(across):
+                                c_blocks[target, r, c] += factor * b_blocks[place, i, c]
+
+
+@serial_and_parallel
+def _smooth(
+    offsets: Array,
+    columns: Array,
+    blocks: Array,
+    of_own: Array,
+    own_columns: Array,
+    own_blocks: Array,
+    diagonal: Array,
+    factor: float,
+) -> None:
+    height, across = blocks.shape[1], blocks.shape[2]
+    for row in prange(offsets.shape[0] - 1):
+        scaled = np.empty((height, across))
+        for place in range(offsets[row], offsets[row + 1]):
+            for r in range(height):
+                for c in range(across):
+                    scaled[r, c] = 0.0
+                for i in range(height):
+                    weight = factor * diagonal[row, r, i]
+                    for c in range(across):
+                        scaled[r, c] -= weight * blocks[place, i, c]
+            for r in range(height):
+                for c in range(across):
+                    blocks[place, r, c] = scaled[r, c]
+            for own in range(of_own[row], of_own[row + 1]):
+                if own_columns[own] == columns[place]:
+                    for r in range(height):
+                        for c in range(across):
+                            blocks[place, r, c] += own_blocks[own, r, c]
