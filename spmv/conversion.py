@@ -156,13 +156,27 @@ def _in_sorted_rows(csr: Any, given: Any) -> Any:
 
 
 def _csr_from_cupy(A: Any) -> CsrMatrix:
-    """Wrap a CuPy CSR matrix without a copy, after checking its structure on the host."""
-    host = A.get()
-    host_matrix = CsrMatrix.from_csr(host)
-    dtype = np.dtype(host.dtype)
+    """Wrap a CuPy CSR matrix with sorted rows without a copy, after checking it on the GPU."""
+    if not _is_sound(A):
+        return CsrMatrix.from_csr(A.get()).to_device(Device("cuda"))  # as a rule an error, which names the entry
     arrays = {
         "row_offsets": A.indptr.astype(np.int64),
         "column_indices": A.indices.astype(np.int32, copy=False),
         "values": A.data,
     }
-    return CsrMatrix.from_arrays(host_matrix.shape, dtype, arrays, host_matrix.parameters())
+    matrix = CsrMatrix.from_arrays((int(A.shape[0]), int(A.shape[1])), np.dtype(A.dtype), arrays, {})
+    return CsrMatrix.from_csr(matrix, strategy="auto")
+
+
+def _is_sound(A: Any) -> bool:
+    """Return whether the offsets of a CuPy CSR matrix ascend, its indices are in range, and its values finite real numbers."""
+    offsets, indices, values = A.indptr, A.indices, A.data
+    if values.dtype not in (np.float32, np.float64) or offsets.size != A.shape[0] + 1:
+        return False
+    if int(offsets[0]) or not bool((offsets[1:] >= offsets[:-1]).all()) or int(offsets[-1]) != indices.size:
+        return False
+    if values.size != indices.size:
+        return False
+    in_range = not indices.size or (int(indices.min()) >= 0 and int(indices.max()) < A.shape[1])
+    # A sum is not finite if a value is not; if the sum itself overflows, the host looks at every value.
+    return in_range and bool(np.isfinite(float(abs(values).sum() if values.size else 0.0)))

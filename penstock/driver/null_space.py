@@ -14,14 +14,14 @@ from penstock.spmv import Array, CsrMatrix, Device, HasAbsoluteProduct, InputErr
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.vectors.noise import noise
 
-__all__ = ["NullSpace", "inconsistent_result", "known_modes"]
+__all__ = ["KnownModes", "NullSpace", "inconsistent_result"]
 
 # A given vector is in the null space if A maps it to less than this share of what |A| makes of its absolute values.
 _GIVEN = 1e-6
 # What is left of a vector is rounding below this share of its largest entry.
 _ROUNDING = 1e-14
 # A known one is, if each entry of its image is within 64 roundings of the largest term of that row.
-_ROUNDINGS = 64
+_ROUNDINGS, _UNIT = 64, float(np.finfo(np.float64).eps) / 2
 # Rows of the first piece of the matrix that is read, and of the largest.
 _FIRST_ROWS, _MOST_ROWS = 1024, 1 << 16
 
@@ -70,33 +70,35 @@ class NullSpace:
         return cls(basis)
 
     @classmethod
-    def found(cls, A: CsrMatrix, modes: np.ndarray[Any, Any]) -> Self | None:
-        """Return the combinations of modes that A maps to zero but for rounding, or None if there are none.
+    def found(cls, A: CsrMatrix, known: KnownModes) -> Self | None:
+        """Return the combinations of known modes that A maps to zero but for rounding, or None if there are none.
 
-        Reads rows in growing pieces, and ends at the first piece that shows that nothing is mapped to zero, as a rule the first.
+        Reads rows in growing pieces, and ends at the first piece that shows that nothing is mapped to zero: as a rule the first,
+        for which only the modes of its columns are made.
 
         Parameters
         ----------
         A : CsrMatrix
-        modes : array, (n, k)
+        known : KnownModes
         """
+        if _shows_none(A, known):
+            return None
+        modes = known.all()
         longest = np.abs(modes).max(axis=0)
         modes = modes[:, longest > 0] / longest[longest > 0]
         if modes.size:  # combinations that are zero themselves say nothing of A
             left, lengths, _ = np.linalg.svd(modes, full_matrices=False)
             modes = left[:, lengths > 1e-10 * lengths[0]]
-        rows, unit = A.shape[0], float(np.finfo(np.float64).eps) / 2
+        rows = A.shape[0]
         factor, start, count = np.zeros((0, modes.shape[1])), 0, _FIRST_ROWS
         while start < rows and modes.shape[1]:
             stop = min(rows, start + count)
             piece = _rows_on_host(A, start, stop)
-            image, scale = piece @ modes, (abs(piece) @ np.abs(modes)).max(axis=1, keepdims=True)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                image = np.where(scale > 0, image / scale, 0.0)
+            image = _relative_image(piece, modes)
             if not np.isfinite(image).all():
                 return None
             factor = np.asarray(np.linalg.qr(np.vstack([factor, image]), mode="r"))
-            noise = _ROUNDINGS * unit * np.sqrt(stop)
+            noise = _ROUNDINGS * _UNIT * np.sqrt(stop)
             if len(factor) >= modes.shape[1] and np.linalg.svd(factor, compute_uv=False)[-1] > noise:
                 return None
             start, count = stop, min(2 * count, _MOST_ROWS)
@@ -148,23 +150,74 @@ class NullSpace:
         return home.to_host(inside / home.xp.maximum(home.xp.linalg.norm(block, axis=0), 1e-300))
 
 
-def known_modes(options: dict[str, Any], rows: int, block_size: Any) -> np.ndarray[Any, Any]:
-    """Return the vectors that a matrix may map to zero: the near-null space given, the rigid motions, else a constant.
+class KnownModes:
+    """The vectors that a matrix may map to zero: the near-null space given, the rigid motions, else a constant.
 
     What does not fit is left to the preconditioner to refuse.
+
+    Parameters
+    ----------
+    options : dict
+        Of the preconditioner.
+    rows : int
+        Of the matrix.
+    block_size : int or "auto"
+        Unknowns of a node.
     """
-    given, points = options.get("near_null_space"), options.get("coordinates")
-    size = block_size if isinstance(block_size, int) and block_size > 0 else 1
-    found = None
-    if given is not None:
-        found = np.asarray(_on_host(given), dtype=np.float64).reshape(len(given), -1)
-    elif points is not None and not callable(points) and size > 1:
-        host = np.asarray(_on_host(points), dtype=np.float64)
-        if host.ndim == 2 and (host.shape[1], size) in {(2, 2), (2, 3), (3, 3), (3, 6)}:
-            found = rigid_body_modes(host, size)
-    if found is None or found.shape[0] != rows or not np.isfinite(found).all():
-        return np.ones((rows, 1))
-    return found
+
+    def __init__(self, options: dict[str, Any], rows: int, block_size: Any) -> None:
+        given, points = options.get("near_null_space"), options.get("coordinates")
+        self._rows, self._given, self._points = rows, None, None
+        self.size = block_size if isinstance(block_size, int) and block_size > 0 and rows % block_size == 0 else 1
+        if given is not None:
+            vectors = np.asarray(_on_host(given), dtype=np.float64).reshape(len(given), -1)
+            self._given = vectors if len(vectors) == rows else None
+        elif points is not None and not callable(points) and self.size > 1:
+            host = np.asarray(_on_host(points), dtype=np.float64)
+            fits = host.ndim == 2 and (host.shape[1], self.size) in {(2, 2), (2, 3), (3, 3), (3, 6)}
+            self._points = host if fits and len(host) * self.size == rows else None
+
+    def all(self) -> np.ndarray[Any, Any]:
+        """Return them as ``(rows, k)``; a constant if they are not finite."""
+        found = self.of_nodes(slice(None))
+        return found if np.isfinite(found).all() else np.ones((self._rows, 1))
+
+    def of_nodes(self, nodes: Any) -> np.ndarray[Any, Any]:
+        """Return the rows of some nodes, ``size`` for each; of rigid motions, such that span the same."""
+        if self._points is not None:
+            return np.asarray(rigid_body_modes(self._points[nodes], self.size))
+        if self._given is not None:
+            of_nodes = self._given.reshape(-1, self.size, self._given.shape[1])[nodes]
+            return np.asarray(of_nodes.reshape(-1, self._given.shape[1]))
+        count = self._rows if isinstance(nodes, slice) else len(nodes) * self.size
+        return np.ones((count, 1))
+
+
+def _shows_none(A: CsrMatrix, known: KnownModes) -> bool:
+    """Return whether the first rows show that no combination of the modes is mapped to zero."""
+    rows, size = min(A.shape[0], _FIRST_ROWS), known.size
+    piece = _rows_on_host(A, 0, rows)
+    if not piece.nnz:
+        return False
+    nodes = np.unique(piece.indices // size)
+    modes = known.of_nodes(nodes)
+    columns = np.searchsorted(nodes, piece.indices // size) * size + piece.indices % size
+    local = scipy.sparse.csr_array((piece.data, columns, piece.indptr), shape=(rows, len(modes)))
+    longest = np.abs(modes).max(axis=0)
+    if not np.isfinite(longest).all() or not longest.all() or rows < modes.shape[1]:
+        return False
+    image = _relative_image(local, modes / longest)
+    if not np.isfinite(image).all():
+        return False
+    return bool(np.linalg.svd(image, compute_uv=False)[-1] > _ROUNDINGS * _UNIT * np.sqrt(rows))
+
+
+def _relative_image(A: scipy.sparse.csr_array, modes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the image of modes, each row relative to its largest sum of the terms' sizes."""
+    image, scale = A @ modes, (abs(A) @ np.abs(modes)).max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative: np.ndarray[Any, Any] = np.where(scale > 0, image / scale, 0.0)
+    return relative
 
 
 def _on_host(given: Any) -> np.ndarray[Any, Any]:

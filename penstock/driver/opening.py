@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from penstock.driver.exact_matrix import ExactMatrix
 from penstock.driver.inputs import GivenMatrix
-from penstock.driver.null_space import NullSpace, known_modes
+from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.placement import place_index, place_matrix
 from penstock.driver.progress import Reporter
@@ -110,8 +110,8 @@ class _Opener:
         pattern = Pattern.of(matrix) if self.updatable else None
         unreachable = None
         if self.request.null_space is None:
-            modes = known_modes(self.request.options, matrix.shape[0], self.request.block_size)
-            unreachable = NullSpace.found(matrix, modes)
+            known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
+            unreachable = NullSpace.found(matrix, known)
         of_caller = matrix.values
         del matrix, given  # whose structure may be large
         system = self._open_placed(placement)

@@ -119,6 +119,13 @@ class PreparedSystem:
     It keeps the format or the opened store, the plan, the preconditioner and their memory until it is closed. One thread at a
     time solves; others wait.
 
+    Attributes
+    ----------
+    timings : dict
+        Seconds of opening the matrix (``"open"``), of making the preconditioner (``"set up"``) and of the last ``"update"``.
+    version : int
+        Number of updates so far.
+
     Examples
     --------
     >>> import numpy as np, penstock, scipy.sparse
@@ -132,6 +139,8 @@ class PreparedSystem:
         self, A: Any, choices: tuple[Any, ...], folder: str | Path | None, reporter: Reporter, *, updatable: bool
     ) -> None:
         began, self._compiled = seconds_without_compiling(), compile_seconds()
+        self.timings: dict[str, float] = {}
+        self.version = 0
         device, columns, memory, preconditioner, block_size, options, null_space = choices
         given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
         if block_size == "auto" and (points := options.get("coordinates")) is not None:
@@ -151,16 +160,18 @@ class PreparedSystem:
         self._lock, self._solver_thread = threading.Lock(), 0
         opened = open_system(given, request, folder=folder, reporter=reporter, updatable=updatable)
         self._system: OpenSystem = self._resources.enter_context(opened)
-        self._updates, self._mixed, self._stale, self._refresh = 0, False, False, "auto"
+        self._mixed, self._stale, self._refresh = False, False, "auto"
         self._iterations_a_digit: float | None = None
-        self._opened_seconds: float | None = seconds_without_compiling() - began
+        self._opened_seconds: float | None = None
+        self.timings["open"] = self._opened_seconds = seconds_without_compiling() - began
 
     def set_up(self) -> None:
         """Make the preconditioner, which the first solve would make otherwise."""
         with self._alone():
             began = seconds_without_compiling()
             self._system.preconditioner()
-            self._opened_seconds = (self._opened_seconds or 0.0) + seconds_without_compiling() - began
+            self.timings["set up"] = seconds_without_compiling() - began
+            self._opened_seconds = self.timings["open"] + self.timings["set up"]
 
     def solve(
         self,
@@ -252,12 +263,14 @@ class PreparedSystem:
             raise InputError(f"preconditioner must be 'auto', 'values' or 'keep', not {preconditioner!r}")
         given = as_given_matrix(A)
         with self._alone():
+            began = seconds_without_compiling()
             with self._system.reporter.stage("update"):
                 update_values(self._system, given, self._resources, self._write)
-            self._updates, self._refresh, self._stale = self._updates + 1, preconditioner, True
+            self.version, self._refresh, self._stale = self.version + 1, preconditioner, True
             if preconditioner == "values" or self._system.must_rebuild:
                 self._system.rebuild_preconditioner()
                 self._stale, self._iterations_a_digit = False, None
+            self.timings["update"] = seconds_without_compiling() - began
 
     @contextmanager
     def _write(self) -> Iterator[None]:
@@ -290,16 +303,16 @@ class PreparedSystem:
         if (compiling := compile_seconds() - self._compiled) >= _NOTED_SECONDS:
             cost += f", {compiling:.3g} s more for compiling kernels, once on a machine"
         self._compiled = compile_seconds()
-        decisions = "\n".join([*self._system.explain(), *self._told_of_updates(), f"{'time':<11} {cost}"])
+        decisions = "\n".join([*self._system.explain(), *self._update_facts(), f"{'time':<11} {cost}"])
         if self._stale and not result.converged:
             note = "; the preconditioner is that of earlier values: update(A, preconditioner='values') makes it again"
             result = _with_note(result, note)
         return replace(result, decisions=decisions)
 
-    def _told_of_updates(self) -> list[str]:
-        if not self._updates:
+    def _update_facts(self) -> list[str]:
+        if not self.version:
             return []
-        times = "once" if self._updates == 1 else f"{self._updates} times"
+        times = "once" if self.version == 1 else f"{self.version} times"
         whose = "of earlier values" if self._stale else "of the values now"
         return [f"{'updates':<11} values replaced {times}, preconditioner {whose}"]
 
@@ -353,7 +366,7 @@ class PreparedSystem:
 
     def explain(self) -> str:
         """Return what was decided and why, one fact a line."""
-        return "\n".join([*self._system.explain(), *self._told_of_updates()])
+        return "\n".join([*self._system.explain(), *self._update_facts()])
 
     def close(self) -> None:
         """Release the memory, close the store and remove a temporary one; does nothing if that was done."""

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.driver.exact_matrix import ExactMatrix
 from penstock.driver.inputs import GivenMatrix
 from penstock.driver.matrix_checks import check_matrix
-from penstock.driver.null_space import NullSpace, known_modes
+from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import OpenSystem
 from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
@@ -70,8 +70,8 @@ def update_values(system: OpenSystem, given: GivenMatrix, resources: ExitStack, 
     if system.null_space is not None:
         system.null_space.check(system.A, None if system.order is None else system.order.forward)
     elif system.pattern is not None:
-        modes = known_modes(system.request.options, matrix.shape[0], system.request.block_size)
-        system.unreachable = NullSpace.found(matrix, modes)
+        known = KnownModes(system.request.options, matrix.shape[0], system.request.block_size)
+        system.unreachable = NullSpace.found(matrix, known)
 
 
 def _as_csr(given: GivenMatrix, system: OpenSystem) -> CsrMatrix:

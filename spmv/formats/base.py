@@ -209,7 +209,8 @@ class SparseMatrix(ValidatedOperator):
         """Yield slabs of this matrix and of A, converted in the same way, with their rows."""
         source: Any = format_named("csr").from_csr(A, check=False)
         layout = {"values_dtype": self.values_dtype, "check": False, **self.layout()}
-        for start, slab in self._refillable():
+        whole = self.traits.half and source.device.kind == "cuda"  # a GPU converts no slabs of a half
+        for start, slab in [(0, self)] if whole else self._refillable():
             rows = range(first_row + start, first_row + start + slab.shape[0])
             part = source.rows(start, start + slab.shape[0])
             yield slab, type(self).slab_from_csr(part, rows.start, **layout), rows
