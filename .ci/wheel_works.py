@@ -1,6 +1,6 @@
 """Check an installed penstock: a resident solve, a streamed one, an experiment on the command line, and all of its kernels.
 
-Run away from the sources, with their folder as the argument: ``python .ci/wheel_works.py spmv/kernels``.
+Run away from the sources, with their root as the argument: ``python .ci/wheel_works.py ROOT``.
 """
 
 import json
@@ -17,10 +17,10 @@ import penstock
 from penstock.fem import Cantilever
 
 sources = Path(sys.argv[1]).resolve()
-assert not Path(penstock.__file__).is_relative_to(sources.parents[1]), penstock.__file__
+assert not Path(penstock.__file__).is_relative_to(sources), penstock.__file__
 assert penstock.__version__ == version("penstock")
-wanted = {entry.name for entry in sources.iterdir() if entry.suffix in (".cu", ".cuh")}
-missing = wanted - {entry.name for entry in (files("penstock.spmv") / "kernels").iterdir()}
+wanted = [path.relative_to(sources) for path in sources.glob("*/kernels/*.cu*")]
+missing = [path for path in wanted if not files("penstock").joinpath(*path.parts).is_file()]
 assert wanted, sources
 assert not missing, missing
 assert (files("penstock") / "py.typed").is_file()

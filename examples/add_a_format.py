@@ -7,10 +7,10 @@ import numpy as np
 from numba import prange
 
 from penstock.spmv import CsrMatrix, SparseMatrix, register_kernel
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 
-SOURCE = str(Path(__file__).with_name("diagonals.cu"))
+KERNELS = CudaSource(Path(__file__).parent, "diagonals.cu")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,6 +55,6 @@ def dia_spmv_cpu(A, x, out, alpha, beta):
 
 @register_kernel("dia", "spmv", "cuda")
 def dia_spmv_cuda(A, x, out, alpha, beta):
-    function = cuda_function(SOURCE, f"dia_spmv<{type_names(A.values, x)}>")
+    function = KERNELS.function(f"dia_spmv<{type_names(A.values, x)}>")
     arguments = (np.int64(A.shape[0]), np.int32(A.offsets.size), A.offsets, A.values, x, out)
     launch(function, A.shape[0], 256, (*arguments, np.float64(alpha), np.float64(beta)))

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers import cg_kernels as kernels
-from penstock.solvers.cg_kernels import Sum
+from penstock.solvers.cg_kernels import Halt, Scalar, Sum
 from penstock.spmv import Array, Device
 from penstock.spmv.communicator import ALONE, Communicator
-from penstock.spmv.compilation.cuda_module import cuda_function, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, type_names
 from penstock.spmv.compilation.jit import KernelPair
 from penstock.spmv.vectors.space import CHUNK, SERIAL_CHUNKS
 
-__all__ = ["CgVectors", "Passes", "passes_for"]
+__all__ = ["CG_KERNELS", "CgVectors", "Passes", "passes_for"]
+
+CG_KERNELS = CudaSource("penstock.solvers.kernels", "conjugate_gradients.cu", enums=(Scalar, Sum, Halt))
 
 Pass = Callable[[], None]
 _CUDA_THREADS, _CUDA_TILE, _CUDA_BLOCKS = 256, 1024, 512
@@ -125,8 +127,7 @@ class CudaPasses(Passes):
         vector, n, tail = type_names(of.x), np.int64(of.x.size), (partials, sums, of.numbers)
 
         def kernel(name: str, *arguments: Any, grid: int = parts) -> Pass:
-            function = cuda_function("conjugate_gradients.cu", name)
-            return functools.partial(function, (grid,), (_CUDA_THREADS,), arguments)
+            return functools.partial(CG_KERNELS.function(name), (grid,), (_CUDA_THREADS,), arguments)
 
         self.curvature = kernel(f"cg_curvature<{vector}>", n, of.p, of.q, *tail, np.bool_(closes))
         self.descend = kernel(f"cg_descend<{vector}, {of.block_size}>", n, of.q, blocks, of.r, of.z, *tail)

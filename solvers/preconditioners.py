@@ -21,11 +21,12 @@ from penstock.spmv import (
     device_of,
 )
 from penstock.spmv.communicator import communicator_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 
 __all__ = [
+    "DIAGONAL_BLOCK_KERNELS",
     "AppliesWithProduct",
     "BlockJacobiSpec",
     "DiagonalBlocks",
@@ -35,6 +36,8 @@ __all__ = [
     "jacobi",
     "with_product",
 ]
+
+DIAGONAL_BLOCK_KERNELS = CudaSource("penstock.solvers.kernels", "diagonal_blocks.cu")
 
 
 @runtime_checkable
@@ -214,7 +217,7 @@ def _inverted_on_gpu(blocks: Array, xp: Any) -> tuple[Array, int, int]:
     """Return inverses, and the first block that is not positive definite and the first inverse that is not finite, if any."""
     count, size, _ = blocks.shape
     inverses, first_bad = xp.empty_like(blocks), xp.full(2, count, dtype=np.uint64)
-    function = cuda_function("vectors.cu", f"invert_blocks<{type_names(blocks)}, {size}>")
+    function = DIAGONAL_BLOCK_KERNELS.function(f"invert_blocks<{type_names(blocks)}, {size}>")
     launch(function, count, 256, (np.int64(count), blocks, inverses, first_bad))
     return inverses, int(first_bad[0]), int(first_bad[1])
 

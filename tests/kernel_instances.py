@@ -1,4 +1,4 @@
-"""The kernel instantiations that the library can ask for, by file: all are compiled, and enough of them are emulated.
+"""The kernel instantiations that the library can ask for, by source: all are compiled, and enough of them are emulated.
 
 ``INSTANCES`` holds every one: they are compiled to PTX. ``ENDS`` holds the first and the last of every kernel: what
 architectures compile to machine code. ``EMULATED`` holds those that tests
@@ -9,14 +9,29 @@ of block sizes, columns and types. What a test launches besides is compiled on i
 import re
 from itertools import product
 
+from penstock.solvers.cg_passes import CG_KERNELS
+from penstock.solvers.coarse.rigid_tentative import MOTION_KERNELS
+from penstock.solvers.coarse.tentative import AGGREGATE_KERNELS
+from penstock.solvers.multigrid.aggregation import AGGREGATION_KERNELS
+from penstock.solvers.preconditioners import DIAGONAL_BLOCK_KERNELS
+from penstock.solvers.triangular.block_entries import ORDER_KERNELS
 from penstock.solvers.triangular.block_entries import SIZES as TRIANGLE_SIZES
 from penstock.solvers.triangular.dataflow_schedule import dataflow_shapes
+from penstock.solvers.triangular.factor_rows import CHOLESKY_KERNELS
 from penstock.solvers.triangular.level_schedule import LEVEL_LANES
-from penstock.spmv.formats.chunk_products import spmm_tile, spmv_expression
-from penstock.spmv.products.block_products import teams_for
-from penstock.spmv.products.hashing import BLOCK_LANES, PARTS
+from penstock.solvers.triangular.levels import TRIANGLE_KERNELS
+from penstock.spmv.formats.bsr import BSR_KERNELS
+from penstock.spmv.formats.chunk_products import SELL_KERNELS, spmm_tile, spmv_expression
+from penstock.spmv.formats.coo import COO_KERNELS
+from penstock.spmv.formats.csr import CSR_KERNELS
+from penstock.spmv.formats.ell import ELL_KERNELS
+from penstock.spmv.formats.symmetric_bsr import SYMMETRIC_BSR_KERNELS
+from penstock.spmv.formats.symmetry import CONVERSION_KERNELS
+from penstock.spmv.products.block_products import BLOCK_PRODUCT_KERNELS, teams_for
+from penstock.spmv.products.hashing import BLOCK_LANES, PARTS, PRODUCT_KERNELS
 from penstock.spmv.products.hashing import LANES as HASH_LANES
-from penstock.spmv.vectors.block_space import FUSED_TILES, TILES, gram_parts
+from penstock.spmv.vectors.block_space import BLOCK_VECTOR_KERNELS, FUSED_TILES, TILES, gram_parts
+from penstock.spmv.vectors.space import VECTOR_KERNELS
 
 TYPES = ("double, double", "float, double", "float, float")  # stored values, vectors
 OFFSETS = ("int", "long long")
@@ -106,12 +121,13 @@ def _conversion(sizes) -> list[str]:
 
 def _vectors(sizes) -> list[str]:
     return [
-        *(f"{kernel}<{type_}>" for kernel, type_ in product(("dot_partial", "combine"), ("double", "float"))),
-        *(
-            f"{kernel}<{type_}, {size}>"
-            for kernel, type_, size in product(("three_terms", "invert_blocks"), ("double", "float"), sizes)
-        ),
+        *(f"{kernel}<{type_}>" for kernel, type_ in product(("dot_partial", "combine"), ITEMSIZE)),
+        *(f"three_terms<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)),
     ]
+
+
+def _diagonal_blocks(sizes) -> list[str]:
+    return [f"invert_blocks<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)]
 
 
 def _conjugate_gradients(sizes) -> list[str]:
@@ -188,21 +204,22 @@ def _products(values) -> list[str]:
 _PAIRS = tuple(product((1, 3, 6, 8), (1, 6, 8)))
 
 INSTANCES = {
-    "aggregation.cu": ["make_keys", "find_largest", "decide", "join_aggregates"],
-    "aggregates.cu": [
+    AGGREGATION_KERNELS: ["make_keys", "find_largest", "decide", "join_aggregates"],
+    AGGREGATE_KERNELS: [
         f"{kernel}<{modes}>" for kernel in ("prolong", "restrict_rows", "orthonormalise") for modes in SIZES
     ],
-    "block_products.cu": _block_products(_PAIRS),
-    "block_vectors.cu": _block_vectors(TILES),
-    "bsr.cu": _bsr(),
-    "conjugate_gradients.cu": _conjugate_gradients((0, *SIZES)),
-    "conversion.cu": _conversion(SIZES),
-    "coo.cu": _coo(),
-    "csr.cu": _csr(),
-    "ell.cu": _ell(),
-    "incomplete_cholesky.cu": [f"factor_rows<{size}>" for size in TRIANGLE_SIZES],
-    "products.cu": _products(ITEMSIZE),
-    "rigid_motions.cu": [
+    BLOCK_PRODUCT_KERNELS: _block_products(_PAIRS),
+    BLOCK_VECTOR_KERNELS: _block_vectors(TILES),
+    BSR_KERNELS: _bsr(),
+    CG_KERNELS: _conjugate_gradients((0, *SIZES)),
+    CONVERSION_KERNELS: _conversion(SIZES),
+    COO_KERNELS: _coo(),
+    CSR_KERNELS: _csr(),
+    DIAGONAL_BLOCK_KERNELS: _diagonal_blocks(SIZES),
+    ELL_KERNELS: _ell(),
+    CHOLESKY_KERNELS: [f"factor_rows<{size}>" for size in TRIANGLE_SIZES],
+    PRODUCT_KERNELS: _products(ITEMSIZE),
+    MOTION_KERNELS: [
         *(
             f"{kernel}<{size}>"
             for kernel in ("move_nodes", "sum_loads", "motion_blocks", "factor_motions")
@@ -210,38 +227,39 @@ INSTANCES = {
         ),
         *(f"apply_factors<{transposed}>" for transposed in ("false", "true")),
     ],
-    "sell.cu": _sell_of(SIZES),
-    "solve_order.cu": _solve_order(TRIANGLE_SIZES),
-    "symmetric_bsr.cu": _symmetric(SIZES),
-    "triangular.cu": _triangular(TYPES, TRIANGLE_SIZES),
-    "vectors.cu": _vectors(SIZES),
+    SELL_KERNELS: _sell_of(SIZES),
+    ORDER_KERNELS: _solve_order(TRIANGLE_SIZES),
+    SYMMETRIC_BSR_KERNELS: _symmetric(SIZES),
+    TRIANGLE_KERNELS: _triangular(TYPES, TRIANGLE_SIZES),
+    VECTOR_KERNELS: _vectors(SIZES),
 }
 
 # No test launches these under the emulator.
 _NOT_LAUNCHED = {
-    "aggregates.cu": r"<[24578]>",
-    "bsr.cu": r", [457]>|^bsr_diagonal_blocks<(float|double, double, long)",
-    "conversion.cu": r"^fill_blocks<(double, double, int|float, float, long|float, double, [a-z ]+, [126]>)",
-    "csr.cu": r"^csr_diagonal_blocks<(float|double, double, long)|<float.*, (4|8|32)>",
-    "ell.cu": r"^ell_spmv_lanes<.*, (1|2|8|16|32)>",
-    "sell.cu": r"^sell_spmm<\w+, \w+, [26], .*false>",
-    "triangular.cu": r"^substitute_level<(?!double, double, 1, 1>)",
+    AGGREGATE_KERNELS: r"<[24578]>",
+    BSR_KERNELS: r", [457]>|^bsr_diagonal_blocks<(float|double, double, long)",
+    CONVERSION_KERNELS: r"^fill_blocks<(double, double, int|float, float, long|float, double, [a-z ]+, [126]>)",
+    CSR_KERNELS: r"^csr_diagonal_blocks<(float|double, double, long)|<float.*, (4|8|32)>",
+    ELL_KERNELS: r"^ell_spmv_lanes<.*, (1|2|8|16|32)>",
+    SELL_KERNELS: r"^sell_spmm<\w+, \w+, [26], .*false>",
+    TRIANGLE_KERNELS: r"^substitute_level<(?!double, double, 1, 1>)",
 }
 _EMULATED_SIZES = (1, 2, 3, 6)
 _EMULATED = {
     **INSTANCES,
-    "block_products.cu": _block_products(((1, 1), (2, 1), (2, 2), (3, 6))),
-    "block_vectors.cu": _block_vectors((1, 2, 8)),
-    "conjugate_gradients.cu": _conjugate_gradients((0, 1, 3)),
-    "conversion.cu": _conversion(_EMULATED_SIZES),
-    "symmetric_bsr.cu": _symmetric(_EMULATED_SIZES),
-    "triangular.cu": list(dict.fromkeys([*_triangular(TYPES[:1], TRIANGLE_SIZES), *_triangular(TYPES, (1,))])),
-    "vectors.cu": _vectors(_EMULATED_SIZES),
-    "sell.cu": _sell_of(_EMULATED_SIZES),
+    BLOCK_PRODUCT_KERNELS: _block_products(((1, 1), (2, 1), (2, 2), (3, 6))),
+    BLOCK_VECTOR_KERNELS: _block_vectors((1, 2, 8)),
+    CG_KERNELS: _conjugate_gradients((0, 1, 3)),
+    CONVERSION_KERNELS: _conversion(_EMULATED_SIZES),
+    DIAGONAL_BLOCK_KERNELS: _diagonal_blocks(_EMULATED_SIZES),
+    SYMMETRIC_BSR_KERNELS: _symmetric(_EMULATED_SIZES),
+    TRIANGLE_KERNELS: list(dict.fromkeys([*_triangular(TYPES[:1], TRIANGLE_SIZES), *_triangular(TYPES, (1,))])),
+    VECTOR_KERNELS: _vectors(_EMULATED_SIZES),
+    SELL_KERNELS: _sell_of(_EMULATED_SIZES),
 }
 EMULATED = {
-    file_name: [name for name in names if not re.search(_NOT_LAUNCHED.get(file_name, "^$"), name)]
-    for file_name, names in _EMULATED.items()
+    source: [name for name in names if not re.search(_NOT_LAUNCHED.get(source, "^$"), name)]
+    for source, names in _EMULATED.items()
 }
 
 
@@ -257,7 +275,7 @@ def _ends(instances: list[str]) -> list[str]:
     return list(dict.fromkeys([*_first_of_each_kernel(instances), *_first_of_each_kernel(instances[::-1])]))
 
 
-ENDS = {file_name: _ends(instances) for file_name, instances in INSTANCES.items()}
+ENDS = {source: _ends(instances) for source, instances in INSTANCES.items()}
 
 # One of every kernel, with the smallest template arguments.
-FIRSTS = {file_name: _first_of_each_kernel(instances) for file_name, instances in INSTANCES.items()}
+FIRSTS = {source: _first_of_each_kernel(instances) for source, instances in INSTANCES.items()}

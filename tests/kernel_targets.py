@@ -10,7 +10,9 @@ from kernel_instances import EMULATED
 
 from penstock.spmv import Device, DeviceError
 from penstock.spmv.compilation import cuda_module
+from penstock.spmv.compilation.cuda_module import CudaSource
 from penstock.spmv.device import cuda_device_count
+from penstock.spmv.products.block_products import BLOCK_PRODUCT_KERNELS
 
 
 def gpu_count() -> int:
@@ -21,21 +23,21 @@ def gpu_count() -> int:
 
 
 # Tests launch these so little that optimising them takes longer than it saves.
-_BRIEF = {"block_products.cu"}
+_BRIEF = {BLOCK_PRODUCT_KERNELS}
 
 
 @functools.cache
-def _emulated(file_name: str, warp_size: int, expression: str | None = None) -> EmulatedModule:
+def _emulated(source: CudaSource, warp_size: int, expression: str | None = None) -> EmulatedModule:
     """One module a file, with every instantiation that tests need, so that the compiler runs once."""
-    expressions = [expression] if expression else EMULATED[file_name]
+    expressions = [expression] if expression else EMULATED[source]
     # Indices are checked in warps of 32 only: checks double the time of compilation, and lanes index alike in both.
-    source, options = cuda_module.cuda_source(file_name), ["-O0"] if file_name in _BRIEF else []
-    return EmulatedModule(source, expressions, warp_size=warp_size, options=options, sanitize=warp_size == 32)
+    options = ["-O0"] if source in _BRIEF else []
+    return EmulatedModule(source.text(), expressions, warp_size=warp_size, options=options, sanitize=warp_size == 32)
 
 
-def emulated_function(file_name: str, warp_size: int, expression: str):
-    """Return an emulated kernel; one that is not listed, or of a file outside the library, is compiled on its own."""
-    module = _emulated(file_name, warp_size, *([] if expression in EMULATED.get(file_name, ()) else [expression]))
+def emulated_function(source: CudaSource, warp_size: int, expression: str):
+    """Return an emulated kernel; one that is not listed, or of a source outside the library, is compiled on its own."""
+    module = _emulated(source, warp_size, *([] if expression in EMULATED.get(source, ()) else [expression]))
     return module.get_function(expression)
 
 
@@ -71,14 +73,13 @@ class Target:
         warp_size = int(self.name.removeprefix("emulated-"))
         with pytest.MonkeyPatch.context() as patch:
             compile_ = cuda_module.compile_function
-            patch.setattr(cuda_module, "compile_function", lambda file, name: emulated_function(file, warp_size, name))
-            cuda_module.cuda_function.cache_clear()
+            patch.setattr(
+                cuda_module, "compile_function", lambda source, name: emulated_function(source, warp_size, name)
+            )
             try:
                 yield
             except EmulatorUnavailableError as error:
                 pytest.skip(str(error))
-            finally:
-                cuda_module.cuda_function.cache_clear()
         assert cuda_module.compile_function is compile_
 
 

@@ -7,9 +7,11 @@ import numpy as np
 from penstock.solvers.coarse.aggregates import Aggregates
 from penstock.solvers.coarse.tentative import DEPENDENT, Tentative
 from penstock.spmv import Array, Device
-from penstock.spmv.compilation.cuda_module import cuda_function, launch
+from penstock.spmv.compilation.cuda_module import CudaSource, launch
 
-__all__ = ["RigidTentative"]
+__all__ = ["MOTION_KERNELS", "RigidTentative"]
+
+MOTION_KERNELS = CudaSource("penstock.solvers.kernels", "rigid_motions.cu")
 
 _MODES = 6
 _THREADS = 256
@@ -48,7 +50,7 @@ class RigidTentative(Tentative):
         self._free = device.asarray(free, dtype=np.bool_)
         self.factors = xp.empty((aggregates.count, _MODES, _MODES))
         self.candidates = xp.empty((self.unknowns, _MODES))
-        function = cuda_function("rigid_motions.cu", f"factor_motions<{block_size}>")
+        function = MOTION_KERNELS.function(f"factor_motions<{block_size}>")
         arguments = (
             np.int64(aggregates.count), self._offsets, self._order, self._free, self._coordinates, self.factors,
             self.candidates, np.float64(DEPENDENT**2),
@@ -63,14 +65,14 @@ class RigidTentative(Tentative):
     def prolong(self, coarse: Array, out: Array) -> None:
         """Set ``out = T coarse``, a vector or a block of vectors."""
         motions = self._apply_factors(coarse, transposed=False)
-        function = cuda_function("rigid_motions.cu", f"move_nodes<{self.block_size}>")
+        function = MOTION_KERNELS.function(f"move_nodes<{self.block_size}>")
         arguments = (np.int64(out.size), _vectors(out), self.of_node, self._free, self._coordinates, motions, out)
         launch(function, int(out.size), _THREADS, arguments)
 
     def restrict(self, fine: Array, out: Array) -> None:
         """Set ``out = T^T fine``, a vector or a block of vectors."""
         loads, vectors, count = self.device.xp.empty_like(out), _vectors(fine), self.aggregates.count
-        function = cuda_function("rigid_motions.cu", f"sum_loads<{self.block_size}>")
+        function = MOTION_KERNELS.function(f"sum_loads<{self.block_size}>")
         across = np.int32(min(32, 1 << (int(vectors) - 1).bit_length()))
         lists = (self._offsets, self._order, self._free, self._coordinates)
         launch(function, 32 * count, _THREADS, (np.int64(count), vectors, across, *lists, fine, loads))
@@ -78,13 +80,13 @@ class RigidTentative(Tentative):
 
     def _apply_factors(self, given: Array, *, transposed: bool) -> Array:
         out = self.device.xp.empty_like(given)
-        function = cuda_function("rigid_motions.cu", f"apply_factors<{str(transposed).lower()}>")
+        function = MOTION_KERNELS.function(f"apply_factors<{str(transposed).lower()}>")
         launch(function, int(out.size), _THREADS, (np.int64(out.size), _vectors(out), self.factors, given, out))
         return out
 
     def _blocks(self, start: int, stop: int) -> Array:
         out = self.device.xp.empty((stop - start, self.block_size, _MODES))
-        function = cuda_function("rigid_motions.cu", f"motion_blocks<{self.block_size}>")
+        function = MOTION_KERNELS.function(f"motion_blocks<{self.block_size}>")
         arguments = (
             np.int64(out.size),
             np.int64(start),

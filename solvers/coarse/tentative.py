@@ -9,12 +9,14 @@ from numba import prange
 
 from penstock.solvers.coarse.aggregates import Aggregates
 from penstock.spmv import Array, Device
-from penstock.spmv.compilation.cuda_module import cuda_function, launch
+from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows
 
-__all__ = ["DEPENDENT", "StoredTentative", "Tentative"]
+__all__ = ["AGGREGATE_KERNELS", "DEPENDENT", "StoredTentative", "Tentative"]
+
+AGGREGATE_KERNELS = CudaSource("penstock.solvers.kernels", "aggregates.cu")
 
 #: A mode whose part that is new on an aggregate is smaller than this share of it adds nothing there.
 DEPENDENT = 1e-6
@@ -161,7 +163,7 @@ def _orthonormalise_cpu(offsets: Array, order: Array, basis: Array, factors: Arr
 
 @register_kernel("aggregates", "prolong", "cuda")
 def _prolong_cuda(of_node: Array, basis: Array, coarse: Array, out: Array) -> None:
-    function = cuda_function("aggregates.cu", f"prolong<{basis.shape[1]}>")
+    function = AGGREGATE_KERNELS.function(f"prolong<{basis.shape[1]}>")
     size = np.int32(len(basis) // len(of_node))
     entries = int(out.size)
     arguments = (np.int64(entries), size, np.int32(_vectors(out)), of_node, basis, coarse, out)
@@ -170,7 +172,7 @@ def _prolong_cuda(of_node: Array, basis: Array, coarse: Array, out: Array) -> No
 
 @register_kernel("aggregates", "restrict", "cuda")
 def _restrict_cuda(offsets: Array, order: Array, basis: Array, fine: Array, out: Array) -> None:
-    function = cuda_function("aggregates.cu", f"restrict_rows<{basis.shape[1]}>")
+    function = AGGREGATE_KERNELS.function(f"restrict_rows<{basis.shape[1]}>")
     count, size, vectors = len(offsets) - 1, np.int32(len(basis) // len(order)), _vectors(fine)
     across = np.int32(min(32, 1 << (vectors - 1).bit_length()))
     arguments = (np.int64(count), size, np.int32(vectors), across, offsets, order, basis, fine, out)
@@ -179,7 +181,7 @@ def _restrict_cuda(offsets: Array, order: Array, basis: Array, fine: Array, out:
 
 @register_kernel("aggregates", "orthonormalise", "cuda")
 def _orthonormalise_cuda(offsets: Array, order: Array, basis: Array, factors: Array) -> None:
-    function = cuda_function("aggregates.cu", f"orthonormalise<{basis.shape[1]}>")
+    function = AGGREGATE_KERNELS.function(f"orthonormalise<{basis.shape[1]}>")
     count, size = len(offsets) - 1, np.int32(len(basis) // len(order))
     arguments = (np.int64(count), size, offsets, order, basis, factors, np.float64(DEPENDENT**2))
     launch(function, 32 * count, _CUDA_THREADS // 2, arguments)

@@ -6,10 +6,12 @@ import numpy as np
 
 from penstock.solvers.coarse.aggregates import Aggregates, graph_aggregates
 from penstock.spmv import Array, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch
+from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["aggregate_nodes"]
+__all__ = ["AGGREGATION_KERNELS", "aggregate_nodes"]
+
+AGGREGATION_KERNELS = CudaSource("penstock.solvers.kernels", "aggregation.cu")
 
 _SIDE, _ROOT = 3, 2
 
@@ -46,8 +48,8 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
     xp, nodes = device_of(offsets).xp, len(offsets) - 1
     keys, near, far = (xp.empty(nodes, dtype=np.uint64) for _ in range(3))
     count = np.int32(nodes)
-    launch(cuda_function("aggregation.cu", "make_keys"), nodes, 256, (count, active, keys))
-    find_largest, decide = (cuda_function("aggregation.cu", name) for name in ("find_largest", "decide"))
+    launch(AGGREGATION_KERNELS.function("make_keys"), nodes, 256, (count, active, keys))
+    find_largest, decide = (AGGREGATION_KERNELS.function(name) for name in ("find_largest", "decide"))
     left = 1
     while left:
         open_ = xp.zeros(1, dtype=np.int32)
@@ -61,7 +63,7 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
     for _ in range(3):  # active nodes are one or two edges from a root, and nodes beside them one more
         joined = xp.empty_like(labels)
         launch(
-            cuda_function("aggregation.cu", "join_aggregates"),
+            AGGREGATION_KERNELS.function("join_aggregates"),
             nodes,
             256,
             (count, offsets, columns, active, labels, joined),

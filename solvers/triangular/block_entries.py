@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, SparseMatrix, as_operator, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.limits import INT32_MAX
 
-__all__ = ["SIZES", "BlockEntries", "block_entries", "estimated_nbytes", "solved_size"]
+__all__ = ["ORDER_KERNELS", "SIZES", "BlockEntries", "block_entries", "estimated_nbytes", "solved_size"]
+
+ORDER_KERNELS = CudaSource("penstock.solvers.kernels", "solve_order.cu")
 
 #: Rows of the blocks for which there are kernels.
 SIZES = (1, 2, 3, 6)
@@ -125,6 +127,6 @@ def _not_finite_cpu(values: Array) -> int:
 @register_kernel("triangle", "not_finite", "cuda")
 def _not_finite_cuda(values: Array) -> int:
     first = device_of(values).xp.full(1, values.size, dtype=np.uint64)
-    function = cuda_function("solve_order.cu", f"find_not_finite<{type_names(values)}>")
+    function = ORDER_KERNELS.function(f"find_not_finite<{type_names(values)}>")
     launch(function, values.size, 256, (np.int64(values.size), values, first))
     return int(first[0]) // max(1, int(values[:1].size))

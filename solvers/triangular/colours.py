@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.triangular.block_entries import BlockEntries
-from penstock.solvers.triangular.levels import POLLS, count_waits, dataflow_blocks
+from penstock.solvers.triangular.block_entries import ORDER_KERNELS, BlockEntries
+from penstock.solvers.triangular.levels import POLLS, TRIANGLE_KERNELS, count_waits, dataflow_blocks
 from penstock.spmv import CPU, Array, DeviceError, InputError, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch
+from penstock.spmv.compilation.cuda_module import launch
 from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
@@ -73,7 +73,7 @@ def _unpaired_cpu(entries: BlockEntries) -> int:
 def _unpaired_cuda(entries: BlockEntries) -> int:
     first_bad = device_of(entries.values).xp.full(1, entries.rows, dtype=np.int32)
     arguments = (np.int32(entries.rows), entries.offsets, entries.columns, first_bad)
-    launch(cuda_function("solve_order.cu", "find_unpaired"), entries.rows, 256, arguments)
+    launch(ORDER_KERNELS.function("find_unpaired"), entries.rows, 256, arguments)
     return int(first_bad[0])
 
 
@@ -94,8 +94,8 @@ def _colours_cuda(entries: BlockEntries) -> Array:
     find_kernel("triangle", "entries", "cuda")(entries, None, False, None, None, offsets, places, xp.empty_like(places))
     colours, ticket, failed = (xp.empty(count, dtype=np.int32) for count in (rows, 1, 1))
     lanes = 8 if places.size > 4 * rows else 1
-    launch(cuda_function("triangular.cu", "forget<int>"), rows, 256, (np.int64(rows), colours, ticket, failed))
-    function = cuda_function("triangular.cu", f"colour_rows<{lanes}>")
+    launch(TRIANGLE_KERNELS.function("forget<int>"), rows, 256, (np.int64(rows), colours, ticket, failed))
+    function = TRIANGLE_KERNELS.function(f"colour_rows<{lanes}>")
     arguments = (np.int64(rows), offsets, places, colours, ticket, failed, np.int32(POLLS))
     if rows:
         function((dataflow_blocks(colours, rows * lanes),), (256,), arguments)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.triangular.levels import POLLS, dataflow_blocks
+from penstock.solvers.triangular.levels import POLLS, TRIANGLE_KERNELS, dataflow_blocks
 from penstock.solvers.triangular.ordered_rows import OrderedRows, columns_of
 from penstock.spmv import Array, InputError, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function, type_names
+from penstock.spmv.compilation.cuda_module import type_names
 
 __all__ = ["ColumnSchedule"]
 
@@ -44,7 +44,7 @@ class ColumnSchedule:
         self._left[...] = self._waits
         self._ticket.fill(0)
         self._failed.fill(0)
-        function = cuda_function("triangular.cu", f"substitute_columns<{type_names(rows.blocks, b)}>")
+        function = TRIANGLE_KERNELS.function(f"substitute_columns<{type_names(rows.blocks, b)}>")
         arguments: tuple[Any, ...] = (
             np.int64(rows.count),
             self._offsets,

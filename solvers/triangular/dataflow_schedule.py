@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.triangular.levels import POLLS, dataflow_blocks
+from penstock.solvers.triangular.levels import POLLS, TRIANGLE_KERNELS, dataflow_blocks
 from penstock.solvers.triangular.ordered_rows import OrderedRows, columns_of
 from penstock.spmv import Array, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import launch, type_names
 
 __all__ = ["DataflowSchedule", "dataflow_shapes"]
 
@@ -64,7 +64,7 @@ class DataflowSchedule:
         if self._y.size < count * rows.size:
             self._y = device_of(b).xp.empty(count * rows.size)
         words = (np.int64(count * rows.size), self._y, self._ticket, self._failed)
-        launch(cuda_function("triangular.cu", "forget<double>"), count * rows.size, 256, words)
+        launch(TRIANGLE_KERNELS.function("forget<double>"), count * rows.size, 256, words)
         name = f"substitute<{type_names(rows.blocks, b)}, {rows.size}, {lanes}, {in_flight}>"
         arguments: tuple[Any, ...] = (
             np.int64(count),
@@ -78,4 +78,4 @@ class DataflowSchedule:
         arguments += (b, out, np.float64(alpha), np.float64(beta), np.float64(gamma), np.int32(scaled))
         arguments += (self._y, self._ticket, self._failed, np.int32(POLLS))
         most = _BLOCKS_NATURAL if rows.levels is None else _BLOCKS_BY_LEVEL
-        cuda_function("triangular.cu", name)((dataflow_blocks(rows.blocks, count * lanes, most),), (256,), arguments)
+        TRIANGLE_KERNELS.function(name)((dataflow_blocks(rows.blocks, count * lanes, most),), (256,), arguments)

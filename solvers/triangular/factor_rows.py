@@ -10,13 +10,15 @@ import numpy as np
 from penstock.solvers.triangular.block_entries import BlockEntries
 from penstock.solvers.triangular.levels import POLLS, count_waits, dataflow_blocks, find_levels
 from penstock.spmv import Array, DeviceError, InputError, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function
+from penstock.spmv.compilation.cuda_module import CudaSource
 from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.products.block_rows import BlockRows, row_numbers
 
-__all__ = ["Factor", "factored", "lower_pattern"]
+__all__ = ["CHOLESKY_KERNELS", "Factor", "factored", "lower_pattern"]
+
+CHOLESKY_KERNELS = CudaSource("penstock.solvers.kernels", "incomplete_cholesky.cu")
 
 # A pivot below this share of its diagonal entry counts as a breakdown.
 _SMALLEST_PIVOT = 1e-8
@@ -124,7 +126,7 @@ def _factor_cuda(pattern: Factor, values: Array) -> int:
     first_bad = xp.full(1, rows, dtype=np.int32)
     arguments: tuple[Any, ...] = (np.int32(rows), pattern.offsets, pattern.columns, pattern.order, values)
     arguments += (np.float64(_SMALLEST_PIVOT), done, ticket, first_bad, failed, np.int32(POLLS))
-    function = cuda_function("incomplete_cholesky.cu", f"factor_rows<{values.shape[1]}>")
+    function = CHOLESKY_KERNELS.function(f"factor_rows<{values.shape[1]}>")
     function((dataflow_blocks(values, 32 * rows, 2),), (256,), arguments)
     if int(failed[0]):
         raise DeviceError("the factorisation did not end on this GPU; factor the matrix on the CPU")

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.solvers.triangular.levels import TRIANGLE_KERNELS
 from penstock.solvers.triangular.ordered_rows import OrderedRows, columns_of
 from penstock.spmv import Array, InputError, VectorSpace, device_of
 from penstock.spmv.compilation.cuda_graph import Replay
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import launch, type_names
 
 __all__ = ["LEVEL_LANES", "LevelLaunches", "LevelSchedule"]
 
@@ -78,11 +79,11 @@ class LevelLaunches:
             start, end = int(rows.levels[first]) * columns, int(rows.levels[stop]) * columns
             if stop - first == 1:
                 span = (np.int64(start), np.int64(end), np.int32(columns))
-                function = cuda_function("triangular.cu", f"substitute_level<{types}>")
+                function = TRIANGLE_KERNELS.function(f"substitute_level<{types}>")
                 launch(function, (end - start) * lanes, 256, (*span, *given))
             else:
                 levels = (np.int32(first), np.int32(stop), self._levels, np.int32(self.descending), np.int32(columns))
-                function = cuda_function("triangular.cu", f"substitute_narrow_levels<{types}>")
+                function = TRIANGLE_KERNELS.function(f"substitute_narrow_levels<{types}>")
                 function((1,), (512,), (*levels, *given))
 
 

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from penstock.solvers.triangular.block_entries import BlockEntries
+from penstock.solvers.triangular.block_entries import ORDER_KERNELS, BlockEntries
 from penstock.spmv import Array, DeviceError, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, multiprocessors
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, multiprocessors
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["POLLS", "Waits", "count_waits", "dataflow_blocks", "find_levels"]
+__all__ = ["POLLS", "TRIANGLE_KERNELS", "Waits", "count_waits", "dataflow_blocks", "find_levels"]
+
+#: Kernels of substitution and of colouring: in both, rows wait for rows.
+TRIANGLE_KERNELS = CudaSource("penstock.solvers.kernels", "triangular.cu")
 
 #: Times a GPU's lanes look for a word that other lanes write before they give up: many seconds.
 POLLS = 1 << 24
@@ -123,7 +126,7 @@ def _waits_cuda(
         figures,
     )
     figures[2] = 0
-    launch(cuda_function("solve_order.cu", "count_waits"), entries.rows, 256, arguments)
+    launch(ORDER_KERNELS.function("count_waits"), entries.rows, 256, arguments)
 
 
 @register_kernel("triangle", "levels", "cuda")
@@ -131,7 +134,7 @@ def _levels_cuda(entries: BlockEntries, upper: bool, waits: Waits, most: int) ->
     xp, rows = device_of(entries.values).xp, entries.rows
     follower_offsets = xp.zeros(rows + 1, dtype=np.int32)
     given = (np.int32(rows), entries.offsets, entries.columns, None, np.int32(upper))
-    list_followers = cuda_function("solve_order.cu", "list_followers")
+    list_followers = ORDER_KERNELS.function("list_followers")
     launch(list_followers, rows, 256, (*given, follower_offsets[1:], None))
     xp.cumsum(follower_offsets, out=follower_offsets)
     followers = xp.empty(max(1, int(follower_offsets[-1])), dtype=np.int32)
@@ -150,7 +153,7 @@ def _levels_cuda(entries: BlockEntries, upper: bool, waits: Waits, most: int) ->
         counters,
     )
     arguments += (np.int32(_NARROW // lanes), np.int32(most), failed, np.int64(POLLS))
-    function = cuda_function("solve_order.cu", f"find_levels<{lanes}>")
+    function = ORDER_KERNELS.function(f"find_levels<{lanes}>")
     function((multiprocessors(entries.values),), (_THREADS,), arguments)
     if int(failed[0]):
         raise DeviceError("the search for levels of a triangle did not end on this GPU; pass order='natural'")
@@ -159,9 +162,7 @@ def _levels_cuda(entries: BlockEntries, upper: bool, waits: Waits, most: int) ->
         return None
     # Rows of a level that are near each other need rows of the last one that are near each other.
     keys = xp.empty(rows, dtype=np.int64)
-    launch(
-        cuda_function("solve_order.cu", "key_levels"), rows, 256, (np.int32(rows), np.int32(count), levels, order, keys)
-    )
+    launch(ORDER_KERNELS.function("key_levels"), rows, 256, (np.int32(rows), np.int32(count), levels, order, keys))
     keys.sort()
     order = keys.astype(np.int32)  # the lower halves
     return order, device_of(entries.values).to_host(levels[: count + 1]).astype(np.int64)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from penstock.solvers.triangular.block_entries import BlockEntries
+from penstock.solvers.triangular.block_entries import ORDER_KERNELS, BlockEntries
 from penstock.solvers.triangular.levels import Waits
 from penstock.spmv import Array, InputError, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
@@ -189,7 +189,7 @@ def _entries_cuda(
 ) -> None:
     arguments: tuple[Any, ...] = (np.int32(entries.rows), entries.offsets, entries.columns, ranks, np.int32(upper))
     arguments += (rows, place_of, offsets, places, sources)
-    launch(cuda_function("solve_order.cu", "list_entries"), entries.rows, 256, arguments)
+    launch(ORDER_KERNELS.function("list_entries"), entries.rows, 256, arguments)
 
 
 @register_kernel("triangle", "inverse", "cpu")
@@ -206,7 +206,7 @@ def _inverse_cpu(entries: BlockEntries, diagonal: Diagonal, rows: Array | None, 
 @register_kernel("triangle", "inverse", "cuda")
 def _inverse_cuda(entries: BlockEntries, diagonal: Diagonal, rows: Array | None, inverse: Array) -> int:
     first_bad = device_of(entries.values).xp.full(1, entries.rows, dtype=np.int32)
-    function = cuda_function("solve_order.cu", f"invert_diagonal<{type_names(entries.values)}, {entries.size}>")
+    function = ORDER_KERNELS.function(f"invert_diagonal<{type_names(entries.values)}, {entries.size}>")
     arguments = (np.int32(entries.rows), entries.values, diagonal.entries, rows, np.float64(diagonal.omega))
     launch(function, entries.rows, 256, (*arguments, np.int32(diagonal.positive), inverse, first_bad))
     return int(first_bad[0])

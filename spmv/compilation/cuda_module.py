@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from penstock.spmv.device import Array, device_of
 
 __all__ = [
     "NOMINAL_WARPS",
+    "CudaSource",
     "compile_function",
-    "cuda_function",
-    "cuda_source",
     "launch",
     "multiprocessors",
     "shared_limit",
@@ -42,49 +41,67 @@ def type_names(*arrays: Array) -> str:
     return ", ".join(_TYPE_NAMES[np.dtype(array.dtype)] for array in arrays)
 
 
-# A kernel file names the Python enums that it shares, so that both sides cannot differ.
-_PYTHON_ENUM = re.compile(r"#pragma python_enum\(([\w.]+)\.(\w+)\)")
+@dataclass(frozen=True)
+class CudaSource:
+    """A file of CUDA C++ kernels; the module that launches them declares it once.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The package that holds the file, such as ``"penstock.spmv.kernels"``, or a folder.
+    file_name : str
+        Unique among the files of the library.
+    enums : tuple of types
+        Python enums that the kernels use. They are written in C++ before the file, so that both sides cannot differ.
+
+    Examples
+    --------
+    >>> from penstock.spmv.compilation.cuda_module import CudaSource
+    >>> kernels = CudaSource("penstock.spmv.kernels", "coo.cu")
+    >>> kernels.text().startswith('#line 1 "common.cuh"')
+    True
+    """
+
+    folder: str | Path
+    file_name: str
+    enums: tuple[type[IntEnum], ...] = ()
+
+    def __str__(self) -> str:
+        return self.file_name
+
+    def text(self) -> str:
+        """Return common.cuh, the enums and the file as one text; ``#line`` directives keep compiler messages exact."""
+        common = resources.files("penstock.spmv.kernels") / "common.cuh"
+        file = (self.folder if isinstance(self.folder, Path) else resources.files(self.folder)) / self.file_name
+        # Names without their folders: the text is the key of CuPy's cache, and equal wherever the library is installed.
+        return "\n".join([_numbered(common), *map(_in_cpp, self.enums), _numbered(file)])
+
+    def function(self, expression: str) -> KernelFunction:
+        """Return the compiled instantiation of a kernel template, for example ``csr_spmv<double, double, int, 8>``.
+
+        CuPy's functions load themselves on whichever device is current when they are called.
+        """
+        return compile_function(self, expression)
 
 
-def _enum_in_cpp(named: re.Match[str]) -> str:
-    enum: type[IntEnum] = getattr(importlib.import_module(named[1]), named[2])
+def _numbered(file: Traversable) -> str:
+    return f'#line 1 "{file.name}"\n{file.read_text(encoding="utf-8")}'
+
+
+def _in_cpp(enum: type[IntEnum]) -> str:
     members = ", ".join(f"{member.name} = {int(member)}" for member in enum)
     return f"enum {enum.__name__} {{ {members} }};"
 
 
 @functools.cache
-def cuda_source(file_name: str) -> str:
-    """Return the source of a kernel file, preceded by common.cuh; ``#line`` directives keep compiler messages exact.
-
-    ``#pragma python_enum(module.Name)`` is replaced by the C++ enum with the members of the Python one.
-
-    ``file_name`` is a file of ``penstock.spmv.kernels``, or the absolute path of another one.
-    """
-    folder = resources.files("penstock.spmv.kernels")
-    files = {"common.cuh": folder / "common.cuh", file_name: folder / file_name}
-    if Path(file_name).is_absolute():
-        files[file_name] = Path(file_name)
-    sources = [f'#line 1 "{name}"\n{file.read_text(encoding="utf-8")}' for name, file in files.items()]
-    return _PYTHON_ENUM.sub(_enum_in_cpp, "\n".join(sources))
-
-
-def compile_function(file_name: str, expression: str) -> KernelFunction:
-    """Compile one instantiation for CuPy's current device; CuPy caches the binary on disk."""
+def compile_function(source: CudaSource, expression: str) -> KernelFunction:
+    """Compile one instantiation, once in a process; CuPy caches the binary on disk."""
     import cupy
 
-    module = cupy.RawModule(code=cuda_source(file_name), options=("--std=c++17",), name_expressions=[expression])
+    module = cupy.RawModule(code=source.text(), options=("--std=c++17",), name_expressions=[expression])
     with compiling():
         function: KernelFunction = module.get_function(expression)
     return function
-
-
-@functools.cache
-def cuda_function(file_name: str, expression: str) -> KernelFunction:
-    """Return the compiled instantiation of a kernel template, for example ``csr_spmv<double, double, int, 8>``.
-
-    CuPy's functions load themselves on whichever device is current when they are called.
-    """
-    return compile_function(file_name, expression)
 
 
 def launch(function: KernelFunction, threads: int, block: int, arguments: tuple[Any, ...]) -> None:

@@ -11,7 +11,7 @@ import scipy.sparse
 from numba import prange
 
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import register_kernel
@@ -25,7 +25,9 @@ from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.formats.validation import check_values, in_sorted_rows
 
-__all__ = ["BsrMatrix"]
+__all__ = ["BSR_KERNELS", "BsrMatrix"]
+
+BSR_KERNELS = CudaSource("penstock.spmv.kernels", "bsr.cu")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -295,7 +297,7 @@ def _launch(
     block: int = _THREADS,
 ) -> None:
     names = type_names(A.values, arrays[0], A.row_offsets)
-    function = cuda_function("bsr.cu", f"{kernel}<{names}, {A.row_granularity}>")
+    function = BSR_KERNELS.function(f"{kernel}<{names}, {A.row_granularity}>")
     structure = (A.row_offsets, A.column_indices, A.values)
     integers, floats = [np.int64(number) for number in scalars], [np.float64(number) for number in rest]
     launch(function, threads, block, (*integers, *structure, *arrays, *floats))

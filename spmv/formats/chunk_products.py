@@ -10,12 +10,13 @@ import numpy as np
 from numba import prange
 
 from penstock.spmv.compilation.chunk_size import scheduled
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import Array
 
 __all__ = [
+    "SELL_KERNELS",
     "SpmmTile",
     "launch_spmm",
     "launch_spmv",
@@ -27,6 +28,8 @@ __all__ = [
     "spmv_strips_of_16",
     "stored",
 ]
+
+SELL_KERNELS = CudaSource("penstock.spmv.kernels", "sell.cu")
 
 
 @serial_kernel
@@ -206,7 +209,7 @@ def spmv_expression(types: str, size: int) -> str:
 
 def launch_spmv(A: Any, rows: int, height: int, size: int, x: Array, out: Array, alpha: float, beta: float) -> None:
     """Run ``sell_spmv`` for ``rows`` (block) rows in chunks of ``height`` rows of ``size`` x ``size`` blocks."""
-    function = cuda_function("sell.cu", spmv_expression(type_names(A.values, x), size))
+    function = SELL_KERNELS.function(spmv_expression(type_names(A.values, x), size))
     sizes = (np.int64(rows), np.int32(height))
     launch(function, rows, 128, (*sizes, *stored(A), x, out, np.float64(alpha), np.float64(beta)))
 
@@ -222,7 +225,7 @@ def launch_spmm(A: Any, rows: int, height: int, size: int, x: Array, out: Array,
             if columns - first < width or height % tile.group_rows(width):
                 continue
             plain = height == 32 and width == columns
-            function = cuda_function("sell.cu", tile.expression(types, size, width, plain))
+            function = SELL_KERNELS.function(tile.expression(types, size, width, plain))
             groups = -(-rows // tile.group_rows(width))
             while columns - first >= width:
                 sizes = (np.int64(rows), np.int32(height), np.int64(first), np.int64(columns))
@@ -231,7 +234,7 @@ def launch_spmm(A: Any, rows: int, height: int, size: int, x: Array, out: Array,
     left = columns - first
     if left == 0:
         return
-    function = cuda_function("sell.cu", f"sell_spmm_any<{types}, {size}>")
+    function = SELL_KERNELS.function(f"sell_spmm_any<{types}, {size}>")
     rest = (np.int64(rows), np.int32(height), np.int64(left), np.int64(first), np.int64(columns))
     launch(function, rows * left, 256, (*rest, *stored(A), x, out, *factors))
 

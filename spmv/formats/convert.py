@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.statistics import check_whole, first_kept, next_block, wide_offsets
+from penstock.spmv.formats.symmetry import CONVERSION_KERNELS
 
 __all__ = [
     "chunk_offsets",
@@ -99,7 +100,7 @@ def chunks_of_slots(
         _fill_slots(rows, height, wide_offsets(A.row_offsets), *source[1:], *target)
     else:
         names = type_names(values, A.values, A.row_offsets)
-        function = cuda_function("conversion.cu", f"fill_slots<{names}>")
+        function = CONVERSION_KERNELS.function(f"fill_slots<{names}>")
         scalars = (np.int64(rows), np.int64(height))
         launch(function, 8 * rows, 256, (*scalars, *source, np.int32(permutation.size > 0), *target))
     return column_indices, values
@@ -129,7 +130,7 @@ def chunks_of_blocks(
     else:
         check_whole(upper)
         names = type_names(values, A.values, A.row_offsets)
-        function = cuda_function("conversion.cu", f"fill_blocks<{names}, {size}>")
+        function = CONVERSION_KERNELS.function(f"fill_blocks<{names}, {size}>")
         scalars = (np.int64(block_rows), np.int32(upper is not None), np.int64(height))
         launch(function, 8 * block_rows, 256, (*scalars, *source, np.int32(permutation.size > 0), *target))
     return column_indices, values

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numba import get_num_threads, prange
 
-from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import Array
@@ -20,7 +20,9 @@ from penstock.spmv.formats.scaling import scale
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 
-__all__ = ["CooMatrix", "oversubscription"]
+__all__ = ["COO_KERNELS", "CooMatrix", "oversubscription"]
+
+COO_KERNELS = CudaSource("penstock.spmv.kernels", "coo.cu")
 
 #: Groups of 32 lanes per group that the hardware runs at once, by number of entries (Tsai, Cojean and Anzt 2020,
 #: section 3.1, after Flegar et al.), with limits 2e5 and 2e6, or 1e5 and 1e7 for AMD.
@@ -173,7 +175,7 @@ def _spmv_cuda(A: CooMatrix, x: Array, out: Array, alpha: float, beta: float) ->
     scale(out, beta)
     groups = oversubscription(A.nnz) * NOMINAL_WARPS
     share = -(-A.nnz // groups // 32) * 32 or 32
-    function = cuda_function("coo.cu", f"coo_spmv<{type_names(A.values, x)}>")
+    function = COO_KERNELS.function(f"coo_spmv<{type_names(A.values, x)}>")
     arrays = (A.row_indices, A.column_indices, A.values, x, out)
     threads = 32 * -(-A.nnz // share)
     launch(function, threads, 256, (np.int64(A.nnz), np.int64(share), *arrays, np.float64(alpha)))
@@ -185,7 +187,7 @@ def _spmm_cuda(A: CooMatrix, x: Array, out: Array, alpha: float, beta: float) ->
     columns, share = out.shape[1], 128
     lanes = min(32, 1 << (columns - 1).bit_length()) if columns else 1
     groups = -(-A.nnz // share) * -(-columns // lanes)
-    function = cuda_function("coo.cu", f"coo_spmm<{type_names(A.values, x)}>")
+    function = COO_KERNELS.function(f"coo_spmm<{type_names(A.values, x)}>")
     sizes = (np.int64(A.nnz), np.int64(share), np.int64(columns), np.int32(lanes))
     arrays = (A.row_indices, A.column_indices, A.values, x, out)
     launch(function, groups * lanes, 256, (*sizes, *arrays, np.float64(alpha)))

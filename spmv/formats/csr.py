@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import CPU, Array
 from penstock.spmv.errors import InputError
@@ -22,7 +22,9 @@ from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.formats.validation import check_values, in_sorted_rows
 
-__all__ = ["CsrMatrix"]
+__all__ = ["CSR_KERNELS", "CsrMatrix"]
+
+CSR_KERNELS = CudaSource("penstock.spmv.kernels", "csr.cu")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -288,7 +290,7 @@ def _spmv_cuda(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float) ->
         return
     shared = A.strategy == CsrStrategy.SHARED
     kernel, threads = ("csr_spmv_shared", _THREADS) if shared else ("csr_spmv", A.threads)
-    function = cuda_function("csr.cu", f"{kernel}<{type_names(A.values, x, A.row_offsets)}, {A.lanes}>")
+    function = CSR_KERNELS.function(f"{kernel}<{type_names(A.values, x, A.row_offsets)}, {A.lanes}>")
     arrays = (A.row_offsets, A.column_indices, A.values, x, out)
     arguments = (np.int64(A.shape[0]), *arrays, np.float64(alpha), np.float64(beta))
     launch(function, A.shape[0] * A.lanes, threads, arguments)
@@ -304,11 +306,11 @@ def _spmv_balanced(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float
     tail, head = A.device.xp.empty(tiles), A.device.xp.empty(tiles)
     types, factors = type_names(A.values, x, A.row_offsets), (np.float64(alpha), np.float64(beta))
     arrays = (A.row_offsets, A.column_indices, A.values, x, out, tile_rows, tail, head)
-    function = cuda_function("csr.cu", f"csr_spmv_balanced<{types}>")
+    function = CSR_KERNELS.function(f"csr_spmv_balanced<{types}>")
     launch(function, tiles * _THREADS, _THREADS, (rows, entries, *arrays, *factors))
     if first_tiles.size:
         cut = (np.int64(first_tiles.size), A.row_offsets, tile_rows, first_tiles, tail, head, out, *factors)
-        function = cuda_function("csr.cu", f"csr_join_tiles<{type_names(x, A.row_offsets)}>")
+        function = CSR_KERNELS.function(f"csr_join_tiles<{type_names(x, A.row_offsets)}>")
         launch(function, 32 * first_tiles.size, _THREADS, cut)
 
 
@@ -316,7 +318,7 @@ def _spmv_balanced(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float
 def _spmm_cuda(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
     if out.size == 0:
         return
-    function = cuda_function("csr.cu", f"csr_spmm<{type_names(A.values, x, A.row_offsets)}>")
+    function = CSR_KERNELS.function(f"csr_spmm<{type_names(A.values, x, A.row_offsets)}>")
     arrays = (A.row_offsets, A.column_indices, A.values, x, out)
     scalars = (np.int64(A.shape[0]), np.int64(out.shape[1]))
     function((-(-out.size // _THREADS),), (_THREADS,), (*scalars, *arrays, np.float64(alpha), np.float64(beta)))
@@ -326,7 +328,7 @@ def _spmm_cuda(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float) ->
 def _diagonal_blocks_cuda(A: CsrMatrix, first_row: int, blocks: Array) -> None:
     if A.shape[0] == 0:
         return
-    function = cuda_function("csr.cu", f"csr_diagonal_blocks<{type_names(A.values, blocks, A.row_offsets)}>")
+    function = CSR_KERNELS.function(f"csr_diagonal_blocks<{type_names(A.values, blocks, A.row_offsets)}>")
     scalars = (np.int64(A.shape[0]), np.int64(first_row), np.int64(blocks.shape[1]))
     arrays = (A.row_offsets, A.column_indices, A.values, blocks)
     function((-(-A.shape[0] // _THREADS),), (_THREADS,), (*scalars, *arrays))

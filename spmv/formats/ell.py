@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numba import prange
 
-from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, CudaSource, launch, type_names
 from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import register_kernel
@@ -24,7 +24,9 @@ from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.sizes import format_nbytes
 
-__all__ = ["EllMatrix"]
+__all__ = ["ELL_KERNELS", "EllMatrix"]
+
+ELL_KERNELS = CudaSource("penstock.spmv.kernels", "ell.cu")
 
 _BLOCK = 512
 _SMALLEST_GROUP = 32
@@ -239,13 +241,13 @@ def _spmv_cuda(A: EllMatrix, x: Array, out: Array, alpha: float, beta: float) ->
     factors = (np.float64(alpha), np.float64(beta))
     arrays = (A.column_indices, A.values, x, out)
     if A.lanes:
-        function = cuda_function("ell.cu", f"ell_spmv_lanes<{types}, {A.lanes}>")
+        function = ELL_KERNELS.function(f"ell_spmv_lanes<{types}, {A.lanes}>")
         launch(function, rows * A.lanes, 256, (np.int64(rows), np.int32(A.width), *arrays, *factors))
         return
     adds = A.blocks_per_row > 1
     if adds:
         scale(out, beta)
-    function = cuda_function("ell.cu", f"ell_spmv<{types}, {str(adds).lower()}>")
+    function = ELL_KERNELS.function(f"ell_spmv<{types}, {str(adds).lower()}>")
     blocks = -(-rows // (_BLOCK // A.groups)) * A.blocks_per_row
     sizes = (np.int32(A.width), np.int32(A.groups), np.int32(A.blocks_per_row))
     launch(function, blocks * _BLOCK, _BLOCK, (np.int64(rows), *sizes, *arrays, *factors))
@@ -253,7 +255,7 @@ def _spmv_cuda(A: EllMatrix, x: Array, out: Array, alpha: float, beta: float) ->
 
 @register_kernel("ell", "spmm", "cuda")
 def _spmm_cuda(A: EllMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
-    function = cuda_function("ell.cu", f"ell_spmm<{type_names(A.values, x)}>")
+    function = ELL_KERNELS.function(f"ell_spmm<{type_names(A.values, x)}>")
     sizes = (np.int64(A.shape[0]), np.int32(A.width), np.int64(out.shape[1]))
     arrays = (A.column_indices, A.values, x, out)
     launch(function, out.size, 256, (*sizes, *arrays, np.float64(alpha), np.float64(beta)))

@@ -9,12 +9,19 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
-from penstock.spmv.formats.chunk_products import launch_spmm, launch_spmv, multiply_block, multiply_chunks, stored
+from penstock.spmv.formats.chunk_products import (
+    SELL_KERNELS,
+    launch_spmm,
+    launch_spmv,
+    multiply_block,
+    multiply_chunks,
+    stored,
+)
 from penstock.spmv.formats.convert import chunk_offsets, chunks_of_slots, length_permutation, stored_blocks
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.statistics import MatrixStatistics
@@ -303,7 +310,7 @@ def _spmv_cuda(A: SellMatrix, x: Array, out: Array, alpha: float, beta: float) -
     if A.lanes == 1:
         launch_spmv(A, A.shape[0], A.chunk_height, 1, x, out, alpha, beta)
         return
-    function = cuda_function("sell.cu", f"sell_spmv_lanes<{type_names(A.values, x)}>")
+    function = SELL_KERNELS.function(f"sell_spmv_lanes<{type_names(A.values, x)}>")
     block = A.chunk_height * A.lanes
     sizes = (np.int64(A.shape[0]), np.int32(A.chunk_height), np.int32(A.lanes))
     chunks = A.chunk_offsets.size - 1

@@ -9,12 +9,12 @@ from typing import Any, Self
 import numpy as np
 from numba import prange
 
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX, LARGEST_DENSE_BLOCK, check_block_size
-from penstock.spmv.formats.symmetry import Symmetry, measure_symmetry
+from penstock.spmv.formats.symmetry import CONVERSION_KERNELS, Symmetry, measure_symmetry
 
 __all__ = ["MatrixStatistics", "count_blocks", "first_kept", "next_block", "wide_offsets"]
 
@@ -163,7 +163,7 @@ def count_blocks(
         _count_blocks(size, first_kept(upper), wide_offsets(row_offsets), column_indices, counts)
     else:
         check_whole(upper)
-        function = cuda_function("conversion.cu", f"count_blocks<{type_names(row_offsets)}, {size}>")
+        function = CONVERSION_KERNELS.function(f"count_blocks<{type_names(row_offsets)}, {size}>")
         arguments = (np.int64(block_rows), np.int32(upper is not None), row_offsets, column_indices, counts)
         launch(function, 8 * block_rows, 256, arguments)
     return counts

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from penstock.host.adaptive_threads import most_threads
-from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, CudaSource, launch, type_names
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
@@ -36,7 +36,9 @@ from penstock.spmv.formats.symmetric_bsr_kernels import (
 from penstock.spmv.formats.symmetry import measure_symmetry
 from penstock.spmv.formats.traits import Traits
 
-__all__ = ["SymmetricBsrMatrix"]
+__all__ = ["SYMMETRIC_BSR_KERNELS", "SymmetricBsrMatrix"]
+
+SYMMETRIC_BSR_KERNELS = CudaSource("penstock.spmv.kernels", "symmetric_bsr.cu")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -266,14 +268,14 @@ def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, 
     sizes = (np.int64(block_rows), np.int64(first_row // A.block_size))
     arrays = (A.chunk_offsets, A.column_indices, A.values, x, out, np.float64(alpha))
     if x.ndim == 1:
-        function = cuda_function("symmetric_bsr.cu", f"symmetric_bsr_spmv<{names}>")
+        function = SYMMETRIC_BSR_KERNELS.function(f"symmetric_bsr_spmv<{names}>")
         chunks = -(-block_rows // HEIGHT)
         # A slab alone leaves much of a GPU idle: several threads then share the slots of a row.
         parts = max(1, min(_MOST_PARTS, NOMINAL_WARPS // 2 // max(chunks, 1)))
         if chunks:
             function((-(-chunks * HEIGHT // 256), parts), (256,), (*sizes, *arrays))
     else:
-        function = cuda_function("symmetric_bsr.cu", f"symmetric_bsr_spmm<{names}>")
+        function = SYMMETRIC_BSR_KERNELS.function(f"symmetric_bsr_spmm<{names}>")
         launch(function, block_rows * x.shape[1], 256, (*sizes, np.int64(x.shape[1]), *arrays))
 
 
@@ -296,6 +298,6 @@ for _operation in ("spmv", "spmm"):
 @register_kernel("symmetric_bsr", "stored_diagonal", "cuda")
 def _stored_diagonal_cuda(A: SymmetricBsrMatrix, first_row: int, blocks: Array) -> None:
     names, size = f"{type_names(A.values)}, {type_names(blocks)}", A.block_size
-    function = cuda_function("symmetric_bsr.cu", f"symmetric_bsr_diagonal<{names}, {size}>")
+    function = SYMMETRIC_BSR_KERNELS.function(f"symmetric_bsr_diagonal<{names}, {size}>")
     numbers = (np.int64(A.shape[0] // size), np.int64(first_row // size))
     launch(function, A.shape[0] // size, 256, (*numbers, A.chunk_offsets, A.column_indices, A.values, blocks))

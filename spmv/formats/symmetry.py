@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import CPU, Array, Device
 
-__all__ = ["Symmetry", "measure_symmetry"]
+__all__ = ["CONVERSION_KERNELS", "Symmetry", "measure_symmetry"]
+
+#: Kernels that examine the entries of a CSR matrix, and fill other formats with them.
+CONVERSION_KERNELS = CudaSource("penstock.spmv.kernels", "conversion.cu")
 
 #: Largest difference of mirror images, relative to the diagonal entries of row and column, that counts as rounding: sums of
 #: element matrices in another order differ by some 1e-16 of these.
@@ -65,7 +68,7 @@ def measure_symmetry(
     rows = shape[0]
     if device.kind == "cuda":
         count = device.xp.zeros(1, dtype=np.int32)
-        function = cuda_function("conversion.cu", f"count_asymmetric<{type_names(values, row_offsets)}>")
+        function = CONVERSION_KERNELS.function(f"count_asymmetric<{type_names(values, row_offsets)}>")
         launch(function, rows, 256, (np.int64(rows), row_offsets, column_indices, values, count))
         if not int(count[0]):
             return Symmetry(0)

@@ -9,8 +9,7 @@
 constexpr int SMALLEST_TABLE = 5, LARGEST_TABLE = 13, BINS = 16, DENSE = 15;  // tables have 2^5 to 2^13 slots
 constexpr int NO_COLUMN = 0x7fffffff;
 
-// What a row is made for.
-#pragma python_enum(penstock.spmv.products.hashing.Purpose)
+// Purpose, what rows are made for, is the Python enum of spmv/products/hashing.py.
 
 // The bin of a row that needs room for so many columns.
 __device__ __forceinline__ int bin_of(const long long columns)

@@ -10,13 +10,23 @@ import numpy as np
 from numba import get_num_threads, prange
 
 from penstock.spmv import CPU, Array, BudgetError, Device, format_nbytes
-from penstock.spmv.compilation.cuda_module import cuda_function, launch
+from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows
 from penstock.spmv.products.hashing import Purpose, bins_of_bounds, bins_of_offsets, run
 
-__all__ = ["allocated", "block_product", "counted_cuda", "product_of_pattern", "smoothed_rows", "teams_for"]
+__all__ = [
+    "BLOCK_PRODUCT_KERNELS",
+    "allocated",
+    "block_product",
+    "counted_cuda",
+    "product_of_pattern",
+    "smoothed_rows",
+    "teams_for",
+]
+
+BLOCK_PRODUCT_KERNELS = CudaSource("penstock.spmv.kernels", "block_products.cu")
 
 # Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
 _SERIAL_ROWS = 1 << 18
@@ -152,7 +162,7 @@ def counted_cuda(A: BlockRows, B: BlockRows, columns: int) -> Array:
 def _multiply_cuda(A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool) -> None:
     rows, (height, inner), across = len(A.offsets) - 1, A.blocks.shape[1:], B.blocks.shape[2]
     team = _team_for(A, C, teams_for(height, inner, across))
-    function = cuda_function("block_products.cu", f"multiply_blocks<{height}, {inner}, {across}, {team.template}>")
+    function = BLOCK_PRODUCT_KERNELS.function(f"multiply_blocks<{height}, {inner}, {across}, {team.template}>")
     of_a, of_b = (A.offsets, A.columns, A.blocks), (B.offsets, B.columns, B.blocks)
     of_c = (C.offsets, C.columns, C.blocks, np.bool_(add))
     arguments = (np.int64(rows), *of_a, np.int64(B.start), *of_b, *of_c)
@@ -162,7 +172,7 @@ def _multiply_cuda(A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: 
 @register_kernel("block_rows", "smooth", "cuda")
 def _smooth_cuda(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> None:
     rows, (height, across) = len(image.offsets) - 1, image.blocks.shape[1:]
-    function = cuda_function("block_products.cu", f"smooth_block_rows<{height}, {across}>")
+    function = BLOCK_PRODUCT_KERNELS.function(f"smooth_block_rows<{height}, {across}>")
     of_own = (own.offsets, own.columns, own.blocks)
     arguments = (np.int64(rows), image.offsets, image.columns, image.blocks, *of_own, diagonal, np.float64(factor))
     launch(function, 32 * rows, 256, arguments)

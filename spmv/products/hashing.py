@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv import Array, device_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, multiprocessors, shared_limit, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, multiprocessors, shared_limit, type_names
 from penstock.spmv.products.block_rows import BlockRows
 
-__all__ = ["BLOCK_LANES", "LANES", "PARTS", "Bin", "Purpose", "bins_of_bounds", "bins_of_offsets", "run"]
+__all__ = [
+    "BLOCK_LANES",
+    "LANES",
+    "PARTS",
+    "PRODUCT_KERNELS",
+    "Bin",
+    "Purpose",
+    "bins_of_bounds",
+    "bins_of_offsets",
+    "run",
+]
 
 
 class Purpose(IntEnum):
@@ -23,6 +33,7 @@ class Purpose(IntEnum):
     VALUES = 2
 
 
+PRODUCT_KERNELS = CudaSource("penstock.spmv.kernels", "products.cu", enums=(Purpose,))
 #: Lanes that may share a row whose table is short, and the threads that share one whose table is long.
 LANES, BLOCK_LANES = (4, 8, 16, 32), 256
 _BINS, _DENSE, _DENSE_THREADS = 16, 15, 512
@@ -63,14 +74,14 @@ def bins_of_bounds(A: BlockRows, B: BlockRows, width: int) -> list[Bin]:
     xp, rows = A.device.xp, len(A.offsets) - 1
     lengths, bins = xp.empty(rows, dtype=np.int32), xp.zeros(_BINS, dtype=np.int32)
     given = (np.int64(rows), A.offsets, A.columns, np.int64(B.start), B.offsets, np.int64(width), lengths, bins)
-    launch(cuda_function("products.cu", "bound_rows"), rows, 256, given)
+    launch(PRODUCT_KERNELS.function("bound_rows"), rows, 256, given)
     return _listed(rows, bins, lengths, None)
 
 
 def bins_of_offsets(offsets: Array) -> list[Bin]:
     """Return the rows of a product by the number of their columns, which is known."""
     rows, bins = len(offsets) - 1, device_of(offsets).xp.zeros(_BINS, dtype=np.int32)
-    launch(cuda_function("products.cu", "bin_rows"), rows, 256, (np.int64(rows), offsets, bins))
+    launch(PRODUCT_KERNELS.function("bin_rows"), rows, 256, (np.int64(rows), offsets, bins))
     return _listed(rows, bins, None, offsets)
 
 
@@ -83,7 +94,7 @@ def _listed(rows: int, bins: Array, lengths: Array | None, offsets: Array | None
     starts = np.cumsum(counts) - counts
     listed = device.xp.empty(rows, dtype=np.int32)
     map_ = device.asarray(np.concatenate([into, starts]).astype(np.int32))
-    launch(cuda_function("products.cu", "list_rows"), rows, 256, (np.int64(rows), lengths, offsets, map_, listed))
+    launch(PRODUCT_KERNELS.function("list_rows"), rows, 256, (np.int64(rows), lengths, offsets, map_, listed))
     return [Bin(k, int(counts[k]), listed[starts[k] : starts[k] + counts[k]]) for k in present]
 
 
@@ -159,7 +170,7 @@ def _run_hashed(type_name: str, purpose: Purpose, part: Bin, given: tuple[Any, .
         while lanes < threads and threads // lanes * nbytes > _SHARED_NBYTES:
             threads //= 2
     groups = threads // lanes
-    function = cuda_function("products.cu", f"hash_rows<{type_name}, {lanes}, {int(purpose)}>")
+    function = PRODUCT_KERNELS.function(f"hash_rows<{type_name}, {lanes}, {int(purpose)}>")
     arguments = (*given, np.int32(slots), np.int32(words))
     _launch(function, -(-part.count // groups), threads, arguments, groups * nbytes + 8 * words)
 
@@ -195,4 +206,4 @@ def _run_dense(name: str, parts: int, given: tuple[Any, ...], width: int, with_v
     bits = None if in_shared else device.xp.zeros(blocks * parts * words, dtype=np.uint32)
     dense = device.xp.empty(blocks * parts * width) if with_values else None
     arguments, threads = (*given, np.int64(width), bits, dense), _DENSE_THREADS if parts == 1 else 32 * parts
-    _launch(cuda_function("products.cu", name), blocks, threads, arguments, 4 * parts * words if in_shared else 0)
+    _launch(PRODUCT_KERNELS.function(name), blocks, threads, arguments, 4 * parts * words if in_shared else 0)

@@ -12,11 +12,13 @@ import numpy as np
 from numba import prange
 
 from penstock.spmv.communicator import ALONE, Communicator
-from penstock.spmv.compilation.cuda_module import cuda_function, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, type_names
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import Array, Device
 
-__all__ = ["FUSED_TILES", "LARGEST_VECTOR_BLOCK", "TILES", "BlockSpace"]
+__all__ = ["BLOCK_VECTOR_KERNELS", "FUSED_TILES", "LARGEST_VECTOR_BLOCK", "TILES", "BlockSpace"]
+
+BLOCK_VECTOR_KERNELS = CudaSource("penstock.spmv.kernels", "block_vectors.cu")
 
 #: Largest number of vectors in a block.
 LARGEST_VECTOR_BLOCK = 64
@@ -108,7 +110,7 @@ class _Cuda:
         self._order = (8 * self.tiles * row + column).ravel()
 
     def _launch(self, name: str, arguments: tuple[Any, ...], grid: tuple[int, ...] | None = None) -> None:
-        cuda_function("block_vectors.cu", name)(grid or (self.blocks,), (_THREADS,), arguments)
+        BLOCK_VECTOR_KERNELS.function(name)(grid or (self.blocks,), (_THREADS,), arguments)
 
     def _upload(self, *matrices: Matrix | None) -> tuple[list[np.uint64], list[Array]]:
         """Copy coefficients to the device in the order that lanes read; return masks of nonzero tiles, and the copies."""

@@ -13,13 +13,15 @@ import numpy as np
 from numba import prange
 
 from penstock.spmv.communicator import ALONE, Communicator, communicator_of
-from penstock.spmv.compilation.cuda_module import cuda_function, launch, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import reassociating_kernel, rounded_serial_and_parallel, serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array, Device
 from penstock.spmv.operator import Operator
 
-__all__ = ["CHUNK", "SERIAL_CHUNKS", "VectorSpace", "dot_of_range"]
+__all__ = ["CHUNK", "SERIAL_CHUNKS", "VECTOR_KERNELS", "VectorSpace", "dot_of_range"]
+
+VECTOR_KERNELS = CudaSource("penstock.spmv.kernels", "vectors.cu")
 
 #: Rows that one thread sums at a time on the CPU.
 CHUNK = 8192
@@ -162,7 +164,7 @@ def _combine_cpu(alpha: float, x: Array, beta: float, y: Array) -> None:
 
 @register_kernel("vector", "dot", "cuda")
 def _dot_cuda(x: Array, y: Array, partial: Array) -> None:
-    function = cuda_function("vectors.cu", f"dot_partial<{type_names(x)}>")
+    function = VECTOR_KERNELS.function(f"dot_partial<{type_names(x)}>")
     function((_CUDA_BLOCKS,), (_CUDA_THREADS,), (np.int64(x.size), x, y, partial))
 
 
@@ -170,7 +172,7 @@ def _dot_cuda(x: Array, y: Array, partial: Array) -> None:
 def _combine_cuda(alpha: float, x: Array, beta: float, y: Array) -> None:
     if x.size == 0:
         return
-    function = cuda_function("vectors.cu", f"combine<{type_names(x)}>")
+    function = VECTOR_KERNELS.function(f"combine<{type_names(x)}>")
     grid = (-(-x.size // _CUDA_THREADS),)
     function(grid, (_CUDA_THREADS,), (np.int64(x.size), np.float64(alpha), x, np.float64(beta), y))
 
@@ -304,7 +306,7 @@ def _three_terms_cuda(
 ) -> None:
     blocks = _as_blocks(diagonal, out)
     size = int(blocks.shape[1])
-    function = cuda_function("vectors.cu", f"three_terms<{type_names(out)}, {size}>")
+    function = VECTOR_KERNELS.function(f"three_terms<{type_names(out)}, {size}>")
     flags = tuple(np.int32(flag) for flag in (diagonal is not None, f is not None, clears))
     factors = (np.float64(a), np.float64(b), np.float64(c))
     sizes = (np.int64(out.size), np.int32(1 if out.ndim == 1 else out.shape[1]))

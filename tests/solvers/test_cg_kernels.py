@@ -10,9 +10,8 @@ from kernel_targets import TARGETS
 from penstock.solvers import block_jacobi, chebyshev, jacobi
 from penstock.solvers.cg import CgRecurrence
 from penstock.solvers.cg_kernels import Halt, Scalar, Sum
-from penstock.solvers.cg_passes import CgVectors, CpuPasses, CudaPasses
+from penstock.solvers.cg_passes import CG_KERNELS, CgVectors, CpuPasses, CudaPasses
 from penstock.spmv import Device
-from penstock.spmv.compilation.cuda_module import cuda_source
 
 EPS = np.finfo(np.float64).eps
 
@@ -203,7 +202,7 @@ class TestHalts:
 
 
 def test_the_kernel_file_begins_with_the_enums_of_python():
-    source = cuda_source("conjugate_gradients.cu")
+    source = CG_KERNELS.text()
 
     for enum in (Scalar, Sum, Halt):
         written = re.findall(rf"enum {enum.__name__} {{([^}}]*)}}", source)

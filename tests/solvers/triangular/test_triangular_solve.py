@@ -179,8 +179,8 @@ def test_no_bit_depends_on_the_order_in_which_threads_run(target, order, schedul
         with target.running():
             compiled = cuda_module.compile_function
 
-            def seeded(file, name, compiled=compiled, seed=seed):
-                function = compiled(file, name)
+            def seeded(source, name, compiled=compiled, seed=seed):
+                function = compiled(source, name)
                 return lambda grid, block, arguments: function(grid, block, arguments, seed=seed)
 
             with monkeypatch.context() as patch:

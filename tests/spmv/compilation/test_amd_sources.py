@@ -4,7 +4,7 @@ import hiprtc
 import pytest
 from kernel_instances import ENDS, FIRSTS
 
-from penstock.spmv.compilation.cuda_module import cuda_source
+from penstock.spmv.formats.csr import CSR_KERNELS
 
 ARCHITECTURES = ("gfx90a", "gfx1030")  # warps of 64 lanes and of 32
 
@@ -18,11 +18,11 @@ def _needs_hiprtc():
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("file_name", sorted(ENDS))
-def test_instantiations_compile(file_name, architecture):
-    instances = (ENDS if architecture == "gfx90a" else FIRSTS)[file_name]
+@pytest.mark.parametrize("source", ENDS, ids=str)
+def test_instantiations_compile(source, architecture):
+    instances = (ENDS if architecture == "gfx90a" else FIRSTS)[source]
 
-    size = hiprtc.compile_for(architecture, cuda_source(file_name), instances)
+    size = hiprtc.compile_for(architecture, source.text(), instances)
 
     assert size > 1000 * len(instances)  # machine code of about a kilobyte a kernel at least
 
@@ -30,7 +30,7 @@ def test_instantiations_compile(file_name, architecture):
 def test_a_compile_error_names_the_kernel_file_and_line():
     with pytest.raises(RuntimeError, match=r"csr\.cu:\d+:\d+: error: .*'integer'"):
         hiprtc.compile_for(
-            "gfx90a", cuda_source("csr.cu").replace("const int lane ", "const integer lane "), ENDS["csr.cu"][:1]
+            "gfx90a", CSR_KERNELS.text().replace("const int lane ", "const integer lane "), ENDS[CSR_KERNELS][:1]
         )
 
 

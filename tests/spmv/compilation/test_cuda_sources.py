@@ -6,7 +6,7 @@ import nvrtc
 import pytest
 from kernel_instances import ARCHITECTURES, ENDS, FIRSTS, INSTANCES
 
-from penstock.spmv.compilation.cuda_module import cuda_source
+from penstock.spmv.formats.csr import CSR_KERNELS
 
 
 @pytest.fixture(autouse=True)
@@ -17,37 +17,37 @@ def _needs_nvrtc():
         pytest.skip(f"NVRTC is not installed: {error}")
 
 
-@pytest.mark.parametrize("file_name", sorted(INSTANCES))
-def test_every_instantiation_compiles(file_name):
-    size = nvrtc.compile_for("compute_90", cuda_source(file_name), INSTANCES[file_name])
+@pytest.mark.parametrize("source", INSTANCES, ids=str)
+def test_every_instantiation_compiles(source):
+    size = nvrtc.compile_for("compute_90", source.text(), INSTANCES[source])
 
-    assert size > 1000 * len(INSTANCES[file_name])  # about a kilobyte a kernel at least
+    assert size > 1000 * len(INSTANCES[source])  # about a kilobyte a kernel at least
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("file_name", sorted(INSTANCES))
-def test_machine_code_is_made_for_every_architecture(file_name, architecture):
-    size = nvrtc.compile_for(architecture, cuda_source(file_name), ENDS[file_name])
+@pytest.mark.parametrize("source", INSTANCES, ids=str)
+def test_machine_code_is_made_for_every_architecture(source, architecture):
+    size = nvrtc.compile_for(architecture, source.text(), ENDS[source])
 
-    assert size > 1000 * len(ENDS[file_name])
-
-
-@pytest.mark.parametrize("file_name", sorted(INSTANCES))
-def test_optimised_code_is_made_of_one_of_every_kernel(file_name):
-    size = nvrtc.compile_for("sm_90", cuda_source(file_name), FIRSTS[file_name], optimised=True)
-
-    assert size > 1000 * len(FIRSTS[file_name])
+    assert size > 1000 * len(ENDS[source])
 
 
-@pytest.mark.parametrize("file_name", sorted(INSTANCES))
-def test_every_kernel_of_a_file_is_instantiated(file_name):
-    kernels = set(re.findall(r"__launch_bounds__\([^()]+\)\s*(\w+)\(", cuda_source(file_name)))
+@pytest.mark.parametrize("source", INSTANCES, ids=str)
+def test_optimised_code_is_made_of_one_of_every_kernel(source):
+    size = nvrtc.compile_for("sm_90", source.text(), FIRSTS[source], optimised=True)
 
-    assert kernels == {expression.partition("<")[0] for expression in INSTANCES[file_name]}
+    assert size > 1000 * len(FIRSTS[source])
+
+
+@pytest.mark.parametrize("source", INSTANCES, ids=str)
+def test_every_kernel_of_a_file_is_instantiated(source):
+    kernels = set(re.findall(r"__launch_bounds__\([^()]+\)\s*(\w+)\(", source.text()))
+
+    assert kernels == {expression.partition("<")[0] for expression in INSTANCES[source]}
 
 
 def test_a_compile_error_names_the_kernel_file_and_line():
     with pytest.raises(RuntimeError, match=r"csr\.cu\(\d+\)"):
         nvrtc.compile_for(
-            "sm_90", cuda_source("csr.cu").replace("const int lane ", "const integer lane "), INSTANCES["csr.cu"][:1]
+            "sm_90", CSR_KERNELS.text().replace("const int lane ", "const integer lane "), INSTANCES[CSR_KERNELS][:1]
         )

@@ -9,10 +9,7 @@
 
 constexpr int THREADS = 256, ITEMS = 4, TILE = THREADS * ITEMS;
 
-// Python's enums of these names, which explain their members, are written here.
-#pragma python_enum(penstock.solvers.cg_kernels.Scalar)
-#pragma python_enum(penstock.solvers.cg_kernels.Sum)
-#pragma python_enum(penstock.solvers.cg_kernels.Halt)
+// Scalar, Sum and Halt are the Python enums of these names in solvers/cg_kernels.py, which explain their members.
 
 __device__ __forceinline__ bool is_finite(const double value) { return value - value == 0.0; }
 
