@@ -5,18 +5,20 @@ from penstock.solvers.block_cg_method import BlockCgState
 from penstock.solvers.cg import cg, cg_workspace_nbytes
 from penstock.solvers.cg_state import CgState
 from penstock.solvers.chebyshev import Chebyshev, chebyshev
+from penstock.solvers.choice import METHODS, MethodChoice, method_named
 from penstock.solvers.coarse.block_method import CoarseBlockCgState
 from penstock.solvers.coarse.method import CoarseCgState
 from penstock.solvers.coarse.setup import smoothed_aggregation
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.solvers.method import SOLVERS, Method
+from penstock.solvers.minres import MinresState, minres, minres_workspace_nbytes
 from penstock.solvers.multigrid.cycle import Multigrid
 from penstock.solvers.multigrid.setup import multigrid
 from penstock.solvers.multigrid.spec import MultigridSpec
 from penstock.solvers.own_preconditioner import OwnPreconditioner, as_preconditioner
 from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, check_streams, preconditioner_spec
-from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, jacobi
+from penstock.solvers.preconditioners import DiagonalBlocks, absolute_jacobi, block_jacobi, jacobi
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
 from penstock.solvers.solve_many import choose_block_size, solve_many
@@ -34,6 +36,7 @@ from penstock.spmv.products.multiply import (
 )
 
 __all__ = [
+    "METHODS",
     "PRECONDITIONERS",
     "SOLVERS",
     "BlockCgState",
@@ -49,6 +52,8 @@ __all__ = [
     "IterationRecord",
     "LinearProblem",
     "Method",
+    "MethodChoice",
+    "MinresState",
     "Multigrid",
     "MultigridSpec",
     "OwnPreconditioner",
@@ -59,6 +64,7 @@ __all__ = [
     "SolveResult",
     "StopReason",
     "TriangularSolve",
+    "absolute_jacobi",
     "as_preconditioner",
     "block_cg",
     "block_cg_workspace_nbytes",
@@ -73,6 +79,9 @@ __all__ = [
     "gauss_seidel",
     "incomplete_cholesky",
     "jacobi",
+    "method_named",
+    "minres",
+    "minres_workspace_nbytes",
     "multigrid",
     "multiply",
     "preconditioner_spec",

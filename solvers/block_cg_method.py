@@ -11,16 +11,13 @@ import numpy as np
 
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
-from penstock.solvers.result import BlockSolveResult, StopReason
+from penstock.solvers.result import GOING_ON, BlockSolveResult, StopReason
 from penstock.solvers.states import StateLayout, SystemMark, check_counts, check_history, check_numbers, direction_kept
 from penstock.spmv import Array, InputError
 
 __all__ = ["BlockCgState", "BlockConjugateGradients"]
 
 Matrix = np.ndarray[Any, Any]
-
-#: Reasons of columns that a resumed solve goes on with.
-GOING_ON = (None, StopReason.STOPPED, StopReason.MAXITER)
 
 
 @dataclass

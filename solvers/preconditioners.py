@@ -12,6 +12,7 @@ from numba import prange
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import (
     Array,
+    HasAbsoluteProduct,
     HasDiagonalBlocks,
     InputError,
     Operator,
@@ -120,6 +121,64 @@ class BlockJacobiSpec(PreconditionerSpec, name="block_jacobi"):
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return the number of rows of a block."""
         return self.block_size
+
+
+@dataclass(frozen=True)
+class AbsoluteJacobiSpec(PreconditionerSpec, name="absolute_jacobi"):
+    """Specification of :func:`absolute_jacobi`."""
+
+    works_on_ranks: ClassVar[bool] = True
+
+    def build(self, A: Operator) -> Operator:
+        """Return the inverse of the sizes of the diagonal."""
+        return absolute_jacobi(A)
+
+    def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
+        """Return 1, for the diagonal."""
+        return 1
+
+
+def absolute_jacobi(A: Any) -> DiagonalBlocks:
+    """Return the inverse of the sizes of the diagonal entries of A, for matrices that are not positive definite.
+
+    Where an entry is zero, as of constraints by multipliers, the sum of the sizes of its row stands for it, at the cost of a
+    product; an empty row stays as it is.
+
+    Parameters
+    ----------
+    A : operator or matrix
+        As for :func:`block_jacobi`.
+
+    Returns
+    -------
+    DiagonalBlocks
+        Positive definite, of blocks of one row, on the device of A.
+
+    Raises
+    ------
+    InputError
+        If A cannot return its diagonal.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> from penstock.solvers import absolute_jacobi
+    >>> A = scipy.sparse.csr_array([[-4.0, 1.0, 0.0], [1.0, 2.0, 1.0], [0.0, 1.0, 0.0]])
+    >>> (absolute_jacobi(A) @ np.ones(3)).tolist()
+    [0.25, 0.5, 1.0]
+    """
+    operator = as_operator(A)
+    with communicator_of(operator).together(), operator.device.current():
+        if not isinstance(operator, HasDiagonalBlocks):
+            raise InputError(f"{type(A).__name__} does not know its diagonal; pass your own operator as M")
+        xp = operator.device.xp
+        sizes = abs(operator.diagonal_blocks(1))
+    missing = communicator_of(operator).largest(float(bool((sizes == 0).any())))
+    if missing and isinstance(operator, HasAbsoluteProduct):
+        ones = xp.ones(operator.shape[0], dtype=operator.dtype)
+        sums = operator.apply_absolute(ones).reshape(-1, 1, 1)
+        sizes = xp.where(sizes == 0, sums, sizes)
+    return DiagonalBlocks(1.0 / xp.where(sizes == 0, 1.0, sizes).astype(operator.dtype))
 
 
 def jacobi(A: Any) -> DiagonalBlocks:

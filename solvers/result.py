@@ -68,6 +68,8 @@ class StopReason(enum.Enum):
 
 #: Reasons that a matrix or a preconditioner gives that is not symmetric positive definite.
 BREAKDOWNS = (StopReason.NOT_POSITIVE_DEFINITE, StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE)
+#: Reasons of columns, or none, with which a resumed solve goes on where it was.
+GOING_ON = (None, StopReason.STOPPED, StopReason.MAXITER)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ def solve_many(
     memory: int | str | None = None,
     M: Any = None,
     monitor: Callable[[IterationRecord], object] | None = None,
+    solver: Callable[..., Any] = block_cg,
     **options: Any,
 ) -> BlockSolveResult:
     """Solve ``A X = B`` for any number of right-hand sides, block after block.
@@ -64,6 +65,8 @@ def solve_many(
         Memory for the vectors of a block, for example ``"8 GiB"``. Initial guesses and the preconditioner's own blocks, two
         for :func:`chebyshev`, are not included. By default the memory that a streamed matrix's plan reserves for vectors,
         else most of the free memory.
+    solver : callable
+        What solves for a block, such as :func:`minres`.
     M, monitor, **options
         As for :func:`block_cg`. A monitor receives the iterations of each block. If it stops one, no other is started.
 
@@ -104,7 +107,7 @@ def solve_many(
             break
         block = slice(start, min(start + block_size, B.shape[1]))
         guess = None if X0 is None else total.to_device(X0, block)
-        result = block_cg(operator, total.to_device(B, block), guess, M=M, monitor=monitor, **options)
+        result = solver(operator, total.to_device(B, block), guess, M=M, monitor=monitor, **options)
         total.add(result, block)
         del result, guess  # their blocks make room for the next ones
     return total.result()

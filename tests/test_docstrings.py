@@ -18,6 +18,7 @@ PACKAGES = ("penstock", *(f"penstock.{folder}" for folder in FOLDERS), "penstock
 CONSTANTS = {
     "penstock.__version__",
     "penstock.fem.LOAD_KINDS",
+    "penstock.solvers.METHODS",
     "penstock.solvers.PRECONDITIONERS",
     "penstock.solvers.SOLVERS",
     "penstock.spmv.Array",

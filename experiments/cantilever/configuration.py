@@ -22,7 +22,7 @@ from penstock.fem import (
     TwoPhaseMaterial,
     UniformMaterial,
 )
-from penstock.solvers import PRECONDITIONERS, PreconditionerSpec, preconditioner_spec
+from penstock.solvers import METHODS, PRECONDITIONERS, PreconditionerSpec, method_named, preconditioner_spec
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
 __all__ = ["Experiment", "read_configuration", "read_experiment"]
@@ -160,6 +160,11 @@ class SolverSection(Section):
     maxiter: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="iterations at most; default 10 x unknowns"
     )
+    method: str = Field(
+        default="auto",
+        description="cg is conjugate gradients, which auto is; minres also solves systems that are not positive definite",
+        json_schema_extra={"enum": ["auto", *METHODS.keys()]},
+    )
     preconditioner: str = Field(
         default="block_jacobi",
         description=(
@@ -186,6 +191,7 @@ class SolverSection(Section):
 
     @model_validator(mode="after")
     def _preconditioner_exists(self) -> SolverSection:
+        method_named(self.method)
         self.spec(1)
         return self
 

@@ -15,7 +15,7 @@ from penstock.driver.placement import solve_candidates
 from penstock.driver.progress import Reporter
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.fem.assembly import ASSEMBLED_FORMATS
-from penstock.solvers import PreconditionerSpec, block_cg_workspace_nbytes, cg_workspace_nbytes, check_streams
+from penstock.solvers import PreconditionerSpec, block_cg_workspace_nbytes, check_streams, method_named
 from penstock.spmv import CPU, BudgetError, Device, InputError, StoreError, format_named, format_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.streaming import (
@@ -167,9 +167,10 @@ def workspace_nbytes(
     to_gpu = experiment.memory.budget is not None and experiment.memory.device.startswith("cuda")
     held = spec.workspace_nbytes(unknowns, columns, streamed_to_gpu=to_gpu)
     parts = spec.parts(unknowns, columns, streamed_to_gpu=to_gpu)
-    if not experiment.is_block:
-        return cg_workspace_nbytes(unknowns) + held, parts
-    return block_cg_workspace_nbytes(unknowns, columns, preconditioned=spec.writes_vector) + held, parts
+    method = method_named(experiment.solver.method)
+    if experiment.is_block and method.definite:
+        return block_cg_workspace_nbytes(unknowns, columns, preconditioned=spec.writes_vector) + held, parts
+    return method.workspace_nbytes(unknowns, columns, np.float64) + held, parts
 
 
 def resident_format(experiment: Experiment) -> str:

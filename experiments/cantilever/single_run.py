@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from penstock.experiments.reporting.folder import ResultsFolder, write_json
 from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
-from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, StopReason, block_cg, cg
+from penstock.solvers import BlockSolveResult, IterationRecord, SolveResult, StopReason, method_named
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, Device, Operator, StoreError
 from penstock.spmv.compilation.ahead import Compilation
@@ -257,7 +257,7 @@ class SingleRun:
                     last_write = time.perf_counter()
                 return stop.is_set()
 
-            solve: Callable[..., Any] = block_cg if self.experiment.is_block else cg
+            solve = method_named(solver.method).solve
             result = solve(A, b, rtol=solver.rtol, maxiter=solver.maxiter, M=M, monitor=monitor, state=checkpoint.state)
         return result, spent(result.state)
 

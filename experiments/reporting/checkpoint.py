@@ -13,13 +13,14 @@ import numpy as np
 
 from penstock.experiments.reporting.atomic import write_file
 from penstock.files.arrays import ArrayArchive
-from penstock.solvers import SOLVERS, BlockCgState, CgState, CoarseBlockCgState, CoarseCgState, StopReason
+from penstock.solvers import SOLVERS, CoarseBlockCgState, CoarseCgState, StopReason
 from penstock.solvers.states import StateLayout, SystemMark, check_counts, check_numbers
 from penstock.spmv import CPU, Array, Device, InputError
 
 __all__ = ["Checkpoint", "SolverState", "read_checkpoint", "vectors_of", "write_checkpoint"]
 
-SolverState = CgState | BlockCgState | CoarseCgState | CoarseBlockCgState
+#: The state of any registered method.
+SolverState = Any
 
 
 @dataclass(frozen=True)

@@ -198,6 +198,7 @@ class _Run:
             name=matrix.name,
             format=None if asked.format == "auto" else asked.format,
             null_space=self._null_space(),
+            method=asked.method,
         )
         return matrix, request
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.experiments.systems.system_files import parse_columns, parse_count
-from penstock.solvers import preconditioner_spec
+from penstock.solvers import method_named, preconditioner_spec
 from penstock.spmv import Device, InputError, format_named, parse_nbytes
 
 __all__ = ["SolveRequest"]
@@ -41,6 +41,8 @@ class SolveRequest:
         ``.npy`` of the coordinates of the nodes, or of the near-null space, as :func:`penstock.solve` takes them.
     null_space : str, optional
         ``constants``, or the path of the ``.npy`` of the vectors that A maps to zero.
+    method : str
+        As for :func:`penstock.solve`.
     """
 
     matrix: str
@@ -57,6 +59,7 @@ class SolveRequest:
     coordinates: Path | None = None
     near_null_space: Path | None = None
     null_space: str | None = None
+    method: str = "auto"
 
     def check(self) -> None:
         """Refuse, before a file is read, what no file could make right."""
@@ -79,5 +82,6 @@ class SolveRequest:
             parse_nbytes(self.memory)
         if self.device != "auto":
             Device.parse(self.device)
+        method_named(self.method)
         if self.format != "auto":
             format_named(self.format)

@@ -26,6 +26,7 @@ _PRECOND = typer.Option(
     help="auto, none, jacobi, block_jacobi, chebyshev, smoothed_aggregation, multigrid, gauss_seidel, "
     "incomplete_cholesky, or one of an installed package."
 )
+_METHOD = typer.Option(help="auto, cg, or minres for a symmetric matrix that need not be positive definite.")
 _DEGREE = typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses.")
 _MEMORY = typer.Option(
     help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
@@ -58,6 +59,7 @@ def solve(
     columns: Annotated[str | None, _COLUMNS] = None,
     precond: Annotated[str, _PRECOND] = "auto",
     degree: Annotated[int | None, _DEGREE] = None,
+    method: Annotated[str, _METHOD] = "auto",
     rtol: Annotated[float, typer.Option(help="Of the true residual, relative to B.")] = 1e-8,
     maxiter: Annotated[int | None, typer.Option(min=1, help="Iterations at most; 10 n by default.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto is the GPU if there is one.")] = "auto",
@@ -73,7 +75,7 @@ def solve(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Solve A X = B for a symmetric positive definite matrix of yours and leave a results folder."""
+    """Solve A X = B for a symmetric matrix of yours, as a rule positive definite, and leave a results folder."""
     from penstock.experiments.systems.solve_file import plan_file, resume_solve, solve_file
     from penstock.experiments.systems.solve_request import SolveRequest
     from penstock.experiments.systems.system_files import matrix_name
@@ -89,7 +91,7 @@ def solve(
     if matrix is not None:
         modes = (coordinates, near_null_space, null_space)
         options = (precond, degree, rtol, maxiter, device, memory, guess, format_name, *modes)
-        request = SolveRequest(matrix, right_hand_sides, columns, *options)
+        request = SolveRequest(matrix, right_hand_sides, columns, *options, method=method)
     if request is not None and dry_run:
         planned = noting_interrupts(lambda: plan_file(request, output or Path("results"), reporter=reporter))
         console.print(planned, highlight=False, markup=False, soft_wrap=True)

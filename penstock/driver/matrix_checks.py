@@ -26,14 +26,16 @@ def check_square(shape: tuple[int, int], name: str) -> None:
         )
 
 
-def check_matrix(statistics: MatrixStatistics, name: str) -> Symmetry:
-    """Refuse what cannot be symmetric positive definite as far as a look at the entries tells.
+def check_matrix(statistics: MatrixStatistics, name: str, *, definite: bool = True) -> Symmetry:
+    """Refuse what cannot be symmetric and, if asked for, positive definite, as far as a look at the entries tells.
 
     Parameters
     ----------
     statistics : MatrixStatistics
     name : str
         What messages call the matrix.
+    definite : bool
+        Whether it must be positive definite.
 
     Returns
     -------
@@ -49,7 +51,7 @@ def check_matrix(statistics: MatrixStatistics, name: str) -> Symmetry:
     arrays = (statistics.row_offsets, statistics.column_indices, statistics.values)
     matrix = CsrMatrix(statistics.shape, statistics.dtype, *arrays)
     diagonal = matrix.device.to_host(matrix.diagonal_blocks(1)).reshape(-1)
-    if not (diagonal > 0).all():
+    if definite and not (diagonal > 0).all():
         row = int(np.argmin(diagonal > 0))
         raise InputError(
             f"row {row} of {name} has {diagonal[row]:g} on the diagonal, but all diagonal entries of a symmetric positive "
@@ -73,11 +75,11 @@ def _advice_on_diagonal(diagonal: np.ndarray[Any, Any], statistics: MatrixStatis
         return "all of them are negative or zero: pass -A and -b if A is negative definite"
     if statistics.symmetry.to_rounding and (diagonal >= 0).all() and statistics.lengths[diagonal == 0].all():
         return (
-            "a symmetric matrix with zeros there, as of constraints by multipliers (a saddle point), is indefinite: MINRES "
-            "solves it, in SciPy or PETSc for example; or eliminate the constraints"
+            "a symmetric matrix with zeros there, as of constraints by multipliers (a saddle point), is indefinite: "
+            "method='minres' solves it; or eliminate the constraints"
         )
     if statistics.symmetry.to_rounding:
-        return "check its sign and that row; a symmetric matrix that is meant to be indefinite needs MINRES, of SciPy for example"
+        return "check its sign and that row; a symmetric matrix that is meant to be indefinite needs method='minres'"
     return "check its sign and that row"
 
 

@@ -18,9 +18,7 @@ from penstock.solvers import (
     IterationRecord,
     PreconditionerSpec,
     SolveResult,
-    block_cg,
     block_cg_workspace_nbytes,
-    cg,
     jacobi,
     solve_many,
 )
@@ -136,7 +134,7 @@ class OpenSystem:
         if self.placement is None:
             return self._built_of_operator()
         spec = self.placement.spec
-        if spec.name == "none" and isinstance(self.A, StreamedMatrix):
+        if spec.name == "none" and isinstance(self.A, StreamedMatrix) and self.request.chosen_method.definite:
             jacobi(self.A)  # only for its check of the diagonal, at the cost of one sweep: a store may hold anything
         if self.placement.order is not None:
             spec = spec.in_order(self.placement.order.forward)
@@ -243,17 +241,17 @@ class OpenSystem:
 
     def _solve(self, b: GivenVectors, x0: GivenVectors | None, *, state: Any, **options: Any) -> AnyResult:
         """Solve with the stored matrix, in its order; columns that do not fit together one block after another."""
-        A, device, order = self.A, self.A.device, self.order
+        A, device, order, method = self.A, self.A.device, self.order, self.request.chosen_method
         if b.columns == 1:
             guess = None if x0 is None else x0.column(device, A.dtype, order)
-            return cg(A, b.column(device, A.dtype, order), guess, state=state, **options)
+            return method.solve(A, b.column(device, A.dtype, order), guess, state=state, **options)
         if state is not None:
-            return block_cg(A, device.asarray(b.block(A.dtype, order)), state=state, **options)
+            return method.solve(A, device.asarray(b.block(A.dtype, order)), state=state, **options)
         memory = None
         if self.placement is not None:  # of a system prepared for one vector, a block of one
             memory = max(self.placement.solver_nbytes, block_cg_workspace_nbytes(A.shape[0], 1, A.dtype))
         guess = None if x0 is None else x0.block(A.dtype, order)
-        return solve_many(A, b.block(A.dtype, order), guess, memory=memory, **options)
+        return solve_many(A, b.block(A.dtype, order), guess, memory=memory, solver=method.solve, **options)
 
     def _shortest(
         self, b: GivenVectors, columns: list[SolveResult], x: Array, rtol: float, atol: float

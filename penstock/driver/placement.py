@@ -143,14 +143,14 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
         As for :func:`place_index`.
     """
     statistics = MatrixStatistics.of(A)
-    symmetry = check_matrix(statistics, request.name)
+    symmetry = check_matrix(statistics, request.name, definite=request.chosen_method.definite)
     how = "exact"
     if not symmetry.exact:
         how = f"to rounding: mirror images differ by up to {symmetry.largest:.2g} of the diagonal"
     facts = [("symmetry", how)]
     block_size = _dense_block_size(statistics) if request.block_size == "auto" else request.block_size
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_RESIDENT_BLOCK)
-    undecided = request.is_auto and not request.options
+    undecided = request.is_auto and not request.options and request.chosen_method.definite
     slow = undecided and is_worth_measuring(A.shape[0], streamed=False) and constants_are_slow(A, block_size)
     without, request = request, replace(request, constants_are_slow=slow)
     base = request.specs(block_size, streamed=False)[0]
@@ -250,6 +250,7 @@ def _resident(
     plan = plan_stream(index, budget_nbytes, vectors.workload(request, spec, degree))
     spec, together, solver_nbytes = spec.with_degree(degree), vectors.together, vectors.solver_nbytes
     converted |= {"choices": ((spec, plan.workload),), "reasons": {spec.name: request.reason(spec, [spec])}}
+    converted["method"] = request.chosen_method.label
     return Placement(plan, spec, together, solver_nbytes, nonzeros, tuple(facts), **converted)
 
 
@@ -270,6 +271,7 @@ def _streamed(
     spec = next(spec for spec, workload in choices if workload.degree == plan.workload.degree)
     reasons = {of.name: request.reason(of, specs) for of in specs}
     decided = (plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts))
+    converted["method"] = request.chosen_method.label
     return Placement(*decided, choices=choices, reasons=reasons, **converted)
 
 

@@ -35,7 +35,7 @@ from penstock.driver.opening import open_system
 from penstock.driver.progress import Reporter, RichReporter
 from penstock.driver.request import Request
 from penstock.driver.update import update_values
-from penstock.solvers import IterationRecord, SolveResult, StopReason
+from penstock.solvers import IterationRecord, SolveResult, StopReason, method_named
 from penstock.spmv import (
     Array,
     Device,
@@ -72,10 +72,11 @@ def prepare(
     near_null_space: Any = None,
     coordinates: Any = None,
     null_space: Any = None,
+    method: str = "auto",
     folder: str | Path | None = None,
     progress: bool = False,
 ) -> PreparedSystem:
-    """Set up a symmetric positive definite system once, to solve it for many right-hand sides.
+    """Set up a symmetric system once, positive definite unless the method is another, to solve for many right-hand sides.
 
     The matrix is converted or opened for streaming, and its preconditioner is made; errors are those of :func:`penstock.solve`.
 
@@ -83,7 +84,7 @@ def prepare(
     ----------
     A : matrix
         As for :func:`penstock.solve`.
-    device, memory, block_size, near_null_space, coordinates, null_space, folder : optional
+    device, memory, block_size, near_null_space, coordinates, null_space, method, folder : optional
         As for :func:`penstock.solve`.
     columns : int
         Right-hand sides that are usually solved together, for which the memory is planned. More of them are solved in blocks.
@@ -107,7 +108,7 @@ def prepare(
         raise InputError(f"columns must be a whole number, 1 or more, not {columns!r}")
     options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
     reporter = RichReporter.on_terminal() if progress else Reporter()
-    choices = (device, int(columns), memory, preconditioner, block_size, options, null_space)
+    choices = (device, int(columns), memory, preconditioner, block_size, options, null_space, method)
     system = PreparedSystem(A, choices, folder, reporter, updatable=True)
     system.set_up()
     return system
@@ -141,20 +142,14 @@ class PreparedSystem:
         began, self._compiled = seconds_without_compiling(), compile_seconds()
         self.timings: dict[str, float] = {}
         self.version = 0
-        device, columns, memory, preconditioner, block_size, options, null_space = choices
+        device, columns, memory, preconditioner, block_size, options, null_space, method = choices
+        method_named(method)
         given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
         if block_size == "auto" and (points := options.get("coordinates")) is not None:
             block_size = max(1, given.rows // max(1, len(points)))  # what does not fit is refused later
-        request = Request(
-            given.find_device(device),
-            columns,
-            room,
-            preconditioner,
-            block_size,
-            options,
-            given.name,
-            null_space=null_space,
-        )
+        chosen: dict[str, Any] = {"null_space": null_space, "method": method}
+        place = given.find_device(device)
+        request = Request(place, columns, room, preconditioner, block_size, options, given.name, **chosen)
         self._resources = ExitStack()
         self._close = weakref.finalize(self, self._resources.close)
         self._lock, self._solver_thread = threading.Lock(), 0
@@ -267,7 +262,10 @@ class PreparedSystem:
             with self._system.reporter.stage("update"):
                 update_values(self._system, given, self._resources, self._write)
             self.version, self._refresh, self._stale = self.version + 1, preconditioner, True
-            if preconditioner == "values" or self._system.must_rebuild:
+            unjudged = (
+                preconditioner == "auto" and self._iterations_a_digit is None
+            )  # nothing to compare iterations with
+            if preconditioner == "values" or self._system.must_rebuild or unjudged:
                 self._system.rebuild_preconditioner()
                 self._stale, self._iterations_a_digit = False, None
             self.timings["update"] = seconds_without_compiling() - began

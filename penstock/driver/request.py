@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.solvers import (
+    MethodChoice,
     OwnPreconditioner,
     PreconditionerSpec,
-    block_cg_workspace_nbytes,
-    cg_workspace_nbytes,
     check_streams,
+    method_named,
     preconditioner_spec,
 )
 from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_nbytes
@@ -49,6 +49,8 @@ class Request:
         Registered name of the storage format; None: the best one.
     null_space : "constants", array or None
         What A maps to zero, removed from b and x.
+    method : str
+        Registered name of the method that solves, or ``"auto"``.
     """
 
     device: Device
@@ -61,6 +63,12 @@ class Request:
     constants_are_slow: bool = False
     format: str | None = None
     null_space: Any = None
+    method: str = "auto"
+
+    @property
+    def chosen_method(self) -> MethodChoice:
+        """The method that solves."""
+        return method_named(self.method)
 
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.
@@ -78,6 +86,8 @@ class Request:
             if spec.needs_blocks and block_size == 1:
                 raise InputError("the matrix does not consist of dense blocks; choose jacobi or chebyshev")
             return [spec]
+        if not self.chosen_method.definite:
+            return [preconditioner_spec("absolute_jacobi", block_size=block_size, **self.options)]
         if self.options.keys() & {"near_null_space", "coordinates"} or self.constants_are_slow:
             return [preconditioner_spec("smoothed_aggregation", block_size=block_size, **self.options)]
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
@@ -98,6 +108,8 @@ class Request:
             given = {"coordinates": "the coordinates of the nodes are", "near_null_space": "its near-null space is"}
             known = next((f"{words} given" for name, words in given.items() if name in self.options), None)
             return f"a coarse level, because {known or 'A nearly maps constants to zero'}"
+        if not self.chosen_method.definite:
+            return "for matrices that need not be positive definite"
         others = [other.name for other in choices if other.name != spec.name]
         faster = f"predicted to be faster here than {' and '.join(others)}; " if others else ""
         return f"{faster}a coarse level would need coordinates= or near_null_space="
@@ -139,6 +151,8 @@ class Placement:
         Bound of the norm of what the stored matrix differs by from the given one, which is symmetric to rounding only.
     reasons : dict
         Why each of these preconditioners would be used, by name.
+    method : str
+        What the method that solves is called.
     """
 
     plan: StreamPlan
@@ -152,6 +166,7 @@ class Placement:
     choices: tuple[tuple[PreconditionerSpec, Workload], ...] = ()
     difference: float = 0.0
     reasons: dict[str, str] = field(default_factory=dict)
+    method: str = "conjugate gradients"
 
     def replanned(self, plan: StreamPlan, why: str) -> Placement:
         """Return this placement with another plan for one of the choices."""
@@ -168,7 +183,7 @@ class Placement:
         sides = f"blocks of {self.together} right-hand sides" if self.together > 1 else "one right-hand side"
         number = getattr(self.spec, "degree", 1)
         degree = f" of degree {number}" if isinstance(number, int) and number > 1 else ""
-        solver = f"conjugate gradients for {sides}, preconditioner {self.spec.name}{degree}"
+        solver = f"{self.method} for {sides}, preconditioner {self.spec.name}{degree}"
         why = self.reasons.get(self.spec.name, "because no coarse level suits this matrix")
         facts = [*self.facts, ("solver", solver), ("choice", f"{self.spec.name}: {why}")]
         return "\n".join([self.plan.explain(), *(f"{title:<11} {text}" for title, text in facts)])
@@ -187,8 +202,8 @@ class Vectors:
     def fitting(cls, request: Request, n: int, dtype: Any, most: int) -> Vectors:
         """Solve as many together as fit half of the free memory, ``most`` at most, in blocks of about equal size."""
         if request.columns == 1:
-            return cls(1, cg_workspace_nbytes(n, dtype), n, dtype)
-        each = block_cg_workspace_nbytes(n, 1, dtype)
+            return cls(1, request.chosen_method.workspace_nbytes(n, 1, dtype), n, dtype)
+        each = request.chosen_method.workspace_nbytes(n, 2, dtype) // 2
         fit = max(1, request.device.free_nbytes() // 2 // each)
         blocks = -(-request.columns // min(request.columns, most, fit))
         together = -(-request.columns // blocks)

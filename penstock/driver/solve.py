@@ -48,6 +48,7 @@ def solve(
     near_null_space: Any = None,
     coordinates: Any = None,
     null_space: Any = None,
+    method: str = "auto",
     x0: Any = None,
     monitor: Callable[[IterationRecord], object] | None = None,
     progress: bool = False,
@@ -70,8 +71,9 @@ def solve(
     rtol, atol : float
         Converged means ``||b - A x|| <= max(rtol ||b||, atol)`` for each column, computed from A, b and x.
     maxiter : int, 10 n iterations by default
-    preconditioner : str or PreconditionerSpec
-        ``"auto"``, a registered name, or a choice with options of its own, ``ChebyshevSpec(degree=9)``.
+    preconditioner : str, PreconditionerSpec, operator, matrix or function
+        ``"auto"``, a registered name, a choice with options of its own, ``ChebyshevSpec(degree=9)``, or what approximates the
+        inverse of A, symmetric positive definite.
     block_size : int or "auto"
         Rows of the dense blocks of A, such as the unknowns of a node; ``"auto"`` finds them.
     near_null_space : array, (n, k), optional
@@ -80,6 +82,8 @@ def solve(
         Of the nodes of a body, whose rigid motions are then that near-null space.
     null_space : "constants" or array, (n,) or (n, k), optional
         What a singular A maps to zero: removed from b, so that there is a solution, and from x, which makes it the shortest one.
+    method : str
+        ``"cg"``, which ``"auto"`` is, or ``"minres"`` for a symmetric A that need not be positive definite.
     x0 : array of the shape of b, optional
     monitor : callable, optional
         ``monitor(record)`` at every look at the residual; stops the solve if it returns True.
@@ -109,7 +113,7 @@ def solve(
     checked_failure(on_failure)
     options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
     reporter = RichReporter.on_terminal() if progress else Reporter()
-    choices = (device, vectors.columns, memory, preconditioner, block_size, options, null_space)
+    choices = (device, vectors.columns, memory, preconditioner, block_size, options, null_space, method)
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
     limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
     with PreparedSystem(A, choices, folder, reporter, updatable=False) as system:

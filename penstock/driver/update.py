@@ -55,7 +55,7 @@ def update_values(system: OpenSystem, given: GivenMatrix, resources: ExitStack, 
     if system.pattern is not None:
         system.pattern.check(matrix)
     statistics = MatrixStatistics.of(matrix)
-    symmetry = check_matrix(statistics, "the new matrix")
+    symmetry = check_matrix(statistics, "the new matrix", definite=system.request.chosen_method.definite)
     of_order = matrix
     if system.order is not None:
         of_order = CsrMatrix.from_csr(system.order.matrix(matrix.to_csr()), check=False)

@@ -28,7 +28,7 @@ from rank_systems import (
 )
 
 from penstock.distributed import DistributedMatrix, MpiCommunicator, NcclCommunicator, RowPartition
-from penstock.solvers import StopReason, block_cg, block_jacobi, cg, chebyshev
+from penstock.solvers import StopReason, block_cg, block_jacobi, cg, chebyshev, minres
 
 
 def products(ranks):
@@ -107,6 +107,18 @@ def many_right_hand_sides(ranks):
     true = np.linalg.norm(B - MATRIX @ all_rows(ranks, found.x), axis=0)
     yield "converged", found.converged and bool((true <= 1.1e-9 * np.linalg.norm(B, axis=0)).all())
     yield f"iterations {found.iterations}, {alone.iterations}", abs(found.iterations - alone.iterations) <= 1
+
+
+def minimum_residuals(ranks):
+    B = np.random.default_rng(2).normal(size=(3 * NODES, 2))
+    A, own = even(ranks, format="bsr", block_size=3)
+    for b in (LOAD, B):
+        alone = minres(BEAM.matrix(), b, M="absolute_jacobi", rtol=1e-9)
+        found = minres(A, put(ranks, b[own]), M="absolute_jacobi", rtol=1e-9)
+        true = np.linalg.norm(b - MATRIX @ all_rows(ranks, found.x), axis=0) / np.linalg.norm(b, axis=0)
+        yield f"converged to {true}", found.converged and bool((true <= 1.1e-9).all())
+        few = max(2, alone.iterations // 20)
+        yield f"iterations {found.iterations}, {alone.iterations}", abs(found.iterations - alone.iterations) <= few
 
 
 def refusals(ranks):
@@ -227,6 +239,7 @@ CHECKS = (
     messages,
     solves,
     many_right_hand_sides,
+    minimum_residuals,
     coarse_levels,
     refusals,
     disagreements,

@@ -319,9 +319,12 @@ class TestAdvice:
     @pytest.mark.parametrize(
         ("A", "told"),
         [
-            (scipy.sparse.block_array([[line(4), np.ones((4, 1))], [np.ones((1, 4)), None]]), "saddle point.*MINRES"),
+            (
+                scipy.sparse.block_array([[line(4), np.ones((4, 1))], [np.ones((1, 4)), None]]),
+                "saddle point.*method='minres'",
+            ),
             (-line(4), "pass -A and -b"),
-            (scipy.sparse.diags_array([1.0, -1.0, 1.0]), "indefinite needs MINRES"),
+            (scipy.sparse.diags_array([1.0, -1.0, 1.0]), "indefinite needs method='minres'"),
             (line(4) * (1 + 0j), r"real system \[\[B, -C\]"),
         ],
     )

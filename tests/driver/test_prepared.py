@@ -386,3 +386,13 @@ def test_a_penstock_format_is_updated():
 def test_an_inverse_that_cannot_be_computed_raises():
     with penstock.prepare(A, device="cpu", preconditioner="none") as system, pytest.raises(NotConvergedError):
         system.inverse.to(1e-300) @ B[:, 0]
+
+
+@pytest.mark.parametrize("preconditioner", ["jacobi", "multigrid", "incomplete_cholesky"])
+def test_an_update_before_the_first_solve(preconditioner):
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(777, 777)).tocsr()
+    new, b = _stiffer(line, spread=2.0), RNG.standard_normal(777)
+    with penstock.prepare(line, device="cpu", preconditioner=preconditioner) as system:
+        system.update(new)
+        assert "preconditioner of the values now" in system.explain()
+        assert _error(system.solve(b), new, b) <= 1.01e-8

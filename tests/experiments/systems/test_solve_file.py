@@ -234,7 +234,7 @@ class TestRefusals:
         ("options", "told"),
         [
             ({"columns": "0-99999999999", "right_hand_sides": "missing.npy"}, "more than 1,000,000 columns"),
-            ({"preconditioner": "ilu"}, "unknown preconditioner 'ilu'; known: block_jacobi, chebyshev"),
+            ({"preconditioner": "ilu"}, "unknown preconditioner 'ilu'; known: absolute_jacobi, block_jacobi"),
             ({"degree": 9}, "choose --precond chebyshev"),
             ({"preconditioner": "chebyshev", "degree": 4}, "must be odd and positive"),
             ({"rtol": -1.0}, "0 or more and less than 1"),

@@ -1,0 +1,81 @@
+"""The methods that a user chooses by name: what each needs to know of a matrix, its memory, and the call that solves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.solvers.block_cg import block_cg, block_cg_workspace_nbytes
+from penstock.solvers.cg import cg, cg_workspace_nbytes
+from penstock.solvers.result import BlockSolveResult, SolveResult
+from penstock.spmv import Array
+from penstock.spmv.registry import Registry
+
+__all__ = ["METHODS", "MethodChoice", "method_named"]
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A method that is chosen by name.
+
+    Parameters
+    ----------
+    label : str
+        What plans call it.
+    solve : callable
+        ``solve(A, b, x0, M=, rtol=, atol=, maxiter=, monitor=, state=)`` for b of shape (n,) or (n, columns), up to 64 columns.
+    workspace_nbytes : callable
+        ``workspace_nbytes(n, columns, dtype)``: bytes of its vectors, without those of the preconditioner.
+    definite : bool
+        Whether the matrix must be positive definite.
+
+    Examples
+    --------
+    >>> from penstock.solvers import METHODS, MethodChoice
+    >>> isinstance(METHODS["minres"], MethodChoice), METHODS["minres"].workspace_nbytes(1_000_000, 1, "float64")
+    (True, 88000000)
+    """
+
+    label: str
+    solve: Callable[..., SolveResult | BlockSolveResult]
+    workspace_nbytes: Callable[[int, int, Any], int]
+    definite: bool = True
+
+
+#: All of them by name; packages add theirs in the entry point group ``penstock.methods``.
+METHODS: Registry[str, MethodChoice] = Registry("method", "penstock.methods")
+
+
+def method_named(name: str) -> MethodChoice:
+    """Return the method of a name; ``auto`` is conjugate gradients.
+
+    Parameters
+    ----------
+    name : str
+
+    Raises
+    ------
+    InputError
+        If there is none; the message lists those that there are.
+
+    Examples
+    --------
+    >>> from penstock.solvers import method_named
+    >>> method_named("auto").label, method_named("minres").definite
+    ('conjugate gradients', False)
+    """
+    return METHODS["cg" if name == "auto" else name]
+
+
+def _solve_by_cg(A: Any, b: Array, x0: Array | None = None, **options: Any) -> SolveResult | BlockSolveResult:
+    return (cg if b.ndim == 1 else block_cg)(A, b, x0, **options)
+
+
+def _nbytes_of_cg(n: int, columns: int, dtype: Any = np.float64) -> int:
+    return cg_workspace_nbytes(n, dtype) if columns == 1 else block_cg_workspace_nbytes(n, columns, dtype)
+
+
+METHODS.add("cg", MethodChoice("conjugate gradients", _solve_by_cg, _nbytes_of_cg))
