@@ -99,7 +99,7 @@ class _Solve(torch.autograd.Function):
         if torch.is_grad_enabled():  # refused now: Torch drops what is recorded beyond the values of a sparse tensor
             raise InputError(f"create_graph=True: {SECOND_DERIVATIVE}")
         rows, columns, values, x = ctx.saved_tensors
-        adjoint = ctx.system.adjoint(gradient.contiguous(), ctx.version).to(x.dtype)
+        adjoint = ctx.system.adjoint(gradient.contiguous(), ctx.version)
         of_values = None
         if ctx.needs_input_grad[3]:
             arrays = (as_array(tensor.to(x.device)) for tensor in (rows, columns, adjoint, x))

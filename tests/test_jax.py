@@ -71,6 +71,11 @@ def test_entries_given_twice_and_those_that_fill_up_get_their_gradients():
     assert gradient[-2] == gradient[PLACE[0, 0]] != 0
     assert gradient[-1] == 0
 
+    data, places = jnp.append(jnp.asarray(LINE.data), 9.0), (jnp.append(LINE.indices, 0), jnp.asarray(LINE.indptr))
+    gradient = jax.grad(lambda data: solve(BCSR((data, *places), shape=(N, N)), vector(), device="cpu").sum())(data)
+    assert gradient[0] != 0
+    assert gradient[-1] == 0
+
 
 def test_rows_of_a_jacobian_are_solves():
     jacobian = jax.jacrev(lambda b: solve(matrix(jnp.asarray(LINE.data)), b, device="cpu"))(vector())
