@@ -22,7 +22,7 @@ from penstock.spmv.foreign import as_array
 __all__ = ["solve"]
 
 
-def solve(A: Any, b: torch.Tensor, *, rtol: float = 1e-8, maxiter: int | None = None, **options: Any) -> torch.Tensor:
+def solve(A: Any, b: Any, *, rtol: float = 1e-8, maxiter: int | None = None, **options: Any) -> torch.Tensor:
     """Return the solution x of ``A x = b``, whose gradients are solves with the same matrix.
 
     Parameters
@@ -63,22 +63,26 @@ def solve(A: Any, b: torch.Tensor, *, rtol: float = 1e-8, maxiter: int | None = 
     """
     if not isinstance(b, torch.Tensor) or b.dtype not in (torch.float64, torch.float32):
         raise InputError(f"b must be a tensor of float64 or float32, not {getattr(b, 'dtype', type(b).__name__)}")
-    values, rows, columns = None, None, None
-    if isinstance(A, torch.Tensor):
-        if A.layout == torch.sparse_coo:
-            A = A.coalesce()
-            values, (rows, columns) = A.values(), A.indices()
-        elif A.layout == torch.sparse_csr:
-            values, columns = A.values(), A.col_indices()
-            rows = torch.repeat_interleave(A.crow_indices().diff())
-        elif A.requires_grad:
-            raise InputError(
-                f"A requires gradients and has the layout {A.layout}; give A.to_sparse_csr(), which passes them on"
-            )
-        A = A.detach()
-    system = system_for(A, b.shape[1] if b.ndim == 2 else 1, options)
-    x: torch.Tensor = _Solve.apply(DifferentiableSystem(system, rtol, maxiter), rows, columns, values, b)
+    is_tensor = isinstance(A, torch.Tensor)
+    if is_tensor and A.requires_grad and A.layout not in (torch.sparse_coo, torch.sparse_csr):
+        raise InputError(
+            f"A requires gradients and has the layout {A.layout}; give A.to_sparse_csr(), which passes them on"
+        )
+    if is_tensor and A.layout == torch.sparse_coo:
+        A = A.coalesce()
+    system = system_for(A.detach() if is_tensor else A, b.shape[1] if b.ndim == 2 else 1, options)
+    x: torch.Tensor = _Solve.apply(DifferentiableSystem(system, rtol, maxiter), *_entries(A), b)
     return x
+
+
+def _entries(A: Any) -> tuple[Any, Any, Any]:
+    """Return rows, columns and values of the entries of a sparse tensor; of other matrices none."""
+    layout = getattr(A, "layout", None)
+    if layout == torch.sparse_coo:
+        return *A.indices(), A.values()
+    if layout == torch.sparse_csr:
+        return torch.repeat_interleave(A.crow_indices().diff()), A.col_indices(), A.values()
+    return None, None, None
 
 
 class _Solve(torch.autograd.Function):
@@ -89,7 +93,7 @@ class _Solve(torch.autograd.Function):
         ctx: Any, system: DifferentiableSystem, rows: Any, columns: Any, values: torch.Tensor | None, b: torch.Tensor
     ) -> torch.Tensor:
         ctx.system, ctx.version = system, system.system.version
-        x = system.solve(b).to(b.dtype)
+        x: torch.Tensor = system.solve(b).to(b.dtype)
         # Values are saved for Torch to notice if they are changed in place: the system may use them where they are.
         ctx.save_for_backward(rows, columns, values, x)
         return x

@@ -117,6 +117,8 @@ def test_plain_solves_refuse_what_requires_gradients():
 def test_arguments_that_cannot_pass_gradients_on_are_refused():
     with pytest.raises(penstock.InputError, match=r"has the layout torch\.strided; give A\.to_sparse_csr\(\)"):
         penstock.torch.solve(matrix(values()).to_dense(), right_hand_side())
+    with pytest.raises(penstock.InputError, match="shape"):
+        penstock.torch.solve(torch.stack([torch.eye(N)] * 2).to_sparse_csr().requires_grad_(), right_hand_side())
     for b in (torch.ones(N, dtype=torch.int64), np.ones(N)):
         with pytest.raises(penstock.InputError, match="b must be a tensor of float64 or float32, not"):
             penstock.torch.solve(LINE, b)
