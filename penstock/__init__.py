@@ -1,9 +1,9 @@
 """Iterative solution of sparse symmetric positive definite systems, whether or not the matrix fits in device memory.
 
 ``penstock.solve(A, b)`` solves a system, ``penstock.prepare(A)`` sets one up for many solves, and ``penstock.multiply_store``
-multiplies a matrix on disk by one in memory. Every error that the package explains is a ``penstock.PenstockError``. The
-subpackages are ``penstock.spmv`` (apply a matrix), ``penstock.streaming`` (a matrix larger than the device),
-``penstock.solvers``, ``penstock.fem`` (model problems) and
+multiplies a matrix on disk by one in memory. ``penstock.torch.solve`` and ``penstock.jax.solve`` pass gradients on. Every error
+that the package explains is a ``penstock.PenstockError``. The subpackages are ``penstock.spmv`` (apply a matrix),
+``penstock.streaming`` (a matrix larger than the device), ``penstock.solvers``, ``penstock.fem`` (model problems) and
 ``penstock.experiments`` (runs described in YAML). Importing ``penstock`` itself loads none of them.
 """
 
@@ -78,6 +78,10 @@ def __getattr__(name: str) -> _typing.Any:
         import importlib
 
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in ("jax", "torch"):  # each needs the library of its name
+        import importlib
+
+        return importlib.import_module(f"penstock.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -50,6 +50,8 @@ def module_name(path: Path) -> str:
     return ".".join(("penstock", *(part for part in parts if part not in ("penstock", "__init__"))))
 
 
+#: Modules whose examples need a library that is not installed with the package.
+NEEDS = {"penstock.jax": "jax", "penstock.torch": "torch"}
 PUBLIC = public_names()
 SOURCES = {
     module_name(path): path
@@ -132,6 +134,8 @@ def registered():
 @pytest.mark.usefixtures("registered")
 def test_examples_run(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if module in NEEDS:
+        pytest.importorskip(NEEDS[module])
     loaded = importlib.import_module(module)
     tests = [test for test in Finder(recurse=True).find(loaded, module) if test.examples]
     runner = doctest.DocTestRunner(verbose=False)

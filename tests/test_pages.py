@@ -17,6 +17,7 @@ PAGES = [
     "how-to/choose-a-preconditioner",
     "how-to/choose-memory",
     "how-to/from-disk",
+    "how-to/gradients",
     "how-to/it-does-not-converge",
     "how-to/many-load-cases",
     "how-to/resume",
@@ -48,6 +49,9 @@ def of_the_reader():
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space = of_the_reader()
+    if page == "how-to/gradients":
+        pytest.importorskip("torch")
+        pytest.importorskip("jax")
     if page == "how-to/another-program":
         (tmp_path / "results" / "solve-A").mkdir(parents=True)
         np.save(tmp_path / "results" / "solve-A" / "solution.npy", space["b"])
@@ -55,6 +59,10 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
         exec(compile(code, page, "exec"), space)
     if page != "how-to/choose-a-preconditioner":
         assert getattr(space.get("result"), "converged", True), space["result"]
+    if page == "how-to/gradients":
+        assert abs(space["logarithms"].exp() - space["true"]).max() < 0.01
+        stiffness = space["jnp"].array([1.0, 2.0])
+        np.testing.assert_allclose(space["jax"].grad(space["compliance"])(stiffness), [-1.0, -0.25], rtol=1e-5)
     if page == "how-to/scikit-fem":
         A, b, x = (space[name] for name in ("A", "b", "displacement"))
         for solution in (x[space["unknowns"]], space["result"].x):

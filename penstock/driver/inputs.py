@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse
 
-from penstock.driver.foreign import as_matrix, like
+from penstock.driver.foreign import as_matrix, is_sparse_of_jax, like, refuse_gradients
 from penstock.solvers import BlockSolveResult, SolveResult
 from penstock.spmv import CPU, Array, CsrMatrix, Device, DeviceError, InputError, SparseMatrix, as_operator, device_of
 from penstock.spmv.conversion import FunctionOperator, as_operator_for
@@ -91,7 +91,8 @@ def as_given_matrix(A: Any) -> GivenMatrix:
         return GivenMatrix(A, "format", device=A.device)
     if isinstance(A, Store) and not hasattr(A, "apply"):
         return GivenMatrix(A, "store", name=_name_of(A))
-    if is_foreign(A):
+    refuse_gradients(A, "A")
+    if is_foreign(A) or is_sparse_of_jax(A):
         A = as_matrix(A)
     if scipy.sparse.issparse(A):
         if A.shape == (0, 0):  # nothing to place: it is applied as it is
@@ -164,6 +165,7 @@ class GivenVectors:
             If they are not real numbers in one or two dimensions.
         """
         _refuse_what_is_no_vector(given, name)
+        refuse_gradients(given, name)
         labelled = hasattr(given, "to_numpy") and hasattr(given, "index")
         original = given if labelled or is_foreign(given) else None
         if labelled:

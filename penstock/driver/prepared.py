@@ -336,6 +336,11 @@ class PreparedSystem:
         return self._system.A.device
 
     @property
+    def version(self) -> int:
+        """Number of updates so far: two solves at the same version are of the same values."""
+        return self._updates
+
+    @property
     def matrix(self) -> Operator:
         """The matrix as an operator, in the caller's order of the unknowns; a product with a block is one pass."""
         return _in_callers_order(self._system.A, self._system.order)

@@ -61,7 +61,7 @@ def solve(
 
     Parameters
     ----------
-    A : SciPy, CuPy, penstock or Torch matrix, store, path of a matrix file or of a store, or operator
+    A : SciPy, CuPy, penstock, Torch or JAX matrix, store, path of a matrix file or of a store, or operator
         Symmetric to rounding. Entries may be unsorted or given several times: they are summed in a copy.
     b : NumPy, CuPy, pandas, Torch or JAX array of real numbers, (n,), (n, 1) or (n, k)
     device : str

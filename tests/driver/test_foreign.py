@@ -78,3 +78,81 @@ def test_jax(device):
     result = penstock.solve(LINE, b, device=device, rtol=1e-4)
     assert isinstance(result.x, jax.Array)
     np.testing.assert_allclose(LINE @ np.asarray(result.x), np.arange(60), atol=0.2)
+
+
+class BCSR:
+    """What a sparse matrix of JAX has, filled up as ``jit`` leaves it."""
+
+    ndim, n_batch, n_dense, shape = 2, 0, 0, LINE.shape
+    data = np.append(LINE.data, [7.0, 7.0])
+    indices = np.append(LINE.indices, [60, 60])
+    indptr = LINE.indptr
+
+    def __matmul__(self, x):
+        raise AssertionError("the matrix is not converted")
+
+
+BCSR.__module__ = "jax.experimental.sparse.bcsr"
+
+
+def test_a_sparse_matrix_of_jax_becomes_one_of_numbers():
+    result = penstock.solve(BCSR(), np.ones(60), device="cpu")
+    np.testing.assert_allclose(LINE @ result.x, np.ones(60), atol=1e-6)
+
+
+def test_several_matrices_in_one_are_refused():
+    batch = BCSR()
+    batch.n_batch = 1
+    with pytest.raises(InputError, match="1 batch and 0 dense dimensions is no matrix"):
+        penstock.solve(batch, np.ones(60))
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """Stand in for Torch, which records or does not."""
+    library = types.ModuleType("torch")
+    library.is_grad_enabled = lambda: library.records
+    library.records = True
+    monkeypatch.setitem(sys.modules, "torch", library)
+    return library
+
+
+def test_what_requires_gradients_is_refused(recording):
+    b, A = Tensor(np.ones(60)), Tensor(LINE.toarray())
+    b.requires_grad = A.requires_grad = True
+    system = penstock.prepare(LINE, device="cpu")
+    for call in (lambda: penstock.solve(LINE, b), lambda: system.solve(b)):
+        with pytest.raises(
+            InputError, match=r"b requires gradients, .*penstock\.torch\.solve\(A, b\), or give b\.detach\(\)"
+        ):
+            call()
+    for call in (lambda: penstock.solve(A, np.ones(60)), lambda: system.update(A)):
+        with pytest.raises(InputError, match=r"A requires gradients"):
+            call()
+    recording.records = False
+    assert penstock.solve(LINE, b, device="cpu").converged
+
+
+def test_what_jax_traces_is_refused(monkeypatch):
+    library = types.ModuleType("jax")
+    library.core = types.SimpleNamespace(Tracer=Tensor)
+    monkeypatch.setitem(sys.modules, "jax", library)
+    matrix = BCSR()
+    matrix.data = Tensor(matrix.data)
+    with pytest.raises(InputError, match=r"b is traced by JAX.*penstock\.jax\.solve"):
+        penstock.solve(LINE, Tensor(np.ones(60)))
+    with pytest.raises(InputError, match=r"A is traced by JAX"):
+        penstock.solve(matrix, np.ones(60))
+
+
+@pytest.mark.parametrize("kind", ["BCSR", "BCOO"])
+def test_sparse_jax(kind):
+    sparse = pytest.importorskip("jax.experimental.sparse")
+    A = getattr(sparse, kind).from_scipy_sparse(LINE.astype(np.float32))
+    result = penstock.solve(A, np.ones(60, dtype=np.float32), device="cpu")
+    np.testing.assert_allclose(LINE @ result.x, np.ones(60), atol=1e-3)
+    if kind == "BCOO":  # entries given twice, and places outside the matrix that fill it up
+        data, indices = np.append(LINE.data, [0.5, 0.5, 9.0]), np.concatenate([A.indices, [[3, 3], [3, 3], [60, 60]]])
+        B = sparse.BCOO((data.astype(np.float32), indices), shape=LINE.shape)
+        expected = LINE + scipy.sparse.csr_array(([1.0], ([3], [3])), shape=LINE.shape)
+        np.testing.assert_allclose(expected @ penstock.solve(B, np.ones(60)).x, np.ones(60), atol=1e-6)
