@@ -337,7 +337,7 @@ class PreparedSystem:
 
     @property
     def inverse(self) -> Inverse:
-        """The inverse of the matrix as an operator, whose products are solves to 1e-8; see :meth:`Inverse.to`."""
+        """The inverse of the matrix as an operator, whose products are solves to 1e-8; ``inverse.to(rtol)`` is another."""
         return Inverse(self, 1e-8)
 
     @property
