@@ -19,10 +19,14 @@ PAGES = [
     "how-to/from-disk",
     "how-to/gradients",
     "how-to/it-does-not-converge",
+    "how-to/loads-one-after-another",
     "how-to/many-load-cases",
+    "how-to/modes",
+    "how-to/new-values",
     "how-to/resume",
     "how-to/scikit-fem",
     "how-to/singular-and-free-systems",
+    "how-to/time-steps",
 ]
 BEAM = Cantilever(nodes=(33, 5, 5), dof=3)
 

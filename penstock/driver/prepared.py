@@ -125,7 +125,7 @@ class PreparedSystem:
     timings : dict
         Seconds of opening the matrix (``"open"``), of making the preconditioner (``"set up"``) and of the last ``"update"``.
     version : int
-        Number of updates so far.
+        Number of updates so far: two solves at the same version are of the same values.
 
     Examples
     --------
@@ -336,11 +336,6 @@ class PreparedSystem:
         return self._system.A.device
 
     @property
-    def version(self) -> int:
-        """Number of updates so far: two solves at the same version are of the same values."""
-        return self._updates
-
-    @property
     def matrix(self) -> Operator:
         """The matrix as an operator, in the caller's order of the unknowns; a product with a block is one pass."""
         return _in_callers_order(self._system.A, self._system.order)
@@ -353,7 +348,7 @@ class PreparedSystem:
 
     @property
     def inverse(self) -> Inverse:
-        """The inverse of the matrix as an operator, whose products are solves to 1e-8; see :meth:`Inverse.to`."""
+        """The inverse of the matrix as an operator, whose products are solves to 1e-8; ``inverse.to(rtol)`` is another."""
         return Inverse(self, 1e-8)
 
     @property

@@ -101,6 +101,10 @@ def solve(
         float32, so is x: the solve itself is in float64, to 6e-8 at best, and ``converged`` speaks of it; ``true_residual`` is
         that of the rounded x, which may be larger.
 
+    See Also
+    --------
+    prepare : Set the system up once, for many right-hand sides and for new values.
+
     Examples
     --------
     >>> import numpy as np, penstock, scipy.sparse

@@ -17,6 +17,7 @@ import endurance
 import foreign
 import mutations
 import numpy as np
+import prepared_systems
 import processes
 import scipy.io
 import scipy.sparse
@@ -78,8 +79,9 @@ def prepare(base: Path) -> None:
             whole_calls.singular,
             whole_calls.scaled,
             whole_calls.thresholds,
+            prepared_systems.prepared,
         ):
-            with contextlib.suppress(PenstockError):
+            with contextlib.suppress(PenstockError, AssertionError):  # faults are for the campaign itself
                 case(seed, base)
 
 
@@ -230,6 +232,7 @@ CASES = {
     "scaled rows": Kind(whole_calls.scaled),
     "singular": Kind(whole_calls.singular),
     "memory near a threshold": Kind(whole_calls.thresholds),
+    "prepared": Kind(prepared_systems.prepared),
     "store altered while open": Kind(processes.altered_while_open),
     "forks": Kind(processes.forks, every=5),
     "threads": Kind(processes.threads, every=5),
