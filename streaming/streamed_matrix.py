@@ -130,6 +130,9 @@ class StreamedMatrix(SweptMatrix):
         """
         if not self.plan.index.same_layout(store.index):
             raise InputError("the store is cut in another way than the one of this matrix; open a new StreamedMatrix")
+        if store is self.store:
+            self._sweeper.reload()
+            return
         before = self._sweeper
         before.close()
         self.store, self._sweeper = store, self._sweeper_of(store)

@@ -67,6 +67,7 @@ class Sweeper:
         self._sweeping = threading.Lock()  # the ring is used by one sweep at a time
         self._process = os.getpid()
         self._residents: Residents = {}
+        self._resident_buffers: list[tuple[int, Array]] = []
         self.executor: Executor | None = None
         storage = budget.allocate(self._purpose, plan.storage_nbytes, device)
         try:
@@ -107,7 +108,8 @@ class Sweeper:
         self.executor = make_executor(setup)
         for number, buffer in zip(all_numbers, structures or (), strict=False):
             self.executor.load(number, buffer, "structure")
-        for number, buffer in zip(numbers, resident, strict=True):
+        self._resident_buffers = list(zip(numbers, resident, strict=True))
+        for number, buffer in self._resident_buffers:
             self.executor.load(number, buffer, plan.part)
             structure = None if structures is None else structures[number]
             self._residents[number] = plan.index.view(number, buffer, structure)
@@ -199,6 +201,17 @@ class Sweeper:
         changes = empty or key.memory is None or self.plan.ring.sweeps == "cyclic"
         return SweepKey((*key.kernels, number % 2), None if changes else (*(key.memory or ()), number % 2))
 
+    def reload(self) -> None:
+        """Read anew what the device holds, after the values of the store have changed; captured sweeps stay."""
+        executor = self._opened()
+        self._renew_after_fork()
+        with self.device.current():
+            executor.drain()
+            for number, buffer in self._resident_buffers:
+                executor.load(number, buffer, self.plan.part)
+            executor.drain()
+        self._empty = True
+
     def go_on_from(self, other: Sweeper) -> None:
         """Take over the counters and the direction of a sweeper with the same plan, which is closed."""
         self.sweeps, self.bytes_streamed, self._number = other.sweeps, other.bytes_streamed, other._number
@@ -219,6 +232,7 @@ class Sweeper:
         """
         executor, self.executor = self.executor, None
         self._residents.clear()
+        self._resident_buffers.clear()
         try:
             if executor is not None and self._process == os.getpid():
                 with self.device.current():
