@@ -45,7 +45,7 @@ class Variant:
 
 def _one_power(experiment: Experiment) -> dict[str, Any]:
     """Return a preconditioner that needs one product per iteration."""
-    polynomial = experiment.preconditioner.degrees(streamed=True) != (1,)
+    polynomial = experiment.preconditioner.products_per_iteration(streamed=True) != (1,)
     return {"preconditioner": "block_jacobi" if polynomial else experiment.solver.chosen}
 
 
@@ -133,7 +133,7 @@ class Comparison(Study[str, ComparisonFolder]):
                 "seconds": solve_seconds(result),
                 "setup_seconds": result["seconds"].get("preconditioner"),
                 "preconditioner": spec.name,
-                "products": spec.degrees(streamed=True)[0],
+                "products": spec.products_per_iteration(streamed=True)[0],
             }
         ]
 

@@ -268,7 +268,7 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _devices_share_single_products(self) -> Experiment:
-        if self.memory.devices is not None and max(self.preconditioner.degrees(streamed=True)) > 1:
+        if self.memory.devices is not None and max(self.preconditioner.products_per_iteration(streamed=True)) > 1:
             raise ValueError(
                 f"many products of {self.solver.chosen} follow every transfer, which makes the GPU alone faster: leave out "
                 "memory.devices, or take solver.preconditioner: block_jacobi"

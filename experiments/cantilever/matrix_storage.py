@@ -76,14 +76,14 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     workload = functools.partial(_workload, experiment)
     if memory.budget is None:
         index = _symbolic_index(experiment, resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)
-        [degree] = spec.degrees(streamed=False)
+        [degree] = spec.products_per_iteration(streamed=False)
         return plan_stream(index, index.nbytes, workload(spec, degree), rates=rates)
     ring = Ring(slots=memory.slots, overlap=memory.overlap)
     if memory.store is not None and memory.store.exists():
         with FileStore(memory.store) as store:
             _check_store(store, experiment)
             index, reach = store.index, _reach(experiment, store.index)
-        degrees = spec.degrees(streamed=index.nbytes > memory.budget)
+        degrees = spec.products_per_iteration(streamed=index.nbytes > memory.budget)
         candidates: Iterable[Candidate] = (Candidate(index, workload(spec, degree), reach) for degree in degrees)
         return choose(candidates, memory.budget, ring, rates=rates)
     plans: list[StreamPlan] = []
@@ -108,12 +108,12 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     if plan.slots:
         check_streams(spec)
         return plan
-    [degree] = spec.degrees(streamed=False)  # it fits as a whole
+    [degree] = spec.products_per_iteration(streamed=False)  # it fits as a whole
     return plan_stream(plan.index, memory.budget, workload(spec, degree), ring, rates=rates)
 
 
 def _workload(experiment: Experiment, spec: PreconditionerSpec, degree: int) -> Workload:
-    nbytes, parts = workspace_nbytes(experiment, spec.with_degree(degree), experiment.cantilever().unknowns)
+    nbytes, parts = workspace_nbytes(experiment, spec.with_products(degree), experiment.cantilever().unknowns)
     expected = spec.iterations(degree)
     return Workload(experiment.columns, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=expected)
 
@@ -121,7 +121,7 @@ def _workload(experiment: Experiment, spec: PreconditionerSpec, degree: int) -> 
 def _streamed_workloads(experiment: Experiment) -> list[Workload]:
     """Return what may be computed with a streamed matrix: one workload for every degree between which a plan chooses."""
     spec = experiment.preconditioner
-    return [_workload(experiment, spec, degree) for degree in spec.degrees(streamed=True)]
+    return [_workload(experiment, spec, degree) for degree in spec.products_per_iteration(streamed=True)]
 
 
 def _symbolic_index(experiment: Experiment, format_name: str, count: int) -> MatrixIndex:
@@ -144,7 +144,7 @@ def _cuts(experiment: Experiment, format_name: str) -> Iterator[tuple[int, ...]]
             raise InputError(f"{format_name} can be cut into {limit} subdivisions at most, not {wanted}")
         yield (wanted,)
         return
-    if max(experiment.preconditioner.degrees(streamed=True)) > 1:
+    if max(experiment.preconditioner.products_per_iteration(streamed=True)) > 1:
         # Whole planes of nodes couple with their neighbours only, in a format that can be cut there.
         planes = cantilever.mesh.node_counts[0]
         yield tuple(sorted({min(count, limit) for count in range(1, planes + 1) if planes % count == 0}))

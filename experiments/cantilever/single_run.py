@@ -199,7 +199,7 @@ class SingleRun:
                 decided["slots"] = plan.slots
             memory = self.experiment.memory.model_copy(update=decided)
             solver = self.experiment.solver
-            spec = self.experiment.preconditioner.with_degree(plan.workload.degree)
+            spec = self.experiment.preconditioner.with_products(plan.workload.degree)
             solver = solver.model_copy(update=solver.options_of(spec))
             self.experiment = self.experiment.model_copy(update={"memory": memory, "solver": solver})
             self.folder.write_configuration(resolved(self.experiment))

@@ -167,7 +167,7 @@ class _Opener:
                 error.add_note("'penstock store STORE ANOTHER --slab SIZE' cuts a store into smaller subdivisions")
                 raise
         powers = placement.plan.powers_per_sweep
-        wanted = max(max(spec.degrees(streamed=True)) for spec in self.request.specs(1, streamed=True))
+        wanted = max(max(spec.products_per_iteration(streamed=True)) for spec in self.request.specs(1, streamed=True))
         if placement.plan.slots and powers < wanted and _REWRITE * store.index.nbytes < CPU.free_nbytes():
             with self.reporter.stage("read"):
                 whole = CsrMatrix.from_csr(read_whole(store), strategy="auto", check=False)

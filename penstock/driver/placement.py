@@ -78,7 +78,7 @@ def solve_candidates(
     cached, numbers = functools.cache(index_for), list(counts)
     reach_cached: dict[int, int] = {}
     for spec in specs:
-        for degree in spec.degrees(streamed=True):
+        for degree in spec.products_per_iteration(streamed=True):
             for count in numbers:
                 try:
                     index = cached(count)
@@ -208,10 +208,10 @@ def _place_streamed(
 
     order, extents = None, ColumnExtents.of(A.to_csr(), granularity)
     rough = functools.partial(_rough_index, statistics, smallest)
-    polynomials = any(degree > 1 for spec in specs for degree in spec.degrees(streamed=True))
+    polynomials = any(degree > 1 for spec in specs for degree in spec.products_per_iteration(streamed=True))
     if polynomials:
         given = best_plan(rough, extents, A.shape[0] // granularity)
-        if given.powers_per_sweep < max(max(spec.degrees(streamed=True)) for spec in specs):
+        if given.powers_per_sweep < max(max(spec.products_per_iteration(streamed=True)) for spec in specs):
             found = level_order(A.to_csr(), math.lcm(granularity, block_size))
             reordered = found.matrix(A.to_csr())
             other_extents = ColumnExtents.of(reordered, granularity)
@@ -246,9 +246,9 @@ def _resident(
     facts: list[tuple[str, str]],
     **converted: Any,
 ) -> Placement:
-    [degree, *_] = spec.degrees(streamed=False)
+    [degree, *_] = spec.products_per_iteration(streamed=False)
     plan = plan_stream(index, budget_nbytes, vectors.workload(request, spec, degree))
-    spec, together, solver_nbytes = spec.with_degree(degree), vectors.together, vectors.solver_nbytes
+    spec, together, solver_nbytes = spec.with_products(degree), vectors.together, vectors.solver_nbytes
     converted |= {"choices": ((spec, plan.workload),), "reasons": {spec.name: request.reason(spec, [spec])}}
     converted["method"] = request.chosen_method.label
     return Placement(plan, spec, together, solver_nbytes, nonzeros, tuple(facts), **converted)
@@ -264,9 +264,9 @@ def _streamed(
     **converted: Any,
 ) -> Placement:
     choices = tuple(
-        (spec.with_degree(degree), vectors.workload(request, spec, degree))
+        (spec.with_products(degree), vectors.workload(request, spec, degree))
         for spec in specs
-        for degree in spec.degrees(streamed=True)
+        for degree in spec.products_per_iteration(streamed=True)
     )
     spec = next(spec for spec, workload in choices if workload.degree == plan.workload.degree)
     reasons = {of.name: request.reason(of, specs) for of in specs}

@@ -181,9 +181,7 @@ class Placement:
     def explain(self) -> str:
         """Return the plan and the facts in words, one line each."""
         sides = f"blocks of {self.together} right-hand sides" if self.together > 1 else "one right-hand side"
-        number = getattr(self.spec, "degree", 1)
-        degree = f" of degree {number}" if isinstance(number, int) and number > 1 else ""
-        solver = f"{self.method} for {sides}, preconditioner {self.spec.name}{degree}"
+        solver = f"{self.method} for {sides}, preconditioner {self.spec.description}"
         why = self.reasons.get(self.spec.name, "because no coarse level suits this matrix")
         facts = [*self.facts, ("solver", solver), ("choice", f"{self.spec.name}: {why}")]
         return "\n".join([self.plan.explain(), *(f"{title:<11} {text}" for title, text in facts)])
@@ -217,7 +215,7 @@ class Vectors:
 
     def workload(self, request: Request, spec: PreconditionerSpec, degree: int) -> Workload:
         """Return what a plan must know of the solver."""
-        spec, iterations = spec.with_degree(degree), spec.iterations(degree)
+        spec, iterations = spec.with_products(degree), spec.iterations(degree)
         nbytes = self.nbytes(request, spec)
         parts = spec.parts(self.n, self.together, self.dtype, streamed_to_gpu=request.device.kind == "cuda")
         return Workload(self.together, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=iterations)
