@@ -37,7 +37,7 @@ from penstock.files.arrays import check_fits_memory
 from penstock.solvers import BlockSolveResult, IterationRecord, PreconditionerSpec, SolveResult, StopReason
 from penstock.spmv import InputError, Operator, parse_nbytes
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
-from penstock.streaming import StreamedMatrix
+from penstock.streaming import StreamedMatrix, StreamPlan
 
 __all__ = ["plan_file", "resume_solve", "solve_file"]
 
@@ -274,7 +274,7 @@ class _Run:
         """Write everything that a solve leaves besides the solution."""
         folder, A, placement, x = self.folder, system.A, system.placement, np.asarray(result.x)
         assert placement is not None, "a matrix in a file or a store is placed"
-        plan = placement.plan
+        plan = placement.plan if isinstance(placement.plan, StreamPlan) else placement.plan.as_stream_plan()
         streamed = A if isinstance(A, StreamedMatrix) else None
         # What was spent on the solve, not on the sweep that is recorded below.
         sweeps, moved = (streamed.sweeps, streamed.bytes_streamed) if streamed else (result.sweeps, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from penstock.driver.resident import Resident
 from penstock.solvers import (
     MethodChoice,
     OwnPreconditioner,
@@ -130,8 +131,8 @@ class Placement:
 
     Parameters
     ----------
-    plan : StreamPlan
-        It streams nothing if the matrix fits.
+    plan : StreamPlan or Resident
+        A StreamPlan streams nothing if the matrix of a store fits.
     spec : PreconditionerSpec
     together : int
         Right-hand sides that are solved together.
@@ -155,7 +156,7 @@ class Placement:
         What the method that solves is called.
     """
 
-    plan: StreamPlan
+    plan: StreamPlan | Resident
     spec: PreconditionerSpec
     together: int
     solver_nbytes: int
@@ -168,6 +169,12 @@ class Placement:
     reasons: dict[str, str] = field(default_factory=dict)
     method: str = "conjugate gradients"
 
+    @property
+    def stream_plan(self) -> StreamPlan:
+        """The plan of a matrix that is streamed, or of a store that is kept in memory."""
+        assert isinstance(self.plan, StreamPlan), "a resident matrix is not streamed"
+        return self.plan
+
     def replanned(self, plan: StreamPlan, why: str) -> Placement:
         """Return this placement with another plan for one of the choices."""
         spec = next(spec for spec, workload in self.choices if workload == plan.workload)
@@ -175,7 +182,7 @@ class Placement:
 
     def check_room(self, device: Device) -> None:
         """Refuse a plan for which the device has no room, with a BudgetError."""
-        needed = self.plan.storage_nbytes + self.plan.workload.workspace_nbytes
+        needed = self.plan.storage_nbytes + self.plan.workspace_nbytes
         check_room(device, needed, "matrix storage and vectors")
 
     def explain(self) -> str:

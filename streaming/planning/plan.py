@@ -107,6 +107,11 @@ class StreamPlan:
         return self.index.sizes[self.part][number]
 
     @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of the vectors of a solver, beside the budget."""
+        return self.workload.workspace_nbytes
+
+    @property
     def resident_nbytes(self) -> int:
         """Bytes of the resident subdivisions."""
         return sum(self.nbytes_of(number) for number in self.resident)
