@@ -58,8 +58,8 @@ def in_memory() -> tuple[set[str], set[str]]:
 def streamed() -> tuple[set[str], set[str]]:
     """Trace a matrix that is streamed, with a coarse level."""
     beam = Cantilever(nodes=(21, 3, 3), dof=3)
-    A, points = beam.matrix().to_csr(), beam.mesh.coordinates()
-    return traced(lambda: penstock.solve(A, beam.load(), device="cpu", coordinates=points, memory="150 KiB"))
+    A, b, points = beam.matrix().to_csr(), beam.load(), beam.mesh.coordinates()
+    return traced(lambda: penstock.solve(A, b, device="cpu", coordinates=points, memory="150 KiB"))
 
 
 if __name__ == "__main__":
