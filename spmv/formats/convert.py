@@ -121,9 +121,26 @@ def chunks_of_blocks(
     Blocks that hold any stored entry are stored whole, with zeros where nothing was stored; ``upper`` as for
     :func:`count_blocks`.
     """
-    xp, block_rows, blocks = A.device.xp, A.shape[0] // size, int(offsets[-1])
+    xp, blocks = A.device.xp, int(offsets[-1])
     column_indices = xp.full(blocks, -1, dtype=np.int32)
     values = xp.zeros(blocks * size * size, dtype=values_dtype)
+    fill_blocks(A, size, permutation, offsets, height, column_indices, values, upper=upper)
+    return column_indices, values
+
+
+def fill_blocks(
+    A: CsrMatrix,
+    size: int,
+    permutation: Array,
+    offsets: Array,
+    height: int,
+    column_indices: Array,
+    values: Array,
+    *,
+    upper: int | None = None,
+) -> None:
+    """Write the entries of ``A`` into chunks with room for its blocks, on its device; as :func:`chunks_of_blocks`."""
+    block_rows, offsets = A.shape[0] // size, offsets.astype(np.int64, copy=False)
     source, target = (A.row_offsets, A.column_indices, A.values), (permutation, offsets, column_indices, values)
     if A.device.kind == "cpu":
         _fill_blocks(block_rows, size, first_kept(upper), height, wide_offsets(A.row_offsets), *source[1:], *target)
@@ -133,7 +150,6 @@ def chunks_of_blocks(
         function = CONVERSION_KERNELS.function(f"fill_blocks<{names}, {size}>")
         scalars = (np.int64(block_rows), np.int32(upper is not None), np.int64(height))
         launch(function, 8 * block_rows, 256, (*scalars, *source, np.int32(permutation.size > 0), *target))
-    return column_indices, values
 
 
 def stored_blocks(
