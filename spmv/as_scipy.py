@@ -13,8 +13,6 @@ import numpy as np
 from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
 
-__all__ = ["Combination", "LikeScipy"]
-
 
 class LikeScipy(ABC):
     """Base of operators that behave like matrices of SciPy: all that follows from ``apply``."""
@@ -140,18 +138,8 @@ class LikeScipy(ABC):
 class Combination(LikeScipy):
     """A sum of operators and of matrices of SciPy, CuPy or NumPy, each times a number.
 
-    Its type is the widest of theirs. Values in float32 stay as they are stored, and are multiplied by vectors in float64 if any
-    part has float64.
-
-    Parameters
-    ----------
-    terms : list of (float, object)
-        The first operator of penstock decides the device.
-
-    Raises
-    ------
-    InputError
-        If shapes or devices differ, a part is complex, or a streamed matrix would have to take wider vectors.
+    Its type is the widest of theirs. Values in float32 stay as they are stored, and are multiplied by vectors in float64 if
+    any part has float64. The first operator of penstock decides the device.
     """
 
     def __init__(self, terms: list[Term]) -> None:

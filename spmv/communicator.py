@@ -10,8 +10,6 @@ import numpy as np
 
 from penstock.spmv.device import Array
 
-__all__ = ["ALONE", "Alone", "Communicator", "communicator_of"]
-
 Numbers = np.ndarray[Any, Any]
 
 

@@ -15,8 +15,6 @@ from penstock.spmv.formats import BsrMatrix, CsrMatrix, SparseMatrix
 from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.operator import Operator, ValidatedOperator
 
-__all__ = ["FunctionOperator", "as_operator"]
-
 
 class FunctionOperator(ValidatedOperator):
     """An operator defined by a function that maps a vector, or a block of vectors, to its image.

@@ -12,17 +12,6 @@
 Each also derives from the matching built-in exception, so ``except ValueError`` keeps working.
 """
 
-__all__ = [
-    "BudgetError",
-    "DeviceError",
-    "InputError",
-    "NotConvergedError",
-    "NotConvergedWarning",
-    "PenstockError",
-    "StoreError",
-    "advice_on_type",
-]
-
 
 class PenstockError(Exception):
     """Base of all errors raised by penstock.

@@ -8,8 +8,6 @@ import numpy as np
 
 from penstock.spmv.device import Array
 
-__all__ = ["as_array", "is_foreign"]
-
 _CUDA = 2  # of DLPack's numbers of devices
 
 

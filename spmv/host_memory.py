@@ -11,8 +11,6 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["available_nbytes"]
-
 
 def available_nbytes() -> int:
     """Return the bytes that this process may still take: what the system has, its control groups and its limits leave."""

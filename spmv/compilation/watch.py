@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from numba.core import event
 
-__all__ = ["compile_seconds", "compiling", "seconds_without_compiling", "watched_compilation"]
-
 Listener = Callable[[], object]
 
 

@@ -11,19 +11,12 @@ from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
 
-__all__ = ["cut_rows", "row_slabs"]
-
 
 def cut_rows(A: SparseMatrix, parts: int) -> list[int]:
     """Return ``parts + 1`` row numbers that cut a matrix on the CPU into slabs with nearly equal numbers of stored entries.
 
     No slab is empty, and all but the last end at a multiple of the granularity. Formats without offsets of rows or chunks are
     cut into equal numbers of rows.
-
-    Raises
-    ------
-    InputError
-        If the matrix has fewer granules than parts.
     """
     granules = -(-A.shape[0] // A.row_granularity)
     if not 1 <= parts <= granules:

@@ -13,8 +13,6 @@ from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix
 
-__all__ = ["Pattern"]
-
 # Entries of an array that share a checksum; on a GPU this many are worked on at once, in four times as much memory.
 _PIECE, _PIECE_ON_GPU = 1 << 12, 1 << 22
 # Odd numbers with well mixed bits (Steele, Lea and Flood 2014, SplitMix64).
@@ -23,18 +21,9 @@ _PLACE, _MIX, _MIX_AGAIN = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 
 @dataclass(frozen=True)
 class Pattern:
-    """The checksums of a CSR matrix's row offsets and column indices.
+    """The checksums of a CSR matrix's row offsets and column indices, one for every ``piece`` entries.
 
     Two matrices with the same checksums have the same pattern, but for a chance of 2^-64.
-
-    Parameters
-    ----------
-    shape : tuple of int
-    nnz : int
-    row_offsets, column_indices : uint64 array
-        Of consecutive pieces of the two arrays.
-    piece : int
-        Entries in a piece.
 
     Examples
     --------
@@ -57,13 +46,7 @@ class Pattern:
         return cls(A.shape, A.nnz, offsets, columns, piece)
 
     def check(self, A: CsrMatrix, name: str = "the new matrix") -> None:
-        """Refuse a matrix with another pattern.
-
-        Raises
-        ------
-        InputError
-            The message says what differs, and about where.
-        """
+        """Raise an InputError that says what differs, and about where, unless a matrix has this pattern."""
         if self.shape != A.shape:
             raise InputError(f"{name} has shape {A.shape}, the prepared one {self.shape}; prepare the new one")
         offsets = _checksums(A.device, A.row_offsets, self.piece)

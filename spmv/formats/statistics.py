@@ -16,8 +16,6 @@ from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX, LARGEST_DENSE_BLOCK, check_block_size
 from penstock.spmv.formats.symmetry import CONVERSION_KERNELS, Symmetry, measure_symmetry
 
-__all__ = ["MatrixStatistics", "count_blocks", "first_kept", "next_block", "wide_offsets"]
-
 #: Blocks are worth a blocked format if more than this share of their scalars is stored.
 _WORTHWHILE_FILL = 0.5
 
@@ -131,27 +129,10 @@ def count_blocks(
     *,
     upper: int | None = None,
 ) -> Array:
-    """Count the blocks of ``size`` x ``size`` that each block row of a CSR matrix needs.
+    """Count the blocks of ``size`` x ``size`` that each block row of a CSR matrix needs: int64, (block rows,).
 
-    Parameters
-    ----------
-    device : Device
-        Where the arrays live.
-    shape : (int, int)
-    row_offsets, column_indices : array
-    size : int
-    upper : int, optional
-        Leave out the blocks left of the diagonal. The number of the first block row in the matrix that this is a slab of, 0 for
-        a whole matrix; slabs are converted on the CPU.
-
-    Returns
-    -------
-    int64 array, (block rows,)
-
-    Raises
-    ------
-    InputError
-        If the block size is not 1 to 8, or does not divide the shape.
+    ``upper`` leaves out the blocks left of the diagonal: the number of the first block row in the matrix of which this is a
+    slab. Slabs are converted on the CPU.
     """
     if not 1 <= size <= LARGEST_DENSE_BLOCK:
         largest = LARGEST_DENSE_BLOCK

@@ -18,8 +18,6 @@ from penstock.spmv.model.roofline import predicted_seconds
 from penstock.spmv.model.timing import time_by_host_clock
 from penstock.spmv.sizes import format_nbytes
 
-__all__ = ["Suggestion", "rank_formats", "suggest_format"]
-
 _NOMINAL_BANDWIDTH = {"cpu": 30e9, "cuda": 4.4e12}
 
 
@@ -136,16 +134,9 @@ def suggest_format(
 def rank_formats(
     statistics: MatrixStatistics, device_kind: str, columns: int = 1, *, bandwidth: float | None = None
 ) -> list[Suggestion]:
-    """Rank all registered formats by the time of a product that the roofline model and their efficiency predict; pure.
+    """Rank all registered formats by the product time that the roofline model and their efficiency predict.
 
-    Parameters
-    ----------
-    statistics : MatrixStatistics
-    device_kind : {"cpu", "cuda"}
-    columns : int
-        Vectors that are multiplied at once.
-    bandwidth : float, optional
-        Bytes a second; by default a nominal one, which ranks just as well.
+    A bandwidth in bytes per second may replace the nominal one, which ranks just as well.
     """
     rate = bandwidth or _NOMINAL_BANDWIDTH[device_kind]
     ranking = []

@@ -11,27 +11,14 @@ from penstock.spmv.formats.convert import scalar_triplets, stored_blocks
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.products.block_rows import BlockRows, block_rows, row_numbers
 
-__all__ = ["Completion", "stored_size"]
-
 #: Block rows, block columns and blocks.
 _Blocks = tuple[Array, Array, Array]
 
 
 class Completion:
-    """Completes rows of which half is stored by the mirror images of earlier rows.
+    """Completes rows of a matrix whose half is stored, by the mirror images of earlier rows.
 
-    It gathers slabs until their blocks take ``enough`` bytes, which makes them worth a visit.
-
-    Parameters
-    ----------
-    format_name : str
-        Format of the slabs.
-    block_size : int
-        Rows of the blocks that are visited.
-    visit : callable
-        Receives complete rows, in ascending order.
-    enough : int
-        Bytes.
+    ``visit`` receives complete rows in ascending order, once the blocks of the slabs gathered take ``enough`` bytes.
     """
 
     def __init__(self, format_name: str, block_size: int, visit: Callable[[BlockRows], None], enough: int = 0) -> None:

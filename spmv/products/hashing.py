@@ -12,18 +12,6 @@ from penstock.spmv import Array, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, multiprocessors, shared_limit, type_names
 from penstock.spmv.products.block_rows import BlockRows
 
-__all__ = [
-    "BLOCK_LANES",
-    "LANES",
-    "PARTS",
-    "PRODUCT_KERNELS",
-    "Bin",
-    "Purpose",
-    "bins_of_bounds",
-    "bins_of_offsets",
-    "run",
-]
-
 
 class Purpose(IntEnum):
     """What the rows of a product are made for."""
@@ -52,17 +40,7 @@ _DENSE_NBYTES = 128 << 20
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows whose tables have the same length.
-
-    Parameters
-    ----------
-    exponent : int
-        Tables have ``2**exponent`` slots; 15 means dense rows.
-    count : int
-        How many rows.
-    rows : int32 array, (count,), or None
-        None: all rows.
-    """
+    """Rows whose tables have ``2**exponent`` slots, 15 for dense rows; ``rows`` is None for all rows."""
 
     exponent: int
     count: int
@@ -121,20 +99,10 @@ def run(
     counts: Array | None,
     C: tuple[Array, ...],
 ) -> None:
-    """Make the rows of all bins.
+    """Make the rows of all bins; arrays that the purpose does not need are None.
 
-    Parameters
-    ----------
-    purpose : Purpose
-    bins : list of Bin
-    A, B : BlockRows
-        For :attr:`Purpose.VALUES` with blocks of one row and column, of one type.
-    width : int
-        Columns of B.
-    counts : int64 array, (rows,), or None
-        Receives the number of columns of every row, for :attr:`Purpose.COUNT`.
-    C : (offsets, columns, values)
-        Of the product; what the purpose does not need is None.
+    ``counts``, int64, receives the number of columns of every row for :attr:`Purpose.COUNT`; ``C`` holds offsets, columns and
+    values of the product. For :attr:`Purpose.VALUES`, A and B have blocks of one row and column, of one type.
     """
     with_values = purpose == Purpose.VALUES
     type_name = type_names(A.blocks) if with_values else "double"

@@ -23,18 +23,6 @@ from penstock.spmv.products.block_products import allocated, counted_cuda, produ
 from penstock.spmv.products.block_rows import BlockRows, as_csr, csr_of, rows_of
 from penstock.spmv.products.hashing import Bin, Purpose, bins_of_offsets, run
 
-__all__ = [
-    "GalerkinPattern",
-    "ProductPattern",
-    "as_matrix",
-    "galerkin",
-    "galerkin_pattern",
-    "multiply",
-    "product_of_rows",
-    "product_pattern",
-    "transpose",
-]
-
 #: What products return: square blocks of up to 8 rows as BSR, others as rows of blocks.
 Product = CsrMatrix | BsrMatrix | BlockRows
 

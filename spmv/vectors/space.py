@@ -19,8 +19,6 @@ from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array, Device
 from penstock.spmv.operator import Operator
 
-__all__ = ["CHUNK", "SERIAL_CHUNKS", "VECTOR_KERNELS", "VectorSpace", "dot_of_range"]
-
 VECTOR_KERNELS = CudaSource("penstock.spmv.kernels", "vectors.cu")
 
 #: Rows that one thread sums at a time on the CPU.
