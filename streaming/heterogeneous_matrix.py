@@ -24,8 +24,6 @@ from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.host_store import HostStore
 from penstock.streaming.swept_matrix import SweptMatrix
 
-__all__ = ["HeterogeneousMatrix"]
-
 _FIRST_NBYTES = 256 << 20  # by which the rate of the CPU alone is measured
 _ROUNDS, _PRODUCTS = 4, 3  # of measuring both and dividing again, and products that are timed in each
 _WARM = 4  # products before: one in each direction is started kernel by kernel, and the next two are captured

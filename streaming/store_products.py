@@ -17,8 +17,6 @@ from penstock.spmv.products.multiply import as_matrix, multiply
 from penstock.streaming import FileStore, Store
 from penstock.streaming.stores.buffers import aligned_buffer
 
-__all__ = ["complete_slabs", "multiply_store"]
-
 
 def multiply_store(
     store: Store | str | Path,

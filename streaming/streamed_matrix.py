@@ -35,8 +35,6 @@ from penstock.streaming.stores.given import as_store
 from penstock.streaming.swept_matrix import SweptMatrix
 from penstock.streaming.wavefront import wavefront_visit
 
-__all__ = ["StreamedMatrix"]
-
 
 class StreamedMatrix(SweptMatrix):
     """Multiply by a stored matrix that is streamed, subdivision by subdivision, through a memory budget.

@@ -14,8 +14,6 @@ from penstock.streaming.planning.plan import StreamPlan
 from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.base import Store
 
-__all__ = ["Sweeps", "SweptMatrix"]
-
 
 @runtime_checkable
 class Sweeps(Protocol):

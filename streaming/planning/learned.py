@@ -9,25 +9,17 @@ from penstock.streaming.planning.estimate import LinkRates, SweepTimes
 from penstock.streaming.planning.plan import StreamPlan
 from penstock.streaming.planning.timeline import SpanKind, Timeline
 
-__all__ = ["APART", "learned_rates"]
-
 #: Predictions within this factor are good enough to plan with.
 APART = 1.5
 
 
 def learned_rates(plan: StreamPlan, timeline: Timeline) -> LinkRates | None:
-    """Return the rates of a plan, corrected so that they predict a recorded sweep with one product; None if they do.
+    """Return the rates of a plan, corrected so that they predict a recorded sweep with one product; None if they do already.
 
-    Transfers and products are looked at apart. Those that took more than one and a half times as long as predicted correct the
-    rate and the time to start them by that factor. Those that took less than two thirds of it correct the time to start them
-    alone, if that explains it: starts are what other processes disturb most while rates are measured.
-
-    Parameters
-    ----------
-    plan : StreamPlan
-        Whose sweep was recorded.
-    timeline : Timeline
-        Of a sweep that computed one product with each subdivision, of as many vectors as the plan is for.
+    The timeline is of as many vectors as the plan. Transfers and products are corrected separately. Those that took more than
+    one and a half times as long as predicted correct the rate and the time to start them by that factor. Those that took less
+    than two thirds of it correct the time to start them alone, if that explains it: starts are what other processes disturb
+    most while rates are measured.
     """
     rates = plan.rates
     if rates is None:

@@ -9,8 +9,6 @@ from typing import Literal, get_args
 
 from penstock.spmv import InputError
 
-__all__ = ["Compute", "Copy", "HazardError", "Release", "Schedule", "Step", "SweepOrder", "check_hazards"]
-
 #: How successive sweeps are connected: see :class:`Schedule`.
 SweepOrder = Literal["alternate", "cyclic", "restart"]
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from penstock.spmv import InputError
 from penstock.streaming.planning.schedule import SweepOrder, check_sweep_order
 
-__all__ = ["Ring", "Workload"]
-
 
 @dataclass(frozen=True)
 class Workload:

@@ -21,8 +21,6 @@ from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, pack, row_slabs_of
 from penstock.streaming.stores.store_place import StorePlace, writing
 
-__all__ = ["STORE_FILES", "FileStore"]
-
 _VERSION = 2
 _INDEX, _DATA = "index.json", "slabs.bin"
 #: The files of a store.

@@ -15,8 +15,6 @@ from penstock.streaming.stores.file_store import FileStore
 from penstock.streaming.stores.host_store import HostStore
 from penstock.streaming.stores.packing import as_matrix
 
-__all__ = ["as_store"]
-
 # Subdivisions of which the budget has room for about eight, but not more than a sweep can well start.
 _IN_BUDGET, _MOST = 8, 512
 
@@ -24,18 +22,7 @@ _IN_BUDGET, _MOST = 8, 512
 def as_store(given: Any, budget_nbytes: int, resources: ExitStack) -> Store:
     """Return a store for a store, the folder of one, or a matrix on the host, which is streamed from its own arrays.
 
-    Parameters
-    ----------
-    given : Store, path, SciPy matrix or penstock format
-    budget_nbytes : int
-        Through which it will be streamed: a matrix is cut to suit it.
-    resources : ExitStack
-        Closes what is opened here.
-
-    Raises
-    ------
-    InputError
-        If it is none of these.
+    A matrix is cut to suit a budget of ``budget_nbytes``; ``resources`` closes what is opened here.
     """
     if isinstance(given, str | Path):
         if Path(given).is_file():

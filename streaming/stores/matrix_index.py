@@ -22,8 +22,6 @@ from penstock.spmv import (
 )
 from penstock.streaming.stores.buffers import PAGE_NBYTES
 
-__all__ = ["ArrayField", "MatrixIndex", "Part", "Subdivision", "lay_out"]
-
 #: The part of a subdivision to read: the whole, the structure (offsets and indices), or the values.
 Part = Literal["whole", "structure", "values"]
 

@@ -18,8 +18,6 @@ from penstock.streaming.stores.file_store import STORE_FILES, FileStore
 from penstock.streaming.stores.packing import symmetric_slabs
 from penstock.streaming.stores.store_place import StorePlace, partial_folder, writing
 
-__all__ = ["StoreBuilder"]
-
 Numbers = np.ndarray[Any, Any]
 
 # Bytes of an entry in a run, and at most while a run is sorted: rows, columns and values, their order, and a copy of each.
