@@ -15,8 +15,6 @@ from penstock.spmv.device import CPU, Device
 from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.products.block_rows import csr_of
 
-__all__ = ["Coupling", "columns_within", "split_rows"]
-
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 

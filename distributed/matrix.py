@@ -15,8 +15,6 @@ from penstock.spmv import CPU, Array, Device, InputError, ValidatedOperator, as_
 from penstock.spmv.operator import HasAbsoluteProduct, HasDiagonalBlocks, unchecked_product
 from penstock.spmv.products.block_rows import csr_of
 
-__all__ = ["DistributedMatrix"]
-
 
 class DistributedMatrix(ValidatedOperator):
     """This rank's rows of a square matrix: a square that needs no messages, and a coupling with each neighbour.

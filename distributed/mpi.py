@@ -17,8 +17,6 @@ from penstock.host.threads import THREADS_ARE_GIVEN, bound_cores
 from penstock.spmv import CPU, Array, Device, DeviceError, InputError, PenstockError, device_of
 from penstock.spmv.device import cuda_device_count
 
-__all__ = ["Exchange", "MpiCommunicator", "Pair", "gpu_of_rank"]
-
 Numbers = np.ndarray[Any, Any]
 #: What a rank sends to a neighbour and receives from it: ``(neighbour, outgoing, incoming)``.
 Pair = tuple[int, Array, Array]

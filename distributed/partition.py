@@ -10,8 +10,6 @@ import numpy as np
 
 from penstock.spmv import InputError
 
-__all__ = ["RowPartition"]
-
 
 @dataclass(frozen=True)
 class RowPartition:

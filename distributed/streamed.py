@@ -20,8 +20,6 @@ from penstock.spmv.vectors.recurrence import Recurrence
 from penstock.streaming import MemoryBudget, Store, StreamedMatrix, Timeline
 from penstock.streaming.planning.schedule import HazardError
 
-__all__ = ["DistributedStreamedMatrix"]
-
 
 class DistributedStreamedMatrix(DistributedMatrix):
     """A distributed matrix whose squares are streamed, each by its rank; the couplings stay in memory.

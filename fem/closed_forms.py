@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["cosine_mode", "cosine_mode_source", "timoshenko_tip_deflection", "uniform_source_profile"]
-
 Array = np.ndarray[Any, Any]
 
 
