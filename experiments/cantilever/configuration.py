@@ -25,8 +25,6 @@ from penstock.fem import (
 from penstock.solvers import METHODS, PRECONDITIONERS, PreconditionerSpec, method_named, preconditioner_spec
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
-__all__ = ["Experiment", "read_configuration", "read_experiment"]
-
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NodeCount = Annotated[int, Field(ge=2)]
 _MOST_NODES, _MOST_SAMPLES = 10**12, 100_000

@@ -8,8 +8,6 @@ from typing import Any
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.spmv.compilation.ahead import Compilation, CompileTask
 
-__all__ = ["start_compilation"]
-
 _CALLS, _COARSE = "penstock.driver.kernel_calls", "penstock.solvers.coarse"
 
 

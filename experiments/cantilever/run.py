@@ -13,8 +13,6 @@ from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.progress import Reporter
 from penstock.spmv import InputError
 
-__all__ = ["RunOutcome", "resume_experiment", "run_experiment"]
-
 
 def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: Reporter | None = None) -> RunOutcome:
     """Run an experiment from the start.

@@ -10,8 +10,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from penstock.fem.assembly import ASSEMBLED_FORMATS
 from penstock.spmv import parse_nbytes
 
-__all__ = ["FormatName", "MemorySection", "Section", "Size", "SubdivisionCount"]
-
 Size = Annotated[int, BeforeValidator(parse_nbytes)]
 #: A plan simulates every subdivision; so many take a quarter of a minute, and of 500 GB each then has 30 MB.
 SubdivisionCount = Annotated[int, Field(ge=1, le=16_384)]

@@ -24,9 +24,10 @@ from penstock.experiments.cantilever.matrix_storage import (
 )
 from penstock.experiments.cantilever.resumption import check_resumes, settings_of_system
 from penstock.experiments.cantilever.tips import beam_theory, quantities, tips
+from penstock.experiments.reporting.atomic import write_json
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
 from penstock.experiments.reporting.environment import describe_environment
-from penstock.experiments.reporting.folder import ResultsFolder, write_json
+from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
@@ -37,8 +38,6 @@ from penstock.spmv.compilation.ahead import Compilation
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 from penstock.streaming import HeterogeneousMatrix, LinkRates, MemoryBudget, Store, StreamedMatrix, StreamPlan, Sweeps
 from penstock.streaming.execution.budget import check_room
-
-__all__ = ["SingleRun", "resolved"]
 
 
 def resolved(experiment: Experiment) -> dict[str, Any]:

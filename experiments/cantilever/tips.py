@@ -9,8 +9,6 @@ import numpy as np
 from penstock.experiments.cantilever.configuration import LoadCase, LoadSection
 from penstock.fem import Cantilever, LinearElasticity, UniformMaterial, timoshenko_tip_deflection
 
-__all__ = ["beam_theory", "quantities", "tips"]
-
 _DEFLECTION, _TWIST, _TEMPERATURE = "tip deflection", "tip twist", "tip temperature"
 #: Lengths of a beam in its heights from which on the theory of beams is worth a comparison.
 _SLENDER = 3.0

@@ -24,8 +24,6 @@ from penstock.solvers.triangular.block_entries import SIZES
 from penstock.spmv import BsrMatrix, CsrMatrix, Device, InputError
 from penstock.spmv.model.timing import time_by_host_clock, time_once
 
-__all__ = ["OPERATIONS", "OperationFolder", "OperationStudy", "operations_table"]
-
 #: What is timed of one matrix: calls by name, the seconds of their set-ups, and those of other libraries.
 Ways = tuple[dict[str, Callable[[], Any]], dict[str, float], dict[str, Callable[[], Any]]]
 
@@ -109,20 +107,7 @@ OPERATIONS: dict[str, Callable[[NamedMatrix, Device], Ways]] = {
 
 
 class OperationStudy(Study[NamedMatrix, OperationFolder]):
-    """Times an operation with matrices; a point is a matrix.
-
-    Parameters
-    ----------
-    operation : str
-        A key of :data:`OPERATIONS`.
-    matrices : sequence of NamedMatrix
-    device : Device
-    directory : path
-        Folder for the records.
-    repeats : int
-        Samples of each.
-    reporter : Reporter, optional
-    """
+    """Times an operation (a key of :data:`OPERATIONS`) with matrices; a point is a matrix."""
 
     def __init__(
         self,

@@ -8,21 +8,6 @@ from typing import Any
 from penstock.experiments.formats.peers import PEER_LABELS
 from penstock.spmv import format_names
 
-__all__ = [
-    "DEFAULT_THREADS",
-    "Limits",
-    "Record",
-    "Records",
-    "all_seconds",
-    "competitors_in",
-    "format_seconds",
-    "gflops",
-    "is_default",
-    "matrices_of",
-    "peer_seconds",
-    "vendor_in",
-]
-
 Record = Mapping[str, Any]
 Records = Sequence[Record]
 Limits = Mapping[str, float]

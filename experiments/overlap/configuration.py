@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from penstock.experiments.cantilever.configuration import MaterialSection, Model, NodeCount, read_configuration
+from penstock.experiments.cantilever.configuration import MaterialSection, Model, NodeCount
 from penstock.experiments.cantilever.sections import FormatName, Section, Size, SubdivisionCount
+from penstock.experiments.reporting.yaml_files import read_configuration
 from penstock.fem import Cantilever
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
-
-__all__ = ["OverlapCase", "OverlapStudy", "read_overlap_study"]
 
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
 Columns = Annotated[int, Field(ge=1, le=LARGEST_VECTOR_BLOCK)]

@@ -17,16 +17,6 @@ from penstock.fem import BoxMesh
 from penstock.streaming import Timeline
 from penstock.streaming.planning.timeline import SpanKind
 
-__all__ = [
-    "draw_comparison",
-    "draw_convergence",
-    "draw_deformed",
-    "draw_monte_carlo",
-    "draw_spans",
-    "draw_timeline",
-    "draw_tip_deflections",
-]
-
 _BLUE, _ORANGE, _GREEN, _GREY = "#1f6fb2", "#e07b28", "#3f8f5a", "#8a8f98"
 _ROWS: dict[SpanKind, tuple[str, str]] = {
     "compute": ("kernels", _BLUE),
@@ -180,15 +170,7 @@ def draw_spans(axes: Any, timeline: Timeline) -> None:
 
 
 def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any], title: str = "") -> None:
-    """Draw the box, displaced by the solution and coloured by its magnitude; a temperature only colours it.
-
-    Parameters
-    ----------
-    path : path
-    mesh : BoxMesh
-    solution : array, (nodes, dof)
-    title : str
-    """
+    """Draw the box, displaced by the solution ``(nodes, dof)`` and coloured by its magnitude; a temperature only colours it."""
     values = np.asarray(solution, dtype=float).reshape(*mesh.node_counts, -1)
     moves = values.shape[-1] >= 3
     displacement = values[..., :3] if moves else np.zeros((*mesh.node_counts, 3))

@@ -11,14 +11,12 @@ from typing import Any, ClassVar
 import h5py
 import numpy as np
 
-from penstock.experiments.reporting.atomic import replacing, write_json, write_text
+from penstock.experiments.reporting.atomic import replacing, write_text
 from penstock.experiments.reporting.base_folder import BaseFolder
 from penstock.experiments.reporting.progress import Reporter
 from penstock.experiments.reporting.summary import quantity_of, summary_of
 from penstock.fem import Cantilever, vtkhdf_writer
 from penstock.streaming import Timeline
-
-__all__ = ["FIELD_NAMES", "ResultsFolder", "write_json", "write_text"]
 
 FIELD_NAMES = {1: "temperature", 3: "displacement", 6: "displacement"}
 

@@ -15,8 +15,6 @@ from penstock.spmv import Array, Operator, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 from penstock.streaming import HeterogeneousMatrix, StreamedMatrix, StreamPlan, Sweeps
 
-__all__ = ["columns_of", "describe_solve", "reason_of", "record_sweep", "worst"]
-
 
 def columns_of(result: SolveResult | BlockSolveResult) -> tuple[SolveResult, ...]:
     """Return the results of all right-hand sides."""
@@ -53,21 +51,7 @@ def describe_solve(
 ) -> dict[str, Any]:
     """Return the solver's result, its time and traffic, and both as fractions of the measured rates.
 
-    Parameters
-    ----------
-    A : Operator
-        One that sweeps, or a resident matrix.
-    plan : StreamPlan
-    result : SolveResult or BlockSolveResult
-    rtol : float
-    sweeps, bytes_streamed : int
-        Of the whole solve, including earlier runs that it was resumed from.
-    seconds : float
-        Of the whole solve, likewise.
-    budget_nbytes : int or None
-        Budget for matrix storage, if there was one.
-    links : int
-        Over which the bytes were streamed.
+    Sweeps, bytes and seconds are of the whole solve, including earlier runs from which it was resumed, over ``links`` links.
     """
     predicted = A.division.seconds if isinstance(A, HeterogeneousMatrix) else plan.predicted_seconds()
     nbytes, rates, shown = plan.index.nbytes, plan.rates, worst(result)

@@ -6,9 +6,6 @@ from typing import Any
 
 from penstock.spmv import format_nbytes
 
-__all__ = ["quantity_of", "solve_seconds", "summary_of"]
-
-
 #: A model has no units of its own: its results have those of the numbers that were given.
 _UNITS = {
     "tip deflection": "in the model's unit of length",

@@ -12,8 +12,6 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.spmv import InputError, format_nbytes
 
-__all__ = ["read_configuration"]
-
 Configuration = TypeVar("Configuration", bound=BaseModel)
 
 _MOST_NBYTES, _MOST_VALUES, _DEEPEST, _LONGEST_VALUE = 1 << 20, 10_000, 30, 4_000

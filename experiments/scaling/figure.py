@@ -10,8 +10,6 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from penstock.experiments.scaling.forecast import Forecast
 
-__all__ = ["draw_scaling"]
-
 _BLUE, _ORANGE, _GREY = "#1f6fb2", "#e07b28", "#8a8f98"
 
 

@@ -12,8 +12,6 @@ from penstock.spmv import BudgetError, InputError, PenstockError, format_nbytes
 from penstock.streaming import LinkRates, StreamPlan
 from penstock.streaming.planning.estimate import EFFICIENCY
 
-__all__ = ["Forecast", "Wires", "default_ranks", "forecast", "forecasts"]
-
 _VALUE_NBYTES = 8
 # Passes over vectors in an iteration of cg, and in one with a coarse level.
 _PASSES, _PASSES_WITH_LEVEL = 14, 45
@@ -118,24 +116,10 @@ class Forecast:
 
 
 def forecast(experiment: Experiment, ranks: int, gpu_nbytes: int, rates: LinkRates, wires: Wires) -> Forecast:
-    """Forecast an experiment whose planes of nodes are shared out among ranks, with a GPU each.
+    """Forecast an experiment whose planes of nodes are split among ranks, with a GPU of ``gpu_nbytes`` and these rates each.
 
-    A rank's sweep is planned like an experiment with its planes, at the given rates of link and memory.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    ranks : int
-    gpu_nbytes : int
-        Memory of each GPU.
-    rates : LinkRates
-        Of each GPU.
-    wires : Wires
-
-    Raises
-    ------
-    BudgetError
-        If the vectors of a rank do not fit, or leave too little for a ring.
+    A rank's sweep is planned like an experiment with its planes. Raises a BudgetError if the vectors of a rank do not fit, or
+    leave too little memory for a ring.
     """
     along, *across = experiment.cantilever().mesh.node_counts
     planes = -(-along // ranks)

@@ -10,8 +10,6 @@ from rich.table import Table
 from penstock.experiments.scaling.forecast import Forecast
 from penstock.spmv import format_nbytes
 
-__all__ = ["scaling_table"]
-
 
 def scaling_table(found: Sequence[Forecast]) -> Table:
     """Return a table with a row for each number of ranks; efficiency is against the first."""

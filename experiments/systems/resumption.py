@@ -13,15 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement
+from penstock.experiments.reporting.atomic import write_json
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
-from penstock.experiments.reporting.folder import ResultsFolder, write_json
+from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.systems.solve_request import SolveRequest
 from penstock.solvers import IterationRecord, PreconditionerSpec, preconditioner_spec
 from penstock.spmv import Device, InputError, StoreError
 from penstock.spmv.compilation.watch import seconds_without_compiling
 from penstock.streaming import StreamedMatrix
-
-__all__ = ["Checkpoints", "decided_spec", "read_request", "write_request"]
 
 _SECONDS = 60.0
 
@@ -55,13 +54,7 @@ def _decided(placement: Placement) -> dict[str, Any]:
 
 
 def read_request(folder: ResultsFolder) -> tuple[SolveRequest, dict[str, Any]]:
-    """Return what was asked for in the solve that is to be resumed, and all of its settings.
-
-    Raises
-    ------
-    InputError
-        If the folder is not that of a solve, or the file was altered so that it cannot be read.
-    """
+    """Return request and settings of the solve to be resumed, or raise an InputError if the file is missing or damaged."""
     settings = folder.read_json(folder.solve)
     try:
         return TypeAdapter(SolveRequest).validate_python(settings["asked"]), settings
@@ -95,17 +88,7 @@ def _of_system(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """Writes the state of a solve every minute, and when it ends before it has converged.
-
-    Parameters
-    ----------
-    folder : ResultsFolder
-    request : SolveRequest
-    system : OpenSystem
-        What is decided in it is kept in a checkpoint.
-    reporter : Reporter
-        Told of a disk that is full, which does not end the solve.
-    """
+    """Writes the state of a solve every minute, and when it ends before it has converged; a full disk does not end the solve."""
 
     def __init__(self, folder: ResultsFolder, request: SolveRequest, system: OpenSystem, reporter: Reporter) -> None:
         self._folder, self._request, self._system, self._reporter = folder, request, system, reporter
@@ -114,13 +97,7 @@ class Checkpoints:
         self._began, self._written = seconds_without_compiling(), time.perf_counter()
 
     def resumed(self, unknowns: int, device: Device) -> tuple[SolverState | None, int]:
-        """Return the state to resume from, and the direction in which sweeps go on.
-
-        Raises
-        ------
-        InputError
-            If the checkpoint is damaged, or of a solve with other settings.
-        """
+        """Return the state to resume from, and the direction of the next sweep, or raise an InputError if it does not fit."""
         self.before = read_checkpoint(self._folder.checkpoint, unknowns, device)
         if _of_system(self.before.settings) != _of_system(self._settings()):
             raise InputError(

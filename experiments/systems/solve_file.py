@@ -15,9 +15,10 @@ from penstock.driver.open_system import OpenSystem
 from penstock.driver.opening import open_system
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
+from penstock.experiments.reporting.atomic import write_json
 from penstock.experiments.reporting.checkpoint import Checkpoint
 from penstock.experiments.reporting.environment import describe_environment
-from penstock.experiments.reporting.folder import ResultsFolder, write_json
+from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
@@ -39,24 +40,12 @@ from penstock.spmv import InputError, Operator, parse_nbytes
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 from penstock.streaming import StreamedMatrix
 
-__all__ = ["plan_file", "resume_solve", "solve_file"]
-
 
 def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter: Reporter | None = None) -> RunOutcome:
-    """Go on with a solve that was stopped or killed, or did not converge; without a checkpoint, begin anew.
+    """Resume a solve that was stopped or killed, or did not converge; without a checkpoint, begin anew.
 
-    Parameters
-    ----------
-    directory : path
-        Its results folder.
-    maxiter : int, optional
-        Iterations at most, counted from the start.
-    reporter : Reporter, optional
-
-    Raises
-    ------
-    InputError
-        If the folder is not that of a solve, the solve has converged, or its files or its system were altered.
+    ``maxiter`` counts from the first start. Raises an InputError if the solve has converged, or its files or its system were
+    altered.
     """
     folder = ResultsFolder(Path(directory))
     with folder.resumed():
@@ -77,25 +66,9 @@ def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter:
 
 
 def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Reporter | None = None) -> RunOutcome:
-    """Solve a system in files and leave a results folder.
+    """Solve a system in files and leave a results folder in ``directory``, which must not exist or be empty.
 
-    Parameters
-    ----------
-    request : SolveRequest
-    directory : path
-        Results folder to make; it must not exist or be empty.
-    reporter : Reporter, optional
-        Told how it goes.
-
-    Returns
-    -------
-    RunOutcome
-        Also if SIGINT or SIGTERM stopped it between two iterations: the folder then holds the last iterates.
-
-    Raises
-    ------
-    PenstockError
-        If something is wrong with the options, the files, the matrix, the memory or the device; no folder is left then.
+    SIGINT or SIGTERM stops between two iterations: the folder then holds the last iterates. After an error, no folder is left.
     """
     request.check()
     folder = ResultsFolder(Path(directory))

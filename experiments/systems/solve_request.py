@@ -9,8 +9,6 @@ from penstock.experiments.systems.system_files import parse_columns, parse_count
 from penstock.solvers import method_named, preconditioner_spec
 from penstock.spmv import Device, InputError, format_named, parse_nbytes
 
-__all__ = ["SolveRequest"]
-
 
 @dataclass(frozen=True)
 class SolveRequest:
