@@ -1,7 +1,5 @@
 """Examples of every command, which its help ends with."""
 
-__all__ = ["EXAMPLES", "examples_of"]
-
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "run": ("penstock run beam.yaml", "penstock run beam.yaml --dry-run", "penstock run --resume results/beam"),
     "plan": (

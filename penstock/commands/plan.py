@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from penstock.experiments import Experiment
     from penstock.streaming import LinkRates
 
-__all__ = ["plan", "print_plan"]
-
 
 def print_plan(experiment: Experiment, console: Console, rates: LinkRates | None = None) -> None:
     """Print the plan of an experiment at the given rates, or at those measured on this machine."""

@@ -7,17 +7,9 @@ from rich.console import Console
 from penstock.experiments import ResultsFolder, read_experiment
 from penstock.spmv import InputError, PenstockError
 
-__all__ = ["show_run"]
-
 
 def show_run(directory: Path) -> None:
-    """Print plan and result of a finished run, and draw its pictures again.
-
-    Raises
-    ------
-    InputError
-        If the folder is none of a finished run, or its files were altered.
-    """
+    """Print plan and result of a finished run, and draw its pictures again."""
     folder = ResultsFolder(directory)
     try:
         _show(folder)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from penstock.commands.terminal import INTERRUPTED, Quiet, Verbose, in_free_folder, noting_interrupts, open_terminal
+from penstock.commands.terminal import Quiet, Verbose, in_free_folder, noting_interrupts, open_terminal
+from penstock.host.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from penstock.experiments import RunOutcome
-
-__all__ = ["solve"]
 
 
 _A = typer.Argument(

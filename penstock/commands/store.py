@@ -9,8 +9,6 @@ import typer
 
 from penstock.commands.terminal import Quiet, Verbose, noting_interrupts, open_terminal
 
-__all__ = ["store"]
-
 _SOURCES = typer.Argument(
     help="One file, or several with some of the rows each: Matrix Market, PETSc, HDF5, Zarr, MATLAB or .npz; or a store."
 )

@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from penstock.driver.progress import Reporter
     from penstock.experiments import RunOutcome
 
-__all__ = [
-    "INTERRUPTED",
-    "Quiet",
-    "Verbose",
-    "check_inside_working_folder",
-    "complete",
-    "free_name",
-    "in_free_folder",
-    "noting_interrupts",
-    "open_terminal",
-    "refuse_copies",
-    "say",
-    "study_directory",
-    "tell_where",
-]
-
 Outcome = TypeVar("Outcome")
 
 
@@ -97,17 +81,10 @@ def study_directory(command: str, file: Path | None, output: Path | None, resume
 def complete(
     action: Callable[[], tuple[Outcome, bool]], hint: str, console: Console, kept: Path | None = None
 ) -> Outcome:
-    """Return the outcome of a long action; if it does not complete, say what can be done with its results.
+    """Return the outcome of a long action; if it does not complete, print ``hint``: how to resume, or where partial results are.
 
-    Parameters
-    ----------
-    action : callable
-        Returns its outcome, and whether it completed. If it was stopped on request, the command ends with exit code 130.
-    hint : str
-        How to resume, or where partial results are.
-    console : Console
-    kept : path, optional
-        A file that exists if there are partial results; the hint is then added to errors.
+    The action returns its outcome, and whether it completed: if not, it was stopped on request, and the command ends with exit
+    code 130. The hint is added to errors if the file ``kept``, which marks partial results, exists.
     """
 
     def noted() -> tuple[Outcome, bool]:
@@ -148,7 +125,7 @@ def noting_interrupts(action: Callable[[], Outcome]) -> Outcome:
 
 
 def in_free_folder(output: Path | None, default: Path, action: Callable[[Path], Outcome]) -> Outcome:
-    """Return the outcome of an action in the folder that was asked for, or in a free one with a name like the default.
+    """Return the outcome of an action in the requested folder, or in a free one with a name like the default.
 
     Another process may take a free folder first; then the next one is taken.
     """

@@ -16,8 +16,6 @@ import typer
 from penstock.commands.terminal import Quiet, Verbose, noting_interrupts, open_terminal
 from penstock.host.threads import usable_cores
 
-__all__ = ["usual_tasks", "warm_up"]
-
 Task = Callable[[], None]
 
 _DOFS = (3, 1, 6)

@@ -14,19 +14,11 @@ import numpy as np
 from penstock.spmv import InputError, PenstockError, format_nbytes
 from penstock.spmv.host_memory import available_nbytes
 
-__all__ = ["ArrayArchive", "check_fits_memory", "open_array"]
-
 Array = np.ndarray[Any, Any]
 
 
 def open_array(path: Path) -> Array:
-    """Map the array of an ``.npy`` file into memory; nothing is read yet.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged, shorter than its header says, or holds Python objects.
-    """
+    """Map the array of an ``.npy`` file into memory; nothing is read yet. Files with Python objects are refused."""
     check_is_file(path)
     with failures_named(path, "array of numpy.save"):
         with open(path, "rb") as file:
@@ -43,21 +35,7 @@ def open_array(path: Path) -> Array:
 
 
 class ArrayArchive:
-    """The arrays of an ``.npz`` file by name: shapes and types first, each array when asked for.
-
-    Parameters
-    ----------
-    path : path
-
-    Attributes
-    ----------
-    contents : dict of str to (shape, dtype)
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged or no zip archive, or holds Python objects.
-    """
+    """The arrays of an ``.npz`` file: names, shapes and types in ``contents``; each array is read on request."""
 
     def __init__(self, path: Path) -> None:
         check_is_file(path)
@@ -84,13 +62,7 @@ class ArrayArchive:
         return math.prod(shape) * dtype.itemsize
 
     def read(self, name: str) -> Array:
-        """Return one array.
-
-        Raises
-        ------
-        InputError
-            If there is none of this name, it does not fit the memory, or is damaged.
-        """
+        """Return one array, or raise an InputError if it does not exist, does not fit the memory, or is damaged."""
         if name not in self.contents:
             raise InputError(f"{self._path} holds no array {name!r}; it is damaged, or of another kind")
         check_fits_memory(self.nbytes(name), f"the array {name!r} of {self._path}")

@@ -21,8 +21,6 @@ from penstock.files.slabs import Slabs
 from penstock.files.zarr_folders import zarr_group
 from penstock.spmv import InputError
 
-__all__ = ["hdf5_slabs", "zarr_slabs"]
-
 #: The arrays of CSR, and the kinds of NumPy types that each may have.
 _ARRAYS = {"data": "fiubc", "indices": "iu", "indptr": "iu"}
 

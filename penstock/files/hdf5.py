@@ -12,21 +12,13 @@ import h5py
 
 from penstock.spmv import InputError
 
-__all__ = ["hdf5_group"]
-
 _NAMES = ("data", "indices", "indptr")
 _DEEPEST = 16  # groups inside groups
 
 
 @contextmanager
 def hdf5_group(path: Path) -> Iterator[h5py.Group]:
-    """Open the first group with the arrays of a matrix in CSR.
-
-    Raises
-    ------
-    InputError
-        If there is none, or an array lies outside the file or is not whole.
-    """
+    """Open the first group with the arrays of a matrix in CSR, none of which may lie outside the file."""
     with h5py.File(path) as file:
         group = _first_matrix(file, 0, set())
         if group is None:

@@ -24,8 +24,6 @@ from penstock.files.arrays import check_fits_memory
 from penstock.files.sizes import check_rows, check_whole_fits
 from penstock.spmv import InputError
 
-__all__ = ["read_mat"]
-
 _MATRIX, _COMPRESSED = 14, 15  # types of elements
 _STRUCT, _SPARSE = 2, 5  # classes of arrays
 _COMPLEX = 0x0800
@@ -36,10 +34,7 @@ _HEADER_NBYTES, _LONGEST_NAMES, _PIECE_NBYTES = 128, 1 << 16, 1 << 16
 def read_mat(path: Path) -> Any:
     """Read a sparse matrix from a MATLAB file: ``Problem.A`` of the SuiteSparse collection, or the only one there.
 
-    Raises
-    ------
-    InputError
-        If there is none or are several, it is complex or of version 7.3, or does not fit the memory.
+    Complex matrices and files of version 7.3 are refused.
     """
     version, _ = scipy.io.matlab.matfile_version(path)
     if version == 2:

@@ -19,8 +19,6 @@ from penstock.files.sizes import check_rows
 from penstock.spmv import InputError, format_nbytes
 from penstock.spmv.compilation.jit import serial_kernel
 
-__all__ = ["Entries", "open_plain", "read_entries", "read_matrix_market"]
-
 #: Rows, columns and values of some entries.
 Entries = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
@@ -98,18 +96,10 @@ class _Header:
 
 
 def read_matrix_market(path: Path, opener: Callable[[Path], BinaryIO]) -> Any:
-    """Return the matrix of a file as SciPy reads it.
+    """Return the matrix of a file as SciPy reads it, from an uncompressed binary stream opened by ``opener``.
 
-    Parameters
-    ----------
-    path : path
-    opener : callable
-        Opens a path as an uncompressed binary stream.
-
-    Raises
-    ------
-    InputError
-        If a number is none, or there are more or fewer than the header announces, or than the file can hold, or the memory.
+    Raises an InputError if a number is invalid, or the file has more or fewer than its header announces, or they do not fit
+    the memory.
     """
     with opener(path) as stream:
         header = _read_header(path, stream)
@@ -134,12 +124,7 @@ def read_matrix_market(path: Path, opener: Callable[[Path], BinaryIO]) -> Any:
 def read_entries(path: Path, opener: Callable[[Path], BinaryIO]) -> tuple[tuple[int, int], Iterator[Entries]]:
     """Return the shape of the matrix of a file, and its entries in parts: rows, columns and values, mirror images among them.
 
-    So a file that is larger than memory can be read. Of a dense file the whole is one part.
-
-    Raises
-    ------
-    InputError
-        As :func:`read_matrix_market`, some of it while the parts are read.
+    So a file that is larger than memory can be read; a dense file is one part. Errors as for :func:`read_matrix_market`.
     """
     with opener(path) as stream:
         header = _read_header(path, stream)
@@ -235,7 +220,7 @@ def _read_header(path: Path, stream: BinaryIO) -> _Header:
 
 
 class _CheckedStream:
-    """What SciPy reads from; counts the numbers after the header and refuses what is none.
+    """A stream for SciPy that counts the numbers after the header and rejects anything that is not a number.
 
     SciPy by itself reads 2.5E- as 2.5, and past the end of a file that ends so; it reads the Fortran numbers 1.5D+03 and
     1.5-100 as 1.5, and 7.5 among integers as 7; it ignores the rest of a line, and takes no number with a leading plus.

@@ -28,8 +28,6 @@ from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.validation import check_indices, check_values
 
-__all__ = ["FileKind", "NamedMatrix", "file_kind", "is_store", "opener_of", "read_matrix", "slabs_of"]
-
 ACCEPTED = (
     "a Matrix Market file (.mtx, .mtx.gz or .mtx.bz2), a file of scipy.sparse.save_npz (.npz), of PETSc (binary, any name), "
     "of HDF5 (.h5 or .hdf5) or Zarr (a folder), with data, indices and indptr in a group, of MATLAB (.mat), "
@@ -71,18 +69,9 @@ _GENERATED = re.compile(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof(\d+)", re.ASCI
 
 @dataclass(frozen=True, eq=False)
 class NamedMatrix:
-    """A matrix and where it came from.
+    """A matrix, a float64 ``csr_array`` in canonical form, and the argument of :func:`read_matrix` that it came from.
 
-    Parameters
-    ----------
-    name : str
-        File name without folder and suffixes, or the name of a generated matrix.
-    matrix : csr_array
-        float64 values, columns ascending and unique in each row, stored zeros among them.
-    source : str
-        What :func:`read_matrix` was asked for.
-    block_size : int or None
-        Degrees of freedom a node of a generated matrix: it consists of dense blocks of this size. None for a file.
+    Zeros that the file lists are stored. ``block_size`` is that of the dense blocks of a generated matrix, None for a file.
     """
 
     name: str
@@ -136,13 +125,7 @@ def _suffix(path: Path) -> str:
 
 
 def file_kind(path: Path) -> FileKind:
-    """Return what a file is: by its suffix, or, of PETSc and Zarr, by what is in it.
-
-    Raises
-    ------
-    InputError
-        If there is no such file, or it is none with a matrix.
-    """
+    """Return the kind of a file: by its suffix, or, for PETSc and Zarr, by its contents."""
     if is_zarr(path):
         return FileKind.ZARR
     kind = _SUFFIXES.get(_suffix(path)) or (FileKind.PETSC if is_petsc(path) else None)

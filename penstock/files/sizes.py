@@ -7,8 +7,6 @@ from pathlib import Path
 from penstock.files.arrays import check_fits_memory
 from penstock.spmv import InputError
 
-__all__ = ["check_rows", "check_slab_fits", "check_whole_fits"]
-
 # Nearly all rows of a larger matrix with so few entries would be empty.
 _ROWS_OF_FEW_ENTRIES, _ROWS_AN_ENTRY = 1_000_000, 1000
 # Bytes of an entry while rows are sorted, summed and packed, and of a row: measured are 78 to 102 for an entry.

@@ -12,8 +12,6 @@ import scipy.sparse
 from penstock.files.petsc import PetscMatrix
 from penstock.files.sizes import check_slab_fits, check_whole_fits
 
-__all__ = ["Slabs", "petsc_slabs", "recut"]
-
 _MULTIPLE = 840  # rows: whole blocks of 1 to 8
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from penstock.spmv import InputError
 
-__all__ = ["is_zarr", "zarr_group"]
-
 _NAMES = ("data", "indices", "indptr")
 # Names of the chunks of an array of one dimension, in folders of either version.
 _CHUNK = re.compile(r"(?:c[/.])?(0|[1-9]\d*)")
@@ -38,10 +36,7 @@ def is_zarr(path: Path) -> bool:
 def zarr_group(path: Path) -> Iterator[Any]:
     """Open the group with the arrays of a matrix in CSR: the folder itself, or the only one inside that has them.
 
-    Raises
-    ------
-    InputError
-        If there is none or are several, zarr is not installed, or an array is not whole or has a codec that could run code.
+    Arrays with missing chunks or a codec that could run code are refused.
     """
     _check_entries(path)
     found = dict(_matrices(_import_zarr(path).open_group(path, mode="r", use_consolidated=False), ""))

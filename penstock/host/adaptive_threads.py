@@ -13,8 +13,6 @@ import psutil
 
 from penstock.host.threads import bound_cores
 
-__all__ = ["ThreadChoice", "adaptive_threads", "cores_of_others", "most_threads"]
-
 # Seconds of work that one judgement rests on: several time slices of the system, ten of the ticks by which it counts time.
 _WINDOW = 0.1
 # Seconds at the beginning of a solve that tell nothing: kernels are loaded or compiled, and a look at all cores takes 0.2 ms.
@@ -30,28 +28,14 @@ _CALLER = threading.local()
 
 
 class ThreadChoice:
-    """The number of threads to compute with: as many as there are cores that other processes leave, if that is faster.
+    """The number of threads to compute with: one per core that other processes leave, if that is faster.
 
-    The threads of a kernel wait for the slowest of them, so that a process which has taken one core holds all of them up: beside
-    busy processes fewer threads are faster. A smaller number, at least half as many, is tried, and given up if iterations take
-    clearly longer; a greater one is used as soon as there are cores for it.
+    The threads of a kernel wait for the slowest of them, so that a process which has taken one core holds all of them up:
+    beside busy processes fewer threads are faster. A smaller number, at least half as many, is tried, and given up if
+    iterations take clearly longer; a greater one is used as soon as there are cores for it.
 
-    Parameters
-    ----------
-    most : int
-        Threads on a quiet machine, where the choice begins.
-    cores : int
-        That this process may use.
-    watch : callable
-        ``others = watch()`` begins to watch them; ``others()`` returns how many of these cores other processes have used, on
-        average, since then or since its last call.
-
-    Attributes
-    ----------
-    threads : int
-        The number to use now.
-    fewer_seconds : float
-        Seconds observed so far with fewer threads than the most.
+    ``others = watch()`` starts to observe ``cores`` cores; ``others()`` returns how many of them other processes have used, on
+    average, since then or since its last call. ``fewer_seconds`` are those observed with fewer threads than ``most``.
     """
 
     def __init__(self, most: int, cores: int, watch: Callable[[], Callable[[], float]]) -> None:
@@ -75,15 +59,7 @@ class ThreadChoice:
             numba.set_num_threads(before)
 
     def observe(self, iterations: int, seconds: float) -> None:
-        """Choose the number of threads to use from now on.
-
-        Parameters
-        ----------
-        iterations : int
-            Done since the last call.
-        seconds : float
-            That they took, without waiting for transfers.
-        """
+        """Choose the number of threads from the iterations since the last call and their seconds, without waits for transfers."""
         if self.threads < self.most:
             self.fewer_seconds += seconds
         self._iterations += iterations
@@ -135,9 +111,9 @@ def adaptive_threads() -> Iterator[ThreadChoice]:
 
 
 def cores_of_others() -> Callable[[], float]:
-    """Return a function that returns how many of this process's cores others have used since now or its last call, on average.
+    """Return a function for the average number of this process's cores that others have used since now or its last call.
 
-    That returns 0 where the system does not tell how busy its cores are.
+    The function returns 0 where the system does not report how busy its cores are.
     """
     last = _busy_and_all()
 

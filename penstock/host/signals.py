@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["ENDING_SIGNALS", "INTERRUPTED", "ended_as_interrupted", "note_signal"]
-
 #: From kill, a batch system or a shutdown; from a terminal that closes, where there are terminals that do.
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 

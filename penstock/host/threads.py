@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["THREADS_ARE_GIVEN", "blas_limited", "bound_cores", "prepare_threads", "usable_cores"]
-
 #: Whether the user has said how many threads to use; else ranks of a host share its cores.
 THREADS_ARE_GIVEN = "NUMBA_NUM_THREADS" in os.environ
 
@@ -96,14 +94,11 @@ _BLAS_LIMIT = _BlasLimit()
 
 @contextlib.contextmanager
 def blas_limited(threads: int) -> Iterator[None]:
-    """Let BLAS use no more threads in the block than kernels do, which know of quotas and of ranks that share the cores.
+    """Let BLAS use no more threads in the block than kernels do, which respect quotas and ranks that share the cores.
 
-    Blocks that run at once in several threads share the limit of the first: afterwards BLAS is as it was before that one.
-
-    Parameters
-    ----------
-    threads : int
-        Of kernels on a quiet machine: sums of BLAS depend on their number, which other processes are not to change.
+    Sums of BLAS depend on the number of threads: ``threads`` is that of kernels on a quiet machine, which other processes do
+    not change. Blocks that run at once in several threads share the limit of the first, and the last to end restores the old
+    limit.
     """
     pools = _pools(_OWN_BLAS)
     _BLAS_LIMIT.enter(threads)
