@@ -181,7 +181,7 @@ _INITIALIZATION_ERROR = 3  # cudaErrorInitializationError
 
 
 def _begin_child() -> None:
-    """Forget what was found out in the parent."""
+    """Clear the cached answers of the parent process."""
     global _FORKED
     _FORKED = True
     cuda_device_count.cache_clear()

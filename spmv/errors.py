@@ -112,7 +112,7 @@ class NotConvergedError(PenstockError, ArithmeticError):
 
 
 class NotConvergedWarning(RuntimeWarning):
-    """What :func:`penstock.solve` warns of, unless told otherwise, when a solve ends without meeting its tolerance.
+    """The default warning of :func:`penstock.solve` when a solve ends without meeting its tolerance.
 
     Examples
     --------

@@ -187,7 +187,7 @@ class ValidatedOperator(LikeScipy, ABC):
         x = as_vectors(x, columns, self, "x")
         out_shape = (rows, *x.shape[1:])
         if out is None and beta != 0:
-            raise InputError("beta is not zero, so out must be given: it is scaled and added to")
+            raise InputError("beta is not zero, so out must be passed: it is scaled and added to")
         out = as_output(out, out_shape, self, x, "x")
         with self.device.current():
             self._apply(x, out, float(alpha), float(beta))
@@ -197,7 +197,7 @@ class ValidatedOperator(LikeScipy, ABC):
         return f"<{type(self).__name__} {', '.join(self._facts())}>"
 
     def _facts(self) -> list[str]:
-        """Return what ``repr`` tells of the operator."""
+        """Return the parts of ``repr``."""
         return [f"{self.shape[0]:,} x {self.shape[1]:,}", str(self.dtype), str(self.device)]
 
 

@@ -66,7 +66,7 @@ class Registry(Generic[Key, Thing]):
 
 
 def _same_definition(one: Any, other: Any) -> bool:
-    """Tell whether two functions or classes come from the same place in the same module."""
+    """Return whether two functions or classes come from the same place in the same module."""
 
     def place(thing: Any) -> tuple[Any, Any]:
         return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)

@@ -53,7 +53,7 @@ def format_nbytes(nbytes: float) -> str:
     Parameters
     ----------
     nbytes : float
-        Of any sign; 4 digits are kept.
+        Of any sign; rounded to 4 digits.
 
     Returns
     -------

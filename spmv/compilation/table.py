@@ -60,7 +60,7 @@ def find_kernel(format_name: str, operation: str, device_kind: str) -> Kernel:
 
 
 def has_kernel(format_name: str, operation: str, device_kind: str) -> bool:
-    """Tell whether a kernel is registered."""
+    """Return whether a kernel is registered."""
     return (format_name, operation, device_kind) in KERNELS
 
 

@@ -211,14 +211,14 @@ def _fill_blocks(
             column = next_block(block_row, entries, row_offsets, source_columns)
             if column > INT32_MAX:
                 break
-            kept = column >= block_row + upper
+            selected = column >= block_row + upper
             for r in range(size):
                 stop = row_offsets[block_row * size + r + 1]
                 while entries[r] < stop and source_columns[entries[r]] // size == column:
-                    if kept:
+                    if selected:
                         scalar = (slot * size + r) * size + source_columns[entries[r]] - column * size
                         values[first * (size * size) + scalar * height + place] = source_values[entries[r]]
                     entries[r] += 1
-            if kept:
+            if selected:
                 column_indices[first + slot * height + place] = column
                 slot += 1

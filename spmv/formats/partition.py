@@ -22,7 +22,7 @@ def cut_rows(A: SparseMatrix, parts: int) -> list[int]:
     if not 1 <= parts <= granules:
         raise InputError(f"cannot cut {granules} pieces of {A.row_granularity} rows into {parts} slabs")
     offsets = (A.arrays().get(name) for name in ("row_offsets", "chunk_offsets"))
-    stored: Array = next((found for found in offsets if found is not None), np.arange(granules + 1))
+    stored: Array = next((array for array in offsets if array is not None), np.arange(granules + 1))
     if stored.size > granules + 1:  # several chunks a sorting scope
         stored = np.append(stored[: -1 : A.row_granularity // A.chunk_rows], stored[-1])
     targets = [int(stored[-1]) * part // parts for part in range(parts)]

@@ -1,4 +1,4 @@
-"""Which entries a CSR matrix stores, as checksums: to tell whether another matrix has the same pattern."""
+"""Checksums of the entries that a CSR matrix stores, to recognise another matrix with the same pattern."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Pattern:
             return
         what = f"{name} stores {A.nnz} entries, the prepared one {self.nnz}"
         if self.nnz == A.nnz:
-            what = f"{name} stores as many entries, {A.nnz}, as the prepared one, but at other places"
+            what = f"{name} stores {A.nnz} entries like the prepared one, but at other places"
         rows = self._rows_of_first(offsets, columns, A, by_counts=not same_counts)
         raise InputError(
             f"{what}: the patterns differ first in rows {rows.start} to {rows.stop - 1}; store zeros where the pattern has "
@@ -81,7 +81,7 @@ def _checksums(device: Device, array: Array, piece: int) -> np.ndarray[Any, Any]
         sums = np.zeros(count, dtype=np.uint64)
         _add_up(array, piece, sums)
         return sums
-    xp, found = device.xp, []
+    xp, totals = device.xp, []
     for number in range(count):
         part = array[number * piece : (number + 1) * piece].astype(np.uint64)
         mixed = part + xp.arange(number * piece + 1, number * piece + 1 + part.size, dtype=np.uint64) * np.uint64(
@@ -89,8 +89,8 @@ def _checksums(device: Device, array: Array, piece: int) -> np.ndarray[Any, Any]
         )
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_MIX)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_MIX_AGAIN)
-        found.append((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
-    return np.array([int(one) for one in found], dtype=np.uint64)
+        totals.append((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
+    return np.array([int(one) for one in totals], dtype=np.uint64)
 
 
 @parallel_kernel

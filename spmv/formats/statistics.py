@@ -22,7 +22,7 @@ _WORTHWHILE_FILL = 0.5
 
 @dataclass(frozen=True, eq=False)
 class MatrixStatistics:
-    """Statistics of a sparse matrix; each is computed when it is first asked for, and once.
+    """Statistics of a sparse matrix; each is computed on first use, and once.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class MatrixStatistics:
     row_offsets, column_indices, values : array
         The matrix in CSR, on that device.
     strategy : int, optional
-        The :class:`CsrStrategy` that a :class:`CsrMatrix` was given.
+        The :class:`CsrStrategy` of a :class:`CsrMatrix`.
     """
 
     shape: tuple[int, int]
@@ -151,7 +151,7 @@ def count_blocks(
 
 
 def first_kept(upper: int | None) -> int:
-    """Return what the kernels add to a block row for the first block column that they keep."""
+    """Return the offset from a block row to the first block column that kernels store."""
     return -INT32_MAX if upper is None else upper
 
 
@@ -168,7 +168,7 @@ def check_whole(upper: int | None) -> None:
 
 @serial_kernel
 def next_block(block_row: int, entries: Array, row_offsets: Array, source_columns: Array) -> int:
-    """Return the least block column that the scalar rows of a block row have yet to come to; past INT32_MAX, none."""
+    """Return the next block column among the remaining entries of a block row; beyond INT32_MAX there is none."""
     size, column = entries.size, np.int64(INT32_MAX) + 1
     for r in range(size):
         if entries[r] < row_offsets[block_row * size + r + 1]:

@@ -1,4 +1,4 @@
-"""Checks offsets and indices that come from a file, before kernels that trust them read and write by them."""
+"""Checks offsets and indices that come from a file, before kernels use them without bounds checks."""
 
 from __future__ import annotations
 

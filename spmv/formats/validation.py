@@ -38,19 +38,19 @@ def in_sorted_rows(A: Any, what: str) -> Any:
     height, width = getattr(A, "blocksize", (1, 1))
     shape = (A.shape[0] // height, A.shape[1] // width)
     defect, row, column = _defect(A.indptr, A.indices, shape, what)
-    if not defect:  # as nearly always: one pass over the entries
+    if not defect:  # the usual case: one pass over the entries
         return A
     # What sorts the rows must find them; offsets beyond the first unsorted row were not looked at.
     if defect in (_UNSORTED, _DUPLICATE) and (np.diff(A.indptr) >= 0).all() and A.indptr[-1] <= len(A.indices):
         A = A.copy()
-        A.has_canonical_format = A.has_sorted_indices = False  # whatever it takes itself for
+        A.has_canonical_format = A.has_sorted_indices = False  # SciPy's cached flags may be wrong
         A.sort_indices()
         defect, row, column = _defect(A.indptr, A.indices, shape, what)
         if defect == _DUPLICATE:
             A.sum_duplicates()
             defect, row, column = _defect(A.indptr, A.indices, shape, what)
     if defect:
-        raise InputError(f"{what}: {_told(defect, row, column, shape[1], len(A.indices))}")
+        raise InputError(f"{what}: {_describe(defect, row, column, shape[1], len(A.indices))}")
     return A
 
 
@@ -67,7 +67,7 @@ def _defect(offsets: Array, indices: Array, shape: tuple[int, int], what: str) -
     return int(defect), int(row), int(column)
 
 
-def _told(defect: int, row: int, column: int, columns: int, entries: int) -> str:
+def _describe(defect: int, row: int, column: int, columns: int, entries: int) -> str:
     return {
         _NOT_MONOTONE: f"row offsets descend or run past the {entries} entries at row {row}; the arrays are damaged",
         _OUT_OF_RANGE: f"row {row} holds column index {column}, outside 0 to {columns - 1}; check the shape",

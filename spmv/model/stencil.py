@@ -1,4 +1,4 @@
-"""Matrices with the memory accesses of 3-D elasticity, built in no time: for measuring rates and compiling kernels."""
+"""Matrices with the memory accesses of 3-D elasticity, built quickly: for measuring rates and compiling kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which format suits a matrix: a ranking by the roofline model, and the best few timed if asked for."""
+"""Ranks the formats for a matrix by the roofline model, and on request by timing the best few."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def suggest_format(
     symmetric : bool, optional
         False leaves out formats of half a symmetric matrix. By default they are ranked if the matrix is symmetric to rounding.
     measure : int
-        Convert to so many of the best, time five products each after a warm-up, and rank these by their times.
+        Convert to this many of the best, time five products each after a warm-up, and rank these by their times.
 
     Returns
     -------

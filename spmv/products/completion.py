@@ -1,4 +1,4 @@
-"""Completes the rows of a matrix of which half is stored, slab by slab."""
+"""Completes the rows of a matrix whose half is stored, slab by slab."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Completion:
     def __init__(self, format_name: str, block_size: int, visit: Callable[[BlockRows], None], enough: int = 0) -> None:
         self._half, self._size, self._visit = format_named(format_name).traits.half, block_size, visit
         self._enough = enough
-        # Blocks of rows that have arrived, and mirror images of blocks in rows that have not.
+        # Blocks of rows that have arrived, and mirror images of blocks in later rows.
         self._arrived: list[_Blocks] = []
         self._pending: list[_Blocks] = []
         self._start = 0
@@ -56,11 +56,11 @@ class Completion:
                 later = xp.flatnonzero(~here)
                 if later.size:
                     self._pending.append(_some(entry, later))
-        self._arrived, found = [], _joined(parts)
+        self._arrived, blocks = [], _joined(parts)
         if stored != self._size:
-            found = _regrouped(found, self._size, width)
+            blocks = _regrouped(blocks, self._size, width)
             start, stop = start * stored // self._size, stop * stored // self._size
-        self._visit(block_rows(start, stop, *found, width))
+        self._visit(block_rows(start, stop, *blocks, width))
 
 
 def _joined(parts: list[_Blocks]) -> _Blocks:
@@ -109,6 +109,6 @@ def _regrouped(blocks: _Blocks, size: int, width: int) -> _Blocks:
     rows, columns, values = rows[present], columns[present], values[present]
     across = -(-width // size)
     keys, places = xp.unique(rows // size * np.int64(across) + columns // size, return_inverse=True)
-    found = xp.zeros((keys.size, size, size))
-    found[places.reshape(-1), rows % size, columns % size] = values
-    return keys // across, keys % across, found
+    regrouped = xp.zeros((keys.size, size, size))
+    regrouped[places.reshape(-1), rows % size, columns % size] = values
+    return keys // across, keys % across, regrouped

@@ -59,8 +59,8 @@ class ProductPattern:
 
     def check(self, A: BlockRows, B: BlockRows, width: int) -> None:
         """Refuse factors of other patterns; reads their columns, unless they are the same arrays."""
-        given = (A.offsets, A.columns, B.offsets, B.columns)
-        if width != self.width or not all(_same(*pair) for pair in zip(given, self.factors, strict=True)):
+        pattern = (A.offsets, A.columns, B.offsets, B.columns)
+        if width != self.width or not all(_same(*pair) for pair in zip(pattern, self.factors, strict=True)):
             raise InputError(
                 "the pattern is that of a product of other matrices; make it anew with product_pattern(A, B)"
             )

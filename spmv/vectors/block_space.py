@@ -228,7 +228,7 @@ class _Cpu:
 
 
 def _factors(diagonal: Array | None, vectors: Array) -> tuple[Array, bool]:
-    """Return a diagonal and whether there is one; its stand-in is never read, and of its type: one compilation serves both."""
+    """Return the diagonal and whether there is one; the placeholder has the same type, so that one kernel serves both."""
     return (np.empty(0, vectors.dtype), False) if diagonal is None else (diagonal, True)
 
 

@@ -59,7 +59,7 @@ class VectorSpace:
         return cls(operator.device, communicator_of(operator))
 
     def length(self, rows: int) -> int:
-        """Return the rows of all ranks, of which this rank has so many."""
+        """Return the global number of rows, given the local one."""
         return round(float(self.communicator.total(np.array([float(rows)]))[0]))
 
     def any(self, x: Array) -> bool:
