@@ -1,4 +1,4 @@
-"""What operators that pass over a stored matrix have in common: sweeps, their direction, their traffic and their end."""
+"""The part shared by operators that sweep over a stored matrix: sweeps, their direction, their traffic and their end."""
 
 from __future__ import annotations
 

@@ -46,12 +46,12 @@ def plan_again(A: StreamedMatrix, workloads: Iterable[Workload], ring: Ring) -> 
     if 1 / APART < taken / predicted < APART or (rates := learned_rates(plan, timeline)) is None:
         return None
     same = replace(plan, rates=rates)
-    found = choose(
+    best = choose(
         [Candidate(plan.index, workload, A.reach) for workload in choices], plan.budget_nbytes, ring, rates=rates
     )
-    better = found.estimated_solve_seconds() < _BETTER * same.estimated_solve_seconds()
+    better = best.estimated_solve_seconds() < _BETTER * same.estimated_solve_seconds()
     text = f"the second sweep took {1e3 * taken:.3g} ms instead of {1e3 * predicted:.3g}: "
     if not better:
         return Replanned(rates, same, f"{text}the rates are corrected, the plan stays")
-    products = f"{found.powers_per_sweep} products a sweep in {found.slots} slots"
-    return Replanned(rates, found, f"{text}planned again with {products} instead of {was} in {plan.slots}")
+    products = f"{best.powers_per_sweep} products a sweep in {best.slots} slots"
+    return Replanned(rates, best, f"{text}planned again with {products} instead of {was} in {plan.slots}")

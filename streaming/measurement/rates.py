@@ -27,7 +27,7 @@ from penstock.streaming.measurement.probes import (
 )
 from penstock.streaming.planning.estimate import LANES
 
-#: The version since which rates are measured as they are now: those that older ones have kept are not used.
+#: The first version that measured rates as this one does: rates cached by older versions are not used.
 _MEASURED_SINCE = "0.1.0"
 _EXPIRY_SECONDS, _EXPIRY_SECONDS_IF_BUSY = 7 * 24 * 3600.0, 600.0
 
@@ -65,7 +65,7 @@ def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> Li
 
 
 def correct_rates(device: Device, directory: Path, rates: LinkRates) -> None:
-    """Believe rates that a solve has learned for ten minutes, instead of those that were measured."""
+    """Use the rates learned in a solve instead of the measured ones, for ten minutes."""
     _keep(_key_of(device, directory), rates, busy=True)
 
 

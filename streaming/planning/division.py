@@ -1,4 +1,4 @@
-"""Divides the subdivisions of a matrix between a GPU, which streams its part, and the CPU, which reads the rest where it lies."""
+"""Divides the subdivisions of a matrix between a GPU, which streams its part, and the CPU, which reads the rest in place."""
 
 from __future__ import annotations
 

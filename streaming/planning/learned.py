@@ -1,4 +1,4 @@
-"""Corrects measured rates by what a sweep took: probes can be wrong, for example where other processes use the machine."""
+"""Corrects measured rates by the times of a sweep: probes can be wrong, for example where other processes use the machine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def learned_rates(plan: StreamPlan, timeline: Timeline) -> LinkRates | None:
 def _factors(
     timeline: Timeline, kind: SpanKind, predicted: Callable[[int], float], for_bytes: Callable[[int], float]
 ) -> tuple[float, float]:
-    """Return how many times as long as predicted the bytes of a kind of spans took, and their starts; 1 if about right."""
+    """Return measured over predicted seconds for the bytes and for the starts of a kind of spans; 1 if about right."""
     numbers = [span.subdivision for span in timeline.spans if span.kind == kind]
     expected, moving, taken = sum(map(predicted, numbers)), sum(map(for_bytes, numbers)), timeline.seconds(kind)
     if not expected or not taken or 1 / APART < taken / expected < APART:

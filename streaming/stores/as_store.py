@@ -1,4 +1,4 @@
-"""Makes stores of what callers have: a matrix, or the folder of a store."""
+"""Opens what callers pass, a matrix or the folder of a store, as a store."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from penstock.streaming.stores.file_store import FileStore
 from penstock.streaming.stores.host_store import HostStore
 from penstock.streaming.stores.packing import as_matrix
 
-# Subdivisions of which the budget has room for about eight, but not more than a sweep can well start.
+# The budget has room for about eight subdivisions of a matrix, which is cut into no more than a sweep can start quickly.
 _IN_BUDGET, _MOST = 8, 512
 
 
-def as_store(given: Any, budget_nbytes: int, resources: ExitStack) -> Store:
+def as_store(source: Any, budget_nbytes: int, resources: ExitStack) -> Store:
     """Return a store for a store, the folder of one, or a matrix on the host, which is streamed from its own arrays.
 
     A matrix is cut to suit a budget of ``budget_nbytes``; ``resources`` closes what is opened here.
     """
-    if isinstance(given, str | Path):
-        if Path(given).is_file():
-            raise InputError(f"{given} is a file; store the matrix in it first: penstock store {given} STORE")
-        return cast(Store, resources.enter_context(FileStore(given)))
-    if scipy.sparse.issparse(given) or isinstance(given, SparseMatrix):
+    if isinstance(source, str | Path):
+        if Path(source).is_file():
+            raise InputError(f"{source} is a file; store the matrix in it first: penstock store {source} STORE")
+        return cast(Store, resources.enter_context(FileStore(source)))
+    if scipy.sparse.issparse(source) or isinstance(source, SparseMatrix):
         matrix = as_matrix(
-            in_csr(given, "the matrix") if getattr(given, "format", "csr") not in ("csr", "bsr") else given
+            in_csr(source, "the matrix") if getattr(source, "format", "csr") not in ("csr", "bsr") else source
         )
         if not matrix.shape[0]:
             raise InputError("the matrix has no rows, so there is nothing to stream")
         cuts = -(-matrix.shape[0] // matrix.row_granularity)
         count = min(cuts, _MOST, -(-_IN_BUDGET * matrix.nbytes // max(1, budget_nbytes)))
         return cast(Store, resources.enter_context(HostStore.from_matrix(matrix, count)))
-    if isinstance(given, Store):
-        return given
+    if isinstance(source, Store):
+        return source
     raise InputError(
-        f"cannot stream a {type(given).__name__}; pass a FileStore, a HostStore, the folder of a store or a sparse matrix"
+        f"cannot stream a {type(source).__name__}; pass a FileStore, a HostStore, the folder of a store or a sparse matrix"
     )

@@ -1,4 +1,4 @@
-"""Locks that the system lets go of however a process ends; on Windows there are none, and nothing is locked."""
+"""File locks that the system releases however a process ends; on Windows nothing is locked."""
 
 from __future__ import annotations
 

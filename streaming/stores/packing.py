@@ -83,7 +83,7 @@ class IndexBuilder:
     def finish(self) -> MatrixIndex:
         """Return the index, or raise an InputError without slabs or if the rows do not add up to the expected shape."""
         if self._kind is None:
-            raise InputError("no row slab was given; a matrix needs at least one row")
+            raise InputError("there is no row slab; a matrix needs at least one row")
         shape = self.shape or (self._rows, self._kind.columns)
         if self._rows != shape[0]:
             raise InputError(f"the slabs hold {self._rows} rows together, but the shape says {shape[0]}")
@@ -200,7 +200,7 @@ class SlabConverter:
         self._parameters = {"block_size": best} if self._format is not None and self._format.traits.blocked else {}
 
 
-# Of the largest entry of a product: assembled matrices are symmetric to a thousand roundings.
+# Relative to the largest entry of a product: assembled matrices are symmetric to about a thousand ulps.
 _ASYMMETRY = 1e-9
 
 
@@ -238,7 +238,7 @@ _FIRST_ROWS = 840
 
 
 def row_slabs_of(
-    given: Any,
+    source: Any,
     format_name: str = "auto",
     *,
     block_size: int | Literal["auto"] = "auto",
@@ -249,19 +249,19 @@ def row_slabs_of(
     SciPy matrices are iterable, row by row, which is never wanted here. Slabs end where the format that they will have can be
     cut.
     """
-    if isinstance(given, SparseMatrix) and (format_name == "auto" or not isinstance(given, CsrMatrix)):
-        whole = given.to_device(CPU)
+    if isinstance(source, SparseMatrix) and (format_name == "auto" or not isinstance(source, CsrMatrix)):
+        whole = source.to_device(CPU)
         return row_slabs(whole, min(_pieces(whole.nbytes, slab), max(1, -(-whole.shape[0] // whole.row_granularity))))
-    if isinstance(given, SparseMatrix):
-        given = given.to_csr()
-    if not scipy.sparse.issparse(given):
+    if isinstance(source, SparseMatrix):
+        source = source.to_csr()
+    if not scipy.sparse.issparse(source):
         if slab is not None:
             raise InputError(
                 "slab cuts a whole SciPy or penstock matrix; row slabs become the subdivisions as they come: leave slab out, "
                 "or hand over the matrix"
             )
-        return given  # type: ignore[no-any-return]
-    A = given if given.format == "bsr" else in_csr(given, "the matrix")
+        return source  # type: ignore[no-any-return]
+    A = source if source.format == "bsr" else in_csr(source, "the matrix")
     first = A if A.format == "bsr" else A[:_FIRST_ROWS]
     multiple = SlabConverter(format_name, block_size).convert(first).row_granularity if A.shape[0] else 1
     bounds = _bounds(A, _pieces(A.data.nbytes + A.indices.nbytes, slab), multiple)
@@ -274,7 +274,7 @@ def _pieces(nbytes: int, slab: int | str | None) -> int:
 
 
 def _bounds(A: Any, pieces: int, multiple: int) -> list[int]:
-    """Return rows, multiples of ``multiple``, between which a SciPy matrix has pieces of about as many entries."""
+    """Return rows, multiples of ``multiple``, between which a SciPy matrix has pieces with about the same number of entries."""
     rows = 1 if A.format == "csr" else A.blocksize[0]  # of an entry of the offsets
     stops = np.arange(0, A.shape[0], multiple)
     targets = int(A.indptr[-1]) * np.arange(1, pieces) // pieces

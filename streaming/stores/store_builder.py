@@ -28,7 +28,7 @@ _ROW_NBYTES, _MOST_SLABS = 64, 16_384
 _BLOCKS, _CHUNK = 840, 32
 _SLAB_NBYTES = 16 << 20
 _MOST_PARTS = 1024
-# The entries of so many ranges of rows are counted apart, to cut slabs of about equal size.
+# Entries are counted in this many ranges of rows, to cut slabs of about equal size.
 _RANGES = 65536
 
 
@@ -100,7 +100,8 @@ class StoreBuilder:
         self._most_rows = max(1, parse_nbytes(memory) // _ROW_NBYTES // self._multiple) * self._multiple
         if rows > _MOST_SLABS * self._most_rows:
             raise InputError(
-                f"{rows} rows are more than {_MOST_SLABS} slabs of {self._most_rows}, as many as fit {memory}; give more memory"
+                f"{rows} rows are more than {_MOST_SLABS} slabs of {self._most_rows} rows, the largest for {memory}; give more "
+                "memory"
             )
         self._counts = np.zeros(-(-rows // self._range), dtype=np.int64)
         self._parts: list[tuple[Numbers, Numbers, Numbers]] = []

@@ -58,12 +58,12 @@ class StorePlace:
     def _finish(self, partial: Path) -> None:
         """Give the finished store its name."""
         partial.chmod(0o755)
-        # Not a name of unfinished builds: if this process ends right here, the old store is still there.
+        # Not a name of unfinished builds, which are removed: if this process ends right here, the old store is still there.
         replaced = partial.with_name(partial.name.replace(".partial-", ".replaced-"))
         if self.overwrite and self._holds_store(self.path):
             self.path.rename(replaced)
         try:
-            # Of all who want the name one makes this folder, and a folder can be renamed to an empty one only.
+            # Only one process can make this folder, and a folder can be renamed only to an empty one.
             if _RENAMES_TO_EMPTY_FOLDERS:
                 self.path.mkdir()
             partial.rename(self.path)
