@@ -207,7 +207,7 @@ def _changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:
 
 
 def _setup(record: Record) -> str:
-    """Return the seconds of the set-up; records of old versions do not tell them apart."""
+    """Return the seconds of the set-up, which records of old versions lack."""
     seconds = record.get("setup_seconds")
     return "-" if seconds is None else f"{seconds:.3g} s"
 

@@ -177,9 +177,11 @@ def _check_store(store: FileStore, experiment: Experiment) -> None:
     """Refuse a store that holds another matrix, or another cut than the experiment asks for."""
     if store.label != _store_label(experiment):
         raise InputError(f"the store {store.path} holds another matrix ({store.label}); name another memory.store")
-    found, asked = store.index.format_name, experiment.memory.format
-    if asked not in ("auto", found):
-        raise InputError(f"the store {store.path} holds a {found} matrix instead of {asked}; name another memory.store")
+    actual, requested = store.index.format_name, experiment.memory.format
+    if requested not in ("auto", actual):
+        raise InputError(
+            f"the store {store.path} holds a {actual} matrix instead of {requested}; name another memory.store"
+        )
     count, wanted = len(store.index.subdivisions), experiment.memory.subdivisions
     if wanted is not None and wanted != count:
         raise InputError(

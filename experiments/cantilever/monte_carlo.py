@@ -85,7 +85,7 @@ class SampleStudy(Study[int, ResultsFolder]):
         self.reporter.text("Result", self.folder.summary())
 
     def _write_field(self, converged: set[int]) -> None:
-        """Write mean and deviation of the samples' fields; a sample of an older version has none, and there is none then."""
+        """Write mean and deviation of the samples' fields, unless a sample of an older version has none."""
         files = [self._folder_of(number).field for number in self.points() if self._seed(number) in converged]
         if self.experiment.output.field and files and all(file.exists() for file in files):
             write_statistics(self.folder.field, files)

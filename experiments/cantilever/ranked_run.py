@@ -179,7 +179,7 @@ class RankedRun(SingleRun):
         return self._with_vectors(whole, lambda rows: self.device.asarray(rows[self.own].copy()))
 
     def _is_due(self, seconds: float) -> bool:
-        """Return what the first rank's clock says."""
+        """Return whether a checkpoint is due by the clock of the first rank."""
         return self.communicator.of_first(float(super()._is_due(seconds))) > 0
 
     def _save(self, checkpoint: Checkpoint) -> None:

@@ -123,7 +123,7 @@ def _resume(folder: ResultsFolder, maxiter: int | None, reporter: Reporter) -> R
 
 
 def _check_unfinished(folder: ResultsFolder) -> None:
-    """Raise an InputError unless a folder holds a run that can be gone on with."""
+    """Raise an InputError unless a folder holds a run that can be resumed."""
     if folder.solution.exists():
         raise InputError(
             f"{folder.path} is of penstock solve; repeat that command with another --output and --guess {folder.solution}"

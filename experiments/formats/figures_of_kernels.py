@@ -52,9 +52,9 @@ def _kernel_name(record: Record) -> str:
     """Return format, variant and number of vectors of a record, without its number of threads."""
     count = re.compile(rf"\D*{record['threads']}\D*|threads?|blocks?")
     words = re.findall(r"[^\W_]+", record.get("variant") or "")
-    kept = [word for word in words if not count.fullmatch(word)]
+    others = [word for word in words if not count.fullmatch(word)]
     vectors = [f"k = {record['columns']}"] if record["columns"] > 1 else []
-    return ", ".join([style_of(record["format"])[0], *kept, *vectors])
+    return ", ".join([style_of(record["format"])[0], *others, *vectors])
 
 
 def figure_block_sizes(records: Records, limits: Limits) -> Figure | None:

@@ -124,8 +124,8 @@ def figure_row_length_band(records: Records, limits: Limits) -> Figure | None:
     """Draw GFLOP/s of CSR and SELL against the mean row length, and the band that memory traffic allows.
 
     After Kreutzer et al. (2014), figure 6. A product moves ``(12 / beta + 8 alpha + 8 / mean) / 2`` bytes a flop: a value and
-    a column index a nonzero, ``alpha`` loads of x, and one entry of y a row. The band lies between x loaded once (``alpha = 1
-    / mean``) and x loaded for each nonzero (``alpha = 1``), with ``beta = 1``, no padding.
+    a column index a nonzero, ``alpha`` loads of x, and one entry of y a row. The band lies between x loaded once
+    (``alpha = 1 / mean``) and x loaded for each nonzero (``alpha = 1``), with ``beta = 1``, no padding.
     """
     matrices = matrices_of(records)
     points: dict[str, list[tuple[float, float]]] = {"csr": [], "sell": []}

@@ -59,9 +59,9 @@ def all_seconds(records: Records) -> dict[str, dict[str, float]]:
 
 def competitors_in(table: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return the formats and peers of a table: registered formats in the order of the registry, known peers, then others."""
-    found = {competitor for row in table.values() for competitor in row}
-    known = [name for name in (*format_names(), *PEER_LABELS) if name in found]
-    return known + sorted(found - set(known))
+    present = {competitor for row in table.values() for competitor in row}
+    known = [name for name in (*format_names(), *PEER_LABELS) if name in present]
+    return known + sorted(present - set(known))
 
 
 def vendor_in(peers: Mapping[str, Mapping[str, float]]) -> str | None:

@@ -21,7 +21,7 @@ from penstock.spmv import CPU, CsrMatrix, Device, InputError
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming.measurement.probes import measure_memory
 
-# A format that takes so many times as long as another is the wrong one, whatever the noise of a quiet machine.
+# A format that takes this many times as long as another is the wrong one, whatever the noise of a quiet machine.
 _CLEARLY = 1.1
 _BANDWIDTH_NBYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 
@@ -197,13 +197,13 @@ def disagreements(records: Sequence[dict[str, Any]]) -> list[str]:
     for record in records:
         if not record["variant"] and "ranked_seconds" in record:  # not in records of older versions
             groups.setdefault((record["matrix"]["name"], record["columns"]), []).append(record)
-    told = []
+    sentences = []
     for (name, count), group in groups.items():
         chosen, fastest = (min(group, key=itemgetter(key)) for key in ("ranked_seconds", "seconds"))
         if (ratio := chosen["seconds"] / fastest["seconds"]) > _CLEARLY:
             vectors = f" with {count} vectors" if count > 1 else ""
-            told.append(
+            sentences.append(
                 f"{name}{vectors}: {fastest['format']} was fastest here; {chosen['format']}, which the roofline model puts "
                 f"first, took {ratio:.2f} times as long. On a machine that was not busy, name the format yourself."
             )
-    return told
+    return sentences

@@ -88,7 +88,7 @@ class OverlapStudy(Section):
         if not isinstance(data, dict):
             return data
         data = {key: [value] if key in lists and isinstance(value, int) else value for key, value in data.items()}
-        # A value given twice is measured once.
+        # A repeated value is measured once.
         for key in lists:
             if isinstance(data.get(key), list | tuple):
                 data[key] = [value for n, value in enumerate(data[key]) if value not in data[key][:n]]
@@ -104,10 +104,10 @@ class OverlapStudy(Section):
 
     @model_validator(mode="after")
     def _the_paper_has_no_ring(self) -> OverlapStudy:
-        given = self.model_fields_set & {"slots", "budget"}
-        if self.protocol == "paper" and given:
+        present = self.model_fields_set & {"slots", "budget"}
+        if self.protocol == "paper" and present:
             raise ValueError(
-                f"{', '.join(sorted(given))} belong to protocol: engine; the paper's protocol has exactly two buffers"
+                f"{', '.join(sorted(present))} belong to protocol: engine; the paper's protocol has exactly two buffers"
             )
         return self
 

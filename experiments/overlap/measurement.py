@@ -92,8 +92,8 @@ class CaseMeasurement:
             "transfer_gflops": flops / transfer / 1e9,
             "compute_gflops": flops / compute / 1e9,
             "gain": seconds["off"] / seconds["on"] - 1,
-            # Of the shorter of the two, which is all that can be hidden. Against their sum, not against the sweep without
-            # overlap: that may take longer than its parts, which overlap would seem to hide several times over.
+            # As a fraction of the shorter of the two, the most that can be hidden. Compared with their sum, not with the sweep
+            # without overlap, which may take longer than its parts: overlap would then seem to hide more than there is.
             "hidden": min(max((transfer + compute - seconds["on"]) / min(transfer, compute), 0.0), 1.0),
             "link_fraction": plan.streamed_nbytes / seconds[kind] / self.rates.link,
             "memory_fraction": point.repeats * plan.index.nbytes / seconds[kind] / self.rates.memory,

@@ -22,7 +22,7 @@ NEW_FOLDER_ADVICE = "choose another --output, or resume there with --resume"
 class BaseFolder:
     """A results folder; subclasses name the files in it."""
 
-    #: Name of the YAML file that says what was asked for.
+    #: Name of the YAML file with the requested settings.
     configuration_name: ClassVar[str] = "configuration.yaml"
     #: What to add if a file is missing, and if it is damaged.
     missing_advice: ClassVar[str] = ""
@@ -84,7 +84,7 @@ class BaseFolder:
         return [entry for entry in entries if entry.name in named or entry.name.partition(".partial")[0] in named]
 
     def write_configuration(self, data: Mapping[str, Any]) -> None:
-        """Write what was asked for."""
+        """Write the requested settings."""
         write_text(self.configuration, yaml.safe_dump(dict(data), sort_keys=False))
 
     def read_json(self, file: Path) -> Any:

@@ -144,7 +144,7 @@ def _read(data: Mapping[str, np.ndarray[Any, Any]], device: Device) -> Checkpoin
     return Checkpoint(kind(**values), sweeps, bytes_streamed, seconds, direction, ranks, settings)
 
 
-#: How fields of states that are no vectors are read, by their annotation.
+#: How fields of states that are not vectors are read, by their annotation.
 _PLAIN: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
     "int": lambda array: array.item(),
     "float": lambda array: array.item(),

@@ -74,11 +74,11 @@ def draw_tip_deflections(path: Path, tips: dict[str, float], quantities: list[st
 
 
 def _bars_of_load_cases(tips: dict[str, float], quantities: list[str]) -> Figure:
-    told = list(dict.fromkeys(quantities))
+    distinct = list(dict.fromkeys(quantities))
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    widths = [1 + quantities.count(quantity) for quantity in told]
-    panels = figure.subplots(1, len(told), squeeze=False, width_ratios=widths)[0]
-    for axes, quantity in zip(panels, told, strict=True):
+    widths = [1 + quantities.count(quantity) for quantity in distinct]
+    panels = figure.subplots(1, len(distinct), squeeze=False, width_ratios=widths)[0]
+    for axes, quantity in zip(panels, distinct, strict=True):
         values = {name: tip for (name, tip), of in zip(tips.items(), quantities, strict=True) if of == quantity}
         axes.bar([name.replace("_", " ", 1) for name in values], list(values.values()), color=_BLUE)
         axes.axhline(0, color=_GREY, linewidth=0.8)

@@ -1,4 +1,4 @@
-"""One process at a time writes into a folder: it holds a lock there, which the system lets go of when the process ends."""
+"""One process at a time writes into a folder: it holds a lock there, which the system releases when the process ends."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _plan_facts(plan: StreamPlan) -> dict[str, Any]:
 
 
 def _sweep_of_powers(A: StreamedMatrix, x: Array) -> Callable[[], object]:
-    """Return what makes as many products with A in one sweep as the plan does in a solve, each divided by the norm of A."""
+    """Return an action that computes the products of one sweep of a solve, each divided by the norm of A."""
     powers, product = A.plan.powers_per_sweep, lambda: A.apply(x)
     if powers == 1:
         return product

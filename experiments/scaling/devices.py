@@ -13,7 +13,7 @@ from penstock.spmv import InputError
 from penstock.streaming import LinkRates
 from penstock.streaming.planning.estimate import TYPICAL
 
-# What kernels and transfers of an H200 reach of the rates in its data sheet.
+# Fractions of the rates in the data sheet that kernels and transfers of an H200 reach.
 _OF_MEMORY, _OF_LINK = 0.92, 0.87
 _PCIE_4, _PCIE_5 = 31.5, 63.0
 
@@ -43,8 +43,8 @@ def device_rates(source: str) -> LinkRates:
         memory, link = DEVICES[source.lower()]
         memory, link = _OF_MEMORY * memory, _OF_LINK * link
     elif Path(source).exists():
-        given = read_configuration(source, _RatesFile)
-        memory, link = given.memory, given.link
+        rates = read_configuration(source, _RatesFile)
+        memory, link = rates.memory, rates.link
     else:
         raise InputError(f"--rates takes a file, or one of {', '.join(DEVICES)}; there is no {source}")
     return replace(TYPICAL, memory=1e9 * memory, link=1e9 * link)

@@ -1,4 +1,4 @@
-"""Forecasts what an experiment takes on several GPUs: memory, seconds an iteration and a solve, and efficiency."""
+"""Forecasts an experiment on several GPUs: memory, seconds of an iteration and of a solve, and efficiency."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SUMS = 2
 
 @dataclass(frozen=True)
 class Wires:
-    """What lies between ranks.
+    """The network between ranks.
 
     Parameters
     ----------
@@ -57,14 +57,14 @@ class Wires:
         return 0.0 if ranks == 1 else self.reduction + self.reduction_a_doubling * math.log2(hosts)
 
     def exchange_seconds(self, ranks: int, nbytes: float) -> float:
-        """Return the seconds in which all ranks exchange so many bytes with each neighbour in a chain."""
+        """Return the seconds in which all ranks exchange ``nbytes`` bytes with each neighbour in a chain."""
         rate = self.network if ranks > self.gpus_a_host else self.peer
         return 0.0 if ranks == 1 else self.message + min(ranks - 1, 2) * nbytes / rate
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What some ranks take, by the one with the most planes.
+    """Time and memory of a number of ranks, those of the one with the most planes.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def forecast(experiment: Experiment, ranks: int, gpu_nbytes: int, rates: LinkRat
     plane = dof * math.prod(across)  # unknowns
     vectors, plan = _plan_of_rank(experiment, (planes, *across), gpu_nbytes, rates)
     predicted, degree, unknowns = plan.predicted_seconds(), plan.workload.degree, planes * plane
-    assert predicted is not None, "rates are given"
+    assert predicted is not None, "rates are known"
     shares_sweep = plan.slots > 0 and plan.powers_per_sweep > 1
     sweep = predicted * -(-degree // plan.powers_per_sweep) * (_TURNS if shares_sweep else 1.0)
     memory, value = EFFICIENCY * rates.memory, _VALUE_NBYTES * experiment.columns

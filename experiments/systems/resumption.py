@@ -1,4 +1,4 @@
-"""What a solve of a system in files leaves so that it can be resumed: what was asked for, what was decided, and its state."""
+"""What a solve of a system in files leaves so that it can be resumed: the request, the decisions and the state."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SECONDS = 60.0
 
 
 def write_request(folder: ResultsFolder, request: SolveRequest, placement: Placement | None = None) -> None:
-    """Write what was asked for and, once it is known, what was decided."""
+    """Write the request and, once they are made, the decisions."""
     write_json(folder.solve, _settings_of(request, placement))
 
 
 def _settings_of(request: SolveRequest, placement: Placement | None) -> dict[str, Any]:
-    asked = dataclasses.asdict(request)
+    options = dataclasses.asdict(request)
     for name in (
         "matrix",
         "right_hand_sides",
@@ -40,10 +40,10 @@ def _settings_of(request: SolveRequest, placement: Placement | None) -> dict[str
         "near_null_space",
         "null_space",
     ):  # a solve may be resumed from another folder
-        if asked[name] not in (None, "constants"):
-            path = Path(asked[name])
-            asked[name] = str(path.resolve() if path.exists() else path)
-    return {"asked": asked, "decided": None if placement is None else _decided(placement)}
+        if options[name] not in (None, "constants"):
+            path = Path(options[name])
+            options[name] = str(path.resolve() if path.exists() else path)
+    return {"asked": options, "decided": None if placement is None else _decided(placement)}
 
 
 def _decided(placement: Placement) -> dict[str, Any]:
@@ -75,16 +75,16 @@ def decided_spec(settings: Mapping[str, Any]) -> PreconditionerSpec | None:
 
 def _of_system(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without those that may change when a solve is resumed."""
-    # Checkpoints were without these once.
-    given = {
+    # Older checkpoints lack these.
+    request = {
         "format": "auto",
         "coordinates": None,
         "near_null_space": None,
         "null_space": None,
         **settings.get("asked", {}),
     }
-    asked = {name: value for name, value in given.items() if name not in ("rtol", "maxiter", "guess")}
-    return {**settings, "asked": asked}
+    fixed = {name: value for name, value in request.items() if name not in ("rtol", "maxiter", "guess")}
+    return {**settings, "asked": fixed}
 
 
 class Checkpoints:

@@ -1,4 +1,4 @@
-"""What is asked for: a system in files, and how to solve it."""
+"""The request for a solve: a system in files, and how to solve it."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def column_ranges(columns: Sequence[int]) -> str:
 def read_right_hand_sides(path: Path, columns: Sequence[int] | None = None) -> Matrix:
     """Read right-hand sides, float64 of shape (n, columns), all by default.
 
-    Files are Matrix Market (array or coordinate; ``.mtx``, ``.mtx.gz`` or ``.mtx.bz2``) or ``.npy`` of shape (n,) or (n,
-    columns).
+    Files are Matrix Market (array or coordinate; ``.mtx``, ``.mtx.gz`` or ``.mtx.bz2``) or ``.npy`` arrays of shape (n,)
+    or (n, columns).
     """
     name = path.name.lower()
     if name.endswith(".npy"):
