@@ -20,7 +20,9 @@ def store(
     sources: Annotated[list[str], _SOURCES],
     path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
     format_name: Annotated[str, typer.Option("--format", help=_FORMAT)] = "auto",
-    block_size: Annotated[int | None, typer.Option(help="Rows of the dense blocks; by default they are found.")] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Rows of the dense blocks; by default they are detected.")
+    ] = None,
     slab: Annotated[str, typer.Option(help="About the size of a subdivision.")] = "16 MiB",
     memory: Annotated[str, _MEMORY] = "1 GiB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,

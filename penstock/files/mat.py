@@ -58,10 +58,10 @@ def read_mat(path: Path) -> Any:
 
 def _read_version_4(path: Path) -> Any:
     check_fits_memory(3 * path.stat().st_size, f"the matrix in {path}")
-    found = [of for of in scipy.io.loadmat(path, spmatrix=False).values() if scipy.sparse.issparse(of)]
-    if len(found) != 1:
-        raise InputError(f"{path} holds {len(found)} sparse matrices; expected one")
-    return found[0]
+    matrices = [of for of in scipy.io.loadmat(path, spmatrix=False).values() if scipy.sparse.issparse(of)]
+    if len(matrices) != 1:
+        raise InputError(f"{path} holds {len(matrices)} sparse matrices; expected one")
+    return matrices[0]
 
 
 def _places(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
@@ -162,9 +162,9 @@ class _Elements:
         if int(length) < 1 or math.prod(array.shape) != 1:
             raise InputError(f"{self._path} is damaged, or {array.name} is an array of {array.shape} structs")
         fields = [names[at : at + int(length)].partition(b"\0")[0] for at in range(0, len(names), int(length))]
-        for found in fields:
+        for label in fields:
             kind, nbytes, _ = self.tag()
-            if kind == _MATRIX and found == name.encode():
+            if kind == _MATRIX and label == name.encode():
                 return self.array()
             self._skip(nbytes)
         raise InputError(f"{self._path} holds {array.name} without a matrix {name}; expected one, as in SuiteSparse")

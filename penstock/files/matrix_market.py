@@ -29,7 +29,7 @@ _SIZES = {"array": 2, "coordinate": 3}
 _WHOLE_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric")
 
-# Numbers such as 1, -1.5, .5e-3, 2.E+10 and -inf: what comes after each character, as long as they are none wrong.
+# Numbers such as 1, -1.5, .5e-3, 2.E+10 and -inf: the state after each character, as long as none is wrong.
 _SPACE, _SIGN, _DIGITS, _BARE_POINT, _FRACTION, _EXPONENT, _EXPONENT_SIGN, _EXPONENT_DIGITS, _WORD, _WRONG = range(10)
 _AFTER = {
     _SPACE: {b"+-": _SIGN, b"0123456789": _DIGITS, b".": _BARE_POINT, b"nNaAiIfFtTyY": _WORD},
@@ -46,7 +46,7 @@ _COMPLETE = (_SPACE, _DIGITS, _FRACTION, _EXPONENT_DIGITS, _WORD)
 
 # Bytes of text that are read at once, where entries come in parts.
 _PART_NBYTES = 16 << 20
-# A file is at most so long: numbers have some digits, comments some pages.
+# Limits of a valid file: numbers have some digits, comments some pages.
 _LONGEST_LINE, _LONGEST_HEADER, _MOST_PER_NUMBER, _LONGEST_SHOWN = 1 << 20, 16 << 20, 1000, 40
 
 
@@ -80,7 +80,7 @@ class _Header:
         return self.entries * (1 if self.layout == "array" else 2 if self.field == "pattern" else 3)
 
     def check_size(self, path: Path, nbytes: float) -> None:
-        """Raise an InputError if so many bytes cannot hold the numbers."""
+        """Raise an InputError if ``nbytes`` bytes cannot hold the numbers."""
         rows = self.sizes[0]
         if 2 * self.numbers - 1 > nbytes:
             raise InputError(
@@ -207,13 +207,13 @@ def _read_header(path: Path, stream: BinaryIO) -> _Header:
             f"{path} is declared {field} {symmetry}; expected one of {', '.join(_CHARACTERS)} "
             f"and one of {', '.join(_SYMMETRIES)}"
         )
-    given = lines[-1].decode("latin-1").split()
-    if layout not in _SIZES or len(given) != _SIZES[layout] or not all(_WHOLE_NUMBER.fullmatch(size) for size in given):
+    words = lines[-1].decode("latin-1").split()
+    if layout not in _SIZES or len(words) != _SIZES[layout] or not all(_WHOLE_NUMBER.fullmatch(size) for size in words):
         raise InputError(
-            f"{path} is declared {layout}, but its line of sizes is {' '.join(given)[:60]!r}; expected 'array' with rows and "
+            f"{path} is declared {layout}, but its line of sizes is {' '.join(words)[:60]!r}; expected 'array' with rows and "
             "columns, or 'coordinate' with rows, columns and entries"
         )
-    sizes = tuple(map(int, given))
+    sizes = tuple(map(int, words))
     if symmetry != "general" and sizes[:1] != sizes[1:2]:
         raise InputError(f"{path} is declared {symmetry}, but {sizes[0]} x {sizes[1]}; such a matrix is square")
     return _Header(b"".join(lines), layout, field, symmetry, sizes)
@@ -235,7 +235,7 @@ class _CheckedStream:
         self._taken, self._state, self._before, self._ended = 0, _SPACE, b"", False
 
     def skip_header(self) -> None:
-        """Begin behind the header."""
+        """Continue after the header."""
         self._header.seek(0, io.SEEK_END)
 
     def read(self, size: int = -1) -> bytes:

@@ -42,7 +42,7 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
 
 
 class FileKind(enum.Enum):
-    """What a file with a matrix is."""
+    """The kinds of files with a matrix."""
 
     MATRIX_MARKET = "Matrix Market file"
     NPZ = ".npz file of scipy.sparse.save_npz"
@@ -104,8 +104,8 @@ def read_matrix(source: str | Path) -> NamedMatrix:
 
     Notes
     -----
-    A pattern has the value 1 at each entry, -1 above the diagonal of a skew-symmetric one. Entries given several times
-    are summed, as float64. Zeros are kept where the file lists them as entries, so not those of a dense file.
+    A pattern has the value 1 at each entry, -1 above the diagonal of a skew-symmetric one. Repeated entries
+    are summed, as float64. Zeros that the file lists as entries are stored, those of a dense file are not.
     """
     generated = _GENERATED.fullmatch(str(source))
     if generated:
@@ -114,7 +114,7 @@ def read_matrix(source: str | Path) -> NamedMatrix:
     path = Path(source)
     kind = file_kind(path)
     with failures_named(path, kind.value):
-        # Of a Matrix Market file the entries, of which whole numbers would overflow if SciPy summed them.
+        # The entries of a Matrix Market file: SciPy would sum integers with overflow.
         is_market = kind is FileKind.MATRIX_MARKET
         matrix = _read_whole(path, kind) if is_market else slabs_of(path).whole(path)
         return NamedMatrix(path.name[: len(path.name) - len(_suffix(path))], _canonical(matrix, str(path)), str(source))
@@ -136,12 +136,12 @@ def file_kind(path: Path) -> FileKind:
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a path can only be that of a :class:`FileStore`: a folder that is none of Zarr."""
+    """Return whether a path can only be that of a :class:`FileStore`: a folder that is not a Zarr group."""
     return path.is_dir() and not is_zarr(path)
 
 
 def opener_of(path: Path) -> Callable[[Path], Any]:
-    """Return what opens a Matrix Market file as a binary stream that is not compressed."""
+    """Return the function that opens a Matrix Market file as a binary stream that is not compressed."""
     return _OPENERS[path.name[-len(_suffix(path)) :].lower()]
 
 
@@ -158,7 +158,7 @@ def slabs_of(path: Path) -> Slabs:
 
 
 def _read_whole(path: Path, kind: FileKind) -> Any:
-    """Return a matrix as SciPy has it, which can be converted safely."""
+    """Return a matrix as SciPy reads it, checked for a safe conversion."""
     if kind is FileKind.MATRIX_MARKET:
         return read_matrix_market(path, opener_of(path))
     matrix = _read_npz(path) if kind is FileKind.NPZ else read_mat(path)

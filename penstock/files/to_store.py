@@ -55,7 +55,7 @@ def _shape_of(parts: list[tuple[int, int]]) -> tuple[int, int]:
     """Return the shape of the matrix whose rows are in several parts."""
     columns = {shape[1] for shape in parts}
     if len(columns) > 1:
-        raise InputError(f"the files hold rows of {sorted(columns)} columns; those of one matrix have as many")
+        raise InputError(f"the files hold rows of {sorted(columns)} columns; those of one matrix have the same number")
     return sum(shape[0] for shape in parts), columns.pop()
 
 

@@ -13,11 +13,12 @@ import psutil
 
 from penstock.host.threads import bound_cores
 
-# Seconds of work that one judgement rests on: several time slices of the system, ten of the ticks by which it counts time.
+# Seconds of work in one measurement: several time slices of the system, ten of the ticks by which it counts time.
 _WINDOW = 0.1
-# Seconds at the beginning of a solve that tell nothing: kernels are loaded or compiled, and a look at all cores takes 0.2 ms.
+# Seconds at the beginning of a solve that are not representative: kernels are loaded or compiled, and reading the load of all
+# cores takes 0.2 ms.
 _BEGINNING = 0.02
-# How many times as long an iteration may take with fewer threads for these to be kept: about as much as iterations differ
+# How many times as long an iteration may take with fewer threads for these to stay in use: about as much as iterations differ
 # beside busy processes.
 _LARGEST_LOSS = 1.15
 # Seconds until the next trial after one that failed: the first time, and the longest.
@@ -81,8 +82,8 @@ class ThreadChoice:
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                 return
             self._pause = _PAUSE
-        # Where processes and threads are more than the cores, each has about the same share of a core, and others want as many
-        # times more than they get as our threads do.
+        # With more processes and threads than cores, each gets about the same share of a core: the demand of the others exceeds
+        # what they get by the same factor as that of our threads.
         share = min(1.0, max(self._cores - others, 1e-3) / self.threads)
         left = min(self.most, round(self._cores - others / share))
         if left > self.threads:
@@ -135,7 +136,7 @@ def _busy_and_all() -> tuple[float, float, float, float]:
         counted = psutil.cpu_times(percpu=True)
     except Exception:  # a sandbox without /proc/stat, or with a strange one, which is no reason to end a solve
         counted = []
-    # Only where all cores are counted are their numbers those of the list; otherwise ours count as busy as all.
+    # Core numbers are indices of the list only if all cores are counted; otherwise ours are taken to be as busy as the average.
     cores = [counted[core] for core in bound_cores()] if len(counted) == os.cpu_count() else counted
     # Time as the host of a virtual machine is part of that of the user.
     busy = sum(

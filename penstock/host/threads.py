@@ -15,7 +15,7 @@ from typing import Any
 #: Whether the user has said how many threads to use; else ranks of a host share its cores.
 THREADS_ARE_GIVEN = "NUMBA_NUM_THREADS" in os.environ
 
-# Looks of GNU's OpenMP at what a thread waits for, some tens of microseconds, before the thread sleeps.
+# Spins of a waiting thread of GNU's OpenMP before it sleeps: some tens of microseconds.
 _SPINS = "1000"
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
@@ -42,12 +42,12 @@ def prepare_threads() -> None:
         os.environ["NUMBA_NUM_THREADS"] = str(threads)
 
 
-# BLAS with one number of threads for the process, and with one for each thread of it.
+# BLAS libraries with a number of threads per process, and those with one per thread.
 _SHARED_BLAS, _OWN_BLAS = ("openblas", "blis", "flexiblas"), ("mkl",)
 
 
 class _BlasLimit:
-    """The limit of threads that a process has only one of: it begins with its first user and ends with the last."""
+    """The process-wide limit of BLAS threads, in force from its first user to the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
