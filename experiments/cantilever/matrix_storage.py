@@ -38,17 +38,6 @@ from penstock.streaming import (
 from penstock.streaming.measurement.first_sweeps import Replanned, plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
 
-__all__ = [
-    "fill_disk",
-    "fill_memory",
-    "measure_rates",
-    "open_store",
-    "plan_after_first_sweeps",
-    "plan_experiment",
-    "resident_format",
-    "workspace_nbytes",
-]
-
 
 def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> StreamPlan:
     """Plan an experiment without allocating anything of its size; needs neither its device nor the matrix.
@@ -188,9 +177,11 @@ def _check_store(store: FileStore, experiment: Experiment) -> None:
     """Refuse a store that holds another matrix, or another cut than the experiment asks for."""
     if store.label != _store_label(experiment):
         raise InputError(f"the store {store.path} holds another matrix ({store.label}); name another memory.store")
-    found, asked = store.index.format_name, experiment.memory.format
-    if asked not in ("auto", found):
-        raise InputError(f"the store {store.path} holds a {found} matrix instead of {asked}; name another memory.store")
+    actual, requested = store.index.format_name, experiment.memory.format
+    if requested not in ("auto", actual):
+        raise InputError(
+            f"the store {store.path} holds a {actual} matrix instead of {requested}; name another memory.store"
+        )
     count, wanted = len(store.index.subdivisions), experiment.memory.subdivisions
     if wanted is not None and wanted != count:
         raise InputError(
@@ -199,15 +190,7 @@ def _check_store(store: FileStore, experiment: Experiment) -> None:
 
 
 def measure_rates(experiment: Experiment, device: Device, directory: Path) -> LinkRates | None:
-    """Return the rates of link and memory, so that a plan can tell the time of a sweep; None for what takes no time.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    device : Device
-    directory : path
-        Where a store on disk would be.
-    """
+    """Return the measured rates of link and memory for the time estimates of a plan; None where there is nothing to estimate."""
     nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
     if experiment.memory.budget is None or nbytes < WORTH_MEASURING_NBYTES:
         return None
@@ -217,16 +200,9 @@ def measure_rates(experiment: Experiment, device: Device, directory: Path) -> Li
 def plan_after_first_sweeps(
     experiment: Experiment, A: StreamedMatrix, directory: Path, reporter: Reporter
 ) -> Replanned | None:
-    """Sweep over a matrix that was just opened, and plan again what the experiment leaves open if the rates prove wrong.
+    """Sweep over a newly opened matrix, and plan again what the experiment leaves open if the rates prove wrong.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        As the user wrote it. If it leaves nothing open, there is no sweep.
-    A : StreamedMatrix
-    directory : path
-        As for :func:`measure_rates`. The next runs plan with the corrected rates.
-    reporter : Reporter
+    An experiment that leaves nothing open needs no sweep. The next runs plan with the corrected rates.
     """
     workloads = _streamed_workloads(experiment)
     if experiment.memory.slots is not None and len(workloads) == 1:
@@ -249,16 +225,7 @@ def open_store(
 ) -> Iterator[Store]:
     """Build the matrix where it is streamed from, or open it: on disk for the CPU, in host memory for a GPU.
 
-    Parameters
-    ----------
-    experiment : Experiment
-    plan : StreamPlan
-        Says how it is cut.
-    device : Device
-        What will compute.
-    path : path
-        Place on disk, if ``memory.store`` names none.
-    reporter : Reporter
+    ``path`` is the place on disk if ``memory.store`` names none.
     """
     memory, cantilever, index = experiment.memory, experiment.cantilever(), plan.index
     slabs = cantilever.subdivisions(len(index.subdivisions), index.format_name, values_dtype=np.dtype(memory.values))

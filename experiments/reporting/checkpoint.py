@@ -17,8 +17,6 @@ from penstock.solvers import SOLVERS, CoarseBlockCgState, CoarseCgState, StopRea
 from penstock.solvers.states import StateLayout, SystemMark, check_counts, check_numbers
 from penstock.spmv import CPU, Array, Device, InputError
 
-__all__ = ["Checkpoint", "SolverState", "read_checkpoint", "vectors_of", "write_checkpoint"]
-
 #: The state of any registered method.
 SolverState = Any
 
@@ -68,20 +66,7 @@ def vectors_of(state: SolverState) -> dict[str, Array]:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; if that fails or is interrupted, the old one stays complete.
-
-    Parameters
-    ----------
-    path : path
-        Ends in ``.npz``.
-    checkpoint : Checkpoint
-        With a state.
-
-    Raises
-    ------
-    StoreError
-        If the disk is full or refuses.
-    """
+    """Write a checkpoint, which has a state, as ``.npz``; if that fails or is interrupted, the old one stays complete."""
     state = checkpoint.state
     assert state is not None, "a checkpoint on disk has a state"
     [solver] = [name for name in SOLVERS.keys() if SOLVERS[name].State is type(state)]  # noqa: SIM118 - a registry
@@ -121,13 +106,7 @@ def _checksum(contents: Mapping[str, np.ndarray[Any, Any]]) -> int:
 
 
 def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
-    """Read a checkpoint; its vectors come to the device.
-
-    Raises
-    ------
-    InputError
-        If it does not exist, is damaged, or belongs to a system with another number of unknowns.
-    """
+    """Read a checkpoint to the device, or raise an InputError if it is damaged or of another number of unknowns."""
     if not path.exists():
         raise InputError(f"{path.parent} has no {path.name}; nothing to resume")
     try:
@@ -165,7 +144,7 @@ def _read(data: Mapping[str, np.ndarray[Any, Any]], device: Device) -> Checkpoin
     return Checkpoint(kind(**values), sweeps, bytes_streamed, seconds, direction, ranks, settings)
 
 
-#: How fields of states that are no vectors are read, by their annotation.
+#: How fields of states that are not vectors are read, by their annotation.
 _PLAIN: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
     "int": lambda array: array.item(),
     "float": lambda array: array.item(),

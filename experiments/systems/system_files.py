@@ -16,17 +16,6 @@ from penstock.files.petsc import is_petsc, read_petsc_vector
 from penstock.files.registry import read_matrix
 from penstock.spmv import InputError
 
-__all__ = [
-    "column_ranges",
-    "matrix_name",
-    "parse_columns",
-    "parse_count",
-    "read_guess",
-    "read_node_array",
-    "read_right_hand_sides",
-    "write_solution",
-]
-
 Matrix = np.ndarray[Any, Any]
 
 _MATRIX_SUFFIXES = (".mtx", ".mtx.gz", ".mtx.bz2", ".npz", ".mat", ".h5", ".hdf5", ".zarr", ".petsc")
@@ -43,13 +32,7 @@ def matrix_name(source: str) -> str:
 
 
 def parse_columns(text: str) -> list[int]:
-    """Read columns such as ``0,2-4``.
-
-    Raises
-    ------
-    InputError
-        If it is no list of numbers and ascending ranges.
-    """
+    """Read columns such as ``0,2-4``: numbers and ascending ranges."""
     columns: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part, re.ASCII)
@@ -62,13 +45,7 @@ def parse_columns(text: str) -> list[int]:
 
 
 def parse_count(text: str) -> int:
-    """Read how many right-hand sides to make up.
-
-    Raises
-    ------
-    InputError
-        If it is no positive whole number.
-    """
+    """Read the number of right-hand sides to make up, a positive integer."""
     if not re.fullmatch(r"\s*\d{1,18}\s*", text, re.ASCII) or not int(text):
         raise InputError(
             f"without B, --columns is the number of right-hand sides to make up, 1 or more, not {text!r}; "
@@ -98,24 +75,10 @@ def column_ranges(columns: Sequence[int]) -> str:
 
 
 def read_right_hand_sides(path: Path, columns: Sequence[int] | None = None) -> Matrix:
-    """Read right-hand sides.
+    """Read right-hand sides, float64 of shape (n, columns), all by default.
 
-    Parameters
-    ----------
-    path : path
-        A Matrix Market file (array or coordinate; ``.mtx``, ``.mtx.gz`` or ``.mtx.bz2``), or an array of numpy.save
-        (``.npy``), of shape (n,) or (n, columns).
-    columns : sequence of int, optional
-        Which of them; all by default.
-
-    Returns
-    -------
-    float64 array, (n, columns)
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged or of another kind, a column is not in it, or a number is not finite.
+    Files are Matrix Market (array or coordinate; ``.mtx``, ``.mtx.gz`` or ``.mtx.bz2``) or ``.npy`` arrays of shape (n,)
+    or (n, columns).
     """
     name = path.name.lower()
     if name.endswith(".npy"):
@@ -146,13 +109,7 @@ def read_right_hand_sides(path: Path, columns: Sequence[int] | None = None) -> M
 
 
 def read_guess(path: Path, shape: tuple[int, int]) -> Matrix:
-    """Read a first guess of the shape of the right-hand sides, such as the solution of an interrupted solve.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged, of another shape, or holds a number that is not finite.
-    """
+    """Read a first guess of the shape of the right-hand sides, such as the solution of an interrupted solve."""
     if not path.name.lower().endswith(".npy"):
         raise InputError(f"a guess is an array of numpy.save (.npy), such as solution.npy, not {path}")
     array = _load_array(path, "a guess")
@@ -165,13 +122,7 @@ def read_guess(path: Path, shape: tuple[int, int]) -> Matrix:
 
 
 def read_node_array(path: Path, purpose: str) -> Matrix:
-    """Read coordinates of nodes or a near-null space, an ``.npy`` file of finite numbers, one row for each.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged, of another kind, or holds a number that is not finite.
-    """
+    """Read coordinates of nodes or a near-null space, an ``.npy`` file of finite numbers, one row for each node or unknown."""
     if not path.name.lower().endswith(".npy"):
         raise InputError(f"{purpose} are an array of numpy.save (.npy), not {path}")
     array = _load_array(path, purpose)
@@ -181,13 +132,7 @@ def read_node_array(path: Path, purpose: str) -> Matrix:
 
 
 def write_solution(path: Path, x: Matrix) -> None:
-    """Write an array for ``numpy.load``, whole or not at all.
-
-    Raises
-    ------
-    StoreError
-        If the disk is full or refuses.
-    """
+    """Write an array for ``numpy.load``, completely or not at all."""
     write_file(path, lambda file: np.save(file, x))
 
 

@@ -38,8 +38,6 @@ from penstock.spmv import PenstockError
 if TYPE_CHECKING:
     from penstock.experiments import RunOutcome
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,

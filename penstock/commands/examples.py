@@ -1,6 +1,4 @@
-"""Examples of every command, which its help ends with."""
-
-__all__ = ["EXAMPLES", "examples_of"]
+"""Examples at the end of the help of every command."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "run": ("penstock run beam.yaml", "penstock run beam.yaml --dry-run", "penstock run --resume results/beam"),

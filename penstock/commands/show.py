@@ -7,24 +7,16 @@ from rich.console import Console
 from penstock.experiments import ResultsFolder, read_experiment
 from penstock.spmv import InputError, PenstockError
 
-__all__ = ["show_run"]
-
 
 def show_run(directory: Path) -> None:
-    """Print plan and result of a finished run, and draw its pictures again.
-
-    Raises
-    ------
-    InputError
-        If the folder is none of a finished run, or its files were altered.
-    """
+    """Print plan and result of a finished run, and draw its pictures again."""
     folder = ResultsFolder(directory)
     try:
         _show(folder)
     except PenstockError:
         raise
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        # Files may hold anything, and what reads them expects what runs write.
+        # The files may have been edited, and the code that reads them expects what runs write.
         raise InputError(
             f"files in {directory} were altered or are damaged: {type(error).__name__}: {error}"
         ) from error

@@ -9,8 +9,6 @@ import typer
 
 from penstock.commands.terminal import Quiet, Verbose, noting_interrupts, open_terminal
 
-__all__ = ["store"]
-
 _SOURCES = typer.Argument(
     help="One file, or several with some of the rows each: Matrix Market, PETSc, HDF5, Zarr, MATLAB or .npz; or a store."
 )
@@ -22,7 +20,9 @@ def store(
     sources: Annotated[list[str], _SOURCES],
     path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
     format_name: Annotated[str, typer.Option("--format", help=_FORMAT)] = "auto",
-    block_size: Annotated[int | None, typer.Option(help="Rows of the dense blocks; by default they are found.")] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Rows of the dense blocks; by default they are detected.")
+    ] = None,
     slab: Annotated[str, typer.Option(help="About the size of a subdivision.")] = "16 MiB",
     memory: Annotated[str, _MEMORY] = "1 GiB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,

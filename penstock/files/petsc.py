@@ -18,8 +18,6 @@ from penstock.files.arrays import check_fits_memory
 from penstock.files.sizes import check_slab_fits
 from penstock.spmv import InputError
 
-__all__ = ["PetscMatrix", "is_petsc", "read_petsc_vector", "slab_bounds"]
-
 _MATRIX, _VECTOR = 1211216, 1211214
 _SLAB_ENTRIES = 1 << 20
 
@@ -36,21 +34,7 @@ def is_petsc(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class PetscMatrix:
-    """A matrix in a file, read slab by slab.
-
-    Parameters
-    ----------
-    path : path
-    integer : dtype
-        Of the integers in the file.
-    shape : (int, int)
-    nnz : int
-
-    Raises
-    ------
-    InputError
-        From :meth:`open` and :meth:`slabs`, if the file is not such a matrix, or damaged.
-    """
+    """A matrix in a file, read slab by slab; :meth:`open` and :meth:`slabs` refuse a damaged file."""
 
     path: Path
     integer: np.dtype[Any]
@@ -116,13 +100,7 @@ def slab_bounds(path: Path, offsets: np.ndarray[Any, Any], least: int = 0) -> It
 
 
 def read_petsc_vector(path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Read a vector.
-
-    Raises
-    ------
-    InputError
-        If the file is not such a vector, or damaged.
-    """
+    """Read a vector, or raise an InputError if the file is not such a vector, or damaged."""
     for integer in (np.dtype(">i4"), np.dtype(">i8")):
         header = np.fromfile(path, dtype=integer, count=2)
         if header.size == 2 and header[0] == _VECTOR:

@@ -28,8 +28,6 @@ from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.validation import check_indices, check_values
 
-__all__ = ["FileKind", "NamedMatrix", "file_kind", "is_store", "opener_of", "read_matrix", "slabs_of"]
-
 ACCEPTED = (
     "a Matrix Market file (.mtx, .mtx.gz or .mtx.bz2), a file of scipy.sparse.save_npz (.npz), of PETSc (binary, any name), "
     "of HDF5 (.h5 or .hdf5) or Zarr (a folder), with data, indices and indptr in a group, of MATLAB (.mat), "
@@ -44,7 +42,7 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
 
 
 class FileKind(enum.Enum):
-    """What a file with a matrix is."""
+    """The kinds of files with a matrix."""
 
     MATRIX_MARKET = "Matrix Market file"
     NPZ = ".npz file of scipy.sparse.save_npz"
@@ -71,18 +69,9 @@ _GENERATED = re.compile(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof(\d+)", re.ASCI
 
 @dataclass(frozen=True, eq=False)
 class NamedMatrix:
-    """A matrix and where it came from.
+    """A matrix, a float64 ``csr_array`` in canonical form, and the argument of :func:`read_matrix` that it came from.
 
-    Parameters
-    ----------
-    name : str
-        File name without folder and suffixes, or the name of a generated matrix.
-    matrix : csr_array
-        float64 values, columns ascending and unique in each row, stored zeros among them.
-    source : str
-        What :func:`read_matrix` was asked for.
-    block_size : int or None
-        Degrees of freedom a node of a generated matrix: it consists of dense blocks of this size. None for a file.
+    Zeros that the file lists are stored. ``block_size`` is that of the dense blocks of a generated matrix, None for a file.
     """
 
     name: str
@@ -115,8 +104,8 @@ def read_matrix(source: str | Path) -> NamedMatrix:
 
     Notes
     -----
-    A pattern has the value 1 at each entry, -1 above the diagonal of a skew-symmetric one. Entries given several times
-    are summed, as float64. Zeros are kept where the file lists them as entries, so not those of a dense file.
+    A pattern has the value 1 at each entry, -1 above the diagonal of a skew-symmetric one. Repeated entries
+    are summed, as float64. Zeros that the file lists as entries are stored, those of a dense file are not.
     """
     generated = _GENERATED.fullmatch(str(source))
     if generated:
@@ -125,7 +114,7 @@ def read_matrix(source: str | Path) -> NamedMatrix:
     path = Path(source)
     kind = file_kind(path)
     with failures_named(path, kind.value):
-        # Of a Matrix Market file the entries, of which whole numbers would overflow if SciPy summed them.
+        # The entries of a Matrix Market file: SciPy would sum integers with overflow.
         is_market = kind is FileKind.MATRIX_MARKET
         matrix = _read_whole(path, kind) if is_market else slabs_of(path).whole(path)
         return NamedMatrix(path.name[: len(path.name) - len(_suffix(path))], _canonical(matrix, str(path)), str(source))
@@ -136,13 +125,7 @@ def _suffix(path: Path) -> str:
 
 
 def file_kind(path: Path) -> FileKind:
-    """Return what a file is: by its suffix, or, of PETSc and Zarr, by what is in it.
-
-    Raises
-    ------
-    InputError
-        If there is no such file, or it is none with a matrix.
-    """
+    """Return the kind of a file: by its suffix, or, for PETSc and Zarr, by its contents."""
     if is_zarr(path):
         return FileKind.ZARR
     kind = _SUFFIXES.get(_suffix(path)) or (FileKind.PETSC if is_petsc(path) else None)
@@ -153,12 +136,12 @@ def file_kind(path: Path) -> FileKind:
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a path can only be that of a :class:`FileStore`: a folder that is none of Zarr."""
+    """Return whether a path can only be that of a :class:`FileStore`: a folder that is not a Zarr group."""
     return path.is_dir() and not is_zarr(path)
 
 
 def opener_of(path: Path) -> Callable[[Path], Any]:
-    """Return what opens a Matrix Market file as a binary stream that is not compressed."""
+    """Return the function that opens a Matrix Market file as a binary stream that is not compressed."""
     return _OPENERS[path.name[-len(_suffix(path)) :].lower()]
 
 
@@ -175,7 +158,7 @@ def slabs_of(path: Path) -> Slabs:
 
 
 def _read_whole(path: Path, kind: FileKind) -> Any:
-    """Return a matrix as SciPy has it, which can be converted safely."""
+    """Return a matrix as SciPy reads it, checked for a safe conversion."""
     if kind is FileKind.MATRIX_MARKET:
         return read_matrix_market(path, opener_of(path))
     matrix = _read_npz(path) if kind is FileKind.NPZ else read_mat(path)

@@ -16,8 +16,6 @@ from penstock.streaming import FileStore, StoreBuilder
 from penstock.streaming.store_products import complete_slabs
 from penstock.streaming.stores.packing import symmetric_slabs
 
-__all__ = ["store_files"]
-
 
 def store_files(
     sources: Sequence[str | Path],
@@ -32,35 +30,11 @@ def store_files(
 ) -> FileStore:
     """Store a matrix in files as a :class:`FileStore`, from which it can be streamed.
 
-    Parameters
-    ----------
-    sources : sequence of path
-        One file or Zarr folder that :func:`penstock.files.registry.read_matrix` reads, or the folder of a store, which is cut and
-        converted anew; or several, each with some of the rows, one after the other.
-    path : path
-        The store to make.
-    format, block_size, overwrite, progress
-        As for :meth:`FileStore.create`.
-    slab : int or str
-        About the bytes of a subdivision.
-    memory : int or str
-        For entries of Matrix Market files, which may come in any order.
-
-    Returns
-    -------
-    FileStore
-
-    Raises
-    ------
-    InputError
-        If a file cannot be read, or they do not belong together.
-    StoreError
-        If a disk is full or fails.
-
-    Notes
-    -----
-    Files of PETSc and HDF5, Zarr folders and stores are read slab by slab, Matrix Market files in parts, ``.npz`` and ``.mat``
-    whole.
+    Sources are a file or Zarr folder that :func:`penstock.files.registry.read_matrix` reads, or the folder of a store, which
+    is cut and converted anew; or several, each with some of the rows, one after the other. Files of PETSc and HDF5, Zarr
+    folders and stores are read slab by slab, ``.npz`` and ``.mat`` whole, Matrix Market files in parts: their entries may come
+    in any order and are sorted in ``memory``. Subdivisions have about ``slab`` bytes; other options are those of
+    :meth:`FileStore.create`.
     """
     if not sources:
         raise InputError("name a file, or several with some of the rows each")
@@ -81,7 +55,7 @@ def _shape_of(parts: list[tuple[int, int]]) -> tuple[int, int]:
     """Return the shape of the matrix whose rows are in several parts."""
     columns = {shape[1] for shape in parts}
     if len(columns) > 1:
-        raise InputError(f"the files hold rows of {sorted(columns)} columns; those of one matrix have as many")
+        raise InputError(f"the files hold rows of {sorted(columns)} columns; those of one matrix have the same number")
     return sum(shape[0] for shape in parts), columns.pop()
 
 

@@ -22,8 +22,6 @@ from penstock.spmv.operator import ValidatedOperator, as_vectors
 from penstock.spmv.registry import Registry
 from penstock.spmv.sizes import format_nbytes
 
-__all__ = ["FORMATS", "UNEVEN_VARIATION", "SparseMatrix", "format_named", "format_names"]
-
 _SLAB_NBYTES, _REFILLED_NBYTES = 32 << 20, 256 << 20
 #: Coefficient of variation of row lengths above which some lanes of a warp wait for others.
 UNEVEN_VARIATION = 0.5

@@ -25,8 +25,6 @@ from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.formats.validation import check_values, in_sorted_rows
 
-__all__ = ["BSR_KERNELS", "BsrMatrix"]
-
 BSR_KERNELS = CudaSource("penstock.spmv.kernels", "bsr.cu")
 
 

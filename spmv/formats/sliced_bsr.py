@@ -25,8 +25,6 @@ from penstock.spmv.formats.sell import arrange_chunks, rows_of_chunks
 from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks
 from penstock.spmv.formats.traits import Traits
 
-__all__ = ["HEIGHT", "SlicedBsrMatrix"]
-
 #: Block rows per chunk: the lanes of a warp, so that every load of a warp is contiguous.
 HEIGHT = 32
 

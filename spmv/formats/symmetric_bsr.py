@@ -37,8 +37,6 @@ from penstock.spmv.formats.symmetric_bsr_kernels import (
 from penstock.spmv.formats.symmetry import measure_symmetry
 from penstock.spmv.formats.traits import Traits
 
-__all__ = ["SYMMETRIC_BSR_KERNELS", "SymmetricBsrMatrix"]
-
 SYMMETRIC_BSR_KERNELS = CudaSource("penstock.spmv.kernels", "symmetric_bsr.cu")
 
 

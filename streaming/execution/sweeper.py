@@ -20,8 +20,6 @@ from penstock.streaming.planning.schedule import Step
 from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.base import Store
 
-__all__ = ["Sweeper"]
-
 _COUNTER = itertools.count(1)
 _BINDING = 1.5  # transfer / compute ratio above which the link is the bottleneck
 
@@ -29,21 +27,8 @@ _BINDING = 1.5  # transfer / compute ratio above which the link is the bottlenec
 class Sweeper:
     """Runs sweeps over all subdivisions of a store according to a plan, one at a time.
 
-    Parameters
-    ----------
-    store : Store
-        Stays open.
-    plan : StreamPlan
-        For this store.
-    budget : MemoryBudget
-        Provides slots and the resident part in one allocation, until :meth:`close`.
-    device : Device
-    stall_seconds : float
-        A read that lasts longer is an error.
-    executor : callable, optional
-        Returns the :class:`Executor`; by default the one for the device.
-    host_computes : bool
-        The host computes during sweeps, so starting one must not make it wait for the device.
+    Slots and resident part are one allocation of the budget, until :meth:`close`; the store stays open. With ``host_computes``
+    the host computes during sweeps, so starting one must not make it wait for the device.
     """
 
     def __init__(
@@ -134,20 +119,10 @@ class Sweeper:
         self._number, self._empty = self._number + 1, True
 
     def sweep(self, visit: Visit, stages: int = 1, reach: int = 1, key: SweepKey | None = None) -> None:
-        """Sweep once, in consecutive stages at a distance of ``reach`` subdivisions.
+        """Sweep once, in consecutive stages at a distance of ``reach`` subdivisions, as in :meth:`Schedule.sweep`.
 
-        Parameters
-        ----------
-        visit : callable
-            ``visit(number, slab, stage)`` computes with subdivision ``number``. The slab's memory is reused afterwards.
-        stages, reach : int
-            As in :meth:`Schedule.sweep`.
-        key : SweepKey, optional
-            Identifies a sweep that may be repeated.
-
-        Notes
-        -----
-        After an error or an interrupt the matrix can be swept again.
+        ``visit(number, slab, stage)`` computes with subdivision ``number``; the slab's memory is reused afterwards. The key
+        identifies a sweep that may be repeated. After an error or an interrupt the matrix can be swept again.
         """
         executor = self._opened()
         self._renew_after_fork()

@@ -19,8 +19,6 @@ from penstock.streaming.planning.schedule import Schedule
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 
-__all__ = ["StreamPlan", "iterations_saved", "plan_stream"]
-
 _HALVED = 40  # at this degree a product saves half as many iterations
 
 
