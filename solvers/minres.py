@@ -50,8 +50,9 @@ __all__ = ["MinimumResiduals", "MinresState", "minres", "minres_workspace_nbytes
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 _VECTORS = 11
-# In rounding units: where ``||A r|| / (||A|| ||r||)`` is below it, x is a least-squares solution, and what follows is rounding.
-_SINGULAR = 1e5
+# Where ``||A r|| / (||A|| ||r||)`` falls below this, or this number of rounding units, x may be a least-squares solution and is
+# kept. If the residual then halves, it was none; if x first grows by this factor, by a vector that A maps to zero, it was.
+_ORTHOGONAL, _UNITS, _GROWN = 1e-8, 64.0, 1e3
 # Squares of norms may be as negative as this.
 _NOISE = 64.0
 
@@ -147,6 +148,19 @@ class MinresState:
         check_counts(iteration=self.iteration)
 
 
+@dataclass
+class _LeastSquares:
+    """An iterate that may be a least-squares solution.
+
+    ``ratio`` is ``||A r|| / (||A|| ||r||)``, ``residual`` the norm of r, and ``size`` that of x or of what r stands for in it.
+    """
+
+    x: Array
+    ratio: float
+    residual: float
+    size: float
+
+
 class MinimumResiduals(Method, name="minres"):
     """The minimum residual method for one problem.
 
@@ -166,6 +180,9 @@ class MinimumResiduals(Method, name="minres"):
         self._aside = dict.fromkeys(problem.empty, StopReason.CONVERGED)
         self._aside |= dict.fromkeys(problem.out_of_range, StopReason.NOT_FINITE)
         self.residuals = np.full(columns, math.nan)
+        self._least_squares: dict[
+            int, _LeastSquares
+        ] = {}  # by column; not part of the state, a resumed solve finds it again
 
     def _dots(self, x: Array, y: Array) -> Numbers:
         """Return the inner products of equal columns, over all ranks."""
@@ -295,7 +312,10 @@ class MinimumResiduals(Method, name="minres"):
             c, s, dbar = of[Scalar.C], of[Scalar.S], of[Scalar.DBAR]
             delta, gbar = c * dbar + s * alpha, s * dbar - c * alpha
             gamma = np.hypot(gbar, following)
-            of[Scalar.NORM] = np.maximum(of[Scalar.NORM], np.hypot(np.hypot(alpha, of[Scalar.BETA]), following))
+            coupled = np.where(
+                of[Scalar.BETA_OLD] > 0, of[Scalar.BETA], 0.0
+            )  # the first one is the norm of the residual
+            of[Scalar.NORM] = np.maximum(of[Scalar.NORM], np.hypot(np.hypot(alpha, coupled), following))
             root = np.hypot(gbar, c * following)
         safe = np.where(gamma > 0, gamma, 1.0)
         w = self._other
@@ -303,28 +323,58 @@ class MinimumResiduals(Method, name="minres"):
         w *= row(1.0 / safe)
         state.w_old, state.w, self._other = state.w, w, state.w_old
         cosine, sine = gbar / safe, following / safe
-        exhausted = root <= _SINGULAR * problem.unit * of[Scalar.NORM]  # of the iterate before this step
-        stays = exhausted.copy()
-        stays[still] = True
-        phi = np.where(stays, 0.0, cosine * of[Scalar.PHIBAR])
+        self._keep_least_squares(state, running, root)
+        phi = np.where(gamma > 0, cosine * of[Scalar.PHIBAR], 0.0)
+        phi[still] = 0.0
         phibar = sine * of[Scalar.PHIBAR]
         state.x += row(phi) * state.w
         shares = np.where(following > 0, phibar * cosine / np.where(following > 0, following, 1.0), 0.0)
-        state.r *= row(np.where(stays, 1.0, sine**2))
-        state.r -= row(np.where(stays, 0.0, shares)) * state.r2
+        squares_of_sine = sine**2
+        shares[still], squares_of_sine[still] = 0.0, 1.0
+        state.r *= row(squares_of_sine)
+        state.r -= row(shares) * state.r2
         of[Scalar.EPSILON], of[Scalar.DBAR] = s * following, -c * following
         of[Scalar.BETA_OLD], of[Scalar.BETA] = of[Scalar.BETA].copy(), following
         of[Scalar.PHIBAR], of[Scalar.C], of[Scalar.S] = phibar, cosine, sine
         of[:, still] = 0.0
         state.iteration += 1
-        self._look(state, running, squares, exhausted)
+        self._look(state, running, squares)
 
-    def _look(self, state: MinresState, running: list[int], squares: Numbers, exhausted: Array) -> None:
+    def _keep_least_squares(self, state: MinresState, running: list[int], root: Numbers) -> None:
+        """Copy iterates, before their step, whose residual is nearly orthogonal to the range of A."""
+        for column in running:
+            norm = float(state.scalars[Scalar.NORM, column])
+            ratio = float(root[column]) / norm if norm > 0 else 0.0
+            known = self._least_squares.get(column)
+            if ratio > max(_ORTHOGONAL, _UNITS * self.problem.unit) or (
+                known is not None and ratio > 0.5 * known.ratio
+            ):
+                continue
+            x = state.x[:, column].copy()
+            residual = self.problem.absolute(state.residual_norms[column][-1], column)
+            self._least_squares[column] = _LeastSquares(
+                x, ratio, residual, self.problem.space.norm(x) + residual / (norm or 1.0)
+            )
+
+    def _judge_least_squares(self, state: MinresState, column: int, residual: float) -> None:
+        """Forget a kept iterate if the residual has halved since, and return to it if x has grown instead."""
+        kept = self._least_squares[column]
+        if residual < 0.5 * kept.residual:
+            del self._least_squares[column]
+        elif self.problem.space.norm(state.x[:, column].copy()) > _GROWN * kept.size:
+            self._return_to_least_squares(state, column)
+
+    def _return_to_least_squares(self, state: MinresState, column: int) -> None:
+        state.x[:, column] = self._least_squares[column].x
+        self.best.residuals[column] = math.inf  # iterates since then are no better
+        self.residuals[column] = math.nan
+        self._end_column(state, column, StopReason.INCONSISTENT)
+
+    def _look(self, state: MinresState, running: list[int], squares: Numbers) -> None:
         """Note the residuals, end what cannot go on, and compute those from A, b and x that seem to meet the tolerance."""
         problem = self.problem
         norms = np.sqrt(np.maximum(self._dots(state.r, state.r), 0.0))
         due: list[int] = []
-        least_squares: set[int] = set()
         for column, history in enumerate(state.residual_norms):
             if column not in running:
                 history.append(history[-1])
@@ -336,13 +386,14 @@ class MinimumResiduals(Method, name="minres"):
                 self._end_column(state, column, StopReason.NOT_FINITE)
             elif square < -_NOISE * problem.unit * float(state.scalars[Scalar.BETA_OLD, column]) ** 2:
                 self._end_column(state, column, StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE)
-            elif norm <= problem.thresholds[column] or square <= 0 or exhausted[column]:
+            elif norm <= problem.thresholds[column] or square <= 0:
                 due.append(column)
-                least_squares |= {column} if exhausted[column] else set()
+            elif column in self._least_squares:
+                self._judge_least_squares(state, column, norm)
         if due:
-            self._test(state, due, least_squares)
+            self._test(state, due)
 
-    def _test(self, state: MinresState, due: list[int], least_squares: set[int]) -> None:
+    def _test(self, state: MinresState, due: list[int]) -> None:
         """Compute residuals of columns; begin anew with those that are larger than they seemed to be."""
         problem, of = self.problem, state.scalars
         residual = problem.true_residual(state.x, self._v)
@@ -354,11 +405,13 @@ class MinimumResiduals(Method, name="minres"):
             state.residual_norms[column][-1] = problem.relative(norm, column)
             if norm <= problem.tolerances[column]:
                 self._end_column(state, column, StopReason.CONVERGED, norm)
-            elif column in least_squares or problem.is_useless(norm, before):
+            elif problem.is_useless(norm, before):
                 with direction_kept(problem.A):
                     reason = problem.stagnation(state.x, norm, column)
-                inconsistent = column in least_squares and reason is not StopReason.ROUNDING_FLOOR
-                self._end_column(state, column, StopReason.INCONSISTENT if inconsistent else reason, norm)
+                if column in self._least_squares and reason is not StopReason.ROUNDING_FLOOR:
+                    self._return_to_least_squares(state, column)
+                else:
+                    self._end_column(state, column, reason, norm)
             else:
                 anew.append(column)
         self._begin(state, anew)
@@ -373,6 +426,8 @@ class MinimumResiduals(Method, name="minres"):
             norm, history = float(norms[column]), state.residual_norms[column]
             self.residuals[column] = norm
             state.reasons[column] = problem.verdict(reason, norm, history, column)
+            if state.reasons[column] in (StopReason.MAXITER, StopReason.INCONSISTENT) and column in self._least_squares:
+                self._return_to_least_squares(state, column)
 
     def result(self, state: MinresState) -> BlockSolveResult:
         """Return the result of all columns."""

@@ -191,3 +191,61 @@ def test_the_registry_has_it():
     assert METHODS["minres"].solve is minres
     assert not METHODS["minres"].definite
     assert as_operator(_helmholtz()).shape == (196, 196)
+
+
+@pytest.mark.parametrize("scale", [1e-10, 1.0, 1e10, 1e50])
+@pytest.mark.parametrize("M", [None, "absolute_jacobi"])
+def test_scales_do_not_matter(scale, M):
+    A, x = _helmholtz(20, 3.0), RNG.standard_normal(400)
+    usual = minres(A, A @ x, M=M, rtol=1e-9).iterations
+    for matrix, b in ((A, scale * (A @ x)), (scale * A, A @ x)):
+        result = minres(matrix, b, M=M, rtol=1e-9)
+        assert result.converged
+        assert abs(result.iterations - usual) <= 3
+    far = minres(A, A @ x, scale * 1e3 * x, M=M, rtol=1e-9 if scale < 1e5 else 1e-2)
+    assert far.reason.name != "INCONSISTENT"
+
+
+def _dependent_rows():
+    A = _helmholtz(12, 2.3).tolil()
+    for row in (140, 141, 142):
+        A[row] = A[row - 30]
+        A[:, row] = A[:, row - 30]
+    A = scipy.sparse.csr_array(A)
+    return scipy.sparse.csr_array((A + A.T) / 2)
+
+
+def _zero_rows():
+    A = _helmholtz(12, 2.3).tolil()
+    for row in (3, 77):
+        A[row] = 0
+        A[:, row] = 0
+    A = scipy.sparse.csr_array(A)
+    A.eliminate_zeros()
+    return A
+
+
+def _neumann():
+    return scipy.sparse.csgraph.laplacian((abs(_helmholtz(12, 0.0)) > 0).astype(float).tocsr()).tocsr()
+
+
+@pytest.mark.parametrize("M", [None, "absolute_jacobi"])
+@pytest.mark.parametrize("make", [_zero_rows, _neumann])
+def test_a_least_squares_solution_where_there_is_no_other(make, M):
+    A, b = scipy.sparse.csr_array(make()), np.random.default_rng(3).standard_normal(144)
+    result = minres(A, b, M=M, rtol=1e-8)
+    least = np.linalg.norm(b - A @ np.linalg.lstsq(A.toarray(), b, rcond=None)[0]) / np.linalg.norm(b)
+    assert result.reason.name == "INCONSISTENT"
+    if M is None:  # otherwise the residual is the smallest in another norm
+        assert np.isclose(result.true_residual, least, rtol=1e-3)
+    assert result.true_residual < 3 * least
+    assert abs(result.x).max() < 1e5
+    assert result.iterations < 400
+
+
+@pytest.mark.parametrize("smallest", [1e-6, 1e-9, 1e-11, 1e-13])
+def test_an_ill_conditioned_matrix_is_not_singular(smallest):
+    A = scipy.sparse.diags_array([1.0, -1.0, 2.0, smallest]).tocsr()
+    result = minres(A, np.ones(4), rtol=1e-8)
+    assert result.converged
+    assert np.isclose(result.x[3], 1 / smallest, rtol=1e-3)
