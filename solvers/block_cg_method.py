@@ -12,6 +12,7 @@ import numpy as np
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import GOING_ON, BlockSolveResult, StopReason
+from penstock.solvers.saved_state import SavedState
 from penstock.solvers.states import StateLayout, SystemMark, check_counts, check_history, check_numbers, direction_kept
 from penstock.spmv import Array, InputError
 
@@ -21,7 +22,7 @@ Matrix = np.ndarray[Any, Any]
 
 
 @dataclass
-class BlockCgState:
+class BlockCgState(SavedState):
     """Everything that the next iteration needs; a checkpoint is a saved state.
 
     Parameters
@@ -59,6 +60,9 @@ class BlockCgState:
     >>> state.iteration, state.active, block_cg(A, B, state=state).converged
     (5, [0, 1], True)
     """
+
+    vectors: ClassVar[tuple[str, ...]] = ("x", "w", "p", "s")
+    host_arrays: ClassVar[tuple[str, ...]] = ("t", "phi")
 
     x: Array
     w: Array

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from penstock.solvers.saved_state import SavedState
 from penstock.solvers.states import StateLayout, SystemMark, check_all, check_counts, check_history, check_numbers
 from penstock.spmv import Array
 
@@ -12,7 +14,7 @@ __all__ = ["CgState"]
 
 
 @dataclass
-class CgState:
+class CgState(SavedState):
     """Everything that the next iteration needs; a checkpoint is a saved state.
 
     Parameters
@@ -50,6 +52,8 @@ class CgState:
     >>> state.iteration, len(state.residual_norms), cg(A, b, state=state).converged
     (10, 11, True)
     """
+
+    vectors: ClassVar[tuple[str, ...]] = ("x", "r", "p", "q")
 
     x: Array
     r: Array

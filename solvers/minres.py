@@ -33,6 +33,7 @@ from penstock.solvers.choice import METHODS, MethodChoice
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import GOING_ON, BlockSolveResult, IterationRecord, SolveResult, StopReason
+from penstock.solvers.saved_state import SavedState
 from penstock.solvers.states import (
     StateLayout,
     SystemMark,
@@ -91,7 +92,7 @@ def minres_workspace_nbytes(n: int, columns: int = 1, dtype: Any = np.float64) -
 
 
 @dataclass
-class MinresState:
+class MinresState(SavedState):
     """Everything that the next iteration needs; a checkpoint is a saved state.
 
     Parameters
@@ -117,6 +118,9 @@ class MinresState:
     >>> state.iteration, minres(A, b, state=state).converged
     (10, True)
     """
+
+    vectors: ClassVar[tuple[str, ...]] = ("x", "r", "r1", "r2", "y", "w", "w_old")
+    host_arrays: ClassVar[tuple[str, ...]] = ("scalars",)
 
     x: Array
     r: Array
