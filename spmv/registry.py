@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import fields, is_dataclass
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
@@ -67,6 +68,8 @@ class Registry(Generic[Key, Thing]):
             raise InputError(f"unknown {self._kind} {key!r}; known: {', '.join(map(str, self.keys()))}") from None
 
     def __contains__(self, key: object) -> bool:
+        if key not in self._entries:
+            self._load_entry_points()
         return key in self._entries
 
     def keys(self) -> list[Key]:
@@ -81,9 +84,13 @@ class Registry(Generic[Key, Thing]):
 
 
 def _same_definition(one: Any, other: Any) -> bool:
-    """Tell whether two functions or classes come from the same place in the same module."""
+    """Tell whether functions or classes come from the same place in the same module, or things consist of equal parts."""
+    if is_dataclass(one) and not isinstance(one, type) and type(one) is type(other):
+        return all(_same_definition(getattr(one, of.name), getattr(other, of.name)) for of in fields(one))
+    if callable(one):
+        return _place(one) == _place(other) != (None, None)
+    return type(one) is type(other) and bool(one == other)
 
-    def place(thing: Any) -> tuple[Any, Any]:
-        return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
 
-    return place(one) == place(other) != (None, None)
+def _place(thing: Any) -> tuple[Any, Any]:
+    return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)

@@ -12,13 +12,11 @@ import scipy.sparse
 
 from penstock.experiments.reporting.atomic import write_file
 from penstock.files.arrays import check_fits_memory, open_array
-from penstock.files.petsc import is_petsc, read_petsc_vector
-from penstock.files.registry import read_matrix
+from penstock.files.registry import read_vectors
 from penstock.spmv import InputError
 
 __all__ = [
     "column_ranges",
-    "matrix_name",
     "parse_columns",
     "parse_count",
     "read_guess",
@@ -29,14 +27,7 @@ __all__ = [
 
 Matrix = np.ndarray[Any, Any]
 
-_MATRIX_SUFFIXES = (".mtx", ".mtx.gz", ".mtx.bz2", ".npz", ".mat", ".h5", ".hdf5", ".zarr", ".petsc")
 _MOST_COLUMNS = 1_000_000
-
-
-def matrix_name(source: str) -> str:
-    """Return the name of a matrix: its file or folder without the path and the suffixes that matrix files have."""
-    name = Path(source).resolve().name
-    return next((name[: -len(suffix)] for suffix in _MATRIX_SUFFIXES if name.lower().endswith(suffix)), name)
 
 
 # Columns
@@ -103,8 +94,7 @@ def read_right_hand_sides(path: Path, columns: Sequence[int] | None = None) -> M
     Parameters
     ----------
     path : path
-        A Matrix Market file (array or coordinate; ``.mtx``, ``.mtx.gz`` or ``.mtx.bz2``), or an array of numpy.save
-        (``.npy``), of shape (n,) or (n, columns).
+        A file for which :data:`~penstock.files.reader.READERS` has a reader of vectors, of shape (n,) or (n, columns).
     columns : sequence of int, optional
         Which of them; all by default.
 
@@ -117,19 +107,7 @@ def read_right_hand_sides(path: Path, columns: Sequence[int] | None = None) -> M
     InputError
         If the file is missing, damaged or of another kind, a column is not in it, or a number is not finite.
     """
-    name = path.name.lower()
-    if name.endswith(".npy"):
-        array: Any = _load_array(path, "right-hand sides")
-        array = array.reshape(-1, 1) if array.ndim == 1 else array
-    elif name.endswith(_MATRIX_SUFFIXES[:3]):
-        array = read_matrix(path).matrix.tocsc()
-    elif is_petsc(path):
-        array = read_petsc_vector(path).reshape(-1, 1)
-    else:
-        raise InputError(
-            f"cannot tell what right-hand sides {path} holds; expected a Matrix Market file (.mtx, .mtx.gz or .mtx.bz2), an "
-            "array of numpy.save (.npy) or a vector of PETSc (VecView, binary)"
-        )
+    array = read_vectors(path)
     count = array.shape[1]
     if not count:
         raise InputError(f"{path} holds an array of shape {array.shape}; expected at least one column")

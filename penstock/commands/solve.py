@@ -78,7 +78,7 @@ def solve(
     """Solve A X = B for a symmetric matrix of yours, as a rule positive definite, and leave a results folder."""
     from penstock.experiments.systems.solve_file import plan_file, resume_solve, solve_file
     from penstock.experiments.systems.solve_request import SolveRequest
-    from penstock.experiments.systems.system_files import matrix_name
+    from penstock.files.registry import matrix_name
 
     if (matrix is None) == (resume is None):
         raise typer.BadParameter("name a matrix A, or a folder to --resume, which takes everything else from there")

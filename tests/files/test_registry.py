@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import scipy.io
 import scipy.sparse
 
 from penstock.fem import Cantilever, LognormalMaterial
-from penstock.files.registry import read_matrix
+from penstock.files.reader import READERS
+from penstock.files.registry import matrix_name, read_matrix, read_vectors
 from penstock.spmv import CsrMatrix, InputError
 
 GENERAL = np.array([[0.0, -1.5, 0, 2], [3.25, 0, 1e-300, 0], [0, 0, 0, 0.1]])
@@ -345,3 +347,27 @@ def test_a_missing_file_and_a_folder_are_named(suffix, tmp_path):
     path.mkdir()
     with pytest.raises(InputError, match=rf"{path} is not a file"):
         read_matrix(path)
+
+
+def test_the_page_on_file_formats_names_all_readers():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "file-formats.md").read_text(encoding="utf-8")
+    for reader in (READERS[name] for name in READERS.keys()):  # noqa: SIM118 - a registry
+        assert reader.program in page
+        assert all(f"`{suffix}`" in page for suffix in reader.suffixes), reader.program
+
+
+def test_a_name_is_without_the_suffix_of_any_reader():
+    assert [matrix_name(f"folder/K{suffix}") for suffix in (".mtx.gz", ".petsc", ".MAT", ".zarr", ".txt")] == [
+        *"KKKK",
+        "K.txt",
+    ]
+
+
+def test_a_file_without_vectors_is_no_right_hand_side(tmp_path):
+    scipy.sparse.save_npz(tmp_path / "A.npz", scipy.sparse.eye_array(3))
+    told = r"cannot tell what right-hand sides .*A\.npz' holds; expected one of: Matrix Market .*numpy\.save \(\.npy\); .*PETSc"
+    with pytest.raises(InputError, match=told):
+        read_vectors(tmp_path / "A.npz")
+    np.save(tmp_path / "b.npy", np.ones(3) * 1j)
+    with pytest.raises(InputError, match="right-hand sides are real"):
+        read_vectors(tmp_path / "b.npy")
