@@ -1,26 +1,25 @@
-"""Prints and draws a finished run again."""
+"""The command that prints and draws a finished run again."""
+
+from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
-from penstock.experiments import ResultsFolder, read_experiment
-from penstock.spmv import InputError, PenstockError
-
-__all__ = ["show_run"]
+from penstock.commands.command import command
 
 
-def show_run(directory: Path) -> None:
-    """Print plan and result of a finished run, and draw its pictures again.
+@command(
+    "penstock show results/beam",
+)
+def show(directory: Annotated[Path, typer.Argument(help="Folder of a finished run.")]) -> None:
+    """Print and draw a finished run again, without solving."""
+    from penstock.spmv import InputError, PenstockError
 
-    Raises
-    ------
-    InputError
-        If the folder is none of a finished run, or its files were altered.
-    """
-    folder = ResultsFolder(directory)
     try:
-        _show(folder)
+        _show(directory)
     except PenstockError:
         raise
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -30,7 +29,10 @@ def show_run(directory: Path) -> None:
         ) from error
 
 
-def _show(folder: ResultsFolder) -> None:
+def _show(directory: Path) -> None:
+    from penstock.experiments import ResultsFolder, read_experiment
+
+    folder = ResultsFolder(directory)
     console, summary = Console(), folder.summary()
     console.print("[bold]Plan[/bold]")
     print(folder.plan.read_text(encoding="utf-8"))
