@@ -13,7 +13,7 @@ from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import GOING_ON, BlockSolveResult, StopReason
 from penstock.solvers.saved_state import SavedState
-from penstock.solvers.states import StateLayout, SystemMark, check_counts, check_history, check_numbers, direction_kept
+from penstock.solvers.states import StateLayout, check_counts, check_history, check_numbers, direction_kept
 from penstock.spmv import Array, InputError
 
 __all__ = ["BlockCgState", "BlockConjugateGradients"]
@@ -75,7 +75,6 @@ class BlockCgState(SavedState):
     last_true_residuals: list[float]
     residual_norms: list[list[float]] = field(default_factory=list)
     s: Array | None = None
-    system: SystemMark | None = None
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from penstock.solvers.saved_state import SavedState
-from penstock.solvers.states import StateLayout, SystemMark, check_all, check_counts, check_history, check_numbers
+from penstock.solvers.states import StateLayout, check_all, check_counts, check_history, check_numbers
 from penstock.spmv import Array
 
 __all__ = ["CgState"]
@@ -68,7 +68,6 @@ class CgState(SavedState):
     replacements: int = 0
     energy: float = -math.inf
     q: Array | None = None
-    system: SystemMark | None = None
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""

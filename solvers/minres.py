@@ -36,7 +36,6 @@ from penstock.solvers.result import GOING_ON, BlockSolveResult, IterationRecord,
 from penstock.solvers.saved_state import SavedState
 from penstock.solvers.states import (
     StateLayout,
-    SystemMark,
     check_all,
     check_counts,
     check_history,
@@ -133,7 +132,6 @@ class MinresState(SavedState):
     reasons: list[StopReason | None]
     iteration: int = 0
     residual_norms: list[list[float]] = field(default_factory=list)
-    system: SystemMark | None = None
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,11 +15,17 @@ from penstock.spmv import CPU, Array, Device
 __all__ = ["SavedState"]
 
 
+@dataclass(kw_only=True)
 class SavedState:
     """Base of states that checkpoints hold. A subclass is a dataclass that names those of its fields that are arrays.
 
-    Its other fields are numbers, lists of numbers, ``reasons`` (a list of :class:`StopReason` or None) and ``system`` (a
-    ``SystemMark`` or None). A field that is None is not written, and has its default when it is read.
+    Its other fields are numbers, lists of numbers, and ``reasons``, a list of :class:`StopReason` or None. A field that is None
+    is not written, and has its default when it is read.
+
+    Parameters
+    ----------
+    system : SystemMark, optional
+        What the state knows of its system.
 
     Examples
     --------
@@ -39,10 +45,12 @@ class SavedState:
     #: Arrays on the host.
     host_arrays: ClassVar[tuple[str, ...]] = ()
 
+    system: SystemMark | None = None
+
     def to_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return arrays on the host, by name, that hold all of the state."""
         arrays: dict[str, np.ndarray[Any, Any]] = {}
-        for of in fields(self):  # type: ignore[arg-type]
+        for of in fields(self):
             value = getattr(self, of.name)
             if isinstance(value, SystemMark):
                 arrays |= {"b_norms": np.array(value.b_norms), "preconditioner": np.array(value.preconditioner)}
@@ -59,7 +67,7 @@ class SavedState:
         What is read is checked by the state's ``check`` only, before a solve resumes from it.
         """
         values: dict[str, Any] = {}
-        for of in fields(cls):  # type: ignore[arg-type]
+        for of in fields(cls):
             if of.name == "system" and "b_norms" in arrays:
                 values[of.name] = SystemMark(tuple(arrays["b_norms"].tolist()), str(arrays["preconditioner"]))
             elif of.name in arrays:

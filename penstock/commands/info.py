@@ -30,7 +30,7 @@ def info(
         refresh_rates,
         why_no_gpu,
     )
-    from penstock.spmv import registered_kernels
+    from penstock.spmv import format_names, registered_kernels
 
     environment = describe_environment()
     gpus, missing = len(environment["machine"]["gpus"]), why_no_gpu()
@@ -42,7 +42,7 @@ def info(
             table.add_row(section, name, json.dumps(value) if isinstance(value, list | dict) else str(value))
             section = ""
     title = "kernels"
-    for name in sorted({key[0] for key in registered_kernels()}):
+    for name in format_names():
         kernels = ", ".join(
             f"{operation} ({kind})" for format_name, operation, kind in registered_kernels() if format_name == name
         )

@@ -15,7 +15,7 @@ from penstock.solvers.coarse.level import HasCoarseLevel
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BREAKDOWNS, StopReason
 from penstock.solvers.saved_state import SavedState
-from penstock.solvers.states import Alternates, StateLayout, SystemMark, check_all, check_counts, direction_kept
+from penstock.solvers.states import Alternates, StateLayout, check_all, check_counts, direction_kept
 from penstock.spmv import Array, Device, InputError
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
@@ -74,7 +74,6 @@ class CoarseState(SavedState):
     rho: Array
     iteration: int = 0
     widened: bool = False
-    system: SystemMark | None = None
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
