@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable
 from dataclasses import fields, is_dataclass
 from importlib.metadata import entry_points
@@ -24,7 +25,7 @@ class Registry(Generic[Key, Thing]):
         What messages call an entry, such as ``"format"``.
     group : str, optional
         Entry point group of other packages, such as ``"penstock.formats"``. Their modules are loaded when an unknown key is
-        looked up or all keys are listed; a module registers its things when it is imported.
+        looked up or all keys are listed; a module registers its things when it is imported. One that fails is a warning.
 
     Examples
     --------
@@ -80,7 +81,15 @@ class Registry(Generic[Key, Thing]):
     def _load_entry_points(self) -> None:
         group, self._group = self._group, None  # once: importing a module may look something up
         for entry in entry_points(group=group) if group else ():
-            entry.load()
+            try:
+                entry.load()
+            except Exception as error:  # of another package, whatever it is: what needs nothing of it goes on
+                warnings.warn(
+                    f"the {self._kind} that {entry.value} offers in the entry point group {group} cannot be loaded: "
+                    f"{type(error).__name__}: {error}; mend or uninstall its package",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
 
 def _same_definition(one: Any, other: Any) -> bool:

@@ -44,3 +44,22 @@ def test_what_installed_packages_offer_is_contained(monkeypatch):
     monkeypatch.setattr("penstock.spmv.registry.entry_points", lambda group: [Entry()])
     assert "blue" in colours
     assert "green" not in colours
+
+
+def test_a_package_that_cannot_be_loaded_is_a_warning_and_others_are_there(monkeypatch):
+    class Broken:
+        value = "broken.colours"
+
+        def load(self):
+            raise ImportError("no module named 'paint'")
+
+    class Entry:
+        def load(self):
+            colours.add("blue", "#0000ff")
+
+    colours = Registry("colour", "penstock.colours")
+    monkeypatch.setattr("penstock.spmv.registry.entry_points", lambda group: [Broken(), Entry()])
+    with pytest.warns(
+        RuntimeWarning, match=r"broken\.colours .*penstock\.colours cannot be loaded: ImportError: .*paint"
+    ):
+        assert colours.keys() == ["blue"]
