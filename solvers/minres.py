@@ -98,7 +98,7 @@ class MinresState(SavedState):
     ----------
     x, r, r1, r2, y, w, w_old : array, (n, columns)
     scalars : float64 array, (9, columns), on the host
-        By :class:`Scalar`.
+        By ``Scalar``.
     reasons : list of StopReason or None
         Why each column has ended.
     iteration : int

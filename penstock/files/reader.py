@@ -69,6 +69,10 @@ class Reader:
         names = [*self.suffixes, *(["any other name"] if self.recognizes else [])]
         return f"{self.label} ({' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))})"
 
+    def knows(self, path: Path) -> bool:
+        """Whether a path is one, by what is in it."""
+        return self.recognizes is not None and self.recognizes(path)
+
     def suffix_of(self, name: str) -> str:
         """Return the longest of its suffixes that a name ends with, or an empty text."""
         return max((suffix for suffix in self.suffixes if name.lower().endswith(suffix)), key=len, default="")

@@ -81,9 +81,9 @@ def reader_of(path: Path, purpose: Purpose = "matrix") -> Reader:
         If there is no such file, or no reader for it.
     """
     readers, is_folder = _readers(purpose), os.path.isdir(path)  # which takes names of any length
-    named = (reader for reader in readers if reader.suffix_of(path.name))
-    alike = (reader for reader in readers if reader.folder == is_folder)
-    recognized = (reader for reader in alike if reader.recognizes is not None and reader.recognizes(path))
+    by_suffix = sorted(readers, key=lambda reader: len(reader.suffix_of(path.name)), reverse=True)
+    named = (reader for reader in by_suffix if reader.suffix_of(path.name))
+    recognized = (reader for reader in readers if reader.folder == is_folder and reader.knows(path))
     reader = next(chain(recognized, named) if is_folder else chain(named, recognized), None)
     if reader is None:
         accepted = "; ".join(reader.described for reader in readers)
@@ -107,8 +107,7 @@ def reading(path: Path, reader: Reader) -> Iterator[None]:
 
 def is_store(path: Path) -> bool:
     """Return whether a path can only be that of a :class:`FileStore`: a folder that no reader knows."""
-    folders = [reader for reader in _readers("matrix") if reader.folder and reader.recognizes is not None]
-    return path.is_dir() and not any(reader.recognizes(path) for reader in folders if reader.recognizes is not None)
+    return path.is_dir() and not any(reader.folder and reader.knows(path) for reader in _readers("matrix"))
 
 
 def matrix_name(source: str | Path) -> str:
