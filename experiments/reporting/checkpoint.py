@@ -120,6 +120,8 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
             raise InputError("it does not match its checksum")
         checkpoint = _read(data, device)
         checkpoint.check()
+        if checkpoint.state.system is None:  # type: ignore[union-attr]
+            raise InputError("it does not say which system it is of")
         x = checkpoint.state.x  # type: ignore[union-attr]
         if x.shape[:1] != (unknowns,):
             raise InputError(f"it holds vectors of another length than the {unknowns} unknowns of this run")

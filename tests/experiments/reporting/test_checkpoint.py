@@ -114,6 +114,10 @@ def test_python_objects_and_missing_arrays_are_refused(contents, tmp_path):
     with pytest.raises(InputError, match="Python objects, which could run code"):
         read_checkpoint(tmp_path / "objects.npz", BEAM.unknowns, CPU)
     with pytest.raises(InputError, match=r"cannot be resumed from: .*'r'"):
+        read_checkpoint(written(tmp_path / "c.npz", dict(whole)), BEAM.unknowns, CPU)
+    whole["r"] = whole["p"]
+    del whole["b_norms"]
+    with pytest.raises(InputError, match="cannot be resumed from: it does not say which system it is of"):
         read_checkpoint(written(tmp_path / "c.npz", whole), BEAM.unknowns, CPU)
 
 
