@@ -104,7 +104,7 @@ class Solves:
 
     def _maker(self, A: Operator) -> Callable[[], Any]:
         """Return what makes the preconditioner, of the degree of the plan if A is streamed."""
-        spec = self._spec.with_degree(A.plan.workload.degree) if isinstance(A, StreamedMatrix) else self._spec
+        spec = self._spec.with_products(A.plan.workload.degree) if isinstance(A, StreamedMatrix) else self._spec
         return partial(spec.build, A)
 
     def in_memory(self, limit: float, peers: bool) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class System:
                 continue
             reach = self.reach(index)
             for degree in degrees:
-                chosen, iterations = spec.with_degree(degree), spec.iterations(degree)
+                chosen, iterations = spec.with_products(degree), spec.iterations(degree)
                 held = chosen.workspace_nbytes(self.n, columns, streamed_to_gpu=True)
                 workload = Workload(
                     columns,
@@ -139,7 +139,7 @@ class System:
 
     def plan_for(self, spec: PreconditionerSpec, rates: LinkRates, columns: int = 1) -> StreamPlan:
         """Choose format and cut for a preconditioner and so many right-hand sides."""
-        counts, degrees = self.counts() or (self.planes,), spec.degrees(streamed=True)
+        counts, degrees = self.counts() or (self.planes,), spec.products_per_iteration(streamed=True)
         return choose(self.candidates(spec, FORMATS, degrees, counts, columns), self.budget, rates=rates)
 
 

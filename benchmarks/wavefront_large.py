@@ -53,7 +53,7 @@ def preconditioner(A: StreamedMatrix, beam: Cantilever, *, coarse_level: bool) -
     """Return a coarse level or a polynomial."""
     if not coarse_level:
         return chebyshev(A, "auto", block_size=6)
-    mesh, spec = beam.mesh, SmoothedAggregationSpec(block_size=6).with_degree(A.plan.workload.degree)
+    mesh, spec = beam.mesh, SmoothedAggregationSpec(block_size=6).with_products(A.plan.workload.degree)
     return replace(spec, coordinates=mesh.coordinates(), aggregates=mesh.node_counts).build(A)
 
 
@@ -90,7 +90,7 @@ def main() -> None:
         spec = preconditioner_spec("smoothed_aggregation" if arguments.coarse_level else "chebyshev", block_size=6)
         held = spec.workspace_nbytes(beam.unknowns, 1, streamed_to_gpu=True)
         workspace = cg_workspace_nbytes(beam.unknowns) + held
-        degrees = spec.degrees(streamed=True) if arguments.coarse_level else DEGREES
+        degrees = spec.products_per_iteration(streamed=True) if arguments.coarse_level else DEGREES
         workloads = [
             Workload(degree=degree, workspace_nbytes=workspace, iterations=spec.iterations(degree))
             for degree in degrees

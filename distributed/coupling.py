@@ -1,4 +1,4 @@
-"""The entries of a rank's rows in the columns of other ranks, and what those need of this rank's vectors."""
+"""The entries of a rank's rows in the columns of other ranks, and the entries of its vectors that those need."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, SparseMatrix
 from penstock.spmv.device import CPU, Device
 from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.products.block_rows import csr_of
-
-__all__ = ["Coupling", "columns_within", "split_rows"]
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -119,13 +117,13 @@ def split_rows(
     needed = [outside[owners == rank] for rank in range(communicator.size)]
     wanted = communicator.exchange_objects(needed)
     couplings, asymmetric = [], ""
-    for neighbour, (blocks, given) in enumerate(zip(needed, wanted, strict=True)):
-        if bool(blocks.size) != bool(given.size):
+    for neighbour, (blocks, requested) in enumerate(zip(needed, wanted, strict=True)):
+        if bool(blocks.size) != bool(requested.size):
             asymmetric = f"of ranks {communicator.rank} and {neighbour} only one needs values of the other"
         elif blocks.size:
             mask = (columns >= bounds[neighbour]) & (columns < bounds[neighbour + 1])
             whole = _part(slab, mask, np.searchsorted(blocks, columns[mask]), blocks.size)
-            sends = (size * given[:, None] + np.arange(size)).reshape(-1) - own.start
+            sends = (size * requested[:, None] + np.arange(size)).reshape(-1) - own.start
             couplings.append(_coupling(neighbour, whole, sends))
     with communicator.together():
         if asymmetric:
@@ -171,8 +169,8 @@ def _checked(rows: Any, partition: RowPartition, communicator: MpiCommunicator, 
         raise InputError(f"the partition is for {partition.ranks} ranks, but there are {communicator.size}")
     is_matrix = isinstance(rows, SparseMatrix) or scipy.sparse.issparse(rows)
     if not is_matrix or tuple(rows.shape) != (own.stop - own.start, partition.rows):
-        given = f"a {type(rows).__name__} of shape {np.shape(rows)}"
-        raise InputError(f"rows must be a matrix of shape {(own.stop - own.start, partition.rows)}, not {given}")
+        actual = f"a {type(rows).__name__} of shape {np.shape(rows)}"
+        raise InputError(f"rows must be a matrix of shape {(own.stop - own.start, partition.rows)}, not {actual}")
     if size < 1 or any(bound % size for bound in partition.bounds):
         raise InputError(f"the partition {partition.bounds} cuts blocks of {size} rows; cut at multiples of them")
     if isinstance(rows, BsrMatrix) and rows.row_granularity == size:
@@ -195,9 +193,9 @@ def _coupling(neighbour: int, whole: CsrMatrix | BsrMatrix, sends: Integers) -> 
     coupled = np.flatnonzero(np.diff(whole.row_offsets)) * size
     low, high = int(coupled[0]), int(coupled[-1]) + size
     adjacent = sends[-1] - sends[0] + 1 == sends.size
-    given = slice(int(sends[0]), int(sends[-1]) + 1) if adjacent else sends
+    places = slice(int(sends[0]), int(sends[-1]) + 1) if adjacent else sends
     matrix = whole.rows(low, high)
     if isinstance(matrix, CsrMatrix):  # parts of it must not depend on how its entries are balanced
         chosen = CsrMatrix.whole_matrix_parameters(matrix.nnz, matrix.shape[0])
         matrix = CsrMatrix.from_arrays(matrix.shape, matrix.dtype, matrix.arrays(), chosen)
-    return Coupling(neighbour, slice(low, high), matrix, given)
+    return Coupling(neighbour, slice(low, high), matrix, places)

@@ -15,8 +15,6 @@ from penstock.spmv import CPU, Array, Device, InputError, ValidatedOperator, as_
 from penstock.spmv.operator import HasAbsoluteProduct, HasDiagonalBlocks, unchecked_product
 from penstock.spmv.products.block_rows import csr_of
 
-__all__ = ["DistributedMatrix"]
-
 
 class DistributedMatrix(ValidatedOperator):
     """This rank's rows of a square matrix: a square that needs no messages, and a coupling with each neighbour.
@@ -126,7 +124,7 @@ class DistributedMatrix(ValidatedOperator):
         return cls(matrix, there, communicator)
 
     def _all_can_capture(self, able: bool) -> bool:
-        """Return whether CUDA graphs can capture messages, and what else all ranks are able to. Collective, as capturing is."""
+        """Return whether CUDA graphs can capture the messages and the work of all ranks. Collective, as capturing is."""
         adjacent = all(isinstance(coupling.sends, slice) for coupling in self.couplings)
         return not self.communicator.largest(float(not (self.communicator.capturable and adjacent and able)))
 
@@ -152,7 +150,7 @@ class DistributedMatrix(ValidatedOperator):
         )
 
     def new_halos(self, x: Array) -> list[Array]:
-        """Return memory for what each neighbour sends of vectors like x."""
+        """Return memory for the entries of vectors like x that each neighbour sends."""
         widths = [coupling.matrix.shape[1] for coupling in self.couplings]
         return [self.device.xp.empty((width, *x.shape[1:]), dtype=self.dtype) for width in widths]
 

@@ -17,8 +17,6 @@ from penstock.host.threads import THREADS_ARE_GIVEN, bound_cores
 from penstock.spmv import CPU, Array, Device, DeviceError, InputError, PenstockError, device_of
 from penstock.spmv.device import cuda_device_count
 
-__all__ = ["Exchange", "MpiCommunicator", "Pair", "gpu_of_rank"]
-
 Numbers = np.ndarray[Any, Any]
 #: What a rank sends to a neighbour and receives from it: ``(neighbour, outgoing, incoming)``.
 Pair = tuple[int, Array, Array]
@@ -127,8 +125,8 @@ class MpiCommunicator:
 
     def largest(self, number: float) -> float:
         """Return the largest of the ranks' numbers; NaN if one of them is."""
-        found = self._comm.allgather(float(number))
-        return math.nan if any(math.isnan(one) for one in found) else max(found)
+        numbers = self._comm.allgather(float(number))
+        return math.nan if any(math.isnan(one) for one in numbers) else max(numbers)
 
     def of_first(self, number: float) -> float:
         """Return the number of rank 0."""
@@ -145,12 +143,12 @@ class MpiCommunicator:
 
     def check_same(self, **settings: object) -> None:
         """Raise an InputError on all ranks if they give different values."""
-        told = self._comm.allgather(settings)
+        of_ranks = self._comm.allgather(settings)
         for name in settings:
-            found = [one[name] for one in told]
-            if any(one != found[0] for one in found):
-                told_by = ", ".join(map(str, found))
-                raise self._agreed(InputError(f"{name} must be the same on all ranks, but they give {told_by}"))
+            values = [one[name] for one in of_ranks]
+            if any(one != values[0] for one in values):
+                listed = ", ".join(map(str, values))
+                raise self._agreed(InputError(f"{name} must be the same on all ranks, but they give {listed}"))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -160,15 +158,15 @@ class MpiCommunicator:
             yield
         except Exception as error:
             failure = error
-        told = self._comm.allgather(None if failure is None else str(failure))
+        failures = self._comm.allgather(None if failure is None else str(failure))
         if failure is not None:
             raise self._agreed(failure)
-        for rank, message in enumerate(told):
+        for rank, message in enumerate(failures):
             if message is not None:
                 raise self._agreed(InputError(f"rank {rank} of {self.size} says: {message}"))
 
     def _agreed(self, error: Exception) -> Exception:
-        """Mark an error that all of these ranks raise, each of which can end by itself."""
+        """Mark an error that all of these ranks raise, so that each can end by itself."""
         error.on_ranks = self.size  # type: ignore[attr-defined]
         return error
 
@@ -188,7 +186,7 @@ class MpiCommunicator:
         return np.concatenate(parts) if self.rank == 0 else np.empty((0, *rows.shape[1:]), rows.dtype)
 
     def passed_to_first(self, rows: Array, most: int) -> Iterator[Numbers]:
-        """Yield the rows of all ranks on the host of the first rank, at most so many at once. Others pass theirs on and get none.
+        """Yield the rows of all ranks on the host of the first rank, at most ``most`` at once; others send theirs.
 
         Collective: every rank goes through to the end.
         """

@@ -11,8 +11,6 @@ import numpy as np
 from penstock.distributed.mpi import Exchange, MpiCommunicator, Pair, gpu_of_rank
 from penstock.spmv import Array, Device
 
-__all__ = ["NcclCommunicator"]
-
 _SUM = 0
 _TYPES = {np.dtype(np.float32): 7, np.dtype(np.float64): 8}
 

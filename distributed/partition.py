@@ -10,8 +10,6 @@ import numpy as np
 
 from penstock.spmv import InputError
 
-__all__ = ["RowPartition"]
-
 
 @dataclass(frozen=True)
 class RowPartition:
@@ -46,7 +44,7 @@ class RowPartition:
 
     @classmethod
     def even(cls, rows: int, ranks: int, *, multiple: int = 1) -> Self:
-        """Return about equal parts, cut at multiples of so many rows: those of a block, or of a plane of nodes."""
+        """Return about equal parts, cut at multiples of ``multiple`` rows, such as those of a block or of a plane of nodes."""
         return cls.weighted(rows, [1.0] * _checked(ranks), multiple=multiple)
 
     @classmethod

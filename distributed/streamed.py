@@ -20,8 +20,6 @@ from penstock.spmv.vectors.recurrence import Recurrence
 from penstock.streaming import MemoryBudget, Store, StreamedMatrix, Timeline
 from penstock.streaming.planning.schedule import HazardError
 
-__all__ = ["DistributedStreamedMatrix"]
-
 
 class DistributedStreamedMatrix(DistributedMatrix):
     """A distributed matrix whose squares are streamed, each by its rank; the couplings stay in memory.
@@ -94,8 +92,8 @@ class DistributedStreamedMatrix(DistributedMatrix):
             return True
         starts, reach = np.array(self.square.plan.index.row_starts), self.square.reach
         for coupling in self.couplings:
-            given = coupling.sends
-            sent = (given.start, given.stop - 1) if isinstance(given, slice) else (int(given[0]), int(given[-1]))
+            sends = coupling.sends
+            sent = (sends.start, sends.stop - 1) if isinstance(sends, slice) else (int(sends[0]), int(sends[-1]))
             ends = [coupling.rows.start, coupling.rows.stop - 1, *sent]
             touched = np.searchsorted(starts, [min(ends), max(ends)], side="right")
             if touched[1] - touched[0] > reach:
@@ -172,24 +170,24 @@ class DistributedStreamedMatrix(DistributedMatrix):
 
 @dataclass
 class _RankRecurrence(Recurrence):
-    """A recurrence that adds what neighbours contribute to a product before it performs a step, and tells them of the step."""
+    """A recurrence that adds the neighbours' part of a product before a step, and sends them the new vector."""
 
     edges: Any = None
 
     @classmethod
     def of(cls, recurrence: Recurrence, edges: _Edges, *, replays: bool) -> Self:
-        given = {field.name: getattr(recurrence, field.name) for field in dataclasses.fields(Recurrence)}
-        given["repeats"] = recurrence.repeats and replays
-        return cls(**given, edges=edges)
+        values = {field.name: getattr(recurrence, field.name) for field in dataclasses.fields(Recurrence)}
+        values["repeats"] = recurrence.repeats and replays
+        return cls(**values, edges=edges)
 
     def _step(self, stage: int, rows: slice, image: Array, *, clears: bool) -> None:
         self.edges.add(stage, rows, image)
         super()._step(stage, rows, image, clears=clears)
-        self.edges.tell(stage + 1, rows, self.vectors(stage + 1)[0])
+        self.edges.send(stage + 1, rows, self.vectors(stage + 1)[0])
 
 
 class _Edges:
-    """The messages of recurrences: for every step, what each neighbour has of the vector that the step multiplies.
+    """The messages of recurrences: for every step, each neighbour's part of the vector that the step multiplies.
 
     Their memory stays where it is, so that sweeps can be captured in CUDA graphs. A replayed sweep runs without the calls below.
     """
@@ -206,7 +204,7 @@ class _Edges:
         self._waited: set[tuple[int, int]] = set()
         # Rows that a neighbour needs of the vector of a step, and that are not there yet.
         self._left = [[len(values) for values in of_step] for of_step in self._outgoing]
-        self.tell(0, slice(0, v.shape[0]), v)
+        self.send(0, slice(0, v.shape[0]), v)
 
     def add(self, step: int, rows: slice, image: Array) -> None:
         """Add the neighbours' share of the product of a step to the image of some rows."""
@@ -231,12 +229,12 @@ class _Edges:
             self._A.waited_for_ranks += time.perf_counter() - began
             self._waited.add((step, which))
 
-    def tell(self, step: int, rows: slice, v: Array) -> None:
+    def send(self, step: int, rows: slice, v: Array) -> None:
         """Exchange the vector that a step multiplies, as soon as all rows that a neighbour needs of it are there."""
         if step == self._steps:
             return
         for which, coupling in enumerate(self._A.couplings):
-            places, here, count = _found(coupling.sends, rows)
+            places, here, count = _selected(coupling.sends, rows)
             if count:
                 values = self._outgoing[step][which]
                 values[places] = v[here]  # now, because later steps overwrite v
@@ -253,8 +251,8 @@ class _Edges:
             exchange.end()
 
 
-def _found(sends: slice | Array, rows: slice) -> tuple[Any, Any, int]:
-    """Return which of the rows to send are among some rows: their places, themselves, and how many they are."""
+def _selected(sends: slice | Array, rows: slice) -> tuple[Any, Any, int]:
+    """Return the rows to send that are among some rows: places in the message, rows, and their count."""
     if isinstance(sends, slice):
         low, high = max(sends.start, rows.start), min(sends.stop, rows.stop)
         return slice(low - sends.start, high - sends.start), slice(low, high), max(0, high - low)

@@ -10,8 +10,9 @@ An :class:`Experiment` is read from a file, or made from keyword arguments: its 
 
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.matrix_storage import plan_experiment
-from penstock.experiments.cantilever.run import RunOutcome, resume_experiment, run_experiment
+from penstock.experiments.cantilever.run import resume_experiment, run_experiment
 from penstock.experiments.reporting.folder import ResultsFolder
+from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.progress import Reporter, RichReporter
 
 __all__ = [

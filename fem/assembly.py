@@ -15,8 +15,6 @@ from penstock.spmv.compilation.jit import inlined, parallel_kernel, strict_kerne
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
-__all__ = ["ASSEMBLED_FORMATS", "CHUNKED_FORMATS", "assemble_rows", "chunked_slab", "symbolic_rows"]
-
 Array = np.ndarray[Any, Any]
 
 #: Formats whose slabs hold whole chunks of :data:`HEIGHT` nodes.

@@ -20,8 +20,6 @@ from penstock.fem.micropolar import MicropolarElasticity
 from penstock.spmv import InputError, SparseMatrix
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
-__all__ = ["LOAD_KINDS", "Cantilever", "Element"]
-
 Array = np.ndarray[Any, Any]
 
 #: Load cases of :meth:`Cantilever.load`. All but ``body`` act on the face x = L and need 3 or 6 degrees of freedom.

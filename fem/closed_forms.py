@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["cosine_mode", "cosine_mode_source", "timoshenko_tip_deflection", "uniform_source_profile"]
-
 Array = np.ndarray[Any, Any]
 
 
@@ -50,7 +48,7 @@ def uniform_source_profile(x: Array, length: float, source: float = 1.0, conduct
     Parameters
     ----------
     x : float64 array, any shape
-        Distance from the face that is kept at zero.
+        Distance from the face at zero temperature.
     length : float
         Of the box along x.
     source : float

@@ -10,8 +10,6 @@ import numpy as np
 from penstock.fem.hexahedron import integrate_stiffness
 from penstock.spmv import InputError
 
-__all__ = ["HeatConduction"]
-
 
 @dataclass(frozen=True)
 class HeatConduction:

@@ -10,8 +10,6 @@ import numpy as np
 from penstock.fem.hexahedron import integrate_stiffness
 from penstock.spmv import InputError
 
-__all__ = ["LinearElasticity", "lame_parameters"]
-
 
 def lame_parameters(young: float, poisson: float) -> tuple[float, float]:
     """Return Lame's lambda and mu for Young's modulus and Poisson's ratio."""

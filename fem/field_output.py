@@ -13,8 +13,6 @@ import numpy as np
 from penstock.fem.mesh import BoxMesh
 from penstock.spmv import InputError
 
-__all__ = ["vtkhdf_writer", "write_vtkhdf"]
-
 
 def write_vtkhdf(path: str | Path, mesh: BoxMesh, fields: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Write nodal fields on a box mesh as a VTKHDF file (version 2.0 of the format, type ImageData).

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CORNERS", "gauss_points", "integrate_stiffness", "shape_functions", "shape_gradients"]
-
 Matrix = np.ndarray[Any, Any]
 
 #: Corners of the reference element [-1, 1]^3, in the order of the mesh: z runs fastest.
@@ -39,22 +37,11 @@ def gauss_points(order: int = 2) -> list[tuple[Matrix, float]]:
 
 
 def integrate_stiffness(strain_operator: Any, moduli: Matrix, spacing: tuple[float, float, float]) -> Matrix:
-    """Integrate ``B^T C B`` over an element by full (2 x 2 x 2) Gauss quadrature.
+    """Integrate ``B^T C B`` over an element by full (2 x 2 x 2) Gauss quadrature: (8 * dof, 8 * dof).
 
-    Parameters
-    ----------
-    strain_operator : callable
-        ``strain_operator(shape, gradients) -> B`` of shape ``(strains, 8 * dof)``.
-    moduli : array, (strains, strains)
-        The material matrix C, symmetric.
-    spacing : (float, float, float)
-        Edge lengths.
-
-    Returns
-    -------
-    array, (8 * dof, 8 * dof) float64
-        Symmetric to the last bit: averaged with its transpose, so that exchanging rows and columns, or storing one half,
-        loses nothing.
+    ``strain_operator(shape, gradients)`` returns B, ``(strains, 8 * dof)``; C is the symmetric matrix of moduli. The result is
+    averaged with its transpose and so symmetric to the last bit: exchanging rows and columns, or storing one half, loses
+    nothing.
     """
     jacobian = float(np.prod(spacing)) / 8
     stiffness = sum(

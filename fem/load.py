@@ -11,8 +11,6 @@ from penstock.fem.hexahedron import CORNERS, gauss_points, shape_functions
 from penstock.fem.mesh import BoxMesh
 from penstock.spmv import InputError
 
-__all__ = ["body_load", "end_load", "face_load", "integrate_body_load"]
-
 Array = np.ndarray[Any, Any]
 Field = Callable[[Array], Array]
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from penstock.spmv import InputError
 
-__all__ = ["LognormalMaterial", "Material", "TwoPhaseMaterial", "UniformMaterial"]
-
 
 def _check_seed(seed: Any) -> None:
     if not (isinstance(seed, int | np.integer) and seed >= 0):

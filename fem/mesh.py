@@ -13,8 +13,6 @@ import numpy as np
 
 from penstock.spmv import InputError
 
-__all__ = ["BoxMesh"]
-
 
 def _numbers(value: Any, convert: Callable[[Any], Any]) -> Any:
     """Convert a number, or a sequence to a tuple of numbers; return an empty tuple if any of them is invalid."""

@@ -11,8 +11,6 @@ from penstock.fem.elasticity import LinearElasticity, lame_parameters
 from penstock.fem.hexahedron import integrate_stiffness
 from penstock.spmv import InputError
 
-__all__ = ["MicropolarElasticity"]
-
 _LEVI_CIVITA = np.zeros((3, 3, 3))
 for _i, _j, _k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
     _LEVI_CIVITA[_i, _j, _k], _LEVI_CIVITA[_i, _k, _j] = 1, -1

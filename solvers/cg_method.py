@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
+from penstock.solvers.cg_iteration import CgRecurrence
 from penstock.solvers.cg_kernels import Halt, Scalar
 from penstock.solvers.cg_state import CgState
 from penstock.solvers.method import Method
@@ -26,25 +26,6 @@ _ENERGY_FACTOR = 8
 _GROWN = 1e3
 
 
-class Recurrence(Protocol):
-    """The iteration on vectors of the caller, which halts by itself when the host must act."""
-
-    matrix_seconds: float
-    preconditioner_seconds: float
-
-    def advance(self, iterations: int) -> None:
-        """Start iterations."""
-
-    def look(self) -> np.ndarray[Any, Any]:
-        """Wait for them and return the scalars."""
-
-    def norms(self, since: int) -> list[float]:
-        """Return ``||r||`` after each iteration from number ``since`` on."""
-
-    def put(self, **scalars: float) -> None:
-        """Change scalars and end a halt."""
-
-
 class ConjugateGradients(Method, name="cg"):
     """Conjugate gradients for one problem: start, restart, residual replacement, and the response to a halt.
 
@@ -52,17 +33,14 @@ class ConjugateGradients(Method, name="cg"):
     ----------
     problem : LinearProblem
         With one right-hand side, ``(n,)``.
-    recurrence : callable
-        Returns the iteration for given vectors; see :class:`penstock.solvers.cg.CgRecurrence`.
     at_once : bool
         Whether the iteration forms all sums at once, for which it needs the image of z.
     """
 
     State: ClassVar[type] = CgState
 
-    def __init__(self, problem: LinearProblem, recurrence: Callable[..., Recurrence], *, at_once: bool = False) -> None:
+    def __init__(self, problem: LinearProblem, *, at_once: bool = False) -> None:
         self.problem, A, b = problem, problem.A, problem.b
-        self._make_recurrence = recurrence
         problem.set_norms(np.array([problem.space.norm(b)]))
         self._tolerance, self._threshold = float(problem.tolerances[0]), float(problem.thresholds[0])
         empty_like = A.device.xp.empty_like
@@ -71,7 +49,7 @@ class ConjugateGradients(Method, name="cg"):
         self._with_product = with_product(problem.M, A)
         self._at_once = at_once
         self.w: Array | None = empty_like(b) if at_once or self._with_product is not None else None
-        self._recurrence: Recurrence | None = None
+        self._recurrence: CgRecurrence | None = None
 
     def start(self, x0: Array | None) -> CgState:
         """Compute the first residual and search direction."""
@@ -123,9 +101,8 @@ class ConjugateGradients(Method, name="cg"):
         """Iterate, read the scalars, and respond to a halt."""
         if self._recurrence is None:
             problem = self.problem
-            self._recurrence = self._make_recurrence(
-                problem.A, problem.M, state.x, state.r, state.p, self.q, self.z, self.w
-            )
+            vectors = (state.x, state.r, state.p, self.q, self.z, self.w)
+            self._recurrence = CgRecurrence(problem.A, problem.M, *vectors, at_once=self._at_once)
             initial = {"threshold_squared": self._threshold**2, "unit": problem.unit, "iteration": state.iteration}
             self._recurrence.put(**initial, **_scalars(state))
         recurrence, before = self._recurrence, state.iteration
@@ -140,7 +117,7 @@ class ConjugateGradients(Method, name="cg"):
         state.residual_norms += map(self.problem.relative, recurrence.norms(before))
         self._respond_to(Halt(int(scalars[Scalar.HALT])), float(scalars[Scalar.CURVATURE]), state, recurrence)
 
-    def _respond_to(self, halt: Halt, curvature: float, state: CgState, recurrence: Recurrence) -> None:
+    def _respond_to(self, halt: Halt, curvature: float, state: CgState, recurrence: CgRecurrence) -> None:
         self.residual = math.nan
         if halt is Halt.SMALL:
             self.reason = self._test(state, recurrence)
@@ -169,7 +146,7 @@ class ConjugateGradients(Method, name="cg"):
         rate = math.log(norms[0] / norms[-1]) / (len(norms) - 1)
         return max(0.0, math.log(norms[-1] / target) / rate)
 
-    def _test(self, state: CgState, recurrence: Recurrence) -> StopReason | None:
+    def _test(self, state: CgState, recurrence: CgRecurrence) -> StopReason | None:
         """Compute the true residual when the recursive one is small; restart from it if it is not small."""
         previous, residual = state.last_true_residual, self._true_residual(state)
         state.last_true_residual = self.residual = residual
@@ -183,7 +160,7 @@ class ConjugateGradients(Method, name="cg"):
         recurrence.put(**_scalars(state))
         return reason
 
-    def _replace(self, state: CgState, recurrence: Recurrence) -> StopReason | None:
+    def _replace(self, state: CgState, recurrence: CgRecurrence) -> StopReason | None:
         """Replace the recursive residual by the true one and continue in the same direction."""
         residual = self._true_residual(state)
         state.replacements += 1

@@ -196,15 +196,22 @@ class ChebyshevSpec(PreconditionerSpec, name="chebyshev"):
         work = 2 if columns == 1 else 3
         return self.block_size + (work + 3 * streamed_to_gpu) * columns
 
-    def degrees(self, *, streamed: bool) -> tuple[int, ...]:
+    def products_per_iteration(self, *, streamed: bool) -> tuple[int, ...]:
         """Return the degree, or several to choose from: for a resident matrix a product costs the same at any degree."""
         if self.degree != "auto":
             return (self.degree,)
         return _STREAMED_DEGREES if streamed else (_DEGREE,)
 
-    def with_degree(self, degree: int) -> Self:
-        """Return this specification with the degree of a plan."""
-        return replace(self, degree=degree)
+    def with_products(self, products: int) -> Self:
+        """Return this specification with the degree of a plan, which is the products of an iteration."""
+        return replace(self, degree=products)
+
+    @property
+    def description(self) -> str:
+        """The name and the degree, or what a polynomial of degree 1 is."""
+        if self.degree == 1:
+            return "jacobi" if self.block_size == 1 else "block_jacobi"
+        return f"{self.name} of degree {self.degree}"
 
 
 def check_degree(degree: float | str) -> None:

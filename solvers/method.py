@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -23,6 +23,18 @@ from penstock.spmv import Array
 from penstock.spmv.registry import Registry
 
 __all__ = ["SOLVERS", "Method", "handed_over", "method_of"]
+
+
+class Check(Protocol):
+    """Looks at a solve while it iterates."""
+
+    def __init__(self, problem: LinearProblem) -> None: ...
+
+    def look(self, iteration: int, residual_norm: float) -> StopReason | None:
+        """Take note of a relative residual; return a reason to stop, if there is one."""
+
+    def of_breakdown(self, reason: StopReason) -> StopReason:
+        """Return why a solve ended for this reason, if that is known better."""
 
 
 class Method(ABC):
@@ -50,6 +62,8 @@ class Method(ABC):
     best: BestIterate
     #: Whether it goes on from another method.
     _taken_over: bool = False
+    #: What is looked at while it iterates, made with the problem: a check may end a solve, or say why one broke down.
+    checks: ClassVar[tuple[type[Check], ...]] = (SymmetryCheck,)
     #: Seconds of the last call of ``advance`` in which the host only started work for a GPU.
     starting_seconds: float = 0.0
 
@@ -200,7 +214,7 @@ class Method(ABC):
         checks: ResidualChecks,
         choice: ThreadChoice,
     ) -> None:
-        symmetry = SymmetryCheck(self.problem)
+        looks: list[Check] = [check(self.problem) for check in self.checks]
         self.best = BestIterate(state.x, self.last_residuals(state))
         while self.running(state):
             if state.iteration >= limit:
@@ -218,13 +232,14 @@ class Method(ABC):
                 stops = monitor is not None and bool(monitor(self._record(state)))
             every, stops = self._agreed(checks.every, stops)
             if reason is None and self.running(state):
-                reason = symmetry.look(state.iteration, self.residual_norm(state))
+                found = [look.look(state.iteration, self.residual_norm(state)) for look in looks]
+                reason = next(filter(None, found), None)
             if stops:
                 reason = reason or StopReason.STOPPED
             if reason is not None and self.running(state):
-                self.end(state, symmetry.of_breakdown(reason))
+                self.end(state, _explained(reason, looks))
         if self.reason is not None:
-            self.reason = symmetry.of_breakdown(self.reason)
+            self.reason = _explained(self.reason, looks)
 
     def _advance_observed(self, state: Any, count: int, choice: ThreadChoice) -> StopReason | None:
         """Iterate, and choose the number of threads for the next iterations."""
@@ -254,6 +269,13 @@ class Method(ABC):
 
 #: All methods by name; packages add theirs in the entry point group ``penstock.solvers``.
 SOLVERS: Registry[str, type[Method]] = Registry("solver", "penstock.solvers")
+
+
+def _explained(reason: StopReason, checks: list[Check]) -> StopReason:
+    """Return why a solve ended, as the checks of its method know better."""
+    for check in checks:
+        reason = check.of_breakdown(reason)
+    return reason
 
 
 def method_of(problem: LinearProblem, attribute: str) -> Callable[[LinearProblem], Any] | None:

@@ -82,17 +82,22 @@ class PreconditionerSpec:
         """Return the bytes that every rank holds for a system of n unknowns, however many share it."""
         return 0
 
-    def degrees(self, *, streamed: bool) -> tuple[int, ...]:
+    def products_per_iteration(self, *, streamed: bool) -> tuple[int, ...]:
         """Return the numbers of consecutive products per iteration from which a plan may choose."""
         return (1,)
 
-    def iterations(self, degree: int) -> float | None:
-        """Return how many iterations with so many products a solve is expected to need, if they depend on nothing else."""
+    def iterations(self, products: int) -> float | None:
+        """Return the expected iterations of a solve with this number of products each, if they depend on nothing else."""
         return None
 
-    def with_degree(self, degree: int) -> Self:
-        """Return this specification with the degree of a plan."""
+    def with_products(self, products: int) -> Self:
+        """Return this specification with the products an iteration that a plan has chosen."""
         return self
+
+    @property
+    def description(self) -> str:
+        """What is built, in words: the name, and the degree of a polynomial."""
+        return self.name
 
     def with_nodes(self, coordinates: Callable[[], Any], node_counts: tuple[int, ...]) -> Self:
         """Return this specification for a structured mesh: what makes the coordinates, and the nodes along each axis."""

@@ -12,8 +12,6 @@ from penstock.solvers.result import StopReason
 from penstock.solvers.states import SystemMark
 from penstock.spmv import CPU, Array, Device
 
-__all__ = ["SavedState"]
-
 
 @dataclass(kw_only=True)
 class SavedState:

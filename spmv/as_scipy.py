@@ -1,4 +1,4 @@
-"""What scripts and solvers written for SciPy call on an operator: products by other names, sums, and ``LinearOperator``."""
+"""The interface of SciPy's matrices for operators: products by other names, sums, and ``LinearOperator``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import numpy as np
 
 from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
-
-__all__ = ["Combination", "LikeScipy"]
 
 
 class LikeScipy(ABC):
@@ -83,7 +81,7 @@ class LikeScipy(ABC):
         return -self + other
 
     def _terms(self) -> list[Term]:
-        """Return the numbers and operators of which this is the sum."""
+        """Return the terms of this sum: numbers and operators."""
         return [(1.0, self)]
 
     def matvec(self, x: Array) -> Array:
@@ -140,18 +138,8 @@ class LikeScipy(ABC):
 class Combination(LikeScipy):
     """A sum of operators and of matrices of SciPy, CuPy or NumPy, each times a number.
 
-    Its type is the widest of theirs. Values in float32 stay as they are stored, and are multiplied by vectors in float64 if any
-    part has float64.
-
-    Parameters
-    ----------
-    terms : list of (float, object)
-        The first operator of penstock decides the device.
-
-    Raises
-    ------
-    InputError
-        If shapes or devices differ, a part is complex, or a streamed matrix would have to take wider vectors.
+    Its type is the widest of theirs. Values in float32 stay as they are stored, and are multiplied by vectors in float64 if
+    any part has float64. The first operator of penstock decides the device.
     """
 
     def __init__(self, terms: list[Term]) -> None:
@@ -202,17 +190,17 @@ class Combination(LikeScipy):
 Term = tuple[float, Any]
 
 
-def _number(given: Any) -> float | None:
+def _number(value: Any) -> float | None:
     """Return a real number as float, and None for anything else; arrays without dimensions are numbers, too."""
-    is_real = isinstance(given, Real) or (
-        getattr(given, "ndim", None) == 0 and getattr(given.dtype, "kind", "") in "fiub"
+    is_real = isinstance(value, Real) or (
+        getattr(value, "ndim", None) == 0 and getattr(value.dtype, "kind", "") in "fiub"
     )
-    return float(given) if is_real else None
+    return float(value) if is_real else None
 
 
-def _terms_of(given: Any) -> list[Term] | None:
+def _terms_of(other: Any) -> list[Term] | None:
     """Return the terms of an operator or a matrix, or None for what is neither."""
-    if isinstance(given, LikeScipy):
-        return given._terms()
-    is_matrix = len(getattr(given, "shape", ())) == 2 and hasattr(given, "__matmul__") and hasattr(given, "dtype")
-    return [(1.0, given)] if is_matrix else None
+    if isinstance(other, LikeScipy):
+        return other._terms()
+    is_matrix = len(getattr(other, "shape", ())) == 2 and hasattr(other, "__matmul__") and hasattr(other, "dtype")
+    return [(1.0, other)] if is_matrix else None

@@ -1,4 +1,4 @@
-"""What ranks that share a system agree on. Alone, there is nothing to agree on, and nothing is spent on it."""
+"""Collective operations of the ranks that share a system. A single process needs none, and they cost nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.spmv.device import Array
-
-__all__ = ["ALONE", "Alone", "Communicator", "communicator_of"]
 
 Numbers = np.ndarray[Any, Any]
 
@@ -50,7 +48,7 @@ class Communicator(Protocol):
         """Send an object to each rank and return those that came from each."""
 
     def add_up(self, partials: Array, sums: Array) -> None:
-        """Let the rows of ``sums`` sum to what those of all ranks' ``partials`` do; arrays on the device of the vectors."""
+        """Make each row of ``sums`` add up to that of all ranks' ``partials``; arrays are on the device of the vectors."""
 
     def together(self) -> AbstractContextManager[Any]:
         """Return a context whose errors become errors of all ranks, with the number of the rank in the message."""

@@ -15,8 +15,6 @@ from penstock.spmv.formats import BsrMatrix, CsrMatrix, SparseMatrix
 from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.operator import Operator, ValidatedOperator
 
-__all__ = ["FunctionOperator", "as_operator"]
-
 
 class FunctionOperator(ValidatedOperator):
     """An operator defined by a function that maps a vector, or a block of vectors, to its image.
@@ -74,7 +72,7 @@ class FunctionOperator(ValidatedOperator):
             out += alpha * product
 
     def _image(self, x: Array) -> Array:
-        """Return what the function makes of x as an array of the device's own library, so that it can be added in place."""
+        """Return ``function(x)`` as an array of the device's own library, so that it can be added in place."""
         image = self.function(x)
         return self.device.asarray(as_array(image)) if is_foreign(image) else image
 
@@ -138,7 +136,7 @@ def as_operator(A: Any) -> Operator:
             raise InputError(f"a dense matrix of type {A.dtype} is not real; {advice_on_type(A.dtype.kind)}")
         dtype = A.dtype if A.dtype == np.float32 else np.dtype(np.float64)
         return FunctionOperator(lambda x: A @ x, A.shape, dtype, device_of(A), blocks=True)
-    if hasattr(A, "__matmul__") and len(getattr(A, "shape", ())) == 2:  # of no type: it gets float64
+    if hasattr(A, "__matmul__") and len(getattr(A, "shape", ())) == 2:  # without a dtype: float64
         return FunctionOperator(lambda x: A @ x, tuple(A.shape), getattr(A, "dtype", np.float64))
     raise InputError(
         f"cannot use {type(A).__name__} as an operator; pass a penstock format, a scipy.sparse or cupyx.scipy.sparse "
@@ -146,11 +144,11 @@ def as_operator(A: Any) -> Operator:
     )
 
 
-def _in_sorted_rows(csr: Any, given: Any) -> Any:
+def _in_sorted_rows(csr: Any, original: Any) -> Any:
     """Return a CuPy CSR matrix with sorted rows and duplicates summed, in a copy if it is the caller's own."""
     if csr.has_canonical_format:
         return csr
-    csr = csr.copy() if csr is given else csr
+    csr = csr.copy() if csr is original else csr
     csr.sum_duplicates()
     return csr
 
@@ -158,7 +156,7 @@ def _in_sorted_rows(csr: Any, given: Any) -> Any:
 def _csr_from_cupy(A: Any) -> CsrMatrix:
     """Wrap a CuPy CSR matrix with sorted rows without a copy, after checking it on the GPU."""
     if not _is_sound(A):
-        return CsrMatrix.from_csr(A.get()).to_device(Device("cuda"))  # as a rule an error, which names the entry
+        return CsrMatrix.from_csr(A.get()).to_device(Device("cuda"))  # usually raises an error that names the entry
     arrays = {
         "row_offsets": A.indptr.astype(np.int64),
         "column_indices": A.indices.astype(np.int32, copy=False),

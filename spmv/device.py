@@ -14,8 +14,6 @@ import numpy as np
 from penstock.spmv.errors import DeviceError, InputError
 from penstock.spmv.host_memory import available_nbytes
 
-__all__ = ["CPU", "Array", "Device", "cuda_device_count", "device_of", "forked_from_cuda"]
-
 #: A NumPy array on the CPU or a CuPy array on a CUDA device; the two share the interface used here.
 Array = Any
 
@@ -148,11 +146,8 @@ CPU = Device("cpu")
 def cuda_device_count() -> int:
     """Count the usable CUDA devices.
 
-    Raises
-    ------
-    DeviceError
-        If CuPy is not installed or finds no driver; the message says which and what to install. Also in a process that was
-        forked from one that used GPUs.
+    A DeviceError says whether CuPy or a driver is missing, and what to install, or that this process was forked from one that
+    used GPUs.
     """
     _check_not_forked()
     try:
@@ -186,7 +181,7 @@ _INITIALIZATION_ERROR = 3  # cudaErrorInitializationError
 
 
 def _begin_child() -> None:
-    """Forget what was found out in the parent."""
+    """Clear the cached answers of the parent process."""
     global _FORKED
     _FORKED = True
     cuda_device_count.cache_clear()

@@ -12,17 +12,6 @@
 Each also derives from the matching built-in exception, so ``except ValueError`` keeps working.
 """
 
-__all__ = [
-    "BudgetError",
-    "DeviceError",
-    "InputError",
-    "NotConvergedError",
-    "NotConvergedWarning",
-    "PenstockError",
-    "StoreError",
-    "advice_on_type",
-]
-
 
 class PenstockError(Exception):
     """Base of all errors raised by penstock.
@@ -123,7 +112,7 @@ class NotConvergedError(PenstockError, ArithmeticError):
 
 
 class NotConvergedWarning(RuntimeWarning):
-    """What :func:`penstock.solve` warns of, unless told otherwise, when a solve ends without meeting its tolerance.
+    """The default warning of :func:`penstock.solve` when a solve ends without meeting its tolerance.
 
     Examples
     --------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from html import escape
 
-__all__ = ["as_table"]
-
 #: Characters of the column of titles in an explanation.
 _TITLE = 12
 

@@ -8,23 +8,21 @@ import numpy as np
 
 from penstock.spmv.device import Array
 
-__all__ = ["as_array", "is_foreign"]
-
 _CUDA = 2  # of DLPack's numbers of devices
 
 
-def is_foreign(given: Any) -> bool:
+def is_foreign(array: Any) -> bool:
     """Return whether something is an array of another library than NumPy and CuPy."""
-    return hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray) and not hasattr(given, "get")
+    return hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray) and not hasattr(array, "get")
 
 
-def as_array(given: Any) -> Array:
+def as_array(array: Any) -> Array:
     """Return an array of another library as one of NumPy, or of CuPy on a GPU, that shares its memory."""
-    if hasattr(given, "detach"):  # a tensor of Torch may record what is computed with it
-        given = given.detach()
-    kind, _ = given.__dlpack_device__()
+    if hasattr(array, "detach"):  # a tensor of Torch may record what is computed with it
+        array = array.detach()
+    kind, _ = array.__dlpack_device__()
     if int(kind) == _CUDA:
         import cupy
 
-        return cupy.from_dlpack(given)
-    return np.from_dlpack(given)
+        return cupy.from_dlpack(array)
+    return np.from_dlpack(array)

@@ -1,4 +1,4 @@
-"""How much memory this process may still take on the host."""
+"""The host memory that this process may still allocate."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["available_nbytes"]
-
 
 def available_nbytes() -> int:
-    """Return the bytes that this process may still take: what the system has, its control groups and its limits leave."""
+    """Return the bytes that this process may still allocate within the system's memory, its control groups and its limits."""
     return int(max(0, min(psutil.virtual_memory().available, _of_control_groups(), _of_address_space())))
 
 

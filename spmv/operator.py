@@ -12,17 +12,6 @@ from penstock.spmv.as_scipy import LikeScipy
 from penstock.spmv.device import Array, Device, device_of
 from penstock.spmv.errors import InputError
 
-__all__ = [
-    "CountsTraffic",
-    "CountsWaiting",
-    "HasAbsoluteProduct",
-    "HasDiagonalBlocks",
-    "Operator",
-    "PlansWorkspace",
-    "ValidatedOperator",
-    "as_vectors",
-]
-
 
 @runtime_checkable
 class Operator(Protocol):
@@ -198,7 +187,7 @@ class ValidatedOperator(LikeScipy, ABC):
         x = as_vectors(x, columns, self, "x")
         out_shape = (rows, *x.shape[1:])
         if out is None and beta != 0:
-            raise InputError("beta is not zero, so out must be given: it is scaled and added to")
+            raise InputError("beta is not zero, so out must be passed: it is scaled and added to")
         out = as_output(out, out_shape, self, x, "x")
         with self.device.current():
             self._apply(x, out, float(alpha), float(beta))
@@ -208,7 +197,7 @@ class ValidatedOperator(LikeScipy, ABC):
         return f"<{type(self).__name__} {', '.join(self._facts())}>"
 
     def _facts(self) -> list[str]:
-        """Return what ``repr`` tells of the operator."""
+        """Return the parts of ``repr``."""
         return [f"{self.shape[0]:,} x {self.shape[1]:,}", str(self.dtype), str(self.device)]
 
 
@@ -220,13 +209,7 @@ def unchecked_product(operator: Operator) -> Callable[[Array, Array, float, floa
 
 
 def as_output(out: Array | None, shape: tuple[int, ...], operator: Operator, x: Array, name: str) -> Array:
-    """Return ``out`` after validation, or a new array if it is None, for a product with ``x``.
-
-    Raises
-    ------
-    InputError
-        If ``out`` has another shape or type, is not C-contiguous, lives elsewhere or shares memory with ``x``.
-    """
+    """Return ``out`` after checking its shape, type, layout, device and overlap with ``x``; a new array for None."""
     if out is None:
         return operator.device.xp.empty(shape, dtype=operator.dtype)
     if out.shape != shape or out.dtype != operator.dtype or not out.flags.c_contiguous:

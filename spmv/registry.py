@@ -10,22 +10,15 @@ from typing import Any, Generic, TypeVar
 
 from penstock.spmv.errors import InputError
 
-__all__ = ["Registry"]
-
 Key = TypeVar("Key", bound=Hashable)
 Thing = TypeVar("Thing")
 
 
 class Registry(Generic[Key, Thing]):
-    """A table that refuses to replace an entry, and finds what installed packages offer.
+    """A table that refuses to replace an entry, and looks up what installed packages offer.
 
-    Parameters
-    ----------
-    kind : str
-        What messages call an entry, such as ``"format"``.
-    group : str, optional
-        Entry point group of other packages, such as ``"penstock.formats"``. Their modules are loaded when an unknown key is
-        looked up or all keys are listed; a module registers its things when it is imported. One that fails is a warning.
+    Modules named by the entry points of ``group``, such as ``"penstock.formats"``, are loaded when an unknown key is looked up
+    or all keys are listed; they register their entries when imported. One that fails is a warning.
 
     Examples
     --------
@@ -43,15 +36,7 @@ class Registry(Generic[Key, Thing]):
         self._entries: dict[Key, Thing] = {}
 
     def add(self, key: Key, thing: Thing) -> None:
-        """Enter a thing.
-
-        A module that is loaded again, as in a notebook, may enter its things again.
-
-        Raises
-        ------
-        InputError
-            If the key is taken by something defined elsewhere.
-        """
+        """Add an entry, unless the key is taken; a module that is loaded again, as in a notebook, may add its entries again."""
         if key in self._entries and not _same_definition(self._entries[key], thing):
             raise InputError(f"a {self._kind} {key!r} exists already: {self._entries[key]!r}; choose another name")
         self._entries[key] = thing
@@ -93,7 +78,7 @@ class Registry(Generic[Key, Thing]):
 
 
 def _same_definition(one: Any, other: Any) -> bool:
-    """Tell whether functions or classes come from the same place in the same module, or things consist of equal parts."""
+    """Return whether functions or classes come from the same place in the same module, or things consist of equal parts."""
     if is_dataclass(one) and not isinstance(one, type) and type(one) is type(other):
         return all(_same_definition(getattr(one, of.name), getattr(other, of.name)) for of in fields(one))
     if callable(one):

@@ -6,8 +6,6 @@ import re
 
 from penstock.spmv.errors import InputError
 
-__all__ = ["format_nbytes", "parse_nbytes"]
-
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -55,7 +53,7 @@ def format_nbytes(nbytes: float) -> str:
     Parameters
     ----------
     nbytes : float
-        Of any sign; 4 digits are kept.
+        Of any sign; rounded to 4 digits.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""An operator that a GPU and the CPU multiply by together: the GPU streams its rows, the CPU reads the others where they lie."""
+"""An operator that a GPU and the CPU multiply by together: the GPU streams its rows, the CPU reads the others in place."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.host_store import HostStore
 from penstock.streaming.swept_matrix import SweptMatrix
 
-__all__ = ["HeterogeneousMatrix"]
-
 _FIRST_NBYTES = 256 << 20  # by which the rate of the CPU alone is measured
-_ROUNDS, _PRODUCTS = 4, 3  # of measuring both and dividing again, and products that are timed in each
-_WARM = 4  # products before: one in each direction is started kernel by kernel, and the next two are captured
+_ROUNDS, _PRODUCTS = 4, 3  # rounds of measuring and dividing, and timed products in each
+_WARM = 4  # untimed products: one in each direction is started kernel by kernel, and the next two are captured
 _CLOSE = 0.02  # share of a product that another division must save
 
 
@@ -123,13 +121,13 @@ class HeterogeneousMatrix(SweptMatrix):
             self._balance()
 
     def _division(self, cpu_rate: float, rates: LinkRates, count: int | None = None) -> Division:
-        index, given = self.store.index, {"cpu_rate": cpu_rate, "rates": rates}
+        index, options = self.store.index, {"cpu_rate": cpu_rate, "rates": rates}
         if count is None:
-            return divide(index, self._limit, self._workload, self._ring, **given)  # type: ignore[arg-type]
-        return division_at(index, count, self._limit, self._workload, self._ring, **given)  # type: ignore[arg-type]
+            return divide(index, self._limit, self._workload, self._ring, **options)  # type: ignore[arg-type]
+        return division_at(index, count, self._limit, self._workload, self._ring, **options)  # type: ignore[arg-type]
 
     def _open(self, division: Division) -> None:
-        """Make a division that of the products to come."""
+        """Use a division for the next products."""
         self.close()
         self.division, self.plan = division, division.plan
         part = self.store.first(division.count)
@@ -235,7 +233,7 @@ class HeterogeneousMatrix(SweptMatrix):
 
     def _mirror(self, x: Array) -> _Mirror:
         if x.shape not in self._mirrors:
-            self._mirrors = {x.shape: _Mirror(x, self.device)}  # of one shape: a solve has vectors of one
+            self._mirrors = {x.shape: _Mirror(x, self.device)}  # only the last shape: a solve has vectors of one shape
         return self._mirrors[x.shape]
 
     def apply_absolute(self, x: Array) -> Array:
@@ -245,7 +243,7 @@ class HeterogeneousMatrix(SweptMatrix):
             raise InputError(f"x must have shape ({self.shape[1]},), not {x.shape}: only one vector at a time")
         with self.device.current():
             out = self.device.xp.zeros(self.shape[0], dtype=self.dtype)
-            self._mirror(x).out[:] = 0  # which formats that do not store half add to here as well
+            self._mirror(x).out[:] = 0  # formats that do not store half add to it as well
 
             def on_gpu(number: int, slab: SparseMatrix, stage: int) -> None:
                 slab.add_absolute(self._rows(number).start, x, out)
@@ -324,11 +322,11 @@ class _Mirror:
         self._stream = None if device.kind == "cpu" else device.xp.cuda.Stream(non_blocking=True)
 
     def send(self, x: Array, *, first: int) -> Callable[[], object]:
-        """Begin to send the entries of x from ``first`` on, and return what waits for them."""
+        """Start to send the entries of x from ``first`` on, and return a function that waits for them."""
         if self._stream is None:
             self.x = x
             return lambda: None
-        # In a stream of its own, after what the current one has to do with x and with what was given back.
+        # In a separate stream, after all work of the current one with x and with the rows sent back.
         self._stream.wait_event(self.device.xp.cuda.get_current_stream().record())
         if first < len(x):
             x[first:].get(stream=self._stream, out=self.x[first:], blocking=False)
@@ -340,7 +338,7 @@ class _Mirror:
             self._returned[rows].set(self.out[rows], stream=self._stream)
 
     def add(self, out: Array, first: int) -> None:
-        """Add what was given back, the rows from ``first`` on, to the GPU's product, in stream order."""
+        """Add the rows sent back, from ``first`` on, to the GPU's product, in stream order."""
         if self._stream is not None:
             self.device.xp.cuda.get_current_stream().wait_event(self._stream.record())
         if first < len(out):

@@ -17,8 +17,6 @@ from penstock.spmv.products.multiply import as_matrix, multiply
 from penstock.streaming import FileStore, Store
 from penstock.streaming.stores.buffers import aligned_buffer
 
-__all__ = ["complete_slabs", "multiply_store"]
-
 
 def multiply_store(
     store: Store | str | Path,
@@ -124,13 +122,13 @@ def complete_slabs(store: Store, device: Device) -> Iterator[SparseMatrix]:
         yield from (slab.to_device(device) for _, slab in _slabs(store))
         return
     size = index.block_size
-    found: list[BlockRows] = []
-    completion = Completion(index.format_name, size, found.append)
+    completed: list[BlockRows] = []
+    completion = Completion(index.format_name, size, completed.append)
     for start, slab in _slabs(store):
         with device.current():
             completion.add(start, slab.to_device(device))
-            matrices = [as_matrix(rows, index.shape[1] // size, np.dtype(np.float64)) for rows in found]
-        found.clear()
+            matrices = [as_matrix(rows, index.shape[1] // size, np.dtype(np.float64)) for rows in completed]
+        completed.clear()
         for matrix in matrices:
             assert isinstance(matrix, SparseMatrix)  # of square blocks
             yield matrix

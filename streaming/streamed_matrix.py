@@ -30,12 +30,10 @@ from penstock.streaming.planning.estimate import LEAST_CAPTURED
 from penstock.streaming.planning.ordering import reach_of
 from penstock.streaming.planning.plan import StreamPlan, plan_stream
 from penstock.streaming.planning.workload import Ring, Workload
+from penstock.streaming.stores.as_store import as_store
 from penstock.streaming.stores.base import Store
-from penstock.streaming.stores.given import as_store
 from penstock.streaming.swept_matrix import SweptMatrix
 from penstock.streaming.wavefront import wavefront_visit
-
-__all__ = ["StreamedMatrix"]
 
 
 class StreamedMatrix(SweptMatrix):
@@ -106,7 +104,7 @@ class StreamedMatrix(SweptMatrix):
             raise InputError("workload and ring are decided by the plan; give one or the other")
         available = self.budget.limit_nbytes - self.budget.used_nbytes
         self.plan = plan or plan_stream(index, available, workload, ring)
-        self._planned, self._told = (plan or workload or ring) is not None, False
+        self._planned, self._warned = (plan or workload or ring) is not None, False
         if not self.plan.index.same_layout(index):
             raise InputError("the plan was made for another cut of the matrix; plan again from store.index")
         self.shape = index.shape
@@ -119,7 +117,7 @@ class StreamedMatrix(SweptMatrix):
         return Sweeper(*of, stall_seconds=self._stall_seconds, executor=self._executor)
 
     def reopen(self, store: Store) -> None:
-        """Go on with the values that a store has now: that of this matrix, refilled, or another one with the same structure.
+        """Continue with the present values of a store: that of this matrix, refilled, or another one with the same structure.
 
         What the device holds is read anew. The plan, the direction of the next sweep and the counters go on.
 
@@ -130,6 +128,9 @@ class StreamedMatrix(SweptMatrix):
         """
         if not self.plan.index.same_layout(store.index):
             raise InputError("the store is cut in another way than the one of this matrix; open a new StreamedMatrix")
+        if store is self.store:
+            self._sweeper.reload()
+            return
         before = self._sweeper
         before.close()
         self.store, self._sweeper = store, self._sweeper_of(store)
@@ -246,7 +247,7 @@ class StreamedMatrix(SweptMatrix):
         total, most = len(recurrence.steps), self.powers_per_sweep()
         powers = most if powers is None else min(powers, most)
         if powers == 1:
-            self._tell_of_sweeps(total)
+            self._warn_of_sweeps(total)
             recurrence.run_whole(self, range(total))
             return
         on_gpu = self.device.kind == "cuda"
@@ -258,10 +259,10 @@ class StreamedMatrix(SweptMatrix):
             key = SweepKey(recurrence.kernels(), None if memory is None else (*memory, first)) if on_gpu else None
             self._sweeper.sweep(visit, min(powers, total - first), self.reach, key)
 
-    def _tell_of_sweeps(self, products: int) -> None:
+    def _warn_of_sweeps(self, products: int) -> None:
         """Warn once of a polynomial for which the plan was not made: its products could share sweeps."""
-        if products > 1 and self.plan.slots and not self._planned and not self._told:
-            self._told = True
+        if products > 1 and self.plan.slots and not self._planned and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"a polynomial of {products} products sweeps {products} times over this matrix, which was opened for single "
                 f"products; open it with workload=Workload(degree={products})",

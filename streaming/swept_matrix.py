@@ -1,4 +1,4 @@
-"""What operators that pass over a stored matrix have in common: sweeps, their direction, their traffic and their end."""
+"""The part shared by operators that sweep over a stored matrix: sweeps, their direction, their traffic and their end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from penstock.streaming.execution.sweeper import Sweeper
 from penstock.streaming.planning.plan import StreamPlan
 from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.base import Store
-
-__all__ = ["Sweeps", "SweptMatrix"]
 
 
 @runtime_checkable

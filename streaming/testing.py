@@ -1,4 +1,4 @@
-"""For tests of stores and of what reads them: stores that are slow, fail or count reads, and the tests every store must pass."""
+"""For test suites: stores that are slow, fail or count reads, and the tests that every store must pass."""
 
 from penstock.streaming.stores.testing import StoreContract
 from penstock.streaming.stores.wrappers import CountingStore, FaultyStore, SlowStore, StoreWrapper

@@ -9,30 +9,15 @@ from penstock.spmv.vectors.recurrence import Recurrence
 from penstock.streaming.execution.executor import Visit
 from penstock.streaming.stores.matrix_index import MatrixIndex
 
-__all__ = ["wavefront_visit"]
-
 
 def wavefront_visit(
     index: MatrixIndex, recurrence: Recurrence, first: int, *, half: bool, reach: int, direction: int
 ) -> Visit:
     """Return the visit that performs step ``first + stage`` of a recurrence with a subdivision.
 
-    Parameters
-    ----------
-    index : MatrixIndex
-    recurrence : Recurrence
-    first : int
-        The step that stage 0 of the sweep performs.
-    half : bool
-        Whether slabs hold half of a symmetric matrix.
-    reach : int
-        Number of subdivisions to either side that the entries of one couple with.
-    direction : int
-        1 if the sweep visits the rows in ascending order, else -1.
-
-    Notes
-    -----
-    The schedule runs a stage on a subdivision only after the previous stage has run on all subdivisions within its reach.
+    The schedule runs a stage on a subdivision only after the previous stage has run on all subdivisions within its ``reach``.
+    ``half`` says that slabs hold half of a symmetric matrix; ``direction`` is 1 if rows are visited in ascending order, else
+    -1.
     """
     rows = [slice(subdivision.row_start, subdivision.row_stop) for subdivision in index.subdivisions]
     if half:

@@ -131,7 +131,7 @@ def test_the_demo_is_as_large_as_promised():
     ("page", "last", "smaller", "solves", "left"),
     [
         ("README.md", 1, {"(300, 300)": "(60, 60)", '"2 MiB"': '"100 KiB"'}, 2, []),
-        ("docs/start/first-solve.md", 2, {"(300, 300)": "(60, 60)", '"2 MiB"': '"100 KiB"'}, 2, []),
+        ("docs/start/first-solve.md", 3, {"(300, 300)": "(60, 60)", '"2 MiB"': '"100 KiB"'}, 2, []),
         ("docs/how-to/from-disk.md", 1, {"(65, 17, 17)": "(33, 9, 9)", '"8 MiB"': '"1 MiB"'}, 1, ["beam-matrix"]),
     ],
 )

@@ -12,7 +12,7 @@ from kernel_targets import gpu_count
 from penstock.experiments import Experiment, plan_experiment, run_experiment
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import block_jacobi, cg, jacobi
-from penstock.solvers.cg import CgRecurrence
+from penstock.solvers.cg_iteration import CgRecurrence
 from penstock.solvers.cg_kernels import Scalar
 from penstock.spmv import BudgetError, CsrMatrix, DeviceError, InputError, StoreError
 from penstock.streaming import FileStore, HostStore, MemoryBudget, Ring, StreamedMatrix, plan_stream

@@ -18,8 +18,6 @@ from penstock.experiments.reporting.study import Record, Study, StudyFolder, Stu
 from penstock.experiments.reporting.summary import solve_seconds
 from penstock.spmv import InputError, format_nbytes
 
-__all__ = ["VARIANTS", "Comparison", "ComparisonFolder", "Variant", "compare_experiment"]
-
 _BRIEF_SECONDS = 1.0  # a shorter solve is repeated, because the first one may include loading kernels
 _FROM_RESULT = (
     "converged", "iterations", "sweeps", "products_a_sweep", "bytes_streamed", "true_residual", "format", "sweep_seconds",
@@ -29,14 +27,7 @@ _FROM_RESULT = (
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to solve the system of an experiment.
-
-    Parameters
-    ----------
-    title : str
-    memory, solver : callable
-        Return the values in these sections of the experiment that differ.
-    """
+    """A way to solve the system of an experiment; its functions return the sections of the experiment that differ."""
 
     title: str
     memory: Callable[[Experiment], dict[str, Any]]
@@ -45,7 +36,7 @@ class Variant:
 
 def _one_power(experiment: Experiment) -> dict[str, Any]:
     """Return a preconditioner that needs one product per iteration."""
-    polynomial = experiment.preconditioner.degrees(streamed=True) != (1,)
+    polynomial = experiment.preconditioner.products_per_iteration(streamed=True) != (1,)
     return {"preconditioner": "block_jacobi" if polynomial else experiment.solver.chosen}
 
 
@@ -91,14 +82,7 @@ class ComparisonFolder(StudyFolder):
 
 
 class Comparison(Study[str, ComparisonFolder]):
-    """Solves the system of an experiment in all variants; a point is the name of a variant.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    folder : ComparisonFolder
-    reporter : Reporter, optional
-    """
+    """Solves the system of an experiment in all variants; a point is the name of a variant."""
 
     refusals: ClassVar[tuple[type[Exception], ...]] = (InputError, MemoryError)  # other errors may not occur again
     stops_between_points: ClassVar[bool] = False  # a run stops between two iterations
@@ -133,7 +117,7 @@ class Comparison(Study[str, ComparisonFolder]):
                 "seconds": solve_seconds(result),
                 "setup_seconds": result["seconds"].get("preconditioner"),
                 "preconditioner": spec.name,
-                "products": spec.degrees(streamed=True)[0],
+                "products": spec.products_per_iteration(streamed=True)[0],
             }
         ]
 
@@ -183,27 +167,11 @@ class Comparison(Study[str, ComparisonFolder]):
 def compare_experiment(
     experiment: Experiment | None, directory: str | Path, *, reporter: Reporter | None = None
 ) -> tuple[ComparisonFolder, bool]:
-    """Solve the system of an experiment in all :data:`VARIANTS`.
+    """Solve the system of an experiment in all :data:`VARIANTS`; return the folder, and whether all are done.
 
-    Parameters
-    ----------
-    experiment : Experiment or None
-        One system with one right-hand side. Without ``memory.budget``, the budget is a quarter of its matrix. None resumes the
-        comparison in the folder; finished variants are not solved again.
-    directory : path
-    reporter : Reporter, optional
-        Receives progress.
-
-    Returns
-    -------
-    ComparisonFolder, bool
-        The folder, and whether all variants are done; False after an interrupt. A variant that is refused, for example because
-        the matrix does not fit in memory, is recorded with the reason. A solve of less than a second is repeated once.
-
-    Raises
-    ------
-    InputError
-        If the experiment has samples, several right-hand sides or ranks, or there is no comparison to resume.
+    None resumes the comparison in the folder. Without ``memory.budget``, the budget is a quarter of the matrix. A variant that
+    is refused, for example because the matrix does not fit in memory, is recorded with the reason. A solve of less than a
+    second is repeated once.
     """
     folder, new = ComparisonFolder(Path(directory)), False
     if experiment is not None and experiment.parallel is not None:
@@ -239,7 +207,7 @@ def _changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:
 
 
 def _setup(record: Record) -> str:
-    """Return the seconds of the set-up; records of old versions do not tell them apart."""
+    """Return the seconds of the set-up, which records of old versions lack."""
     seconds = record.get("setup_seconds")
     return "-" if seconds is None else f"{seconds:.3g} s"
 

@@ -25,8 +25,6 @@ from penstock.fem import (
 from penstock.solvers import METHODS, PRECONDITIONERS, PreconditionerSpec, method_named, preconditioner_spec
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
-__all__ = ["Experiment", "read_configuration", "read_experiment"]
-
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NodeCount = Annotated[int, Field(ge=2)]
 _MOST_NODES, _MOST_SAMPLES = 10**12, 100_000
@@ -84,7 +82,7 @@ class MaterialSection(Section):
     fraction: Annotated[float, Field(ge=0, le=1)] = Field(default=0.3, description="share of inclusions (two_phase)")
     seed: Annotated[int, Field(ge=0)] = Field(default=1, description="of random factors")
     samples: Annotated[int, Field(ge=1, le=_MOST_SAMPLES)] | None = Field(
-        default=None, description="solve for so many seeds, one after another, from this one on"
+        default=None, description="number of seeds to solve for, one after another, from this one on"
     )
 
     @model_validator(mode="after")
@@ -143,9 +141,9 @@ class LoadSection(LoadCase):
     def _cases_or_samples(self) -> LoadSection:
         if self.cases is not None and self.samples is not None:
             raise ValueError("cases are loads that are known, samples random ones; give one or the other")
-        given = sorted(self.model_fields_set & {"kind", "magnitude"})
-        if self.cases is not None and given:
-            raise ValueError(f"cases have their own kind and magnitude; leave out {' and '.join(given)}")
+        present = sorted(self.model_fields_set & {"kind", "magnitude"})
+        if self.cases is not None and present:
+            raise ValueError(f"cases have their own kind and magnitude; leave out {' and '.join(present)}")
         return self
 
 
@@ -268,7 +266,7 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _devices_share_single_products(self) -> Experiment:
-        if self.memory.devices is not None and max(self.preconditioner.degrees(streamed=True)) > 1:
+        if self.memory.devices is not None and max(self.preconditioner.products_per_iteration(streamed=True)) > 1:
             raise ValueError(
                 f"many products of {self.solver.chosen} follow every transfer, which makes the GPU alone faster: leave out "
                 "memory.devices, or take solver.preconditioner: block_jacobi"
@@ -302,7 +300,7 @@ class Experiment(Section):
         return self.solver.spec(self.model.dof).with_nodes(mesh.coordinates, mesh.node_counts)
 
     def of_planes(self, count: int) -> Experiment:
-        """Return an experiment of so many planes of nodes: its matrix has the pattern of the square of a rank with these."""
+        """Return an experiment with ``count`` planes of nodes: its matrix has the pattern of the square of a rank with these."""
         _, *across = self.cantilever().mesh.node_counts
         model = self.model.model_copy(update={"nodes": (count, *across)})
         return self.model_copy(update={"model": model, "parallel": None})

@@ -8,16 +8,14 @@ from typing import Any
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.spmv.compilation.ahead import Compilation, CompileTask
 
-__all__ = ["start_compilation"]
-
 _CALLS, _COARSE = "penstock.driver.kernel_calls", "penstock.solvers.coarse"
 
 
 def start_compilation(experiment: Experiment) -> Compilation:
     """Start to compile the CPU kernels of an experiment, unless they are cached; several processes share the work."""
     # Which format a plan chooses is known later; streamed, it is mostly half of the matrix.
-    asked, streamed = experiment.memory.format, experiment.memory.budget is not None
-    format_name = ("symmetric_bsr" if streamed else "bsr") if asked == "auto" else asked
+    requested, streamed = experiment.memory.format, experiment.memory.budget is not None
+    format_name = ("symmetric_bsr" if streamed else "bsr") if requested == "auto" else requested
     stored: dict[str, Any] = {"format_name": format_name, "dof": experiment.model.dof}
     assembly = CompileTask(f"{_CALLS}:assemble", ("penstock.fem.assembly:_fill",), stored)
     blocks = CompileTask(f"{_CALLS}:invert", ("penstock.solvers.preconditioners:_invert_blocks",))

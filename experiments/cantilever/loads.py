@@ -9,8 +9,6 @@ import numpy as np
 from penstock.experiments.cantilever.configuration import Experiment, LoadSection
 from penstock.fem import Cantilever
 
-__all__ = ["load_names", "right_hand_sides"]
-
 
 def load_names(load: LoadSection) -> list[str]:
     """Return a name for each right-hand side."""

@@ -38,17 +38,6 @@ from penstock.streaming import (
 from penstock.streaming.measurement.first_sweeps import Replanned, plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
 
-__all__ = [
-    "fill_disk",
-    "fill_memory",
-    "measure_rates",
-    "open_store",
-    "plan_after_first_sweeps",
-    "plan_experiment",
-    "resident_format",
-    "workspace_nbytes",
-]
-
 
 def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> StreamPlan:
     """Plan an experiment without allocating anything of its size; needs neither its device nor the matrix.
@@ -76,14 +65,14 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     workload = functools.partial(_workload, experiment)
     if memory.budget is None:
         index = _symbolic_index(experiment, resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)
-        [degree] = spec.degrees(streamed=False)
+        [degree] = spec.products_per_iteration(streamed=False)
         return plan_stream(index, index.nbytes, workload(spec, degree), rates=rates)
     ring = Ring(slots=memory.slots, overlap=memory.overlap)
     if memory.store is not None and memory.store.exists():
         with FileStore(memory.store) as store:
             _check_store(store, experiment)
             index, reach = store.index, _reach(experiment, store.index)
-        degrees = spec.degrees(streamed=index.nbytes > memory.budget)
+        degrees = spec.products_per_iteration(streamed=index.nbytes > memory.budget)
         candidates: Iterable[Candidate] = (Candidate(index, workload(spec, degree), reach) for degree in degrees)
         return choose(candidates, memory.budget, ring, rates=rates)
     plans: list[StreamPlan] = []
@@ -108,12 +97,12 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     if plan.slots:
         check_streams(spec)
         return plan
-    [degree] = spec.degrees(streamed=False)  # it fits as a whole
+    [degree] = spec.products_per_iteration(streamed=False)  # it fits as a whole
     return plan_stream(plan.index, memory.budget, workload(spec, degree), ring, rates=rates)
 
 
 def _workload(experiment: Experiment, spec: PreconditionerSpec, degree: int) -> Workload:
-    nbytes, parts = workspace_nbytes(experiment, spec.with_degree(degree), experiment.cantilever().unknowns)
+    nbytes, parts = workspace_nbytes(experiment, spec.with_products(degree), experiment.cantilever().unknowns)
     expected = spec.iterations(degree)
     return Workload(experiment.columns, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=expected)
 
@@ -121,7 +110,7 @@ def _workload(experiment: Experiment, spec: PreconditionerSpec, degree: int) -> 
 def _streamed_workloads(experiment: Experiment) -> list[Workload]:
     """Return what may be computed with a streamed matrix: one workload for every degree between which a plan chooses."""
     spec = experiment.preconditioner
-    return [_workload(experiment, spec, degree) for degree in spec.degrees(streamed=True)]
+    return [_workload(experiment, spec, degree) for degree in spec.products_per_iteration(streamed=True)]
 
 
 def _symbolic_index(experiment: Experiment, format_name: str, count: int) -> MatrixIndex:
@@ -144,7 +133,7 @@ def _cuts(experiment: Experiment, format_name: str) -> Iterator[tuple[int, ...]]
             raise InputError(f"{format_name} can be cut into {limit} subdivisions at most, not {wanted}")
         yield (wanted,)
         return
-    if max(experiment.preconditioner.degrees(streamed=True)) > 1:
+    if max(experiment.preconditioner.products_per_iteration(streamed=True)) > 1:
         # Whole planes of nodes couple with their neighbours only, in a format that can be cut there.
         planes = cantilever.mesh.node_counts[0]
         yield tuple(sorted({min(count, limit) for count in range(1, planes + 1) if planes % count == 0}))
@@ -188,9 +177,11 @@ def _check_store(store: FileStore, experiment: Experiment) -> None:
     """Refuse a store that holds another matrix, or another cut than the experiment asks for."""
     if store.label != _store_label(experiment):
         raise InputError(f"the store {store.path} holds another matrix ({store.label}); name another memory.store")
-    found, asked = store.index.format_name, experiment.memory.format
-    if asked not in ("auto", found):
-        raise InputError(f"the store {store.path} holds a {found} matrix instead of {asked}; name another memory.store")
+    actual, requested = store.index.format_name, experiment.memory.format
+    if requested not in ("auto", actual):
+        raise InputError(
+            f"the store {store.path} holds a {actual} matrix instead of {requested}; name another memory.store"
+        )
     count, wanted = len(store.index.subdivisions), experiment.memory.subdivisions
     if wanted is not None and wanted != count:
         raise InputError(
@@ -199,15 +190,7 @@ def _check_store(store: FileStore, experiment: Experiment) -> None:
 
 
 def measure_rates(experiment: Experiment, device: Device, directory: Path) -> LinkRates | None:
-    """Return the rates of link and memory, so that a plan can tell the time of a sweep; None for what takes no time.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    device : Device
-    directory : path
-        Where a store on disk would be.
-    """
+    """Return the measured rates of link and memory for the time estimates of a plan; None where there is nothing to estimate."""
     nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
     if experiment.memory.budget is None or nbytes < WORTH_MEASURING_NBYTES:
         return None
@@ -217,16 +200,9 @@ def measure_rates(experiment: Experiment, device: Device, directory: Path) -> Li
 def plan_after_first_sweeps(
     experiment: Experiment, A: StreamedMatrix, directory: Path, reporter: Reporter
 ) -> Replanned | None:
-    """Sweep over a matrix that was just opened, and plan again what the experiment leaves open if the rates prove wrong.
+    """Sweep over a newly opened matrix, and plan again what the experiment leaves open if the rates prove wrong.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        As the user wrote it. If it leaves nothing open, there is no sweep.
-    A : StreamedMatrix
-    directory : path
-        As for :func:`measure_rates`. The next runs plan with the corrected rates.
-    reporter : Reporter
+    An experiment that leaves nothing open needs no sweep. The next runs plan with the corrected rates.
     """
     workloads = _streamed_workloads(experiment)
     if experiment.memory.slots is not None and len(workloads) == 1:
@@ -249,16 +225,7 @@ def open_store(
 ) -> Iterator[Store]:
     """Build the matrix where it is streamed from, or open it: on disk for the CPU, in host memory for a GPU.
 
-    Parameters
-    ----------
-    experiment : Experiment
-    plan : StreamPlan
-        Says how it is cut.
-    device : Device
-        What will compute.
-    path : path
-        Place on disk, if ``memory.store`` names none.
-    reporter : Reporter
+    ``path`` is the place on disk if ``memory.store`` names none.
     """
     memory, cantilever, index = experiment.memory, experiment.cantilever(), plan.index
     slabs = cantilever.subdivisions(len(index.subdivisions), index.format_name, values_dtype=np.dtype(memory.values))

@@ -21,22 +21,14 @@ from penstock.experiments.reporting.study import Record, Study, StudyStopped
 from penstock.experiments.reporting.summary import solve_seconds
 from penstock.solvers import StopReason
 
-__all__ = ["SampleStudy", "run_samples"]
-
 _FROM_RESULT = ("seed", "tip_deflection", "iterations", "true_residual", "sweeps", "bytes_streamed", "converged")
 
 
 class SampleStudy(Study[int, ResultsFolder]):
     """Solves for each seed of ``material.samples``; a point is the number of a sample, from 0 on.
 
-    Each sample has a results folder of its own, which holds its record.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    folder : ResultsFolder
-        Of all samples together; it may hold finished samples, and samples that did not converge and are resumed.
-    reporter : Reporter, optional
+    Each sample has a results folder of its own in that of the study. Finished samples are not solved again, and those that did
+    not converge are resumed.
     """
 
     stops_between_points: ClassVar[bool] = False  # a run stops between two iterations
@@ -93,7 +85,7 @@ class SampleStudy(Study[int, ResultsFolder]):
         self.reporter.text("Result", self.folder.summary())
 
     def _write_field(self, converged: set[int]) -> None:
-        """Write mean and deviation of the samples' fields; a sample of an older version has none, and there is none then."""
+        """Write mean and deviation of the samples' fields, unless a sample of an older version has none."""
         files = [self._folder_of(number).field for number in self.points() if self._seed(number) in converged]
         if self.experiment.output.field and files and all(file.exists() for file in files):
             write_statistics(self.folder.field, files)
@@ -131,13 +123,7 @@ class _SampleReporter(Reporter):
 
 
 def run_samples(experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> RunOutcome:
-    """Solve for all samples of the stiffness that are missing in the folder.
-
-    Returns
-    -------
-    RunOutcome
-        With the first reason other than convergence, if there is one.
-    """
+    """Solve for all samples missing in the folder, and return the outcome with the first reason other than convergence."""
     study = SampleStudy(experiment, folder, reporter)
     study.run()
     return RunOutcome(folder, study.reason)

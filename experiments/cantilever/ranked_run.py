@@ -33,8 +33,6 @@ from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import CPU, Array, InputError, Operator
 from penstock.streaming import LinkRates, StreamPlan
 
-__all__ = ["RankedRun", "run_on_ranks", "runs_on_ranks"]
-
 _PASSED_NBYTES = 256 << 20  # of the solution, from a rank to the first one at once
 
 
@@ -45,17 +43,7 @@ def runs_on_ranks(directory: Path) -> bool:
 
 
 def run_on_ranks(experiment: Experiment, folder: ResultsFolder, reporter: Reporter, *, resume: bool) -> RunOutcome:
-    """Run an experiment on all ranks, or resume it. Collective; without a launcher there is one rank.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    folder : ResultsFolder
-        Of the first rank; others write nothing.
-    reporter : Reporter
-        Of the first rank.
-    resume : bool
-    """
+    """Run an experiment on all ranks, or resume it; only the first rank writes and reports. Collective."""
     kind = NcclCommunicator if experiment.memory.device.startswith("cuda") else MpiCommunicator
     with kind() as ranks, contextlib.ExitStack() as resources:
         if ranks.rank:
@@ -81,18 +69,7 @@ def run_on_ranks(experiment: Experiment, folder: ResultsFolder, reporter: Report
 
 
 class RankedRun(SingleRun):
-    """The part of a rank in a run.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    folder : ResultsFolder
-        The results folder on the first rank, elsewhere one that is removed.
-    reporter : Reporter
-    ranks : MpiCommunicator
-    checkpoint : path
-        From which all ranks resume.
-    """
+    """One rank's part of a run; only the first rank's folder remains. All ranks resume from the same checkpoint."""
 
     def __init__(
         self,
@@ -202,7 +179,7 @@ class RankedRun(SingleRun):
         return self._with_vectors(whole, lambda rows: self.device.asarray(rows[self.own].copy()))
 
     def _is_due(self, seconds: float) -> bool:
-        """Return what the first rank's clock says."""
+        """Return whether a checkpoint is due by the clock of the first rank."""
         return self.communicator.of_first(float(super()._is_due(seconds))) > 0
 
     def _save(self, checkpoint: Checkpoint) -> None:

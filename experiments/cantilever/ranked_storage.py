@@ -20,8 +20,6 @@ from penstock.spmv import BsrMatrix, Device, SparseMatrix
 from penstock.spmv.products.block_rows import csr_of
 from penstock.streaming import FileStore, HostStore, StreamPlan
 
-__all__ = ["couplings_of_rank", "open_rank_store", "planes_of"]
-
 
 def planes_of(experiment: Experiment, rows: slice) -> slice:
     """Return the planes of nodes that some rows belong to."""
@@ -66,21 +64,7 @@ def _with_rows_between(parts: list[Any], rows: int) -> SparseMatrix:
 def open_rank_store(
     experiment: Experiment, plan: StreamPlan, own: slice, device: Device, path: Path, reporter: Reporter
 ) -> Iterator[HostStore | FileStore]:
-    """Build a rank's square where it is streamed from, subdivision by subdivision: in host memory for a GPU, on disk for a CPU.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    plan : StreamPlan
-        Of the square.
-    own : slice
-        Rows of the rank.
-    device : Device
-        What will compute.
-    path : path
-        Place on disk, for a CPU.
-    reporter : Reporter
-    """
+    """Build a rank's square, subdivision by subdivision: in host memory for a GPU, at ``path`` on disk for a CPU."""
     with contextlib.ExitStack() as resources:
         slabs = _slabs(experiment, plan, own)
         if device.kind == "cuda":

@@ -7,8 +7,6 @@ from typing import Any
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.spmv import InputError
 
-__all__ = ["check_resumes", "settings_of_system"]
-
 _SECTIONS = ("model", "material", "load")
 _OF_SOLVER = ("preconditioner", "degree", "aggregate_nodes", "options")
 
@@ -21,13 +19,7 @@ def settings_of_system(experiment: Experiment) -> dict[str, Any]:
 
 
 def check_resumes(experiment: Experiment, settings: dict[str, Any]) -> None:
-    """Check that a run with these settings may be resumed with this experiment.
-
-    Raises
-    ------
-    InputError
-        If not; the message names what differs.
-    """
+    """Raise an InputError that names the differences unless a run with these settings may be resumed with this experiment."""
     changes = _changes(settings, settings_of_system(experiment))
     if changes:
         raise InputError(

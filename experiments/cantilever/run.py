@@ -13,8 +13,6 @@ from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.progress import Reporter
 from penstock.spmv import InputError
 
-__all__ = ["RunOutcome", "resume_experiment", "run_experiment"]
-
 
 def run_experiment(experiment: Experiment, directory: str | Path, *, reporter: Reporter | None = None) -> RunOutcome:
     """Run an experiment from the start.
@@ -125,7 +123,7 @@ def _resume(folder: ResultsFolder, maxiter: int | None, reporter: Reporter) -> R
 
 
 def _check_unfinished(folder: ResultsFolder) -> None:
-    """Raise an InputError unless a folder holds a run that can be gone on with."""
+    """Raise an InputError unless a folder holds a run that can be resumed."""
     if folder.solution.exists():
         raise InputError(
             f"{folder.path} is of penstock solve; repeat that command with another --output and --guess {folder.solution}"

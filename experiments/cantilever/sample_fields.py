@@ -12,8 +12,6 @@ import numpy as np
 
 from penstock.experiments.reporting.atomic import replacing
 
-__all__ = ["write_statistics"]
-
 _FIELDS = "VTKHDF/PointData"
 
 

@@ -10,10 +10,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from penstock.fem.assembly import ASSEMBLED_FORMATS
 from penstock.spmv import parse_nbytes
 
-__all__ = ["FormatName", "MemorySection", "Section", "Size", "SubdivisionCount"]
-
 Size = Annotated[int, BeforeValidator(parse_nbytes)]
-#: A plan simulates every subdivision; so many take a quarter of a minute, and of 500 GB each then has 30 MB.
+#: A plan simulates every subdivision: this many take a quarter of a minute. Of a matrix of 500 GB each has 30 MB.
 SubdivisionCount = Annotated[int, Field(ge=1, le=16_384)]
 
 
@@ -67,7 +65,7 @@ class MemorySection(Section):
     )
     overlap: bool = Field(default=True, description="transfer during computation")
     store: Path | None = Field(
-        default=None, description="directory for the matrix on disk, kept and used again; default: made and removed"
+        default=None, description="directory for the matrix on disk, reused by later runs; default: a temporary one"
     )
 
     @model_validator(mode="before")
@@ -86,11 +84,11 @@ class MemorySection(Section):
 
     @model_validator(mode="after")
     def _streaming_needs_a_budget(self) -> MemorySection:
-        given = self.model_fields_set & {"subdivisions", "slots", "overlap", "store", "devices", "gpu_subdivisions"}
+        present = self.model_fields_set & {"subdivisions", "slots", "overlap", "store", "devices", "gpu_subdivisions"}
         if self.gpu_subdivisions is not None and self.devices is None:
             raise ValueError("gpu_subdivisions divides a matrix between devices; give devices: [cuda:0, cpu]")
-        if self.budget is None and given:
+        if self.budget is None and present:
             raise ValueError(
-                f"{', '.join(sorted(given))} say how to stream; that takes a budget, such as budget: 2 GiB"
+                f"{', '.join(sorted(present))} say how to stream; that takes a budget, such as budget: 2 GiB"
             )
         return self

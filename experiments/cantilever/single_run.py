@@ -24,9 +24,10 @@ from penstock.experiments.cantilever.matrix_storage import (
 )
 from penstock.experiments.cantilever.resumption import check_resumes, settings_of_system
 from penstock.experiments.cantilever.tips import beam_theory, quantities, tips
+from penstock.experiments.reporting.atomic import write_json
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
 from penstock.experiments.reporting.environment import describe_environment
-from penstock.experiments.reporting.folder import ResultsFolder, write_json
+from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
@@ -38,13 +39,11 @@ from penstock.spmv.compilation.watch import compile_seconds, seconds_without_com
 from penstock.streaming import HeterogeneousMatrix, LinkRates, MemoryBudget, Store, StreamedMatrix, StreamPlan, Sweeps
 from penstock.streaming.execution.budget import check_room
 
-__all__ = ["SingleRun", "resolved"]
-
 
 def resolved(experiment: Experiment) -> dict[str, Any]:
     """Return every setting in force, as it can be read again."""
     data: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
-    if experiment.memory.budget is None:  # without a budget nothing is streamed, and how may not be said
+    if experiment.memory.budget is None:  # without a budget nothing is streamed, and options of streaming are errors
         data["memory"] = {key: data["memory"][key] for key in ("device", "format", "values")}
     if experiment.load.cases is not None:
         data["load"] = {"cases": data["load"]["cases"]}
@@ -58,8 +57,8 @@ class SingleRun:
     rank_count: int = 1
 
     def __init__(self, experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> None:
-        #: With all that the run has decided, and as it was asked for.
-        self.experiment = self.asked = experiment
+        #: The experiment with all decisions of the run, and as requested.
+        self.experiment = self.requested = experiment
         self.folder = folder
         self.reporter = reporter
         self.cantilever = experiment.cantilever()
@@ -127,7 +126,7 @@ class SingleRun:
 
     def _tried(self, A: StreamedMatrix) -> StreamedMatrix:
         """Return the matrix, opened with another plan if its first sweeps were not as predicted."""
-        again = plan_after_first_sweeps(self.asked, A, self.folder.path, self.reporter)
+        again = plan_after_first_sweeps(self.requested, A, self.folder.path, self.reporter)
         if again is None:
             return A
         A.close()
@@ -166,7 +165,7 @@ class SingleRun:
         return self.experiment.preconditioner
 
     def _is_due(self, seconds: float) -> bool:
-        """Return whether to write a checkpoint so many seconds after the last one."""
+        """Return whether to write a checkpoint this many seconds after the last one."""
         return seconds > self.experiment.output.checkpoint_seconds
 
     def _plan(self) -> StreamPlan:
@@ -192,14 +191,14 @@ class SingleRun:
         self.waited += time.perf_counter() - began
 
     def _settle(self, plan: StreamPlan) -> None:
-        """Write down what the plan decided, so that going on or running again does not depend on what is measured then."""
+        """Write down the decisions of the plan, so that resuming or repeating the run does not depend on new measurements."""
         if self.experiment.memory.budget is not None:
             decided: dict[str, Any] = {"format": plan.index.format_name, "subdivisions": len(plan.index.subdivisions)}
             if plan.slots:
                 decided["slots"] = plan.slots
             memory = self.experiment.memory.model_copy(update=decided)
             solver = self.experiment.solver
-            spec = self.experiment.preconditioner.with_degree(plan.workload.degree)
+            spec = self.experiment.preconditioner.with_products(plan.workload.degree)
             solver = solver.model_copy(update=solver.options_of(spec))
             self.experiment = self.experiment.model_copy(update={"memory": memory, "solver": solver})
             self.folder.write_configuration(resolved(self.experiment))
@@ -218,7 +217,7 @@ class SingleRun:
             self.reporter.text("Warning", str(error))
 
     def _solve(self, A: Operator, checkpoint: Checkpoint) -> tuple[SolveResult | BlockSolveResult, Checkpoint]:
-        """Solve, with checkpoints, and return the result and all that was spent, earlier runs included."""
+        """Solve, with checkpoints; return the result, and the time and traffic of this run and earlier ones."""
         solver = self.experiment.solver
         b = self._right_hand_sides()
         with self.reporter.stage("prepare"), self._timed("preconditioner"):
@@ -274,7 +273,7 @@ class SingleRun:
         self.seconds["compile"] = self.waited + compile_seconds() - self.compiled
         self.seconds["total"] = time.perf_counter() - self.began + before
         ends = self._tips(result)
-        # Of different load cases a mean says nothing, nor do samples that did not converge.
+        # No mean over different load cases, nor over samples that did not converge.
         meant = [] if self.experiment.load.cases else ends
         if self.experiment.load.samples:
             meant = [tip for tip, column in zip(ends, columns_of(result), strict=True) if column.converged]
@@ -333,8 +332,8 @@ class SingleRun:
         return plan.index.nbytes
 
     def _several(self, columns: tuple[SolveResult, ...], ends: list[float], names: list[str]) -> dict[str, Any]:
-        """Return what each load case or sample came to."""
-        told = zip(load_names(self.experiment.load), columns, ends, names, strict=True)
+        """Return the result of each load case or sample."""
+        results = zip(load_names(self.experiment.load), columns, ends, names, strict=True)
         return {
             "columns": [
                 {
@@ -344,7 +343,7 @@ class SingleRun:
                     "tip_deflection": tip,
                     "quantity": quantity,
                 }
-                for name, column, tip, quantity in told
+                for name, column, tip, quantity in results
             ],
             "samples": self.experiment.load.samples,
         }

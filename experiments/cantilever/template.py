@@ -11,8 +11,6 @@ from pydantic import BaseModel
 
 from penstock.experiments.cantilever.configuration import Experiment
 
-__all__ = ["experiment_template"]
-
 # Values for a small first run; all other keys are commented out, with their defaults.
 _CHOSEN: dict[str, Any] = {
     "model.nodes": [65, 17, 17],

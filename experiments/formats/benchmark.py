@@ -32,8 +32,6 @@ from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.model.roofline import chunk_occupancy, inferred_alpha, predicted_seconds
 from penstock.spmv.model.timing import cache_nbytes, copies_wanted, memory_for_copies, time_in_turn, time_once
 
-__all__ = ["Case", "compare_products", "default_cases", "study_cases"]
-
 _SEED = 0  # of the random vectors
 
 
@@ -56,14 +54,8 @@ def default_cases(
 ) -> list[Case]:
     """Return one case for each registered format that suits a matrix, with the format's most promising parameters.
 
-    Parameters
-    ----------
-    statistics : MatrixStatistics
-    block_size : int, optional
-        Of the dense blocks that the matrix is known to consist of; 1 if it has none. By default blocked formats look for a size
-        with few added zeros.
-    symmetric : bool, optional
-        False leaves out formats of half a symmetric matrix. By default they are included if the matrix is symmetric.
+    Unless the size of the matrix's dense blocks is known (1 without blocks), blocked formats look for one with few added
+    zeros. Formats of half a symmetric matrix are included if the matrix is symmetric, unless ``symmetric`` is False.
     """
     cases = []
     for name in format_names():
@@ -114,36 +106,11 @@ def compare_products(
     progress: Callable[[float], object] = lambda share: None,
     refused: Callable[[Case, Exception], object] = lambda case, error: None,
 ) -> list[dict[str, Any]]:
-    """Time products of one matrix in every case and by the peers.
+    """Time products of one matrix in every case and by the peers; return a record per case and number of vectors.
 
-    Parameters
-    ----------
-    name : str
-        Name of the matrix in the records.
-    A : scipy.sparse.csr_array or CsrMatrix
-        Its values should be random: products with zeros need less energy and time.
-    cases : sequence of Case
-    device : Device or str
-    columns : sequence of int
-        Numbers of vectors.
-    bandwidth : float
-        Measured memory bandwidth in bytes per second, for floors and predictions.
-    repeats : int
-        Samples of each.
-    values_dtype : dtype, optional
-        Type to store the values in; peers use the type of ``A``.
-    progress, refused : callable
-        Called with the fraction done; with each case whose conversion is refused, and the error.
-
-    Returns
-    -------
-    list of dict
-        One record for each case and number of vectors, without the refused cases.
-
-    Raises
-    ------
-    InputError
-        If the matrix has no entries, a format does not exist, or two cases have the same name and variant.
+    Values should be random: products with zeros need less energy and time. The measured bandwidth, in bytes per second, gives
+    floors and predictions. Peers use the type of ``A``, cases may store another one. ``progress`` receives the fraction done,
+    ``refused`` each case whose conversion is refused, with the error; such cases have no records.
     """
     device = Device.parse(device)
     _check_cases(cases)

@@ -14,18 +14,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from penstock.experiments.formats.peers import PEER_LABELS
 from penstock.spmv import format_named, format_names
 
-__all__ = [
-    "GREY",
-    "NAMED_MATRICES",
-    "BarSeries",
-    "add_legend",
-    "new_axes",
-    "plot_bars",
-    "plot_points",
-    "style_of",
-    "use_plain_log",
-]
-
 BarSeries = tuple[str, dict[str, Any], dict[str, float]]  # label, style, value of each group
 
 GREY = "#8a8f98"

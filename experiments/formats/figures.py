@@ -51,17 +51,10 @@ _FIGURES: dict[str, Callable[[Records, Limits], Figure | None]] = {
 
 
 def write_product_figures(records: Records, limits: Limits, folder: Path) -> list[Path]:
-    """Write all pictures for which the records have data as PNG files, and return their paths.
+    """Write all pictures of products ``Y = A X`` for which the records have data as PNG files, and return their paths.
 
-    Parameters
-    ----------
-    records : sequence of mappings
-        Benchmark records; those that are not of products ``Y = A X`` are ignored, and missing values are not drawn. If a
-        matrix has several times of a peer, the shortest is used.
-    limits : mapping
-        ``read_GBps``, the measured bandwidth; pictures of the model need it.
-    folder : path
-        Made if it does not exist.
+    ``limits`` has ``read_GBps``, the measured bandwidth, for pictures of the model. Of several times of a peer with one matrix
+    the shortest is drawn.
     """
     folder.mkdir(parents=True, exist_ok=True)
     records = [record for record in records if "columns" in record]

@@ -28,14 +28,6 @@ from penstock.experiments.formats.record_tables import (
     vendor_in,
 )
 
-__all__ = [
-    "figure_fraction_of_roofline",
-    "figure_gflops_by_nonzeros",
-    "figure_performance_profile",
-    "figure_setup_cost",
-    "figure_speedup_by_imbalance",
-]
-
 _LARGEST_FACTOR = 5.0
 #: Curves of a profile that are drawn thick.
 _BEST = 3
@@ -61,8 +53,6 @@ def figure_gflops_by_nonzeros(records: Records, limits: Limits) -> Figure | None
 def figure_speedup_by_imbalance(records: Records, limits: Limits) -> Figure | None:
     """Draw the speed-up over the vendor against the length of the longest row, relative to the number of rows.
 
-    Notes
-    -----
     After Tsai, Cojean and Anzt, "Sparse linear algebra on AMD and NVIDIA GPUs" (2020), figures 7, 10 and 13.
     """
     table, matrices = format_seconds(records), matrices_of(records)
@@ -133,10 +123,8 @@ def figure_setup_cost(records: Records, limits: Limits) -> Figure | None:
 def figure_performance_profile(records: Records, limits: Limits) -> Figure | None:
     """Draw the percentage of matrices on which each format and peer is within a factor of the fastest.
 
-    Notes
-    -----
-    The performance profile of Dolan and More (2002). A product that was not measured counts as infinitely slow.
-    At least three matrices, and two formats or peers, are needed.
+    The performance profile of Dolan and More (2002). A product that was not measured counts as infinitely slow. At least three
+    matrices, and two formats or peers, are needed.
     """
     table = all_seconds(records)
     competitors, peers = competitors_in(table), competitors_in(peer_seconds(records))

@@ -19,14 +19,10 @@ from penstock.experiments.formats.drawing import (
 )
 from penstock.experiments.formats.record_tables import DEFAULT_THREADS, Limits, Record, Records, matrices_of
 
-__all__ = ["figure_block_sizes", "figure_scalar_against_vector"]
-
 
 def figure_scalar_against_vector(records: Records, limits: Limits) -> Figure | None:
     """Draw the speed-up of CSR with several lanes per row over CSR with one thread per row, against nonzeros.
 
-    Notes
-    -----
     After Tsai, Cojean and Anzt (2020), figure 5.
     """
     seconds: dict[str, dict[str, float]] = {"scalar": {}, "vector": {}}
@@ -56,16 +52,14 @@ def _kernel_name(record: Record) -> str:
     """Return format, variant and number of vectors of a record, without its number of threads."""
     count = re.compile(rf"\D*{record['threads']}\D*|threads?|blocks?")
     words = re.findall(r"[^\W_]+", record.get("variant") or "")
-    kept = [word for word in words if not count.fullmatch(word)]
+    others = [word for word in words if not count.fullmatch(word)]
     vectors = [f"k = {record['columns']}"] if record["columns"] > 1 else []
-    return ", ".join([style_of(record["format"])[0], *kept, *vectors])
+    return ", ".join([style_of(record["format"])[0], *others, *vectors])
 
 
 def figure_block_sizes(records: Records, limits: Limits) -> Figure | None:
     """Draw the time with each number of threads per block relative to 256 threads, one panel per kernel.
 
-    Notes
-    -----
     The question of the AMD lab notes on sparse products: does the block size matter?
     """
     study: dict[str, dict[str, dict[int, float]]] = {}

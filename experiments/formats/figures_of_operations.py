@@ -7,8 +7,6 @@ from pathlib import Path
 from penstock.experiments.formats.drawing import GREY, BarSeries, new_axes, plot_bars, use_plain_log
 from penstock.experiments.formats.record_tables import Records
 
-__all__ = ["write_operation_figures"]
-
 _COLOURS = ("#009e73", "#1f6fb2", "#e07b28", "#33237f", "#d98bb4")
 _TITLES = {
     "trsv": "A solve with the lower triangle",
@@ -18,14 +16,7 @@ _TITLES = {
 
 
 def write_operation_figures(records: Records, folder: Path) -> list[Path]:
-    """Write ``OPERATION.png`` for every operation of the records, and return the paths.
-
-    Parameters
-    ----------
-    records : sequence of mappings
-        Of ``operations.json``.
-    folder : path
-    """
+    """Write ``OPERATION.png`` for every operation of the records, and return the paths."""
     written = []
     for operation in dict.fromkeys(entry["operation"] for entry in records):
         of_ways: dict[str, dict[str, float]] = {}

@@ -29,8 +29,6 @@ from penstock.experiments.formats.record_tables import (
     vendor_in,
 )
 
-__all__ = ["figure_row_length_band", "figure_sorting_scope", "figure_unified_sell"]
-
 _UNIFIED_CHUNK = 32
 
 
@@ -51,10 +49,8 @@ def _sell_records(records: Records) -> dict[str, dict[tuple[int, int], Record]]:
 def figure_sorting_scope(records: Records, limits: Limits) -> Figure | None:
     """Draw chunk occupancy, traffic of x and time of SELL-C-sigma against sigma, one line per matrix.
 
-    Notes
-    -----
-    After Kreutzer, Hager, Wellein, Fehske and Bishop (2014), figure 5. Each matrix is drawn for C = 32, or, if it was
-    measured there with fewer than two sorting scopes, for the chunk height with the most.
+    After Kreutzer, Hager, Wellein, Fehske and Bishop (2014), figure 5. Each matrix is drawn for C = 32, or, if it was measured
+    there with fewer than two sorting scopes, for the chunk height with the most.
     """
     lines: dict[str, list[tuple[int, Record]]] = {}
     for matrix, row in _sell_records(records).items():
@@ -94,8 +90,6 @@ def figure_sorting_scope(records: Records, limits: Limits) -> Figure | None:
 def figure_unified_sell(records: Records, limits: Limits) -> Figure | None:
     """Draw SELL-32-sigma with its best sigma and SELL with its best C and sigma, as speed-ups over the vendor.
 
-    Notes
-    -----
     After Kreutzer et al. (2014), figure 4: the loss from one chunk height for all matrices. Matrices are drawn that were
     measured with C = 32 and with another chunk height.
     """
@@ -129,10 +123,8 @@ def figure_unified_sell(records: Records, limits: Limits) -> Figure | None:
 def figure_row_length_band(records: Records, limits: Limits) -> Figure | None:
     """Draw GFLOP/s of CSR and SELL against the mean row length, and the band that memory traffic allows.
 
-    Notes
-    -----
-    After Kreutzer et al. (2014), figure 6. A product moves ``(12 / beta + 8 alpha + 8 / mean) / 2`` bytes a flop: a value
-    and a column index a nonzero, ``alpha`` loads of x, and one entry of y a row. The band lies between x loaded once
+    After Kreutzer et al. (2014), figure 6. A product moves ``(12 / beta + 8 alpha + 8 / mean) / 2`` bytes a flop: a value and
+    a column index a nonzero, ``alpha`` loads of x, and one entry of y a row. The band lies between x loaded once
     (``alpha = 1 / mean``) and x loaded for each nonzero (``alpha = 1``), with ``beta = 1``, no padding.
     """
     matrices = matrices_of(records)

@@ -24,8 +24,6 @@ from penstock.solvers.triangular.block_entries import SIZES
 from penstock.spmv import BsrMatrix, CsrMatrix, Device, InputError
 from penstock.spmv.model.timing import time_by_host_clock, time_once
 
-__all__ = ["OPERATIONS", "OperationFolder", "OperationStudy", "operations_table"]
-
 #: What is timed of one matrix: calls by name, the seconds of their set-ups, and those of other libraries.
 Ways = tuple[dict[str, Callable[[], Any]], dict[str, float], dict[str, Callable[[], Any]]]
 
@@ -44,7 +42,7 @@ def triangular_ways(named: NamedMatrix, device: Device) -> Ways:
     matrix: Any = BsrMatrix.from_csr(lower, block_size=size) if size > 1 else CsrMatrix.from_csr(lower)
     matrix = matrix.to_device(device)
     b = np.random.default_rng(0).normal(size=lower.shape[0])
-    given = device.asarray(b)
+    b_there = device.asarray(b)
     options: dict[str, dict[str, Any]] = {
         "auto": {},
         "natural order": {"order": "natural"},
@@ -58,7 +56,7 @@ def triangular_ways(named: NamedMatrix, device: Device) -> Ways:
         make = functools.partial(TriangularSolve, matrix, **chosen)
         make()  # compiles
         setups[name], solve = time_once(make, device)
-        calls[name] = functools.partial(solve.apply, given, device.xp.empty(b.size))
+        calls[name] = functools.partial(solve.apply, b_there, device.xp.empty(b.size))
     return calls, setups, {"SciPy on the host": lambda: scipy.sparse.linalg.spsolve_triangular(lower, b)}
 
 
@@ -109,20 +107,7 @@ OPERATIONS: dict[str, Callable[[NamedMatrix, Device], Ways]] = {
 
 
 class OperationStudy(Study[NamedMatrix, OperationFolder]):
-    """Times an operation with matrices; a point is a matrix.
-
-    Parameters
-    ----------
-    operation : str
-        A key of :data:`OPERATIONS`.
-    matrices : sequence of NamedMatrix
-    device : Device
-    directory : path
-        Folder for the records.
-    repeats : int
-        Samples of each.
-    reporter : Reporter, optional
-    """
+    """Times an operation (a key of :data:`OPERATIONS`) with matrices; a point is a matrix."""
 
     def __init__(
         self,
@@ -157,9 +142,9 @@ class OperationStudy(Study[NamedMatrix, OperationFolder]):
 
     def load(self) -> list[Record]:
         """Return the records of an earlier run in the folder, of the same machine."""
-        found = self.folder.read()
-        check_same_machine(found, self.folder.path)
-        return list(found["records"])
+        contents = self.folder.read()
+        check_same_machine(contents, self.folder.path)
+        return list(contents["records"])
 
     def prepare(self, missing: Sequence[NamedMatrix]) -> None:
         """Begin the progress bar."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from penstock.spmv import Array, CsrMatrix
 
-__all__ = ["PEER_LABELS", "cusparse_products", "mkl_product", "scipy_product"]
-
 Product = Callable[[], Any]
 
 #: Names of peers in pictures, in the order in which they are shown.

@@ -8,21 +8,6 @@ from typing import Any
 from penstock.experiments.formats.peers import PEER_LABELS
 from penstock.spmv import format_names
 
-__all__ = [
-    "DEFAULT_THREADS",
-    "Limits",
-    "Record",
-    "Records",
-    "all_seconds",
-    "competitors_in",
-    "format_seconds",
-    "gflops",
-    "is_default",
-    "matrices_of",
-    "peer_seconds",
-    "vendor_in",
-]
-
 Record = Mapping[str, Any]
 Records = Sequence[Record]
 Limits = Mapping[str, float]
@@ -74,9 +59,9 @@ def all_seconds(records: Records) -> dict[str, dict[str, float]]:
 
 def competitors_in(table: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return the formats and peers of a table: registered formats in the order of the registry, known peers, then others."""
-    found = {competitor for row in table.values() for competitor in row}
-    known = [name for name in (*format_names(), *PEER_LABELS) if name in found]
-    return known + sorted(found - set(known))
+    present = {competitor for row in table.values() for competitor in row}
+    known = [name for name in (*format_names(), *PEER_LABELS) if name in present]
+    return known + sorted(present - set(known))
 
 
 def vendor_in(peers: Mapping[str, Mapping[str, float]]) -> str | None:

@@ -21,9 +21,7 @@ from penstock.spmv import CPU, CsrMatrix, Device, InputError
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming.measurement.probes import measure_memory
 
-__all__ = ["BenchFolder", "BenchRequest", "BenchStudy", "bench_products", "disagreements", "records_table"]
-
-# A format that takes so many times as long as another is the wrong one, whatever the noise of a quiet machine.
+# A format that takes this many times as long as another is the wrong one, whatever the noise of a quiet machine.
 _CLEARLY = 1.1
 _BANDWIDTH_NBYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 
@@ -40,18 +38,7 @@ class BenchFolder(StudyFolder):
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What to measure.
-
-    Parameters
-    ----------
-    device : Device
-    columns : tuple of int
-        Numbers of vectors.
-    variants : bool
-        Also measure variants of the formats that are known from the literature.
-    repeats : int
-        Samples of each product.
-    """
+    """What to measure: device, numbers of vectors, samples of each product, and whether variants from the literature too."""
 
     device: Device = CPU
     columns: tuple[int, ...] = (1,)
@@ -60,20 +47,7 @@ class BenchRequest:
 
 
 class BenchStudy(Study[NamedMatrix, BenchFolder]):
-    """Times products of matrices in all formats and by the peers; a point is a matrix.
-
-    Parameters
-    ----------
-    matrices : sequence of NamedMatrix
-    request : BenchRequest
-    folder : BenchFolder
-    reporter : Reporter, optional
-
-    Raises
-    ------
-    InputError
-        If a matrix has no entries.
-    """
+    """Times products of matrices in all formats and by the peers; a point is a matrix."""
 
     def __init__(
         self,
@@ -106,13 +80,7 @@ class BenchStudy(Study[NamedMatrix, BenchFolder]):
         return self._header
 
     def load(self) -> list[Record]:
-        """Return the records of an earlier run in the folder.
-
-        Raises
-        ------
-        InputError
-            If they were measured on another machine or device.
-        """
+        """Return the records of an earlier run on the same machine and device."""
         self._header, device = self.folder.read(), str(self.request.device)
         check_same_machine(self._header, self.folder.path)
         if self._header.get("device", device) != device:
@@ -167,20 +135,9 @@ def bench_products(
     *,
     reporter: Reporter | None = None,
 ) -> tuple[BenchFolder, bool]:
-    """Compare all formats and peers on matrices.
+    """Compare all formats and peers on matrices; return the folder of records and pictures, and whether all are done.
 
-    Parameters
-    ----------
-    matrices : sequence of NamedMatrix
-    directory : path
-        Folder for records and pictures; made if it does not exist.
-    request : BenchRequest, optional
-    reporter : Reporter, optional
-
-    Returns
-    -------
-    BenchFolder, bool
-        The folder, and whether all matrices are done. An interrupt loses the records of one matrix at most.
+    An interrupt loses the records of one matrix at most.
     """
     folder = BenchFolder(Path(directory))
     folder.make_parents()
@@ -240,13 +197,13 @@ def disagreements(records: Sequence[dict[str, Any]]) -> list[str]:
     for record in records:
         if not record["variant"] and "ranked_seconds" in record:  # not in records of older versions
             groups.setdefault((record["matrix"]["name"], record["columns"]), []).append(record)
-    told = []
+    sentences = []
     for (name, count), group in groups.items():
         chosen, fastest = (min(group, key=itemgetter(key)) for key in ("ranked_seconds", "seconds"))
         if (ratio := chosen["seconds"] / fastest["seconds"]) > _CLEARLY:
             vectors = f" with {count} vectors" if count > 1 else ""
-            told.append(
+            sentences.append(
                 f"{name}{vectors}: {fastest['format']} was fastest here; {chosen['format']}, which the roofline model puts "
                 f"first, took {ratio:.2f} times as long. On a machine that was not busy, name the format yourself."
             )
-    return told
+    return sentences

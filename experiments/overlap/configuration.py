@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from penstock.experiments.cantilever.configuration import MaterialSection, Model, NodeCount, read_configuration
+from penstock.experiments.cantilever.configuration import MaterialSection, Model, NodeCount
 from penstock.experiments.cantilever.sections import FormatName, Section, Size, SubdivisionCount
+from penstock.experiments.reporting.yaml_files import read_configuration
 from penstock.fem import Cantilever
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
-
-__all__ = ["OverlapCase", "OverlapStudy", "read_overlap_study"]
 
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
 Columns = Annotated[int, Field(ge=1, le=LARGEST_VECTOR_BLOCK)]
@@ -89,7 +88,7 @@ class OverlapStudy(Section):
         if not isinstance(data, dict):
             return data
         data = {key: [value] if key in lists and isinstance(value, int) else value for key, value in data.items()}
-        # A value given twice is measured once.
+        # A repeated value is measured once.
         for key in lists:
             if isinstance(data.get(key), list | tuple):
                 data[key] = [value for n, value in enumerate(data[key]) if value not in data[key][:n]]
@@ -105,10 +104,10 @@ class OverlapStudy(Section):
 
     @model_validator(mode="after")
     def _the_paper_has_no_ring(self) -> OverlapStudy:
-        given = self.model_fields_set & {"slots", "budget"}
-        if self.protocol == "paper" and given:
+        present = self.model_fields_set & {"slots", "budget"}
+        if self.protocol == "paper" and present:
             raise ValueError(
-                f"{', '.join(sorted(given))} belong to protocol: engine; the paper's protocol has exactly two buffers"
+                f"{', '.join(sorted(present))} belong to protocol: engine; the paper's protocol has exactly two buffers"
             )
         return self
 

@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 from penstock.experiments.reporting.figures import draw_spans
 from penstock.streaming import Timeline
 
-__all__ = ["PAPER_FLOPS_PER_BYTE", "draw_rates", "draw_timelines"]
-
 #: Operations per byte by the paper's equations (2) to (4) for 1, 3 and 6 unknowns per node; bytes of values and of x.
 PAPER_FLOPS_PER_BYTE = {1: 2 / 16, 3: 18 / 96, 6: 72 / 336}
 
@@ -21,13 +19,7 @@ _ON, _OFF, _LINK, _MEMORY, _LIMIT = "#1f6fb2", "#e07b28", "#7a5195", "#2a9d8f", 
 def draw_rates(path: Path, records: list[dict[str, Any]], read_GBps: float) -> None:
     """Draw GFLOP/s against the number of subdivisions, with overlap on and off, and the limits.
 
-    Parameters
-    ----------
-    path : path
-    records : list of dict
-        All of the same matrix, repeats and columns.
-    read_GBps : float
-        Measured bandwidth of the memory of the device that computes.
+    All records are of the same matrix, repeats and columns; ``read_GBps`` is the measured memory bandwidth of the device.
     """
     first = records[0]
     figure = Figure(figsize=(7.2, 4.2))

@@ -23,23 +23,9 @@ from penstock.spmv.formats.partition import cut_rows
 from penstock.spmv.model.timing import time_by_host_clock
 from penstock.streaming import FileStore, HostStore, LinkRates, StreamedMatrix, StreamPlan, Timeline
 
-__all__ = ["CaseMeasurement"]
-
 
 class CaseMeasurement:
-    """Measures points of one matrix, which is assembled once.
-
-    Parameters
-    ----------
-    study : OverlapStudy
-    case : OverlapCase
-    rates : LinkRates
-        Of this machine, measured in the same run.
-    folder : path
-        Where the matrix is written if it is streamed from disk.
-    stage : Stage
-        Receives progress.
-    """
+    """Measures points of one matrix, which is assembled once, with rates of the machine measured in the same run."""
 
     def __init__(self, study: OverlapStudy, case: OverlapCase, rates: LinkRates, folder: Path, stage: Stage) -> None:
         self.study, self.case, self.rates, self.folder = study, case, rates, folder
@@ -52,13 +38,7 @@ class CaseMeasurement:
         self._vectors: dict[tuple[int, int], CheckedVectors] = {}
 
     def measure(self, point: OverlapPoint) -> tuple[list[dict[str, Any]], dict[str, Timeline]]:
-        """Return the records of a point, overlap off and on, and the timelines of both.
-
-        Raises
-        ------
-        PenstockError
-            If a product is wrong.
-        """
+        """Return the records and timelines of a point, overlap off and on, or raise an error if a product is wrong."""
         with self.device.current():
             vectors = self._vectors_of(point)
             with _stored(self.matrix, point.subdivisions, self.device, self.folder) as store:
@@ -112,8 +92,8 @@ class CaseMeasurement:
             "transfer_gflops": flops / transfer / 1e9,
             "compute_gflops": flops / compute / 1e9,
             "gain": seconds["off"] / seconds["on"] - 1,
-            # Of the shorter of the two, which is all that can be hidden. Against their sum, not against the sweep without
-            # overlap: that may take longer than its parts, which overlap would seem to hide several times over.
+            # As a fraction of the shorter of the two, the most that can be hidden. Compared with their sum, not with the sweep
+            # without overlap, which may take longer than its parts: overlap would then seem to hide more than there is.
             "hidden": min(max((transfer + compute - seconds["on"]) / min(transfer, compute), 0.0), 1.0),
             "link_fraction": plan.streamed_nbytes / seconds[kind] / self.rates.link,
             "memory_fraction": point.repeats * plan.index.nbytes / seconds[kind] / self.rates.memory,

@@ -20,8 +20,6 @@ from penstock.spmv import Device
 from penstock.streaming import Timeline
 from penstock.streaming.measurement.rates import machine_rates
 
-__all__ = ["OverlapFolder", "gains_table", "run_overlap_study"]
-
 _COLUMNS = (
     "matrix", "dof", "format", "protocol", "device", "subdivisions", "repeats", "columns", "overlap", "seconds",
     "transfer_seconds", "compute_seconds", "floor_seconds", "times_floor", "predicted_seconds", "gflops",
@@ -98,14 +96,7 @@ class OverlapFolder(StudyFolder):
 
 
 class OverlapRun(Study[OverlapPoint, OverlapFolder]):
-    """Measures the points of a study; the points of one matrix share it and follow each other.
-
-    Parameters
-    ----------
-    study : OverlapStudy
-    folder : OverlapFolder
-    reporter : Reporter, optional
-    """
+    """Measures the points of a study; the points of one matrix share it and follow each other."""
 
     def __init__(self, study: OverlapStudy, folder: OverlapFolder, reporter: Reporter | None = None) -> None:
         super().__init__(folder, reporter)
@@ -128,13 +119,7 @@ class OverlapRun(Study[OverlapPoint, OverlapFolder]):
         return self._header
 
     def load(self) -> list[Record]:
-        """Return the records of earlier runs.
-
-        Raises
-        ------
-        InputError
-            If they were measured on another machine.
-        """
+        """Return the records of earlier runs on the same machine."""
         result = self.folder.read()
         check_same_machine(result, self.folder.path)
         self._header = describe_environment()
@@ -184,25 +169,10 @@ class OverlapRun(Study[OverlapPoint, OverlapFolder]):
 def run_overlap_study(
     study: OverlapStudy | None, directory: str | Path, *, reporter: Reporter | None = None
 ) -> tuple[OverlapFolder, bool]:
-    """Measure all points of a study, or those that are missing, and draw the figures.
+    """Measure the points of a study that are missing, and draw the figures; None resumes the study in the folder.
 
-    Parameters
-    ----------
-    study : OverlapStudy or None
-        None resumes the study in the folder.
-    directory : path
-        Results folder to make, or to resume in.
-    reporter : Reporter, optional
-
-    Returns
-    -------
-    OverlapFolder, bool
-        The folder, and whether all points are measured; False if the study was stopped on request.
-
-    Raises
-    ------
-    PenstockError
-        If the study is not possible with this memory, disk or device, or a product is wrong. Points measured before are kept.
+    Returns the folder, and whether all points are measured: False if the study was stopped on request. After an error, points
+    measured before are still in the folder.
     """
     folder = OverlapFolder(Path(directory))
     resumed = study is None

@@ -14,8 +14,6 @@ from penstock.experiments.overlap.configuration import OverlapCase, OverlapStudy
 from penstock.spmv import BudgetError, Device, InputError, SparseMatrix
 from penstock.streaming import LinkRates, MatrixIndex, Ring, StreamPlan, Workload, index_of, plan_stream
 
-__all__ = ["OverlapPoint", "check_study", "host_matrix", "plan_point", "study_points"]
-
 
 @dataclass(frozen=True)
 class OverlapPoint:
@@ -44,13 +42,7 @@ def host_matrix(study: OverlapStudy, case: OverlapCase) -> SparseMatrix:
 
 
 def check_study(study: OverlapStudy) -> None:
-    """Plan all points, so that those that cannot be measured are found before measuring begins.
-
-    Raises
-    ------
-    PenstockError
-        If the device or the folder does not exist, a cut is too fine, or the budget is too small.
-    """
+    """Plan all points, so that a point that cannot be measured is an error before measuring begins."""
     Device.parse(study.device)
     if study.folder is not None and not study.folder.is_dir():
         raise InputError(f"folder: {study.folder} does not exist; make it, or name another folder for the matrices")

@@ -7,8 +7,6 @@ import numpy as np
 from penstock.spmv import Array, Device, SparseMatrix
 from penstock.streaming.execution.budget import check_room
 
-__all__ = ["CheckedVectors"]
-
 _BASES = 3
 _EPSILON = float(np.finfo(np.float64).eps)
 
@@ -17,17 +15,7 @@ class CheckedVectors:
     """Vectors, their products, and the values that the products must have.
 
     Each vector is a combination of three, whose products are computed on the host by the CPU's kernels. So each of the many
-    products is checked, entry by entry, against a bound of rounding.
-
-    Parameters
-    ----------
-    A : SparseMatrix
-        On the host.
-    row_length : int
-        Number of entries of a full row.
-    device : Device
-    repeats, columns : int
-        Number of products, and of vectors in each.
+    products is checked, entry by entry, against a bound of rounding, for rows of at most ``row_length`` entries.
     """
 
     def __init__(self, A: SparseMatrix, row_length: int, device: Device, repeats: int, columns: int) -> None:

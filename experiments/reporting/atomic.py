@@ -12,20 +12,13 @@ from typing import Any, BinaryIO
 
 from penstock.spmv import StoreError
 
-__all__ = ["replacing", "write_file", "write_json", "write_text"]
-
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a path to write to, and rename it to ``path`` at the end of the ``with`` block.
 
-    Whatever happens, ``path`` is either what it was before or the complete new file. After an error or an interrupt the partial
-    file is removed.
-
-    Raises
-    ------
-    StoreError
-        If the disk is full or refuses.
+    Whatever happens, ``path`` is either what it was before or the complete new file. After an error or an interrupt the
+    partial file is removed. Raises a StoreError if the disk is full or fails.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -39,20 +32,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object], *, sync: bool = False) -> None:
-    """Write a file by a function that is called with an open binary file.
+    """Write a file by ``write(file)``, completely or not at all, or raise a StoreError if the disk is full or fails.
 
-    Parameters
-    ----------
-    path : path
-    write : callable
-        Such as ``lambda file: numpy.save(file, array)``.
-    sync : bool
-        Wait until the data are on the disk before the file is renamed, so that it survives a power failure.
-
-    Raises
-    ------
-    StoreError
-        If the disk is full or refuses; the file is then what it was before.
+    With ``sync`` the data are on the disk before the file is renamed, so that it survives a power failure.
     """
     with replacing(path) as partial, open(partial, "wb") as file:
         write(file)

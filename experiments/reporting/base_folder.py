@@ -15,21 +15,14 @@ from penstock.experiments.reporting.atomic import write_text
 from penstock.experiments.reporting.ownership import LOCK_NAME, FolderTakenError, owned
 from penstock.spmv import InputError, StoreError
 
-__all__ = ["NEW_FOLDER_ADVICE", "BaseFolder"]
-
 #: What a user can do if an output folder is in use.
 NEW_FOLDER_ADVICE = "choose another --output, or resume there with --resume"
 
 
 class BaseFolder:
-    """A results folder; subclasses name the files in it.
+    """A results folder; subclasses name the files in it."""
 
-    Parameters
-    ----------
-    path : path
-    """
-
-    #: Name of the YAML file that says what was asked for.
+    #: Name of the YAML file with the requested settings.
     configuration_name: ClassVar[str] = "configuration.yaml"
     #: What to add if a file is missing, and if it is damaged.
     missing_advice: ClassVar[str] = ""
@@ -42,15 +35,7 @@ class BaseFolder:
 
     @contextlib.contextmanager
     def made(self, advice: str = NEW_FOLDER_ADVICE) -> Iterator[None]:
-        """Make the folder, and own it while the block runs.
-
-        Raises
-        ------
-        FolderTakenError
-            If it is a file, not empty or another process's; the message ends with the advice.
-        StoreError
-            If it cannot be made.
-        """
+        """Make the folder, and own it while the block runs, or raise a FolderTakenError if it is not free."""
         if self.path.exists() and not self.path.is_dir():
             raise FolderTakenError(f"{self.path} is not an empty folder; {advice}")
         self._is_made_here = not self.path.exists()
@@ -62,13 +47,7 @@ class BaseFolder:
 
     @contextlib.contextmanager
     def resumed(self) -> Iterator[None]:
-        """Own a folder that another run has left, while the block runs.
-
-        Raises
-        ------
-        InputError
-            If there is none, or a run is going on in it.
-        """
+        """Own the folder of an earlier run while the block runs; raises an InputError if there is none or it is in use."""
         if not self.path.is_dir():
             raise InputError(f"{self.path} is no folder; there is nothing to resume")
         with owned(self.path, "wait until it has ended"):
@@ -105,17 +84,11 @@ class BaseFolder:
         return [entry for entry in entries if entry.name in named or entry.name.partition(".partial")[0] in named]
 
     def write_configuration(self, data: Mapping[str, Any]) -> None:
-        """Write what was asked for."""
+        """Write the requested settings."""
         write_text(self.configuration, yaml.safe_dump(dict(data), sort_keys=False))
 
     def read_json(self, file: Path) -> Any:
-        """Read a JSON file of this folder.
-
-        Raises
-        ------
-        InputError
-            If it does not exist or is damaged.
-        """
+        """Read a JSON file of this folder, or raise an InputError if it does not exist or is damaged."""
         try:
             return json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:

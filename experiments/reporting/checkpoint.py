@@ -17,9 +17,7 @@ from penstock.solvers import SOLVERS, SavedState
 from penstock.solvers.states import StateLayout, check_counts, check_numbers, check_state
 from penstock.spmv import Device, InputError, StoreError
 
-__all__ = ["Checkpoint", "SolverState", "read_checkpoint", "write_checkpoint"]
-
-#: The state of any registered method: a :class:`SavedState` that says what it is checked for.
+#: The state of any registered method: a :class:`SavedState`.
 SolverState = Any
 
 
@@ -61,19 +59,9 @@ class Checkpoint:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; if that fails or is interrupted, the old one stays complete.
+    """Write a checkpoint as ``.npz``; if that fails or is interrupted, the old one stays complete.
 
-    Parameters
-    ----------
-    path : path
-        Ends in ``.npz``.
-    checkpoint : Checkpoint
-        With a state.
-
-    Raises
-    ------
-    StoreError
-        If the disk is full or refuses, or the state is of a method that does not say how it is written.
+    A :class:`StoreError` says that the disk is full, or that the method of the state does not say how it is written.
     """
     state = checkpoint.state
     solvers = [name for name in SOLVERS.keys() if SOLVERS[name].State is type(state)]  # noqa: SIM118 - a registry
@@ -104,13 +92,7 @@ def _checksum(contents: Mapping[str, np.ndarray[Any, Any]]) -> int:
 
 
 def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
-    """Read a checkpoint; its vectors come to the device.
-
-    Raises
-    ------
-    InputError
-        If it does not exist, is damaged, or belongs to a system with another number of unknowns.
-    """
+    """Read a checkpoint to the device, or raise an InputError if it is damaged or of another number of unknowns."""
     if not path.exists():
         raise InputError(f"{path.parent} has no {path.name}; nothing to resume")
     try:

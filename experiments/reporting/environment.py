@@ -18,8 +18,6 @@ from penstock.spmv.device import cuda_device_count
 from penstock.streaming.measurement.probes import measure_disk, measure_link, measure_memory
 from penstock.streaming.measurement.rates import machine_rates
 
-__all__ = ["check_same_machine", "describe_environment", "measure_machine", "refresh_rates", "why_no_gpu"]
-
 _LIBRARIES = ("numpy", "scipy", "numba", "cupy-cuda13x", "cupy-cuda12x", "h5py", "matplotlib")
 
 
@@ -35,20 +33,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def check_same_machine(recorded: dict[str, Any], path: Path) -> None:
-    """Refuse to resume a study on another machine.
-
-    Parameters
-    ----------
-    recorded : dict
-        Contents of a file of records; without an environment nothing is checked.
-    path : path
-        What the message calls the study.
-
-    Raises
-    ------
-    InputError
-        If processor, number of cores or GPUs differ.
-    """
+    """Refuse to resume records of another processor, number of cores or GPUs; without an environment nothing is checked."""
     machine = _machine() if "machine" in recorded else {}
     for part in ("processor", "cores", "gpus") if machine else ():
         if recorded["machine"].get(part) != machine[part]:

@@ -17,16 +17,6 @@ from penstock.fem import BoxMesh
 from penstock.streaming import Timeline
 from penstock.streaming.planning.timeline import SpanKind
 
-__all__ = [
-    "draw_comparison",
-    "draw_convergence",
-    "draw_deformed",
-    "draw_monte_carlo",
-    "draw_spans",
-    "draw_timeline",
-    "draw_tip_deflections",
-]
-
 _BLUE, _ORANGE, _GREEN, _GREY = "#1f6fb2", "#e07b28", "#3f8f5a", "#8a8f98"
 _ROWS: dict[SpanKind, tuple[str, str]] = {
     "compute": ("kernels", _BLUE),
@@ -84,11 +74,11 @@ def draw_tip_deflections(path: Path, tips: dict[str, float], quantities: list[st
 
 
 def _bars_of_load_cases(tips: dict[str, float], quantities: list[str]) -> Figure:
-    told = list(dict.fromkeys(quantities))
+    distinct = list(dict.fromkeys(quantities))
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    widths = [1 + quantities.count(quantity) for quantity in told]
-    panels = figure.subplots(1, len(told), squeeze=False, width_ratios=widths)[0]
-    for axes, quantity in zip(panels, told, strict=True):
+    widths = [1 + quantities.count(quantity) for quantity in distinct]
+    panels = figure.subplots(1, len(distinct), squeeze=False, width_ratios=widths)[0]
+    for axes, quantity in zip(panels, distinct, strict=True):
         values = {name: tip for (name, tip), of in zip(tips.items(), quantities, strict=True) if of == quantity}
         axes.bar([name.replace("_", " ", 1) for name in values], list(values.values()), color=_BLUE)
         axes.axhline(0, color=_GREY, linewidth=0.8)
@@ -180,15 +170,7 @@ def draw_spans(axes: Any, timeline: Timeline) -> None:
 
 
 def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any], title: str = "") -> None:
-    """Draw the box, displaced by the solution and coloured by its magnitude; a temperature only colours it.
-
-    Parameters
-    ----------
-    path : path
-    mesh : BoxMesh
-    solution : array, (nodes, dof)
-    title : str
-    """
+    """Draw the box, displaced by the solution ``(nodes, dof)`` and coloured by its magnitude; a temperature only colours it."""
     values = np.asarray(solution, dtype=float).reshape(*mesh.node_counts, -1)
     moves = values.shape[-1] >= 3
     displacement = values[..., :3] if moves else np.zeros((*mesh.node_counts, 3))

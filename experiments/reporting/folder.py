@@ -11,14 +11,12 @@ from typing import Any, ClassVar
 import h5py
 import numpy as np
 
-from penstock.experiments.reporting.atomic import replacing, write_json, write_text
+from penstock.experiments.reporting.atomic import replacing, write_text
 from penstock.experiments.reporting.base_folder import BaseFolder
 from penstock.experiments.reporting.progress import Reporter
 from penstock.experiments.reporting.summary import quantity_of, summary_of
 from penstock.fem import Cantilever, vtkhdf_writer
 from penstock.streaming import Timeline
-
-__all__ = ["FIELD_NAMES", "ResultsFolder", "write_json", "write_text"]
 
 FIELD_NAMES = {1: "temperature", 3: "displacement", 6: "displacement"}
 
@@ -64,7 +62,7 @@ class ResultsFolder(BaseFolder):
             self.samples.glob(f"*/{name}") for name in (self.result.name, self.checkpoint.name)
         )
         if self.checkpoint.exists() or any(parts):
-            error.add_note(f"what was done is kept; resume with: penstock run --resume {self.path}")
+            error.add_note(f"the work so far is saved; resume with: penstock run --resume {self.path}")
         else:
             self.remove()
 
@@ -120,8 +118,8 @@ class ResultsFolder(BaseFolder):
         if "columns" in result:
             drawn.append(self.path / "tip_deflections.png")
             tips_by_name = {column["name"]: column["tip_deflection"] for column in result["columns"]}
-            told = [quantity_of(column) for column in result["columns"]]
-            figures.draw_tip_deflections(drawn[-1], tips_by_name, told, samples=bool(result["samples"]))
+            quantities = [quantity_of(column) for column in result["columns"]]
+            figures.draw_tip_deflections(drawn[-1], tips_by_name, quantities, samples=bool(result["samples"]))
         drawn.append(self.path / "convergence.png")
         figures.draw_convergence(drawn[-1], self.read_residuals(), result["true_residual"] or 0.0, result["rtol"])
         if self.timeline.exists():

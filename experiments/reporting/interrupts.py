@@ -11,19 +11,12 @@ from typing import Any
 from penstock.experiments.reporting.progress import Reporter
 from penstock.host.signals import ENDING_SIGNALS, note_signal
 
-__all__ = ["stop_requests"]
-
 
 @contextlib.contextmanager
 def stop_requests(reporter: Reporter, current: str = "this iteration") -> Iterator[threading.Event]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into an event; a second one raises KeyboardInterrupt.
 
-    Parameters
-    ----------
-    reporter : Reporter
-        Shows that the request was received.
-    current : str
-        What is still finished before stopping.
+    The reporter shows that the request was received, and that ``current`` is finished before stopping.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.solvers import StopReason
 
-__all__ = ["RunOutcome"]
-
 
 @dataclass(frozen=True)
 class RunOutcome:

@@ -1,4 +1,4 @@
-"""One process at a time writes into a folder: it holds a lock there, which the system lets go of when the process ends."""
+"""One process at a time writes into a folder: it holds a lock there, which the system releases when the process ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 from penstock.spmv import InputError, StoreError
 from penstock.streaming.stores.locks import try_lock
 
-__all__ = ["LOCK_NAME", "FolderTakenError", "owned"]
-
 #: The file in a folder that its owner holds locked; it says who that is.
 LOCK_NAME = ".owner"
 
@@ -23,17 +21,10 @@ class FolderTakenError(InputError):
 
 @contextlib.contextmanager
 def owned(folder: Path, advice: str) -> Iterator[None]:
-    """Own a folder that exists while the block runs.
+    """Own a folder that exists while the block runs; a FolderTakenError names the process that owns it already.
 
     However a process ends, another one can own the folder after it. Where the file system, or Windows, has no locks, nothing
     is checked.
-
-    Raises
-    ------
-    FolderTakenError
-        If another process owns it; the message names that process and ends with the advice.
-    StoreError
-        If nothing can be written there.
     """
     path = folder / LOCK_NAME
     descriptor, locked = _opened(path, folder, advice)

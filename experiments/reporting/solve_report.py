@@ -15,8 +15,6 @@ from penstock.spmv import Array, Operator, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 from penstock.streaming import HeterogeneousMatrix, StreamedMatrix, StreamPlan, Sweeps
 
-__all__ = ["columns_of", "describe_solve", "reason_of", "record_sweep", "worst"]
-
 
 def columns_of(result: SolveResult | BlockSolveResult) -> tuple[SolveResult, ...]:
     """Return the results of all right-hand sides."""
@@ -53,21 +51,7 @@ def describe_solve(
 ) -> dict[str, Any]:
     """Return the solver's result, its time and traffic, and both as fractions of the measured rates.
 
-    Parameters
-    ----------
-    A : Operator
-        One that sweeps, or a resident matrix.
-    plan : StreamPlan
-    result : SolveResult or BlockSolveResult
-    rtol : float
-    sweeps, bytes_streamed : int
-        Of the whole solve, including earlier runs that it was resumed from.
-    seconds : float
-        Of the whole solve, likewise.
-    budget_nbytes : int or None
-        Budget for matrix storage, if there was one.
-    links : int
-        Over which the bytes were streamed.
+    Sweeps, bytes and seconds are of the whole solve, including earlier runs from which it was resumed, over ``links`` links.
     """
     predicted = A.division.seconds if isinstance(A, HeterogeneousMatrix) else plan.predicted_seconds()
     nbytes, rates, shown = plan.index.nbytes, plan.rates, worst(result)
@@ -122,7 +106,7 @@ def _plan_facts(plan: StreamPlan) -> dict[str, Any]:
 
 
 def _sweep_of_powers(A: StreamedMatrix, x: Array) -> Callable[[], object]:
-    """Return what makes as many products with A in one sweep as the plan does in a solve, each divided by the norm of A."""
+    """Return an action that computes the products of one sweep of a solve, each divided by the norm of A."""
     powers, product = A.plan.powers_per_sweep, lambda: A.apply(x)
     if powers == 1:
         return product

@@ -15,8 +15,6 @@ from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.progress import Reporter
 from penstock.spmv import InputError
 
-__all__ = ["Record", "Study", "StudyFolder", "StudyStopped"]
-
 Record = dict[str, Any]
 Point = TypeVar("Point")
 AnyFolder = TypeVar("AnyFolder", bound=BaseFolder)
@@ -27,12 +25,7 @@ class StudyStopped(Exception):
 
 
 class StudyFolder(BaseFolder):
-    """The folder of a study: its configuration, and one JSON file with all records.
-
-    Parameters
-    ----------
-    path : path
-    """
+    """The folder of a study: its configuration, and one JSON file with all records."""
 
     #: Name of the JSON file, and whether it is a list of records or an object with the list under ``"records"``.
     records_name: ClassVar[str] = "records.json"
@@ -44,13 +37,7 @@ class StudyFolder(BaseFolder):
         self.records = path / self.records_name
 
     def read(self) -> dict[str, Any]:
-        """Return the contents of the JSON file with the list under ``"records"``; no records if there is no file yet.
-
-        Raises
-        ------
-        InputError
-            If the file is damaged.
-        """
+        """Return the contents of the JSON file with the list under ``"records"``; no records if there is no file yet."""
         if not self.records.exists():
             return {"records": []}
         data = self.read_json(self.records)
@@ -67,19 +54,8 @@ class StudyFolder(BaseFolder):
 class Study(ABC, Generic[Point, AnyFolder]):
     """Measures points one after another; records are written after each, so that an interrupt loses one point at most.
 
-    Parameters
-    ----------
-    folder : BaseFolder
-        By default a :class:`StudyFolder`; a study that keeps its records elsewhere overrides :meth:`load` and :meth:`save`.
-    reporter : Reporter, optional
-        Receives progress.
-
-    Attributes
-    ----------
-    records : list of dict
-        All records so far, those of earlier runs included.
-    resources : contextlib.ExitStack
-        Closed when measuring ends, for example for a matrix that several points share.
+    A study that does not write its records to a :class:`StudyFolder` overrides :meth:`load` and :meth:`save`. ``resources``
+    are closed when measuring ends, for example a matrix that several points share.
     """
 
     #: Errors of a point that are recorded by :meth:`refused` instead of ending the study.
@@ -103,13 +79,7 @@ class Study(ABC, Generic[Point, AnyFolder]):
 
     @abstractmethod
     def measure(self, point: Point) -> list[Record]:
-        """Measure a point and return its records.
-
-        Raises
-        ------
-        StudyStopped
-            If it was stopped on request.
-        """
+        """Measure a point and return its records, or raise StudyStopped if stopped on request."""
 
     @abstractmethod
     def report(self) -> None:
@@ -141,13 +111,7 @@ class Study(ABC, Generic[Point, AnyFolder]):
         return [point for point in self.points() if not self.is_done(point)]
 
     def run(self) -> bool:
-        """Measure the missing points and report.
-
-        Returns
-        -------
-        bool
-            Whether all points are measured; False if the study was stopped on request.
-        """
+        """Measure the missing points and report; return whether all points are measured, False if stopped on request."""
         self.records = self.load()
         missing = self.missing()
         with self._stop_requests() as stop, self.resources:

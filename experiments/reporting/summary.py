@@ -6,10 +6,7 @@ from typing import Any
 
 from penstock.spmv import format_nbytes
 
-__all__ = ["quantity_of", "solve_seconds", "summary_of"]
-
-
-#: A model has no units of its own: its results have those of the numbers that were given.
+#: A model has no units of its own: its results have those of its input.
 _UNITS = {
     "tip deflection": "in the model's unit of length",
     "tip twist": "radians",
@@ -57,12 +54,12 @@ def quantity_of(result: dict[str, Any]) -> str:
 
 
 def solve_seconds(result: dict[str, Any]) -> float:
-    """Return the seconds of a solve with the set-up of its preconditioner, where that is told apart."""
+    """Return the seconds of a solve including the set-up of its preconditioner, where that is recorded separately."""
     return float(result["seconds"].get("preconditioner", 0.0) + result["seconds"]["solve"])
 
 
 def _number(value: float | None) -> str:
-    """Return a number for people; null in JSON stands for one that is not finite."""
+    """Return a number as text; null in JSON stands for one that is not finite."""
     return "not a finite number" if value is None else f"{value:.6g}"
 
 
@@ -105,10 +102,12 @@ def _end_of(column: dict[str, Any]) -> str:
 
 def _beside_beam_theory(result: dict[str, Any]) -> str:
     """Return the deflection by beam theory and the difference from it, where it applies."""
-    theory, found = result.get("beam_theory"), result["tip_deflection"]
-    if not theory or found is None:
+    theory, deflection = result.get("beam_theory"), result["tip_deflection"]
+    if not theory or deflection is None:
         return ""
-    return f"; by Timoshenko's beam theory {_number(theory)}, a difference of {100 * abs(found / theory - 1):.2g} %"
+    return (
+        f"; by Timoshenko's beam theory {_number(theory)}, a difference of {100 * abs(deflection / theory - 1):.2g} %"
+    )
 
 
 def _samples_summary(result: dict[str, Any]) -> str:

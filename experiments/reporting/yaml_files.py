@@ -12,8 +12,6 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.spmv import InputError, format_nbytes
 
-__all__ = ["read_configuration"]
-
 Configuration = TypeVar("Configuration", bound=BaseModel)
 
 _MOST_NBYTES, _MOST_VALUES, _DEEPEST, _LONGEST_VALUE = 1 << 20, 10_000, 30, 4_000
@@ -24,7 +22,7 @@ _SHOWN = 80
 
 
 def read_configuration(path: str | Path, kind: type[Configuration]) -> Configuration:
-    """Read a YAML file of a given kind; errors as for :func:`read_experiment`."""
+    """Read a YAML file of one kind; errors as for :func:`read_experiment`."""
     data = _read_plain_values(Path(path))
     if not isinstance(data, dict):
         advice = "; 'penstock init' writes an example" if kind.__name__ == "Experiment" else ""
@@ -39,12 +37,12 @@ def read_configuration(path: str | Path, kind: type[Configuration]) -> Configura
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        found = [dict(problem) for problem in error.errors()]
-        # A list that lost its only entry to another problem is not too short besides.
-        described = [problem for problem in found if problem["type"] != "too_short" or len(found) == 1]
-        problems = [f"  {_describe(problem, kind)}" for problem in described or found]
+        details = [dict(problem) for problem in error.errors()]
+        # A list whose only entry is invalid is not reported as too short as well.
+        described = [problem for problem in details if problem["type"] != "too_short" or len(details) == 1]
+        problems = [f"  {_describe(problem, kind)}" for problem in described or details]
         raise InputError("\n".join([f"{path} cannot be used:", *dict.fromkeys(problems)])) from error
-    except (OverflowError, RecursionError, ValueError) as error:  # of numbers that nothing could have
+    except (OverflowError, RecursionError, ValueError) as error:  # of numbers out of any range
         raise InputError(f"{path} cannot be used: {error}") from error
 
 
@@ -70,7 +68,7 @@ def _read_plain_values(path: Path) -> Any:
         raise InputError(f"{path} is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         raise InputError(f"{path} is not valid YAML{_where(error)}") from error
-    except Exception as error:  # dates that are none, numbers without digits: PyYAML leaves open what it raises
+    except Exception as error:  # invalid dates, numbers without digits: PyYAML does not document what it raises
         raise InputError(f"{path} is not valid YAML: {error}") from error
 
 
@@ -103,7 +101,7 @@ def _check_size(node: yaml.Node, known: dict[int, int], depth: int) -> int:
 
 
 def _describe(problem: dict[str, Any], kind: type[BaseModel]) -> str:
-    """Turn one of pydantic's problems into a line for people."""
+    """Return one of pydantic's errors as one readable line."""
     path = [str(part) for part in problem["loc"]]
     # For a union, pydantic names the alternative it tried; the key is what a reader knows.
     key = ".".join(
@@ -122,8 +120,8 @@ def _describe(problem: dict[str, Any], kind: type[BaseModel]) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return f"{key}: {message}" if key else message
-    given = repr(problem["input"])
-    return f"{key}: {message} (got {given if len(given) <= _SHOWN else given[:_SHOWN] + '...'})"
+    value = repr(problem["input"])
+    return f"{key}: {message} (got {value if len(value) <= _SHOWN else value[:_SHOWN] + '...'})"
 
 
 def _section_at(kind: type[BaseModel], path: list[str]) -> type[BaseModel] | None:

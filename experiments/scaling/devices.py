@@ -7,15 +7,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from penstock.experiments.cantilever.configuration import read_configuration
 from penstock.experiments.cantilever.sections import Section
+from penstock.experiments.reporting.yaml_files import read_configuration
 from penstock.spmv import InputError
 from penstock.streaming import LinkRates
 from penstock.streaming.planning.estimate import TYPICAL
 
-__all__ = ["DEVICES", "device_rates"]
-
-# What kernels and transfers of an H200 reach of the rates in its data sheet.
+# Fractions of the rates in the data sheet that kernels and transfers of an H200 reach.
 _OF_MEMORY, _OF_LINK = 0.92, 0.87
 _PCIE_4, _PCIE_5 = 31.5, 63.0
 
@@ -40,19 +38,13 @@ class _RatesFile(Section):
 
 
 def device_rates(source: str) -> LinkRates:
-    """Return the rates of a GPU of :data:`DEVICES`, or those in a YAML file such as ``{memory: 4400, link: 55}``, in GB/s.
-
-    Raises
-    ------
-    InputError
-        If there is neither such a device nor such a file, or it says something else.
-    """
+    """Return the rates of a GPU of :data:`DEVICES`, or those in a YAML file such as ``{memory: 4400, link: 55}``, in GB/s."""
     if source.lower() in DEVICES:
         memory, link = DEVICES[source.lower()]
         memory, link = _OF_MEMORY * memory, _OF_LINK * link
     elif Path(source).exists():
-        given = read_configuration(source, _RatesFile)
-        memory, link = given.memory, given.link
+        rates = read_configuration(source, _RatesFile)
+        memory, link = rates.memory, rates.link
     else:
         raise InputError(f"--rates takes a file, or one of {', '.join(DEVICES)}; there is no {source}")
     return replace(TYPICAL, memory=1e9 * memory, link=1e9 * link)

@@ -1,4 +1,4 @@
-"""Draws what a system takes on several GPUs."""
+"""Draws the time and efficiency of a system on several GPUs."""
 
 from __future__ import annotations
 
@@ -10,31 +10,29 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from penstock.experiments.scaling.forecast import Forecast
 
-__all__ = ["draw_scaling"]
-
 _BLUE, _ORANGE, _GREY = "#1f6fb2", "#e07b28", "#8a8f98"
 
 
-def draw_scaling(path: Path, found: Sequence[Forecast]) -> None:
+def draw_scaling(path: Path, forecasts: Sequence[Forecast]) -> None:
     """Draw seconds of an iteration and their parts, and the efficiency, against the number of GPUs."""
     figure = Figure(figsize=(9.6, 3.8))
     left, right = figure.subplots(1, 2)
-    ranks = [one.ranks for one in found]
+    ranks = [one.ranks for one in forecasts]
     parts = {
-        "products": [one.sweep_seconds + one.vector_seconds for one in found],
-        "coarse solves, on all": [one.shared_seconds for one in found],
-        "sums and messages": [one.rank_seconds for one in found],
+        "products": [one.sweep_seconds + one.vector_seconds for one in forecasts],
+        "coarse solves, on all": [one.shared_seconds for one in forecasts],
+        "sums and messages": [one.rank_seconds for one in forecasts],
     }
     for (label, seconds), colour in zip(parts.items(), (_BLUE, _GREY, _ORANGE), strict=True):
         if any(seconds):
             left.plot(ranks, seconds, "o-", markersize=3, linewidth=1, color=colour, label=label)
-    left.plot(ranks, [one.seconds for one in found], "k-", linewidth=1.5, label="an iteration")
+    left.plot(ranks, [one.seconds for one in forecasts], "k-", linewidth=1.5, label="an iteration")
     left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="seconds of an iteration")
     left.legend(frameon=False)
-    first = found[0]
-    right.plot(ranks, [one.efficiency_against(first) for one in found], "-", color=_BLUE)
+    first = forecasts[0]
+    right.plot(ranks, [one.efficiency_against(first) for one in forecasts], "-", color=_BLUE)
     for streamed, colour, label in ((True, _ORANGE, "streamed"), (False, _BLUE, "in memory")):
-        chosen = [one for one in found if one.streamed == streamed]
+        chosen = [one for one in forecasts if one.streamed == streamed]
         efficiency = [one.efficiency_against(first) for one in chosen]
         if chosen:
             right.plot([one.ranks for one in chosen], efficiency, "o", color=colour, label=label)

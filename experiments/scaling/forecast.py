@@ -1,4 +1,4 @@
-"""Forecasts what an experiment takes on several GPUs: memory, seconds an iteration and a solve, and efficiency."""
+"""Forecasts an experiment on several GPUs: memory, seconds of an iteration and of a solve, and efficiency."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from penstock.experiments.cantilever.matrix_storage import plan_experiment, work
 from penstock.spmv import BudgetError, InputError, PenstockError, format_nbytes
 from penstock.streaming import LinkRates, StreamPlan
 from penstock.streaming.planning.estimate import EFFICIENCY
-
-__all__ = ["Forecast", "Wires", "default_ranks", "forecast", "forecasts"]
 
 _VALUE_NBYTES = 8
 # Passes over vectors in an iteration of cg, and in one with a coarse level.
@@ -31,7 +29,7 @@ _SUMS = 2
 
 @dataclass(frozen=True)
 class Wires:
-    """What lies between ranks.
+    """The network between ranks.
 
     Parameters
     ----------
@@ -59,14 +57,14 @@ class Wires:
         return 0.0 if ranks == 1 else self.reduction + self.reduction_a_doubling * math.log2(hosts)
 
     def exchange_seconds(self, ranks: int, nbytes: float) -> float:
-        """Return the seconds in which all ranks exchange so many bytes with each neighbour in a chain."""
+        """Return the seconds in which all ranks exchange ``nbytes`` bytes with each neighbour in a chain."""
         rate = self.network if ranks > self.gpus_a_host else self.peer
         return 0.0 if ranks == 1 else self.message + min(ranks - 1, 2) * nbytes / rate
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What some ranks take, by the one with the most planes.
+    """Time and memory of a number of ranks, those of the one with the most planes.
 
     Parameters
     ----------
@@ -118,24 +116,10 @@ class Forecast:
 
 
 def forecast(experiment: Experiment, ranks: int, gpu_nbytes: int, rates: LinkRates, wires: Wires) -> Forecast:
-    """Forecast an experiment whose planes of nodes are shared out among ranks, with a GPU each.
+    """Forecast an experiment whose planes of nodes are split among ranks, with a GPU of ``gpu_nbytes`` and these rates each.
 
-    A rank's sweep is planned like an experiment with its planes, at the given rates of link and memory.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    ranks : int
-    gpu_nbytes : int
-        Memory of each GPU.
-    rates : LinkRates
-        Of each GPU.
-    wires : Wires
-
-    Raises
-    ------
-    BudgetError
-        If the vectors of a rank do not fit, or leave too little for a ring.
+    A rank's sweep is planned like an experiment with its planes. Raises a BudgetError if the vectors of a rank do not fit, or
+    leave too little memory for a ring.
     """
     along, *across = experiment.cantilever().mesh.node_counts
     planes = -(-along // ranks)
@@ -145,7 +129,7 @@ def forecast(experiment: Experiment, ranks: int, gpu_nbytes: int, rates: LinkRat
     plane = dof * math.prod(across)  # unknowns
     vectors, plan = _plan_of_rank(experiment, (planes, *across), gpu_nbytes, rates)
     predicted, degree, unknowns = plan.predicted_seconds(), plan.workload.degree, planes * plane
-    assert predicted is not None, "rates are given"
+    assert predicted is not None, "rates are known"
     shares_sweep = plan.slots > 0 and plan.powers_per_sweep > 1
     sweep = predicted * -(-degree // plan.powers_per_sweep) * (_TURNS if shares_sweep else 1.0)
     memory, value = EFFICIENCY * rates.memory, _VALUE_NBYTES * experiment.columns

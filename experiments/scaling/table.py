@@ -1,4 +1,4 @@
-"""The table of what a system takes on several GPUs."""
+"""A table of the memory and time of a system on several GPUs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from rich.table import Table
 from penstock.experiments.scaling.forecast import Forecast
 from penstock.spmv import format_nbytes
 
-__all__ = ["scaling_table"]
 
-
-def scaling_table(found: Sequence[Forecast]) -> Table:
+def scaling_table(forecasts: Sequence[Forecast]) -> Table:
     """Return a table with a row for each number of ranks; efficiency is against the first."""
     columns = ["GPUs", "planes", "matrix", "vectors", "where", "products", "sweep", "iteration", "solve", "efficiency"]
     caption = "of a GPU; the matrix and vectors of the one with the most planes of nodes"
-    if not (known := any(one.iterations is not None for one in found)):
+    if not (known := any(one.iterations is not None for one in forecasts)):
         columns.remove("solve")
         caption += "; how many iterations this preconditioner needs is known only after a solve"
     table = Table(box=box.SIMPLE, padding=(0, 0, 0, 1), pad_edge=False, caption=caption)
     for name in columns:
         table.add_column(name, justify="right")
-    for one in found:
+    for one in forecasts:
         solve = one.solve_seconds
         table.add_row(
             str(one.ranks),
@@ -35,6 +33,6 @@ def scaling_table(found: Sequence[Forecast]) -> Table:
             f"{1e3 * one.sweep_seconds:.3g} ms",
             f"{1e3 * one.seconds:.3g} ms",
             *([("-" if solve is None else f"{solve:.3g} s")] if known else []),
-            f"{one.efficiency_against(found[0]):.2f}",
+            f"{one.efficiency_against(forecasts[0]):.2f}",
         )
     return table

@@ -1,4 +1,4 @@
-"""What a solve of a system in files leaves so that it can be resumed: what was asked for, what was decided, and its state."""
+"""What a solve of a system in files leaves so that it can be resumed: the request, the decisions and the state."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from pydantic import TypeAdapter, ValidationError
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement
+from penstock.experiments.reporting.atomic import write_json
 from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint, write_checkpoint
-from penstock.experiments.reporting.folder import ResultsFolder, write_json
+from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.systems.solve_request import SolveRequest
 from penstock.solvers import IterationRecord, PreconditionerSpec, preconditioner_spec
 from penstock.spmv import Device, InputError, StoreError
 from penstock.spmv.compilation.watch import seconds_without_compiling
 from penstock.streaming import StreamedMatrix
 
-__all__ = ["Checkpoints", "decided_spec", "read_request", "write_request"]
-
 _SECONDS = 60.0
 
 
 def write_request(folder: ResultsFolder, request: SolveRequest, placement: Placement | None = None) -> None:
-    """Write what was asked for and, once it is known, what was decided."""
+    """Write the request and, once they are made, the decisions."""
     write_json(folder.solve, _settings_of(request, placement))
 
 
 def _settings_of(request: SolveRequest, placement: Placement | None) -> dict[str, Any]:
-    asked = dataclasses.asdict(request)
+    options = dataclasses.asdict(request)
     for name in (
         "matrix",
         "right_hand_sides",
@@ -41,10 +40,10 @@ def _settings_of(request: SolveRequest, placement: Placement | None) -> dict[str
         "near_null_space",
         "null_space",
     ):  # a solve may be resumed from another folder
-        if asked[name] not in (None, "constants"):
-            path = Path(asked[name])
-            asked[name] = str(path.resolve() if path.exists() else path)
-    return {"asked": asked, "decided": None if placement is None else _decided(placement)}
+        if options[name] not in (None, "constants"):
+            path = Path(options[name])
+            options[name] = str(path.resolve() if path.exists() else path)
+    return {"asked": options, "decided": None if placement is None else _decided(placement)}
 
 
 def _decided(placement: Placement) -> dict[str, Any]:
@@ -55,13 +54,7 @@ def _decided(placement: Placement) -> dict[str, Any]:
 
 
 def read_request(folder: ResultsFolder) -> tuple[SolveRequest, dict[str, Any]]:
-    """Return what was asked for in the solve that is to be resumed, and all of its settings.
-
-    Raises
-    ------
-    InputError
-        If the folder is not that of a solve, or the file was altered so that it cannot be read.
-    """
+    """Return request and settings of the solve to be resumed, or raise an InputError if the file is missing or damaged."""
     settings = folder.read_json(folder.solve)
     try:
         return TypeAdapter(SolveRequest).validate_python(settings["asked"]), settings
@@ -82,30 +75,20 @@ def decided_spec(settings: Mapping[str, Any]) -> PreconditionerSpec | None:
 
 def _of_system(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without those that may change when a solve is resumed."""
-    # Checkpoints were without these once.
-    given = {
+    # Older checkpoints lack these.
+    request = {
         "format": "auto",
         "coordinates": None,
         "near_null_space": None,
         "null_space": None,
         **settings.get("asked", {}),
     }
-    asked = {name: value for name, value in given.items() if name not in ("rtol", "maxiter", "guess")}
-    return {**settings, "asked": asked}
+    fixed = {name: value for name, value in request.items() if name not in ("rtol", "maxiter", "guess")}
+    return {**settings, "asked": fixed}
 
 
 class Checkpoints:
-    """Writes the state of a solve every minute, and when it ends before it has converged.
-
-    Parameters
-    ----------
-    folder : ResultsFolder
-    request : SolveRequest
-    system : OpenSystem
-        What is decided in it is kept in a checkpoint.
-    reporter : Reporter
-        Told of a disk that is full, which does not end the solve.
-    """
+    """Writes the state of a solve every minute, and when it ends before it has converged; a full disk does not end the solve."""
 
     def __init__(self, folder: ResultsFolder, request: SolveRequest, system: OpenSystem, reporter: Reporter) -> None:
         self._folder, self._request, self._system, self._reporter = folder, request, system, reporter
@@ -114,13 +97,7 @@ class Checkpoints:
         self._began, self._written = seconds_without_compiling(), time.perf_counter()
 
     def resumed(self, unknowns: int, device: Device) -> tuple[SolverState | None, int]:
-        """Return the state to resume from, and the direction in which sweeps go on.
-
-        Raises
-        ------
-        InputError
-            If the checkpoint is damaged, or of a solve with other settings.
-        """
+        """Return the state to resume from, and the direction of the next sweep, or raise an InputError if it does not fit."""
         self.before = read_checkpoint(self._folder.checkpoint, unknowns, device)
         if _of_system(self.before.settings) != _of_system(self._settings()):
             raise InputError(

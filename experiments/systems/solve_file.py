@@ -15,9 +15,10 @@ from penstock.driver.open_system import OpenSystem
 from penstock.driver.opening import open_system
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
+from penstock.experiments.reporting.atomic import write_json
 from penstock.experiments.reporting.checkpoint import Checkpoint
 from penstock.experiments.reporting.environment import describe_environment
-from penstock.experiments.reporting.folder import ResultsFolder, write_json
+from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
@@ -37,26 +38,14 @@ from penstock.files.registry import matrix_name
 from penstock.solvers import BlockSolveResult, IterationRecord, PreconditionerSpec, SolveResult, StopReason
 from penstock.spmv import InputError, Operator, parse_nbytes
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
-from penstock.streaming import StreamedMatrix
-
-__all__ = ["plan_file", "resume_solve", "solve_file"]
+from penstock.streaming import StreamedMatrix, StreamPlan
 
 
 def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter: Reporter | None = None) -> RunOutcome:
-    """Go on with a solve that was stopped or killed, or did not converge; without a checkpoint, begin anew.
+    """Resume a solve that was stopped or killed, or did not converge; without a checkpoint, begin anew.
 
-    Parameters
-    ----------
-    directory : path
-        Its results folder.
-    maxiter : int, optional
-        Iterations at most, counted from the start.
-    reporter : Reporter, optional
-
-    Raises
-    ------
-    InputError
-        If the folder is not that of a solve, the solve has converged, or its files or its system were altered.
+    ``maxiter`` counts from the first start. Raises an InputError if the solve has converged, or its files or its system were
+    altered.
     """
     folder = ResultsFolder(Path(directory))
     with folder.resumed():
@@ -77,25 +66,9 @@ def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter:
 
 
 def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Reporter | None = None) -> RunOutcome:
-    """Solve a system in files and leave a results folder.
+    """Solve a system in files and leave a results folder in ``directory``, which must not exist or be empty.
 
-    Parameters
-    ----------
-    request : SolveRequest
-    directory : path
-        Results folder to make; it must not exist or be empty.
-    reporter : Reporter, optional
-        Told how it goes.
-
-    Returns
-    -------
-    RunOutcome
-        Also if SIGINT or SIGTERM stopped it between two iterations: the folder then holds the last iterates.
-
-    Raises
-    ------
-    PenstockError
-        If something is wrong with the options, the files, the matrix, the memory or the device; no folder is left then.
+    SIGINT or SIGTERM stops between two iterations: the folder then holds the last iterates. After an error, no folder is left.
     """
     request.check()
     folder = ResultsFolder(Path(directory))
@@ -104,9 +77,9 @@ def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Report
             return _Run(request, folder, reporter or Reporter()).run()
         except BaseException as error:
             if folder.checkpoint.exists():
-                error.add_note(f"what was done is kept; resume with: penstock solve --resume {folder.path}")
+                error.add_note(f"the work so far is saved; resume with: penstock solve --resume {folder.path}")
             elif folder.solution.exists():
-                error.add_note(f"the solution is kept in {folder.solution}")
+                error.add_note(f"the solution is saved in {folder.solution}")
             else:
                 folder.remove()
             raise
@@ -123,16 +96,16 @@ def plan_file(request: SolveRequest, directory: str | Path, *, reporter: Reporte
 
 
 class _Planned(Exception):
-    """Ends the opening of a system whose plan is all that is asked for; its message is the plan."""
+    """Ends the opening of a system when only its plan is needed; the message is the plan."""
 
 
 class _Run:
-    """One solve: what was asked for, where it writes, and when it began."""
+    """One solve: the request, where it writes, and when it began."""
 
     def __init__(self, request: SolveRequest, folder: ResultsFolder, reporter: Reporter) -> None:
         self.request, self.folder, self.reporter = request, folder, reporter
         self.began, self.compiled, self.opening = time.perf_counter(), compile_seconds(), seconds_without_compiling()
-        self.given: np.ndarray[Any, Any] | None = None
+        self.right_hand_sides: np.ndarray[Any, Any] | None = None
         self.columns = 1
         self.chosen: Sequence[int] = (0,)
         #: The preconditioner of the solve that is resumed, and what was spent on it before.
@@ -141,9 +114,9 @@ class _Run:
 
     def run(self) -> RunOutcome:
         """Read, plan, build, solve and report."""
-        asked, right_side = self.request, self._read_right_hand_sides()  # before the matrix, which may take longer
+        right_side = self._read_right_hand_sides()  # before the matrix, which may take longer
         if self.spec is None:
-            write_request(self.folder, asked)
+            write_request(self.folder, self.request)
         matrix, request = self._opened()
 
         def announce(placement: Placement) -> None:
@@ -175,30 +148,30 @@ class _Run:
             return str(planned)
 
     def _opened(self) -> tuple[GivenMatrix, Request]:
-        """Open the matrix, and return it and what is asked for."""
-        asked = self.request
+        """Open the matrix, and return it with the request for its solve."""
+        settings = self.request
         with self.reporter.stage("read") as stage:
-            matrix = as_given_matrix(asked.matrix)
+            matrix = as_given_matrix(settings.matrix)
             stage.advance(1.0)
-        if asked.format != "auto" and matrix.kind == "store":
+        if settings.format != "auto" and matrix.kind == "store":
             raise InputError(
-                f"{matrix.name} is stored in a format; convert it with: penstock store {asked.matrix} ANOTHER --format "
-                f"{asked.format}"
+                f"{matrix.name} is stored in a format; convert it with: penstock store {settings.matrix} ANOTHER --format "
+                f"{settings.format}"
             )
         modes = self._modes()
-        options = modes if asked.degree is None else {**modes, "degree": asked.degree}
+        options = modes if settings.degree is None else {**modes, "degree": settings.degree}
         rows = (matrix.matrix.index if matrix.kind == "store" else matrix.matrix).shape[0]
         request = Request(
-            matrix.find_device(asked.device),
+            matrix.find_device(settings.device),
             self.columns,
-            None if asked.memory is None else parse_nbytes(asked.memory),
-            replace(self.spec, **modes) if self.spec else asked.preconditioner,
+            None if settings.memory is None else parse_nbytes(settings.memory),
+            replace(self.spec, **modes) if self.spec else settings.preconditioner,
             max(1, rows // len(modes["coordinates"])) if "coordinates" in modes else "auto",
             options={} if self.spec else options,
             name=matrix.name,
-            format=None if asked.format == "auto" else asked.format,
+            format=None if settings.format == "auto" else settings.format,
             null_space=self._null_space(),
-            method=asked.method,
+            method=settings.method,
         )
         return matrix, request
 
@@ -209,18 +182,18 @@ class _Run:
         return read_node_array(Path(named), "the vectors of --null-space")
 
     def _modes(self) -> dict[str, Any]:
-        """Read what is given of the near-null space, as options of a preconditioner."""
-        given = {"coordinates": self.request.coordinates, "near_null_space": self.request.near_null_space}
+        """Read the near-null space, if any, as options of a preconditioner."""
+        paths = {"coordinates": self.request.coordinates, "near_null_space": self.request.near_null_space}
         purposes = {"coordinates": "coordinates of nodes", "near_null_space": "vectors of a near-null space"}
-        return {name: read_node_array(path, purposes[name]) for name, path in given.items() if path is not None}
+        return {name: read_node_array(path, purposes[name]) for name, path in paths.items() if path is not None}
 
     def _read_right_hand_sides(self) -> str:
         """Read the right-hand sides, and return in words what is solved for."""
         file, columns = self.request.right_hand_sides, self.request.columns
         if file is not None:
             chosen = None if columns is None else parse_columns(columns)
-            self.given = read_right_hand_sides(file, chosen)
-            self.columns = self.given.shape[1]
+            self.right_hand_sides = read_right_hand_sides(file, chosen)
+            self.columns = self.right_hand_sides.shape[1]
             self.chosen = range(self.columns) if chosen is None else chosen
             which = "" if chosen is None else f"columns {column_ranges(chosen)} of "
             return f"{which}{file.name}, {self.columns} in all"
@@ -232,28 +205,28 @@ class _Run:
 
     def _right_hand_sides(self, A: Operator) -> GivenVectors:
         n = A.shape[0]
-        if self.given is not None:
-            return GivenVectors(self.given if self.columns > 1 else self.given[:, 0], "B")
+        if self.right_hand_sides is not None:
+            return GivenVectors(self.right_hand_sides if self.columns > 1 else self.right_hand_sides[:, 0], "B")
         if self.columns > 1:
             check_fits_memory(2 * 8 * n * self.columns, f"{self.columns} right-hand sides and their solutions")
             return GivenVectors(np.random.default_rng(0).standard_normal((n, self.columns)), "B")
-        # Of ones in any order the product is in the order of the matrix; A times ones is asked for in the file's.
+        # The product is in the order of the stored matrix; _solve reorders A times ones to that of the file.
         return GivenVectors(A.device.to_host(A.apply(A.device.xp.ones(n, dtype=A.dtype))), "B")
 
     def _solve(self, system: OpenSystem) -> SolveResult | BlockSolveResult:
-        asked, n = self.request, system.A.shape[0]
+        settings, n = self.request, system.A.shape[0]
         b = self._right_hand_sides(system.A)
         order = None if system.placement is None else system.placement.order
-        if self.given is None and self.columns == 1 and order is not None:
+        if self.right_hand_sides is None and self.columns == 1 and order is not None:
             b = GivenVectors(order.back(b.array), "B")
         guess = None
-        if asked.guess is not None and self.spec is None:
-            guess = GivenVectors(read_guess(asked.guess, (n, self.columns)), "the guess")
+        if settings.guess is not None and self.spec is None:
+            guess = GivenVectors(read_guess(settings.guess, (n, self.columns)), "the guess")
         placement = system.placement
         assert placement is not None, "a matrix in a file or a store is placed"
-        checkpoints = Checkpoints(self.folder, asked, system, self.reporter)
+        checkpoints = Checkpoints(self.folder, settings, system, self.reporter)
         state, direction = checkpoints.resumed(n, system.A.device) if self.spec is not None else (None, 1)
-        keeps = self.columns <= placement.together  # of several blocks the iterates are kept
+        keeps = self.columns <= placement.together  # several blocks leave their solution instead of a checkpoint
         with stop_requests(self.reporter) as stop:
 
             def monitor(record: IterationRecord) -> bool:
@@ -262,7 +235,7 @@ class _Run:
                 return stop.is_set()
 
             go_on: dict[str, Any] = {"state": state, "direction": direction}
-            result = system.solve(b, guess, rtol=asked.rtol, maxiter=asked.maxiter, monitor=monitor, **go_on)
+            result = system.solve(b, guess, rtol=settings.rtol, maxiter=settings.maxiter, monitor=monitor, **go_on)
         if not result.converged and keeps and result.state is not None:
             checkpoints.write(result.state)
         self.before = checkpoints.before
@@ -274,7 +247,7 @@ class _Run:
         """Write everything that a solve leaves besides the solution."""
         folder, A, placement, x = self.folder, system.A, system.placement, np.asarray(result.x)
         assert placement is not None, "a matrix in a file or a store is placed"
-        plan = placement.plan
+        plan = placement.plan if isinstance(placement.plan, StreamPlan) else placement.plan.as_stream_plan()
         streamed = A if isinstance(A, StreamedMatrix) else None
         # What was spent on the solve, not on the sweep that is recorded below.
         sweeps, moved = (streamed.sweeps, streamed.bytes_streamed) if streamed else (result.sweeps, 0)
@@ -298,7 +271,9 @@ class _Run:
             "nonzeros": placement.nonzeros,
             "preconditioner": placement.spec.name,
             "message": _message(columns, self.chosen),
-            "largest_error": float(np.abs(x - 1).max()) if self.given is None and self.columns == 1 else None,
+            "largest_error": float(np.abs(x - 1).max())
+            if self.right_hand_sides is None and self.columns == 1
+            else None,
             "right_hand_sides": [
                 {
                     "column": number,

@@ -1,4 +1,4 @@
-"""What is asked for: a system in files, and how to solve it."""
+"""The request for a solve: a system in files, and how to solve it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 from penstock.experiments.systems.system_files import parse_columns, parse_count
 from penstock.solvers import method_named, preconditioner_spec
 from penstock.spmv import Device, InputError, format_named, parse_nbytes
-
-__all__ = ["SolveRequest"]
 
 
 @dataclass(frozen=True)

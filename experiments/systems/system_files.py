@@ -15,16 +15,6 @@ from penstock.files.arrays import check_fits_memory, open_array
 from penstock.files.registry import read_vectors
 from penstock.spmv import InputError
 
-__all__ = [
-    "column_ranges",
-    "parse_columns",
-    "parse_count",
-    "read_guess",
-    "read_node_array",
-    "read_right_hand_sides",
-    "write_solution",
-]
-
 Matrix = np.ndarray[Any, Any]
 
 _MOST_COLUMNS = 1_000_000
@@ -34,13 +24,7 @@ _MOST_COLUMNS = 1_000_000
 
 
 def parse_columns(text: str) -> list[int]:
-    """Read columns such as ``0,2-4``.
-
-    Raises
-    ------
-    InputError
-        If it is no list of numbers and ascending ranges.
-    """
+    """Read columns such as ``0,2-4``: numbers and ascending ranges."""
     columns: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part, re.ASCII)
@@ -53,13 +37,7 @@ def parse_columns(text: str) -> list[int]:
 
 
 def parse_count(text: str) -> int:
-    """Read how many right-hand sides to make up.
-
-    Raises
-    ------
-    InputError
-        If it is no positive whole number.
-    """
+    """Read the number of right-hand sides to make up, a positive integer."""
     if not re.fullmatch(r"\s*\d{1,18}\s*", text, re.ASCII) or not int(text):
         raise InputError(
             f"without B, --columns is the number of right-hand sides to make up, 1 or more, not {text!r}; "
@@ -89,23 +67,9 @@ def column_ranges(columns: Sequence[int]) -> str:
 
 
 def read_right_hand_sides(path: Path, columns: Sequence[int] | None = None) -> Matrix:
-    """Read right-hand sides.
+    """Read right-hand sides, float64 of shape (n, columns), all by default.
 
-    Parameters
-    ----------
-    path : path
-        A file for which :data:`~penstock.files.reader.READERS` has a reader of vectors, of shape (n,) or (n, columns).
-    columns : sequence of int, optional
-        Which of them; all by default.
-
-    Returns
-    -------
-    float64 array, (n, columns)
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged or of another kind, a column is not in it, or a number is not finite.
+    Files are those for which :data:`~penstock.files.reader.READERS` has a reader of vectors, of shape (n,) or (n, columns).
     """
     array = read_vectors(path)
     count = array.shape[1]
@@ -124,13 +88,7 @@ def read_right_hand_sides(path: Path, columns: Sequence[int] | None = None) -> M
 
 
 def read_guess(path: Path, shape: tuple[int, int]) -> Matrix:
-    """Read a first guess of the shape of the right-hand sides, such as the solution of an interrupted solve.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged, of another shape, or holds a number that is not finite.
-    """
+    """Read a first guess of the shape of the right-hand sides, such as the solution of an interrupted solve."""
     if not path.name.lower().endswith(".npy"):
         raise InputError(f"a guess is an array of numpy.save (.npy), such as solution.npy, not {path}")
     array = _load_array(path, "a guess")
@@ -143,13 +101,7 @@ def read_guess(path: Path, shape: tuple[int, int]) -> Matrix:
 
 
 def read_node_array(path: Path, purpose: str) -> Matrix:
-    """Read coordinates of nodes or a near-null space, an ``.npy`` file of finite numbers, one row for each.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged, of another kind, or holds a number that is not finite.
-    """
+    """Read coordinates of nodes or a near-null space, an ``.npy`` file of finite numbers, one row for each node or unknown."""
     if not path.name.lower().endswith(".npy"):
         raise InputError(f"{purpose} are an array of numpy.save (.npy), not {path}")
     array = _load_array(path, purpose)
@@ -159,13 +111,7 @@ def read_node_array(path: Path, purpose: str) -> Matrix:
 
 
 def write_solution(path: Path, x: Matrix) -> None:
-    """Write an array for ``numpy.load``, whole or not at all.
-
-    Raises
-    ------
-    StoreError
-        If the disk is full or refuses.
-    """
+    """Write an array for ``numpy.load``, completely or not at all."""
     write_file(path, lambda file: np.save(file, x))
 
 

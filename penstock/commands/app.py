@@ -16,8 +16,6 @@ from penstock.commands.terminal import refuse_copies, say
 from penstock.host.signals import ended_as_interrupted
 from penstock.spmv import PenstockError
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from penstock.spmv.registry import Registry
 
-__all__ = ["COMMANDS", "Command", "command"]
-
 Function = TypeVar("Function", bound=Callable[..., None])
 
 

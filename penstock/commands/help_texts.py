@@ -7,8 +7,6 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-__all__ = ["ListingCommand"]
-
 
 def _preconditioners() -> str:
     from penstock.solvers import PRECONDITIONERS

@@ -1,4 +1,4 @@
-"""The command that says what an experiment will take, without running it."""
+"""The command that plans an experiment without running it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from penstock.experiments import Experiment
     from penstock.streaming import LinkRates
 
-__all__ = ["plan", "print_plan"]
-
 
 def print_plan(experiment: Experiment, console: Console, rates: LinkRates | None = None) -> None:
-    """Print the plan of an experiment at the given rates, or at those measured on this machine."""
+    """Print the plan of an experiment at these rates, or at those measured on this machine."""
     from penstock.experiments import plan_experiment
     from penstock.experiments.cantilever.matrix_storage import measure_rates
     from penstock.spmv import Device, DeviceError
@@ -42,7 +40,7 @@ def print_plan(experiment: Experiment, console: Console, rates: LinkRates | None
 def plan(
     file: Annotated[Path, typer.Argument(help="Experiment in YAML.")],
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Forecast up to so many GPUs, each with some planes of nodes.")
+        int | None, typer.Option(min=1, help="Forecast up to this many GPUs, each with some planes of nodes.")
     ] = None,
     gpu_memory: Annotated[str, typer.Option(help="Of each GPU.")] = "130 GiB",
     rates: Annotated[
@@ -78,24 +76,24 @@ def plan(
         print_plan(experiment, console, None if rates is None else device_rates(rates))
         return
     known = TYPICAL if rates is None else device_rates(rates)
-    given = {"memory": memory, "link": link}
-    known = replace(known, **{name: 1e9 * rate for name, rate in given.items() if rate is not None})
+    overrides = {"memory": memory, "link": link}
+    known = replace(known, **{name: 1e9 * rate for name, rate in overrides.items() if rate is not None})
     wires = Wires(gpus_a_host, 1e9 * peer, 1e9 * network)
-    counts, found = default_ranks(experiment, ranks), []
+    counts, feasible = default_ranks(experiment, ranks), []
     with reporter.stage("forecast") as stage:
         for number, (count, one) in enumerate(
             forecasts(experiment, counts, parse_nbytes(gpu_memory), known, wires), start=1
         ):
             if isinstance(one, Forecast):
-                found.append(one)
+                feasible.append(one)
             else:
                 console.print(f"{count} GPU{'s' * (count > 1)}: {one}", highlight=False, soft_wrap=True)
             stage.advance(number / len(counts))
-    if not found:
+    if not feasible:
         raise typer.Exit(1)
-    console.print(scaling_table(found))
+    console.print(scaling_table(feasible))
     if figure is not None:
         from penstock.experiments.scaling.figure import draw_scaling
 
-        draw_scaling(figure, found)
+        draw_scaling(figure, feasible)
         console.print(f"Drawn in {figure}", highlight=False, soft_wrap=True)

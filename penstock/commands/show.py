@@ -23,7 +23,7 @@ def show(directory: Annotated[Path, typer.Argument(help="Folder of a finished ru
     except PenstockError:
         raise
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        # Files may hold anything, and what reads them expects what runs write.
+        # The files may have been edited, and the code that reads them expects what runs write.
         raise InputError(
             f"files in {directory} were altered or are damaged: {type(error).__name__}: {error}"
         ) from error

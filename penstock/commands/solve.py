@@ -9,12 +9,11 @@ import typer
 from rich.console import Console
 
 from penstock.commands.command import command
-from penstock.commands.terminal import INTERRUPTED, Quiet, Verbose, in_free_folder, noting_interrupts, open_terminal
+from penstock.commands.terminal import Quiet, Verbose, in_free_folder, noting_interrupts, open_terminal
+from penstock.host.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from penstock.experiments import RunOutcome
-
-__all__ = ["solve"]
 
 
 _A = typer.Argument(
@@ -40,11 +39,11 @@ _NULL_SPACE = typer.Option(
 )
 _FORMAT = typer.Option("--format", help="Storage format: auto, which is the best one, or one of <formats>.")
 _OF_RESUMING = {"resume", "maxiter", "quiet", "verbose"}
-_RESUME = typer.Option(help="Resume the solve in this folder; with --maxiter, up to so many iterations.")
+_RESUME = typer.Option(help="Resume the solve in this folder; with --maxiter, up to this many iterations.")
 
 
-def _given(context: typer.Context) -> list[str]:
-    """Return the options of the command line that a solve that is resumed has no use for."""
+def _options_of_new_solves(context: typer.Context) -> list[str]:
+    """Return the options on the command line that do not apply to a resumed solve."""
     options = {parameter.name or "": parameter.opts[0] for parameter in context.command.params}
     sources = {name: context.get_parameter_source(name) for name in options.keys() - _OF_RESUMING}
     return sorted(options[name] for name, source in sources.items() if source and source.name == "COMMANDLINE")
@@ -87,9 +86,9 @@ def solve(
 
     if (matrix is None) == (resume is None):
         raise typer.BadParameter("name a matrix A, or a folder to --resume, which takes everything else from there")
-    if resume is not None and (given := _given(context)):
+    if resume is not None and (refused := _options_of_new_solves(context)):
         raise typer.BadParameter(
-            f"--resume takes everything but --maxiter from the folder; leave out {', '.join(given)}"
+            f"--resume takes everything but --maxiter from the folder; leave out {', '.join(refused)}"
         )
     console, reporter = open_terminal(quiet, verbose)
     request = None
@@ -109,11 +108,11 @@ def solve(
         default = Path("results") / f"solve-{matrix_name(request.matrix)}"
         return in_free_folder(output, default, lambda folder: solve_file(request, folder, reporter=reporter))
 
-    _tell(noting_interrupts(action), output, console)
+    _finish(noting_interrupts(action), output, console)
 
 
-def _tell(outcome: RunOutcome, output: Path | None, console: Console) -> None:
-    """Say where the results of a solve are, or how to go on with it, and end with the exit code of its outcome."""
+def _finish(outcome: RunOutcome, output: Path | None, console: Console) -> None:
+    """Print where the results of a solve are, or how to resume it, and exit with the code of its outcome."""
     where = outcome.folder
     console.print(f"Results are in {where.path}, the solution in {where.solution}", highlight=False, soft_wrap=True)
     if outcome.reason.name == "CONVERGED":

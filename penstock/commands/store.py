@@ -10,8 +10,6 @@ import typer
 from penstock.commands.command import command
 from penstock.commands.terminal import Quiet, Verbose, noting_interrupts, open_terminal
 
-__all__ = ["store"]
-
 _SOURCES = typer.Argument(help="One file, or several with some of the rows each (<matrix programs>); or a store.")
 _FORMAT = "auto, which finds dense blocks, or one of <formats>; the symmetric one keeps the upper half of the matrix."
 _MEMORY = typer.Option(help="For the entries of Matrix Market files, which may come in any order.")
@@ -26,7 +24,9 @@ def store(
     sources: Annotated[list[str], _SOURCES],
     path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
     format_name: Annotated[str, typer.Option("--format", help=_FORMAT)] = "auto",
-    block_size: Annotated[int | None, typer.Option(help="Rows of the dense blocks; by default they are found.")] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Rows of the dense blocks; by default they are detected.")
+    ] = None,
     slab: Annotated[str, typer.Option(help="About the size of a subdivision.")] = "16 MiB",
     memory: Annotated[str, _MEMORY] = "1 GiB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,

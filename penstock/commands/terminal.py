@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from penstock.driver.progress import Reporter
     from penstock.experiments import RunOutcome
 
-__all__ = [
-    "INTERRUPTED",
-    "Quiet",
-    "Verbose",
-    "check_inside_working_folder",
-    "complete",
-    "free_name",
-    "in_free_folder",
-    "noting_interrupts",
-    "open_terminal",
-    "refuse_copies",
-    "say",
-    "study_directory",
-    "tell_where",
-]
-
 Outcome = TypeVar("Outcome")
 
 
@@ -45,7 +29,7 @@ def say(title: str, error: BaseException) -> None:
     print(error, *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
 
 
-#: What is said, as commands take it.
+#: Options of commands for the amount of output.
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say only where the results are.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say how it goes every second, instead of every minute.")
@@ -56,7 +40,7 @@ def open_terminal(quiet: bool = False, verbose: bool = False) -> tuple[Console, 
     """Return a console, wide if the output is no terminal, and a reporter that prints on it."""
     from penstock.driver.progress import Reporter, RichReporter
 
-    if launched_rank():  # the first rank speaks
+    if launched_rank():  # only the first rank prints
         return Console(quiet=True), Reporter()
     console = Console(width=None if sys.stdout.isatty() else 160)
     return console, Reporter() if quiet else RichReporter(console, 1.0 if verbose else None)
@@ -95,27 +79,20 @@ def study_directory(command: str, file: Path | None, output: Path | None, resume
 
 
 def complete(
-    action: Callable[[], tuple[Outcome, bool]], hint: str, console: Console, kept: Path | None = None
+    action: Callable[[], tuple[Outcome, bool]], hint: str, console: Console, partial: Path | None = None
 ) -> Outcome:
-    """Return the outcome of a long action; if it does not complete, say what can be done with its results.
+    """Return the outcome of a long action; if it does not complete, print ``hint``: how to resume, or where partial results are.
 
-    Parameters
-    ----------
-    action : callable
-        Returns its outcome, and whether it completed. If it was stopped on request, the command ends with exit code 130.
-    hint : str
-        How to resume, or where partial results are.
-    console : Console
-    kept : path, optional
-        A file that exists if there are partial results; the hint is then added to errors.
+    The action returns its outcome, and whether it completed: if not, it was stopped on request, and the command ends with exit
+    code 130. The hint is added to errors if the file ``partial``, which marks partial results, exists.
     """
 
     def noted() -> tuple[Outcome, bool]:
         try:
             return action()
         except BaseException as error:
-            if kept is not None and kept.exists():
-                error.add_note(f"what was done is kept; {hint}")
+            if partial is not None and partial.exists():
+                error.add_note(f"the work so far is saved; {hint}")
             raise
 
     outcome, completed = noting_interrupts(noted)
@@ -126,7 +103,7 @@ def complete(
 
 
 def tell_where(outcome: RunOutcome, console: Console) -> None:
-    """Say where the results of a run are, or how to go on with it, and end with the exit code of its outcome."""
+    """Print where the results of a run are, or how to resume it, and exit with the code of its outcome."""
     hint = f"resume with: penstock run --resume {outcome.folder.path}"
     if outcome.interrupted:
         console.print(f"Stopped on request; {hint}", highlight=False, soft_wrap=True)
@@ -148,7 +125,7 @@ def noting_interrupts(action: Callable[[], Outcome]) -> Outcome:
 
 
 def in_free_folder(output: Path | None, default: Path, action: Callable[[Path], Outcome]) -> Outcome:
-    """Return the outcome of an action in the folder that was asked for, or in a free one with a name like the default.
+    """Return the outcome of an action in the requested folder, or in a free one with a name like the default.
 
     Another process may take a free folder first; then the next one is taken.
     """

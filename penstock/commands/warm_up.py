@@ -17,13 +17,11 @@ from penstock.commands.command import command
 from penstock.commands.terminal import Quiet, Verbose, noting_interrupts, open_terminal
 from penstock.host.threads import usable_cores
 
-__all__ = ["usual_tasks", "warm_up"]
-
 Task = Callable[[], None]
 
 _DOFS = (3, 1, 6)
 _NODES = 12
-# Processes at once: each has a context on a GPU; more than 61 Windows cannot wait for.
+# Most processes at once: each has a context on a GPU, and Windows cannot wait for more than 61.
 _MOST = {"cpu": 61, "cuda": 4}
 _FORMATS = ("symmetric_bsr", "bsr", "sliced_bsr")
 _HOW = (("smoothed_aggregation", True), ("chebyshev", True), ("auto", False), ("jacobi", False))
@@ -54,11 +52,11 @@ def warm_up(
 
     noting_interrupts(compiled)
     if not quiet:
-        console.print("The usual kernels are compiled, and are kept on this machine.")
+        console.print("The usual kernels are compiled and cached on this machine.")
 
 
 def _run(tasks: list[Task], count: int) -> Iterator[int]:
-    """Run tasks in so many processes, and yield how many have ended; after an error or an interrupt end those processes."""
+    """Run tasks in ``count`` processes, and yield how many have ended; after an error or an interrupt end those processes."""
     from penstock.spmv import PenstockError
 
     yield 0
@@ -76,7 +74,7 @@ def _run(tasks: list[Task], count: int) -> Iterator[int]:
 
 
 def _leave_interrupts() -> None:
-    """Let Ctrl-C end the command, which ends these processes, without a word from each of them."""
+    """Ignore Ctrl-C in these processes: the command ends them, without a message from each."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.fem import Cantilever
 from penstock.solvers import DiagonalBlocks, block_jacobi, chebyshev
-from penstock.solvers.cg import CgRecurrence
+from penstock.solvers.cg_iteration import CgRecurrence
 from penstock.solvers.coarse.aggregates import Aggregates
 from penstock.solvers.coarse.tentative import StoredTentative
 from penstock.spmv import CPU, Array, BsrMatrix, Operator, ValidatedOperator, VectorSpace

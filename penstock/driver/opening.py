@@ -16,6 +16,7 @@ from penstock.driver.open_system import OpenSystem
 from penstock.driver.placement import place_index, place_matrix
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
+from penstock.driver.resident import Resident
 from penstock.host.scratch import scratch_folder
 from penstock.spmv import CPU, BudgetError, CsrMatrix, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.formats.partition import row_slabs
@@ -129,9 +130,11 @@ class _Opener:
         self._announce(placement)
         whole = placement.matrix
         assert whole is not None, "a matrix in memory is converted"
-        if not placement.plan.slots:
-            return self._opened(whole.to_device(self.request.device), placement)
-        count = len(placement.plan.index.subdivisions)
+        plan = placement.plan
+        if isinstance(plan, Resident) or not plan.slots:
+            on_device = whole.to_device(self.request.device)
+            return self._opened(on_device, placement if on_device is whole else replace(placement, matrix=None))
+        count = len(plan.index.subdivisions)
         if self.request.device.kind == "cuda":
             with self.reporter.stage("copy"):  # to page-locked memory
                 store = HostStore.from_matrix(whole.to_device(CPU), count)
@@ -166,9 +169,9 @@ class _Opener:
             except BudgetError as error:
                 error.add_note("'penstock store STORE ANOTHER --slab SIZE' cuts a store into smaller subdivisions")
                 raise
-        powers = placement.plan.powers_per_sweep
-        wanted = max(max(spec.degrees(streamed=True)) for spec in self.request.specs(1, streamed=True))
-        if placement.plan.slots and powers < wanted and _REWRITE * store.index.nbytes < CPU.free_nbytes():
+        powers = placement.stream_plan.powers_per_sweep
+        wanted = max(max(spec.products_per_iteration(streamed=True)) for spec in self.request.specs(1, streamed=True))
+        if placement.stream_plan.slots and powers < wanted and _REWRITE * store.index.nbytes < CPU.free_nbytes():
             with self.reporter.stage("read"):
                 whole = CsrMatrix.from_csr(read_whole(store), strategy="auto", check=False)
             found = self._place(whole)
@@ -179,7 +182,7 @@ class _Opener:
         self._announce(placement)
         fits = store.index.nbytes < CPU.free_nbytes() // 2
         on_disk = not hasattr(store, "segments")
-        if self.request.device.kind == "cuda" and placement.plan.slots and on_disk and fits:
+        if self.request.device.kind == "cuda" and placement.stream_plan.slots and on_disk and fits:
             with self.reporter.stage("read"):
                 store = self.resources.enter_context(HostStore.from_store(store))
         return self._streamed(store, placement)
@@ -187,10 +190,10 @@ class _Opener:
     def _streamed(self, store: Store, placement: Placement) -> OpenSystem:
         if hasattr(store, "__enter__") and placement.matrix is not None:
             self.resources.enter_context(cast(Any, store))
-        budget = MemoryBudget(placement.plan.budget_nbytes)
+        budget = MemoryBudget(placement.stream_plan.budget_nbytes)
         with self.reporter.stage("open"):
-            matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.plan)
-        if len(placement.choices) > 1 and placement.plan.rates is not None:
+            matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.stream_plan)
+        if len(placement.choices) > 1 and placement.stream_plan.rates is not None:
             with self.reporter.stage("try"):
                 again = plan_again(matrix, [workload for _, workload in placement.choices], Ring())
             if again is not None:
@@ -205,7 +208,7 @@ class _Opener:
 
     def _written(self, whole: SparseMatrix, placement: Placement) -> FileStore:
         """Write a matrix to disk, for a CPU to stream from; removed at the end."""
-        total, count = placement.plan.index.nbytes, len(placement.plan.index.subdivisions)
+        total, count = placement.stream_plan.index.nbytes, len(placement.stream_plan.index.subdivisions)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         place = self.resources.enter_context(scratch_folder("penstock-", self.folder))

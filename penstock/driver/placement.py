@@ -13,13 +13,13 @@ import numpy as np
 
 from penstock.driver.matrix_checks import check_matrix, check_square
 from penstock.driver.request import Placement, Request, Vectors, room_for_matrix
+from penstock.driver.resident import Resident
 from penstock.driver.slow_modes import constants_are_slow, is_worth_measuring
 from penstock.solvers import (
     PreconditionerSpec,
 )
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
 from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
-from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.model.suggestion import Suggestion, rank_formats
@@ -78,7 +78,7 @@ def solve_candidates(
     cached, numbers = functools.cache(index_for), list(counts)
     reach_cached: dict[int, int] = {}
     for spec in specs:
-        for degree in spec.degrees(streamed=True):
+        for degree in spec.products_per_iteration(streamed=True):
             for count in numbers:
                 try:
                     index = cached(count)
@@ -118,7 +118,9 @@ def place_index(
     base = request.specs(block_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
     if index.nbytes <= room:
-        return _resident(request, index, room, base, vectors, index.nnz, facts)
+        [products, *_] = base.products_per_iteration(streamed=False)
+        plan = plan_stream(index, room, vectors.workload(request, base, products))
+        return _resident(request, plan, base.with_products(products), vectors, index.nnz, facts)
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     workload = functools.partial(vectors.workload, request)
@@ -159,21 +161,20 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
     fitting = next((one for one in ranking if one.nbytes + _PADDING_NBYTES <= room), None)
     if fitting is not None:
         matrix = _converted(A, fitting)
-        index = index_of(row_slabs(matrix, 1 + A.nnz // INT32_MAX), A.shape) if matrix.device.kind == "cpu" else None
         facts += [_SLOW] * slow
         facts.append(_format_fact(fitting, symmetry.exact, request, "fastest by the roofline model"))
-        half = format_named(fitting.format_name).traits.half
-        index = index or _index_of_one(matrix)
-        budget = max(request.memory or 0, index.nbytes)
-        difference = symmetry.skew_norm if half else 0.0
-        return _resident(request, index, budget, base, vectors, A.nnz, facts, matrix=matrix, difference=difference)
+        difference = symmetry.skew_norm if format_named(fitting.format_name).traits.half else 0.0
+        [products, *_] = base.products_per_iteration(streamed=False)
+        spec, workload = base.with_products(products), vectors.workload(request, base, products)
+        plan = Resident.of(matrix, A.nnz, request.memory, workload.workspace_nbytes, workload.parts)
+        return _resident(request, plan, spec, vectors, A.nnz, facts, matrix=matrix, difference=difference)
     if undecided and not is_worth_measuring(A.shape[0], streamed=False):  # not measured above
         slow = is_worth_measuring(A.shape[0], streamed=True) and constants_are_slow(A, block_size)
     if slow:
         placed = _place_streamed(
             A, statistics, replace(without, constants_are_slow=True), block_size, [*facts, _SLOW], rates
         )
-        if placed.plan.powers_per_sweep > 1:
+        if placed.stream_plan.powers_per_sweep > 1:
             return placed  # otherwise rows couple so widely that its set-up would hold most of the matrix
     return _place_streamed(A, statistics, without, block_size, facts, rates)
 
@@ -208,10 +209,10 @@ def _place_streamed(
 
     order, extents = None, ColumnExtents.of(A.to_csr(), granularity)
     rough = functools.partial(_rough_index, statistics, smallest)
-    polynomials = any(degree > 1 for spec in specs for degree in spec.degrees(streamed=True))
+    polynomials = any(degree > 1 for spec in specs for degree in spec.products_per_iteration(streamed=True))
     if polynomials:
         given = best_plan(rough, extents, A.shape[0] // granularity)
-        if given.powers_per_sweep < max(max(spec.degrees(streamed=True)) for spec in specs):
+        if given.powers_per_sweep < max(max(spec.products_per_iteration(streamed=True)) for spec in specs):
             found = level_order(A.to_csr(), math.lcm(granularity, block_size))
             reordered = found.matrix(A.to_csr())
             other_extents = ColumnExtents.of(reordered, granularity)
@@ -238,20 +239,15 @@ def _place_streamed(
 
 def _resident(
     request: Request,
-    index: MatrixIndex,
-    budget_nbytes: int,
+    plan: StreamPlan | Resident,
     spec: PreconditionerSpec,
     vectors: Vectors,
     nonzeros: int,
     facts: list[tuple[str, str]],
     **converted: Any,
 ) -> Placement:
-    [degree, *_] = spec.degrees(streamed=False)
-    plan = plan_stream(index, budget_nbytes, vectors.workload(request, spec, degree))
-    spec, together, solver_nbytes = spec.with_degree(degree), vectors.together, vectors.solver_nbytes
-    converted |= {"choices": ((spec, plan.workload),), "reasons": {spec.name: request.reason(spec, [spec])}}
-    converted["method"] = request.chosen_method.label
-    return Placement(plan, spec, together, solver_nbytes, nonzeros, tuple(facts), **converted)
+    converted |= {"reasons": {spec.name: request.reason(spec, [spec])}, "method": request.chosen_method.label}
+    return Placement(plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts), **converted)
 
 
 def _streamed(
@@ -264,9 +260,9 @@ def _streamed(
     **converted: Any,
 ) -> Placement:
     choices = tuple(
-        (spec.with_degree(degree), vectors.workload(request, spec, degree))
+        (spec.with_products(degree), vectors.workload(request, spec, degree))
         for spec in specs
-        for degree in spec.degrees(streamed=True)
+        for degree in spec.products_per_iteration(streamed=True)
     )
     spec = next(spec for spec, workload in choices if workload.degree == plan.workload.degree)
     reasons = {of.name: request.reason(of, specs) for of in specs}
@@ -331,9 +327,3 @@ def _rough_index(statistics: MatrixStatistics, suggestion: Suggestion, count: in
         subdivisions.append(Subdivision(start, stop, nnz, (), nbytes))
     parameters = {name: int(value) for name, value in suggestion.parameters.items()}
     return MatrixIndex(statistics.shape, str(statistics.dtype), suggestion.format_name, parameters, tuple(subdivisions))
-
-
-def _index_of_one(matrix: SparseMatrix) -> MatrixIndex:
-    """Return an index of one piece for a matrix that is on a GPU already."""
-    piece = Subdivision(0, matrix.shape[0], matrix.nnz, (), matrix.nbytes)
-    return MatrixIndex(matrix.shape, str(matrix.dtype), matrix.name, matrix.parameters(), (piece,))

@@ -34,6 +34,7 @@ from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.opening import open_system
 from penstock.driver.progress import Reporter, RichReporter
 from penstock.driver.request import Request
+from penstock.driver.resident import Resident
 from penstock.driver.update import update_values
 from penstock.solvers import IterationRecord, SolveResult, StopReason, method_named
 from penstock.spmv import (
@@ -352,7 +353,7 @@ class PreparedSystem:
         return Inverse(self, 1e-8)
 
     @property
-    def plan(self) -> StreamPlan | None:
+    def plan(self) -> StreamPlan | Resident | None:
         """How the matrix is streamed; None for an operator of the caller."""
         placement = self._system.placement
         return None if placement is None else placement.plan

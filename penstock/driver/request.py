@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from penstock.driver.resident import Resident
 from penstock.solvers import (
     MethodChoice,
     OwnPreconditioner,
@@ -130,8 +131,8 @@ class Placement:
 
     Parameters
     ----------
-    plan : StreamPlan
-        It streams nothing if the matrix fits.
+    plan : StreamPlan or Resident
+        A StreamPlan streams nothing if the matrix of a store fits.
     spec : PreconditionerSpec
     together : int
         Right-hand sides that are solved together.
@@ -155,7 +156,7 @@ class Placement:
         What the method that solves is called.
     """
 
-    plan: StreamPlan
+    plan: StreamPlan | Resident
     spec: PreconditionerSpec
     together: int
     solver_nbytes: int
@@ -168,6 +169,12 @@ class Placement:
     reasons: dict[str, str] = field(default_factory=dict)
     method: str = "conjugate gradients"
 
+    @property
+    def stream_plan(self) -> StreamPlan:
+        """The plan of a matrix that is streamed, or of a store that is kept in memory."""
+        assert isinstance(self.plan, StreamPlan), "a resident matrix is not streamed"
+        return self.plan
+
     def replanned(self, plan: StreamPlan, why: str) -> Placement:
         """Return this placement with another plan for one of the choices."""
         spec = next(spec for spec, workload in self.choices if workload == plan.workload)
@@ -175,15 +182,13 @@ class Placement:
 
     def check_room(self, device: Device) -> None:
         """Refuse a plan for which the device has no room, with a BudgetError."""
-        needed = self.plan.storage_nbytes + self.plan.workload.workspace_nbytes
+        needed = self.plan.storage_nbytes + self.plan.workspace_nbytes
         check_room(device, needed, "matrix storage and vectors")
 
     def explain(self) -> str:
         """Return the plan and the facts in words, one line each."""
         sides = f"blocks of {self.together} right-hand sides" if self.together > 1 else "one right-hand side"
-        number = getattr(self.spec, "degree", 1)
-        degree = f" of degree {number}" if isinstance(number, int) and number > 1 else ""
-        solver = f"{self.method} for {sides}, preconditioner {self.spec.name}{degree}"
+        solver = f"{self.method} for {sides}, preconditioner {self.spec.description}"
         why = self.reasons.get(self.spec.name, "because no coarse level suits this matrix")
         facts = [*self.facts, ("solver", solver), ("choice", f"{self.spec.name}: {why}")]
         return "\n".join([self.plan.explain(), *(f"{title:<11} {text}" for title, text in facts)])
@@ -217,7 +222,7 @@ class Vectors:
 
     def workload(self, request: Request, spec: PreconditionerSpec, degree: int) -> Workload:
         """Return what a plan must know of the solver."""
-        spec, iterations = spec.with_degree(degree), spec.iterations(degree)
+        spec, iterations = spec.with_products(degree), spec.iterations(degree)
         nbytes = self.nbytes(request, spec)
         parts = spec.parts(self.n, self.together, self.dtype, streamed_to_gpu=request.device.kind == "cuda")
         return Workload(self.together, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=iterations)

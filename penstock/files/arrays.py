@@ -1,4 +1,4 @@
-"""Arrays from files of NumPy, which may come from anywhere: nothing is run, and nothing is taken before it is known to fit."""
+"""Arrays from files of NumPy, which may come from anywhere: no code is run, and memory is allocated only for what fits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,11 @@ import numpy as np
 from penstock.spmv import InputError, PenstockError, format_nbytes
 from penstock.spmv.host_memory import available_nbytes
 
-__all__ = ["ArrayArchive", "check_fits_memory", "open_array"]
-
 Array = np.ndarray[Any, Any]
 
 
 def open_array(path: Path) -> Array:
-    """Map the array of an ``.npy`` file into memory; nothing is read yet.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged, shorter than its header says, or holds Python objects.
-    """
+    """Map the array of an ``.npy`` file into memory; nothing is read yet. Files with Python objects are refused."""
     check_is_file(path)
     with failures_named(path, "array of numpy.save"):
         with open(path, "rb") as file:
@@ -43,21 +35,7 @@ def open_array(path: Path) -> Array:
 
 
 class ArrayArchive:
-    """The arrays of an ``.npz`` file by name: shapes and types first, each array when asked for.
-
-    Parameters
-    ----------
-    path : path
-
-    Attributes
-    ----------
-    contents : dict of str to (shape, dtype)
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged or no zip archive, or holds Python objects.
-    """
+    """The arrays of an ``.npz`` file: names, shapes and types in ``contents``; each array is read on request."""
 
     def __init__(self, path: Path) -> None:
         check_is_file(path)
@@ -84,13 +62,7 @@ class ArrayArchive:
         return math.prod(shape) * dtype.itemsize
 
     def read(self, name: str) -> Array:
-        """Return one array.
-
-        Raises
-        ------
-        InputError
-            If there is none of this name, it does not fit the memory, or is damaged.
-        """
+        """Return one array, or raise an InputError if it does not exist, does not fit the memory, or is damaged."""
         if name not in self.contents:
             raise InputError(f"{self._path} holds no array {name!r}; it is damaged, or of another kind")
         check_fits_memory(self.nbytes(name), f"the array {name!r} of {self._path}")
@@ -106,7 +78,7 @@ class ArrayArchive:
 
 
 def check_fits_memory(nbytes: float, what: str) -> None:
-    """Raise an InputError that tells both sizes if something is larger than the memory that this process may take."""
+    """Raise an InputError with both sizes if something is larger than the memory that this process may use."""
     room = available_nbytes()
     if nbytes > room:
         raise InputError(
@@ -117,11 +89,11 @@ def check_fits_memory(nbytes: float, what: str) -> None:
 def check_is_file(path: Path) -> None:
     """Raise an InputError unless the path is that of a file."""
     try:
-        found, there = path.is_file(), path.exists()
+        is_file, exists = path.is_file(), path.exists()
     except (OSError, ValueError) as error:  # too long, or with a NUL
         raise InputError(f"{str(path)!r} is no path: {error}") from error
-    if not found:
-        raise InputError(f"{path} {'is not a file' if there else 'does not exist'}; check the path")
+    if not is_file:
+        raise InputError(f"{path} {'is not a file' if exists else 'does not exist'}; check the path")
 
 
 @contextlib.contextmanager
@@ -129,11 +101,11 @@ def failures_named(path: Path, kind: str) -> Iterator[None]:
     """Turn whatever a damaged file makes other libraries raise into an error that names file and cause."""
     try:
         yield
-    except PenstockError:  # a store's too, which is written while a file is read
+    except PenstockError:  # also of a store that is written while the file is read
         raise
     except MemoryError as error:
         raise InputError(f"{path} announces more than fits the memory of this machine: {error}") from error
-    except Exception as error:  # SciPy, NumPy, zlib and zipfile leave open what they raise
+    except Exception as error:  # SciPy, NumPy, zlib and zipfile do not document all that they raise
         cause = str(error) or type(error).__name__
         raise InputError(f"cannot read {path}: {cause}; expected an undamaged {kind}") from error
 

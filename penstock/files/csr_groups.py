@@ -18,8 +18,6 @@ from penstock.files.arrays import check_fits_memory
 from penstock.files.slabs import Slabs, slab_bounds
 from penstock.spmv import InputError
 
-__all__ = ["group_slabs"]
-
 #: The arrays of CSR, and the kinds of NumPy types that each may have.
 _ARRAYS = {"data": "fiubc", "indices": "iu", "indptr": "iu"}
 
@@ -33,7 +31,7 @@ def group_slabs(path: Path, opened: Callable[[Path], AbstractContextManager[Any]
 
 
 def _check_arrays(path: Path, group: Any) -> None:
-    """Refuse arrays that are none of CSR, or whose pieces do not fit the memory, before any of them is read."""
+    """Refuse arrays that are not CSR, or whose pieces do not fit the memory, before any of them is read."""
     for name, kinds in _ARRAYS.items():
         array = group[name]
         if array.ndim != 1 or array.dtype.kind not in kinds:
@@ -51,15 +49,15 @@ def _check_arrays(path: Path, group: Any) -> None:
 
 def _shape(path: Path, group: Any) -> tuple[int, int]:
     rows = int(group["indptr"].shape[0]) - 1
-    given = group.attrs["shape"] if "shape" in group.attrs else group["shape"][:] if "shape" in group else (rows, rows)
-    shape = tuple(int(size) for size in given)
+    sizes = group.attrs["shape"] if "shape" in group.attrs else group["shape"][:] if "shape" in group else (rows, rows)
+    shape = tuple(int(size) for size in sizes)
     if len(shape) != 2 or shape[0] != rows:
         raise InputError(f"{path} holds a matrix of shape {shape}, but offsets of {rows} rows; it is damaged")
     return shape[0], shape[1]
 
 
 def _chunk(array: Any) -> int:
-    """Return how many numbers are read together at least."""
+    """Return the length of a chunk, the fewest numbers that can be read at once."""
     return int((array.chunks or (1,))[0])
 
 

@@ -12,8 +12,6 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 
-__all__ = ["EXAMPLES", "generated_matrix"]
-
 #: Names of such matrices, for messages.
 EXAMPLES = "cube32-dof3 or beam33x9x9-dof1 (nodes along each side; dof 1, 3 or 6)"
 _NAME = re.compile(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof(\d+)", re.ASCII)

@@ -15,21 +15,13 @@ from penstock.files.reader import READERS, Reader
 from penstock.files.slabs import Slabs
 from penstock.spmv import InputError
 
-__all__ = ["hdf5_group"]
-
 _NAMES = ("data", "indices", "indptr")
 _DEEPEST = 16  # groups inside groups
 
 
 @contextmanager
 def hdf5_group(path: Path) -> Iterator[h5py.Group]:
-    """Open the first group with the arrays of a matrix in CSR.
-
-    Raises
-    ------
-    InputError
-        If there is none, or an array lies outside the file or is not whole.
-    """
+    """Open the first group with the arrays of a matrix in CSR, none of which may lie outside the file."""
     with h5py.File(path) as file:
         group = _first_matrix(file, 0, set())
         if group is None:
@@ -48,9 +40,9 @@ def _first_matrix(group: h5py.Group, depth: int, seen: set[int]) -> h5py.Group |
         if _is_inside(group, name) and group.get(name, getclass=True) is h5py.Group:
             inner = group[name]
             if h5py.h5o.get_info(inner.id).addr not in seen:
-                found = _first_matrix(inner, depth + 1, seen)
-                if found is not None:
-                    return found
+                matrix = _first_matrix(inner, depth + 1, seen)
+                if matrix is not None:
+                    return matrix
     return None
 
 
@@ -69,7 +61,7 @@ def _check(path: Path, name: str, group: h5py.Group) -> None:
     if array.is_virtual or created.get_external_count():
         raise InputError(f"{path} takes {name} from other places, perhaps of other files; copy the array into it")
     filters = [created.get_filter(number)[0] for number in range(created.get_nfilters())]
-    if len(set(filters)) < len(filters):  # a thousandfold expansion, a thousandfold
+    if len(set(filters)) < len(filters):  # compressed twice, data may expand a millionfold
         raise InputError(f"{path} has {name} compressed several times; write it with gzip or lzf once")
     if array.chunks:
         pieces = zip(array.shape, array.chunks, strict=True)

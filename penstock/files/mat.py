@@ -25,8 +25,6 @@ from penstock.files.reader import READERS, Reader
 from penstock.files.sizes import check_rows, check_whole_fits
 from penstock.spmv import InputError
 
-__all__ = ["read_mat"]
-
 _MATRIX, _COMPRESSED = 14, 15  # types of elements
 _STRUCT, _SPARSE = 2, 5  # classes of arrays
 _COMPLEX = 0x0800
@@ -37,10 +35,7 @@ _HEADER_NBYTES, _LONGEST_NAMES, _PIECE_NBYTES = 128, 1 << 16, 1 << 16
 def read_mat(path: Path) -> Any:
     """Read a sparse matrix from a MATLAB file: ``Problem.A`` of the SuiteSparse collection, or the only one there.
 
-    Raises
-    ------
-    InputError
-        If there is none or are several, it is complex or of version 7.3, or does not fit the memory.
+    Complex matrices and files of version 7.3 are refused.
     """
     version, _ = scipy.io.matlab.matfile_version(path)
     if version == 2:
@@ -64,10 +59,10 @@ def read_mat(path: Path) -> Any:
 
 def _read_version_4(path: Path) -> Any:
     check_fits_memory(3 * path.stat().st_size, f"the matrix in {path}")
-    found = [of for of in scipy.io.loadmat(path, spmatrix=False).values() if scipy.sparse.issparse(of)]
-    if len(found) != 1:
-        raise InputError(f"{path} holds {len(found)} sparse matrices; expected one")
-    return found[0]
+    matrices = [of for of in scipy.io.loadmat(path, spmatrix=False).values() if scipy.sparse.issparse(of)]
+    if len(matrices) != 1:
+        raise InputError(f"{path} holds {len(matrices)} sparse matrices; expected one")
+    return matrices[0]
 
 
 def _places(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
@@ -168,9 +163,9 @@ class _Elements:
         if int(length) < 1 or math.prod(array.shape) != 1:
             raise InputError(f"{self._path} is damaged, or {array.name} is an array of {array.shape} structs")
         fields = [names[at : at + int(length)].partition(b"\0")[0] for at in range(0, len(names), int(length))]
-        for found in fields:
+        for label in fields:
             kind, nbytes, _ = self.tag()
-            if kind == _MATRIX and found == name.encode():
+            if kind == _MATRIX and label == name.encode():
                 return self.array()
             self._skip(nbytes)
         raise InputError(f"{self._path} holds {array.name} without a matrix {name}; expected one, as in SuiteSparse")

@@ -22,8 +22,6 @@ from penstock.files.sizes import check_rows
 from penstock.spmv import InputError, format_nbytes
 from penstock.spmv.compilation.jit import serial_kernel
 
-__all__ = ["read_entries", "read_matrix_market"]
-
 # What the numbers of a file can consist of, by the field of its header.
 _WHOLE = b"0123456789+- \t\r\n"
 _CHARACTERS = {"pattern": _WHOLE, "integer": _WHOLE, "real": _WHOLE + b".eEnNaAiIfFtTyY"}
@@ -32,7 +30,7 @@ _WHOLE_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric")
 
-# Numbers such as 1, -1.5, .5e-3, 2.E+10 and -inf: what comes after each character, as long as they are none wrong.
+# Numbers such as 1, -1.5, .5e-3, 2.E+10 and -inf: the state after each character, as long as none is wrong.
 _SPACE, _SIGN, _DIGITS, _BARE_POINT, _FRACTION, _EXPONENT, _EXPONENT_SIGN, _EXPONENT_DIGITS, _WORD, _WRONG = range(10)
 _AFTER = {
     _SPACE: {b"+-": _SIGN, b"0123456789": _DIGITS, b".": _BARE_POINT, b"nNaAiIfFtTyY": _WORD},
@@ -49,7 +47,7 @@ _COMPLETE = (_SPACE, _DIGITS, _FRACTION, _EXPONENT_DIGITS, _WORD)
 
 # Bytes of text that are read at once, where entries come in parts.
 _PART_NBYTES = 16 << 20
-# A file is at most so long: numbers have some digits, comments some pages.
+# Limits of a valid file: numbers have some digits, comments some pages.
 _LONGEST_LINE, _LONGEST_HEADER, _MOST_PER_NUMBER, _LONGEST_SHOWN = 1 << 20, 16 << 20, 1000, 40
 
 
@@ -90,7 +88,7 @@ class _Header:
         return self.entries * (1 if self.layout == "array" else 2 if self.field == "pattern" else 3)
 
     def check_size(self, path: Path, nbytes: float) -> None:
-        """Raise an InputError if so many bytes cannot hold the numbers."""
+        """Raise an InputError if ``nbytes`` bytes cannot hold the numbers."""
         rows = self.sizes[0]
         if 2 * self.numbers - 1 > nbytes:
             raise InputError(
@@ -108,10 +106,8 @@ class _Header:
 def read_matrix_market(path: Path) -> Any:
     """Return the matrix of a file as SciPy reads it.
 
-    Raises
-    ------
-    InputError
-        If a number is none, or there are more or fewer than the header announces, or than the file can hold, or the memory.
+    Raises an InputError if a number is invalid, or the file has more or fewer than its header announces, or they do not fit
+    the memory.
     """
     with _opened(path) as stream:
         header = _read_header(path, stream)
@@ -135,12 +131,7 @@ def read_matrix_market(path: Path) -> Any:
 def read_entries(path: Path) -> Entries:
     """Return the shape of the matrix of a file, and its entries in parts: rows, columns and values, mirror images among them.
 
-    So a file that is larger than memory can be read. Of a dense file the whole is one part.
-
-    Raises
-    ------
-    InputError
-        As :func:`read_matrix_market`, some of it while the parts are read.
+    So a file that is larger than memory can be read; a dense file is one part. Errors as for :func:`read_matrix_market`.
     """
     with _opened(path) as stream:
         header = _read_header(path, stream)
@@ -223,20 +214,20 @@ def _read_header(path: Path, stream: BinaryIO) -> _Header:
             f"{path} is declared {field} {symmetry}; expected one of {', '.join(_CHARACTERS)} "
             f"and one of {', '.join(_SYMMETRIES)}"
         )
-    given = lines[-1].decode("latin-1").split()
-    if layout not in _SIZES or len(given) != _SIZES[layout] or not all(_WHOLE_NUMBER.fullmatch(size) for size in given):
+    words = lines[-1].decode("latin-1").split()
+    if layout not in _SIZES or len(words) != _SIZES[layout] or not all(_WHOLE_NUMBER.fullmatch(size) for size in words):
         raise InputError(
-            f"{path} is declared {layout}, but its line of sizes is {' '.join(given)[:60]!r}; expected 'array' with rows and "
+            f"{path} is declared {layout}, but its line of sizes is {' '.join(words)[:60]!r}; expected 'array' with rows and "
             "columns, or 'coordinate' with rows, columns and entries"
         )
-    sizes = tuple(map(int, given))
+    sizes = tuple(map(int, words))
     if symmetry != "general" and sizes[:1] != sizes[1:2]:
         raise InputError(f"{path} is declared {symmetry}, but {sizes[0]} x {sizes[1]}; such a matrix is square")
     return _Header(b"".join(lines), layout, field, symmetry, sizes)
 
 
 class _CheckedStream:
-    """What SciPy reads from; counts the numbers after the header and refuses what is none.
+    """A stream for SciPy that counts the numbers after the header and rejects anything that is not a number.
 
     SciPy by itself reads 2.5E- as 2.5, and past the end of a file that ends so; it reads the Fortran numbers 1.5D+03 and
     1.5-100 as 1.5, and 7.5 among integers as 7; it ignores the rest of a line, and takes no number with a leading plus.
@@ -251,7 +242,7 @@ class _CheckedStream:
         self._taken, self._state, self._before, self._ended = 0, _SPACE, b"", False
 
     def skip_header(self) -> None:
-        """Begin behind the header."""
+        """Continue after the header."""
         self._header.seek(0, io.SEEK_END)
 
     def read(self, size: int = -1) -> bytes:

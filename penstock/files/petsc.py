@@ -19,8 +19,6 @@ from penstock.files.reader import READERS, Reader
 from penstock.files.slabs import Slabs, slab_bounds
 from penstock.spmv import InputError
 
-__all__ = ["PetscMatrix", "is_petsc", "read_petsc_vector"]
-
 _MATRIX, _VECTOR = 1211216, 1211214
 
 
@@ -36,21 +34,7 @@ def is_petsc(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class PetscMatrix:
-    """A matrix in a file, read slab by slab.
-
-    Parameters
-    ----------
-    path : path
-    integer : dtype
-        Of the integers in the file.
-    shape : (int, int)
-    nnz : int
-
-    Raises
-    ------
-    InputError
-        From :meth:`open` and :meth:`slabs`, if the file is not such a matrix, or damaged.
-    """
+    """A matrix in a file, read slab by slab; :meth:`open` and :meth:`slabs` refuse a damaged file."""
 
     path: Path
     integer: np.dtype[Any]
@@ -101,13 +85,7 @@ class PetscMatrix:
 
 
 def read_petsc_vector(path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Read a vector.
-
-    Raises
-    ------
-    InputError
-        If the file is not such a vector, or damaged.
-    """
+    """Read a vector, or raise an InputError if the file is not such a vector, or damaged."""
     for integer in (np.dtype(">i4"), np.dtype(">i8")):
         header = np.fromfile(path, dtype=integer, count=2)
         if header.size == 2 and header[0] == _VECTOR:

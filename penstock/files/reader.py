@@ -10,8 +10,6 @@ from typing import Any
 from penstock.files.slabs import Slabs
 from penstock.spmv.registry import Registry
 
-__all__ = ["READERS", "Entries", "Reader"]
-
 #: Shape of a matrix, and its entries in parts: rows, columns and values, mirror images among them.
 Entries = tuple[tuple[int, int], Iterator[tuple[Any, Any, Any]]]
 

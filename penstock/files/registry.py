@@ -23,18 +23,6 @@ from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.validation import check_indices, check_values
 
-__all__ = [
-    "NamedMatrix",
-    "is_store",
-    "matrix_name",
-    "programs",
-    "read_matrix",
-    "read_vectors",
-    "reader_of",
-    "reading",
-    "slabs_of",
-]
-
 Purpose = Literal["matrix", "right-hand sides"]
 
 

@@ -1,4 +1,4 @@
-"""What matrices in files may take: sizes that a file announces are checked before anything of that size is made."""
+"""Limits for matrices in files: sizes that a file announces are checked before anything of that size is allocated."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from pathlib import Path
 from penstock.files.arrays import check_fits_memory
 from penstock.spmv import InputError
 
-__all__ = ["check_rows", "check_slab_fits", "check_whole_fits"]
-
-# Nearly all rows of a larger matrix with so few entries would be empty.
+# With more rows than this for its entries, nearly all rows of a matrix would be empty.
 _ROWS_OF_FEW_ENTRIES, _ROWS_AN_ENTRY = 1_000_000, 1000
 # Bytes of an entry while rows are sorted, summed and packed, and of a row: measured are 78 to 102 for an entry.
 _PACKED_NBYTES, _ROW_NBYTES = 112, 64

@@ -12,8 +12,6 @@ import scipy.sparse
 
 from penstock.files.sizes import check_slab_fits, check_whole_fits
 
-__all__ = ["Slabs", "recut", "slab_bounds"]
-
 _MULTIPLE = 840  # rows: whole blocks of 1 to 8
 _SLAB_ENTRIES = 1 << 20
 
@@ -50,7 +48,7 @@ def slab_bounds(path: Path, offsets: np.ndarray[Any, Any], least: int = 0) -> It
 
 
 def recut(slabs: Iterable[Any], nbytes: int) -> Iterator[scipy.sparse.csr_array]:
-    """Yield the same rows in slabs of about so many bytes, which end at multiples of 840 rows."""
+    """Yield the same rows in slabs of about ``nbytes`` bytes, which end at multiples of 840 rows."""
     held: list[scipy.sparse.csr_array] = []
     for slab in slabs:
         held.append(scipy.sparse.csr_array(slab))

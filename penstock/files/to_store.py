@@ -15,8 +15,6 @@ from penstock.streaming import FileStore, StoreBuilder
 from penstock.streaming.store_products import complete_slabs
 from penstock.streaming.stores.packing import symmetric_slabs
 
-__all__ = ["store_files"]
-
 
 def store_files(
     sources: Sequence[str | Path],
@@ -31,34 +29,10 @@ def store_files(
 ) -> FileStore:
     """Store a matrix in files as a :class:`FileStore`, from which it can be streamed.
 
-    Parameters
-    ----------
-    sources : sequence of path
-        One file or Zarr folder that :func:`penstock.files.registry.read_matrix` reads, or the folder of a store, which is cut and
-        converted anew; or several, each with some of the rows, one after the other.
-    path : path
-        The store to make.
-    format, block_size, overwrite, progress
-        As for :meth:`FileStore.create`.
-    slab : int or str
-        About the bytes of a subdivision.
-    memory : int or str
-        For entries of Matrix Market files, which may come in any order.
-
-    Returns
-    -------
-    FileStore
-
-    Raises
-    ------
-    InputError
-        If a file cannot be read, or they do not belong together.
-    StoreError
-        If a disk is full or fails.
-
-    Notes
-    -----
-    Stores and files whose reader has ``slabs`` are read slab by slab, those whose reader has ``entries`` in parts, others whole.
+    Sources are a file or folder that :func:`penstock.files.registry.read_matrix` reads, or the folder of a store, which is cut
+    and converted anew; or several, each with some of the rows, one after the other. Stores and files whose reader has ``slabs``
+    are read slab by slab, those whose reader has ``entries``, which may come in any order, in parts that are sorted in
+    ``memory``, others whole. Subdivisions have about ``slab`` bytes; other options are those of :meth:`FileStore.create`.
     """
     if not sources:
         raise InputError("name a file, or several with some of the rows each")
@@ -79,7 +53,7 @@ def _shape_of(parts: list[tuple[int, int]]) -> tuple[int, int]:
     """Return the shape of the matrix whose rows are in several parts."""
     columns = {shape[1] for shape in parts}
     if len(columns) > 1:
-        raise InputError(f"the files hold rows of {sorted(columns)} columns; those of one matrix have as many")
+        raise InputError(f"the files hold rows of {sorted(columns)} columns; those of one matrix have the same number")
     return sum(shape[0] for shape in parts), columns.pop()
 
 

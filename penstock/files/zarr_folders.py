@@ -15,8 +15,6 @@ from penstock.files.reader import READERS, Reader
 from penstock.files.slabs import Slabs
 from penstock.spmv import InputError
 
-__all__ = ["is_zarr", "zarr_group"]
-
 _REQUIREMENT = "penstock[files]"
 _NAMES = ("data", "indices", "indptr")
 # Names of the chunks of an array of one dimension, in folders of either version.
@@ -42,18 +40,17 @@ def is_zarr(path: Path) -> bool:
 def zarr_group(path: Path) -> Iterator[Any]:
     """Open the group with the arrays of a matrix in CSR: the folder itself, or the only one inside that has them.
 
-    Raises
-    ------
-    InputError
-        If there is none or are several, zarr is not installed, or an array is not whole or has a codec that could run code.
+    Arrays with missing chunks or a codec that could run code are refused.
     """
     _check_entries(path)
-    found = dict(_matrices(_import_zarr(path).open_group(path, mode="r", use_consolidated=False), ""))
-    if not found:
+    groups = dict(_matrices(_import_zarr(path).open_group(path, mode="r", use_consolidated=False), ""))
+    if not groups:
         raise InputError(f"{path} holds no group with data, indices and indptr, the arrays of a matrix in CSR")
-    if len(found) > 1:
-        raise InputError(f"{path} holds {len(found)} matrices: {', '.join(sorted(found))}; add one of them to the path")
-    (group,) = found.values()
+    if len(groups) > 1:
+        raise InputError(
+            f"{path} holds {len(groups)} matrices: {', '.join(sorted(groups))}; add one of them to the path"
+        )
+    (group,) = groups.values()
     for name in (*_NAMES, *({"shape"} & set(group.array_keys()))):
         _check(path, name, group[name])
     yield group
@@ -98,13 +95,13 @@ def _check(path: Path, name: str, array: Any) -> None:
     described = array.metadata.to_dict()
     codecs = [described.get(key) for key in ("codecs", "filters", "compressor")]
     names = list(_codec_names(codecs))
-    if sum(of in _COMPRESSORS for of in names) > 1:  # a thousandfold expansion, a thousandfold
+    if sum(of in _COMPRESSORS for of in names) > 1:  # compressed twice, data may expand a millionfold
         raise InputError(f"{path} has {name} compressed several times; write it with zstd, gzip or blosc once")
     if refused := sorted(set(names) - _CODECS):
         raise InputError(f"{path} has {name} with the codec {', '.join(refused)}; write it with zstd, gzip or blosc")
     folder, chunks = path / array.path, math.ceil(array.shape[0] / (array.shards or array.chunks)[0])
     numbers = (_CHUNK.fullmatch(file.relative_to(folder).as_posix()) for file in folder.rglob("*") if file.is_file())
-    there = sum(number < chunks for number in {int(found[1]) for found in numbers if found})
+    there = sum(number < chunks for number in {int(match[1]) for match in numbers if match})
     if there < chunks:
         raise InputError(
             f"{path} has {there} of {chunks} chunks of {name}, and Zarr takes missing ones for zeros; copy it whole, or write it "

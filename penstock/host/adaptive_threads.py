@@ -13,13 +13,12 @@ import psutil
 
 from penstock.host.threads import bound_cores
 
-__all__ = ["ThreadChoice", "adaptive_threads", "cores_of_others", "most_threads"]
-
-# Seconds of work that one judgement rests on: several time slices of the system, ten of the ticks by which it counts time.
+# Seconds of work in one measurement: several time slices of the system, ten of the ticks by which it counts time.
 _WINDOW = 0.1
-# Seconds at the beginning of a solve that tell nothing: kernels are loaded or compiled, and a look at all cores takes 0.2 ms.
+# Seconds at the beginning of a solve that are not representative: kernels are loaded or compiled, and reading the load of all
+# cores takes 0.2 ms.
 _BEGINNING = 0.02
-# How many times as long an iteration may take with fewer threads for these to be kept: about as much as iterations differ
+# How many times as long an iteration may take with fewer threads for these to stay in use: about as much as iterations differ
 # beside busy processes.
 _LARGEST_LOSS = 1.15
 # Seconds until the next trial after one that failed: the first time, and the longest.
@@ -30,28 +29,14 @@ _CALLER = threading.local()
 
 
 class ThreadChoice:
-    """The number of threads to compute with: as many as there are cores that other processes leave, if that is faster.
+    """The number of threads to compute with: one per core that other processes leave, if that is faster.
 
-    The threads of a kernel wait for the slowest of them, so that a process which has taken one core holds all of them up: beside
-    busy processes fewer threads are faster. A smaller number, at least half as many, is tried, and given up if iterations take
-    clearly longer; a greater one is used as soon as there are cores for it.
+    The threads of a kernel wait for the slowest of them, so that a process which has taken one core holds all of them up:
+    beside busy processes fewer threads are faster. A smaller number, at least half as many, is tried, and given up if
+    iterations take clearly longer; a greater one is used as soon as there are cores for it.
 
-    Parameters
-    ----------
-    most : int
-        Threads on a quiet machine, where the choice begins.
-    cores : int
-        That this process may use.
-    watch : callable
-        ``others = watch()`` begins to watch them; ``others()`` returns how many of these cores other processes have used, on
-        average, since then or since its last call.
-
-    Attributes
-    ----------
-    threads : int
-        The number to use now.
-    fewer_seconds : float
-        Seconds observed so far with fewer threads than the most.
+    ``others = watch()`` starts to observe ``cores`` cores; ``others()`` returns how many of them other processes have used, on
+    average, since then or since its last call. ``fewer_seconds`` are those observed with fewer threads than ``most``.
     """
 
     def __init__(self, most: int, cores: int, watch: Callable[[], Callable[[], float]]) -> None:
@@ -75,15 +60,7 @@ class ThreadChoice:
             numba.set_num_threads(before)
 
     def observe(self, iterations: int, seconds: float) -> None:
-        """Choose the number of threads to use from now on.
-
-        Parameters
-        ----------
-        iterations : int
-            Done since the last call.
-        seconds : float
-            That they took, without waiting for transfers.
-        """
+        """Choose the number of threads from the iterations since the last call and their seconds, without waits for transfers."""
         if self.threads < self.most:
             self.fewer_seconds += seconds
         self._iterations += iterations
@@ -105,8 +82,8 @@ class ThreadChoice:
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                 return
             self._pause = _PAUSE
-        # Where processes and threads are more than the cores, each has about the same share of a core, and others want as many
-        # times more than they get as our threads do.
+        # With more processes and threads than cores, each gets about the same share of a core: the demand of the others exceeds
+        # what they get by the same factor as that of our threads.
         share = min(1.0, max(self._cores - others, 1e-3) / self.threads)
         left = min(self.most, round(self._cores - others / share))
         if left > self.threads:
@@ -135,9 +112,9 @@ def adaptive_threads() -> Iterator[ThreadChoice]:
 
 
 def cores_of_others() -> Callable[[], float]:
-    """Return a function that returns how many of this process's cores others have used since now or its last call, on average.
+    """Return a function for the average number of this process's cores that others have used since now or its last call.
 
-    That returns 0 where the system does not tell how busy its cores are.
+    The function returns 0 where the system does not report how busy its cores are.
     """
     last = _busy_and_all()
 
@@ -159,7 +136,7 @@ def _busy_and_all() -> tuple[float, float, float, float]:
         counted = psutil.cpu_times(percpu=True)
     except Exception:  # a sandbox without /proc/stat, or with a strange one, which is no reason to end a solve
         counted = []
-    # Only where all cores are counted are their numbers those of the list; otherwise ours count as busy as all.
+    # Core numbers are indices of the list only if all cores are counted; otherwise ours are taken to be as busy as the average.
     cores = [counted[core] for core in bound_cores()] if len(counted) == os.cpu_count() else counted
     # Time as the host of a virtual machine is part of that of the user.
     busy = sum(

@@ -7,8 +7,6 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["prepare_forks"]
-
 _SOFT_PAUSE = 1  # omp_pause_soft: threads end, settings stay
 _FORKING = threading.local()  # the thread that forks is the only one of the child
 
@@ -16,9 +14,9 @@ _FORKING = threading.local()  # the thread that forks is the only one of the chi
 def prepare_forks() -> None:
     """Let forked processes run parallel kernels, on systems that fork.
 
-    A thread keeps the threads of GNU's OpenMP that it has started, and a child would wait for them for ever: it has only a copy
-    of the thread that forked it. So Numba ends a child that starts a parallel kernel. Here those threads are released before
-    the fork, and Numba is told that the child may start its own, which takes less than a millisecond.
+    A thread keeps the threads of GNU's OpenMP that it has started, and a child would wait for them for ever: it has only a
+    copy of the thread that forked it. So Numba ends a child that starts a parallel kernel. Here those threads are released
+    before the fork, and Numba is informed that the child may start its own, which takes less than a millisecond.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_release_threads, after_in_child=_begin_child)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["launched_copies", "launched_rank"]
-
 # How many processes a launcher started: Open MPI; MPICH and Intel MPI; Slurm, for steps that srun starts.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 # Which of them this one is.

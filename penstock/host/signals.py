@@ -1,4 +1,4 @@
-"""Lets a command that is told to end clear up first."""
+"""Lets a command clean up before a signal ends it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["ENDING_SIGNALS", "INTERRUPTED", "ended_as_interrupted", "note_signal"]
-
 #: From kill, a batch system or a shutdown; from a terminal that closes, where there are terminals that do.
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
-#: Exit status of a command that stopped because it was asked to.
+#: Exit status of a command that stopped on request.
 INTERRUPTED = 130
 # Signals that parts of the command have obeyed.
 _obeyed: list[int] = []

@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["THREADS_ARE_GIVEN", "blas_limited", "bound_cores", "prepare_threads", "usable_cores"]
-
 #: Whether the user has said how many threads to use; else ranks of a host share its cores.
 THREADS_ARE_GIVEN = "NUMBA_NUM_THREADS" in os.environ
 
-# Looks of GNU's OpenMP at what a thread waits for, some tens of microseconds, before the thread sleeps.
+# Spins of a waiting thread of GNU's OpenMP before it sleeps: some tens of microseconds.
 _SPINS = "1000"
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
@@ -44,12 +42,12 @@ def prepare_threads() -> None:
         os.environ["NUMBA_NUM_THREADS"] = str(threads)
 
 
-# BLAS with one number of threads for the process, and with one for each thread of it.
+# BLAS libraries with a number of threads per process, and those with one per thread.
 _SHARED_BLAS, _OWN_BLAS = ("openblas", "blis", "flexiblas"), ("mkl",)
 
 
 class _BlasLimit:
-    """The limit of threads that a process has only one of: it begins with its first user and ends with the last."""
+    """The process-wide limit of BLAS threads, in force from its first user to the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,14 +94,11 @@ _BLAS_LIMIT = _BlasLimit()
 
 @contextlib.contextmanager
 def blas_limited(threads: int) -> Iterator[None]:
-    """Let BLAS use no more threads in the block than kernels do, which know of quotas and of ranks that share the cores.
+    """Let BLAS use no more threads in the block than kernels do, which respect quotas and ranks that share the cores.
 
-    Blocks that run at once in several threads share the limit of the first: afterwards BLAS is as it was before that one.
-
-    Parameters
-    ----------
-    threads : int
-        Of kernels on a quiet machine: sums of BLAS depend on their number, which other processes are not to change.
+    Sums of BLAS depend on the number of threads: ``threads`` is that of kernels on a quiet machine, which other processes do
+    not change. Blocks that run at once in several threads share the limit of the first, and the last to end restores the old
+    limit.
     """
     pools = _pools(_OWN_BLAS)
     _BLAS_LIMIT.enter(threads)

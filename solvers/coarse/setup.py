@@ -20,9 +20,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-import scipy.sparse
 
-from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue, scaled_row_sums
+from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue
 from penstock.solvers.coarse.aggregates import (
     Aggregates,
     box_aggregates,
@@ -30,29 +29,24 @@ from penstock.solvers.coarse.aggregates import (
     given_aggregates,
     graph_aggregates,
 )
-from penstock.solvers.coarse.dense_inverse import NEGLIGIBLE, dense_inverse, largest_diagonal
+from penstock.solvers.coarse.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.coarse.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
 from penstock.solvers.coarse.level import CoarseLevel
-from penstock.solvers.coarse.matrix_rows import block_size_of, diagonal_and_row_sums, visit_rows
+from penstock.solvers.coarse.matrix_rows import block_size_of, visit_rows
+from penstock.solvers.coarse.measures import DENSE_UNKNOWNS, LEAST_COARSENING, inverse_of, measured
 from penstock.solvers.coarse.modes import centred, given_modes, given_points, motions_about_origin
 from penstock.solvers.coarse.rigid_tentative import RigidTentative
 from penstock.solvers.coarse.shared_tentative import shared
 from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.coarse.tentative import StoredTentative, Tentative
-from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi, inverted_blocks
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, as_operator
+from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi
+from penstock.spmv import Array, BsrMatrix, Device, InputError, Operator, as_operator
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.products.block_rows import BlockRows
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 
 __all__ = ["COARSE_PRODUCTS", "smoothed_aggregation", "with_new_values"]
 
-# Coarse matrices of up to this many unknowns are inverted.
-_DENSE_UNKNOWNS = 800
-# An unknown whose couplings add up to less than this share of its diagonal is decoupled.
-_DECOUPLED = 1e-12
-# A level that is hardly smaller than the one before ends the coarsening.
-_LEAST_COARSENING = 0.8
 # On coarse levels products are cheap, and prolongators of degree 1 with aggregates of 3 nodes a side couple neighbours only.
 _COARSE_SIDE, _COARSE_SMOOTHING, _COARSE_DEGREE = 3, 1, 5
 #: Products with a coarse matrix when the level is applied once.
@@ -123,7 +117,8 @@ def smoothed_aggregation(
     size = int(communicator.largest(float(size)))  # a rank without rows may not know the blocks
     with operator.device.current():
         modes, points = _known_of_nodes(operator, size, near_null_space, coordinates)
-        diagonal, high, free = _measured(operator, size, rounds, degree)
+        _check_cuts(operator, size)
+        diagonal, high, free = measured(operator, size, rounds, degree)
         with communicator.together():
             found = _aggregates(operator, size, aggregates, points, aggregate_nodes, smoothing)
             T = _tentative(modes, points, free, found, size, operator.device)
@@ -140,7 +135,7 @@ def with_new_values(M: SmoothedAggregation) -> SmoothedAggregation:
     A, size = M.A, int(M.diagonal.blocks.shape[1])
     with A.device.current():
         rounds, vector = (2, A.device.xp.zeros(A.shape[0])) if M.fastest is None else (1, M.fastest)
-        diagonal, high, _ = _measured(A, size, rounds, M.degree, vector)
+        diagonal, high, _ = measured(A, size, rounds, M.degree, vector=vector)
         new = _preconditioner(A, diagonal, high, M.degree, M.smoothing, M.level.T, M)
     new.fastest = vector
     return new
@@ -201,19 +196,6 @@ def _tentative(
     return StoredTentative(modes, free, aggregates, size, device)
 
 
-def _measured(
-    A: Operator, size: int, rounds: int, degree: int, vector: Array | None = None
-) -> tuple[DiagonalBlocks, float, Array]:
-    """Return D, a bound of the eigenvalues of ``D A``, and which unknowns couple with others, unlike clamped ones."""
-    _check_cuts(A, size)
-    with communicator_of(A).together():
-        blocks, of_rows = diagonal_and_row_sums(A, size)
-        diagonal = inverted_blocks(A, blocks)
-        sums = scaled_row_sums(diagonal, of_rows)
-    high = largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums, vector=vector)
-    return diagonal, high, sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
-
-
 def _aggregates(
     A: Operator, size: int, given: Any, points: Array | None, aggregate_nodes: int, smoothing: int
 ) -> Aggregates:
@@ -266,10 +248,8 @@ def _preconditioner(
 
 def _inverse(A: BsrMatrix, T: Tentative, negligible: float, before: Operator | None = None) -> Operator:
     """Return an approximate inverse of a coarse matrix: a dense one, or the preconditioner of the next level."""
-    if T.unknowns <= _DENSE_UNKNOWNS:
-        return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray(), negligible))).to_device(
-            A.device
-        )
+    if T.unknowns <= DENSE_UNKNOWNS:
+        return inverse_of(A, negligible)
     grid, size = T.aggregates.grid, T.modes
     diagonal = block_jacobi(A, size)
     high = largest_eigenvalue(A, diagonal, 2, settled=True)
@@ -281,7 +261,7 @@ def _inverse(A: BsrMatrix, T: Tentative, negligible: float, before: Operator | N
     else:
         offsets, columns = A.device.to_host(A.row_offsets), A.device.to_host(A.column_indices)
         aggregates = graph_aggregates(offsets, columns, 1, _COARSE_SIDE**3)
-    if aggregates.count > _LEAST_COARSENING * T.aggregates.count:  # not a graph that can be coarsened
+    if aggregates.count > LEAST_COARSENING * T.aggregates.count:  # not a graph that can be coarsened
         return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
     every = A.device.xp.ones(T.unknowns, dtype=np.bool_)
     coarser = StoredTentative(T.candidates, every, aggregates, size, A.device)

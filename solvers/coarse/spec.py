@@ -170,17 +170,22 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         """Return the bytes of the coarse matrices, which every rank has."""
         return self._level_vectors * 8 * n
 
-    def degrees(self, *, streamed: bool) -> tuple[int, ...]:
+    def products_per_iteration(self, *, streamed: bool) -> tuple[int, ...]:
         """Return the products of an iteration; a plan may choose fewer, which fit one sweep of a ring with few slots."""
         return tuple(sorted(self._shapes(streamed)))
 
-    def iterations(self, degree: int) -> float | None:
+    def iterations(self, products: int) -> float | None:
         """Return about how many iterations eight digits need, at any size."""
-        return next((shape.iterations for shape in _SHAPES if shape.products == degree), None)
+        return next((shape.iterations for shape in _SHAPES if shape.products == products), None)
 
-    def with_degree(self, degree: int) -> Self:
+    @property
+    def description(self) -> str:
+        """The name, and the degree of the polynomial between the coarse solves."""
+        return self.name if self.degree == "auto" else f"{self.name} of degree {self.degree}"
+
+    def with_products(self, products: int) -> Self:
         """Return this specification with the products of a plan."""
-        shape = self._shapes(streamed=True).get(degree)
+        shape = self._shapes(streamed=True).get(products)
         if shape is None:
             return self
         return replace(self, degree=shape.degree, aggregate_nodes=shape.aggregate_nodes)

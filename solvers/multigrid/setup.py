@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import scipy.sparse
 
-from penstock.solvers.chebyshev import check_degree, largest_eigenvalue, scaled_row_sums
-from penstock.solvers.coarse.dense_inverse import NEGLIGIBLE, dense_inverse, largest_diagonal
+from penstock.solvers.chebyshev import check_degree, largest_eigenvalue
+from penstock.solvers.coarse.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.coarse.galerkin import smoothing_steps, with_unit_rows
-from penstock.solvers.coarse.matrix_rows import diagonal_and_row_sums
+from penstock.solvers.coarse.measures import DENSE_UNKNOWNS, LEAST_COARSENING, inverse_of, measured
 from penstock.solvers.coarse.modes import given_modes, given_points, rigid_body_modes
 from penstock.solvers.coarse.tentative import StoredTentative
 from penstock.solvers.multigrid.aggregation import aggregate_nodes
 from penstock.solvers.multigrid.cycle import Multigrid
 from penstock.solvers.multigrid.levels import DEGREE, Cycle, Level, Smoother, check_choices, make_smoother, size_of
-from penstock.solvers.preconditioners import block_jacobi, inverted_blocks
+from penstock.solvers.preconditioners import block_jacobi
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, SparseMatrix, as_operator
 from penstock.spmv.products.block_products import smoothed_rows
 from penstock.spmv.products.block_rows import as_csr, csr_of, rows_of
@@ -25,12 +24,8 @@ from penstock.spmv.products.multiply import product_of_rows
 
 __all__ = ["multigrid"]
 
-# Matrices of up to this many unknowns are inverted, and no more levels than this are made.
-_DENSE_UNKNOWNS, _MOST_LEVELS = 800, 20
-# A level that is hardly smaller than the one before ends the coarsening.
-_LEAST_COARSENING = 0.8
-# An unknown whose couplings add up to less than this share of its diagonal is decoupled.
-_DECOUPLED = 1e-12
+# No more levels than this are made.
+_MOST_LEVELS = 20
 
 
 def multigrid(
@@ -97,7 +92,7 @@ def multigrid(
         modes = _modes(near_null_space, coordinates, matrix.shape[0], size, matrix.device)
         levels: list[Level] = []
         negligible = 0.0
-        while matrix.shape[0] > _DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
+        while matrix.shape[0] > DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
             found = _coarsened(matrix, modes, smoother, products, coarse=bool(levels))
             if found is None:
                 break
@@ -138,13 +133,9 @@ def _coarsened(
     rows, size = rows_of(A), size_of(A)
     rows.blocks = rows.blocks.astype(np.float64, copy=False)
     nodes = A.shape[0] // size
-    blocks, of_rows = diagonal_and_row_sums(A, size)
-    diagonal = inverted_blocks(A, blocks)
-    sums = scaled_row_sums(diagonal, of_rows)
-    high = largest_eigenvalue(A, diagonal, 1, row_sums=sums, settled=coarse)
-    free = sums >= 1.0 + _DECOUPLED  # unlike clamped unknowns
+    diagonal, high, free = measured(A, size, 1, settled=coarse)
     aggregates = aggregate_nodes(rows.offsets, rows.columns, free.reshape(nodes, size).any(axis=1), A.device.kind)
-    if aggregates.count > _LEAST_COARSENING * nodes:
+    if aggregates.count > LEAST_COARSENING * nodes:
         return None
     T = StoredTentative(modes, free, aggregates, size, A.device)
     own = T.rows(0, nodes)
@@ -171,10 +162,8 @@ def _last(A: SparseMatrix, smoother: Smoother, degree: int, negligible: float) -
     if A.shape[0] == 0:
         return A
     diagonal = block_jacobi(A, size_of(A))  # which refuses a diagonal that is not positive definite
-    if A.shape[0] <= _DENSE_UNKNOWNS:
-        return CsrMatrix.from_csr(scipy.sparse.csr_array(dense_inverse(A.to_csr().toarray(), negligible))).to_device(
-            A.device
-        )
+    if A.shape[0] <= DENSE_UNKNOWNS:
+        return inverse_of(A, negligible)
     return make_smoother(A, diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree)
 
 

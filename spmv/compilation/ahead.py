@@ -15,24 +15,12 @@ from typing import Any
 
 from penstock.host.threads import usable_cores
 
-__all__ = ["Compilation", "CompileTask", "is_cached"]
-
 _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class CompileTask:
-    """A function that calls kernels on small data, so that Numba compiles them and keeps them in its cache on disk.
-
-    Parameters
-    ----------
-    function : str
-        ``"package.module:name"``.
-    kernels : tuple of str
-        Kernels that it compiles, named in the same way; if all of them are cached, there is nothing to do.
-    arguments : dict
-        Keyword arguments, as JSON has them.
-    """
+    """A call of ``"package.module:name"`` with plain keyword arguments that makes Numba compile and cache the named kernels."""
 
     function: str
     kernels: tuple[str, ...]
@@ -64,14 +52,9 @@ def is_cached(kernel: Any) -> bool:
 
 
 class Compilation:
-    """Processes that compile kernels, as many as there are cores; used in a ``with`` statement.
+    """Processes that compile kernels, one per core, in a ``with`` statement; the longest tasks come first.
 
     A task that fails is ignored: its kernels are compiled when they are first called, and an error is reported then.
-
-    Parameters
-    ----------
-    tasks : sequence of CompileTask
-        The longest ones first. Those that are needed are dealt out to the processes, which start at once.
     """
 
     def __init__(self, tasks: Sequence[CompileTask]) -> None:
@@ -93,13 +76,7 @@ class Compilation:
         return not self._running
 
     def wait(self, advance: Callable[[float, str], object]) -> None:
-        """Wait until all processes have ended.
-
-        Parameters
-        ----------
-        advance : callable
-            ``advance(share, text)`` as tasks end.
-        """
+        """Wait until all processes have ended; calls ``advance(share, text)`` as tasks end."""
         while self._tasks:
             finished = self.finished
             share = 1.0 if finished else sum(not task.needed for task in self._tasks) / len(self._tasks)

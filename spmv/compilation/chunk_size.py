@@ -12,8 +12,6 @@ from numba import get_num_threads, parallel_chunksize
 
 from penstock.spmv.device import Array
 
-__all__ = ["chunk_size", "last_level_cache_nbytes", "scheduled"]
-
 _STATIC_VARIATION = 0.4
 _PIECES_PER_THREAD = 32
 _LIKELY_CACHE_NBYTES = 32 << 20
@@ -22,17 +20,9 @@ _LIKELY_CACHE_NBYTES = 32 << 20
 def chunk_size(offsets: Array, nbytes: int) -> int:
     """Return the number of rows that a thread fetches at a time; 0 for equal static shares.
 
-    A matrix that fits the last-level cache, or whose rows vary little in length, is scheduled statically: threads then
-    find their part in their own caches again. Other matrices are cut into pieces that threads fetch when they are free
-    (Kreutzer et al. 2014, section 5, with OpenMP's static and guided schedules; the limit of 0.4 for the coefficient of
-    variation is ours).
-
-    Parameters
-    ----------
-    offsets : integer array, (rows + 1,)
-        Where rows, or chunks of rows, begin.
-    nbytes : int
-        Bytes of the matrix.
+    A matrix that fits the last-level cache, or whose rows vary little in length, is scheduled statically: threads then find
+    their part in their own caches again. Other matrices are cut into pieces that threads fetch when they are free (Kreutzer et
+    al. 2014, section 5, with OpenMP's static and guided schedules; the limit of 0.4 for the coefficient of variation is ours).
     """
     rows = int(offsets.size) - 1
     if nbytes <= last_level_cache_nbytes() or rows < 2 * _PIECES_PER_THREAD:

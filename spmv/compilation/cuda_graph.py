@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CapturedGraph", "Replay", "capture"]
-
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed: memory may be allocated during capture
 
 
@@ -28,13 +26,9 @@ class CapturedGraph:
 def capture(issue: Callable[[], None]) -> CapturedGraph:
     """Capture the kernels that ``issue()`` launches on CuPy's current stream, without running them.
 
-    Launching the graph costs the host one call instead of one per kernel, and about halves the gaps between kernels on
-    the GPU. The arrays that the kernels use must not move; temporary ones live as long as the graph.
-
-    Parameters
-    ----------
-    issue : callable
-        Launches kernels that were loaded before, and never waits for the device.
+    Launching the graph costs the host one call instead of one per kernel, and about halves the gaps between kernels on the
+    GPU. The arrays that the kernels use must not move; temporary ones live as long as the graph. ``issue`` must launch only
+    kernels that are loaded already, and never wait for the device.
     """
     import cupy
 
@@ -61,12 +55,7 @@ def capture(issue: Callable[[], None]) -> CapturedGraph:
 class Replay:
     """Launches the same kernels at each call; on a GPU they are captured at the second call and replayed from then on.
 
-    Parameters
-    ----------
-    issue : callable
-        As for :func:`capture`; its first call loads the kernels.
-    capturable : bool
-        Whether it only launches kernels.
+    The first call loads the kernels; calls that do more than launch kernels are not ``capturable``.
     """
 
     def __init__(self, issue: Callable[[], None], *, capturable: bool) -> None:

@@ -16,16 +16,6 @@ import numpy as np
 from penstock.spmv.compilation.watch import compiling
 from penstock.spmv.device import Array, device_of
 
-__all__ = [
-    "NOMINAL_WARPS",
-    "CudaSource",
-    "compile_function",
-    "launch",
-    "multiprocessors",
-    "shared_limit",
-    "type_names",
-]
-
 #: Warps that an H200 runs at once, for choices that must not depend on the machine.
 NOMINAL_WARPS = 8448
 

@@ -21,19 +21,6 @@ from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, models, register_model
 
-__all__ = [
-    "WIDTH",
-    "add_triples",
-    "consecutive",
-    "fused",
-    "load",
-    "load_triples",
-    "multiply",
-    "multiply_add",
-    "prefetch",
-    "store",
-]
-
 #: Numbers in one variable: one register with AVX2, two on 64-bit ARM.
 WIDTH = 4
 _NUMBER, _FLOAT64 = ir.IntType(32), ir.DoubleType()

@@ -6,17 +6,6 @@ from typing import Any
 
 from numba import njit
 
-__all__ = [
-    "KernelPair",
-    "inlined",
-    "parallel_kernel",
-    "reassociating_kernel",
-    "rounded_serial_and_parallel",
-    "serial_and_parallel",
-    "serial_kernel",
-    "strict_kernel",
-]
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from penstock.spmv.errors import InputError
 from penstock.spmv.registry import Registry
 
-__all__ = ["KERNELS", "find_kernel", "has_kernel", "register_kernel", "registered_kernels"]
-
 Kernel = Callable[..., Any]
 
 #: All kernels by ``(format, operation, kind of device)``.
@@ -53,13 +51,7 @@ def register_kernel(format_name: str, operation: str, device_kind: str) -> Calla
 
 
 def find_kernel(format_name: str, operation: str, device_kind: str) -> Kernel:
-    """Return the kernel for a format, an operation and a kind of device.
-
-    Raises
-    ------
-    InputError
-        If there is none; the message lists the kernels of that format.
-    """
+    """Return the kernel for a format, an operation and a kind of device, or raise an InputError that lists those there are."""
     key = (format_name, operation, device_kind)
     if key not in KERNELS:
         known = ["/".join(key) for key in KERNELS.keys() if key[0] == format_name]  # noqa: SIM118 - a method of ours
@@ -68,7 +60,7 @@ def find_kernel(format_name: str, operation: str, device_kind: str) -> Kernel:
 
 
 def has_kernel(format_name: str, operation: str, device_kind: str) -> bool:
-    """Tell whether a kernel is registered."""
+    """Return whether a kernel is registered."""
     return (format_name, operation, device_kind) in KERNELS
 
 

@@ -1,4 +1,4 @@
-"""Tells that kernels are being compiled, and for how long: the first solve on a machine mostly does that."""
+"""Measures the time of compiling kernels, which dominates the first solve on a machine, and announces it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from contextlib import contextmanager
 
 from numba.core import event
 
-__all__ = ["compile_seconds", "compiling", "seconds_without_compiling", "watched_compilation"]
-
 Listener = Callable[[], object]
 
 
 class _Watch(event.Listener):
-    """Adds up the time in which at least one kernel is compiled; kernels that call others compile those inside their own time."""
+    """Adds up the time in which at least one kernel is compiled; nested compilations are counted once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +34,7 @@ class _Watch(event.Listener):
         try:
             for listener in listeners if first else ():
                 listener()
-        except BaseException:  # such as an interrupt: nobody will tell of the end
+        except BaseException:  # such as an interrupt: on_end would not be called
             self.on_end()
             raise
 
@@ -57,13 +55,13 @@ def compile_seconds() -> float:
 
 
 def seconds_without_compiling() -> float:
-    """Return the time of a clock that stands still while kernels are compiled; only differences mean something."""
+    """Return the time of a clock that stops while kernels are compiled; only differences are meaningful."""
     return time.perf_counter() - _watch.seconds
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Count what is done inside as compilation; for GPUs, since Numba tells of its own."""
+    """Count the time of the block as compilation: on GPUs, since Numba reports its own."""
     _watch.on_start()
     try:
         yield

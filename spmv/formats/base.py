@@ -22,8 +22,6 @@ from penstock.spmv.operator import ValidatedOperator, as_vectors
 from penstock.spmv.registry import Registry
 from penstock.spmv.sizes import format_nbytes
 
-__all__ = ["FORMATS", "UNEVEN_VARIATION", "SparseMatrix", "format_named", "format_names"]
-
 _SLAB_NBYTES, _REFILLED_NBYTES = 32 << 20, 256 << 20
 #: Coefficient of variation of row lengths above which some lanes of a warp wait for others.
 UNEVEN_VARIATION = 0.5
@@ -180,10 +178,19 @@ class SparseMatrix(ValidatedOperator):
         """
         if check:
             self.check_pattern(A, first_row)
-        for slab, new, _ in self._converted_again(A, first_row):
-            for name, array in slab.arrays().items():
-                if array.dtype.kind == "f":
-                    array[...] = self.device.asarray(new.arrays()[name])
+        source: Any = format_named("csr").from_csr(A, check=False)
+        for start, slab in self._refillable(source.device):
+            slab._take_values(source.rows(start, start + slab.shape[0]), first_row + start)
+
+    def _take_values(self, A: Any, first_row: int) -> None:
+        """Replace the values by those of a CsrMatrix with the same pattern; formats may do so without a conversion."""
+        new = self._converted_again(A, first_row).arrays()
+        for name, array in self.arrays().items():
+            if array.dtype.kind == "f":
+                array[...] = self.device.asarray(new[name])
+
+    def _converted_again(self, A: Any, first_row: int) -> Self:
+        return self.slab_from_csr(A, first_row, values_dtype=self.values_dtype, check=False, **self.layout())
 
     def check_pattern(self, A: Any, first_row: int = 0) -> None:
         """Refuse a matrix that :meth:`refill` has no places for, at the cost of a conversion; parameters as there.
@@ -193,30 +200,28 @@ class SparseMatrix(ValidatedOperator):
         InputError
             The message names the array that differs, and rows that hold the difference.
         """
-        for slab, new, rows in self._converted_again(A, first_row):
+        source: Any = format_named("csr").from_csr(A, check=False)
+        for start, slab in self._refillable(source.device):
+            rows = range(first_row + start, first_row + start + slab.shape[0])
+            new = slab._converted_again(source.rows(start, start + slab.shape[0]), rows.start).arrays()
             for name, array in slab.arrays().items():
-                other = new.arrays()[name]
-                same = other.shape == array.shape
+                same = new[name].shape == array.shape
                 if same and array.dtype.kind != "f":
-                    same = bool((self.device.asarray(other) == array).all())
+                    same = bool((self.device.asarray(new[name]) == array).all())
                 if not same:
                     raise InputError(
                         f"the matrix has another pattern: in rows {rows.start} to {rows.stop - 1} the {self.name} array {name} "
                         "differs"
                     )
 
-    def _converted_again(self, A: Any, first_row: int) -> Iterator[tuple[Self, Self, range]]:
-        """Yield slabs of this matrix and of A, converted in the same way, with their rows."""
-        source: Any = format_named("csr").from_csr(A, check=False)
-        layout = {"values_dtype": self.values_dtype, "check": False, **self.layout()}
-        whole = self.traits.half and source.device.kind == "cuda"  # a GPU converts no slabs of a half
-        for start, slab in [(0, self)] if whole else self._refillable():
-            rows = range(first_row + start, first_row + start + slab.shape[0])
-            part = source.rows(start, start + slab.shape[0])
-            yield slab, type(self).slab_from_csr(part, rows.start, **layout), rows
+    def _refillable(self, source: Device) -> Iterator[tuple[int, Self]]:
+        """Yield slabs whose arrays are views of those of this matrix; a format whose slabs are copies has but one.
 
-    def _refillable(self) -> Iterator[tuple[int, Self]]:
-        """Yield slabs whose arrays are views of those of this matrix; a format whose slabs are copies has but one."""
+        A GPU converts no slabs of a half.
+        """
+        if self.traits.half and source.kind == "cuda":
+            yield 0, self
+            return
         views = self.slabs(_REFILLED_NBYTES)
         first, slab = next(views, (0, self))
         if any(self._is_copy(name, array) for name, array in slab.arrays().items() if array.dtype.kind == "f"):

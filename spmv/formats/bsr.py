@@ -18,14 +18,12 @@ from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import CPU, Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
-from penstock.spmv.formats.convert import chunk_offsets, chunks_of_blocks, scalar_triplets
+from penstock.spmv.formats.convert import chunk_offsets, chunks_of_blocks, fill_blocks, scalar_triplets
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK, check_block_size, narrow_offsets
 from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.formats.validation import check_values, in_sorted_rows
-
-__all__ = ["BSR_KERNELS", "BsrMatrix"]
 
 BSR_KERNELS = CudaSource("penstock.spmv.kernels", "bsr.cu")
 
@@ -142,6 +140,13 @@ class BsrMatrix(SparseMatrix, name="bsr"):
             self.row_offsets, self.device.xp.arange(self.column_indices.size), side="right"
         )
         return scalar_triplets(block_rows - 1, self.column_indices.astype(np.int64), self.values)
+
+    def _take_values(self, A: Any, first_row: int) -> None:
+        if self.device != A.device:
+            super()._take_values(A, first_row)
+            return
+        none, size = self.device.xp.empty(0, dtype=np.int32), int(self.values.shape[-1])
+        fill_blocks(A, size, none, self.row_offsets, 1, self.column_indices, self.values.reshape(-1))
 
     def layout(self) -> dict[str, Any]:
         """Return the arguments of ``from_csr`` for the same arrays."""

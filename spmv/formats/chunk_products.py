@@ -15,20 +15,6 @@ from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import Array
 
-__all__ = [
-    "SELL_KERNELS",
-    "SpmmTile",
-    "launch_spmm",
-    "launch_spmv",
-    "multiply_block",
-    "multiply_chunks",
-    "spmm_tile",
-    "spmv_expression",
-    "spmv_rows",
-    "spmv_strips_of_16",
-    "stored",
-]
-
 SELL_KERNELS = CudaSource("penstock.spmv.kernels", "sell.cu")
 
 

@@ -16,15 +16,6 @@ from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.statistics import check_whole, first_kept, next_block, wide_offsets
 from penstock.spmv.formats.symmetry import CONVERSION_KERNELS
 
-__all__ = [
-    "chunk_offsets",
-    "chunks_of_blocks",
-    "chunks_of_slots",
-    "length_permutation",
-    "scalar_triplets",
-    "stored_blocks",
-]
-
 
 def length_permutation(lengths: Array, scope: int) -> Array:
     """Order rows by descending length inside scopes of ``scope`` consecutive rows; equal lengths keep their order.
@@ -64,18 +55,7 @@ def length_permutation(lengths: Array, scope: int) -> Array:
 
 
 def chunk_offsets(lengths: Array, height: int) -> Array:
-    """Return where each chunk of ``height`` rows begins, in entries, with its rows padded to the longest.
-
-    Parameters
-    ----------
-    lengths : int64 array, (rows,)
-        Row lengths in the order of storage.
-    height : int
-
-    Returns
-    -------
-    int64 array, (chunks + 1,)
-    """
+    """Return where each chunk of ``height`` rows begins, in entries, padded to its longest row: int64, (chunks + 1,)."""
     xp = _module(lengths)
     chunks = -(-lengths.size // height)
     padded = xp.zeros(chunks * height, dtype=np.int64)
@@ -121,9 +101,26 @@ def chunks_of_blocks(
     Blocks that hold any stored entry are stored whole, with zeros where nothing was stored; ``upper`` as for
     :func:`count_blocks`.
     """
-    xp, block_rows, blocks = A.device.xp, A.shape[0] // size, int(offsets[-1])
+    xp, blocks = A.device.xp, int(offsets[-1])
     column_indices = xp.full(blocks, -1, dtype=np.int32)
     values = xp.zeros(blocks * size * size, dtype=values_dtype)
+    fill_blocks(A, size, permutation, offsets, height, column_indices, values, upper=upper)
+    return column_indices, values
+
+
+def fill_blocks(
+    A: CsrMatrix,
+    size: int,
+    permutation: Array,
+    offsets: Array,
+    height: int,
+    column_indices: Array,
+    values: Array,
+    *,
+    upper: int | None = None,
+) -> None:
+    """Write the entries of ``A`` into chunks with room for its blocks, on its device; as :func:`chunks_of_blocks`."""
+    block_rows, offsets = A.shape[0] // size, offsets.astype(np.int64, copy=False)
     source, target = (A.row_offsets, A.column_indices, A.values), (permutation, offsets, column_indices, values)
     if A.device.kind == "cpu":
         _fill_blocks(block_rows, size, first_kept(upper), height, wide_offsets(A.row_offsets), *source[1:], *target)
@@ -133,7 +130,6 @@ def chunks_of_blocks(
         function = CONVERSION_KERNELS.function(f"fill_blocks<{names}, {size}>")
         scalars = (np.int64(block_rows), np.int32(upper is not None), np.int64(height))
         launch(function, 8 * block_rows, 256, (*scalars, *source, np.int32(permutation.size > 0), *target))
-    return column_indices, values
 
 
 def stored_blocks(
@@ -150,17 +146,8 @@ def stored_blocks(
 ) -> tuple[Array, Array, Array]:
     """Return block rows, block columns and blocks ``(blocks, size, size)`` of chunks, padding left out.
 
-    Parameters
-    ----------
-    offsets, column_indices, values, permutation : array
-        As :func:`chunks_of_blocks` returns them.
-    rows : int
-        Number of (block) rows.
-    height, size : int
-    first_block_row : int
-        Block row of the larger matrix at which this slab begins.
-    within : int, optional
-        Return only blocks at most this many block columns from the diagonal.
+    The arrays are those of :func:`chunks_of_blocks`. Only blocks at most ``within`` block columns from the diagonal are
+    returned.
     """
     xp = _module(offsets)
     entries = xp.flatnonzero(column_indices >= 0)
@@ -240,14 +227,14 @@ def _fill_blocks(
             column = next_block(block_row, entries, row_offsets, source_columns)
             if column > INT32_MAX:
                 break
-            kept = column >= block_row + upper
+            selected = column >= block_row + upper
             for r in range(size):
                 stop = row_offsets[block_row * size + r + 1]
                 while entries[r] < stop and source_columns[entries[r]] // size == column:
-                    if kept:
+                    if selected:
                         scalar = (slot * size + r) * size + source_columns[entries[r]] - column * size
                         values[first * (size * size) + scalar * height + place] = source_values[entries[r]]
                     entries[r] += 1
-            if kept:
+            if selected:
                 column_indices[first + slot * height + place] = column
                 slot += 1

@@ -20,8 +20,6 @@ from penstock.spmv.formats.scaling import scale
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 
-__all__ = ["COO_KERNELS", "CooMatrix", "oversubscription"]
-
 COO_KERNELS = CudaSource("penstock.spmv.kernels", "coo.cu")
 
 #: Groups of 32 lanes per group that the hardware runs at once, by number of entries (Tsai, Cojean and Anzt 2020,

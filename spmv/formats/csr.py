@@ -22,8 +22,6 @@ from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.formats.validation import check_values, in_sorted_rows
 
-__all__ = ["CSR_KERNELS", "CsrMatrix"]
-
 CSR_KERNELS = CudaSource("penstock.spmv.kernels", "csr.cu")
 
 

@@ -7,8 +7,6 @@ from typing import Literal, NamedTuple
 
 from penstock.spmv.errors import InputError
 
-__all__ = ["THRESHOLDS", "CsrStrategy", "Lanes", "Thresholds", "choose_lanes", "choose_strategy"]
-
 Lanes = Literal["auto", "mean", "longest"]
 
 
@@ -38,13 +36,7 @@ THRESHOLDS = {
 
 
 def choose_strategy(entries: int, rows: int, longest_row: int, thresholds: str = "h200") -> CsrStrategy:
-    """Choose between one row for a group of lanes and balanced shares (Tsai, Cojean and Anzt 2020, Algorithm 3).
-
-    Raises
-    ------
-    InputError
-        If there are no thresholds of that name.
-    """
+    """Choose between one row for a group of lanes and balanced shares (Tsai, Cojean and Anzt 2020, Algorithm 3)."""
     if thresholds not in THRESHOLDS:
         raise InputError(f"unknown thresholds {thresholds!r}; known: {', '.join(THRESHOLDS)}")
     limits = THRESHOLDS[thresholds]

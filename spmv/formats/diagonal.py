@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from penstock.spmv.device import Array
 
-__all__ = ["copy_diagonal_blocks"]
-
 
 def copy_diagonal_blocks(rows: Array, columns: Array, values: Array, blocks: Array) -> None:
     """Copy the entries that lie in dense blocks on the diagonal."""

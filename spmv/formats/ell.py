@@ -24,8 +24,6 @@ from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 from penstock.spmv.sizes import format_nbytes
 
-__all__ = ["ELL_KERNELS", "EllMatrix"]
-
 ELL_KERNELS = CudaSource("penstock.spmv.kernels", "ell.cu")
 
 _BLOCK = 512

@@ -20,8 +20,6 @@ from penstock.spmv.formats.ell import EllMatrix
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 
-__all__ = ["HybMatrix", "ell_width"]
-
 _LIMIT = 1e-4
 
 

@@ -7,8 +7,6 @@ import numpy as np
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 
-__all__ = ["INT32_MAX", "LARGEST_DENSE_BLOCK", "check_block_size", "narrow_offsets"]
-
 INT32_MAX = 2**31 - 1
 #: Rows of the largest dense blocks that formats store and preconditioners invert.
 LARGEST_DENSE_BLOCK = 8
@@ -22,13 +20,7 @@ def check_block_size(size: int, rows: int) -> int:
 
 
 def narrow_offsets(offsets: Array, start: int, stop: int) -> Array:
-    """Return ``offsets[start : stop + 1]`` counted from 0 as int32, as every subdivision holds them.
-
-    Raises
-    ------
-    InputError
-        If the slab holds more than 2**31 - 1 entries.
-    """
+    """Return ``offsets[start : stop + 1]`` counted from 0 as int32, or raise an InputError beyond 2**31 - 1 entries."""
     part = offsets[start : stop + 1] - offsets[start]
     if part.size and int(part[-1]) > INT32_MAX:
         raise InputError(

@@ -11,25 +11,18 @@ from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
 
-__all__ = ["cut_rows", "row_slabs"]
-
 
 def cut_rows(A: SparseMatrix, parts: int) -> list[int]:
     """Return ``parts + 1`` row numbers that cut a matrix on the CPU into slabs with nearly equal numbers of stored entries.
 
     No slab is empty, and all but the last end at a multiple of the granularity. Formats without offsets of rows or chunks are
     cut into equal numbers of rows.
-
-    Raises
-    ------
-    InputError
-        If the matrix has fewer granules than parts.
     """
     granules = -(-A.shape[0] // A.row_granularity)
     if not 1 <= parts <= granules:
         raise InputError(f"cannot cut {granules} pieces of {A.row_granularity} rows into {parts} slabs")
     offsets = (A.arrays().get(name) for name in ("row_offsets", "chunk_offsets"))
-    stored: Array = next((found for found in offsets if found is not None), np.arange(granules + 1))
+    stored: Array = next((array for array in offsets if array is not None), np.arange(granules + 1))
     if stored.size > granules + 1:  # several chunks a sorting scope
         stored = np.append(stored[: -1 : A.row_granularity // A.chunk_rows], stored[-1])
     targets = [int(stored[-1]) * part // parts for part in range(parts)]

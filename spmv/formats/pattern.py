@@ -1,4 +1,4 @@
-"""Which entries a CSR matrix stores, as checksums: to tell whether another matrix has the same pattern."""
+"""Checksums of the entries that a CSR matrix stores, to recognise another matrix with the same pattern."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix
 
-__all__ = ["Pattern"]
-
 # Entries of an array that share a checksum; on a GPU this many are worked on at once, in four times as much memory.
 _PIECE, _PIECE_ON_GPU = 1 << 12, 1 << 22
 # Odd numbers with well mixed bits (Steele, Lea and Flood 2014, SplitMix64).
@@ -23,18 +21,9 @@ _PLACE, _MIX, _MIX_AGAIN = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 
 @dataclass(frozen=True)
 class Pattern:
-    """The checksums of a CSR matrix's row offsets and column indices.
+    """The checksums of a CSR matrix's row offsets and column indices, one for every ``piece`` entries.
 
     Two matrices with the same checksums have the same pattern, but for a chance of 2^-64.
-
-    Parameters
-    ----------
-    shape : tuple of int
-    nnz : int
-    row_offsets, column_indices : uint64 array
-        Of consecutive pieces of the two arrays.
-    piece : int
-        Entries in a piece.
 
     Examples
     --------
@@ -57,13 +46,7 @@ class Pattern:
         return cls(A.shape, A.nnz, offsets, columns, piece)
 
     def check(self, A: CsrMatrix, name: str = "the new matrix") -> None:
-        """Refuse a matrix with another pattern.
-
-        Raises
-        ------
-        InputError
-            The message says what differs, and about where.
-        """
+        """Raise an InputError that says what differs, and about where, unless a matrix has this pattern."""
         if self.shape != A.shape:
             raise InputError(f"{name} has shape {A.shape}, the prepared one {self.shape}; prepare the new one")
         offsets = _checksums(A.device, A.row_offsets, self.piece)
@@ -73,7 +56,7 @@ class Pattern:
             return
         what = f"{name} stores {A.nnz} entries, the prepared one {self.nnz}"
         if self.nnz == A.nnz:
-            what = f"{name} stores as many entries, {A.nnz}, as the prepared one, but at other places"
+            what = f"{name} stores {A.nnz} entries like the prepared one, but at other places"
         rows = self._rows_of_first(offsets, columns, A, by_counts=not same_counts)
         raise InputError(
             f"{what}: the patterns differ first in rows {rows.start} to {rows.stop - 1}; store zeros where the pattern has "
@@ -98,7 +81,7 @@ def _checksums(device: Device, array: Array, piece: int) -> np.ndarray[Any, Any]
         sums = np.zeros(count, dtype=np.uint64)
         _add_up(array, piece, sums)
         return sums
-    xp, found = device.xp, []
+    xp, totals = device.xp, []
     for number in range(count):
         part = array[number * piece : (number + 1) * piece].astype(np.uint64)
         mixed = part + xp.arange(number * piece + 1, number * piece + 1 + part.size, dtype=np.uint64) * np.uint64(
@@ -106,8 +89,8 @@ def _checksums(device: Device, array: Array, piece: int) -> np.ndarray[Any, Any]
         )
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_MIX)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_MIX_AGAIN)
-        found.append((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
-    return np.array([int(one) for one in found], dtype=np.uint64)
+        totals.append((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
+    return np.array([int(one) for one in totals], dtype=np.uint64)
 
 
 @parallel_kernel

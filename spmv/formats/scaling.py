@@ -8,8 +8,6 @@ from numba import prange
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.device import Array
 
-__all__ = ["scale"]
-
 #: Numbers from which on several threads are faster than NumPy's one.
 _LONG = 1 << 18
 

@@ -27,26 +27,13 @@ from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 
-__all__ = ["SellMatrix", "arrange_chunks", "choose_sorting_scope", "register_sell", "rows_of_chunks"]
-
 _GOOD_ENOUGH = 0.02
 
 
 def choose_sorting_scope(lengths: Array, height: int) -> int:
-    """Return the smallest tried sorting scope with storage within 2 % of that of a full sort.
+    """Return the smallest tried sorting scope, 1 or C times a power of two, with storage within 2 % of that of a full sort.
 
     A small scope keeps neighbouring rows together, and with them what they read of x (Kreutzer et al. 2014, section 3.4).
-
-    Parameters
-    ----------
-    lengths : int64 array, (rows,)
-    height : int
-        The chunk height C.
-
-    Returns
-    -------
-    int
-        1, or C times a power of two; if there are many, only every second one is tried.
     """
     rows = max(int(lengths.size), 1)
 
@@ -64,29 +51,10 @@ def choose_sorting_scope(lengths: Array, height: int) -> int:
 
 
 def arrange_chunks(lengths: Array, height: int, sorting_scope: int | Literal["auto"]) -> tuple[int, Array, Array]:
-    """Sort (block) rows inside scopes and cut them into chunks.
+    """Sort (block) rows inside scopes and cut them into chunks of C = ``height`` rows.
 
-    Parameters
-    ----------
-    lengths : int64 array, (rows,)
-    height : int
-        The chunk height C.
-    sorting_scope : int or "auto"
-        sigma; see :func:`choose_sorting_scope`.
-
-    Returns
-    -------
-    int
-        The scope.
-    int32 array, (rows,) or (0,)
-        The row at each position; empty for a scope of 1.
-    int64 array, (chunks + 1,)
-        Where chunks begin.
-
-    Raises
-    ------
-    InputError
-        If the scope is neither 1 nor a power of two that the height divides.
+    Returns the scope, the row at each position (int32; empty for a scope of 1) and where chunks begin (int64). The scope sigma
+    must be 1 or C times a power of two; see :func:`choose_sorting_scope`.
     """
     scope = choose_sorting_scope(lengths, height) if sorting_scope == "auto" else sorting_scope
     check_power_of_two(scope, "sorting_scope")
@@ -271,13 +239,7 @@ def _lanes(rows: int, nnz: int, height: int) -> int:
 
 
 def rows_of_chunks(A: Any, start: int, stop: int, height: int, size: int = 1) -> dict[str, Array]:
-    """Return the arrays of a slab in chunks of ``height`` block rows with blocks of ``size`` x ``size``.
-
-    Raises
-    ------
-    InputError
-        If the slab cuts a chunk or a sorting scope.
-    """
+    """Return the arrays of a slab in chunks of block rows, or raise an InputError if it would cut a chunk or a sorting scope."""
     granularity = A.row_granularity
     if start % granularity or (stop % granularity and stop != A.shape[0]):
         raise InputError(f"rows {start} to {stop} do not start and stop at multiples of {granularity}, the granularity")

@@ -16,6 +16,7 @@ from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.chunk_products import launch_spmm, launch_spmv
 from penstock.spmv.formats.convert import (
     chunks_of_blocks,
+    fill_blocks,
     scalar_triplets,
     stored_blocks,
 )
@@ -23,8 +24,6 @@ from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.sell import arrange_chunks, rows_of_chunks
 from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks
 from penstock.spmv.formats.traits import Traits
-
-__all__ = ["HEIGHT", "SlicedBsrMatrix"]
 
 #: Block rows per chunk: the lanes of a warp, so that every load of a warp is contiguous.
 HEIGHT = 32
@@ -137,6 +136,13 @@ class SlicedBsrMatrix(SparseMatrix, name="sliced_bsr"):
         """Return row indices, column indices and values of every scalar of every block."""
         arrays = (self.chunk_offsets, self.column_indices, self.values, self.permutation)
         return scalar_triplets(*stored_blocks(*arrays, self.shape[0] // self.block_size, HEIGHT, self.block_size))
+
+    def _take_values(self, A: Any, first_row: int) -> None:
+        if self.device != A.device:
+            super()._take_values(A, first_row)
+            return
+        arrays = (self.column_indices, self.values)
+        fill_blocks(A, self.block_size, self.permutation, self.chunk_offsets, HEIGHT, *arrays)
 
     def rows(self, start: int, stop: int) -> Self:
         """Return rows ``start`` to ``stop``, multiples of the granularity unless the last; indices and values are views."""

@@ -9,8 +9,6 @@ from penstock.spmv.formats.sell import SellMatrix, register_sell
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 
-__all__ = ["SlicedEllMatrix"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SlicedEllMatrix(SellMatrix, name="sliced_ell"):

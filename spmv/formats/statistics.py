@@ -16,15 +16,13 @@ from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX, LARGEST_DENSE_BLOCK, check_block_size
 from penstock.spmv.formats.symmetry import CONVERSION_KERNELS, Symmetry, measure_symmetry
 
-__all__ = ["MatrixStatistics", "count_blocks", "first_kept", "next_block", "wide_offsets"]
-
 #: Blocks are worth a blocked format if more than this share of their scalars is stored.
 _WORTHWHILE_FILL = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class MatrixStatistics:
-    """Statistics of a sparse matrix; each is computed when it is first asked for, and once.
+    """Statistics of a sparse matrix; each is computed on first use, and once.
 
     Parameters
     ----------
@@ -37,7 +35,7 @@ class MatrixStatistics:
     row_offsets, column_indices, values : array
         The matrix in CSR, on that device.
     strategy : int, optional
-        The :class:`CsrStrategy` that a :class:`CsrMatrix` was given.
+        The :class:`CsrStrategy` of a :class:`CsrMatrix`.
     """
 
     shape: tuple[int, int]
@@ -131,27 +129,10 @@ def count_blocks(
     *,
     upper: int | None = None,
 ) -> Array:
-    """Count the blocks of ``size`` x ``size`` that each block row of a CSR matrix needs.
+    """Count the blocks of ``size`` x ``size`` that each block row of a CSR matrix needs: int64, (block rows,).
 
-    Parameters
-    ----------
-    device : Device
-        Where the arrays live.
-    shape : (int, int)
-    row_offsets, column_indices : array
-    size : int
-    upper : int, optional
-        Leave out the blocks left of the diagonal. The number of the first block row in the matrix that this is a slab of, 0 for
-        a whole matrix; slabs are converted on the CPU.
-
-    Returns
-    -------
-    int64 array, (block rows,)
-
-    Raises
-    ------
-    InputError
-        If the block size is not 1 to 8, or does not divide the shape.
+    ``upper`` leaves out the blocks left of the diagonal: the number of the first block row in the matrix of which this is a
+    slab. Slabs are converted on the CPU.
     """
     if not 1 <= size <= LARGEST_DENSE_BLOCK:
         largest = LARGEST_DENSE_BLOCK
@@ -170,7 +151,7 @@ def count_blocks(
 
 
 def first_kept(upper: int | None) -> int:
-    """Return what the kernels add to a block row for the first block column that they keep."""
+    """Return the offset from a block row to the first block column that kernels store."""
     return -INT32_MAX if upper is None else upper
 
 
@@ -187,7 +168,7 @@ def check_whole(upper: int | None) -> None:
 
 @serial_kernel
 def next_block(block_row: int, entries: Array, row_offsets: Array, source_columns: Array) -> int:
-    """Return the least block column that the scalar rows of a block row have yet to come to; past INT32_MAX, none."""
+    """Return the next block column among the remaining entries of a block row; beyond INT32_MAX there is none."""
     size, column = entries.size, np.int64(INT32_MAX) + 1
     for r in range(size):
         if entries[r] < row_offsets[block_row * size + r + 1]:

@@ -1,4 +1,4 @@
-"""Checks offsets and indices that come from a file, before kernels that trust them read and write by them."""
+"""Checks offsets and indices that come from a file, before kernels use them without bounds checks."""
 
 from __future__ import annotations
 
@@ -11,31 +11,15 @@ from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 
-__all__ = ["check_indices", "check_offsets", "check_structure", "check_upper_half"]
-
 
 def check_structure(
     arrays: Mapping[str, Array], rows: int, columns: int, chunk: int, *, padded: tuple[str, ...] = ()
 ) -> None:
-    """Check the structure of a slab, on the host, in one pass over its offsets and indices.
+    """Check the offsets, indices and permutation of a slab, on the host; an InputError names the wrong array.
 
-    Parameters
-    ----------
-    arrays : mapping of str to array
-        By the names that all formats use: ``row_offsets`` or ``chunk_offsets``, ``row_indices``, ``column_indices`` and
-        ``permutation``, perhaps with a prefix. Others are not looked at.
-    rows, columns : int
-        Of the slab; in blocks, if its indices count blocks.
-    chunk : int
-        Entries that two offsets differ by are a multiple of this.
-    padded : tuple of str
-        Arrays of column indices in which negative numbers are padding.
-
-    Raises
-    ------
-    InputError
-        If offsets do not ascend from 0 to the number of entries, an index is out of range, row indices do not ascend, or a
-        permutation names a row twice; the message names the array.
+    Arrays go by the names that all formats use, perhaps with a prefix; others are not checked. Rows and columns count blocks
+    if the indices do. Differences of offsets must be multiples of ``chunk``; in ``padded`` arrays negative indices are
+    padding.
     """
     for name, array in arrays.items():
         if name.endswith(("_offsets", "_indices", "permutation")) and array.dtype.kind != "i":

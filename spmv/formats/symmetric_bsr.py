@@ -17,6 +17,7 @@ from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.convert import (
     chunk_offsets,
     chunks_of_blocks,
+    fill_blocks,
     scalar_triplets,
     stored_blocks,
 )
@@ -35,8 +36,6 @@ from penstock.spmv.formats.symmetric_bsr_kernels import (
 )
 from penstock.spmv.formats.symmetry import measure_symmetry
 from penstock.spmv.formats.traits import Traits
-
-__all__ = ["SYMMETRIC_BSR_KERNELS", "SymmetricBsrMatrix"]
 
 SYMMETRIC_BSR_KERNELS = CudaSource("penstock.spmv.kernels", "symmetric_bsr.cu")
 
@@ -167,6 +166,14 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         arrays = (self.chunk_offsets, self.column_indices, self.values, self.permutation)
         sizes = (self.shape[0] // self.block_size, HEIGHT, self.block_size)
         return scalar_triplets(*stored_blocks(*arrays, *sizes, first_block_row=first_block_row, within=within))
+
+    def _take_values(self, A: Any, first_row: int) -> None:
+        if self.device != A.device:
+            super()._take_values(A, first_row)
+            return
+        arrays = (self.column_indices, self.values)
+        upper = first_row // self.block_size
+        fill_blocks(A, self.block_size, self.permutation, self.chunk_offsets, HEIGHT, *arrays, upper=upper)
 
     def rows(self, start: int, stop: int) -> Self:
         """Return rows ``start`` to ``stop``, multiples of the granularity unless the last, as views."""

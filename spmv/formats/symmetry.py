@@ -12,8 +12,6 @@ from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import CPU, Array, Device
 
-__all__ = ["CONVERSION_KERNELS", "Symmetry", "measure_symmetry"]
-
 #: Kernels that examine the entries of a CSR matrix, and fill other formats with them.
 CONVERSION_KERNELS = CudaSource("penstock.spmv.kernels", "conversion.cu")
 

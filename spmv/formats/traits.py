@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Traits"]
-
 
 @dataclass(frozen=True)
 class Traits:
@@ -47,5 +45,5 @@ class Traits:
     halving_columns: float = 5.0
 
     def slowdown(self, columns: int) -> float:
-        """Return how much longer a GPU takes for the bytes of a product with so many vectors than with one."""
+        """Return the time of a product per byte on a GPU with ``columns`` vectors, relative to one vector."""
         return 1.0 if columns == 1 else 1.0 + columns / self.halving_columns

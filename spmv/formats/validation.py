@@ -12,8 +12,6 @@ from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError, advice_on_type
 from penstock.spmv.formats.limits import INT32_MAX
 
-__all__ = ["check_indices", "check_values", "in_csr", "in_sorted_rows"]
-
 _NOT_MONOTONE, _OUT_OF_RANGE, _DUPLICATE, _UNSORTED = 1, 2, 3, 4
 
 
@@ -35,29 +33,24 @@ def _first_defect(offsets: Array, indices: Array, columns: int) -> tuple[int, in
 def in_sorted_rows(A: Any, what: str) -> Any:
     """Return a SciPy CSR or BSR matrix whose rows ascend: itself, or a copy that is sorted, with duplicates summed.
 
-    Products of SciPy matrices have unsorted rows, and ``tobsr`` leaves unsorted blocks.
-
-    Raises
-    ------
-    InputError
-        If offsets do not ascend or an index is out of range; the message names the first wrong row and the column.
+    Products of SciPy matrices have unsorted rows, and ``tobsr`` leaves unsorted blocks. Offsets and indices are checked.
     """
     height, width = getattr(A, "blocksize", (1, 1))
     shape = (A.shape[0] // height, A.shape[1] // width)
     defect, row, column = _defect(A.indptr, A.indices, shape, what)
-    if not defect:  # as nearly always: one pass over the entries
+    if not defect:  # the usual case: one pass over the entries
         return A
     # What sorts the rows must find them; offsets beyond the first unsorted row were not looked at.
     if defect in (_UNSORTED, _DUPLICATE) and (np.diff(A.indptr) >= 0).all() and A.indptr[-1] <= len(A.indices):
         A = A.copy()
-        A.has_canonical_format = A.has_sorted_indices = False  # whatever it takes itself for
+        A.has_canonical_format = A.has_sorted_indices = False  # SciPy's cached flags may be wrong
         A.sort_indices()
         defect, row, column = _defect(A.indptr, A.indices, shape, what)
         if defect == _DUPLICATE:
             A.sum_duplicates()
             defect, row, column = _defect(A.indptr, A.indices, shape, what)
     if defect:
-        raise InputError(f"{what}: {_told(defect, row, column, shape[1], len(A.indices))}")
+        raise InputError(f"{what}: {_describe(defect, row, column, shape[1], len(A.indices))}")
     return A
 
 
@@ -74,7 +67,7 @@ def _defect(offsets: Array, indices: Array, shape: tuple[int, int], what: str) -
     return int(defect), int(row), int(column)
 
 
-def _told(defect: int, row: int, column: int, columns: int, entries: int) -> str:
+def _describe(defect: int, row: int, column: int, columns: int, entries: int) -> str:
     return {
         _NOT_MONOTONE: f"row offsets descend or run past the {entries} entries at row {row}; the arrays are damaged",
         _OUT_OF_RANGE: f"row {row} holds column index {column}, outside 0 to {columns - 1}; check the shape",
@@ -87,11 +80,6 @@ def in_csr(A: Any, what: str) -> Any:
     """Return a SciPy or CuPy matrix in CSR: itself, or a conversion, which out-of-range indices would crash.
 
     Rows may still be unsorted and hold duplicates, and CSR itself is not looked at: see :func:`in_sorted_rows`.
-
-    Raises
-    ------
-    InputError
-        If it has not two dimensions, its arrays do not fit each other, or an index is out of range.
     """
     if len(A.shape) != 2:
         raise InputError(f"{what} has the shape {A.shape}; expected a matrix, which has 2 dimensions")
@@ -147,13 +135,7 @@ def _check_range(indices: Any, size: int, what: str) -> None:
 
 
 def check_values(A: Any, what: str, *, finite: bool = True) -> np.ndarray[Any, Any]:
-    """Return the values of a SciPy matrix as float64 or float32, or refuse them.
-
-    Raises
-    ------
-    InputError
-        If they are complex or not numbers, or one of them is NaN or infinite.
-    """
+    """Return the values of a SciPy matrix as float64 or float32, or raise an InputError unless they are real and finite."""
     values: np.ndarray[Any, Any] = np.asarray(A.data)
     if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
         raise InputError(f"{what} has values of type {values.dtype}; {advice_on_type(values.dtype.kind)}")

@@ -16,29 +16,11 @@ from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.convert import chunk_offsets, length_permutation
 from penstock.spmv.formats.statistics import MatrixStatistics
 
-__all__ = [
-    "chunk_occupancy",
-    "code_balance",
-    "inferred_alpha",
-    "predicted_flops",
-    "predicted_seconds",
-    "worst_occupancy",
-]
-
 _INDEX = 4  # bytes of a column index
 
 
 def chunk_occupancy(lengths: Array, chunk_height: int, sorting_scope: int = 1) -> float:
     """Return beta, the fraction of SELL-C-sigma's storage that holds entries: nnz / sum of C times the chunks' widths.
-
-    Parameters
-    ----------
-    lengths : integer array, (rows,)
-        Row lengths.
-    chunk_height : int
-        C.
-    sorting_scope : int
-        sigma; 1 leaves the order as it is.
 
     Examples
     --------
@@ -114,23 +96,9 @@ def predicted_seconds(
     statistics: MatrixStatistics | None = None,
     **parameters: Any,
 ) -> float:
-    """Return the seconds of a product at a bandwidth if each stored byte and each vector element moves once.
+    """Return the seconds of a product at a bandwidth (bytes/s) if each stored byte and each vector element moves once.
 
-    Parameters
-    ----------
-    A : SparseMatrix or its class
-        A matrix, or a class before any conversion.
-    bandwidth : float
-        Measured, in bytes per second.
-    columns : int
-        Number of vectors.
-    statistics : MatrixStatistics, optional
-        Statistics of the matrix, needed if ``A`` is a class; further arguments are those of its ``from_csr``.
-
-    Raises
-    ------
-    InputError
-        If ``A`` is a class and ``statistics`` is missing.
+    Before any conversion ``A`` is the class of the matrix, with its statistics and further arguments of its ``from_csr``.
     """
     if isinstance(A, SparseMatrix):
         return A.product_nbytes(columns) / bandwidth

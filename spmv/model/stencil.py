@@ -1,4 +1,4 @@
-"""Matrices with the memory accesses of 3-D elasticity, built in no time: for measuring rates and compiling kernels."""
+"""Matrices with the memory accesses of 3-D elasticity, built quickly: for measuring rates and compiling kernels."""
 
 from __future__ import annotations
 
@@ -9,22 +9,11 @@ import numpy as np
 from penstock.spmv import BsrMatrix, InputError, SlicedBsrMatrix, SparseMatrix, SymmetricBsrMatrix
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
-__all__ = ["stencil_matrix"]
-
 
 def stencil_matrix(side: int, format_name: str, *, block_size: int = 3, xp: Any = np) -> SparseMatrix:
     """Return a matrix of ``side^3`` nodes, each coupled with its 26 neighbours by dense blocks of random values.
 
     Nodes at the sides are coupled with those of the next line: products need the same time as on a box mesh.
-
-    Parameters
-    ----------
-    side : int
-        Nodes a side.
-    format_name : {"bsr", "sliced_bsr", "symmetric_bsr"}
-    block_size : int
-    xp : module
-        NumPy or CuPy, where the arrays are made.
     """
     steps = (-1, 0, 1)
     offsets = sorted({(x * side + y) * side + z for x in steps for y in steps for z in steps})

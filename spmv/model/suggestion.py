@@ -1,4 +1,4 @@
-"""Which format suits a matrix: a ranking by the roofline model, and the best few timed if asked for."""
+"""Ranks the formats for a matrix by the roofline model, and on request by timing the best few."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.model.roofline import predicted_seconds
 from penstock.spmv.model.timing import time_by_host_clock
 from penstock.spmv.sizes import format_nbytes
-
-__all__ = ["Suggestion", "rank_formats", "suggest_format"]
 
 _NOMINAL_BANDWIDTH = {"cpu": 30e9, "cuda": 4.4e12}
 
@@ -91,7 +89,7 @@ def suggest_format(
     symmetric : bool, optional
         False leaves out formats of half a symmetric matrix. By default they are ranked if the matrix is symmetric to rounding.
     measure : int
-        Convert to so many of the best, time five products each after a warm-up, and rank these by their times.
+        Convert to this many of the best, time five products each after a warm-up, and rank these by their times.
 
     Returns
     -------
@@ -136,16 +134,9 @@ def suggest_format(
 def rank_formats(
     statistics: MatrixStatistics, device_kind: str, columns: int = 1, *, bandwidth: float | None = None
 ) -> list[Suggestion]:
-    """Rank all registered formats by the time of a product that the roofline model and their efficiency predict; pure.
+    """Rank all registered formats by the product time that the roofline model and their efficiency predict.
 
-    Parameters
-    ----------
-    statistics : MatrixStatistics
-    device_kind : {"cpu", "cuda"}
-    columns : int
-        Vectors that are multiplied at once.
-    bandwidth : float, optional
-        Bytes a second; by default a nominal one, which ranks just as well.
+    A bandwidth in bytes per second may replace the nominal one, which ranks just as well.
     """
     rate = bandwidth or _NOMINAL_BANDWIDTH[device_kind]
     ranking = []

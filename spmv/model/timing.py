@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 from penstock.spmv.compilation.chunk_size import last_level_cache_nbytes
 from penstock.spmv.device import CPU, Device
 
-__all__ = ["cache_nbytes", "copies_wanted", "memory_for_copies", "time_by_host_clock", "time_in_turn", "time_once"]
-
 Action = Callable[[], Any]
 Result = TypeVar("Result")
 
@@ -48,27 +46,12 @@ def memory_for_copies(device: Device) -> int:
 def time_in_turn(
     actions: Mapping[str, Sequence[Action]], device: Device, *, repeats: int, least: float = 2e-3
 ) -> dict[str, list[float]]:
-    """Time actions in turn, so that drifts of the machine affect all equally.
+    """Time actions in turn, so that drifts of the machine affect all equally; return the seconds per call of every sample.
 
-    Parameters
-    ----------
-    actions : mapping of str to sequence of callables
-        The callables of one action do the same work on different data; a sample cycles through them.
-    device : Device
-    repeats : int
-        Samples of each.
-    least : float
-        Shortest sample in seconds on a CPU, where the clock is coarse.
-
-    Returns
-    -------
-    dict of str to list of float
-        Seconds per call, one number per sample.
-
-    Notes
-    -----
-    On a GPU the time between two events on the stream is measured. A spinning kernel keeps the GPU busy until the host has
-    issued a whole sample, so the GPU never waits for launches, and only the kernels are timed.
+    A sample cycles through the callables of an action, which do the same work on different data; on a CPU, whose clock is
+    coarse, it takes at least ``least`` seconds. On a GPU the time between two events on the stream is measured. A spinning
+    kernel keeps the GPU busy until the host has issued a whole sample, so the GPU never waits for launches, and only the
+    kernels are timed.
     """
     samples: dict[str, list[float]] = {name: [] for name in actions}
     calls = {name: max(len(variants), 1) for name, variants in actions.items()}
@@ -87,13 +70,7 @@ def time_in_turn(
 def time_by_host_clock(
     actions: Mapping[str, Action], device: Device, *, repeats: int, warmups: int = 2
 ) -> dict[str, list[float]]:
-    """Time long actions in turn, each from its call to the end of all work it queued on the device.
-
-    Returns
-    -------
-    dict of str to list of float
-        Seconds, one number per sample; includes the host's time to issue the work.
-    """
+    """Time long actions in turn, each from its call to the end of all work it queued; return the seconds of every sample."""
     samples: dict[str, list[float]] = {name: [] for name in actions}
     for repeat in range(repeats + warmups):
         for name, action in actions.items():

@@ -16,24 +16,14 @@ from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows
 from penstock.spmv.products.hashing import Purpose, bins_of_bounds, bins_of_offsets, run
 
-__all__ = [
-    "BLOCK_PRODUCT_KERNELS",
-    "allocated",
-    "block_product",
-    "counted_cuda",
-    "product_of_pattern",
-    "smoothed_rows",
-    "teams_for",
-]
-
 BLOCK_PRODUCT_KERNELS = CudaSource("penstock.spmv.kernels", "block_products.cu")
 
 # Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
 _SERIAL_ROWS = 1 << 18
-# On a GPU: rows of the product of up to this many blocks on average are formed by a few lanes each; those of more than so many by
-# a thread block each, as are rows that are too few to fill the device; others by a warp.
+# On a GPU: rows of the product of up to _SHORT_ROW blocks on average are formed by a few lanes each; those of more than _LONG_ROW
+# by a thread block each, as are fewer than _FEW_ROWS rows, which do not fill the device; others by a warp.
 _SHORT_ROW, _LONG_ROW, _FEW_ROWS = 8, 64, 1024
-# Warps for a long row, blocks of a short and of another row that are taken at a time, shared memory of a thread block, and the
+# Warps for a long row, blocks of a short and of another row that are formed at a time, shared memory of a thread block, and the
 # largest blocks of A that are copied there, in numbers.
 _WARPS_OF_LONG_ROWS, _SHORT_TILE, _TILE, _SHARED_NBYTES, _COPIED_AREA = 8, 8, 32, 48 << 10, 18
 
@@ -41,22 +31,7 @@ _WARPS_OF_LONG_ROWS, _SHORT_TILE, _TILE, _SHARED_NBYTES, _COPIED_AREA = 8, 8, 32
 def block_product(
     A: BlockRows, B: BlockRows, columns: int, prepare: Callable[[BlockRows], None] | None = None
 ) -> BlockRows:
-    """Return rows of ``A B``, on the device of A.
-
-    Parameters
-    ----------
-    A, B : BlockRows
-        Of float64. B has at least the rows that the columns of A name.
-    columns : int
-        Block columns of B.
-    prepare : callable, optional
-        Receives the result before the products are added to its blocks, which are zero.
-
-    Raises
-    ------
-    BudgetError
-        If the device has too little memory.
-    """
+    """Return rows of ``A B`` in float64, on the device of A; ``prepare`` receives the result while its blocks are still zero."""
     pattern = find_kernel("block_rows", "pattern", A.device.kind)(A, B, columns)
     return product_of_pattern(A, B, columns, pattern, prepare)
 
@@ -79,28 +54,13 @@ def product_of_pattern(
 
 
 def smoothed_rows(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> BlockRows:
-    """Turn rows of ``A P`` into those of ``P - factor D A P``, in place; they have at least the columns of P.
-
-    Parameters
-    ----------
-    image, own : BlockRows
-        The same rows of ``A P`` and of P.
-    diagonal : array, (rows, height, height)
-        D, of the same rows.
-    factor : float
-    """
+    """Turn rows of ``A P`` into those of ``P - factor D A P``, in place; they have at least the columns of P."""
     find_kernel("block_rows", "smooth", image.device.kind)(image, own, diagonal, factor)
     return image
 
 
 def allocated(device: Device, make: Callable[[], Array], nbytes: int) -> Array:
-    """Return the array that ``make`` allocates for a result, or refuse it for want of memory.
-
-    Raises
-    ------
-    BudgetError
-        If the device has too little memory.
-    """
+    """Return the array that ``make`` allocates for a result, or raise a BudgetError if the device has too little memory."""
     refused = BudgetError(
         f"the product takes {format_nbytes(nbytes)} in one array, more than {device} has; multiply fewer rows at a time"
     )
@@ -122,9 +82,9 @@ def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array
     _count[many](parts, *pattern, counts)
     offsets = np.cumsum(counts)
     entries = int(offsets[-1])
-    found = allocated(CPU, lambda: np.empty(entries, dtype=np.int32), 4 * entries)
-    _find[many](parts, *pattern, offsets, found)
-    return offsets, found
+    indices = allocated(CPU, lambda: np.empty(entries, dtype=np.int32), 4 * entries)
+    _find[many](parts, *pattern, offsets, indices)
+    return offsets, indices
 
 
 @register_kernel("block_rows", "multiply", "cpu")
@@ -145,9 +105,9 @@ def _smooth_cpu(image: BlockRows, own: BlockRows, diagonal: Array, factor: float
 def _pattern_cuda(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
     offsets = counted_cuda(A, B, columns)
     entries = int(offsets[-1])
-    found = allocated(A.device, lambda: A.device.xp.empty(entries, dtype=np.int32), 4 * entries)
-    run(Purpose.COLUMNS, bins_of_offsets(offsets), A, B, columns, None, (offsets, found, None))
-    return offsets, found
+    indices = allocated(A.device, lambda: A.device.xp.empty(entries, dtype=np.int32), 4 * entries)
+    run(Purpose.COLUMNS, bins_of_offsets(offsets), A, B, columns, None, (offsets, indices, None))
+    return offsets, indices
 
 
 def counted_cuda(A: BlockRows, B: BlockRows, columns: int) -> Array:
@@ -179,30 +139,14 @@ def _smooth_cuda(image: BlockRows, own: BlockRows, diagonal: Array, factor: floa
 
 
 class Team(NamedTuple):
-    """Lanes that form a row of a product.
+    """Lanes that form a row of a product."""
 
-    Parameters
-    ----------
-    groups : int
-        Groups of lanes that share a row; each forms a block of it at a time.
-    warps : int
-        Warps of a thread block.
-    words : int
-        32 times so many entries of A are taken at a time.
-    tile : int
-        Blocks of a row of the product that are taken at a time.
-    copied : bool
-        Whether blocks of A are copied to shared memory.
-    rows : int
-        Formed by a thread block.
-    """
-
-    groups: int
-    warps: int
-    words: int
-    tile: int
-    copied: bool
-    rows: int
+    groups: int  # of lanes that share a row; each forms a block of it at a time
+    warps: int  # of a thread block
+    words: int  # 32 times this many entries of A are processed at a time
+    tile: int  # blocks of a row of the product that are formed at a time
+    copied: bool  # blocks of A to shared memory
+    rows: int  # formed by a thread block
 
     @property
     def template(self) -> str:

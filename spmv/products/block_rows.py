@@ -10,24 +10,10 @@ import numpy as np
 
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, SparseMatrix, device_of
 
-__all__ = ["BlockRows", "as_csr", "block_rows", "csr_of", "row_numbers", "rows_of"]
-
 
 @dataclass
 class BlockRows:
-    """Consecutive rows of a sparse matrix of blocks.
-
-    Parameters
-    ----------
-    start : int
-        The first row.
-    offsets : int64 array, (rows + 1,)
-    columns : int32 array, (blocks,)
-        Ascending in every row.
-    blocks : array, (blocks, height, width)
-    width : int, optional
-        Columns of blocks of the matrix, where they are known.
-    """
+    """Consecutive rows of a sparse matrix of blocks ``(count, height, width)``: int64 offsets, ascending int32 columns."""
 
     start: int
     offsets: Array

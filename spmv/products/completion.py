@@ -1,4 +1,4 @@
-"""Completes the rows of a matrix of which half is stored, slab by slab."""
+"""Completes the rows of a matrix whose half is stored, slab by slab."""
 
 from __future__ import annotations
 
@@ -11,33 +11,20 @@ from penstock.spmv.formats.convert import scalar_triplets, stored_blocks
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.products.block_rows import BlockRows, block_rows, row_numbers
 
-__all__ = ["Completion", "stored_size"]
-
 #: Block rows, block columns and blocks.
 _Blocks = tuple[Array, Array, Array]
 
 
 class Completion:
-    """Completes rows of which half is stored by the mirror images of earlier rows.
+    """Completes rows of a matrix whose half is stored, by the mirror images of earlier rows.
 
-    It gathers slabs until their blocks take ``enough`` bytes, which makes them worth a visit.
-
-    Parameters
-    ----------
-    format_name : str
-        Format of the slabs.
-    block_size : int
-        Rows of the blocks that are visited.
-    visit : callable
-        Receives complete rows, in ascending order.
-    enough : int
-        Bytes.
+    ``visit`` receives complete rows in ascending order, once the blocks of the slabs gathered take ``enough`` bytes.
     """
 
     def __init__(self, format_name: str, block_size: int, visit: Callable[[BlockRows], None], enough: int = 0) -> None:
         self._half, self._size, self._visit = format_named(format_name).traits.half, block_size, visit
         self._enough = enough
-        # Blocks of rows that have arrived, and mirror images of blocks in rows that have not.
+        # Blocks of rows that have arrived, and mirror images of blocks in later rows.
         self._arrived: list[_Blocks] = []
         self._pending: list[_Blocks] = []
         self._start = 0
@@ -69,11 +56,11 @@ class Completion:
                 later = xp.flatnonzero(~here)
                 if later.size:
                     self._pending.append(_some(entry, later))
-        self._arrived, found = [], _joined(parts)
+        self._arrived, blocks = [], _joined(parts)
         if stored != self._size:
-            found = _regrouped(found, self._size, width)
+            blocks = _regrouped(blocks, self._size, width)
             start, stop = start * stored // self._size, stop * stored // self._size
-        self._visit(block_rows(start, stop, *found, width))
+        self._visit(block_rows(start, stop, *blocks, width))
 
 
 def _joined(parts: list[_Blocks]) -> _Blocks:
@@ -122,6 +109,6 @@ def _regrouped(blocks: _Blocks, size: int, width: int) -> _Blocks:
     rows, columns, values = rows[present], columns[present], values[present]
     across = -(-width // size)
     keys, places = xp.unique(rows // size * np.int64(across) + columns // size, return_inverse=True)
-    found = xp.zeros((keys.size, size, size))
-    found[places.reshape(-1), rows % size, columns % size] = values
-    return keys // across, keys % across, found
+    regrouped = xp.zeros((keys.size, size, size))
+    regrouped[places.reshape(-1), rows % size, columns % size] = values
+    return keys // across, keys % across, regrouped

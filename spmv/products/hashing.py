@@ -12,18 +12,6 @@ from penstock.spmv import Array, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, multiprocessors, shared_limit, type_names
 from penstock.spmv.products.block_rows import BlockRows
 
-__all__ = [
-    "BLOCK_LANES",
-    "LANES",
-    "PARTS",
-    "PRODUCT_KERNELS",
-    "Bin",
-    "Purpose",
-    "bins_of_bounds",
-    "bins_of_offsets",
-    "run",
-]
-
 
 class Purpose(IntEnum):
     """What the rows of a product are made for."""
@@ -37,32 +25,22 @@ PRODUCT_KERNELS = CudaSource("penstock.spmv.kernels", "products.cu", enums=(Purp
 #: Lanes that may share a row whose table is short, and the threads that share one whose table is long.
 LANES, BLOCK_LANES = (4, 8, 16, 32), 256
 _BINS, _DENSE, _DENSE_THREADS = 16, 15, 512
-#: Warps that take a part each of a row of A of at least so many entries, where its row of the product is dense.
+#: Warps that share a row of A of at least this many entries, where its row of the product is dense.
 PARTS, _LONG_ROW = 8, 256
 # Fewer rows than this share of those in the next bin join it.
 _FEW = 0.25
-# The longest tables of groups of lanes: where rows are sorted, which they do by comparing all columns, and where not.
+# The longest tables of groups of lanes: where rows are sorted, by comparing all columns, and where not.
 _LONGEST_SORTED, _LONGEST_COUNTED = 512, 2048
-# Shared memory for the bits that tell the places of columns, and for those of dense rows.
+# Shared memory for the bits that mark the places of columns, and for those of dense rows.
 _RANK_NBYTES, _BITS_NBYTES = 64 << 10, 96 << 10
 _GROUPED_THREADS, _SHARED_NBYTES = 128, 48 << 10
-# What dense rows may take at once.
+# Memory for all dense rows in use at a time.
 _DENSE_NBYTES = 128 << 20
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows whose tables have the same length.
-
-    Parameters
-    ----------
-    exponent : int
-        Tables have ``2**exponent`` slots; 15 means dense rows.
-    count : int
-        How many rows.
-    rows : int32 array, (count,), or None
-        None: all rows.
-    """
+    """Rows whose tables have ``2**exponent`` slots, 15 for dense rows; ``rows`` is None for all rows."""
 
     exponent: int
     count: int
@@ -73,8 +51,8 @@ def bins_of_bounds(A: BlockRows, B: BlockRows, width: int) -> list[Bin]:
     """Return the rows of ``A B`` by the number of columns that they have at most."""
     xp, rows = A.device.xp, len(A.offsets) - 1
     lengths, bins = xp.empty(rows, dtype=np.int32), xp.zeros(_BINS, dtype=np.int32)
-    given = (np.int64(rows), A.offsets, A.columns, np.int64(B.start), B.offsets, np.int64(width), lengths, bins)
-    launch(PRODUCT_KERNELS.function("bound_rows"), rows, 256, given)
+    arguments = (np.int64(rows), A.offsets, A.columns, np.int64(B.start), B.offsets, np.int64(width), lengths, bins)
+    launch(PRODUCT_KERNELS.function("bound_rows"), rows, 256, arguments)
     return _listed(rows, bins, lengths, None)
 
 
@@ -121,20 +99,10 @@ def run(
     counts: Array | None,
     C: tuple[Array, ...],
 ) -> None:
-    """Make the rows of all bins.
+    """Make the rows of all bins; arrays that the purpose does not need are None.
 
-    Parameters
-    ----------
-    purpose : Purpose
-    bins : list of Bin
-    A, B : BlockRows
-        For :attr:`Purpose.VALUES` with blocks of one row and column, of one type.
-    width : int
-        Columns of B.
-    counts : int64 array, (rows,), or None
-        Receives the number of columns of every row, for :attr:`Purpose.COUNT`.
-    C : (offsets, columns, values)
-        Of the product; what the purpose does not need is None.
+    ``counts``, int64, receives the number of columns of every row for :attr:`Purpose.COUNT`; ``C`` holds offsets, columns and
+    values of the product. For :attr:`Purpose.VALUES`, A and B have blocks of one row and column, of one type.
     """
     with_values = purpose == Purpose.VALUES
     type_name = type_names(A.blocks) if with_values else "double"
@@ -145,14 +113,14 @@ def run(
         dense_from = _LONGEST_COUNTED.bit_length()  # bits are set faster than tables are searched
     dense_from = min(dense_from, (limit // _slot_nbytes(purpose)).bit_length())  # longer tables do not fit
     for part in bins:
-        given: tuple[Any, ...] = (np.int64(part.count), part.rows, *of_a, *of_b, counts, *C)
+        arguments: tuple[Any, ...] = (np.int64(part.count), part.rows, *of_a, *of_b, counts, *C)
         if part.exponent < dense_from:
-            _run_hashed(type_name, purpose, part, given, width, _lanes(1 << part.exponent, B, purpose))
+            _run_hashed(type_name, purpose, part, arguments, width, _lanes(1 << part.exponent, B, purpose))
             continue
         shared_out = with_values and 8 * PARTS * width <= _DENSE_NBYTES
         for rows, parts in _by_length(part, A.offsets) if shared_out else [(part, 1)]:
-            given = (np.int64(rows.count), rows.rows, *given[2:])
-            _run_dense(f"dense_rows<{type_name}, {int(purpose)}, {parts}>", parts, given, width, with_values)
+            arguments = (np.int64(rows.count), rows.rows, *arguments[2:])
+            _run_dense(f"dense_rows<{type_name}, {int(purpose)}, {parts}>", parts, arguments, width, with_values)
 
 
 def _slot_nbytes(purpose: Purpose) -> int:
@@ -160,18 +128,20 @@ def _slot_nbytes(purpose: Purpose) -> int:
     return 12 if purpose == Purpose.VALUES else 4
 
 
-def _run_hashed(type_name: str, purpose: Purpose, part: Bin, given: tuple[Any, ...], width: int, lanes: int) -> None:
+def _run_hashed(
+    type_name: str, purpose: Purpose, part: Bin, arguments: tuple[Any, ...], width: int, lanes: int
+) -> None:
     slots, words, threads = 1 << part.exponent, 0, max(lanes, _GROUPED_THREADS)
     nbytes = slots * _slot_nbytes(purpose)
     if lanes == BLOCK_LANES:
-        if purpose != Purpose.COUNT and 8 * -(-width // 32) <= min(_RANK_NBYTES, shared_limit(given[2]) - nbytes):
+        if purpose != Purpose.COUNT and 8 * -(-width // 32) <= min(_RANK_NBYTES, shared_limit(arguments[2]) - nbytes):
             words = -(-width // 32)
     else:
         while lanes < threads and threads // lanes * nbytes > _SHARED_NBYTES:
             threads //= 2
     groups = threads // lanes
     function = PRODUCT_KERNELS.function(f"hash_rows<{type_name}, {lanes}, {int(purpose)}>")
-    arguments = (*given, np.int32(slots), np.int32(words))
+    arguments = (*arguments, np.int32(slots), np.int32(words))
     _launch(function, -(-part.count // groups), threads, arguments, groups * nbytes + 8 * words)
 
 
@@ -182,7 +152,7 @@ def _launch(function: Any, blocks: int, threads: int, arguments: tuple[Any, ...]
 
 
 def _lanes(slots: int, B: BlockRows, purpose: Purpose) -> int:
-    """Return the lanes of a row: about as many as a row of B has entries, and more for long tables."""
+    """Return the lanes of a row: about one per entry of a row of B, and more for long tables."""
     if slots > (_LONGEST_COUNTED if purpose == Purpose.COUNT else _LONGEST_SORTED):
         return BLOCK_LANES
     mean = B.columns.size / max(1, len(B.offsets) - 1)
@@ -194,16 +164,16 @@ def _by_length(part: Bin, offsets: Array) -> list[tuple[Bin, int]]:
     xp = device_of(offsets).xp
     rows = xp.arange(part.count, dtype=np.int32) if part.rows is None else part.rows
     long = offsets[1:][rows] - offsets[:-1][rows] >= _LONG_ROW
-    found = [(rows[~long], 1), (rows[long], PARTS)]
-    return [(Bin(part.exponent, len(chosen), chosen), parts) for chosen, parts in found if len(chosen)]
+    groups = [(rows[~long], 1), (rows[long], PARTS)]
+    return [(Bin(part.exponent, len(chosen), chosen), parts) for chosen, parts in groups if len(chosen)]
 
 
-def _run_dense(name: str, parts: int, given: tuple[Any, ...], width: int, with_values: bool) -> None:
-    device, words, count = device_of(given[2]), -(-width // 32), int(given[0])
-    in_shared = 4 * parts * words <= min(_BITS_NBYTES, shared_limit(given[2]))
+def _run_dense(name: str, parts: int, arguments: tuple[Any, ...], width: int, with_values: bool) -> None:
+    device, words, count = device_of(arguments[2]), -(-width // 32), int(arguments[0])
+    in_shared = 4 * parts * words <= min(_BITS_NBYTES, shared_limit(arguments[2]))
     nbytes = parts * ((0 if in_shared else 4 * words) + (8 * width if with_values else 0))
-    blocks = max(1, min(count, 4 * multiprocessors(given[2]), _DENSE_NBYTES // max(1, nbytes)))
+    blocks = max(1, min(count, 4 * multiprocessors(arguments[2]), _DENSE_NBYTES // max(1, nbytes)))
     bits = None if in_shared else device.xp.zeros(blocks * parts * words, dtype=np.uint32)
     dense = device.xp.empty(blocks * parts * width) if with_values else None
-    arguments, threads = (*given, np.int64(width), bits, dense), _DENSE_THREADS if parts == 1 else 32 * parts
+    arguments, threads = (*arguments, np.int64(width), bits, dense), _DENSE_THREADS if parts == 1 else 32 * parts
     _launch(PRODUCT_KERNELS.function(name), blocks, threads, arguments, 4 * parts * words if in_shared else 0)

@@ -23,18 +23,6 @@ from penstock.spmv.products.block_products import allocated, counted_cuda, produ
 from penstock.spmv.products.block_rows import BlockRows, as_csr, csr_of, rows_of
 from penstock.spmv.products.hashing import Bin, Purpose, bins_of_offsets, run
 
-__all__ = [
-    "GalerkinPattern",
-    "ProductPattern",
-    "as_matrix",
-    "galerkin",
-    "galerkin_pattern",
-    "multiply",
-    "product_of_rows",
-    "product_pattern",
-    "transpose",
-]
-
 #: What products return: square blocks of up to 8 rows as BSR, others as rows of blocks.
 Product = CsrMatrix | BsrMatrix | BlockRows
 
@@ -71,8 +59,8 @@ class ProductPattern:
 
     def check(self, A: BlockRows, B: BlockRows, width: int) -> None:
         """Refuse factors of other patterns; reads their columns, unless they are the same arrays."""
-        given = (A.offsets, A.columns, B.offsets, B.columns)
-        if width != self.width or not all(_same(*pair) for pair in zip(given, self.factors, strict=True)):
+        pattern = (A.offsets, A.columns, B.offsets, B.columns)
+        if width != self.width or not all(_same(*pair) for pair in zip(pattern, self.factors, strict=True)):
             raise InputError(
                 "the pattern is that of a product of other matrices; make it anew with product_pattern(A, B)"
             )

@@ -16,8 +16,6 @@ from penstock.spmv.compilation.cuda_module import CudaSource, type_names
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import Array, Device
 
-__all__ = ["BLOCK_VECTOR_KERNELS", "FUSED_TILES", "LARGEST_VECTOR_BLOCK", "TILES", "BlockSpace"]
-
 BLOCK_VECTOR_KERNELS = CudaSource("penstock.spmv.kernels", "block_vectors.cu")
 
 #: Largest number of vectors in a block.
@@ -29,15 +27,6 @@ class BlockSpace:
     """Gram matrices and combinations of blocks of at most ``columns`` vectors of length ``n`` on one device.
 
     Matrices of coefficients live on the host, so computing a Gram matrix waits for the device.
-
-    Parameters
-    ----------
-    device : Device
-    n, columns : int
-    dtype : dtype
-        Type of the vectors.
-    communicator : Communicator
-        Ranks that have the other rows.
     """
 
     def __init__(self, device: Device, n: int, columns: int, dtype: Any, communicator: Communicator = ALONE) -> None:
@@ -239,7 +228,7 @@ class _Cpu:
 
 
 def _factors(diagonal: Array | None, vectors: Array) -> tuple[Array, bool]:
-    """Return a diagonal and whether there is one; its stand-in is never read, and of its type: one compilation serves both."""
+    """Return the diagonal and whether there is one; the placeholder has the same type, so that one kernel serves both."""
     return (np.empty(0, vectors.dtype), False) if diagonal is None else (diagonal, True)
 
 

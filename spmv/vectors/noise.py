@@ -6,8 +6,6 @@ import numpy as np
 
 from penstock.spmv.device import Array, Device
 
-__all__ = ["noise"]
-
 
 def noise(device: Device, first: int, n: int) -> Array:
     """Return numbers between -1 and 1 without a pattern for n rows of a long vector, the same on every device.

@@ -10,8 +10,6 @@ from penstock.spmv.device import Array
 from penstock.spmv.operator import Operator, unchecked_product
 from penstock.spmv.vectors.space import VectorSpace
 
-__all__ = ["AdvancesRecurrences", "Recurrence", "RecurrenceStep"]
-
 
 @dataclass(frozen=True)
 class RecurrenceStep:

@@ -19,8 +19,6 @@ from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array, Device
 from penstock.spmv.operator import Operator
 
-__all__ = ["CHUNK", "SERIAL_CHUNKS", "VECTOR_KERNELS", "VectorSpace", "dot_of_range"]
-
 VECTOR_KERNELS = CudaSource("penstock.spmv.kernels", "vectors.cu")
 
 #: Rows that one thread sums at a time on the CPU.
@@ -61,7 +59,7 @@ class VectorSpace:
         return cls(operator.device, communicator_of(operator))
 
     def length(self, rows: int) -> int:
-        """Return the rows of all ranks, of which this rank has so many."""
+        """Return the global number of rows, given the local one."""
         return round(float(self.communicator.total(np.array([float(rows)]))[0]))
 
     def any(self, x: Array) -> bool:

@@ -10,8 +10,6 @@ from penstock.spmv import Array, BudgetError, Device, format_nbytes, parse_nbyte
 from penstock.spmv.device import forked_from_cuda
 from penstock.streaming.stores.buffers import aligned_buffer
 
-__all__ = ["MemoryBudget", "check_room"]
-
 
 class MemoryBudget:
     """Allocates the memory for a matrix on the computing device: slots and the resident part.
@@ -95,20 +93,9 @@ class MemoryBudget:
 
 
 def check_room(device: Device, nbytes: int, purpose: str) -> None:
-    """Check that a GPU has memory for vectors, before a solve runs out of it.
+    """Raise a BudgetError if a GPU has less than ``nbytes`` free for vectors, named by ``purpose``, a plural.
 
-    Parameters
-    ----------
-    device : Device
-        Host memory is not checked: operating systems promise more of it than they have.
-    nbytes : int
-    purpose : str
-        What the memory is for, in the plural, for the message.
-
-    Raises
-    ------
-    BudgetError
-        If less than ``nbytes`` are free.
+    Host memory is not checked: operating systems promise more of it than they have.
     """
     if device.kind == "cpu" or not nbytes:
         return

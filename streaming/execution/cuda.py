@@ -20,27 +20,17 @@ from penstock.streaming.stores.base import PageLockable
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.matrix_index import Part
 
-__all__ = ["CudaExecutor"]
-
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
 
 class CudaExecutor:
     """Transfers subdivisions to slots on a GPU, synchronised with kernels by events only.
 
-    Parameters
-    ----------
-    setup : ExecutorSetup
-        A store in host memory (a :class:`HostStore`) is page-locked, and the GPU copies from it. Any other store, or one that
-        the system refuses to lock, is read by a thread into page-locked buffers, one per slot: disk -> page-locked memory ->
-        GPU. With ``overlap`` copies run on a separate stream; without, on the computing stream, and the host waits for the end
-        of each.
-
-    Notes
-    -----
-    With page-locked memory the host only issues work: it never waits inside a sweep that it plays, and waits only between the
-    parts of a sweep that it replays. With a disk it waits for the reads and issues each transfer when its data have arrived.
-    Computations run on the caller's current stream.
+    A store in host memory (a :class:`HostStore`) is page-locked, and the GPU copies from it; the host then only issues work:
+    it never waits inside a sweep that it plays, and waits only between the parts of a sweep that it replays. Any other store,
+    or one that the system refuses to lock, is read by a thread into page-locked buffers, one per slot; the host waits for the
+    reads and issues each transfer when its data have arrived. Copies run on a separate stream if they overlap, computations on
+    the caller's.
 
     A sweep with a key is captured when it is repeated, including its transfers, and replayed from then on: starting a
     computation costs the host the GPU time of a few computations, replaying one costs next to nothing.

@@ -13,8 +13,6 @@ from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 
-__all__ = ["Executor", "ExecutorFactory", "ExecutorSetup", "Residents", "SlabViews", "SweepKey", "Visit"]
-
 #: ``visit(number, slab, stage)``, called for each computation of a sweep.
 Visit = Callable[[int, SparseMatrix, int], None]
 

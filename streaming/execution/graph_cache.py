@@ -8,8 +8,6 @@ from penstock.spmv import SparseMatrix
 from penstock.spmv.compilation.cuda_graph import CapturedGraph, capture
 from penstock.streaming.execution.executor import SweepKey, Visit
 
-__all__ = ["CapturedSweep", "GraphCache"]
-
 #: The parts of a sweep, and the number of streams in which each computes.
 CapturedSweep = list[tuple[CapturedGraph, int]]
 
@@ -20,8 +18,6 @@ _MOST_SWEEPS = 64
 class GraphCache:
     """Decides what is captured, and stores the graphs.
 
-    Notes
-    -----
     Kernels cannot be loaded during a capture, so a sweep is captured only after the same kernels have been started once.
     """
 

@@ -16,20 +16,12 @@ from penstock.streaming.planning.schedule import Compute, Copy, Release, Step
 from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.matrix_index import Part
 
-__all__ = ["HostExecutor"]
-
 
 class HostExecutor:
-    """Transfers subdivisions from a store (for example on disk) into host memory; the calling thread computes.
+    """Transfers subdivisions from a store (for example on disk) into page-aligned host slots; the calling thread computes.
 
-    Parameters
-    ----------
-    setup : ExecutorSetup
-        With page-aligned slots. With ``overlap`` a separate thread reads; without, each copy is read at its step.
-
-    Notes
-    -----
-    A schedule puts each copy after the release of its slot, so the copy can be requested as soon as its step is reached.
+    With overlap a separate thread reads; without, each copy is read at its step. A schedule puts each copy after the release
+    of its slot, so the copy can be requested as soon as its step is reached.
     """
 
     staged = False

@@ -16,8 +16,6 @@ from penstock.spmv import StoreError
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.matrix_index import Part
 
-__all__ = ["Reader", "describe_subdivision"]
-
 Note = Callable[[int, int, float, float], None]
 
 
@@ -79,24 +77,14 @@ class _Server:
 class Reader:
     """Reads parts of subdivisions in a separate thread or in the calling thread.
 
-    Parameters
-    ----------
-    store : Store
-    part : Part
-        The part of each subdivision to read.
-    threaded : bool
-        False: requests are read at once, in the calling thread.
-    stall_seconds : float
-        A read that takes longer is an error.
-    note : method
-        ``note(number, slot, start, stop)``, with clock times, is called after each read by the thread that read.
+    ``note(number, slot, start, stop)``, with clock times, is called after each read by the thread that read. A read that takes
+    longer than ``stall_seconds`` is an error.
 
-    Notes
-    -----
     Arrivals come in the order of the requests, so one queue to the thread and one back are the only synchronisation. Their
     ``put`` and ``get`` are atomic for an interrupt, unlike the locks inside a ``Future``. The thread never runs Numba code.
-    An interrupt between the start of the thread and the return of the constructor leaves a reader that nobody can close;
-    its thread ends when it is collected.
+
+    An interrupt between the start of the thread and the return of the constructor leaves a reader that nobody can close; its
+    thread ends when it is collected.
     """
 
     def __init__(
@@ -143,13 +131,7 @@ class Reader:
             self._server.serve_one()
 
     def wait_for(self, number: int) -> None:
-        """Wait for the next arrival, which must be subdivision ``number``.
-
-        Raises
-        ------
-        StoreError
-            If the store fails, or nothing arrives for ``stall_seconds``, or this process was forked after the request.
-        """
+        """Wait for subdivision ``number``, which must arrive next, or raise a StoreError if the store fails or stalls."""
         if self._lost:
             raise StoreError(
                 f"nothing reads {describe_subdivision(self._store, number)}: this process was forked in the middle of a sweep; "
@@ -167,13 +149,8 @@ class Reader:
     def drain(self, *, patient: bool = True) -> None:
         """Wait for all requests and discard them; if not ``patient``, do not wait again after a timeout.
 
-        A marker follows the requests through both queues: an interrupt could disturb a count of them. In a process that was
-        forked there are none, and a new thread is started.
-
-        Raises
-        ------
-        StoreError
-            If nothing arrives for ``stall_seconds``; a later drain then waits for the remaining reads.
+        A marker follows the requests through both queues: an interrupt could disturb a count of them. A forked process has no
+        requests, and starts a new thread. After a StoreError for a stalled read, a later drain waits for the remaining reads.
         """
         if self._lost:
             self._begin()

@@ -14,8 +14,6 @@ from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import aligned_buffer
 from penstock.streaming.stores.matrix_index import Part
 
-__all__ = ["Staging"]
-
 
 class Staging:
     """Page-locked buffers, one per slot, that a thread fills from a store."""

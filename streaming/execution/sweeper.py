@@ -20,8 +20,6 @@ from penstock.streaming.planning.schedule import Step
 from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.base import Store
 
-__all__ = ["Sweeper"]
-
 _COUNTER = itertools.count(1)
 _BINDING = 1.5  # transfer / compute ratio above which the link is the bottleneck
 
@@ -29,21 +27,8 @@ _BINDING = 1.5  # transfer / compute ratio above which the link is the bottlenec
 class Sweeper:
     """Runs sweeps over all subdivisions of a store according to a plan, one at a time.
 
-    Parameters
-    ----------
-    store : Store
-        Stays open.
-    plan : StreamPlan
-        For this store.
-    budget : MemoryBudget
-        Provides slots and the resident part in one allocation, until :meth:`close`.
-    device : Device
-    stall_seconds : float
-        A read that lasts longer is an error.
-    executor : callable, optional
-        Returns the :class:`Executor`; by default the one for the device.
-    host_computes : bool
-        The host computes during sweeps, so starting one must not make it wait for the device.
+    Slots and resident part are one allocation of the budget, until :meth:`close`; the store stays open. With ``host_computes``
+    the host computes during sweeps, so starting one must not make it wait for the device.
     """
 
     def __init__(
@@ -67,6 +52,7 @@ class Sweeper:
         self._sweeping = threading.Lock()  # the ring is used by one sweep at a time
         self._process = os.getpid()
         self._residents: Residents = {}
+        self._resident_buffers: list[tuple[int, Array]] = []
         self.executor: Executor | None = None
         storage = budget.allocate(self._purpose, plan.storage_nbytes, device)
         try:
@@ -107,7 +93,8 @@ class Sweeper:
         self.executor = make_executor(setup)
         for number, buffer in zip(all_numbers, structures or (), strict=False):
             self.executor.load(number, buffer, "structure")
-        for number, buffer in zip(numbers, resident, strict=True):
+        self._resident_buffers = list(zip(numbers, resident, strict=True))
+        for number, buffer in self._resident_buffers:
             self.executor.load(number, buffer, plan.part)
             structure = None if structures is None else structures[number]
             self._residents[number] = plan.index.view(number, buffer, structure)
@@ -132,20 +119,10 @@ class Sweeper:
         self._number, self._empty = self._number + 1, True
 
     def sweep(self, visit: Visit, stages: int = 1, reach: int = 1, key: SweepKey | None = None) -> None:
-        """Sweep once, in consecutive stages at a distance of ``reach`` subdivisions.
+        """Sweep once, in consecutive stages at a distance of ``reach`` subdivisions, as in :meth:`Schedule.sweep`.
 
-        Parameters
-        ----------
-        visit : callable
-            ``visit(number, slab, stage)`` computes with subdivision ``number``. The slab's memory is reused afterwards.
-        stages, reach : int
-            As in :meth:`Schedule.sweep`.
-        key : SweepKey, optional
-            Identifies a sweep that may be repeated.
-
-        Notes
-        -----
-        After an error or an interrupt the matrix can be swept again.
+        ``visit(number, slab, stage)`` computes with subdivision ``number``; the slab's memory is reused afterwards. The key
+        identifies a sweep that may be repeated. After an error or an interrupt the matrix can be swept again.
         """
         executor = self._opened()
         self._renew_after_fork()
@@ -199,6 +176,17 @@ class Sweeper:
         changes = empty or key.memory is None or self.plan.ring.sweeps == "cyclic"
         return SweepKey((*key.kernels, number % 2), None if changes else (*(key.memory or ()), number % 2))
 
+    def reload(self) -> None:
+        """Read anew what the device holds, after the values of the store have changed; captured sweeps stay."""
+        executor = self._opened()
+        self._renew_after_fork()
+        with self.device.current():
+            executor.drain()
+            for number, buffer in self._resident_buffers:
+                executor.load(number, buffer, self.plan.part)
+            executor.drain()
+        self._empty = True
+
     def go_on_from(self, other: Sweeper) -> None:
         """Take over the counters and the direction of a sweeper with the same plan, which is closed."""
         self.sweeps, self.bytes_streamed, self._number = other.sweeps, other.bytes_streamed, other._number
@@ -219,6 +207,7 @@ class Sweeper:
         """
         executor, self.executor = self.executor, None
         self._residents.clear()
+        self._resident_buffers.clear()
         try:
             if executor is not None and self._process == os.getpid():
                 with self.device.current():

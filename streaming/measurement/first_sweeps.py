@@ -12,25 +12,13 @@ from penstock.streaming.planning.plan import StreamPlan
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.streamed_matrix import StreamedMatrix
 
-__all__ = ["Replanned", "plan_again"]
-
 # Another plan must be worth opening the matrix again.
 _BETTER = 0.8
 
 
 @dataclass(frozen=True)
 class Replanned:
-    """What the first sweeps led to.
-
-    Parameters
-    ----------
-    rates : LinkRates
-        Corrected.
-    plan : StreamPlan
-        Of the same cut; the one there was, at these rates, if no other is a fifth faster.
-    text : str
-        What was found, in a sentence.
-    """
+    """The corrected rates, a plan of the same cut (a new one only if a fifth faster), and a sentence that says what changed."""
 
     rates: LinkRates
     plan: StreamPlan
@@ -40,20 +28,8 @@ class Replanned:
 def plan_again(A: StreamedMatrix, workloads: Iterable[Workload], ring: Ring) -> Replanned | None:
     """Sweep twice with one product, and choose degree and slots anew if that shows the planned rates to be wrong.
 
-    Parameters
-    ----------
-    A : StreamedMatrix
-        Just opened; it sweeps in the same direction afterwards as before.
-    workloads : iterable of Workload
-        Between which the plan chose.
-    ring : Ring
-        As asked for, with or without a number of slots.
-
-    Returns
-    -------
-    Replanned or None
-        None if the plan has no rates, or they predict the second sweep within one and a half. (What another transfer or product
-        hides may be predicted wrongly.)
+    Returns None if the plan has no rates, or they predict the second sweep within a factor of one and a half. (What another
+    transfer or product hides may be predicted wrongly.) Later sweeps go in the same direction as without this measurement.
     """
     choices, measured = list(workloads), A.plan.rates
     if measured is None or not A.plan.slots:
@@ -70,12 +46,12 @@ def plan_again(A: StreamedMatrix, workloads: Iterable[Workload], ring: Ring) -> 
     if 1 / APART < taken / predicted < APART or (rates := learned_rates(plan, timeline)) is None:
         return None
     same = replace(plan, rates=rates)
-    found = choose(
+    best = choose(
         [Candidate(plan.index, workload, A.reach) for workload in choices], plan.budget_nbytes, ring, rates=rates
     )
-    better = found.estimated_solve_seconds() < _BETTER * same.estimated_solve_seconds()
+    better = best.estimated_solve_seconds() < _BETTER * same.estimated_solve_seconds()
     text = f"the second sweep took {1e3 * taken:.3g} ms instead of {1e3 * predicted:.3g}: "
     if not better:
         return Replanned(rates, same, f"{text}the rates are corrected, the plan stays")
-    products = f"{found.powers_per_sweep} products a sweep in {found.slots} slots"
-    return Replanned(rates, found, f"{text}planned again with {products} instead of {was} in {plan.slots}")
+    products = f"{best.powers_per_sweep} products a sweep in {best.slots} slots"
+    return Replanned(rates, best, f"{text}planned again with {products} instead of {was} in {plan.slots}")

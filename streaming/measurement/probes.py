@@ -19,8 +19,6 @@ from penstock.streaming import FileStore, HostStore, StreamedMatrix
 from penstock.streaming.planning.workload import Ring
 from penstock.streaming.stores.buffers import aligned_buffer
 
-__all__ = ["cores_are_busy", "measure_disk", "measure_link", "measure_memory", "measure_scattering", "measure_starts"]
-
 _REPEATS = 5
 _STARTS, _SMALL_NBYTES = 64, 64 << 10
 # Nodes per side: half of the symmetric matrix must be larger than the caches. A GPU uses the largest for which it has room.
@@ -78,14 +76,7 @@ def measure_link(device: Device, nbytes: int = 512 << 20) -> float:
 
 
 def measure_starts(device: Device, directory: Path) -> tuple[float, float, float]:
-    """Return the seconds to start a transfer, to start a product, and the GPU's gap between products, from many small ones.
-
-    Parameters
-    ----------
-    device : Device
-    directory : path
-        On the disk from which a CPU streams.
-    """
+    """Return the seconds to start a transfer, to start a product, and the GPU's gap between products, from many small ones."""
     offsets, columns, values = np.arange(33), np.arange(32, dtype=np.int32), np.tile(np.eye(3), (32, 1, 1))
     A = BsrMatrix((96, 96), np.dtype(np.float64), offsets, columns, values).to_device(device)
     x = device.xp.ones(96)
@@ -116,14 +107,7 @@ def measure_starts(device: Device, directory: Path) -> tuple[float, float, float
 
 
 def measure_scattering(device: Device, memory: float) -> float:
-    """Return the fraction of the memory rate that products with half of a symmetric matrix reach.
-
-    Parameters
-    ----------
-    device : Device
-    memory : float
-        Bytes per second, from :func:`measure_memory`.
-    """
+    """Return the fraction of the memory rate (bytes/s) that products with half of a symmetric matrix reach."""
     sides, room = _SCATTERING_SIDES[device.kind], device.free_nbytes() // 4
     side = next((side for side in sides if 14 * 76 * side**3 < room), sides[-1])
     with device.current():

@@ -27,9 +27,7 @@ from penstock.streaming.measurement.probes import (
 )
 from penstock.streaming.planning.estimate import LANES
 
-__all__ = ["WORTH_MEASURING_NBYTES", "correct_rates", "machine_rates", "rates_file"]
-
-#: The version since which rates are measured as they are now: those that older ones have kept are not used.
+#: The first version that measured rates as this one does: rates cached by older versions are not used.
 _MEASURED_SINCE = "0.1.0"
 _EXPIRY_SECONDS, _EXPIRY_SECONDS_IF_BUSY = 7 * 24 * 3600.0, 600.0
 
@@ -44,16 +42,10 @@ WORTH_MEASURING_NBYTES = 64 << 20
 
 
 def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> LinkRates:
-    """Return the rates at which a matrix is transferred to a device and read there.
+    """Return the rates at which a matrix is transferred to a device, on a CPU from the disk of a directory, and read there.
 
-    Parameters
-    ----------
-    device : Device
-    directory : path
-        On the disk from which a CPU streams.
-    fresh : bool
-        Measure again. Otherwise cached rates are used if they are at most a week old, or ten minutes if other processes kept the
-        cores busy while they were measured.
+    Unless ``fresh``, cached rates are used if they are at most a week old, or ten minutes if other processes kept the cores
+    busy while they were measured.
     """
     key = _key_of(device, directory)
     if not fresh and (cached := _valid_rates(_read().get(key))) is not None:
@@ -73,7 +65,7 @@ def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> Li
 
 
 def correct_rates(device: Device, directory: Path, rates: LinkRates) -> None:
-    """Believe rates that a solve has learned for ten minutes, instead of those that were measured."""
+    """Use the rates learned in a solve instead of the measured ones, for ten minutes."""
     _keep(_key_of(device, directory), rates, busy=True)
 
 

@@ -12,8 +12,6 @@ from penstock.streaming.planning.plan import StreamPlan, plan_stream
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.matrix_index import MatrixIndex
 
-__all__ = ["CUTS", "Candidate", "choose"]
-
 #: Numbers of subdivisions to try.
 CUTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _RINGS = (3, 4, 2)  # the first wins ties; the last needs least memory, so its error names the smallest budget

@@ -1,4 +1,4 @@
-"""Divides the subdivisions of a matrix between a GPU, which streams its part, and the CPU, which reads the rest where it lies."""
+"""Divides the subdivisions of a matrix between a GPU, which streams its part, and the CPU, which reads the rest in place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from penstock.streaming.planning.estimate import TYPICAL, LinkRates
 from penstock.streaming.planning.plan import StreamPlan, plan_stream
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.matrix_index import MatrixIndex
-
-__all__ = ["Division", "divide", "division_at"]
 
 
 @dataclass(frozen=True)
@@ -98,15 +96,7 @@ def division_at(
     cpu_rate: float,
     rates: LinkRates = TYPICAL,
 ) -> Division:
-    """Return the division that gives the GPU ``count`` subdivisions.
-
-    Raises
-    ------
-    InputError
-        If there are fewer.
-    BudgetError
-        If the budget is too small for them.
-    """
+    """Return the division that gives the GPU ``count`` subdivisions."""
     if not 1 <= count <= len(index.subdivisions):
         raise InputError(f"the GPU takes 1 to {len(index.subdivisions)} subdivisions, not {count}")
     first = index.subdivisions[:count]

@@ -11,18 +11,6 @@ from penstock.streaming.planning.simulate import simulate
 from penstock.streaming.planning.workload import Workload
 from penstock.streaming.stores.matrix_index import MatrixIndex
 
-__all__ = [
-    "EFFICIENCY",
-    "LANES",
-    "LEAST_CAPTURED",
-    "TYPICAL",
-    "LinkRates",
-    "SweepEstimate",
-    "SweepTimes",
-    "estimate_sweep",
-    "least_sweep_seconds",
-]
-
 #: Streams in which a captured sweep computes: one subdivision alone does not fill the GPU.
 LANES = 4
 #: With fewer products per subdivision a CUDA graph is not worth capturing.
@@ -107,7 +95,7 @@ class SweepEstimate:
         return "the link" if self.transfer > self.compute else "memory"
 
 
-class PlannedSweeps(Protocol):
+class _PlannedSweeps(Protocol):
     """The part of a :class:`StreamPlan` that determines the time of a sweep."""
 
     @property
@@ -128,7 +116,7 @@ class PlannedSweeps(Protocol):
 class SweepTimes:
     """The times of single transfers and computations of a sweep in steady state."""
 
-    def __init__(self, plan: PlannedSweeps, rates: LinkRates) -> None:
+    def __init__(self, plan: _PlannedSweeps, rates: LinkRates) -> None:
         self._plan, self._rates = plan, rates
         self._stages = plan.powers_per_sweep
         traits = format_named(plan.index.format_name).traits
@@ -179,7 +167,7 @@ class SweepTimes:
         return (simulate(steps, self.transfer, self.compute, overlap=overlap).last("compute") - before) / 2
 
 
-def estimate_sweep(plan: PlannedSweeps, rates: LinkRates) -> SweepEstimate:
+def estimate_sweep(plan: _PlannedSweeps, rates: LinkRates) -> SweepEstimate:
     """Predict the time of a sweep in steady state."""
     sweep = SweepTimes(plan, rates)
     transferred, computed, waiting = sweep.totals()
@@ -187,7 +175,7 @@ def estimate_sweep(plan: PlannedSweeps, rates: LinkRates) -> SweepEstimate:
     return SweepEstimate(transferred, computed, overlapped, sweep.simulated(False))
 
 
-def least_sweep_seconds(plan: PlannedSweeps, rates: LinkRates) -> float:
+def least_sweep_seconds(plan: _PlannedSweeps, rates: LinkRates) -> float:
     """Return a lower bound of the time of a sweep, without simulating it."""
     transferred, computed, waiting = SweepTimes(plan, rates).totals()
     return max(computed, transferred + waiting if plan.schedule.overlap else transferred + computed)

@@ -1,4 +1,4 @@
-"""Corrects measured rates by what a sweep took: probes can be wrong, for example where other processes use the machine."""
+"""Corrects measured rates by the times of a sweep: probes can be wrong, for example where other processes use the machine."""
 
 from __future__ import annotations
 
@@ -9,25 +9,17 @@ from penstock.streaming.planning.estimate import LinkRates, SweepTimes
 from penstock.streaming.planning.plan import StreamPlan
 from penstock.streaming.planning.timeline import SpanKind, Timeline
 
-__all__ = ["APART", "learned_rates"]
-
 #: Predictions within this factor are good enough to plan with.
 APART = 1.5
 
 
 def learned_rates(plan: StreamPlan, timeline: Timeline) -> LinkRates | None:
-    """Return the rates of a plan, corrected so that they predict a recorded sweep with one product; None if they do.
+    """Return the rates of a plan, corrected so that they predict a recorded sweep with one product; None if they do already.
 
-    Transfers and products are looked at apart. Those that took more than one and a half times as long as predicted correct the
-    rate and the time to start them by that factor. Those that took less than two thirds of it correct the time to start them
-    alone, if that explains it: starts are what other processes disturb most while rates are measured.
-
-    Parameters
-    ----------
-    plan : StreamPlan
-        Whose sweep was recorded.
-    timeline : Timeline
-        Of a sweep that computed one product with each subdivision, of as many vectors as the plan is for.
+    The timeline is of as many vectors as the plan. Transfers and products are corrected separately. Those that took more than
+    one and a half times as long as predicted correct the rate and the time to start them by that factor. Those that took less
+    than two thirds of it correct the time to start them alone, if that explains it: starts are what other processes disturb
+    most while rates are measured.
     """
     rates = plan.rates
     if rates is None:
@@ -52,7 +44,7 @@ def learned_rates(plan: StreamPlan, timeline: Timeline) -> LinkRates | None:
 def _factors(
     timeline: Timeline, kind: SpanKind, predicted: Callable[[int], float], for_bytes: Callable[[int], float]
 ) -> tuple[float, float]:
-    """Return how many times as long as predicted the bytes of a kind of spans took, and their starts; 1 if about right."""
+    """Return measured over predicted seconds for the bytes and for the starts of a kind of spans; 1 if about right."""
     numbers = [span.subdivision for span in timeline.spans if span.kind == kind]
     expected, moving, taken = sum(map(predicted, numbers)), sum(map(for_bytes, numbers)), timeline.seconds(kind)
     if not expected or not taken or 1 / APART < taken / expected < APART:

@@ -15,8 +15,6 @@ from penstock.spmv import Array, InputError
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import aligned_buffer
 
-__all__ = ["ColumnExtents", "LevelOrder", "level_order", "reach_of", "reach_of_store"]
-
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 

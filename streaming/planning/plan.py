@@ -19,8 +19,6 @@ from penstock.streaming.planning.schedule import Schedule
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 
-__all__ = ["StreamPlan", "iterations_saved", "plan_stream"]
-
 _HALVED = 40  # at this degree a product saves half as many iterations
 
 
@@ -105,6 +103,11 @@ class StreamPlan:
     def nbytes_of(self, number: int) -> int:
         """Return the bytes of a subdivision that are streamed."""
         return self.index.sizes[self.part][number]
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of the vectors of a solver, beside the budget."""
+        return self.workload.workspace_nbytes
 
     @property
     def resident_nbytes(self) -> int:

@@ -9,8 +9,6 @@ from typing import Literal, get_args
 
 from penstock.spmv import InputError
 
-__all__ = ["Compute", "Copy", "HazardError", "Release", "Schedule", "Step", "SweepOrder", "check_hazards"]
-
 #: How successive sweeps are connected: see :class:`Schedule`.
 SweepOrder = Literal["alternate", "cyclic", "restart"]
 
@@ -155,7 +153,7 @@ class Schedule:
         return tuple(number for number in range(self.subdivisions) if number not in self.resident)
 
     @property
-    def _kept(self) -> int:
+    def _reused(self) -> int:
         """Number of streamed subdivisions that stay in the slots from one sweep to the next."""
         return min(self.slots, len(self.streamed)) if self.sweeps == "alternate" else 0
 
@@ -170,7 +168,7 @@ class Schedule:
 
     def transfers(self, number: int) -> tuple[int, ...]:
         """Return the subdivisions that sweep ``number`` must transfer, in the order of their use."""
-        return self.streamed[:: self.direction(number)][self._kept if number else 0 :]
+        return self.streamed[:: self.direction(number)][self._reused if number else 0 :]
 
     def _copy(self, sweep: int, position: int) -> Copy:
         """Return the transfer of the streamed subdivision at a position of a sweep, possibly in the sweep after it."""
@@ -187,7 +185,7 @@ class Schedule:
     def prologue(self, first: int = 0) -> list[Step]:
         """Return the steps that fill the ring for a run beginning with sweep ``first``: 0, or 1 to begin backwards."""
         if self.sweeps == "alternate" and (self.overlap or first):
-            return [self._copy(first, position) for position in range(self._kept)]
+            return [self._copy(first, position) for position in range(self._reused)]
         if self.sweeps == "cyclic" and self.overlap and self.streamed:
             return [self._copy(0, position) for position in range(self.slots)]
         return []
@@ -228,7 +226,7 @@ class Schedule:
                 if subdivision not in self.resident:
                     copy = self._copy(number, position)
                     slot = copy.slot
-                    if not self.overlap and (position >= self._kept or not number):
+                    if not self.overlap and (position >= self._reused or not number):
                         steps.append(copy)
                 arrived.append((subdivision, slot, position))
                 position += slot is not None
@@ -238,7 +236,7 @@ class Schedule:
                     steps.append(Compute(*arrived[place][:2], stage))
             if time >= behind:
                 _, slot, leaving = arrived[time - behind]
-                if slot is not None and leaving < count - self._kept:
+                if slot is not None and leaving < count - self._reused:
                     steps.append(Release(slot))
                     if self.overlap and leaving + self.slots < issued:
                         steps.append(self._copy(number, leaving + self.slots))
@@ -251,7 +249,7 @@ class Schedule:
         if self.sweeps == "cyclic":
             held = [self._copy(sweeps, position) for position in range(self.slots)] if self.overlap else []
         else:
-            held = [self._copy(sweeps, position) for position in range(self._kept)] if self.overlap or sweeps else []
+            held = [self._copy(sweeps, position) for position in range(self._reused)] if self.overlap or sweeps else []
         return [Release(copy.slot) for copy in held]
 
 

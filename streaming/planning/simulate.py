@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from penstock.streaming.planning.schedule import Compute, Copy, Release, Step
 from penstock.streaming.planning.timeline import Timeline
 
-__all__ = ["simulate"]
-
 
 def simulate(
     steps: Iterable[Step],

@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-__all__ = ["Span", "SpanKind", "Timeline"]
-
 #: ``read``: from disk into page-locked memory; ``transfer``: into a slot; ``compute``: the products with a subdivision;
 #: ``host``: those that the CPU computes beside a GPU.
 SpanKind = Literal["read", "transfer", "compute", "host"]

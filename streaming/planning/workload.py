@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from penstock.spmv import InputError
 from penstock.streaming.planning.schedule import SweepOrder, check_sweep_order
 
-__all__ = ["Ring", "Workload"]
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -26,10 +24,10 @@ class Workload:
     workspace_nbytes : int
         Bytes of the solver's vectors, which the budget does not include.
     parts : tuple of (str, int)
-        What of these bytes is for the preconditioner: names and bytes, which a plan tells.
+        The part of these bytes for the preconditioner: names and bytes, for the text of a plan.
     iterations : float, optional
-        That the solver is expected to need, to compare plans of different degrees; by default as many as a Chebyshev polynomial
-        of this degree leaves of those without one.
+        Expected iterations of the solver, to compare plans of different degrees; by default those without a polynomial, reduced
+        as by a Chebyshev polynomial of this degree.
 
     Raises
     ------

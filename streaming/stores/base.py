@@ -8,8 +8,6 @@ import numpy as np
 
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 
-__all__ = ["PageLockable", "Store"]
-
 
 @runtime_checkable
 class Store(Protocol):

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PAGE_NBYTES", "aligned_buffer"]
-
 #: Slabs start at multiples of this and are padded to it, as unbuffered disk reads and page-locking require.
 PAGE_NBYTES = 4096
 _HUGE_PAGE_NBYTES = 2 << 20

@@ -21,8 +21,6 @@ from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, pack, row_slabs_of
 from penstock.streaming.stores.store_place import StorePlace, writing
 
-__all__ = ["STORE_FILES", "FileStore"]
-
 _VERSION = 2
 _INDEX, _DATA = "index.json", "slabs.bin"
 #: The files of a store.
@@ -125,7 +123,7 @@ class FileStore:
             Rows of the dense blocks; ``"auto"`` detects them in the first slab.
         slab : int or str, optional
             About the bytes of a subdivision into which a whole matrix is cut, such as ``"16 MiB"``; two or more of them must
-            fit the memory that a streamed matrix is given. By default 64 subdivisions or fewer, of 1 MiB or more.
+            fit the memory budget of a streamed matrix. By default 64 subdivisions or fewer, of 1 MiB or more.
         progress : callable, optional
             Called with the bytes written so far after each slab.
 
@@ -250,8 +248,8 @@ class _State(NamedTuple):
 
 
 def _state_of(file: FileIO) -> _State:
-    found = os.fstat(file.fileno())
-    return _State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    status = os.fstat(file.fileno())
+    return _State(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _json_checksum(content: Any) -> int:

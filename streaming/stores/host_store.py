@@ -18,8 +18,6 @@ from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part, Subdivision
 from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, as_matrix, pack, row_slabs_of
 
-__all__ = ["HostStore"]
-
 Bytes = np.ndarray[Any, Any]
 
 _LOCKED_AT_ONCE_NBYTES = 16 << 30

@@ -1,4 +1,4 @@
-"""Locks that the system lets go of however a process ends; on Windows there are none, and nothing is locked."""
+"""File locks that the system releases however a process ends; on Windows nothing is locked."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["folder_lock", "try_lock"]
-
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file, or folder, until it is closed, and return whether it is; not where system or file system has no locks.
+    """Lock an open file or folder until it is closed and return whether it is locked; False where locks are not supported.
 
-    Raises
-    ------
-    BlockingIOError
-        If another process has locked it.
+    Raises a BlockingIOError if another process has locked it.
     """
     if fcntl is None:
         return False

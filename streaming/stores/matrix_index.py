@@ -22,8 +22,6 @@ from penstock.spmv import (
 )
 from penstock.streaming.stores.buffers import PAGE_NBYTES
 
-__all__ = ["ArrayField", "MatrixIndex", "Part", "Subdivision", "lay_out"]
-
 #: The part of a subdivision to read: the whole, the structure (offsets and indices), or the values.
 Part = Literal["whole", "structure", "values"]
 
@@ -286,7 +284,7 @@ _dtype_name = functools.cache(str)  # NumPy takes longer to name a type than the
 
 
 def lay_out(slab: SparseMatrix, row_start: int, nnz: int | None = None) -> Subdivision:
-    """Return where the arrays of a slab, real or symbolic, lie in one contiguous piece; ``nnz`` is counted unless given."""
+    """Return where the arrays of a slab, real or symbolic, lie in one contiguous piece; ``nnz`` is counted unless passed."""
     offset, fields = 0, []
     for part in ("structure", "values"):
         for name, array in slab.arrays().items():

@@ -28,17 +28,6 @@ from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.host_memory import available_nbytes
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision, lay_out
 
-__all__ = [
-    "IndexBuilder",
-    "SlabConverter",
-    "as_matrix",
-    "as_slab",
-    "index_of",
-    "pack",
-    "row_slabs_of",
-    "symmetric_slabs",
-]
-
 
 @dataclass(frozen=True)
 class _Kind:
@@ -58,13 +47,7 @@ class _Kind:
 
 
 class IndexBuilder:
-    """Builds the index of a matrix slab by slab.
-
-    Parameters
-    ----------
-    shape : (int, int), optional
-        Expected shape of the whole matrix; an error if the slabs do not add up to it.
-    """
+    """Builds the index of a matrix slab by slab and checks that they add up to the expected shape, if any."""
 
     def __init__(self, shape: tuple[int, int] | None = None) -> None:
         self.shape = None if shape is None else (int(shape[0]), int(shape[1]))
@@ -76,13 +59,7 @@ class IndexBuilder:
         return self._subdivisions[-1].row_stop if self._subdivisions else 0
 
     def add(self, slab: SparseMatrix) -> Subdivision:
-        """Lay out the next slab and return its description.
-
-        Raises
-        ------
-        InputError
-            If its columns, format or types differ from those of the first slab.
-        """
+        """Lay out the next slab, of the same columns, format and types as the first, and return its description."""
         kind = _Kind.of(slab)
         first = self._kind = self._kind or kind
         expected = self.shape[1] if self.shape else first.columns
@@ -104,15 +81,9 @@ class IndexBuilder:
         self._subdivisions[-1] = replace(last, checksums=(structure, values))
 
     def finish(self) -> MatrixIndex:
-        """Return the index.
-
-        Raises
-        ------
-        InputError
-            If there was no slab, or the rows do not add up to the expected shape.
-        """
+        """Return the index, or raise an InputError without slabs or if the rows do not add up to the expected shape."""
         if self._kind is None:
-            raise InputError("no row slab was given; a matrix needs at least one row")
+            raise InputError("there is no row slab; a matrix needs at least one row")
         shape = self.shape or (self._rows, self._kind.columns)
         if self._rows != shape[0]:
             raise InputError(f"the slabs hold {self._rows} rows together, but the shape says {shape[0]}")
@@ -155,13 +126,7 @@ def index_of(slabs: Iterable[SparseMatrix], shape: tuple[int, int] | None = None
 
 
 def as_matrix(A: Any) -> SparseMatrix:
-    """Return a matrix in a penstock format; SciPy CSR and BSR are validated and share their arrays where types allow.
-
-    Raises
-    ------
-    InputError
-        If it has another type or is not valid.
-    """
+    """Return a matrix in a penstock format; SciPy CSR and BSR are validated and share their arrays where types allow."""
     if scipy.sparse.issparse(A):
         if A.format not in ("csr", "bsr"):
             raise InputError(f"a matrix or row slab must be CSR or BSR, not {A.format.upper()}; call .tocsr()")
@@ -190,13 +155,8 @@ def pack(slab: SparseMatrix, subdivision: Subdivision, buffer: np.ndarray[Any, A
 class SlabConverter:
     """Converts row slabs to the format of a store.
 
-    Parameters
-    ----------
-    format_name : str
-        A registered format, or ``"auto"``: SciPy slabs become BSR if the first one is made of dense blocks; other SciPy slabs
-        and slabs in a penstock format stay as they are.
-    block_size : int or "auto"
-        Rows of dense blocks; ``"auto"`` detects them in the first slab.
+    With format ``"auto"``, SciPy slabs become BSR if the first one is made of dense blocks; others, and slabs in a penstock
+    format, stay as they are. A block size of ``"auto"`` is detected in the first slab.
     """
 
     def __init__(self, format_name: str = "auto", block_size: int | Literal["auto"] = "auto") -> None:
@@ -206,13 +166,7 @@ class SlabConverter:
         self._parameters: dict[str, int] | None = None
 
     def convert(self, source: Any) -> SparseMatrix:
-        """Return the next slab, with int32 offsets.
-
-        Raises
-        ------
-        InputError
-            If it is not a SciPy or penstock matrix, not valid, or cannot be converted.
-        """
+        """Return the next slab, with int32 offsets, or raise an InputError if it is not a valid SciPy or penstock matrix."""
         slab = as_slab(source)
         first_row, self._row = self._row, self._row + slab.shape[0]
         unchanged = self._format is None and isinstance(source, SparseMatrix)
@@ -246,21 +200,14 @@ class SlabConverter:
         self._parameters = {"block_size": best} if self._format is not None and self._format.traits.blocked else {}
 
 
-# Of the largest entry of a product: assembled matrices are symmetric to a thousand roundings.
+# Relative to the largest entry of a product: assembled matrices are symmetric to about a thousand ulps.
 _ASYMMETRY = 1e-9
 
 
 def symmetric_slabs(slabs: Iterable[Any], rows: int, format_name: str) -> Iterator[Any]:
-    """Yield SciPy slabs of all rows, and refuse at the end a matrix that is not symmetric, if its half is to be stored.
+    """Yield SciPy slabs of all rows; an InputError after the last one if half is to be stored of a matrix that is not symmetric.
 
-    ``A v`` and the transpose times v are compared for a vector of random numbers, which takes three vectors.
-
-    Raises
-    ------
-    InputError
-        After the last slab, so that what was made of them must not be kept.
-    BudgetError
-        If the vectors do not fit the memory.
+    ``A v`` and the transpose times v are compared for a vector of random numbers; the three vectors must fit the memory.
     """
     if format_name == "auto" or not format_named(format_name).traits.half:
         yield from slabs
@@ -291,7 +238,7 @@ _FIRST_ROWS = 840
 
 
 def row_slabs_of(
-    given: Any,
+    source: Any,
     format_name: str = "auto",
     *,
     block_size: int | Literal["auto"] = "auto",
@@ -302,19 +249,19 @@ def row_slabs_of(
     SciPy matrices are iterable, row by row, which is never wanted here. Slabs end where the format that they will have can be
     cut.
     """
-    if isinstance(given, SparseMatrix) and (format_name == "auto" or not isinstance(given, CsrMatrix)):
-        whole = given.to_device(CPU)
+    if isinstance(source, SparseMatrix) and (format_name == "auto" or not isinstance(source, CsrMatrix)):
+        whole = source.to_device(CPU)
         return row_slabs(whole, min(_pieces(whole.nbytes, slab), max(1, -(-whole.shape[0] // whole.row_granularity))))
-    if isinstance(given, SparseMatrix):
-        given = given.to_csr()
-    if not scipy.sparse.issparse(given):
+    if isinstance(source, SparseMatrix):
+        source = source.to_csr()
+    if not scipy.sparse.issparse(source):
         if slab is not None:
             raise InputError(
                 "slab cuts a whole SciPy or penstock matrix; row slabs become the subdivisions as they come: leave slab out, "
                 "or hand over the matrix"
             )
-        return given  # type: ignore[no-any-return]
-    A = given if given.format == "bsr" else in_csr(given, "the matrix")
+        return source  # type: ignore[no-any-return]
+    A = source if source.format == "bsr" else in_csr(source, "the matrix")
     first = A if A.format == "bsr" else A[:_FIRST_ROWS]
     multiple = SlabConverter(format_name, block_size).convert(first).row_granularity if A.shape[0] else 1
     bounds = _bounds(A, _pieces(A.data.nbytes + A.indices.nbytes, slab), multiple)
@@ -327,7 +274,7 @@ def _pieces(nbytes: int, slab: int | str | None) -> int:
 
 
 def _bounds(A: Any, pieces: int, multiple: int) -> list[int]:
-    """Return rows, multiples of ``multiple``, between which a SciPy matrix has pieces of about as many entries."""
+    """Return rows, multiples of ``multiple``, between which a SciPy matrix has pieces with about the same number of entries."""
     rows = 1 if A.format == "csr" else A.blocksize[0]  # of an entry of the offsets
     stops = np.arange(0, A.shape[0], multiple)
     targets = int(A.indptr[-1]) * np.arange(1, pieces) // pieces

@@ -18,8 +18,6 @@ from penstock.streaming.stores.file_store import STORE_FILES, FileStore
 from penstock.streaming.stores.packing import symmetric_slabs
 from penstock.streaming.stores.store_place import StorePlace, partial_folder, writing
 
-__all__ = ["StoreBuilder"]
-
 Numbers = np.ndarray[Any, Any]
 
 # Bytes of an entry in a run, and at most while a run is sorted: rows, columns and values, their order, and a copy of each.
@@ -30,7 +28,7 @@ _ROW_NBYTES, _MOST_SLABS = 64, 16_384
 _BLOCKS, _CHUNK = 840, 32
 _SLAB_NBYTES = 16 << 20
 _MOST_PARTS = 1024
-# The entries of so many ranges of rows are counted apart, to cut slabs of about equal size.
+# Entries are counted in this many ranges of rows, to cut slabs of about equal size.
 _RANGES = 65536
 
 
@@ -102,7 +100,8 @@ class StoreBuilder:
         self._most_rows = max(1, parse_nbytes(memory) // _ROW_NBYTES // self._multiple) * self._multiple
         if rows > _MOST_SLABS * self._most_rows:
             raise InputError(
-                f"{rows} rows are more than {_MOST_SLABS} slabs of {self._most_rows}, as many as fit {memory}; give more memory"
+                f"{rows} rows are more than {_MOST_SLABS} slabs of {self._most_rows} rows, the largest for {memory}; give more "
+                "memory"
             )
         self._counts = np.zeros(-(-rows // self._range), dtype=np.int64)
         self._parts: list[tuple[Numbers, Numbers, Numbers]] = []

@@ -15,8 +15,6 @@ from penstock.host.scratch import scratch_folder
 from penstock.spmv import InputError, StoreError, format_nbytes
 from penstock.streaming.stores.locks import folder_lock
 
-__all__ = ["StorePlace", "partial_folder", "writing"]
-
 #: A folder is locked at once after it was made; one that is older than this, and not locked, is of a process that has ended.
 _LOCKED_AFTER_SECONDS = 60.0
 #: Windows renames a folder only to a name that is free.
@@ -24,17 +22,7 @@ _RENAMES_TO_EMPTY_FOLDERS = os.name != "nt"
 
 
 class StorePlace:
-    """The place of a store that is being built.
-
-    Parameters
-    ----------
-    path : path
-        The folder it will be.
-    overwrite : bool
-        Whether it may replace a store.
-    files : tuple of str
-        The files of a store.
-    """
+    """The folder of a store that is being built; ``overwrite`` lets it replace a store, which consists of ``files``."""
 
     def __init__(self, path: Path, *, overwrite: bool, files: tuple[str, ...]) -> None:
         with writing(path):  # a link that leads in a circle, for example
@@ -55,16 +43,11 @@ class StorePlace:
 
     @contextlib.contextmanager
     def building(self) -> Iterator[Path]:
-        """Yield a new folder beside the place, and give it the name at the end of the ``with`` block.
+        """Yield a new folder beside the place, and rename it to the place at the end of the ``with`` block.
 
-        Whatever happens, nothing unfinished is left. What is left of builds whose process was killed is removed first.
-
-        Raises
-        ------
-        InputError
-            If the name is taken, from the start or meanwhile, by something that may not be replaced.
-        StoreError
-            If the disk is full or refuses.
+        Whatever happens, nothing unfinished is left, and leftovers of killed builds are removed first. Raises an InputError if
+        the name is taken, from the start or meanwhile, by something that may not be replaced, and a StoreError if the disk is
+        full or fails.
         """
         self.check()
         with partial_folder(self.path) as partial:
@@ -75,12 +58,12 @@ class StorePlace:
     def _finish(self, partial: Path) -> None:
         """Give the finished store its name."""
         partial.chmod(0o755)
-        # Not a name of unfinished builds: if this process ends right here, the old store is still there.
+        # Not a name of unfinished builds, which are removed: if this process ends right here, the old store is still there.
         replaced = partial.with_name(partial.name.replace(".partial-", ".replaced-"))
         if self.overwrite and self._holds_store(self.path):
             self.path.rename(replaced)
         try:
-            # Of all who want the name one makes this folder, and a folder can be renamed to an empty one only.
+            # Only one process can make this folder, and a folder can be renamed only to an empty one.
             if _RENAMES_TO_EMPTY_FOLDERS:
                 self.path.mkdir()
             partial.rename(self.path)
@@ -95,13 +78,7 @@ class StorePlace:
 
 @contextlib.contextmanager
 def partial_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder beside a place, which is removed at the end; what processes that were killed left of it goes first.
-
-    Raises
-    ------
-    StoreError
-        If it cannot be made.
-    """
+    """Yield a new folder beside a place, removed at the end; leftovers of killed processes are removed first."""
     with contextlib.ExitStack() as held:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,6 @@ from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import Part
 from penstock.streaming.stores.packing import as_slab, index_of, pack
 
-__all__ = ["StoreContract"]
-
 Bytes = np.ndarray[Any, Any]
 OpenStore = Callable[[], Store]
 

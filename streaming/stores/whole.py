@@ -9,8 +9,6 @@ from penstock.spmv import format_named
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import aligned_buffer
 
-__all__ = ["read_whole"]
-
 
 def read_whole(store: Store) -> scipy.sparse.csr_array:
     """Return a stored matrix as a SciPy CSR array; needs about three times its bytes.

@@ -11,8 +11,6 @@ import numpy as np
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 
-__all__ = ["CountingStore", "FaultyStore", "SlowStore", "StoreWrapper"]
-
 
 class StoreWrapper:
     """A store that forwards all calls to another store; the base class of the other wrappers.

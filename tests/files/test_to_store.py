@@ -106,7 +106,7 @@ def test_rows_in_several_files_are_one_matrix(A, tmp_path, suffix):
     with store_files(names, tmp_path / "made") as store:
         same(read_whole(store), A)
     write[suffix](tmp_path / f"other.{suffix}", A[:, :840])
-    with pytest.raises(InputError, match="those of one matrix have as many"):
+    with pytest.raises(InputError, match="those of one matrix have the same number"):
         store_files([names[0], tmp_path / f"other.{suffix}"], tmp_path / "never")
 
 

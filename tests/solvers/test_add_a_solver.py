@@ -9,7 +9,17 @@ import pytest
 
 import penstock
 from penstock.fem import Cantilever
-from penstock.solvers import METHODS, PRECONDITIONERS, SOLVERS, Method, PreconditionerSpec, StopReason, cg, jacobi
+from penstock.solvers import (
+    METHODS,
+    PRECONDITIONERS,
+    SOLVERS,
+    LinearProblem,
+    Method,
+    PreconditionerSpec,
+    StopReason,
+    cg,
+    jacobi,
+)
 from penstock.spmv import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -58,6 +68,37 @@ class TestSolver:
         assert (result.reason, result.iterations) == (StopReason.MAXITER, 7)
         with pytest.raises(InputError, match="square matrix"):
             example.steepest_descent(A.rows(0, 6), b[:6])
+
+    @solver
+    def test_a_method_for_matrices_that_are_not_symmetric_names_no_check_of_symmetry(self, example):
+        n = 60
+        line = np.diag(np.full(n, 2.0)) - np.diag(np.full(n - 1, 1.3), 1) - np.diag(np.full(n - 1, 0.6), -1)
+        kept = SOLVERS.keys()
+
+        class Richardson(example.SteepestDescent, name="richardson"):
+            checks = ()
+
+            def advance(self, state, iterations):
+                state.x += 0.02 * state.r
+                self.problem.true_residual(state.x, state.r)
+                state.iteration += 1
+                norm = self.problem.space.norm(state.r)
+                state.residual_norms.append(self.problem.relative(norm))
+                return StopReason.STAGNATED if norm <= self.problem.tolerances[0] else None
+
+        class Checked(Richardson, name="checked"):
+            checks = example.SteepestDescent.checks
+
+        try:
+            reasons = []
+            for method in (Richardson, Checked):
+                made = method(LinearProblem(line, np.ones(n), rtol=1e-6, atol=0.0))
+                made.run(made.start(None), maxiter=50_000)
+                reasons.append(made.reason)
+        finally:
+            for name in set(SOLVERS.keys()) - set(kept):
+                SOLVERS.remove(name)
+        assert reasons == [StopReason.CONVERGED, StopReason.NOT_SYMMETRIC]
 
     @solver
     def test_it_is_known_by_name_and_refused_twice(self, example):

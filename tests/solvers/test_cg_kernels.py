@@ -8,7 +8,7 @@ import pytest
 from kernel_targets import TARGETS
 
 from penstock.solvers import block_jacobi, chebyshev, jacobi
-from penstock.solvers.cg import CgRecurrence
+from penstock.solvers.cg_iteration import CgRecurrence
 from penstock.solvers.cg_kernels import Halt, Scalar, Sum
 from penstock.solvers.cg_passes import CG_KERNELS, CgVectors, CpuPasses, CudaPasses
 from penstock.spmv import Device

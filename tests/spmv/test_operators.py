@@ -144,7 +144,7 @@ def test_overlapping_x_and_out_are_refused():
 
 
 def test_beta_without_out_is_refused():
-    with pytest.raises(InputError, match="out must be given"):
+    with pytest.raises(InputError, match="out must be passed"):
         as_operator(random_csr()).apply(np.ones(9), beta=1.0)
 
 

@@ -335,7 +335,7 @@ class TestRefusals:
         with pytest.raises(PenstockError) as caught:
             solve(tmp_path / "run", "cube5-dof1")
 
-        assert "the solution is kept in" in "".join(caught.value.__notes__)
+        assert "the solution is saved in" in "".join(caught.value.__notes__)
         assert np.abs(np.load(tmp_path / "run" / "solution.npy") - 1).max() < 1e-4
 
 

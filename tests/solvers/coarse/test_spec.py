@@ -16,11 +16,11 @@ def spec(**options):
 
 
 def test_a_plan_may_choose_smaller_aggregates_with_fewer_products():
-    chosen = [spec().with_degree(products) for products in spec().degrees(streamed=True)]
+    chosen = [spec().with_products(products) for products in spec().products_per_iteration(streamed=True)]
 
-    assert spec().degrees(streamed=True) == (6, 8, 12, 14)
+    assert spec().products_per_iteration(streamed=True) == (6, 8, 12, 14)
     assert [(s.degree, s.aggregate_nodes) for s in chosen] == [(3, 64), (5, 64), (7, 125), (9, 125)]
-    assert spec().degrees(streamed=False) == (14,)
+    assert spec().products_per_iteration(streamed=False) == (14,)
 
 
 @pytest.mark.parametrize(
@@ -29,16 +29,16 @@ def test_a_plan_may_choose_smaller_aggregates_with_fewer_products():
 def test_what_is_given_is_not_changed(options, products):
     given = spec(**options)
 
-    assert given.degrees(streamed=True) == given.degrees(streamed=False) == (products,)
-    decided = given.with_degree(products)
-    assert decided.degrees(streamed=True) == (products,)
-    assert given.with_degree(1) == given
+    assert given.products_per_iteration(streamed=True) == given.products_per_iteration(streamed=False) == (products,)
+    decided = given.with_products(products)
+    assert decided.products_per_iteration(streamed=True) == (products,)
+    assert given.with_products(1) == given
 
 
 @pytest.mark.parametrize("products", [6, 8, 12, 14])
 def test_the_expected_iterations_are_about_right(products):
     A, b, mesh = BEAM.matrix("bsr"), BEAM.load(), BEAM.mesh
-    M = spec(coordinates=mesh.coordinates, aggregates=mesh.node_counts).with_degree(products).build(A)
+    M = spec(coordinates=mesh.coordinates, aggregates=mesh.node_counts).with_products(products).build(A)
 
     expected = spec().iterations(products)
 
@@ -49,7 +49,7 @@ def test_the_memory_of_the_coarse_matrix_is_that_of_real_ones():
     """In a larger mesh nearly all aggregates have 26 neighbours."""
     A, mesh = BEAM.matrix("bsr"), BEAM.mesh
     for products in (8, 14):
-        chosen = spec(coordinates=mesh.coordinates, aggregates=mesh.node_counts).with_degree(products)
+        chosen = spec(coordinates=mesh.coordinates, aggregates=mesh.node_counts).with_products(products)
         level = chosen.build(A).level
 
         told = dict(chosen.parts(A.shape[0], 1))[f"levels above aggregates of {chosen.aggregate_nodes} nodes"]

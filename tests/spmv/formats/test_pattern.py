@@ -40,7 +40,7 @@ def test_one_moved_entry_is_found(A, row):
     free = next(column for column in range(A.shape[1]) if column not in other and column != last)
     B.indices[stop] = free
     with pytest.raises(
-        InputError, match=r"as many entries.*at other places: the patterns differ first in rows"
+        InputError, match=r"entries like the prepared one, but at other places: the patterns differ first in rows"
     ) as caught:
         Pattern.of(_csr(A)).check(_csr(B))
     first, last = (int(word.strip(";")) for word in str(caught.value).split("in rows ")[1].split()[:3:2])

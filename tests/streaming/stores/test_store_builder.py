@@ -176,7 +176,9 @@ def test_many_entries_in_one_range_of_rows_are_cut_to_the_memory_too(tmp_path, m
 
 
 def test_more_rows_than_slabs_of_the_memory_are_refused_before_anything_is_made(tmp_path):
-    with pytest.raises(InputError, match=r"1000000000000 rows are more than 16384 slabs of \d+, as many as fit 1 MiB"):
+    with pytest.raises(
+        InputError, match=r"1000000000000 rows are more than 16384 slabs of \d+ rows, the largest for 1 MiB"
+    ):
         StoreBuilder(tmp_path / "a", (10**12, 5), memory="1 MiB")
     assert list(tmp_path.iterdir()) == []
 
