@@ -18,7 +18,7 @@ _NAME = re.compile(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof(\d+)", re.ASCII)
 
 
 def generated_matrix(name: str) -> tuple[scipy.sparse.csr_array, int] | None:
-    """Return the matrix of a name, and its degrees of freedom a node; None if the name is none of a generated matrix."""
+    """Return the matrix of a name, and its degrees of freedom a node; None for any other name."""
     numbers = _NAME.fullmatch(name)
     if numbers is None:
         return None

@@ -1,4 +1,4 @@
-"""The registry of readers: what each kind of file holds, how it is told apart, and what reads it."""
+"""The registry of readers: the contents of each kind of file, how it is recognized, and the functions that read it."""
 
 from __future__ import annotations
 

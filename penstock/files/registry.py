@@ -28,18 +28,9 @@ Purpose = Literal["matrix", "right-hand sides"]
 
 @dataclass(frozen=True, eq=False)
 class NamedMatrix:
-    """A matrix and where it came from.
+    """A matrix, a float64 ``csr_array`` in canonical form, and the argument of :func:`read_matrix` that it came from.
 
-    Parameters
-    ----------
-    name : str
-        File name without folder and suffixes, or the name of a generated matrix.
-    matrix : csr_array
-        float64 values, columns ascending and unique in each row, stored zeros among them.
-    source : str
-        What :func:`read_matrix` was asked for.
-    block_size : int or None
-        Degrees of freedom a node of a generated matrix: it consists of dense blocks of this size. None for a file.
+    Zeros that the file lists are stored. ``block_size`` is that of the dense blocks of a generated matrix, None for a file.
     """
 
     name: str
@@ -61,13 +52,7 @@ def programs(purpose: Purpose) -> str:
 
 
 def reader_of(path: Path, purpose: Purpose = "matrix") -> Reader:
-    """Return what reads a file: by its suffix, or by what is in it; a folder by what is in it first.
-
-    Raises
-    ------
-    InputError
-        If there is no such file, or no reader for it.
-    """
+    """Return the reader of a file: by its suffix, else by its contents; of a folder by its contents first."""
     readers, is_folder = _readers(purpose), os.path.isdir(path)  # which takes names of any length
     by_suffix = sorted(readers, key=lambda reader: len(reader.suffix_of(path.name)), reverse=True)
     named = (reader for reader in by_suffix if reader.suffix_of(path.name))
@@ -94,7 +79,7 @@ def reading(path: Path, reader: Reader) -> Iterator[None]:
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a path can only be that of a :class:`FileStore`: a folder that no reader knows."""
+    """Return whether a path can only be that of a :class:`FileStore`: a folder that no reader recognizes."""
     return path.is_dir() and not any(reader.folder and reader.knows(path) for reader in _readers("matrix"))
 
 
@@ -128,31 +113,21 @@ def read_matrix(source: str | Path) -> NamedMatrix:
 
     Notes
     -----
-    A pattern has the value 1 at each entry, -1 above the diagonal of a skew-symmetric one. Entries given several times
-    are summed, as float64. Zeros are kept where the file lists them as entries, so not those of a dense file.
+    A pattern has the value 1 at each entry, -1 above the diagonal of a skew-symmetric one. Repeated entries
+    are summed, as float64. Zeros that the file lists as entries are stored, those of a dense file are not.
     """
     if (generated := generated_matrix(str(source))) is not None:
         return NamedMatrix(str(source), generated[0], str(source), generated[1])
     path = Path(source)
     reader = reader_of(path)
     with reading(path, reader):
-        # As it is where it is read whole: whole numbers given several times would overflow if SciPy summed them.
+        # What is read whole stays as it is until it is float64: SciPy would sum integers with overflow.
         matrix = slabs_of(path).whole(path) if reader.matrix is None else _read_whole(path, reader)
         return NamedMatrix(matrix_name(path), _canonical(matrix, str(path)), str(source))
 
 
 def read_vectors(path: Path) -> Any:
-    """Read right-hand sides, not yet checked for NaN.
-
-    Returns
-    -------
-    array or sparse array of SciPy, (n, columns)
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged or of a kind without vectors, or they are not real.
-    """
+    """Read right-hand sides, an array or sparse array (n, columns) that is not yet checked for NaN."""
     reader = reader_of(path, "right-hand sides")
     with reading(path, reader):
         assert reader.vectors is not None, "reader_of returns one that reads vectors"
@@ -181,7 +156,7 @@ def slabs_of(path: Path) -> Slabs:
 
 
 def _read_whole(path: Path, reader: Reader) -> Any:
-    """Return a matrix as SciPy has it, which can be converted safely."""
+    """Return a matrix as SciPy reads it, checked for a safe conversion."""
     assert reader.matrix is not None, "a reader without slabs reads the matrix as a whole"
     matrix = reader.matrix(path)
     check_indices(matrix, f"the matrix in {path}")
