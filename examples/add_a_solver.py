@@ -1,15 +1,17 @@
-"""A solver of one's own: steepest descent, with the tolerances, true residuals, counters and results of all solvers."""
+"""A method of one's own: steepest descent, chosen by name, with true residuals, counters and checkpoints as all have them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from penstock.fem import Cantilever
-from penstock.solvers import LinearProblem, Method, StopReason, block_jacobi
+from penstock.solvers import METHODS, LinearProblem, Method, MethodChoice, SavedState, StopReason
+from penstock.spmv import InputError
 
 
 @dataclass
-class DescentState:
+class DescentState(SavedState):
+    vectors = ("x", "r")
     x: np.ndarray
     r: np.ndarray
     iteration: int = 0
@@ -22,9 +24,10 @@ class SteepestDescent(Method, name="steepest_descent"):
     State = DescentState
 
     def __init__(self, problem):
-        self.problem = problem
+        if problem.columns > 1:
+            raise InputError(f"steepest_descent solves for one right-hand side, not {problem.columns}; choose cg")
         problem.set_norms(np.array([problem.space.norm(problem.b)]))
-        self.q, self.z = np.empty_like(problem.b), np.empty_like(problem.b)
+        self.problem, self.q, self.z = problem, np.empty_like(problem.b), np.empty_like(problem.b)
 
     def start(self, x0):
         x = np.zeros_like(self.problem.b) if x0 is None else x0.copy()
@@ -32,26 +35,26 @@ class SteepestDescent(Method, name="steepest_descent"):
         return DescentState(x, r, residual_norms=[self.problem.relative(self.problem.space.norm(r))])
 
     def advance(self, state, iterations):
-        self.problem.M.apply(state.r, self.z)
-        self.problem.product(self.z, self.q)
-        alpha = self.problem.space.dot(state.r, self.z) / self.problem.space.dot(self.z, self.q)
-        state.x += alpha * self.z
+        z = state.r if self.problem.M is None else self.problem.M.apply(state.r, self.z)
+        self.problem.product(z, self.q)
+        alpha = self.problem.space.dot(state.r, z) / self.problem.space.dot(z, self.q)
+        state.x += alpha * z
         state.r -= alpha * self.q
         state.iteration += 1
-        norm = self.problem.space.norm(state.r)
-        state.residual_norms.append(self.problem.relative(norm))
+        state.residual_norms.append(self.problem.relative(norm := self.problem.space.norm(state.r)))
         return StopReason.STAGNATED if norm <= self.problem.tolerances[0] else None  # end() tests the true residual
 
 
-def steepest_descent(A, b, M, *, rtol=1e-5, maxiter=None):
-    problem = LinearProblem(A, b, M, rtol=rtol, atol=0.0)
-    method = SteepestDescent(problem)
-    state = method.start(None)
-    method.run(state, maxiter=maxiter)
-    return problem.column_result(state.x, method.reason, state.residual_norms, method.residual, **problem.spent())
+def steepest_descent(A, b, x0=None, *, M=None, rtol=1e-5, atol=0.0, maxiter=None, monitor=None, state=None):
+    method = SteepestDescent(problem := LinearProblem(A, b, M, rtol=rtol, atol=atol))
+    state = method.begin(problem.guess(x0, state, "x0"), state)
+    method.run(state, maxiter=maxiter, monitor=monitor)
+    norms, spent = state.residual_norms, problem.spent()
+    return replace(problem.column_result(state.x, method.reason, norms, method.residual, **spent), state=state)
 
+
+METHODS.add("steepest_descent", MethodChoice("steepest descent", steepest_descent, lambda n, columns, dtype: 32 * n))
 
 if __name__ == "__main__":
     beam = Cantilever(nodes=(5, 3, 3), dof=3)
-    A = beam.matrix()
-    print(steepest_descent(A, beam.load(), block_jacobi(A, 3), rtol=1e-6, maxiter=50_000).explain())
+    print(steepest_descent(beam.matrix(), beam.load(), rtol=1e-4, maxiter=50_000).explain())

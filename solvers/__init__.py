@@ -21,6 +21,7 @@ from penstock.solvers.preconditioner_spec import PRECONDITIONERS, Preconditioner
 from penstock.solvers.preconditioners import DiagonalBlocks, absolute_jacobi, block_jacobi, jacobi
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
+from penstock.solvers.saved_state import SavedState
 from penstock.solvers.solve_many import choose_block_size, solve_many
 from penstock.solvers.triangular.gauss_seidel import GaussSeidel, gauss_seidel
 from penstock.solvers.triangular.incomplete_cholesky import IncompleteCholesky, incomplete_cholesky
@@ -59,6 +60,7 @@ __all__ = [
     "OwnPreconditioner",
     "PreconditionerSpec",
     "ProductPattern",
+    "SavedState",
     "SmoothedAggregation",
     "SmoothedAggregationSpec",
     "SolveResult",

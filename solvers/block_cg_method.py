@@ -12,7 +12,8 @@ import numpy as np
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import GOING_ON, BlockSolveResult, StopReason
-from penstock.solvers.states import StateLayout, SystemMark, check_counts, check_history, check_numbers, direction_kept
+from penstock.solvers.saved_state import SavedState
+from penstock.solvers.states import StateLayout, check_counts, check_history, check_numbers, direction_kept
 from penstock.spmv import Array, InputError
 
 __all__ = ["BlockCgState", "BlockConjugateGradients"]
@@ -21,7 +22,7 @@ Matrix = np.ndarray[Any, Any]
 
 
 @dataclass
-class BlockCgState:
+class BlockCgState(SavedState):
     """Everything that the next iteration needs; a checkpoint is a saved state.
 
     Parameters
@@ -60,6 +61,9 @@ class BlockCgState:
     (5, [0, 1], True)
     """
 
+    vectors: ClassVar[tuple[str, ...]] = ("x", "w", "p", "s")
+    host_arrays: ClassVar[tuple[str, ...]] = ("t", "phi")
+
     x: Array
     w: Array
     p: Array
@@ -71,7 +75,6 @@ class BlockCgState:
     last_true_residuals: list[float]
     residual_norms: list[list[float]] = field(default_factory=list)
     s: Array | None = None
-    system: SystemMark | None = None
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""

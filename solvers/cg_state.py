@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from penstock.solvers.states import StateLayout, SystemMark, check_all, check_counts, check_history, check_numbers
+from penstock.solvers.saved_state import SavedState
+from penstock.solvers.states import StateLayout, check_all, check_counts, check_history, check_numbers
 from penstock.spmv import Array
 
 __all__ = ["CgState"]
 
 
 @dataclass
-class CgState:
+class CgState(SavedState):
     """Everything that the next iteration needs; a checkpoint is a saved state.
 
     Parameters
@@ -51,6 +53,8 @@ class CgState:
     (10, 11, True)
     """
 
+    vectors: ClassVar[tuple[str, ...]] = ("x", "r", "p", "q")
+
     x: Array
     r: Array
     p: Array
@@ -64,7 +68,6 @@ class CgState:
     replacements: int = 0
     energy: float = -math.inf
     q: Array | None = None
-    system: SystemMark | None = None
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""

@@ -41,8 +41,8 @@ class Method(ABC):
     """A Krylov method for a :class:`LinearProblem`: how it starts, iterates and ends.
 
     A subclass is declared as ``class ConjugateGradients(Method, name="cg")``, which registers it in :data:`SOLVERS`. Its state
-    is a dataclass with at least ``x``, ``iteration`` and ``residual_norms``; a checkpoint is a saved state. Where it has a method
-    ``check``, that is called before a solve resumes from it.
+    is a dataclass with at least ``x``, ``iteration`` and ``residual_norms``; checkpoints hold it if it is a :class:`SavedState`.
+    Where it has a method ``check``, that is called before a solve resumes from it.
 
     Examples
     --------

@@ -33,9 +33,9 @@ from penstock.solvers.choice import METHODS, MethodChoice
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import GOING_ON, BlockSolveResult, IterationRecord, SolveResult, StopReason
+from penstock.solvers.saved_state import SavedState
 from penstock.solvers.states import (
     StateLayout,
-    SystemMark,
     check_all,
     check_counts,
     check_history,
@@ -92,14 +92,14 @@ def minres_workspace_nbytes(n: int, columns: int = 1, dtype: Any = np.float64) -
 
 
 @dataclass
-class MinresState:
+class MinresState(SavedState):
     """Everything that the next iteration needs; a checkpoint is a saved state.
 
     Parameters
     ----------
     x, r, r1, r2, y, w, w_old : array, (n, columns)
     scalars : float64 array, (9, columns), on the host
-        By :class:`Scalar`.
+        By ``Scalar``.
     reasons : list of StopReason or None
         Why each column has ended.
     iteration : int
@@ -119,6 +119,9 @@ class MinresState:
     (10, True)
     """
 
+    vectors: ClassVar[tuple[str, ...]] = ("x", "r", "r1", "r2", "y", "w", "w_old")
+    host_arrays: ClassVar[tuple[str, ...]] = ("scalars",)
+
     x: Array
     r: Array
     r1: Array
@@ -130,7 +133,6 @@ class MinresState:
     reasons: list[StopReason | None]
     iteration: int = 0
     residual_norms: list[list[float]] = field(default_factory=list)
-    system: SystemMark | None = None
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable
+from dataclasses import fields, is_dataclass
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +18,7 @@ class Registry(Generic[Key, Thing]):
     """A table that refuses to replace an entry, and looks up what installed packages offer.
 
     Modules named by the entry points of ``group``, such as ``"penstock.formats"``, are loaded when an unknown key is looked up
-    or all keys are listed; they register their entries when imported.
+    or all keys are listed; they register their entries when imported. One that fails is a warning.
 
     Examples
     --------
@@ -52,6 +54,8 @@ class Registry(Generic[Key, Thing]):
             raise InputError(f"unknown {self._kind} {key!r}; known: {', '.join(map(str, self.keys()))}") from None
 
     def __contains__(self, key: object) -> bool:
+        if key not in self._entries:
+            self._load_entry_points()
         return key in self._entries
 
     def keys(self) -> list[Key]:
@@ -62,13 +66,25 @@ class Registry(Generic[Key, Thing]):
     def _load_entry_points(self) -> None:
         group, self._group = self._group, None  # once: importing a module may look something up
         for entry in entry_points(group=group) if group else ():
-            entry.load()
+            try:
+                entry.load()
+            except Exception as error:  # of another package, whatever it is: what needs nothing of it goes on
+                warnings.warn(
+                    f"the {self._kind} that {entry.value} offers in the entry point group {group} cannot be loaded: "
+                    f"{type(error).__name__}: {error}; mend or uninstall its package",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
 
 def _same_definition(one: Any, other: Any) -> bool:
-    """Return whether two functions or classes come from the same place in the same module."""
+    """Return whether functions or classes come from the same place in the same module, or things consist of equal parts."""
+    if is_dataclass(one) and not isinstance(one, type) and type(one) is type(other):
+        return all(_same_definition(getattr(one, of.name), getattr(other, of.name)) for of in fields(one))
+    if callable(one):
+        return _place(one) == _place(other) != (None, None)
+    return type(one) is type(other) and bool(one == other)
 
-    def place(thing: Any) -> tuple[Any, Any]:
-        return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
 
-    return place(one) == place(other) != (None, None)
+def _place(thing: Any) -> tuple[Any, Any]:
+    return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)

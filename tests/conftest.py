@@ -31,6 +31,7 @@ _FIRST = (
     "experiments/cantilever/test_ranked_run.py",
     "experiments/cantilever/test_comparison.py",
     "driver/test_solve.py",
+    "test_registries.py",
 )
 
 

@@ -23,7 +23,7 @@ from penstock.experiments.cantilever.matrix_storage import plan_experiment, resi
 from penstock.experiments.cantilever.ranked_storage import couplings_of_rank, open_rank_store, planes_of
 from penstock.experiments.cantilever.resumption import check_resumes
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
-from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint, vectors_of
+from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.progress import Reporter
@@ -192,7 +192,7 @@ class RankedRun(SingleRun):
         """Return a checkpoint with other vectors in its state."""
         state = checkpoint.state
         assert state is not None, "a checkpoint on disk has a state"
-        changed = {name: change(vectors) for name, vectors in vectors_of(state).items()}
+        changed = {name: change(vectors) for name, vectors in state.shared_vectors().items()}
         return dataclasses.replace(checkpoint, state=dataclasses.replace(state, **changed))
 
     def _report(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from penstock.experiments.reporting.atomic import write_file
 from penstock.files.arrays import ArrayArchive
-from penstock.solvers import SOLVERS, CoarseBlockCgState, CoarseCgState, StopReason
-from penstock.solvers.states import StateLayout, SystemMark, check_counts, check_numbers
-from penstock.spmv import CPU, Array, Device, InputError
+from penstock.solvers import SOLVERS, SavedState
+from penstock.solvers.states import StateLayout, check_counts, check_numbers, check_state
+from penstock.spmv import Device, InputError, StoreError
 
-#: The state of any registered method.
+#: The state of any registered method: a :class:`SavedState`.
 SolverState = Any
 
 
@@ -58,41 +58,27 @@ class Checkpoint:
             raise InputError(f"a direction of {self.direction} or {self.ranks} ranks cannot be")
 
 
-def vectors_of(state: SolverState) -> dict[str, Array]:
-    """Return the vectors of a state with a row for each unknown by name: what ranks share out."""
-    coarse = isinstance(state, CoarseCgState | CoarseBlockCgState)
-    names = ("x", "y", "p") if coarse else [of.name for of in fields(state) if of.type in ("Array", "Array | None")]
-    return {name: getattr(state, name) for name in names if getattr(state, name) is not None}
-
-
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, which has a state, as ``.npz``; if that fails or is interrupted, the old one stays complete."""
+    """Write a checkpoint as ``.npz``; if that fails or is interrupted, the old one stays complete.
+
+    A :class:`StoreError` says that the disk is full, or that the method of the state does not say how it is written.
+    """
     state = checkpoint.state
-    assert state is not None, "a checkpoint on disk has a state"
-    [solver] = [name for name in SOLVERS.keys() if SOLVERS[name].State is type(state)]  # noqa: SIM118 - a registry
+    solvers = [name for name in SOLVERS.keys() if SOLVERS[name].State is type(state)]  # noqa: SIM118 - a registry
+    if not isinstance(state, SavedState) or not solvers:
+        raise StoreError(
+            f"no checkpoint is written of a {type(state).__name__}; a solve that checkpoints hold has a registered Method, whose "
+            "State is a SavedState"
+        )
     contents = {
-        "solver": np.array(solver),
+        "solver": np.array(solvers[0]),
         "settings": np.array(json.dumps(checkpoint.settings, sort_keys=True)),
         "spent_seconds": np.array(checkpoint.seconds),
         "spent": np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction, checkpoint.ranks]),
     }
-    for of in fields(state):
-        value = getattr(state, of.name)
-        if value is not None:
-            contents |= _written(of.name, value)
+    contents |= state.to_arrays()
     contents["checksum"] = np.array(_checksum(contents))
     write_file(path, lambda file: np.savez(file, **contents), sync=True)  # type: ignore[arg-type]
-
-
-def _written(name: str, value: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays on the host that stand for one field of a state."""
-    if isinstance(value, SystemMark):
-        return {"b_norms": np.array(value.b_norms), "preconditioner": np.array(value.preconditioner)}
-    if name == "reasons":
-        return {name: np.array([reason.name if reason else "" for reason in value])}
-    if name == "active":
-        return {name: np.array(value, dtype=np.int64)}
-    return {name: CPU.asarray(value) if hasattr(value, "ndim") else np.array(value)}
 
 
 def _checksum(contents: Mapping[str, np.ndarray[Any, Any]]) -> int:
@@ -116,12 +102,14 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
             raise InputError("it does not match its checksum")
         checkpoint = _read(data, device)
         checkpoint.check()
+        if checkpoint.state.system is None:  # type: ignore[union-attr]
+            raise InputError("it does not say which system it is of")
         x = checkpoint.state.x  # type: ignore[union-attr]
         if x.shape[:1] != (unknowns,):
             raise InputError(f"it holds vectors of another length than the {unknowns} unknowns of this run")
         if x.dtype not in (np.float64, np.float32) or x.ndim > 2:
             raise InputError(f"it holds iterates of type {x.dtype} and shape {x.shape}")
-        checkpoint.state.check(StateLayout(x.shape, x.dtype, device))  # type: ignore[union-attr]
+        check_state(checkpoint.state, type(checkpoint.state), StateLayout(x.shape, x.dtype, device))
     except Exception as error:  # whatever is in a file that anybody may have written
         cause = str(error) or type(error).__name__
         raise InputError(f"{path} cannot be resumed from: {cause}; start the run anew") from error
@@ -130,29 +118,7 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
 
 def _read(data: Mapping[str, np.ndarray[Any, Any]], device: Device) -> Checkpoint:
     """Return the checkpoint from its contents."""
-    kind = SOLVERS[str(data["solver"])].State
-    values: dict[str, Any] = {}
-    for of in fields(kind):
-        annotation = str(of.type)
-        if annotation == "SystemMark | None":
-            values[of.name] = SystemMark(tuple(data["b_norms"].tolist()), str(data["preconditioner"]))
-        elif of.name in data:
-            array = data[of.name]
-            values[of.name] = device.asarray(array) if "Array" in annotation else _PLAIN[annotation](array)
+    kind: Any = SOLVERS[str(data["solver"])].State
     sweeps, bytes_streamed, direction, ranks = data["spent"].tolist()
     seconds, settings = float(data["spent_seconds"]), json.loads(str(data["settings"]))
-    return Checkpoint(kind(**values), sweeps, bytes_streamed, seconds, direction, ranks, settings)
-
-
-#: How fields of states that are not vectors are read, by their annotation.
-_PLAIN: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
-    "int": lambda array: array.item(),
-    "float": lambda array: array.item(),
-    "bool": bool,
-    "Matrix": np.asarray,
-    "Numbers": np.asarray,
-    "list[int]": lambda array: array.tolist(),
-    "list[float]": lambda array: array.tolist(),
-    "list[list[float]]": lambda array: array.tolist(),
-    "list[StopReason | None]": lambda names: [StopReason[name] if name else None for name in names.tolist()],
-}
+    return Checkpoint(kind.from_arrays(data, device), sweeps, bytes_streamed, seconds, direction, ranks, settings)

@@ -26,7 +26,6 @@ from penstock.experiments.systems.resumption import Checkpoints, decided_spec, r
 from penstock.experiments.systems.solve_request import SolveRequest
 from penstock.experiments.systems.system_files import (
     column_ranges,
-    matrix_name,
     parse_columns,
     parse_count,
     read_guess,
@@ -35,6 +34,7 @@ from penstock.experiments.systems.system_files import (
     write_solution,
 )
 from penstock.files.arrays import check_fits_memory
+from penstock.files.registry import matrix_name
 from penstock.solvers import BlockSolveResult, IterationRecord, PreconditionerSpec, SolveResult, StopReason
 from penstock.spmv import InputError, Operator, parse_nbytes
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling

@@ -12,20 +12,12 @@ import scipy.sparse
 
 from penstock.experiments.reporting.atomic import write_file
 from penstock.files.arrays import check_fits_memory, open_array
-from penstock.files.petsc import is_petsc, read_petsc_vector
-from penstock.files.registry import read_matrix
+from penstock.files.registry import read_vectors
 from penstock.spmv import InputError
 
 Matrix = np.ndarray[Any, Any]
 
-_MATRIX_SUFFIXES = (".mtx", ".mtx.gz", ".mtx.bz2", ".npz", ".mat", ".h5", ".hdf5", ".zarr", ".petsc")
 _MOST_COLUMNS = 1_000_000
-
-
-def matrix_name(source: str) -> str:
-    """Return the name of a matrix: its file or folder without the path and the suffixes that matrix files have."""
-    name = Path(source).resolve().name
-    return next((name[: -len(suffix)] for suffix in _MATRIX_SUFFIXES if name.lower().endswith(suffix)), name)
 
 
 # Columns
@@ -77,22 +69,9 @@ def column_ranges(columns: Sequence[int]) -> str:
 def read_right_hand_sides(path: Path, columns: Sequence[int] | None = None) -> Matrix:
     """Read right-hand sides, float64 of shape (n, columns), all by default.
 
-    Files are Matrix Market (array or coordinate; ``.mtx``, ``.mtx.gz`` or ``.mtx.bz2``) or ``.npy`` arrays of shape (n,)
-    or (n, columns).
+    Files are those for which :data:`~penstock.files.reader.READERS` has a reader of vectors, of shape (n,) or (n, columns).
     """
-    name = path.name.lower()
-    if name.endswith(".npy"):
-        array: Any = _load_array(path, "right-hand sides")
-        array = array.reshape(-1, 1) if array.ndim == 1 else array
-    elif name.endswith(_MATRIX_SUFFIXES[:3]):
-        array = read_matrix(path).matrix.tocsc()
-    elif is_petsc(path):
-        array = read_petsc_vector(path).reshape(-1, 1)
-    else:
-        raise InputError(
-            f"cannot tell what right-hand sides {path} holds; expected a Matrix Market file (.mtx, .mtx.gz or .mtx.bz2), an "
-            "array of numpy.save (.npy) or a vector of PETSc (VecView, binary)"
-        )
+    array = read_vectors(path)
     count = array.shape[1]
     if not count:
         raise InputError(f"{path} holds an array of shape {array.shape}; expected at least one column")

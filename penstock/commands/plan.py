@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.commands.command import command
 from penstock.commands.terminal import open_terminal
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ def print_plan(experiment: Experiment, console: Console, rates: LinkRates | None
     console.print(plan_experiment(experiment, rates).explain(), highlight=False, soft_wrap=True, markup=False)
 
 
+@command(
+    "penstock plan beam.yaml",
+    "penstock plan beam.yaml --rates h100",
+    "penstock plan beam.yaml --ranks 64 --figure scaling.png",
+)
 def plan(
     file: Annotated[Path, typer.Argument(help="Experiment in YAML.")],
     ranks: Annotated[

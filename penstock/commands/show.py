@@ -1,18 +1,25 @@
-"""Prints and draws a finished run again."""
+"""The command that prints and draws a finished run again."""
+
+from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
-from penstock.experiments import ResultsFolder, read_experiment
-from penstock.spmv import InputError, PenstockError
+from penstock.commands.command import command
 
 
-def show_run(directory: Path) -> None:
-    """Print plan and result of a finished run, and draw its pictures again."""
-    folder = ResultsFolder(directory)
+@command(
+    "penstock show results/beam",
+)
+def show(directory: Annotated[Path, typer.Argument(help="Folder of a finished run.")]) -> None:
+    """Print and draw a finished run again, without solving."""
+    from penstock.spmv import InputError, PenstockError
+
     try:
-        _show(folder)
+        _show(directory)
     except PenstockError:
         raise
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -22,7 +29,10 @@ def show_run(directory: Path) -> None:
         ) from error
 
 
-def _show(folder: ResultsFolder) -> None:
+def _show(directory: Path) -> None:
+    from penstock.experiments import ResultsFolder, read_experiment
+
+    folder = ResultsFolder(directory)
     console, summary = Console(), folder.summary()
     console.print("[bold]Plan[/bold]")
     print(folder.plan.read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from penstock.commands.command import command
 from penstock.commands.terminal import Quiet, Verbose, in_free_folder, noting_interrupts, open_terminal
 from penstock.host.signals import INTERRUPTED
 
@@ -17,15 +18,12 @@ if TYPE_CHECKING:
 
 _A = typer.Argument(
     metavar="A",
-    help="Matrix of Matrix Market, PETSc, HDF5, Zarr, MATLAB or SciPy, a generated one such as cube32-dof3, or a store's folder.",
+    help="Matrix in a file (<matrix programs>), a generated one such as cube32-dof3, or a store's folder.",
 )
-_B = typer.Argument(metavar="[B]", help="File of Matrix Market, PETSc or NumPy; without it A times ones is solved for.")
+_B = typer.Argument(metavar="[B]", help="Vectors in a file (<vector programs>); without it A times ones is solved for.")
 _COLUMNS = typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
-_PRECOND = typer.Option(
-    help="auto, none, jacobi, block_jacobi, chebyshev, smoothed_aggregation, multigrid, gauss_seidel, "
-    "incomplete_cholesky, or one of an installed package."
-)
-_METHOD = typer.Option(help="auto, cg, or minres for a symmetric matrix that need not be positive definite.")
+_PRECOND = typer.Option(help="auto, or one of <preconditioners>.")
+_METHOD = typer.Option(help="auto, which is cg, or one of <methods>.")
 _DEGREE = typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses.")
 _MEMORY = typer.Option(
     help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
@@ -39,7 +37,7 @@ _NEAR_NULL_SPACE = typer.Option(
 _NULL_SPACE = typer.Option(
     help="What a singular A maps to zero: 'constants', or vectors (.npy, n x vectors); removed from b and x."
 )
-_FORMAT = typer.Option("--format", help="Storage format, such as bsr or symmetric_bsr; auto is the best one.")
+_FORMAT = typer.Option("--format", help="Storage format: auto, which is the best one, or one of <formats>.")
 _OF_RESUMING = {"resume", "maxiter", "quiet", "verbose"}
 _RESUME = typer.Option(help="Resume the solve in this folder; with --maxiter, up to this many iterations.")
 
@@ -51,6 +49,13 @@ def _options_of_new_solves(context: typer.Context) -> list[str]:
     return sorted(options[name] for name, source in sources.items() if source and source.name == "COMMANDLINE")
 
 
+@command(
+    "penstock solve A.mtx b.npy",
+    "penstock solve A.mtx b.npy --coordinates X.npy",
+    "penstock solve A.petsc b.petsc --memory '8 GiB' --dry-run",
+    "penstock solve cube32-dof3 --precond chebyshev --format symmetric_bsr",
+    "penstock solve --resume results/solve-A",
+)
 def solve(
     context: typer.Context,
     matrix: Annotated[str | None, _A] = None,
@@ -77,7 +82,7 @@ def solve(
     """Solve A X = B for a symmetric matrix of yours, as a rule positive definite, and leave a results folder."""
     from penstock.experiments.systems.solve_file import plan_file, resume_solve, solve_file
     from penstock.experiments.systems.solve_request import SolveRequest
-    from penstock.experiments.systems.system_files import matrix_name
+    from penstock.files.registry import matrix_name
 
     if (matrix is None) == (resume is None):
         raise typer.BadParameter("name a matrix A, or a folder to --resume, which takes everything else from there")

@@ -7,15 +7,19 @@ from typing import Annotated
 
 import typer
 
+from penstock.commands.command import command
 from penstock.commands.terminal import Quiet, Verbose, noting_interrupts, open_terminal
 
-_SOURCES = typer.Argument(
-    help="One file, or several with some of the rows each: Matrix Market, PETSc, HDF5, Zarr, MATLAB or .npz; or a store."
-)
-_FORMAT = "auto finds dense blocks; symmetric_bsr keeps the upper half of a matrix that is symmetric."
+_SOURCES = typer.Argument(help="One file, or several with some of the rows each (<matrix programs>); or a store.")
+_FORMAT = "auto, which finds dense blocks, or one of <formats>; the symmetric one keeps the upper half of the matrix."
 _MEMORY = typer.Option(help="For the entries of Matrix Market files, which may come in any order.")
 
 
+@command(
+    "penstock store A.petsc A-store",
+    "penstock store part1.npz part2.npz A-store",
+    "penstock store A-store half --format symmetric_bsr --slab '64 MiB'",
+)
 def store(
     sources: Annotated[list[str], _SOURCES],
     path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.commands.command import command
 from penstock.commands.terminal import Quiet, Verbose, noting_interrupts, open_terminal
 from penstock.host.threads import usable_cores
 
@@ -26,6 +27,10 @@ _FORMATS = ("symmetric_bsr", "bsr", "sliced_bsr")
 _HOW = (("smoothed_aggregation", True), ("chebyshev", True), ("auto", False), ("jacobi", False))
 
 
+@command(
+    "penstock warm-up",
+    "penstock warm-up --device cuda",
+)
 def warm_up(
     device: Annotated[
         str, typer.Option(help="cpu, cuda or cuda:1; for a GPU its kernels and those of the host.")

@@ -15,27 +15,15 @@ import numpy as np
 import scipy.sparse
 
 from penstock.files.arrays import check_fits_memory
-from penstock.files.hdf5 import hdf5_group
-from penstock.files.petsc import slab_bounds
-from penstock.files.slabs import Slabs
-from penstock.files.zarr_folders import zarr_group
+from penstock.files.slabs import Slabs, slab_bounds
 from penstock.spmv import InputError
 
 #: The arrays of CSR, and the kinds of NumPy types that each may have.
 _ARRAYS = {"data": "fiubc", "indices": "iu", "indptr": "iu"}
 
 
-def hdf5_slabs(path: Path) -> Slabs:
-    """Open a matrix in HDF5, in the first group that has the arrays of one."""
-    return _slabs(path, hdf5_group)
-
-
-def zarr_slabs(path: Path) -> Slabs:
-    """Open a matrix in the folder of a Zarr group: its own arrays, or those of the only group inside that has them."""
-    return _slabs(path, zarr_group)
-
-
-def _slabs(path: Path, opened: Callable[[Path], AbstractContextManager[Any]]) -> Slabs:
+def group_slabs(path: Path, opened: Callable[[Path], AbstractContextManager[Any]]) -> Slabs:
+    """Return the matrix in a group, which ``opened`` finds in a file or folder."""
     with opened(path) as group:
         _check_arrays(path, group)
         shape, entries = _shape(path, group), int(group["data"].shape[0])

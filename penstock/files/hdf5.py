@@ -10,6 +10,9 @@ from typing import Any
 
 import h5py
 
+from penstock.files.csr_groups import group_slabs
+from penstock.files.reader import READERS, Reader
+from penstock.files.slabs import Slabs
 from penstock.spmv import InputError
 
 _NAMES = ("data", "indices", "indptr")
@@ -71,3 +74,13 @@ def _check(path: Path, name: str, group: h5py.Group) -> None:
             f"{path} has {there} of {expected} {unit} of {name}, and HDF5 takes missing ones for zeros; copy it whole, or "
             "write all of the array"
         )
+
+
+def _slabs(path: Path) -> Slabs:
+    return group_slabs(path, hdf5_group)
+
+
+READERS.add(
+    "hdf5",
+    Reader("HDF5", "matrix in HDF5", (".h5", ".hdf5"), slabs=_slabs),
+)

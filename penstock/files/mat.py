@@ -21,6 +21,7 @@ import scipy.io
 import scipy.sparse
 
 from penstock.files.arrays import check_fits_memory
+from penstock.files.reader import READERS, Reader
 from penstock.files.sizes import check_rows, check_whole_fits
 from penstock.spmv import InputError
 
@@ -209,3 +210,6 @@ class _Elements:
     def _skip(self, nbytes: int) -> None:
         for start in range(0, nbytes, _PIECE_NBYTES):
             self._read(min(_PIECE_NBYTES, nbytes - start))
+
+
+READERS.add("mat", Reader("MATLAB", "MATLAB file", (".mat",), matrix=read_mat))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,18 +17,17 @@ import scipy.io
 import scipy.sparse
 
 from penstock.files.arrays import check_fits_memory
+from penstock.files.reader import READERS, Entries, Reader
 from penstock.files.sizes import check_rows
 from penstock.spmv import InputError, format_nbytes
 from penstock.spmv.compilation.jit import serial_kernel
-
-#: Rows, columns and values of some entries.
-Entries = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 # What the numbers of a file can consist of, by the field of its header.
 _WHOLE = b"0123456789+- \t\r\n"
 _CHARACTERS = {"pattern": _WHOLE, "integer": _WHOLE, "real": _WHOLE + b".eEnNaAiIfFtTyY"}
 _SIZES = {"array": 2, "coordinate": 3}
 _WHOLE_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric")
 
 # Numbers such as 1, -1.5, .5e-3, 2.E+10 and -inf: the state after each character, as long as none is wrong.
@@ -50,9 +51,16 @@ _PART_NBYTES = 16 << 20
 _LONGEST_LINE, _LONGEST_HEADER, _MOST_PER_NUMBER, _LONGEST_SHOWN = 1 << 20, 16 << 20, 1000, 40
 
 
-def open_plain(path: Path) -> BinaryIO:
-    """Open a file that is not compressed."""
-    return open(path, "rb")
+def _opened(path: Path) -> BinaryIO:
+    """Open a file as a binary stream that is not compressed."""
+    opener: Any = _OPENERS.get(path.suffix.lower(), open)
+    stream: BinaryIO = opener(path, "rb")
+    return stream
+
+
+def _uncompressed_nbytes(path: Path) -> float:
+    """Return the bytes of the text in a file; a compressed one may hold a thousand times as much as its length."""
+    return math.inf if path.suffix.lower() in _OPENERS else path.stat().st_size
 
 
 @dataclass(frozen=True)
@@ -95,16 +103,15 @@ class _Header:
         return 2 * 24 * copies * self.entries + 8 * self.sizes[0]
 
 
-def read_matrix_market(path: Path, opener: Callable[[Path], BinaryIO]) -> Any:
-    """Return the matrix of a file as SciPy reads it, from an uncompressed binary stream opened by ``opener``.
+def read_matrix_market(path: Path) -> Any:
+    """Return the matrix of a file as SciPy reads it.
 
     Raises an InputError if a number is invalid, or the file has more or fewer than its header announces, or they do not fit
     the memory.
     """
-    with opener(path) as stream:
+    with _opened(path) as stream:
         header = _read_header(path, stream)
-        # A compressed file may hold a thousand times as much as its length.
-        header.check_size(path, path.stat().st_size if opener is open_plain else math.inf)
+        header.check_size(path, _uncompressed_nbytes(path))
         check_fits_memory(header.nbytes, f"the matrix in {path}")
         body = _CheckedStream(path, header, stream)
         matrix = scipy.io.mmread(body, spmatrix=False)
@@ -121,22 +128,22 @@ def read_matrix_market(path: Path, opener: Callable[[Path], BinaryIO]) -> Any:
     return matrix
 
 
-def read_entries(path: Path, opener: Callable[[Path], BinaryIO]) -> tuple[tuple[int, int], Iterator[Entries]]:
+def read_entries(path: Path) -> Entries:
     """Return the shape of the matrix of a file, and its entries in parts: rows, columns and values, mirror images among them.
 
     So a file that is larger than memory can be read; a dense file is one part. Errors as for :func:`read_matrix_market`.
     """
-    with opener(path) as stream:
+    with _opened(path) as stream:
         header = _read_header(path, stream)
     if header.layout == "array":
-        dense = scipy.sparse.coo_array(read_matrix_market(path, opener))
+        dense = scipy.sparse.coo_array(read_matrix_market(path))
         return dense.shape, iter([(dense.row, dense.col, dense.data)])
-    header.check_size(path, path.stat().st_size if opener is open_plain else math.inf)
-    return (header.sizes[0], header.sizes[1]), _entries(path, opener)
+    header.check_size(path, _uncompressed_nbytes(path))
+    return (header.sizes[0], header.sizes[1]), _entries(path)
 
 
-def _entries(path: Path, opener: Callable[[Path], BinaryIO]) -> Iterator[Entries]:
-    with opener(path) as stream:
+def _entries(path: Path) -> Iterator[tuple[Any, Any, Any]]:
+    with _opened(path) as stream:
         header = _read_header(path, stream)
         body, rest, triangles = _CheckedStream(path, header, stream), b"", [False, False]
         body.skip_header()
@@ -302,3 +309,16 @@ def _run(text: Any, table: Any, state: int) -> tuple[int, int, int]:
             count += 1
         state = after
     return state, count, -1
+
+
+READERS.add(
+    "matrix_market",
+    Reader(
+        "Matrix Market",
+        "Matrix Market file",
+        (".mtx", ".mtx.gz", ".mtx.bz2"),
+        matrix=read_matrix_market,
+        entries=read_entries,
+        vectors=read_matrix_market,
+    ),
+)

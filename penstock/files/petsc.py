@@ -15,11 +15,11 @@ import numpy as np
 import scipy.sparse
 
 from penstock.files.arrays import check_fits_memory
-from penstock.files.sizes import check_slab_fits
+from penstock.files.reader import READERS, Reader
+from penstock.files.slabs import Slabs, slab_bounds
 from penstock.spmv import InputError
 
 _MATRIX, _VECTOR = 1211216, 1211214
-_SLAB_ENTRIES = 1 << 20
 
 
 def is_petsc(path: Path) -> bool:
@@ -84,21 +84,6 @@ class PetscMatrix:
             yield scipy.sparse.csr_array(arrays, shape=(stop - start, self.shape[1]))
 
 
-def slab_bounds(path: Path, offsets: np.ndarray[Any, Any], least: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield first row and end of slabs of about a million entries, or of the ``least`` that is read at once.
-
-    They end at multiples of 840 rows, which are whole blocks of 1 to 8. Raises an InputError if a slab does not fit the memory.
-    """
-    start, rows, entries = 0, len(offsets) - 1, max(_SLAB_ENTRIES, least)
-    while start < rows:
-        step = int(np.searchsorted(offsets, offsets[start] + entries, side="right")) - 1 - start
-        stop = min(rows, start + max(840, step // 840 * 840))
-        count = int(offsets[stop] - offsets[start])
-        check_slab_fits(f"rows {start} to {stop - 1} of {path} with {count} entries", stop - start, count)
-        yield start, stop
-        start = stop
-
-
 def read_petsc_vector(path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Read a vector, or raise an InputError if the file is not such a vector, or damaged."""
     for integer in (np.dtype(">i4"), np.dtype(">i8")):
@@ -109,3 +94,22 @@ def read_petsc_vector(path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
                 raise InputError(f"{path} is a vector of PETSc of {count} numbers of 8 bytes, but has another length")
             return np.fromfile(path, ">f8", count, offset=start).astype(np.float64)
     raise InputError(f"{path} is not a vector of PETSc: it does not begin with {_VECTOR}")
+
+
+def _slabs(path: Path) -> Slabs:
+    """Open a matrix in PETSc's binary format."""
+    matrix = PetscMatrix.open(path)
+    return Slabs(matrix.shape, matrix.nnz, matrix.slabs())
+
+
+READERS.add(
+    "petsc",
+    Reader(
+        "PETSc",
+        "file in PETSc's binary format",
+        (".petsc",),
+        recognizes=is_petsc,
+        slabs=_slabs,
+        vectors=read_petsc_vector,
+    ),
+)

@@ -1,70 +1,29 @@
-"""Matrices by name: in files of several programs, and finite-element matrices that are generated."""
+"""Matrices and vectors in files of any kind that a reader is registered for, and finite-element matrices that are generated."""
 
 from __future__ import annotations
 
-import bz2
-import enum
-import gzip
-import math
-import re
-from collections.abc import Callable
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse
 
-from penstock.fem import Cantilever, LognormalMaterial
-from penstock.files.arrays import ArrayArchive, check_fits_memory, check_is_file, failures_named
-from penstock.files.csr_groups import hdf5_slabs, zarr_slabs
-from penstock.files.mat import read_mat
-from penstock.files.matrix_market import open_plain, read_matrix_market
-from penstock.files.petsc import is_petsc
+from penstock.files import hdf5, mat, matrix_market, npy, npz, petsc, zarr_folders  # noqa: F401 - each declares its reader
+from penstock.files.arrays import check_is_file, failures_named
+from penstock.files.generated import EXAMPLES, generated_matrix
+from penstock.files.reader import READERS, Reader
 from penstock.files.sizes import check_rows, check_whole_fits
-from penstock.files.slabs import Slabs, petsc_slabs
-from penstock.files.zarr_folders import is_zarr
+from penstock.files.slabs import Slabs
 from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.validation import check_indices, check_values
 
-ACCEPTED = (
-    "a Matrix Market file (.mtx, .mtx.gz or .mtx.bz2), a file of scipy.sparse.save_npz (.npz), of PETSc (binary, any name), "
-    "of HDF5 (.h5 or .hdf5) or Zarr (a folder), with data, indices and indptr in a group, of MATLAB (.mat), "
-    "or a generated matrix such as cube32-dof3 or beam33x9x9-dof1 (nodes along each side; dof 1, 3 or 6)"
-)
-
-_OPENERS: dict[str, Callable[[Path], Any]] = {
-    ".mtx": open_plain,
-    ".mtx.gz": gzip.open,
-    ".mtx.bz2": bz2.open,
-}
-
-
-class FileKind(enum.Enum):
-    """The kinds of files with a matrix."""
-
-    MATRIX_MARKET = "Matrix Market file"
-    NPZ = ".npz file of scipy.sparse.save_npz"
-    MAT = "MATLAB file"
-    HDF5 = "matrix in HDF5"
-    ZARR = "matrix in Zarr"
-    PETSC = "matrix in PETSc's binary format"
-
-
-_SUFFIXES = {
-    **dict.fromkeys(_OPENERS, FileKind.MATRIX_MARKET),
-    ".npz": FileKind.NPZ,
-    ".mat": FileKind.MAT,
-    ".h5": FileKind.HDF5,
-    ".hdf5": FileKind.HDF5,
-}
-_SLABS: dict[FileKind, Callable[[Path], Slabs]] = {
-    FileKind.HDF5: hdf5_slabs,
-    FileKind.ZARR: zarr_slabs,
-    FileKind.PETSC: petsc_slabs,
-}
-_GENERATED = re.compile(r"(?:cube(\d+)|beam(\d+)x(\d+)x(\d+))-dof(\d+)", re.ASCII)
+Purpose = Literal["matrix", "right-hand sides"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,16 +39,66 @@ class NamedMatrix:
     block_size: int | None = None
 
 
+def _readers(purpose: Purpose) -> list[Reader]:
+    readers = [READERS[name] for name in READERS.keys()]  # noqa: SIM118 - a registry
+    return [
+        reader for reader in readers if (reader.reads_matrix if purpose == "matrix" else reader.vectors is not None)
+    ]
+
+
+def programs(purpose: Purpose) -> str:
+    """Return where files come from that can be read, for the help of commands."""
+    return ", ".join(reader.program for reader in _readers(purpose))
+
+
+def reader_of(path: Path, purpose: Purpose = "matrix") -> Reader:
+    """Return the reader of a file: by its suffix, else by its contents; of a folder by its contents first."""
+    readers, is_folder = _readers(purpose), os.path.isdir(path)  # which takes names of any length
+    by_suffix = sorted(readers, key=lambda reader: len(reader.suffix_of(path.name)), reverse=True)
+    named = (reader for reader in by_suffix if reader.suffix_of(path.name))
+    recognized = (reader for reader in readers if reader.folder == is_folder and reader.knows(path))
+    reader = next(chain(recognized, named) if is_folder else chain(named, recognized), None)
+    if reader is None:
+        accepted = "; ".join(reader.described for reader in readers)
+        generated = f"; or a generated matrix such as {EXAMPLES}" if purpose == "matrix" else ""
+        raise InputError(f"cannot tell what {purpose} {str(path)!r} holds; expected one of: {accepted}{generated}")
+    if not (is_folder and reader.folder):
+        check_is_file(path)
+    return reader
+
+
+@contextmanager
+def reading(path: Path, reader: Reader) -> Iterator[None]:
+    """Turn whatever goes wrong while a file is read into an InputError that names it."""
+    with failures_named(path, reader.label):
+        try:
+            yield
+        except ImportError as error:
+            advice = f"pip install '{reader.requirement}'" if reader.requirement else "install it"
+            raise InputError(f"{path} is read with {error.name}, which is not installed: {advice}") from error
+
+
+def is_store(path: Path) -> bool:
+    """Return whether a path can only be that of a :class:`FileStore`: a folder that no reader recognizes."""
+    return path.is_dir() and not any(reader.folder and reader.knows(path) for reader in _readers("matrix"))
+
+
+def matrix_name(source: str | Path) -> str:
+    """Return the name of a matrix: its file or folder without the path and the suffixes that matrix files have."""
+    name = Path(source).resolve().name
+    suffix = max((reader.suffix_of(name) for reader in _readers("matrix")), key=len)
+    return name[: len(name) - len(suffix)]
+
+
 def read_matrix(source: str | Path) -> NamedMatrix:
     """Read a matrix from a file, or generate it.
 
     Parameters
     ----------
     source : str or path
-        A Matrix Market file ``.mtx``, ``.mtx.gz`` or ``.mtx.bz2``; a file ``.npz`` of ``scipy.sparse.save_npz``; a binary file of
-        PETSc; HDF5 (``.h5``, ``.hdf5``) or Zarr (a folder) with CSR arrays in a group; a MATLAB file ``.mat``;
-        ``cube<nodes>-dof<d>`` or ``beam<nx>x<ny>x<nz>-dof<d>``, the matrix of a :class:`~penstock.fem.Cantilever` of
-        lognormal material (sigma 0.5, seed 1).
+        A file or folder for which :data:`~penstock.files.reader.READERS` has a reader; or ``cube<nodes>-dof<d>`` or
+        ``beam<nx>x<ny>x<nz>-dof<d>``, the matrix of a :class:`~penstock.fem.Cantilever` of lognormal material (sigma 0.5,
+        seed 1).
 
     Returns
     -------
@@ -107,100 +116,52 @@ def read_matrix(source: str | Path) -> NamedMatrix:
     A pattern has the value 1 at each entry, -1 above the diagonal of a skew-symmetric one. Repeated entries
     are summed, as float64. Zeros that the file lists as entries are stored, those of a dense file are not.
     """
-    generated = _GENERATED.fullmatch(str(source))
-    if generated:
-        *nodes, dof = (int(number) for number in generated.groups() if number is not None)
-        return NamedMatrix(str(source), _assemble(nodes, dof), str(source), dof)
+    if (generated := generated_matrix(str(source))) is not None:
+        return NamedMatrix(str(source), generated[0], str(source), generated[1])
     path = Path(source)
-    kind = file_kind(path)
-    with failures_named(path, kind.value):
-        # The entries of a Matrix Market file: SciPy would sum integers with overflow.
-        is_market = kind is FileKind.MATRIX_MARKET
-        matrix = _read_whole(path, kind) if is_market else slabs_of(path).whole(path)
-        return NamedMatrix(path.name[: len(path.name) - len(_suffix(path))], _canonical(matrix, str(path)), str(source))
+    reader = reader_of(path)
+    with reading(path, reader):
+        # What is read whole stays as it is until it is float64: SciPy would sum integers with overflow.
+        matrix = slabs_of(path).whole(path) if reader.matrix is None else _read_whole(path, reader)
+        return NamedMatrix(matrix_name(path), _canonical(matrix, str(path)), str(source))
 
 
-def _suffix(path: Path) -> str:
-    return next((ending for ending in (*_SUFFIXES, ".zarr") if path.name.lower().endswith(ending)), "")
-
-
-def file_kind(path: Path) -> FileKind:
-    """Return the kind of a file: by its suffix, or, for PETSc and Zarr, by its contents."""
-    if is_zarr(path):
-        return FileKind.ZARR
-    kind = _SUFFIXES.get(_suffix(path)) or (FileKind.PETSC if is_petsc(path) else None)
-    if kind is None:
-        raise InputError(f"cannot tell what matrix {str(path)!r} is; expected {ACCEPTED}")
-    check_is_file(path)
-    return kind
-
-
-def is_store(path: Path) -> bool:
-    """Return whether a path can only be that of a :class:`FileStore`: a folder that is not a Zarr group."""
-    return path.is_dir() and not is_zarr(path)
-
-
-def opener_of(path: Path) -> Callable[[Path], Any]:
-    """Return the function that opens a Matrix Market file as a binary stream that is not compressed."""
-    return _OPENERS[path.name[-len(_suffix(path)) :].lower()]
+def read_vectors(path: Path) -> Any:
+    """Read right-hand sides, an array or sparse array (n, columns) that is not yet checked for NaN."""
+    reader = reader_of(path, "right-hand sides")
+    with reading(path, reader):
+        assert reader.vectors is not None, "reader_of returns one that reads vectors"
+        vectors = reader.vectors(path)
+        if scipy.sparse.issparse(vectors):
+            check_indices(vectors, f"the matrix in {path}")
+            return _canonical(vectors, str(path)).tocsc()
+        if vectors.ndim not in (1, 2) or vectors.dtype.kind not in "fiub":
+            raise InputError(
+                f"{path} holds an array of type {vectors.dtype} and shape {vectors.shape}; right-hand sides are real, of shape "
+                "(n,) or (n, columns)"
+            )
+        return vectors.reshape(-1, 1) if vectors.ndim == 1 else vectors
 
 
 def slabs_of(path: Path) -> Slabs:
-    """Return the shape of a matrix in a file, and its rows in slabs that are read one by one; ``.npz`` and ``.mat`` whole."""
-    kind = file_kind(path)
-    with failures_named(path, kind.value):
-        if kind in _SLABS:
-            slabs = _SLABS[kind](path)
-            check_rows(path, slabs.shape[0], slabs.nnz)
-            return slabs
-        rows = scipy.sparse.csr_array(_read_whole(path, kind))
-        return Slabs(rows.shape, rows.nnz, [rows])
+    """Return the shape of a matrix in a file, and its rows in slabs, one by one where its reader can, else all in one."""
+    reader = reader_of(path)
+    with reading(path, reader):
+        if reader.slabs is None:
+            rows = scipy.sparse.csr_array(_read_whole(path, reader))
+            return Slabs(rows.shape, rows.nnz, [rows])
+        slabs = reader.slabs(path)
+        check_rows(path, slabs.shape[0], slabs.nnz)
+        return slabs
 
 
-def _read_whole(path: Path, kind: FileKind) -> Any:
+def _read_whole(path: Path, reader: Reader) -> Any:
     """Return a matrix as SciPy reads it, checked for a safe conversion."""
-    if kind is FileKind.MATRIX_MARKET:
-        return read_matrix_market(path, opener_of(path))
-    matrix = _read_npz(path) if kind is FileKind.NPZ else read_mat(path)
+    assert reader.matrix is not None, "a reader without slabs reads the matrix as a whole"
+    matrix = reader.matrix(path)
     check_indices(matrix, f"the matrix in {path}")
     check_rows(path, matrix.shape[0], matrix.nnz)
     check_whole_fits(path, matrix.shape, matrix.nnz)
-    return matrix
-
-
-def _assemble(nodes: list[int], dof: int) -> scipy.sparse.csr_array:
-    """Assemble straight into the arrays of the result; no other copy of them is made."""
-    x, y, z = nodes * 3 if len(nodes) == 1 else nodes
-    model = Cantilever((x, y, z), dof, material=LognormalMaterial(0.5, 1))
-    unknowns = math.prod((x, y, z, dof))
-    if unknowns > INT32_MAX:
-        raise InputError(f"{x} x {y} x {z} nodes have {unknowns} unknowns, more than {INT32_MAX}; ask for fewer nodes")
-    try:
-        matrix = model.matrix("csr").to_csr()
-    except MemoryError as error:
-        raise InputError(
-            f"{model.nnz} entries do not fit this machine's memory: {error}; ask for fewer nodes"
-        ) from error
-    if model.nnz <= INT32_MAX:  # SciPy converts indices at every operation if they differ in type from the offsets
-        matrix.indptr = matrix.indptr.astype(np.int32)
-    return matrix
-
-
-def _read_npz(path: Path) -> Any:
-    with ArrayArchive(path) as archive:
-        nbytes = {name: archive.nbytes(name) for name in archive.contents}
-        check_fits_memory(sum(nbytes.values()) + nbytes.get("data", 0) * 2, f"the matrix in {path}")
-        for name in ("indptr", "indices", "row", "col", "offsets", "shape"):
-            if name in nbytes and archive.contents[name][1].kind not in "iu":
-                raise InputError(
-                    f"{path} is damaged: its {name} are of type {archive.contents[name][1]}, not whole numbers"
-                )
-        lengths = {archive.contents[name][0] for name in ("data", "indices", "row", "col") if name in nbytes}
-        if len(lengths) > 1 and "offsets" not in nbytes and str(archive.read("format").item(), "ascii") != "bsr":
-            raise InputError(f"{path} is damaged: its values and indices have the shapes {sorted(lengths)}")
-    matrix = scipy.sparse.load_npz(path)
-    if matrix.ndim != 2:
-        raise InputError(f"{path} holds an array of {matrix.ndim} dimension; expected a matrix, which has 2")
     return matrix
 
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import scipy.sparse
 
-from penstock.files.petsc import PetscMatrix
 from penstock.files.sizes import check_slab_fits, check_whole_fits
 
 _MULTIPLE = 840  # rows: whole blocks of 1 to 8
+_SLAB_ENTRIES = 1 << 20
 
 
 class Slabs(NamedTuple):
@@ -31,10 +32,19 @@ class Slabs(NamedTuple):
         return scipy.sparse.vstack(list(self.rows), format="csr")
 
 
-def petsc_slabs(path: Path) -> Slabs:
-    """Open a matrix in PETSc's binary format."""
-    matrix = PetscMatrix.open(path)
-    return Slabs(matrix.shape, matrix.nnz, matrix.slabs())
+def slab_bounds(path: Path, offsets: np.ndarray[Any, Any], least: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield first row and end of slabs of about a million entries, or of the ``least`` that is read at once.
+
+    They end at multiples of 840 rows, which are whole blocks of 1 to 8. Raises an InputError if a slab does not fit the memory.
+    """
+    start, rows, entries = 0, len(offsets) - 1, max(_SLAB_ENTRIES, least)
+    while start < rows:
+        step = int(np.searchsorted(offsets, offsets[start] + entries, side="right")) - 1 - start
+        stop = min(rows, start + max(_MULTIPLE, step // _MULTIPLE * _MULTIPLE))
+        count = int(offsets[stop] - offsets[start])
+        check_slab_fits(f"rows {start} to {stop - 1} of {path} with {count} entries", stop - start, count)
+        yield start, stop
+        start = stop
 
 
 def recut(slabs: Iterable[Any], nbytes: int) -> Iterator[scipy.sparse.csr_array]:

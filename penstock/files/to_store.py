@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from penstock.files.arrays import failures_named
-from penstock.files.matrix_market import read_entries
-from penstock.files.registry import FileKind, file_kind, is_store, opener_of, slabs_of
+from penstock.files.registry import is_store, reader_of, reading, slabs_of
 from penstock.files.slabs import Slabs, recut
 from penstock.spmv import CPU, InputError, parse_nbytes
 from penstock.streaming import FileStore, StoreBuilder
@@ -30,11 +29,10 @@ def store_files(
 ) -> FileStore:
     """Store a matrix in files as a :class:`FileStore`, from which it can be streamed.
 
-    Sources are a file or Zarr folder that :func:`penstock.files.registry.read_matrix` reads, or the folder of a store, which
-    is cut and converted anew; or several, each with some of the rows, one after the other. Files of PETSc and HDF5, Zarr
-    folders and stores are read slab by slab, ``.npz`` and ``.mat`` whole, Matrix Market files in parts: their entries may come
-    in any order and are sorted in ``memory``. Subdivisions have about ``slab`` bytes; other options are those of
-    :meth:`FileStore.create`.
+    Sources are a file or folder that :func:`penstock.files.registry.read_matrix` reads, or the folder of a store, which is cut
+    and converted anew; or several, each with some of the rows, one after the other. Stores and files whose reader has ``slabs``
+    are read slab by slab, those whose reader has ``entries``, which may come in any order, in parts that are sorted in
+    ``memory``, others whole. Subdivisions have about ``slab`` bytes; other options are those of :meth:`FileStore.create`.
     """
     if not sources:
         raise InputError("name a file, or several with some of the rows each")
@@ -42,7 +40,7 @@ def store_files(
         [Path(source) for source in sources],
         {"format": format, "block_size": block_size, "overwrite": overwrite},
     )
-    if any(not is_store(file) and file_kind(file) is FileKind.MATRIX_MARKET for file in files):
+    if any(not is_store(file) and reader_of(file).entries is not None for file in files):
         return _of_entries(files, Path(path), memory, progress, options)
     with ExitStack() as opened:
         parts = [_slabs(file, opened) for file in files]
@@ -78,15 +76,15 @@ def _of_entries(
     """Build a store of files whose entries come in any order."""
     parts = []
     for file in files:
-        kind = file_kind(file)
-        if kind is not FileKind.MATRIX_MARKET:
-            raise InputError(f"{file} is no Matrix Market file, but others are; store files of one kind together")
-        shape, entries = read_entries(file, opener_of(file))
-        parts.append((shape, entries))
+        reader = None if is_store(file) else reader_of(file)
+        if reader is None or reader.entries is None:
+            raise InputError(f"{file} lists rows, but others entries in any order; store files of one kind together")
+        with reading(file, reader):
+            parts.append(reader.entries(file))
     with StoreBuilder(path, _shape_of([shape for shape, _ in parts]), memory=memory, **options) as builder:
         first_row = 0
         for file, (shape, entries) in zip(files, parts, strict=True):
-            with failures_named(file, "Matrix Market file"):
+            with reading(file, reader_of(file)):
                 for rows, columns, values in entries:
                     builder.add(rows + first_row, columns, values)
             first_row += shape[0]

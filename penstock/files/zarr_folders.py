@@ -10,8 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from penstock.files.csr_groups import group_slabs
+from penstock.files.reader import READERS, Reader
+from penstock.files.slabs import Slabs
 from penstock.spmv import InputError
 
+_REQUIREMENT = "penstock[files]"
 _NAMES = ("data", "indices", "indptr")
 # Names of the chunks of an array of one dimension, in folders of either version.
 _CHUNK = re.compile(r"(?:c[/.])?(0|[1-9]\d*)")
@@ -53,16 +57,13 @@ def zarr_group(path: Path) -> Iterator[Any]:
 
 
 def _import_zarr(path: Path) -> Any:
-    try:
-        import zarr
-    except ImportError:
-        version = None
-    else:
-        version = zarr.__version__
-        if [int(part) for part in re.findall(r"\d+", version)[:3]] >= [3, 1, 4]:
-            return zarr
-    problem = "is not installed" if version is None else f"is of version {version}"
-    raise InputError(f"{path} is read with zarr 3.1.4 or later, which {problem}: pip install 'penstock[files]'")
+    import zarr
+
+    if [int(part) for part in re.findall(r"\d+", zarr.__version__)[:3]] < [3, 1, 4]:
+        raise InputError(
+            f"{path} is read with zarr 3.1.4 or later, which is of version {zarr.__version__}: pip install '{_REQUIREMENT}'"
+        )
+    return zarr
 
 
 def _matrices(group: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -119,3 +120,21 @@ def _codec_names(described: Any) -> Iterator[str]:
     elif isinstance(described, list | tuple):
         for value in described:
             yield from _codec_names(value)
+
+
+def _slabs(path: Path) -> Slabs:
+    return group_slabs(path, zarr_group)
+
+
+READERS.add(
+    "zarr",
+    Reader(
+        "Zarr",
+        "matrix in Zarr",
+        (".zarr",),
+        recognizes=is_zarr,
+        folder=True,
+        slabs=_slabs,
+        requirement=_REQUIREMENT,
+    ),
+)

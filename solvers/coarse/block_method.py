@@ -55,6 +55,8 @@ class CoarseBlockCgState(CoarseState):
     ('CoarseBlockCgState', 2, True)
     """
 
+    host_arrays: ClassVar[tuple[str, ...]] = ("curvatures",)
+
     curvatures: Numbers
     reasons: list[StopReason | None]
     residual_norms: list[list[float]] = field(default_factory=list)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, cast, runtime_checkable
+from typing import ClassVar, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from penstock.solvers.coarse.galerkin import PRODUCT
 from penstock.solvers.coarse.level import HasCoarseLevel
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BREAKDOWNS, StopReason
-from penstock.solvers.states import Alternates, StateLayout, SystemMark, check_all, check_counts, direction_kept
+from penstock.solvers.saved_state import SavedState
+from penstock.solvers.states import Alternates, StateLayout, check_all, check_counts, direction_kept
 from penstock.spmv import Array, Device, InputError
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
@@ -44,7 +45,7 @@ class _SharesSweeps(Alternates, Protocol):
 
 
 @dataclass(kw_only=True)
-class CoarseState:
+class CoarseState(SavedState):
     """What one right-hand side and a block of them keep between two iterations.
 
     Parameters
@@ -61,6 +62,9 @@ class CoarseState:
         What the state knows of its system.
     """
 
+    vectors: ClassVar[tuple[str, ...]] = ("x", "y", "p")
+    device_arrays: ClassVar[tuple[str, ...]] = ("c", "p_c", "h", "rho")
+
     x: Array
     y: Array
     p: Array
@@ -70,7 +74,6 @@ class CoarseState:
     rho: Array
     iteration: int = 0
     widened: bool = False
-    system: SystemMark | None = None
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""

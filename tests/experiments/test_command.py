@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from penstock.commands import app as cli
-from penstock.commands.examples import EXAMPLES
+from penstock.commands.command import COMMANDS
 from penstock.spmv import DeviceError
 
 PENSTOCK = [sys.executable, "-m", "penstock"]
@@ -217,13 +217,13 @@ def test_altered_files_of_a_run_are_one_error(folder, penstock):
     assert penstock("show", "results/beam", cwd=folder).returncode == 0
 
 
-@pytest.mark.parametrize("command", sorted(EXAMPLES))
+@pytest.mark.parametrize("command", COMMANDS.keys())
 def test_the_examples_in_the_help_of_a_command_are_taken(command, monkeypatch, tmp_path, penstock):
     """Each is parsed as the command would, without doing it; files that must exist need not."""
     monkeypatch.setenv("COLUMNS", "120")
     shown = penstock(command, "--help", cwd=tmp_path)
     of_typer = typer.main.get_command(cli.app).commands[command]
-    for example in EXAMPLES[command]:
+    for example in COMMANDS[command].examples:
         assert " ".join(example.split()) in " ".join(shown.stdout.split())
         name, verb, *arguments = shlex.split(example.partition(" > ")[0])
         assert (name, verb) == ("penstock", command)
@@ -231,7 +231,8 @@ def test_the_examples_in_the_help_of_a_command_are_taken(command, monkeypatch, t
 
 
 def test_every_command_has_examples():
-    assert set(EXAMPLES) == set(typer.main.get_command(cli.app).commands)
+    assert set(COMMANDS.keys()) == set(typer.main.get_command(cli.app).commands)
+    assert all(COMMANDS[name].examples for name in COMMANDS.keys())  # noqa: SIM118 - a registry
 
 
 def test_an_interrupt_while_the_command_is_loaded_ends_in_one_line(tmp_path):

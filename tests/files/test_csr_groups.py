@@ -14,7 +14,7 @@ import zarr
 
 import penstock
 from penstock.files import arrays as array_files
-from penstock.files import petsc as petsc_files
+from penstock.files import slabs as slab_files
 from penstock.files.registry import read_matrix, slabs_of
 from penstock.files.to_store import store_files
 from penstock.spmv import InputError
@@ -40,7 +40,7 @@ def described(path, name, **changes):
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_matrix_in_the_folder_itself_comes_in_slabs(tmp_path, monkeypatch, version):
     zarr_with(tmp_path / "a", version=version)
-    monkeypatch.setattr(petsc_files, "_SLAB_ENTRIES", 2000)
+    monkeypatch.setattr(slab_files, "_SLAB_ENTRIES", 2000)
     shape, nnz, rows = slabs_of(tmp_path / "a")
     slabs = list(rows)
     assert (shape, nnz, len(slabs)) == (LINE.shape, LINE.nnz, 4)
@@ -59,7 +59,7 @@ def test_shards_and_arrays_of_other_byte_orders_are_read(tmp_path):
 
 def test_a_slab_is_as_long_as_a_chunk_which_is_then_read_once(tmp_path, monkeypatch):
     zarr_with(tmp_path / "a", chunks=(4000,))
-    monkeypatch.setattr(petsc_files, "_SLAB_ENTRIES", 10)
+    monkeypatch.setattr(slab_files, "_SLAB_ENTRIES", 10)
     assert len(list(slabs_of(tmp_path / "a").rows)) == 4
 
 

@@ -2,7 +2,9 @@
 
 import bz2
 import gzip
+import importlib
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ import scipy.io
 import scipy.sparse
 
 from penstock.fem import Cantilever, LognormalMaterial
-from penstock.files.registry import read_matrix
+from penstock.files.reader import READERS, Reader
+from penstock.files.registry import matrix_name, read_matrix, read_vectors, reader_of
 from penstock.spmv import CsrMatrix, InputError
 
 GENERAL = np.array([[0.0, -1.5, 0, 2], [3.25, 0, 1e-300, 0], [0, 0, 0, 0.1]])
@@ -345,3 +348,73 @@ def test_a_missing_file_and_a_folder_are_named(suffix, tmp_path):
     path.mkdir()
     with pytest.raises(InputError, match=rf"{path} is not a file"):
         read_matrix(path)
+
+
+def test_the_page_on_file_formats_names_all_readers():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "file-formats.md").read_text(encoding="utf-8")
+    for reader in (READERS[name] for name in READERS.keys()):  # noqa: SIM118 - a registry
+        assert reader.program in page
+        assert all(f"`{suffix}`" in page for suffix in reader.suffixes), reader.program
+
+
+def test_a_name_is_without_the_suffix_of_any_reader():
+    assert [matrix_name(f"folder/K{suffix}") for suffix in (".mtx.gz", ".petsc", ".MAT", ".zarr", ".txt")] == [
+        *"KKKK",
+        "K.txt",
+    ]
+
+
+def test_a_file_without_vectors_is_no_right_hand_side(tmp_path):
+    scipy.sparse.save_npz(tmp_path / "A.npz", scipy.sparse.eye_array(3))
+    told = r"cannot tell what right-hand sides .*A\.npz' holds; expected one of: Matrix Market .*numpy\.save \(\.npy\); .*PETSc"
+    with pytest.raises(InputError, match=told):
+        read_vectors(tmp_path / "A.npz")
+    np.save(tmp_path / "b.npy", np.ones(3) * 1j)
+    with pytest.raises(InputError, match="right-hand sides are real"):
+        read_vectors(tmp_path / "b.npy")
+
+
+@pytest.fixture
+def own_reader():
+    """Register a reader for the length of a test."""
+    names = []
+
+    def register(**options):
+        READERS.add("own", Reader("Own", "file of one's own", **options))
+        names.append("own")
+
+    yield register
+    for name in names:
+        READERS.remove(name)
+
+
+def test_the_longest_suffix_decides(own_reader, tmp_path):
+    own_reader(suffixes=(".gz", ".xyz"), matrix=scipy.sparse.load_npz)
+    for name, program in {"A.mtx.gz": "Matrix Market", "A.npz.gz": "Own", "A.XYZ": "Own"}.items():
+        (tmp_path / name).touch()
+        assert reader_of(tmp_path / name).program == program
+
+
+def out_of_range():
+    matrix = scipy.sparse.coo_array((np.ones(1), ([0], [0])), shape=(2, 2))
+    matrix.coords = (np.array([5]), np.array([0]))
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (out_of_range, "a row index"),
+        (lambda: scipy.sparse.eye_array(2) * np.nan, "nan"),
+        (lambda: [][0], "list index out of range; expected an undamaged file of one's own"),
+        (
+            lambda: importlib.import_module("no_such_module"),
+            "no_such_module, which is not installed: pip install 'xyz'",
+        ),
+    ],
+)
+def test_what_a_reader_returns_is_checked_and_what_it_raises_is_named(own_reader, tmp_path, returned, told):
+    (tmp_path / "A.xyz").touch()
+    own_reader(suffixes=(".xyz",), matrix=lambda _path: returned(), requirement="xyz")
+    with pytest.raises(InputError, match=rf"A\.xyz.*{told}"):
+        read_matrix(tmp_path / "A.xyz")

@@ -12,6 +12,7 @@ from penstock.commands.app import app
 from penstock.experiments.systems.system_files import read_right_hand_sides
 from penstock.fem import Cantilever
 from penstock.files import petsc as petsc_files
+from penstock.files import slabs as slab_files
 from penstock.files.registry import read_matrix
 from penstock.files.to_store import store_files
 from penstock.spmv import InputError, StoreError
@@ -110,7 +111,7 @@ def test_rows_in_several_files_are_one_matrix(A, tmp_path, suffix):
 
 
 def test_a_petsc_file_is_read_in_slabs(files, A, monkeypatch):
-    monkeypatch.setattr(petsc_files, "_SLAB_ENTRIES", 20_000)
+    monkeypatch.setattr(slab_files, "_SLAB_ENTRIES", 20_000)
     slabs = list(petsc_files.PetscMatrix.open(files / "stiffness.petsc").slabs())
     assert len(slabs) == 3
     same(scipy.sparse.vstack(slabs), A)

@@ -9,7 +9,17 @@ import pytest
 
 import penstock
 from penstock.fem import Cantilever
-from penstock.solvers import PRECONDITIONERS, SOLVERS, LinearProblem, Method, PreconditionerSpec, StopReason, cg, jacobi
+from penstock.solvers import (
+    METHODS,
+    PRECONDITIONERS,
+    SOLVERS,
+    LinearProblem,
+    Method,
+    PreconditionerSpec,
+    StopReason,
+    cg,
+    jacobi,
+)
 from penstock.spmv import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -18,17 +28,20 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.fixture
 def example(request):
     """Load an example for the length of a test."""
-    name, registry, entry = request.param
+    name, registries, entry = request.param
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
     yield sys.modules[name]
-    registry.remove(entry)
+    for each in registries:
+        each.remove(entry)
     del sys.modules[name]
 
 
-solver = pytest.mark.parametrize("example", [("add_a_solver", SOLVERS, "steepest_descent")], indirect=True)
-preconditioner = pytest.mark.parametrize("example", [("add_a_preconditioner", PRECONDITIONERS, "ssor")], indirect=True)
+solver = pytest.mark.parametrize("example", [("add_a_solver", (SOLVERS, METHODS), "steepest_descent")], indirect=True)
+preconditioner = pytest.mark.parametrize(
+    "example", [("add_a_preconditioner", (PRECONDITIONERS,), "ssor")], indirect=True
+)
 
 
 @pytest.mark.parametrize("name", ["add_a_solver", "add_a_preconditioner"])
@@ -39,7 +52,7 @@ def test_they_have_at_most_60_lines(name):
 class TestSolver:
     @solver
     def test_it_solves_and_says_the_true_residual(self, example, A, b):
-        result = example.steepest_descent(A, b, jacobi(A), rtol=1e-4, maxiter=100_000)
+        result = example.steepest_descent(A, b, M=jacobi(A), rtol=1e-4, maxiter=100_000)
 
         residual = np.linalg.norm(b - A @ result.x) / np.linalg.norm(b)
         assert result.converged
@@ -50,11 +63,11 @@ class TestSolver:
 
     @solver
     def test_it_ends_as_others_do(self, example, A, b):
-        result = example.steepest_descent(A, b, jacobi(A), rtol=1e-12, maxiter=7)
+        result = example.steepest_descent(A, b, M=jacobi(A), rtol=1e-12, maxiter=7)
 
         assert (result.reason, result.iterations) == (StopReason.MAXITER, 7)
         with pytest.raises(InputError, match="square matrix"):
-            example.steepest_descent(A.rows(0, 6), b[:6], None)
+            example.steepest_descent(A.rows(0, 6), b[:6])
 
     @solver
     def test_a_method_for_matrices_that_are_not_symmetric_names_no_check_of_symmetry(self, example):

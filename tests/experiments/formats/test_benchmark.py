@@ -547,7 +547,7 @@ def folder(tmp_path, monkeypatch):
         (["complex.npz"], "only real numbers"),
         (["nan.npz"], "nan.npz holds nan"),
         (["damaged.mtx"], "damaged.mtx"),
-        (["matrix.txt"], "expected a Matrix Market file"),
+        (["matrix.txt"], "expected one of: matrix in HDF5"),
         (["good.npz", "--columns", "0"], "whole numbers such as 1,8,32, not '0'"),
         (["good.npz", "--columns", "1,,8"], "not '1,,8'"),
         (["good.npz", "--columns=-1"], "not '-1'"),

@@ -1,13 +1,16 @@
 """A checkpoint is taken whole or not at all, whoever wrote it."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from penstock.experiments.reporting import checkpoint as module
 from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from penstock.fem import Cantilever
-from penstock.solvers import block_cg, cg, chebyshev, jacobi, smoothed_aggregation
-from penstock.spmv import CPU, InputError
+from penstock.solvers import SavedState, block_cg, cg, chebyshev, jacobi, minres, smoothed_aggregation
+from penstock.spmv import CPU, InputError, StoreError
 
 BEAM = Cantilever(nodes=(9, 4, 4), dof=3)
 
@@ -24,6 +27,7 @@ def states(A):
     for solve, rhs in ((cg, b), (block_cg, B)):
         for M in (None, chebyshev(A, 5, block_size=3), coarse):
             yield solve(A, rhs, M=M, rtol=1e-9, maxiter=3).state
+    yield minres(A, B, rtol=1e-9, maxiter=3).state
 
 
 def equal(one, other):
@@ -110,4 +114,50 @@ def test_python_objects_and_missing_arrays_are_refused(contents, tmp_path):
     with pytest.raises(InputError, match="Python objects, which could run code"):
         read_checkpoint(tmp_path / "objects.npz", BEAM.unknowns, CPU)
     with pytest.raises(InputError, match=r"cannot be resumed from: .*'r'"):
+        read_checkpoint(written(tmp_path / "c.npz", dict(whole)), BEAM.unknowns, CPU)
+    whole["r"] = whole["p"]
+    del whole["b_norms"]
+    with pytest.raises(InputError, match="cannot be resumed from: it does not say which system it is of"):
         read_checkpoint(written(tmp_path / "c.npz", whole), BEAM.unknowns, CPU)
+
+
+#: A solve of three iterations by each method, as the version of 2026-11-22 (188e6db) wrote it.
+OLD = Path(__file__).parent / "checkpoints"
+OLD_BEAM = Cantilever(nodes=(5, 3, 3), dof=3)
+
+
+def old_solve(name):
+    """Return what solves the system of an old checkpoint: a function of the state to resume from."""
+    A = OLD_BEAM.matrix()
+    coarse = smoothed_aggregation(A, coordinates=OLD_BEAM.mesh.coordinates(), aggregate_nodes=9)
+    M, block = coarse if name.startswith("coarse") else None, name.endswith("block_cg")
+    solve, b = (block_cg, OLD_BEAM.load("shear", "axial")) if block else (cg, OLD_BEAM.load())
+    return lambda state: solve(A, b, M=M, rtol=1e-10, state=state)
+
+
+@pytest.mark.parametrize("name", ["cg", "block_cg", "coarse_cg", "coarse_block_cg"])
+def test_a_checkpoint_of_an_older_version_is_read_and_resumed_bit_for_bit(name, tmp_path):
+    old = read_checkpoint(OLD / f"{name}.npz", OLD_BEAM.unknowns, CPU)
+    write_checkpoint(tmp_path / "new.npz", old)
+    new = read_checkpoint(tmp_path / "new.npz", OLD_BEAM.unknowns, CPU)
+
+    with np.load(OLD / f"{name}.npz") as before, np.load(tmp_path / "new.npz") as after:
+        assert set(before) == set(after)
+        assert all(before[key].dtype == after[key].dtype for key in before)
+        assert all(before[key].tobytes() == after[key].tobytes() for key in before)
+        assert (str(before["solver"]), old.state.iteration) == (name, 3)
+    one, two, whole = (old_solve(name)(state) for state in (old.state, new.state, None))
+    assert one.converged
+    assert one.iterations == two.iterations == whole.iterations
+    np.testing.assert_array_equal(one.x, two.x)
+    np.testing.assert_allclose(one.x, whole.x, rtol=1e-6)  # the sums of another processor may round otherwise
+
+
+def test_a_state_that_does_not_say_how_it_is_written_is_refused(A, tmp_path):
+    @dataclass
+    class Unregistered(SavedState):
+        x: np.ndarray
+
+    with pytest.raises(StoreError, match=r"no checkpoint is written of a Unregistered; .* registered Method"):
+        write_checkpoint(tmp_path / "c.npz", Checkpoint(Unregistered(np.ones(3))))
+    assert not list(tmp_path.iterdir())

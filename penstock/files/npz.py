@@ -1,0 +1,33 @@
+"""Matrices in files of ``scipy.sparse.save_npz``, whose arrays are checked before SciPy trusts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import scipy.sparse
+
+from penstock.files.arrays import ArrayArchive, check_fits_memory
+from penstock.files.reader import READERS, Reader
+from penstock.spmv import InputError
+
+
+def _read_npz(path: Path) -> Any:
+    with ArrayArchive(path) as archive:
+        nbytes = {name: archive.nbytes(name) for name in archive.contents}
+        check_fits_memory(sum(nbytes.values()) + nbytes.get("data", 0) * 2, f"the matrix in {path}")
+        for name in ("indptr", "indices", "row", "col", "offsets", "shape"):
+            if name in nbytes and archive.contents[name][1].kind not in "iu":
+                raise InputError(
+                    f"{path} is damaged: its {name} are of type {archive.contents[name][1]}, not whole numbers"
+                )
+        lengths = {archive.contents[name][0] for name in ("data", "indices", "row", "col") if name in nbytes}
+        if len(lengths) > 1 and "offsets" not in nbytes and str(archive.read("format").item(), "ascii") != "bsr":
+            raise InputError(f"{path} is damaged: its values and indices have the shapes {sorted(lengths)}")
+    matrix = scipy.sparse.load_npz(path)
+    if matrix.ndim != 2:
+        raise InputError(f"{path} holds an array of {matrix.ndim} dimension; expected a matrix, which has 2")
+    return matrix
+
+
+READERS.add("npz", Reader("SciPy", ".npz file of scipy.sparse.save_npz", (".npz",), matrix=_read_npz))
