@@ -11,7 +11,7 @@ import numpy as np
 from penstock.solvers.block_cg import block_cg, block_cg_workspace_nbytes
 from penstock.solvers.cg import cg, cg_workspace_nbytes
 from penstock.solvers.result import BlockSolveResult, SolveResult
-from penstock.spmv import Array
+from penstock.spmv import Array, InputError
 from penstock.spmv.registry import Registry
 
 __all__ = ["METHODS", "MethodChoice", "method_named"]
@@ -67,6 +67,8 @@ def method_named(name: str) -> MethodChoice:
     >>> method_named("auto").label, method_named("minres").definite
     ('conjugate gradients', False)
     """
+    if not isinstance(name, str):
+        raise InputError(f"method must be 'auto' or one of {', '.join(METHODS.keys())}, not {name!r}")
     return METHODS["cg" if name == "auto" else name]
 
 

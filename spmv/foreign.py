@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv.device import Array
+from penstock.spmv.errors import InputError
 
 _CUDA = 2  # of DLPack's numbers of devices
 
@@ -25,4 +26,8 @@ def as_array(array: Any) -> Array:
         import cupy
 
         return cupy.from_dlpack(array)
-    return np.from_dlpack(array)
+    try:
+        return np.from_dlpack(array)
+    except (RuntimeError, BufferError, TypeError) as error:  # of types that NumPy does not have, such as bfloat16
+        kind = getattr(array, "dtype", "of another library")
+        raise InputError(f"an array of type {kind} cannot be read: {error}; convert it to float64") from error

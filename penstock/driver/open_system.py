@@ -35,6 +35,23 @@ AnyResult = SolveResult | BlockSolveResult
 _SINGLE_ROUNDING = 2.0**-24
 
 
+class HeldStore:
+    """The store that was made for a system, if there is one: closed with it, or when another one takes its place."""
+
+    def __init__(self) -> None:
+        self._store: Any = None
+
+    def replace(self, store: Any) -> None:
+        """Close the store so far and hold another one, or none."""
+        before, self._store = self._store, store
+        if before is not None and before is not store:
+            before.close()
+
+    def close(self) -> None:
+        """Close the store."""
+        self.replace(None)
+
+
 @dataclass
 class OpenSystem:
     """A matrix that is ready to be applied.
@@ -58,6 +75,7 @@ class OpenSystem:
         Of the caller's matrix, for updates of its values.
     borrowed : bool
         Whether the values are used where the caller has them.
+    held : HeldStore
     """
 
     A: Operator
@@ -70,6 +88,7 @@ class OpenSystem:
     narrow: bool = False
     pattern: Pattern | None = None
     borrowed: bool = False
+    held: HeldStore = field(default_factory=HeldStore)
     _M: Operator | None = None
     _spec: PreconditionerSpec | None = None
     _remarks: list[str] = field(default_factory=list)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from penstock.driver.exact_matrix import ExactMatrix
 from penstock.driver.inputs import GivenMatrix
 from penstock.driver.null_space import KnownModes, NullSpace
-from penstock.driver.open_system import OpenSystem
+from penstock.driver.open_system import HeldStore, OpenSystem
 from penstock.driver.placement import place_index, place_matrix
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
@@ -71,7 +71,11 @@ def open_system(
     reporter = reporter or Reporter()
     null_space = None if request.null_space is None else NullSpace.given(request.null_space, given.rows)
     with ExitStack() as resources:
-        opener = _Opener(request, None if folder is None else Path(folder), reporter, announce, resources, updatable)
+        held = HeldStore()
+        resources.callback(held.close)
+        opener = _Opener(
+            request, None if folder is None else Path(folder), reporter, announce, resources, updatable, held
+        )
         with request.device.current():
             system = opener.open(given.with_wide_vectors(), narrow=given.is_narrow, null_space=null_space)
         del given, opener  # the matrix may be large, and have been converted
@@ -86,6 +90,7 @@ class _Opener:
     announce: Callable[[Placement], object] | None
     resources: ExitStack
     updatable: bool
+    held: HeldStore
 
     def open(self, given: GivenMatrix, *, narrow: bool, null_space: NullSpace | None) -> OpenSystem:
         system = self._opened_system(given)
@@ -184,12 +189,13 @@ class _Opener:
         on_disk = not hasattr(store, "segments")
         if self.request.device.kind == "cuda" and placement.stream_plan.slots and on_disk and fits:
             with self.reporter.stage("read"):
-                store = self.resources.enter_context(HostStore.from_store(store))
+                store = HostStore.from_store(store)
+                self.held.replace(store)
         return self._streamed(store, placement)
 
     def _streamed(self, store: Store, placement: Placement) -> OpenSystem:
         if hasattr(store, "__enter__") and placement.matrix is not None:
-            self.resources.enter_context(cast(Any, store))
+            self.held.replace(store)
         budget = MemoryBudget(placement.stream_plan.budget_nbytes)
         with self.reporter.stage("open"):
             matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.stream_plan)
@@ -237,4 +243,4 @@ class _Opener:
         return self.folder or Path(tempfile.gettempdir())
 
     def _opened(self, A: Operator, placement: Placement) -> OpenSystem:
-        return OpenSystem(A, self.request, placement, self.reporter)
+        return OpenSystem(A, self.request, placement, self.reporter, held=self.held)

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -29,6 +30,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from penstock.driver.argument_checks import checked_failure, checked_options
+from penstock.driver.foreign import as_matrix
 from penstock.driver.inputs import GivenVectors, as_given_matrix
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.opening import open_system
@@ -48,6 +50,7 @@ from penstock.spmv import (
     parse_nbytes,
 )
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
+from penstock.spmv.foreign import is_foreign
 from penstock.streaming import LevelOrder, StreamPlan
 
 __all__ = ["PreparedSystem", "prepare"]
@@ -145,6 +148,8 @@ class PreparedSystem:
         self.version = 0
         device, columns, memory, preconditioner, block_size, options, null_space, method = choices
         method_named(method)
+        if is_foreign(preconditioner):
+            preconditioner = as_matrix(preconditioner)
         given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
         if block_size == "auto" and (points := options.get("coordinates")) is not None:
             block_size = max(1, given.rows // max(1, len(points)))  # what does not fit is refused later
@@ -200,6 +205,8 @@ class PreparedSystem:
         reporter: Reporter | None = None,
     ) -> AnyResult:
         """Solve for checked vectors; called by :meth:`solve` and by :func:`penstock.solve`, whose callers are warned."""
+        if not (limits["monitor"] is None or callable(limits["monitor"])):
+            raise InputError(f"monitor must be a function of an IterationRecord, not {limits['monitor']!r}")
         with self._alone(reporter):
             if self._mixed:
                 raise InputError(
@@ -259,39 +266,54 @@ class PreparedSystem:
             raise InputError(f"preconditioner must be 'auto', 'values' or 'keep', not {preconditioner!r}")
         given = as_given_matrix(A)
         with self._alone():
-            began = seconds_without_compiling()
-            with self._system.reporter.stage("update"):
-                update_values(self._system, given, self._resources, self._write)
-            self.version, self._refresh, self._stale = self.version + 1, preconditioner, True
+            began, system = seconds_without_compiling(), self._system
+            with system.reporter.stage("update"):
+                update_values(system, given, partial(self._write, preconditioner))
             unjudged = (
                 preconditioner == "auto" and self._iterations_a_digit is None
             )  # nothing to compare iterations with
-            if preconditioner == "values" or self._system.must_rebuild or unjudged:
-                self._system.rebuild_preconditioner()
+            if preconditioner == "values" or system.must_rebuild or unjudged:
+                try:
+                    system.rebuild_preconditioner()
+                except InputError as error:
+                    raise InputError(
+                        f"the new values are in use, but their preconditioner cannot be made: {error}"
+                    ) from error
                 self._stale, self._iterations_a_digit = False, None
             self.timings["update"] = seconds_without_compiling() - began
 
     @contextmanager
-    def _write(self) -> Iterator[None]:
-        """Remember, while values are written, that they are of two matrices."""
+    def _write(self, refresh: Refresh) -> Iterator[None]:
+        """Count an update, and remember while values are written that they are of two matrices."""
+        before = (self.version, self._refresh, self._stale)
         self._mixed = True
-        yield
+        self.version, self._refresh, self._stale = self.version + 1, refresh, True
+        try:
+            yield
+        except InputError:  # refused, and the old values are back
+            (self.version, self._refresh, self._stale), self._mixed = before, False
+            raise
         self._mixed = False
 
     @contextmanager
     def _alone(self, reporter: Reporter | None = None) -> Iterator[None]:
         """Let one thread at a time work with the system."""
-        if self._solver_thread == threading.get_ident():
+        if self._is_mine:
             raise InputError("this prepared system is in use: a monitor cannot call it; prepare another one")
         with self._lock:
             if not self._close.alive:
                 raise InputError("this prepared system is closed; prepare the matrix again")
-            self._solver_thread, before = threading.get_ident(), self._system.reporter
-            self._system.reporter = reporter or before
+            before = self._system.reporter
             try:
+                self._solver_thread, self._system.reporter = threading.get_ident(), reporter or before
                 yield
             finally:
                 self._solver_thread, self._system.reporter = 0, before
+
+    @property
+    def _is_mine(self) -> bool:
+        """Whether the calling thread is at work with the system."""
+        return self._lock.locked() and self._solver_thread == threading.get_ident()
 
     def _explained(self, result: AnyResult, seconds: float) -> AnyResult:
         """Add to a result what was decided and what it has cost."""
@@ -368,8 +390,12 @@ class PreparedSystem:
         return "\n".join([*self._system.explain(), *self._update_facts()])
 
     def close(self) -> None:
-        """Release the memory, close the store and remove a temporary one; does nothing if that was done."""
-        self._close()
+        """Release the memory, close the store and remove a temporary one, after the solve of another thread has ended."""
+        if self._is_mine:  # in a monitor
+            self._close()
+            return
+        with self._lock:
+            self._close()
 
     def __enter__(self) -> PreparedSystem:
         return self

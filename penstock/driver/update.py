@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.driver.inputs import GivenMatrix
 from penstock.driver.matrix_checks import check_matrix
 from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import OpenSystem
+from penstock.solvers import jacobi
 from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming import FileStore, HostStore, Store, StreamedMatrix
@@ -23,7 +25,7 @@ __all__ = ["update_values"]
 Writing = Callable[[], AbstractContextManager[None]]
 
 
-def update_values(system: OpenSystem, given: GivenMatrix, resources: ExitStack, writing: Writing) -> None:
+def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> None:
     """Replace the values of an open system by those of a matrix with the same pattern.
 
     Everything is checked before anything is written. Values in memory are overwritten, or, if they are used where the caller
@@ -35,8 +37,6 @@ def update_values(system: OpenSystem, given: GivenMatrix, resources: ExitStack, 
     system : OpenSystem
         With a pattern, or streamed from a store of the caller.
     given : GivenMatrix
-    resources : ExitStack
-        Closes what is opened here.
     writing : callable
         Returns the context in which values that are in use are overwritten.
 
@@ -47,31 +47,38 @@ def update_values(system: OpenSystem, given: GivenMatrix, resources: ExitStack, 
     """
     given = given.with_wide_vectors()
     if given.kind == "store":
-        _update_from_store(system, given.matrix, resources)
+        _update_from_store(system, given.matrix, writing)
         return
-    if given.kind == "operator" or not isinstance(system.A, SparseMatrix | StreamedMatrix) or system.placement is None:
-        raise InputError("an operator has no values that could be replaced; prepare the new one")
+    A = system.A
+    if given.kind == "operator" or not isinstance(A, SparseMatrix | StreamedMatrix) or system.placement is None:
+        raise InputError(
+            "only a sparse matrix has values that could replace those of a prepared one; pass one, or prepare the new operator"
+        )
     matrix = _as_csr(given, system)
     if system.pattern is not None:
         system.pattern.check(matrix)
     statistics = MatrixStatistics.of(matrix)
     symmetry = check_matrix(statistics, "the new matrix", definite=system.request.chosen_method.definite)
+    if system.null_space is not None:
+        system.null_space.check(matrix)
+    kind = A.plan.index.format_name if isinstance(A, StreamedMatrix) else A.name
+    exact = ExactMatrix.of(matrix, symmetry.skew_norm if format_named(kind).traits.half else 0.0)
+    unreachable = None
+    if system.null_space is None and system.pattern is not None:
+        unreachable = NullSpace.found(
+            matrix, KnownModes(system.request.options, matrix.shape[0], system.request.block_size)
+        )
     of_order = matrix
     if system.order is not None:
         of_order = CsrMatrix.from_csr(system.order.matrix(matrix.to_csr()), check=False)
-    if isinstance(system.A, StreamedMatrix):
-        half = format_named(system.A.plan.index.format_name).traits.half
-        _update_streamed(system, system.A, of_order, resources, writing)
-    else:
-        half = system.A.traits.half
-        with writing():
-            _update_resident(system, system.A, of_order)
-    system.exact = ExactMatrix.of(matrix, symmetry.skew_norm if half else 0.0)
-    if system.null_space is not None:
-        system.null_space.check(system.A, None if system.order is None else system.order.forward)
-    elif system.pattern is not None:
-        known = KnownModes(system.request.options, matrix.shape[0], system.request.block_size)
-        system.unreachable = NullSpace.found(matrix, known)
+    write = (
+        _streamed_write(system, A, of_order)
+        if isinstance(A, StreamedMatrix)
+        else partial(_write_resident, system, A, of_order)
+    )
+    with writing():
+        write()
+        system.exact, system.unreachable = exact, unreachable
 
 
 def _as_csr(given: GivenMatrix, system: OpenSystem) -> CsrMatrix:
@@ -82,7 +89,7 @@ def _as_csr(given: GivenMatrix, system: OpenSystem) -> CsrMatrix:
     return matrix.to_device(CPU) if on_host else matrix
 
 
-def _update_resident(system: OpenSystem, A: SparseMatrix, matrix: CsrMatrix) -> None:
+def _write_resident(system: OpenSystem, A: SparseMatrix, matrix: CsrMatrix) -> None:
     if not system.borrowed:
         A.refill(matrix, check=False)
         return
@@ -93,34 +100,38 @@ def _update_resident(system: OpenSystem, A: SparseMatrix, matrix: CsrMatrix) -> 
     system.borrowed = system.uses(matrix.values)
 
 
-def _update_streamed(
-    system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix, resources: ExitStack, writing: Writing
-) -> None:
+def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) -> Callable[[], None]:
+    """Do what may fail, and return what makes a streamed matrix use the new values."""
     store = A.store
     if isinstance(store, FileStore):
-        refilled = resources.enter_context(store.refilled(matrix))
-        A.reopen(refilled)
-        store.close()
-    elif not isinstance(store, HostStore):
+        refilled = store.refilled(matrix)  # on disk; this matrix still reads the old one
+        return lambda: _use_own_store(system, A, refilled)
+    if not isinstance(store, HostStore):
         raise InputError(f"a {type(store).__name__} cannot be written; update from a store of the same layout")
-    elif (source := store.source) is not None and (system.borrowed or system.stored is None):
-        if system.pattern is None:
-            source.check_pattern(matrix)
+    source = store.source
+    if system.pattern is None:
+        (store if source is None else source).check_pattern(matrix)
+    if source is not None and (system.borrowed or system.stored is None):
         new = type(source).from_csr(matrix, values_dtype=source.values_dtype, check=False, **source.layout())
         another = HostStore.from_matrix(new, [*store.index.row_starts, new.shape[0]])
-        A.reopen(resources.enter_context(another))
-        if system.stored is not None:
-            store.close()
-            system.keep(new)
-    else:
-        if system.pattern is None:
-            store.check_pattern(matrix)
-        with writing():
-            store.refill(matrix)
-            A.reopen(store)
+        return lambda: _use_own_store(system, A, another, new)
+
+    def refill() -> None:
+        store.refill(matrix)
+        A.reopen(store)
+
+    return refill
 
 
-def _update_from_store(system: OpenSystem, store: Store, resources: ExitStack) -> None:
+def _use_own_store(system: OpenSystem, A: StreamedMatrix, store: Any, matrix: SparseMatrix | None = None) -> None:
+    """Stream from a store that was made here, and close the one that was made before."""
+    A.reopen(store)
+    system.held.replace(store)
+    if matrix is not None and system.stored is not None:
+        system.keep(matrix)
+
+
+def _update_from_store(system: OpenSystem, store: Store, writing: Writing) -> None:
     """Go on with another store of the caller, which is cut in the same way and stores the same entries."""
     A = system.A
     if not isinstance(A, StreamedMatrix) or system.pattern is not None or system.order is not None:
@@ -137,11 +148,21 @@ def _update_from_store(system: OpenSystem, store: Store, resources: ExitStack) -
             raise InputError(
                 f"the new store has another pattern in rows {subdivision.row_start} to {subdivision.row_stop - 1}; prepare it"
             )
-    if isinstance(A.store, HostStore) and not hasattr(store, "segments"):  # it was copied to memory
-        store = resources.enter_context(HostStore.from_store(store))
-    A.reopen(store)
-    if system.null_space is not None:
-        system.null_space.check(A)
+    before, copied = A.store, isinstance(A.store, HostStore) and not hasattr(store, "segments")
+    if copied:
+        store = HostStore.from_store(store)
+    with writing():
+        A.reopen(store)
+        try:
+            if system.request.chosen_method.definite:
+                jacobi(A)  # only for its check of the diagonal, at the cost of a sweep
+            if system.null_space is not None:
+                system.null_space.check(A)
+        except InputError:
+            A.reopen(before)
+            raise
+        system.held.replace(store if copied else None)
+        system.exact = system.unreachable = None
 
 
 def _structure(store: Store, number: int) -> np.ndarray[Any, Any]:

@@ -60,15 +60,28 @@ class StorePlace:
         partial.chmod(0o755)
         # Not a name of unfinished builds, which are removed: if this process ends right here, the old store is still there.
         replaced = partial.with_name(partial.name.replace(".partial-", ".replaced-"))
-        if self.overwrite and self._holds_store(self.path):
-            self.path.rename(replaced)
         try:
+            if self.overwrite and self._holds_store(self.path):
+                self.path.rename(replaced)
             # Only one process can make this folder, and a folder can be renamed only to an empty one.
             if _RENAMES_TO_EMPTY_FOLDERS:
                 self.path.mkdir()
             partial.rename(self.path)
         except FileExistsError:
             raise InputError(f"{self.path} was made by another process meanwhile; choose another name") from None
+        finally:
+            self._settle(replaced)
+
+    def _settle(self, replaced: Path) -> None:
+        """Remove a store that has been replaced, or, after an interrupt, give it its name back."""
+        if not replaced.exists():
+            return
+        if not self._holds_store(self.path):
+            with contextlib.suppress(OSError):
+                if self.path.exists():
+                    self.path.rmdir()  # made for the new store, which did not get there
+                replaced.rename(self.path)
+            return
         for name in self.files:
             with contextlib.suppress(OSError):
                 (replaced / name).unlink()

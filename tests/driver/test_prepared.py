@@ -1,8 +1,10 @@
 """A system that is prepared once: many right-hand sides, new values, and what it hands out."""
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ import penstock
 from penstock import InputError, NotConvergedError
 from penstock.fem import Cantilever
 from penstock.solvers import jacobi
-from penstock.spmv import BsrMatrix, CsrMatrix
+from penstock.spmv import BsrMatrix, CsrMatrix, format_named
 from penstock.streaming import FileStore, HostStore
+from penstock.streaming.stores.buffers import aligned_buffer
 
 RNG = np.random.default_rng(11)
 BEAM = Cantilever(nodes=(13, 4, 4), dof=3)
@@ -340,9 +343,9 @@ def test_operators_have_no_values_to_replace():
     with penstock.prepare(operator, device="cpu") as system:
         assert system.plan is None
         assert system.solve(B[:, 0], rtol=1e-4).converged
-        with pytest.raises(InputError, match="an operator has no values"):
+        with pytest.raises(InputError, match="only a sparse matrix has values"):
             system.update(operator)
-        with pytest.raises(InputError, match="an operator has no values"):
+        with pytest.raises(InputError, match="only a sparse matrix has values"):
             system.update(A)
 
 
@@ -396,3 +399,113 @@ def test_an_update_before_the_first_solve(preconditioner):
         system.update(new)
         assert "preconditioner of the values now" in system.explain()
         assert _error(system.solve(b), new, b) <= 1.01e-8
+
+
+def _symmetric_store(path, matrix):
+    converted = format_named("symmetric_bsr").from_csr(matrix, check=False)
+    return FileStore.create(path, converted, format="symmetric_bsr", slab="30 KiB")
+
+
+def test_another_store_after_values_that_differ_by_rounding(tmp_path):
+    noise = A.copy()
+    noise.data = noise.data * (1 + 1e-13 * RNG.standard_normal(A.nnz))
+    with (
+        _symmetric_store(tmp_path / "A", A) as first,
+        _symmetric_store(tmp_path / "B", 1.05 * A) as second,
+        penstock.prepare(first, device="cpu", memory="200 KiB", preconditioner="jacobi") as system,
+    ):
+        system.update(noise)
+        assert _error(system.solve(B[:, 0]), noise, B[:, 0]) <= 1.01e-8
+        system.update(second)
+        assert _error(system.solve(B[:, 0]), 1.05 * A, B[:, 0]) <= 1.01e-8
+
+
+@pytest.mark.parametrize(("memory", "name"), [(None, "refill"), ("150 KiB", "reopen")])
+def test_an_interrupt_after_the_write_is_noticed(memory, name, monkeypatch):
+    with penstock.prepare(A, device="cpu", memory=memory, preconditioner="jacobi") as system:
+        system.solve(B[:, 0])
+        kind = type(system._system.A)
+        real = getattr(kind, name)
+
+        def interrupted(self, *a, **k):
+            real(self, *a, **k)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                system.update(1.05 * A)
+        assert system.version == 1
+        with pytest.raises(InputError, match="update again"):
+            system.solve(B[:, 0])
+        system.update(A)
+        assert _error(system.solve(B[:, 0]), A, B[:, 0]) <= 1.01e-8
+
+
+@pytest.mark.parametrize("memory", [None, "40 KiB"])
+def test_a_matrix_that_does_not_map_the_null_space_to_zero_is_refused_before_it_is_used(memory):
+    rows = 3000
+    links = scipy.sparse.diags_array([1.0, 1.0], offsets=[-1, 1], shape=(rows, rows)).tocsr()
+    path = scipy.sparse.csgraph.laplacian(links).tocsr()
+    shifted = path.copy()
+    shifted.setdiag(path.diagonal() + 1.0)
+    b = np.cos(np.pi * (np.arange(rows) + 0.5) / rows)
+    with penstock.prepare(path, device="cpu", null_space="constants", memory=memory) as system:
+        with pytest.raises(InputError, match="not mapped to zero"):
+            system.update(shifted)
+        assert system.version == 0
+        assert np.linalg.norm(b - path @ system.solve(b).x) <= 1e-6 * np.linalg.norm(b)
+
+
+def test_a_store_that_is_not_definite_is_refused_before_it_is_used():
+    stores = [HostStore.create([m.rows(0, 300), m.rows(300, m.shape[0])]) for m in map(BsrMatrix.from_csr, (A, -A))]
+    with penstock.prepare(stores[0], device="cpu", memory="400 KiB", preconditioner="jacobi") as system:
+        x = system.solve(B[:, 0]).x
+        with pytest.raises(InputError, match="not positive"):
+            system.update(stores[1])
+        assert system.version == 0
+        assert np.allclose(system.solve(B[:, 0]).x, x)
+
+
+def test_the_store_of_the_caller_stays_open(tmp_path):
+    store = FileStore.create(tmp_path / "A", BsrMatrix.from_csr(A), slab="60 KiB")
+    with penstock.prepare(store, device="cpu", memory="150 KiB", preconditioner="jacobi") as system:
+        system.update(2.0 * A)
+        system.update(3.0 * A)
+    buffer = aligned_buffer(store.index.subdivisions[0].nbytes)
+    store.read_into(0, buffer)
+    assert buffer.any()
+
+
+def test_updates_hold_no_earlier_matrix():
+    source = HostStore.from_matrix(A, 6)
+    with penstock.prepare(source, device="cpu", memory="400 KiB", preconditioner="jacobi") as system:
+        held = []
+        for factor in (2.0, 3.0, 4.0):
+            system.update(factor * A)
+            held.append(weakref.ref(system._system.A.store))
+        gc.collect()
+        assert [one() is not None for one in held] == [False, False, True]
+
+
+def test_closing_waits_for_the_solve_of_another_thread():
+    with penstock.prepare(A, device="cpu", memory="150 KiB", preconditioner="jacobi") as system:
+        started, found = threading.Event(), []
+
+        def solve():
+            found.append(system.solve(B[:, 0], monitor=lambda record: started.set()))
+
+        thread = threading.Thread(target=solve, daemon=True)
+        thread.start()
+        assert started.wait(30)
+        system.close()
+        thread.join(30)
+        assert not thread.is_alive()
+        assert found[0].converged
+
+
+def test_arguments_of_a_solve_are_checked():
+    with penstock.prepare(A, device="cpu") as system, pytest.raises(InputError, match="monitor must be a function"):
+        system.solve(B[:, 0], monitor=3)
+    with pytest.raises(InputError, match="method must be"):
+        penstock.solve(A, B[:, 0], method=["minres"])

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import scipy.sparse
@@ -129,3 +130,32 @@ def test_a_young_folder_that_is_not_locked_yet_stays(tmp_path):
     FileStore.create(tmp_path / "s", slabs()).close()
 
     assert (tmp_path / "s.partial-young").exists()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_interrupt_while_a_store_is_replaced_leaves_one_of_the_two(at, tmp_path, monkeypatch):
+    """At the first rename, at the folder for the new one, and at the second rename; after it has been done."""
+    FileStore.create(tmp_path / "A", slabs()).close()
+    steps = []
+    real = {"rename": Path.rename, "mkdir": Path.mkdir}
+
+    def interrupting(name):
+        def step(self, *arguments, **options):
+            result = real[name](self, *arguments, **options)
+            if (self.name.startswith("A") and name == "rename") or self.name == "A":
+                steps.append(name)
+                if len(steps) == at:
+                    raise KeyboardInterrupt
+            return result
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for name in real:
+            patch.setattr(Path, name, interrupting(name))
+        with pytest.raises(KeyboardInterrupt):
+            FileStore.create(tmp_path / "A", slabs(2), overwrite=True)
+    with FileStore(tmp_path / "A") as store:
+        assert len(store.index.subdivisions) == 4
+    assert [entry.name for entry in tmp_path.iterdir()] == ["A"]
+    FileStore.create(tmp_path / "A", slabs(2), overwrite=True).close()
