@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from penstock.solvers.states import StateLayout, SystemMark, check_all, check_counts, check_history, check_numbers
 from penstock.spmv import Array
 
-__all__ = ["CgState"]
-
 
 @dataclass
 class CgState:
