@@ -18,8 +18,6 @@ from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming import FileStore, HostStore, Store, StreamedMatrix
 from penstock.streaming.stores.buffers import aligned_buffer
 
-__all__ = ["update_values"]
-
 Writing = Callable[[], AbstractContextManager[None]]
 
 
@@ -27,23 +25,9 @@ def update_values(system: OpenSystem, given: GivenMatrix, resources: ExitStack, 
     """Replace the values of an open system by those of a matrix with the same pattern.
 
     Everything is checked before anything is written. Values in memory are overwritten, or, if they are used where the caller
-    has them, replaced by the new ones where the caller has these. A store on disk is written anew beside the old one, whose name
-    it takes at the end.
-
-    Parameters
-    ----------
-    system : OpenSystem
-        With a pattern, or streamed from a store of the caller.
-    given : GivenMatrix
-    resources : ExitStack
-        Closes what is opened here.
-    writing : callable
-        Returns the context in which values that are in use are overwritten.
-
-    Raises
-    ------
-    InputError
-        If the patterns differ, or the new matrix cannot be symmetric positive definite.
+    has them, replaced by the new ones where the caller has these. A store on disk is written anew beside the old one, whose
+    name it takes at the end. ``writing`` returns the context in which values that are in use are overwritten; ``resources``
+    closes what is opened here.
     """
     given = given.with_wide_vectors()
     if given.kind == "store":
