@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 
 EXPERIMENT = """
 model: {nodes: [61, 21, 21], dof: 3}
@@ -40,7 +40,7 @@ LIMIT = 90
 
 @contextlib.contextmanager
 def busy_loops(count: int) -> Iterator[Callable[[], None]]:
-    """Keep so many processes busy; yield what a run does in its process first: nothing."""
+    """Keep ``count`` processes busy; yield what a run does in its process first: nothing."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield lambda: None
@@ -143,7 +143,7 @@ def main() -> None:
                 ratio=statistics.median(samples) / quiet,
                 peer_is_a_limit=max(spinning) >= LIMIT,
             )
-            records.append(told(entry, f"{entry['ratio']:.2f} x quiet"))
+            records.append(printed(entry, f"{entry['ratio']:.2f} x quiet"))
     write("busy", arguments, {}, records)
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 from busy import busy_loops
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 
 SOLVE = """
 import json, sys, time
@@ -69,7 +69,7 @@ def main() -> None:
             seconds_with_fewer_threads=statistics.median(fewer),
             cores=cores,
         )
-        records.append(told(entry, f"{entry['ratio']:.2f} x quiet"))
+        records.append(printed(entry, f"{entry['ratio']:.2f} x quiet"))
     write("busy_cores", arguments, {}, records)
 
 

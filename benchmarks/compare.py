@@ -1,10 +1,10 @@
-"""What ``penstock compare`` finds for an experiment file: in memory, one product a sweep, and many.
+"""What ``penstock compare`` measures for an experiment file: in memory, one product a sweep, and many.
 
     python benchmarks/compare.py cpu2 examples/cantilever.yaml --repeats 3
 
-All ways take so many turns; their medians count. Each solves the same system to the same tolerance, with the format and cut
-that the plan chooses for it. ``floor_seconds`` is the bytes moved over the link (of the disk, or page-locked memory), measured
-before and after.
+All ways run in turn, ``--repeats`` times; their medians count. Each solves the same system to the same tolerance, with the
+format and cut that the plan chooses for it. ``floor_seconds`` is the bytes moved over the link (of the disk, or page-locked
+memory), measured before and after.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment import measured_link
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 
 from penstock.experiments import read_experiment
 from penstock.experiments.cantilever.comparison import compare_experiment
@@ -48,7 +48,7 @@ def main() -> None:
         nbytes = way["bytes_streamed"]
         peers = {other: statistics.median(taken) for other, taken in seconds.items() if other != name}
         entry = record(f"compare/{matrix}/{name}", seconds[name], floor=nbytes / max(links), nbytes=nbytes, peers=peers)
-        entries.append(told(entry | {"way": way | {"seconds": entry["seconds"]}}, "a solve"))
+        entries.append(printed(entry | {"way": way | {"seconds": entry["seconds"]}}, "a solve"))
     write("compare", arguments, {"link_GBps": max(links) / 1e9}, entries)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 from peer import Peer, seconds_of
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 from tetrahedra import TetrahedralBox
 
 import penstock
@@ -103,7 +103,7 @@ def measure(problem: Problem, device: Device, limit: float, memory: int | None, 
     print(
         f"  update and solve {(update + updated) / anew:.3f} of set-up and solve ({update:.3g} + {updated:.3g} of {anew:.3g} s)"
     )
-    return told(entry, "a further solve")
+    return printed(entry, "a further solve")
 
 
 def _sweep_seconds(system: Any, device: Device, b: Any, iterations: int) -> float:

@@ -20,7 +20,7 @@ import graphs
 import numpy as np
 from block_galerkin import block_galerkin
 from peer import seconds_of
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 
 from penstock.solvers import multiply, product_pattern, transpose
 from penstock.spmv import CsrMatrix, Device
@@ -125,7 +125,7 @@ def measured(name: str, A: CsrMatrix, B: CsrMatrix, bandwidth: float) -> dict[st
         error=error,
     )
     memory = f"{more['extra_bytes'] / 1e6:.0f} MB beside the result ({more['peer_extra_bytes'] / 1e6:.0f})"
-    return told(
+    return printed(
         entry,
         f"{entries} entries, {memory}, values alone {1e3 * entry['values_seconds']:.2f} ms, error {error:.0e}, it",
     )

@@ -49,7 +49,7 @@ def record(
     }
 
 
-def told(entry: dict[str, Any], what: str) -> dict[str, Any]:
+def printed(entry: dict[str, Any], what: str) -> dict[str, Any]:
     """Print what a record measured in a line, and return it."""
     peers = ", ".join(f"{name} {1e3 * seconds:.4g}" for name, seconds in entry["peers"].items())
     print(

@@ -22,7 +22,7 @@ import graphs
 import numpy as np
 from cusparse import TriangularPeer
 from peer import seconds_of
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 from systems import System
 
 from penstock.solvers import TriangularSolve, block_jacobi, cg, gauss_seidel
@@ -117,7 +117,7 @@ def solves(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, Any
         samples = samples_of(lambda solve=solve: solve.apply(b, own), captured=solve.capturable)
         error = float(abs(own - x).max() / abs(x).max())
         nbytes = solve.rows.nbytes + 4 * 8 * n
-        yield told(
+        yield printed(
             record(
                 f"trsv/{way}/{case.name}",
                 samples,
@@ -143,7 +143,7 @@ def solves(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, Any
         {"setup_seconds": setup, "levels": coloured.levels},
     )
     entry = record(f"trsv/colours/{case.name}", samples, floor=nbytes / bandwidth, nbytes=nbytes, peers={}, **figures)
-    yield told(entry, f"{coloured.levels} colours, set-up {1e3 * setup:.2f} ms, a solve")
+    yield printed(entry, f"{coloured.levels} colours, set-up {1e3 * setup:.2f} ms, a solve")
 
 
 def smoothers(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, Any]]:
@@ -169,7 +169,7 @@ def smoothers(case: Triangle, bandwidth: float, b: Array) -> Iterator[dict[str, 
             block_jacobi_iterations=jacobi.iterations,
             colours=M.colours,
         )
-        yield told(
+        yield printed(
             entry,
             f"{found.iterations} iterations ({jacobi.iterations} with block Jacobi), set-up {1e3 * setup:.2f} ms, it",
         )

@@ -36,7 +36,7 @@ RTOL = 1e-6
 
 
 class Stages:
-    """Seconds of the parts, told as they end."""
+    """Seconds of the parts, printed as they end."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -8,12 +8,12 @@ An :class:`Experiment` is read from a file, or made from keyword arguments: its 
 ((243, 243), 'block_jacobi', 1)
 """
 
+from penstock.driver.progress import Reporter, RichReporter
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.matrix_storage import plan_experiment
 from penstock.experiments.cantilever.run import resume_experiment, run_experiment
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
-from penstock.experiments.reporting.progress import Reporter, RichReporter
 
 __all__ = [
     "Experiment",

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from penstock.solvers.result import StopReason
 from penstock.spmv import Array, device_of
 
-__all__ = ["BestIterate"]
-
 # Copies cost less than a hundredth of a solve: one at each halving of the residual, and in between one in 16 looks.
 _LOOKS_PER_COPY = 16
 #: After these reasons the last iterate has the smallest error, although its residual may be somewhat larger.
@@ -28,17 +26,10 @@ _GROWN = 100.0
 
 
 class BestIterate:
-    """Keeps a copy of the iterate of each right-hand side whose residual was smallest.
+    """Keeps a copy of the iterate of each right-hand side whose relative residual was smallest; ``x`` starts as the guess.
 
     The copy is renewed when the residual has halved, and between halvings at most once in 16 looks: on the way down it lags by
     less than a factor of two, on a plateau hardly at all.
-
-    Parameters
-    ----------
-    x : array, (n,) or (n, columns)
-        The guess; the attribute of this name is the best iterate so far.
-    residuals : sequence of float
-        Relative residual of each column.
     """
 
     def __init__(self, x: Array, residuals: Sequence[float]) -> None:
@@ -50,7 +41,7 @@ class BestIterate:
         self._looks = self._copies = 0
 
     def note(self, x: Array, residuals: Sequence[float]) -> None:
-        """Copy the columns of an iterate that are better than what is kept."""
+        """Copy the columns of an iterate that are better than the copy."""
         self._looks += 1
         self.last = list(residuals)
         pairs = list(zip(residuals, self.residuals, strict=True))

@@ -40,8 +40,6 @@ from penstock.solvers.result import BlockSolveResult, IterationRecord, StopReaso
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK, BlockSpace
 
-__all__ = ["BlockRecurrence", "block_cg", "block_cg_workspace_nbytes"]
-
 Matrix = np.ndarray[Any, Any]
 
 
@@ -73,13 +71,7 @@ def block_cg_workspace_nbytes(n: int, columns: int, dtype: Any = np.float64, *, 
 
 
 class BlockRecurrence:
-    """The iteration, and the memory of its blocks.
-
-    Parameters
-    ----------
-    problem : LinearProblem
-        With right-hand sides ``(n, columns)``.
-    """
+    """The iteration and the memory of its blocks, for right-hand sides ``(n, columns)``."""
 
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, A, M, B = problem, problem.A, problem.M, problem.b

@@ -16,8 +16,6 @@ from penstock.solvers.saved_state import SavedState
 from penstock.solvers.states import StateLayout, check_counts, check_history, check_numbers, direction_kept
 from penstock.spmv import Array, InputError
 
-__all__ = ["BlockCgState", "BlockConjugateGradients"]
-
 Matrix = np.ndarray[Any, Any]
 
 
@@ -132,15 +130,7 @@ class Recurrence(Protocol):
 
 
 class BlockConjugateGradients(Method, name="block_cg"):
-    """Block conjugate gradients for one problem.
-
-    Parameters
-    ----------
-    problem : LinearProblem
-        With right-hand sides ``(n, columns)``.
-    recurrence : callable
-        Returns the iteration; see :class:`penstock.solvers.block_cg.BlockRecurrence`.
-    """
+    """Block conjugate gradients for one problem with right-hand sides ``(n, columns)``."""
 
     State: ClassVar[type] = BlockCgState
 
@@ -182,7 +172,7 @@ class BlockConjugateGradients(Method, name="block_cg"):
     def resume(self, state: BlockCgState) -> BlockCgState:
         """Resume from a state: its blocks are copied to the memory of the recurrence."""
         recurrence, problem = self._recurrence, self.problem
-        found = self._checked_residuals(state)
+        residuals = self._checked_residuals(state)
         computes_image = recurrence.with_product is not None
         for name in ("w", "p", *(["s"] if computes_image and state.s is not None else [])):
             block = getattr(state, name)
@@ -200,7 +190,7 @@ class BlockConjugateGradients(Method, name="block_cg"):
         ended = [column for column, reason in enumerate(state.reasons) if reason is not None]
         before = len(_pending(state))
         for column in ended:  # the tolerance may differ from that of the earlier call
-            self.final_residuals[column] = norm = found[column]
+            self.final_residuals[column] = norm = residuals[column]
             met, reason = norm <= problem.tolerances[column], state.reasons[column]
             if met and reason in (StopReason.ROUNDING_FLOOR, StopReason.STAGNATED):
                 state.reasons[column] = StopReason.CONVERGED
@@ -212,7 +202,7 @@ class BlockConjugateGradients(Method, name="block_cg"):
 
     def _checked_residuals(self, state: BlockCgState) -> list[float]:
         """Return ``||b - A x||`` of all columns, which must be those that the state records but for rounding."""
-        problem, found = self.problem, []
+        problem, checked = self.problem, []
         with direction_kept(problem.A):
             norms = self._recurrence.norms(self._recurrence.true_residuals(state.x))
         for column, history in enumerate(state.residual_norms):
@@ -222,8 +212,8 @@ class BlockConjugateGradients(Method, name="block_cg"):
             if column not in problem.out_of_range:
                 problem.check_recorded(abs(norm - recorded), history, state.x, column)
             # Those that only the order of sums makes differ do not decide anything again.
-            found.append(recorded if abs(norm - recorded) <= 1e-6 * recorded else norm)
-        return found
+            checked.append(recorded if abs(norm - recorded) <= 1e-6 * recorded else norm)
+        return checked
 
     def running(self, state: BlockCgState) -> bool:
         """Return whether any column is still being solved."""

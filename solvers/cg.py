@@ -35,8 +35,6 @@ from penstock.solvers.residual_checks import KEPT_NORMS, ResidualChecks
 from penstock.solvers.result import IterationRecord, SolveResult
 from penstock.spmv import Array, InputError
 
-__all__ = ["cg", "cg_workspace_nbytes"]
-
 
 def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
     """Return the bytes of the vectors of a solve, b, x, the best x, r, z, p and q, without those of the preconditioner.

@@ -37,32 +37,15 @@ from penstock.spmv.communicator import communicator_of
 from penstock.spmv.compilation.cuda_graph import Replay
 from penstock.spmv.operator import unchecked_product
 
-__all__ = ["CgRecurrence"]
-
 
 class CgRecurrence:
-    """The iteration, on vectors of the caller.
+    """The iteration, on vectors (n,) of the caller: x, r and p are advanced in place, q, z and w are workspace.
 
-    Parameters
-    ----------
-    A : Operator
-    M : Operator or None
-    x, r, p : array, (n,)
-        Iterate, residual and search direction, advanced in place.
-    q, z : array, (n,)
-        Workspace; z is None without a preconditioner.
-    w : array, (n,), optional
-        Workspace for the image of z, if M computes it or ``at_once``; then q must be the image of p when the first
-        iteration begins.
-    at_once : bool
-        Form all sums of an iteration at once.
+    z is None without a preconditioner. w holds the image of z, if M computes it or all sums are formed ``at_once``; then q must
+    be the image of p when the first iteration begins.
 
-    Notes
-    -----
     After a halt, iterations change nothing until :meth:`put` resumes them. The host may thus start many iterations before it
-    reads the scalars.
-
-    If A and M only start kernels of this library on a GPU, an iteration is captured as a CUDA graph.
+    reads the scalars. If A and M only start kernels of this library on a GPU, an iteration is captured as a CUDA graph.
     """
 
     def __init__(
@@ -156,8 +139,8 @@ class CgRecurrence:
 
     def norms(self, since: int) -> list[float]:
         """Return ``||r||`` after each iteration from number ``since`` on, as read by the last :meth:`look`."""
-        kept, until = self._seen[len(Scalar) :], int(self._seen[Scalar.ITERATION])
-        squares = [float(kept[number % KEPT_NORMS]) for number in range(since, until)]
+        norms, until = self._seen[len(Scalar) :], int(self._seen[Scalar.ITERATION])
+        squares = [float(norms[number % KEPT_NORMS]) for number in range(since, until)]
         return [math.sqrt(square) if square >= 0 else math.nan for square in squares]
 
     def put(self, **scalars: float) -> None:

@@ -14,21 +14,6 @@ from penstock.spmv import Array
 from penstock.spmv.compilation.jit import serial_and_parallel, serial_kernel
 from penstock.spmv.vectors.space import dot_of_range
 
-__all__ = [
-    "Halt",
-    "Scalar",
-    "Sum",
-    "close",
-    "curvature",
-    "descend",
-    "descend_blocks",
-    "descend_diagonal",
-    "extend",
-    "extend_image",
-    "foresee",
-    "residual_product",
-]
-
 
 class Scalar(enum.IntEnum):
     """The scalars of the recurrence, by their index in the ledger."""

@@ -18,23 +18,16 @@ from penstock.solvers.result import SolveResult, StopReason
 from penstock.solvers.states import direction_kept
 from penstock.spmv import Array
 
-__all__ = ["ConjugateGradients"]
-
 #: The energy is known to within this many times the estimate of its rounding.
 _ENERGY_FACTOR = 8
-#: Where another method was near its floor, the true residual grows by so much only because directions have become noise.
+#: Where another method was near its floor, the true residual grows by this factor only because directions have become noise.
 _GROWN = 1e3
 
 
 class ConjugateGradients(Method, name="cg"):
-    """Conjugate gradients for one problem: start, restart, residual replacement, and the response to a halt.
+    """Conjugate gradients for one problem, b (n,): start, restart, residual replacement, and the response to a halt.
 
-    Parameters
-    ----------
-    problem : LinearProblem
-        With one right-hand side, ``(n,)``.
-    at_once : bool
-        Whether the iteration forms all sums at once, for which it needs the image of z.
+    ``at_once``: the iteration forms all sums at once, for which it needs the image of z.
     """
 
     State: ClassVar[type] = CgState

@@ -17,8 +17,6 @@ from penstock.spmv.compilation.cuda_module import CudaSource, type_names
 from penstock.spmv.compilation.jit import KernelPair
 from penstock.spmv.vectors.space import CHUNK, SERIAL_CHUNKS
 
-__all__ = ["CG_KERNELS", "CgVectors", "Passes", "passes_for"]
-
 CG_KERNELS = CudaSource("penstock.solvers.kernels", "conjugate_gradients.cu", enums=(Scalar, Sum, Halt))
 
 Pass = Callable[[], None]
@@ -29,30 +27,17 @@ _FIRST_SUMS, _LAST_SUMS = slice(0, int(Sum.R_R)), slice(int(Sum.R_R), int(Sum.W_
 
 @dataclass(frozen=True)
 class CgVectors:
-    """The arrays that the passes work on, all on one device.
-
-    Parameters
-    ----------
-    x, r, p, q, z : array, (n,)
-        Iterate, residual, direction, its image, and the preconditioned residual, which is ``r`` without a preconditioner.
-    w : array, (n,)
-        Image of z, for updating the image of the direction; z itself if q is computed by a product.
-    blocks : array, (n / b, b, b), or None
-        A preconditioner that the passes apply.
-    numbers : float64 array, (len(Scalar),)
-    norms_squared : float64 array
-        ``r.r`` after each iteration; the newest overwrites the oldest.
-    """
+    """The arrays that the passes work on, all on one device."""
 
     x: Array
     r: Array
     p: Array
-    q: Array
-    z: Array
-    w: Array
-    blocks: Array | None
-    numbers: Array
-    norms_squared: Array
+    q: Array  # image of p
+    z: Array  # preconditioned residual: r without a preconditioner
+    w: Array  # image of z, for updating the image of the direction; z itself if q is computed by a product
+    blocks: Array | None  # (n / b, b, b): a preconditioner that the passes apply
+    numbers: Array  # float64, (len(Scalar),)
+    norms_squared: Array  # r.r after each iteration, in float64; the newest overwrites the oldest
 
     @property
     def block_size(self) -> int:
@@ -135,8 +120,8 @@ class CudaPasses(Passes):
         self.residual_product = kernel(product, n, of.r, of.z, partials, np.int32(Sum.R_Z))
         self.image_product = kernel(product, n, of.w, of.z, partials, np.int32(Sum.W_Z))
         self.foresee = kernel("cg_foresee", np.int32(parts), sums, of.numbers, grid=1)
-        kept = (of.norms_squared, np.int32(of.norms_squared.size))
-        self.extend = kernel(f"cg_extend<{vector}>", n, of.z, of.x, of.p, *tail, *kept)
+        history = (of.norms_squared, np.int32(of.norms_squared.size))
+        self.extend = kernel(f"cg_extend<{vector}>", n, of.z, of.x, of.p, *tail, *history)
         self.extend_image = kernel(f"cg_extend_image<{vector}>", n, of.w, of.q, of.numbers)
         self.close = kernel("cg_close", np.int32(parts), sums, of.numbers, grid=1)
         self._add_up_between(partials, sums, communicator, at_once)

@@ -10,8 +10,6 @@ from penstock.solvers.saved_state import SavedState
 from penstock.solvers.states import StateLayout, check_all, check_counts, check_history, check_numbers
 from penstock.spmv import Array
 
-__all__ = ["CgState"]
-
 
 @dataclass
 class CgState(SavedState):

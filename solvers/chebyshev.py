@@ -23,16 +23,6 @@ from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences, Recurrence, RecurrenceStep
 
-__all__ = [
-    "Chebyshev",
-    "ChebyshevSpec",
-    "Interval",
-    "chebyshev",
-    "check_degree",
-    "largest_eigenvalue",
-    "scaled_row_sums",
-]
-
 # The largest eigenvalue is estimated from below; a bound that is slightly too high costs less than one that is too low.
 _MARGIN = 1.05
 _DEGREE, _LARGEST_DEGREE, _MOST_DEGREE = 9, 33, 999
@@ -42,7 +32,7 @@ _STREAMED_DEGREES = (1, 5, 9, 13, 17, 21, 25, 33)
 _LEAST_MEASURED, _MOST_MEASURED = 9, 17
 # The largest assumed ratio of an eigenvalue to the estimate, and the digits by which a vector may grow: float32 has 38.
 _FURTHEST, _GROWTH_DIGITS = 10.0, 15.0
-# Further rounds end when the estimate rises by less than this factor, or after so many.
+# Further rounds end when the estimate rises by less than this factor, or after this number.
 _SETTLED, _MOST_FURTHER = 1.002, 12
 _PRODUCT = RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)
 
@@ -162,15 +152,7 @@ class Chebyshev(ValidatedOperator):
 
 @dataclass(frozen=True)
 class ChebyshevSpec(PreconditionerSpec, name="chebyshev"):
-    """Specification of :func:`chebyshev`.
-
-    Parameters
-    ----------
-    block_size : int
-        Rows of the diagonal blocks.
-    degree : int or "auto"
-        ``auto``: the plan chooses.
-    """
+    """Specification of :func:`chebyshev`; with ``degree="auto"`` the plan chooses the degree."""
 
     works_on_ranks: ClassVar[bool] = True
 
@@ -215,18 +197,12 @@ class ChebyshevSpec(PreconditionerSpec, name="chebyshev"):
 
 
 def check_degree(degree: float | str) -> None:
-    """Check that a degree has a positive definite polynomial.
-
-    Raises
-    ------
-    InputError
-        If the degree is even or not positive.
-    """
+    """Refuse a degree that has no positive definite polynomial: one that is even or not positive."""
     if degree == "auto":
         return
     if not isinstance(degree, str) and degree > _MOST_DEGREE:
         raise InputError(
-            f"a degree of {degree} is more than {_MOST_DEGREE}: so many products for one iteration help nobody; choose "
+            f"a degree of {degree} is more than {_MOST_DEGREE}: this many products in one iteration do not pay; choose "
             "fewer, or auto"
         )
     if isinstance(degree, str) or degree < 1 or degree % 2 != 1:
@@ -335,24 +311,13 @@ def largest_eigenvalue(
 ) -> float:
     """Return a bound of the largest eigenvalue of ``D A``: ``||D A||_inf``, or the measured value plus a margin if smaller.
 
-    Parameters
-    ----------
-    A : Operator
-    diagonal : DiagonalBlocks
-        D, the inverse of the diagonal of A or of the blocks on it: the eigenvalues of ``D A`` are 1 on average.
-    rounds : int
-        Each round applies to a vector, at first a random one, the Chebyshev polynomial that is smallest below the last estimate
-        (Zhou et al. 2006), and computes the Rayleigh quotient of the result. The bound is then good but not rigorous.
-    degree : int
-        Degree of the polynomial of a round.
-    row_sums : array, optional
-        From :func:`scaled_row_sums`; computed if they are not known.
-    settled : bool
-        Go on until rounds find nothing larger, and raise the bound if it was exceeded. For coarse matrices, whose products cost
-        little and whose largest eigenvalues may stand alone, so that few rounds miss them.
-    vector : array, (n,), optional
-        Where to begin, instead of at random if it is not zero; overwritten by the vector found. From the vector of a matrix that
-        was hardly another one, a round suffices.
+    D is the inverse of the diagonal of A or of the blocks on it. Each round applies to a vector, at first a random one, the
+    Chebyshev polynomial that is smallest below the last estimate (Zhou et al. 2006), and computes the Rayleigh quotient of the
+    result. The bound is then good but not rigorous.
+
+    ``settled``: go on until rounds find nothing larger, and raise the bound if it was exceeded. For coarse matrices, whose
+    products cost little and whose largest eigenvalues may stand alone, so that few rounds miss them. A nonzero ``vector``,
+    (n,), is the start, and is overwritten by the last vector: from that of a nearly equal matrix, one round suffices.
     """
     xp, n, space = A.device.xp, A.shape[0], VectorSpace.of(A)
     bound = math.inf
@@ -371,10 +336,10 @@ def largest_eigenvalue(
     product = xp.empty_like(v)
     most = min(max(degree, _LEAST_MEASURED), _MOST_MEASURED) // 2 * 2
     # Without a bound, the first estimate is the quotient of the random vector.
-    # All rounds but the last only tell where to look.
+    # All rounds but the last only locate the eigenvalue.
     estimate, degrees = 1.0, [0] * (bound == math.inf) + [most // 4 * 2] * (rounds - 1) + [most]
     measured, further = len(degrees), [most] * _MOST_FURTHER if settled else []
-    found = math.inf
+    estimated_bound = math.inf
     for number, round_degree in enumerate([*degrees, *further], start=1):
         v /= space.norm(v)
         # T[j+1] = 2 t T[j] - T[j-1] for t = 2 / estimate D A - 1, which is between -1 and 1 below the estimate.
@@ -389,15 +354,15 @@ def largest_eigenvalue(
         diagonal._apply(product, image, 1.0, 0.0)
         energy, quotient = space.dot(v, product), space.dot(product, image)
         if not (0 < energy < math.inf and 0 < quotient < math.inf):  # not positive definite, or badly scaled
-            return bound if number <= measured else found
+            return bound if number <= measured else estimated_bound
         before, estimate = estimate, quotient / energy
         if number == measured:
-            found = min(bound, _MARGIN * estimate)
+            estimated_bound = min(bound, _MARGIN * estimate)
         elif number > measured:
-            if estimate > found:
-                found = min(bound, _MARGIN * estimate)
+            if estimate > estimated_bound:
+                estimated_bound = min(bound, _MARGIN * estimate)
             if estimate <= _SETTLED * before:
                 break
     if vector is not None:
         vector[...] = v
-    return found
+    return estimated_bound

@@ -9,17 +9,9 @@ import numpy as np
 
 from penstock.spmv import Array, Device, InputError, VectorSpace
 
-__all__ = ["check_finite", "check_maxiter", "check_tolerances"]
-
 
 def check_tolerances(rtol: float, atol: float) -> None:
-    """Check that tolerances are finite numbers and not negative.
-
-    Raises
-    ------
-    InputError
-        If one is not; the message names it.
-    """
+    """Refuse tolerances that are not finite or are negative; the message names the first."""
     for name, value in (("rtol", rtol), ("atol", atol)):
         if not isinstance(value, Real) or not 0 <= value < math.inf:
             raise InputError(f"{name} must be a number, finite and not negative, not {value!r}")
@@ -32,13 +24,7 @@ def check_maxiter(maxiter: int | None) -> None:
 
 
 def check_finite(name: str, values: Array, device: Device) -> None:
-    """Check that a vector or block of vectors, on a device, contains no NaN or Inf.
-
-    Raises
-    ------
-    InputError
-        If it does; the message names the first such entry.
-    """
+    """Refuse a vector or block of vectors, on a device, that contains NaN or Inf; the message names the first such entry."""
     # On a GPU the squares are summed first: CuPy takes seconds to compile its first reduction.
     if device.kind == "cuda" and values.flags.c_contiguous and values.dtype.char in "fd":
         flat = values.reshape(-1)

@@ -14,8 +14,6 @@ from penstock.solvers.result import BlockSolveResult, SolveResult
 from penstock.spmv import Array, InputError
 from penstock.spmv.registry import Registry
 
-__all__ = ["METHODS", "MethodChoice", "method_named"]
-
 
 @dataclass(frozen=True)
 class MethodChoice:

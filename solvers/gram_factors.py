@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GramFactors", "GramFault", "factor_gram"]
-
 Matrix = np.ndarray[Any, Any]
 
 # Limits for a Gram matrix with a unit diagonal, computed from float64 vectors. Its rounding errors are of the order of 1e-16
@@ -31,12 +29,7 @@ class GramFault(enum.Enum):
 class GramFactors:
     """``W = (W T) C`` up to rounding; the columns of ``W T`` are orthonormal in the inner product of the Gram matrix.
 
-    Parameters
-    ----------
-    t : array, (k, rank)
-    c : array, (rank, k)
-    well : bool
-        Whether Cholesky was accurate: no pivot below the limit, so no second pass is needed.
+    t is (k, rank), c is (rank, k). ``well``: no pivot of Cholesky is below the limit, so no second pass is needed.
     """
 
     t: Matrix

@@ -22,8 +22,6 @@ from penstock.solvers.symmetry_check import SymmetryCheck
 from penstock.spmv import Array
 from penstock.spmv.registry import Registry
 
-__all__ = ["SOLVERS", "Method", "handed_over", "method_of"]
-
 
 class Check(Protocol):
     """Looks at a solve while it iterates."""
@@ -109,9 +107,9 @@ class Method(ABC):
         if problem.out_of_range or not best.is_better(reason, problem.relative(residual)):
             return x, reason, residual
         with direction_kept(problem.A):
-            found = problem.space.norm(problem.true_residual(best.x, problem.A.device.xp.empty_like(x)))
-        if not found >= residual:
-            x, reason, residual = best.x, _after(problem, reason, found), found
+            norm = problem.space.norm(problem.true_residual(best.x, problem.A.device.xp.empty_like(x)))
+        if not norm >= residual:
+            x, reason, residual = best.x, _after(problem, reason, norm), norm
         if residual > problem.absolute(1.0) or not math.isfinite(residual):  # x = 0 is better
             return problem.A.device.xp.zeros_like(x), reason, problem.absolute(1.0)
         return x, reason, residual
@@ -119,7 +117,7 @@ class Method(ABC):
     def block_result(
         self, state: Any, reasons: list[StopReason], residuals: Sequence[float], note: str = ""
     ) -> BlockSolveResult:
-        """Return the result of a block of right-hand sides, given why each stopped and its ``||b - A x||``."""
+        """Return the result of a block of right-hand sides, each with its reason for stopping and ``||b - A x||``."""
         problem, best, x = self.problem, self.best, state.x
         reasons, residuals = list(reasons), list(residuals)
         better = [
@@ -130,9 +128,9 @@ class Method(ABC):
         if better:
             x = x.copy()  # the state goes on from the last iterates
             with direction_kept(problem.A):
-                found = problem.true_residual(best.x, problem.A.device.xp.empty_like(x))
+                true_residuals = problem.true_residual(best.x, problem.A.device.xp.empty_like(x))
             for column in better:
-                norm = problem.space.norm(problem.A.device.xp.ascontiguousarray(found[:, column]))
+                norm = problem.space.norm(problem.A.device.xp.ascontiguousarray(true_residuals[:, column]))
                 if not norm >= residuals[column]:
                     x[:, column] = best.x[:, column]
                     reasons[column], residuals[column] = _after(problem, reasons[column], norm, column), norm
@@ -232,8 +230,8 @@ class Method(ABC):
                 stops = monitor is not None and bool(monitor(self._record(state)))
             every, stops = self._agreed(checks.every, stops)
             if reason is None and self.running(state):
-                found = [look.look(state.iteration, self.residual_norm(state)) for look in looks]
-                reason = next(filter(None, found), None)
+                ends = [look.look(state.iteration, self.residual_norm(state)) for look in looks]
+                reason = next(filter(None, ends), None)
             if stops:
                 reason = reason or StopReason.STOPPED
             if reason is not None and self.running(state):
@@ -259,8 +257,8 @@ class Method(ABC):
         Clocks and monitors of ranks differ, but all must start the same iterations.
         """
         communicator = self.problem.space.communicator
-        told = communicator.total(np.array([float(every) if communicator.rank == 0 else 0.0, float(stops)]))
-        return int(told[0]), bool(told[1])
+        totals = communicator.total(np.array([float(every) if communicator.rank == 0 else 0.0, float(stops)]))
+        return int(totals[0]), bool(totals[1])
 
     def _record(self, state: Any) -> IterationRecord:
         seconds = time.perf_counter() - self.problem.began
@@ -293,7 +291,7 @@ def _after(problem: LinearProblem, reason: StopReason, residual: float, column: 
 def handed_over(method: Method, state: Any, plain: Callable[[], Method], **limits: Any) -> tuple[Method, Any]:
     """Go on with plain conjugate gradients where a method has lost accuracy; return the method that ended and its state.
 
-    Their vectors come on top of those of the method: where there is no memory for them, its own end stands.
+    Without memory for their vectors besides those of the method, the method's own result stands.
     """
     try:
         method.finish(state)

@@ -45,8 +45,6 @@ from penstock.solvers.states import (
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK, BlockSpace
 
-__all__ = ["MinimumResiduals", "MinresState", "minres", "minres_workspace_nbytes"]
-
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 _VECTORS = 11
@@ -164,13 +162,7 @@ class _LeastSquares:
 
 
 class MinimumResiduals(Method, name="minres"):
-    """The minimum residual method for one problem.
-
-    Parameters
-    ----------
-    problem : LinearProblem
-        With right-hand sides ``(n, columns)``.
-    """
+    """The minimum residual method for one problem with right-hand sides ``(n, columns)``."""
 
     State: ClassVar[type] = MinresState
 

@@ -12,8 +12,6 @@ from penstock.solvers.preconditioner_spec import PreconditionerSpec, preconditio
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator, as_operator
 from penstock.spmv.conversion import FunctionOperator
 
-__all__ = ["OwnPreconditioner", "as_preconditioner"]
-
 
 def as_preconditioner(M: Any, A: Operator) -> Operator:
     """Return ``M`` as an operator of the shape and type of A; a plain function maps r to z, a name is that of a preconditioner.

@@ -12,8 +12,6 @@ import numpy as np
 from penstock.spmv import InputError, Operator
 from penstock.spmv.registry import Registry
 
-__all__ = ["PRECONDITIONERS", "NoPreconditioner", "PreconditionerSpec", "check_streams", "preconditioner_spec"]
-
 
 @dataclass(frozen=True)
 class PreconditionerSpec:
@@ -65,9 +63,9 @@ class PreconditionerSpec:
         raise InputError(f"{type(self).__name__} must define build() for the preconditioner {self.name}")
 
     def rebuild(self, M: Operator | None, A: Operator) -> Operator | None:
-        """Return the preconditioner of a matrix whose values have changed, given that of the values before.
+        """Return the preconditioner of a matrix whose values have changed, from that of the old values.
 
-        A subclass keeps of it what depends on the pattern only; here nothing is kept.
+        A subclass reuses what depends on the pattern only; here nothing is reused.
         """
         return self.build(A)
 
@@ -114,7 +112,7 @@ class PreconditionerSpec:
     def parts(
         self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False
     ) -> tuple[tuple[str, int], ...]:
-        """Return names and bytes of what the workspace holds besides vectors, for a plan to tell."""
+        """Return names and bytes of what the workspace holds besides vectors, for the report of a plan."""
         return ()
 
     def workspace_nbytes(self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False) -> int:

@@ -26,18 +26,6 @@ from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 
-__all__ = [
-    "DIAGONAL_BLOCK_KERNELS",
-    "AppliesWithProduct",
-    "BlockJacobiSpec",
-    "DiagonalBlocks",
-    "JacobiSpec",
-    "block_jacobi",
-    "inverted_blocks",
-    "jacobi",
-    "with_product",
-]
-
 DIAGONAL_BLOCK_KERNELS = CudaSource("penstock.solvers.kernels", "diagonal_blocks.cu")
 
 
@@ -259,8 +247,8 @@ def inverted_blocks(operator: Operator, blocks: Array) -> DiagonalBlocks:
     """Return the inverses of the diagonal blocks of an operator, as :func:`block_jacobi` does."""
     size = int(blocks.shape[1])
     on_gpu = operator.device.kind == "cuda" and operator.dtype == blocks.dtype
-    found = _inverted_on_gpu(blocks, operator.device.xp) if on_gpu else _inverted_on_host(operator, blocks)
-    inverses, indefinite, infinite = found
+    inverted = _inverted_on_gpu(blocks, operator.device.xp) if on_gpu else _inverted_on_host(operator, blocks)
+    inverses, indefinite, infinite = inverted
     if indefinite < len(blocks):
         raise InputError(
             f"the diagonal block at row {indefinite * size} is not positive definite, so the matrix is not; check that row"

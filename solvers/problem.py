@@ -24,8 +24,6 @@ from penstock.spmv import (
 )
 from penstock.spmv.conversion import as_operator_for
 
-__all__ = ["LinearProblem"]
-
 Norms = np.ndarray[Any, np.dtype[np.float64]]
 
 #: A true residual within this factor of the estimated rounding floor counts as having reached it.
@@ -108,23 +106,23 @@ class LinearProblem:
         self._waits: CountsWaiting | None = self.A if isinstance(self.A, CountsWaiting) else None
         self._before = (0, 0) if self._streamed is None else (self._streamed.sweeps, self._streamed.bytes_streamed)
 
-    def vectors(self, name: str, given: Array) -> Array:
+    def vectors(self, name: str, array: Array) -> Array:
         """Return the caller's vectors after checking that they are finite, on the device of A and of its type."""
-        vectors = as_vectors(given, self.A.shape[0], self.A, name)
+        vectors = as_vectors(array, self.A.shape[0], self.A, name)
         check_finite(name, vectors, self.A.device)
         return vectors
 
-    def guess(self, given: Array | None, state: object, name: str) -> Array | None:
+    def guess(self, array: Array | None, state: object, name: str) -> Array | None:
         """Return an initial guess in the shape of b, or None."""
         self.space.communicator.check_same(
-            **{f"whether {name} is given": given is not None, "whether a state is given": state is not None}
+            **{f"whether {name} is given": array is not None, "whether a state is given": state is not None}
         )
         with self.space.communicator.together():
-            if given is None:
+            if array is None:
                 return None
             if state is not None:
                 raise InputError(f"a state contains the iterate to resume from; give {name} or state, not both")
-            vectors = self.vectors(name, given)
+            vectors = self.vectors(name, array)
             if vectors.size != self.b.size:
                 raise InputError(
                     f"{name} must have the shape of the right-hand side, {self.b.shape}, not {vectors.shape}"

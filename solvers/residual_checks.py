@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["KEPT_NORMS", "ResidualChecks"]
-
 #: Maximum number of iterations between two reads: the device stores this many residual norms.
 KEPT_NORMS = 256
 # Reading the residual stalls a GPU for about _CHECK_SECONDS: check so rarely that stalls stay below _CHECK_SHARE of the time,
@@ -14,15 +12,7 @@ _CHECK_SECONDS, _CHECK_SHARE, _PATIENCE_SECONDS = 25e-6, 0.02, 0.5
 
 
 class ResidualChecks:
-    """The number of iterations until the next read of the residual.
-
-    Parameters
-    ----------
-    every : int
-        Iterations before the first read, and with ``adaptive=False`` before every read.
-    adaptive : bool
-        Adapt the number to the measured time of an iteration.
-    """
+    """The number of iterations until the next read of the residual: ``every``, then adapted to the time of an iteration."""
 
     def __init__(self, every: int = 1, *, adaptive: bool = False) -> None:
         self.every, self._adaptive = every, adaptive
@@ -30,15 +20,8 @@ class ResidualChecks:
     def adapt(self, seconds: float, starting: float, iterations: int, left: float) -> None:
         """Choose the next number of iterations.
 
-        Parameters
-        ----------
-        seconds : float
-            Time for the last iterations and the read.
-        starting : float
-            The part in which the host started the iterations.
-        iterations : int
-        left : float
-            Expected number of further iterations; iterations started beyond them are wasted.
+        The last ones and the read took ``seconds``, of which the host spent ``starting`` on starting them. Iterations started
+        beyond the expected number ``left`` are wasted.
         """
         if self._adaptive:
             each = seconds / iterations

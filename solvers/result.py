@@ -10,8 +10,6 @@ from typing import Any, Self
 from penstock.spmv import Array, NotConvergedError, format_nbytes
 from penstock.spmv.explanations import as_table
 
-__all__ = ["BREAKDOWNS", "BlockSolveResult", "IterationRecord", "SolveResult", "StopReason"]
-
 
 class StopReason(enum.Enum):
     """Why a solver stopped. The value of a member explains the reason and what to do.

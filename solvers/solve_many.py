@@ -27,8 +27,6 @@ from penstock.spmv import (
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
-__all__ = ["LARGEST_RESIDENT_BLOCK", "choose_block_size", "solve_many"]
-
 # With more columns, work on vectors needs more time than products with a resident matrix, and its arithmetic grows with the
 # square of the columns. Sweeps over a streamed matrix are slower than that.
 LARGEST_RESIDENT_BLOCK = 32

@@ -13,30 +13,10 @@ import numpy as np
 from penstock.solvers.checks import check_finite
 from penstock.spmv import Device, InputError, Operator
 
-__all__ = [
-    "Alternates",
-    "StateLayout",
-    "SystemMark",
-    "check_all",
-    "check_counts",
-    "check_history",
-    "check_numbers",
-    "check_state",
-    "direction_kept",
-]
-
 
 @dataclass(frozen=True)
 class SystemMark:
-    """What a state knows of the system that it belongs to, beside its own residual.
-
-    Parameters
-    ----------
-    b_norms : tuple of float
-        ``||b||`` of every right-hand side.
-    preconditioner : str
-        The class of the preconditioner, or ``"none"``.
-    """
+    """Identifies the system of a state: ``||b||`` of every right-hand side, and the preconditioner's class or ``"none"``."""
 
     b_norms: tuple[float, ...]
     preconditioner: str
@@ -46,13 +26,7 @@ class SystemMark:
             raise InputError("a state has no norms of its right-hand sides; it is damaged")
 
     def check_same(self, other: SystemMark, unit: float) -> None:
-        """Check that two marks are of one system, but for rounding of sums in another order.
-
-        Raises
-        ------
-        InputError
-            If not; the message says what differs.
-        """
+        """Refuse a mark of another system, but for rounding of sums in another order; the message says what differs."""
         if other.preconditioner != self.preconditioner:
             raise InputError(
                 f"the state is of a solve with the preconditioner {self.preconditioner}, and this one has "
@@ -72,35 +46,14 @@ def _shown(norms: Any) -> str:
 
 @dataclass(frozen=True)
 class StateLayout:
-    """The vectors that a system needs: what those of a state are checked against.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Of the iterates, ``(n,)`` or ``(n, columns)``.
-    dtype : dtype
-    device : Device
-    """
+    """The vectors of a system, against which those of a state are checked: iterates are ``(n,)`` or ``(n, columns)``."""
 
     shape: tuple[int, ...]
     dtype: Any
     device: Device
 
     def check(self, name: str, vectors: Any, *, columns: bool = True) -> None:
-        """Check one array of a state with a row for each unknown.
-
-        Parameters
-        ----------
-        name : str
-        vectors : object
-        columns : bool
-            Whether it has as many columns as the iterates.
-
-        Raises
-        ------
-        InputError
-            If its shape, type or device is another one, it holds NaN or Inf, or it is read-only.
-        """
+        """Refuse an array of another shape, type or device, with NaN or Inf, or read-only; ``columns``: as many as iterates."""
         shape, dtype = getattr(vectors, "shape", None), getattr(vectors, "dtype", None)
         fits = shape == self.shape if columns else shape is not None and (len(shape), shape[0]) == (2, self.shape[0])
         if not fits or dtype != self.dtype:
@@ -119,23 +72,7 @@ class StateLayout:
 def check_numbers(
     numbers: Mapping[str, Any], *, positive: bool = False, finite: bool = True, least: float = 0.0
 ) -> None:
-    """Check that numbers of a state are real and not too small.
-
-    Parameters
-    ----------
-    numbers : mapping of str to float
-    positive : bool
-        Refuse zero too.
-    finite : bool
-        Refuse plus infinity too.
-    least : float
-        The smallest number to take.
-
-    Raises
-    ------
-    InputError
-        If one is not; the message names it.
-    """
+    """Refuse numbers that are not real or below ``least``, zero if ``positive``, infinity if ``finite``; name the first."""
     for name, value in numbers.items():
         right = isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
         if not right or not value >= least or (positive and value == 0) or (finite and value == math.inf):
@@ -156,13 +93,7 @@ def check_history(norms: Any) -> None:
 
 
 def check_state(state: Any, kind: type, layout: StateLayout) -> None:
-    """Check that a state is one of this solver, and that its arrays and numbers fit each other and the system.
-
-    Raises
-    ------
-    InputError
-        If not; the message says what does not fit.
-    """
+    """Refuse a state of another solver, or one whose arrays and numbers do not fit each other and the system."""
     if not isinstance(state, kind):
         raise InputError(f"state must be a {kind.__name__} of an earlier call, not a {type(state).__name__}")
     check = getattr(state, "check", None)

@@ -7,9 +7,7 @@ from penstock.solvers.result import BREAKDOWNS, StopReason
 from penstock.spmv import Operator, VectorSpace
 from penstock.spmv.vectors.noise import noise
 
-__all__ = ["SymmetryCheck"]
-
-# A solve gets on if the residual halves in so many iterations, on average from the start.
+# A solve makes progress if the residual halves in this many iterations, on average from the start.
 _ITERATIONS = 64
 # Rounding, also in float32, and sums in another order stay far below this share.
 _LEAST = 1e-6
@@ -19,11 +17,6 @@ class SymmetryCheck:
     """Tests A and M once, when a solve has made some iterations and hardly gets on, or breaks down.
 
     Conjugate gradients do not notice that an operator is not symmetric: they go on without ever converging.
-
-    Parameters
-    ----------
-    problem : LinearProblem
-        Products with A are counted in it.
     """
 
     def __init__(self, problem: LinearProblem) -> None:
@@ -71,8 +64,8 @@ def _has_room(problem: LinearProblem) -> bool:
 def is_symmetric(A: Operator, space: VectorSpace) -> bool:
     """Return whether ``u . A (A u)`` equals ``(A u) . (A u)`` for a vector u of random numbers, at the cost of two products.
 
-    For ``A = H + S``, H symmetric and S skew, they differ by about ``|S u|^2``. So an A is told from a symmetric one if its skew
-    part is a thousandth of it or more. Collective on ranks; a streamed A sweeps in the same direction afterwards.
+    For ``A = H + S``, H symmetric and S skew, they differ by about ``|S u|^2``, so a skew part of a thousandth of A or more is
+    detected. Collective on ranks; a streamed A sweeps in the same direction afterwards.
     """
     with A.device.current():
         u = noise(A.device, space.communicator.before(A.shape[0]), A.shape[0]).astype(A.dtype)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from penstock.driver.progress import Reporter
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.run import resume_experiment, run_experiment
 from penstock.experiments.cantilever.single_run import resolved
 from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.folder import ResultsFolder
-from penstock.experiments.reporting.progress import Reporter
 from penstock.experiments.reporting.study import Record, Study, StudyFolder, StudyStopped
 from penstock.experiments.reporting.summary import solve_seconds
 from penstock.spmv import InputError, format_nbytes

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+from penstock.driver.progress import Reporter, Stage
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.sample_fields import write_statistics
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
@@ -16,7 +17,6 @@ from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.environment import describe_environment
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
-from penstock.experiments.reporting.progress import Reporter, Stage
 from penstock.experiments.reporting.study import Record, Study, StudyStopped
 from penstock.experiments.reporting.summary import solve_seconds
 from penstock.solvers import StopReason

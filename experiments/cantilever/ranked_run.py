@@ -17,6 +17,7 @@ from penstock.distributed import (
     NcclCommunicator,
     RowPartition,
 )
+from penstock.driver.progress import Reporter
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.loads import right_hand_sides
 from penstock.experiments.cantilever.matrix_storage import plan_experiment, resident_format
@@ -26,7 +27,6 @@ from penstock.experiments.cantilever.single_run import SingleRun, resolved
 from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
-from penstock.experiments.reporting.progress import Reporter
 from penstock.host.scratch import scratch_folder
 from penstock.solvers import BlockSolveResult, CoarseBlockCgState, CoarseCgState, SolveResult
 from penstock.solvers.preconditioner_spec import PreconditionerSpec

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penstock.driver.progress import Reporter
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.monte_carlo import run_samples
 from penstock.experiments.cantilever.ranked_run import run_on_ranks, runs_on_ranks
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
-from penstock.experiments.reporting.progress import Reporter
 from penstock.spmv import InputError
 
 

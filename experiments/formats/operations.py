@@ -14,9 +14,9 @@ import scipy.sparse
 import scipy.sparse.linalg
 from rich.table import Table
 
+from penstock.driver.progress import Reporter, Stage
 from penstock.experiments.formats.figures_of_operations import write_operation_figures
 from penstock.experiments.reporting.environment import check_same_machine, describe_environment
-from penstock.experiments.reporting.progress import Reporter, Stage
 from penstock.experiments.reporting.study import Record, Study, StudyFolder
 from penstock.files.registry import NamedMatrix
 from penstock.solvers import TriangularSolve, galerkin, galerkin_pattern, multigrid, multiply, product_pattern

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from rich.table import Table
 
+from penstock.driver.progress import Reporter, Stage
 from penstock.experiments.formats.benchmark import compare_products, default_cases, study_cases
 from penstock.experiments.formats.figures import write_product_figures
 from penstock.experiments.reporting.environment import check_same_machine, describe_environment
-from penstock.experiments.reporting.progress import Reporter, Stage
 from penstock.experiments.reporting.study import Record, Study, StudyFolder
 from penstock.files.registry import NamedMatrix
 from penstock.spmv import CPU, CsrMatrix, Device, InputError

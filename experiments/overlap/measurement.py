@@ -14,10 +14,10 @@ from typing import Any, Self
 import numba
 import numpy as np
 
+from penstock.driver.progress import Stage
 from penstock.experiments.overlap.configuration import OverlapCase, OverlapStudy
 from penstock.experiments.overlap.study import OverlapPoint, host_matrix, plan_point
 from penstock.experiments.overlap.vectors import CheckedVectors
-from penstock.experiments.reporting.progress import Stage
 from penstock.spmv import CPU, BudgetError, Device, PenstockError, SparseMatrix, format_nbytes
 from penstock.spmv.formats.partition import cut_rows
 from penstock.spmv.model.timing import time_by_host_clock

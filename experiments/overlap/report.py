@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from penstock.driver.progress import Reporter, Stage
 from penstock.experiments.overlap.configuration import OverlapStudy, read_overlap_study
 from penstock.experiments.overlap.figures import draw_rates, draw_timelines
 from penstock.experiments.overlap.measurement import CaseMeasurement
 from penstock.experiments.overlap.study import OverlapPoint, check_study, study_points
 from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.environment import check_same_machine, describe_environment
-from penstock.experiments.reporting.progress import Reporter, Stage
 from penstock.experiments.reporting.study import Record, Study, StudyFolder
 from penstock.spmv import Device
 from penstock.streaming import Timeline

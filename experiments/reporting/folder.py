@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import h5py
 import numpy as np
 
+from penstock.driver.progress import Reporter
 from penstock.experiments.reporting.atomic import replacing, write_text
 from penstock.experiments.reporting.base_folder import BaseFolder
-from penstock.experiments.reporting.progress import Reporter
 from penstock.experiments.reporting.summary import quantity_of, summary_of
 from penstock.fem import Cantilever, vtkhdf_writer
 from penstock.streaming import Timeline

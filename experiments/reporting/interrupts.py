@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.experiments.reporting.progress import Reporter
+from penstock.driver.progress import Reporter
 from penstock.host.signals import ENDING_SIGNALS, note_signal
 
 

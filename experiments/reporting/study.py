@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from penstock.driver.progress import Reporter
 from penstock.experiments.reporting.atomic import write_json
 from penstock.experiments.reporting.base_folder import BaseFolder
 from penstock.experiments.reporting.interrupts import stop_requests
-from penstock.experiments.reporting.progress import Reporter
 from penstock.spmv import InputError
 
 Record = dict[str, Any]

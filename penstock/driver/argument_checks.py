@@ -11,8 +11,6 @@ import numpy as np
 from penstock.solvers import PreconditionerSpec
 from penstock.spmv import Device, InputError
 
-__all__ = ["checked_failure", "checked_options"]
-
 
 def checked_options(
     device: Any,
@@ -22,13 +20,7 @@ def checked_options(
     near_null_space: Any,
     coordinates: Any,
 ) -> dict[str, Any]:
-    """Return the options of the preconditioner that are given.
-
-    Raises
-    ------
-    InputError
-        If an argument has a type that cannot be meant; it says what is accepted.
-    """
+    """Return the options of the preconditioner that are set; refuse arguments of a type that cannot be meant."""
     if not isinstance(device, str | Device):
         raise InputError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', not {_short(device)}")
     is_operator = callable(preconditioner) or hasattr(preconditioner, "shape")
@@ -58,18 +50,18 @@ def checked_failure(on_failure: Any) -> None:
         raise InputError(f"on_failure must be 'return', 'warn' or 'raise', not {_short(on_failure)}")
 
 
-def _check_numbers(name: str, given: Any, shapes: str, dimensions: tuple[int, ...]) -> None:
+def _check_numbers(name: str, value: Any, shapes: str, dimensions: tuple[int, ...]) -> None:
     """Refuse what is no array of real numbers; arrays of other libraries are left to the conversion."""
-    if given is None:
+    if value is None:
         return
     expected = f"{name} must be an array of real numbers of shape {shapes}"
     try:
-        array = given if hasattr(given, "dtype") else np.asarray(given)
+        array = value if hasattr(value, "dtype") else np.asarray(value)
     except ValueError as error:  # rows of different lengths
         raise InputError(f"{expected}: {error}") from None
     if getattr(array.dtype, "kind", "f") not in "fiub" or len(array.shape) not in dimensions:
-        raise InputError(f"{expected}, not {_short(given)} of shape {tuple(array.shape)} and type {array.dtype}")
+        raise InputError(f"{expected}, not {_short(value)} of shape {tuple(array.shape)} and type {array.dtype}")
 
 
-def _short(given: Any) -> str:
-    return repr(given) if isinstance(given, str | int | float | None) else f"a {type(given).__name__}"
+def _short(value: Any) -> str:
+    return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"

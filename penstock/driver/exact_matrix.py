@@ -1,9 +1,9 @@
-"""Whether a solution found with half of a matrix solves the caller's own system, and its correction where it does not.
+"""Whether a solution computed with half of a matrix solves the caller's own system, and its correction where it does not.
 
 A matrix that is symmetric to rounding may be stored by its upper half: what is solved then is ``A' x = b`` with
 ``A' = U + U^T - D``. The caller's A differs from it by entries of rounding, but times a large x that may exceed the tolerance.
 The difference is bounded by the norm of ``A - A^T``; where the bound does not settle the claim, the residual is formed with the
-given entries, and if it is too large the solve goes on with it as right-hand side (iterative refinement: Wilkinson 1963).
+caller's entries, and if it is too large the solve goes on with it as right-hand side (iterative refinement: Wilkinson 1963).
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ import numpy as np
 from penstock.solvers import SolveResult, StopReason
 from penstock.spmv import Array, CsrMatrix, device_of
 
-__all__ = ["ExactMatrix"]
-
 # Corrections of a solve, and the share of the tolerance that each aims at.
 _MOST_CORRECTIONS, _AIM = 6, 0.3
-# A residual told may differ by this share from that of the given matrix.
-_TOLD = 0.01
+# A reported residual may differ by this share from that of the caller's matrix.
+_UNCERTAINTY = 0.01
 
 #: ``correct(residuals, rtol)`` solves for corrections with the stored matrix, (n, k) each.
 Correct = Callable[[Array, float], tuple[Array, list[SolveResult]]]
@@ -30,15 +28,7 @@ Correct = Callable[[Array, float], tuple[Array, list[SolveResult]]]
 
 @dataclass(frozen=True)
 class ExactMatrix:
-    """The caller's matrix, of which another one is stored that equals it but for rounding.
-
-    Parameters
-    ----------
-    A : CsrMatrix
-        As given; it is referred to, not copied.
-    difference : float
-        Bound of the norm of the difference of the two.
-    """
+    """A reference to the caller's matrix, where the stored one equals it but for rounding: ``difference`` bounds its norm."""
 
     A: CsrMatrix
     difference: float
@@ -51,27 +41,16 @@ class ExactMatrix:
     def settled(
         self, columns: list[SolveResult], b: Array, x: Array, rtol: float, atol: float, correct: Correct
     ) -> tuple[list[SolveResult], Array]:
-        """Return results and solutions, (n, k), whose claims are about the given matrix.
-
-        Parameters
-        ----------
-        columns : list of SolveResult
-            Of the stored matrix.
-        b, x : array, (n, k)
-            In the caller's order.
-        rtol, atol : float
-            Of the solve.
-        correct : callable
-        """
+        """Return results and solutions, (n, k), whose claims are about the caller's matrix, from those of the stored one."""
         xp = device_of(b).xp
         b_norms, x_norms = (_norms(xp, of) for of in (b, x))
         scales = np.where(b_norms > 0, b_norms, 1.0)
         tolerances = np.maximum(rtol * b_norms, atol) / scales
         bounds = self.difference * x_norms / scales
-        told = np.array([column.true_residual for column in columns])
+        reported = np.array([column.true_residual for column in columns])
         met = np.array([column.converged for column in columns])
-        doubtful = (bounds > _TOLD * told) | (met & ~(told + bounds <= tolerances))
-        doubtful &= np.isfinite(told)
+        doubtful = (bounds > _UNCERTAINTY * reported) | (met & ~(reported + bounds <= tolerances))
+        doubtful &= np.isfinite(reported)
         if not doubtful.any():
             return columns, x
         x, columns = x.copy(), list(columns)
@@ -84,7 +63,7 @@ class ExactMatrix:
                 break
             aim = float(_AIM * (tolerances[left] / relative[left]).min())
             corrections, costs = correct(xp.ascontiguousarray(residuals[:, left]), aim)
-            kept, before = x[:, left].copy(), relative.copy()
+            previous, before = x[:, left].copy(), relative.copy()
             x[:, left] += corrections
             residuals = self._residuals(b, x)
             relative = _norms(xp, residuals) / scales
@@ -97,17 +76,17 @@ class ExactMatrix:
             for place in worse:  # the difference is too large for the stored matrix to correct it
                 column = left[place]
                 if not relative[column] < before[column]:
-                    x[:, column], relative[column] = kept[:, place], before[column]
+                    x[:, column], relative[column] = previous[:, place], before[column]
                 met[column] = False
         for [column] in np.argwhere(doubtful):
             stopped = int(column) in halted
-            columns[column] = _told(
+            columns[column] = _with_residual(
                 columns[column], float(relative[column]), float(tolerances[column]), stopped=stopped
             )
         return columns, x
 
     def _residuals(self, b: Array, x: Array) -> Array:
-        """Return ``B - A X`` with the entries as given, where b lives."""
+        """Return ``B - A X`` with the caller's entries, where b lives."""
         home, device = device_of(b), self.A.device
         out = device.asarray(b if home == device else home.to_host(b), dtype=np.float64).copy()
         self.A.apply(
@@ -121,8 +100,8 @@ def _norms(xp: Any, block: Array) -> np.ndarray[Any, Any]:
     return np.asarray(norms.get() if hasattr(norms, "get") else norms)
 
 
-def _told(column: SolveResult, residual: float, tolerance: float, *, stopped: bool) -> SolveResult:
-    """Return a result that tells the residual of the given matrix."""
+def _with_residual(column: SolveResult, residual: float, tolerance: float, *, stopped: bool) -> SolveResult:
+    """Return a result with the residual of the caller's matrix."""
     reason = column.reason
     if column.converged and not residual <= tolerance:
         reason = StopReason.STOPPED if stopped else StopReason.STAGNATED

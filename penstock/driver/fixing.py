@@ -11,8 +11,6 @@ import scipy.sparse
 from penstock.spmv import InputError
 from penstock.spmv.errors import advice_on_type
 
-__all__ = ["FixedSystem", "fix"]
-
 
 @dataclass(frozen=True)
 class FixedSystem:
@@ -36,7 +34,7 @@ class FixedSystem:
     values: np.ndarray[Any, Any]
 
     def restore(self, x: Any) -> np.ndarray[Any, Any]:
-        """Return all unknowns, given the free ones: (n,) or (n, k)."""
+        """Return all unknowns from the free ones: (n,) or (n, k)."""
         x = np.asarray(x)
         if x.shape != self.b.shape:
             raise InputError(f"x must have the shape of the reduced b, {self.b.shape}, not {x.shape}")
@@ -84,12 +82,12 @@ def fix(A: Any, b: Any, unknowns: Any, values: Any = 0.0) -> FixedSystem:
         raise InputError(
             f"fix takes a SciPy matrix or a dense array and an array, not {type(A).__name__} and {type(b).__name__}"
         )
-    matrix, given = scipy.sparse.csr_array(A), np.asarray(values)
+    matrix, prescribed = scipy.sparse.csr_array(A), np.asarray(values)
     n, right = matrix.shape[0], np.asarray(b)
-    for name, of in (("A", matrix), ("b", right), ("values", given)):
+    for name, of in (("A", matrix), ("b", right), ("values", prescribed)):
         if of.dtype.kind not in "fiub":
             raise InputError(f"{name} has type {of.dtype}; {advice_on_type(of.dtype.kind)}")
-    right, given = right.astype(np.float64), given.astype(np.float64)
+    right, prescribed = right.astype(np.float64), prescribed.astype(np.float64)
     if matrix.shape != (n, n) or right.ndim not in (1, 2) or len(right) != n:
         raise InputError(
             f"A of shape {matrix.shape} and b of shape {right.shape} are no system; expected (n, n) and (n,) or (n, k)"
@@ -103,11 +101,12 @@ def fix(A: Any, b: Any, unknowns: Any, values: Any = 0.0) -> FixedSystem:
     fixed = fixed.astype(np.int64)
     try:
         prescribed = np.broadcast_to(
-            given[:, None] if given.ndim == 1 and right.ndim == 2 else given, (fixed.size, *right.shape[1:])
+            prescribed[:, None] if prescribed.ndim == 1 and right.ndim == 2 else prescribed,
+            (fixed.size, *right.shape[1:]),
         )
     except ValueError:
         raise InputError(
-            f"values of shape {given.shape} do not fit {fixed.size} unknowns and b of shape {right.shape}"
+            f"values of shape {prescribed.shape} do not fit {fixed.size} unknowns and b of shape {right.shape}"
         ) from None
     free = np.setdiff1d(np.arange(n), fixed)
     rows = matrix[free]

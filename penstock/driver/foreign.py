@@ -13,60 +13,58 @@ from penstock.spmv import Array, InputError
 from penstock.spmv.foreign import as_array
 from penstock.spmv.formats.limits import INT32_MAX
 
-__all__ = ["as_matrix", "check_sparse_of_jax", "is_sparse_of_jax", "like", "refuse_gradients"]
 
-
-def refuse_gradients(given: Any, name: str) -> None:
+def refuse_gradients(value: Any, name: str) -> None:
     """Refuse a tensor whose gradients Torch records, and what JAX traces: a plain solve would lose them."""
     jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
-    if jax is not None and isinstance(given.data if is_sparse_of_jax(given) else given, jax.core.Tracer):
+    if jax is not None and isinstance(value.data if is_sparse_of_jax(value) else value, jax.core.Tracer):
         raise InputError(f"{name} is traced by JAX, for gradients or jit; use penstock.jax.solve(A, b)")
-    if torch is not None and getattr(given, "requires_grad", False) is True and torch.is_grad_enabled():
+    if torch is not None and getattr(value, "requires_grad", False) is True and torch.is_grad_enabled():
         raise InputError(
             f"{name} requires gradients, which this solve would lose; use penstock.torch.solve(A, b), or give {name}.detach() "
             "if they are not needed"
         )
 
 
-def is_sparse_of_jax(given: Any) -> bool:
+def is_sparse_of_jax(value: Any) -> bool:
     """Return whether something is a BCSR or BCOO matrix of JAX."""
-    kind = type(given)
+    kind = type(value)
     return kind.__module__.startswith("jax.experimental.sparse") and kind.__name__ in ("BCSR", "BCOO")
 
 
-def check_sparse_of_jax(given: Any) -> None:
+def check_sparse_of_jax(value: Any) -> None:
     """Refuse several matrices in one, and a matrix of blocks."""
-    if given.ndim != 2 or given.n_batch or given.n_dense:
+    if value.ndim != 2 or value.n_batch or value.n_dense:
         raise InputError(
-            f"a sparse array of shape {tuple(given.shape)} with {given.n_batch} batch and {given.n_dense} dense dimensions is no "
+            f"a sparse array of shape {tuple(value.shape)} with {value.n_batch} batch and {value.n_dense} dense dimensions is no "
             "matrix; give one of numbers"
         )
 
 
-def as_matrix(given: Any) -> Any:
+def as_matrix(value: Any) -> Any:
     """Return a matrix of another library, dense or a sparse one of Torch or JAX, as one of NumPy, CuPy or SciPy."""
-    if is_sparse_of_jax(given):
-        return _from_jax(given)
-    layout = str(getattr(given, "layout", "strided")).removeprefix("torch.")
+    if is_sparse_of_jax(value):
+        return _from_jax(value)
+    layout = str(getattr(value, "layout", "strided")).removeprefix("torch.")
     if not layout.startswith("sparse"):
-        return as_array(given)
-    if given.ndim != 2 or given.dense_dim():
+        return as_array(value)
+    if value.ndim != 2 or value.dense_dim():
         raise InputError(
-            f"a sparse tensor of shape {tuple(given.shape)} with dense dimensions is no matrix; give one of numbers"
+            f"a sparse tensor of shape {tuple(value.shape)} with dense dimensions is no matrix; give one of numbers"
         )
-    given = given.detach()
+    value = value.detach()
     if layout != "sparse_csr":  # coordinates, columns or blocks
-        given = given.to_sparse_csr()
-    return _in_csr(given.values(), given.col_indices(), given.crow_indices(), given.shape)
+        value = value.to_sparse_csr()
+    return _in_csr(value.values(), value.col_indices(), value.crow_indices(), value.shape)
 
 
-def _from_jax(given: Any) -> Any:
-    check_sparse_of_jax(given)
-    if type(given).__name__ == "BCOO":  # its entries may be in any order, given several times, or filled up
-        given = type(given).sum_duplicates(given)
-        given = importlib.import_module("jax.experimental.sparse").BCSR.from_bcoo(given)
-    stored = int(given.indptr[-1])
-    return _in_csr(given.data[:stored], given.indices[:stored], given.indptr, given.shape)
+def _from_jax(value: Any) -> Any:
+    check_sparse_of_jax(value)
+    if type(value).__name__ == "BCOO":  # its entries may be in any order, duplicated, or padding
+        value = type(value).sum_duplicates(value)
+        value = importlib.import_module("jax.experimental.sparse").BCSR.from_bcoo(value)
+    stored = int(value.indptr[-1])
+    return _in_csr(value.data[:stored], value.indices[:stored], value.indptr, value.shape)
 
 
 def _in_csr(values: Any, columns: Any, offsets: Any, shape: Any) -> Any:
@@ -81,8 +79,8 @@ def _in_csr(values: Any, columns: Any, offsets: Any, shape: Any) -> Any:
     return csr_matrix((values, columns.astype(np.int32), offsets.astype(np.int32)), shape=tuple(shape))
 
 
-def like(given: Any, array: Array) -> Any:
-    """Return an array of NumPy or CuPy as one of the library that ``given`` is of, if that library can take it."""
-    library = type(given).__module__.partition(".")[0]
+def like(value: Any, array: Array) -> Any:
+    """Return an array of NumPy or CuPy as one of the library that ``value`` is of, if that library can take it."""
+    library = type(value).__module__.partition(".")[0]
     module = importlib.import_module("jax.dlpack" if library in ("jax", "jaxlib") else library)
     return module.from_dlpack(array) if hasattr(module, "from_dlpack") else array

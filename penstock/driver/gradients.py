@@ -16,10 +16,8 @@ from typing import Any
 from penstock.driver.prepared import PreparedSystem, prepare
 from penstock.spmv import Array, InputError, device_of
 
-__all__ = ["SECOND_DERIVATIVE", "DifferentiableSystem", "system_for", "values_gradient"]
-
 SECOND_DERIVATIVE = (
-    "only first derivatives of a solution are computed, but a second one was asked for: differentiate the loss once, or write "
+    "only first derivatives of a solution are computed, but a second one was requested: differentiate the loss once, or write "
     "the gradient as a solve of its own"
 )
 # Numbers that are gathered at a time.

@@ -20,22 +20,12 @@ from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats.validation import in_csr
 from penstock.streaming import FileStore, LevelOrder, Store
 
-__all__ = ["GivenMatrix", "GivenVectors", "as_given_matrix"]
-
 
 @dataclass
 class GivenMatrix:
-    """A matrix of a caller.
+    """A matrix of a caller, its name in messages, and the device of its arrays, None for a store.
 
-    Parameters
-    ----------
-    matrix : CsrMatrix, SparseMatrix, Store or Operator
-    kind : {"csr", "format", "store", "operator"}
-        A CSR matrix may be converted at will; another format, a store and an operator are used as they are.
-    name : str
-        What messages call it.
-    device : Device or None
-        Where its arrays live; None for a store.
+    A CSR matrix may be converted at will; another format, a store and an operator are used as they are.
     """
 
     matrix: Any
@@ -76,13 +66,7 @@ class GivenMatrix:
 
 
 def as_given_matrix(A: Any) -> GivenMatrix:
-    """Return a matrix of any kind that :func:`penstock.solve` takes, validated.
-
-    Raises
-    ------
-    InputError
-        If it is none of these, complex, or not valid.
-    """
+    """Return a matrix of any kind that :func:`penstock.solve` takes, validated; refuse anything else and complex ones."""
     if isinstance(A, str | Path):
         return _from_path(A)
     if isinstance(A, CsrMatrix):
@@ -120,60 +104,44 @@ def _name_of(store: Store) -> str:
     return "the stored matrix" if path is None else Path(path).resolve().name
 
 
-def _refuse_what_is_no_vector(given: Any, name: str) -> None:
+def _refuse_what_is_no_vector(value: Any, name: str) -> None:
     """Refuse None, and sparse matrices, which NumPy would take for objects."""
-    if given is None:
+    if value is None:
         raise InputError(f"{name} is None; give the right-hand sides, an array of shape (n,) or (n, k)")
-    if scipy.sparse.issparse(given) or type(given).__module__.startswith("cupyx.scipy.sparse"):
-        square = given.ndim == 2 and given.shape[0] == given.shape[1] != 1
+    if scipy.sparse.issparse(value) or type(value).__module__.startswith("cupyx.scipy.sparse"):
+        square = value.ndim == 2 and value.shape[0] == value.shape[1] != 1
         advice = "A comes first, then b: are they exchanged?" if square else f"make it dense: {name}.toarray()"
-        raise InputError(f"{name} is a sparse matrix of shape {given.shape}, not an array; {advice}")
+        raise InputError(f"{name} is a sparse matrix of shape {value.shape}, not an array; {advice}")
 
 
-def _of_sequence(given: Any, name: str) -> Array:
+def _of_sequence(value: Any, name: str) -> Array:
     try:
-        return np.asarray(given)
+        return np.asarray(value)
     except ValueError as error:  # rows of different lengths
         raise InputError(f"{name} must be an array of real numbers of shape (n,) or (n, k): {error}") from None
 
 
 @dataclass(frozen=True)
 class GivenVectors:
-    """Right-hand sides or guesses of a caller.
-
-    Parameters
-    ----------
-    array : array, (n,) or (n, k)
-        On the host or a GPU.
-    name : str
-        What messages call them.
-    original : object
-        What the caller has, if it is of pandas, Torch or JAX.
-    """
+    """Right-hand sides or guesses, (n,) or (n, k), and the caller's original if it is of pandas, Torch or JAX."""
 
     array: Array
     name: str
     original: Any = None
 
     @classmethod
-    def of(cls, given: Any, name: str) -> GivenVectors:
-        """Read NumPy, CuPy, pandas, Torch or JAX vectors, or a sequence of numbers.
-
-        Raises
-        ------
-        InputError
-            If they are not real numbers in one or two dimensions.
-        """
-        _refuse_what_is_no_vector(given, name)
-        refuse_gradients(given, name)
-        labelled = hasattr(given, "to_numpy") and hasattr(given, "index")
-        original = given if labelled or is_foreign(given) else None
+    def of(cls, value: Any, name: str) -> GivenVectors:
+        """Read NumPy, CuPy, pandas, Torch or JAX vectors, or a sequence; refuse what is not real, in one or two dimensions."""
+        _refuse_what_is_no_vector(value, name)
+        refuse_gradients(value, name)
+        labelled = hasattr(value, "to_numpy") and hasattr(value, "index")
+        original = value if labelled or is_foreign(value) else None
         if labelled:
-            array = given.to_numpy()
+            array = value.to_numpy()
         elif original is not None:
-            array = as_array(given)
+            array = as_array(value)
         else:
-            array = given if hasattr(given, "get") and hasattr(given, "dtype") else _of_sequence(given, name)
+            array = value if hasattr(value, "get") and hasattr(value, "dtype") else _of_sequence(value, name)
         if array.dtype.kind not in "fiub":
             raise InputError(f"{name} has type {array.dtype}; {advice_on_type(array.dtype.kind)}")
         if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):

@@ -18,8 +18,6 @@ from penstock.spmv.products.block_products import block_product, smoothed_rows
 from penstock.spmv.products.block_rows import BlockRows
 from penstock.streaming import HostStore, StreamedMatrix
 
-__all__ = ["aggregate", "assemble", "invert", "iterate", "list_fonts", "multiply", "multiply_blocks", "polynomial"]
-
 _NODES, _SIDE, _BLOCKS = (9, 17, 17), 24, 8400
 
 

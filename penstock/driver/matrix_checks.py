@@ -1,4 +1,4 @@
-"""Whether a matrix can be symmetric positive definite, as far as a look at its entries tells."""
+"""Whether a matrix can be symmetric positive definite, as far as its entries show."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import scipy.sparse
 from penstock.spmv import CsrMatrix, InputError
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.symmetry import Symmetry
-
-__all__ = ["check_matrix", "check_square"]
 
 # Differences of mirror images, relative to the diagonal, that the last digits of float32 may explain; and relative to the
 # largest entry, those of sums of float64 in another order.
@@ -27,25 +25,10 @@ def check_square(shape: tuple[int, int], name: str) -> None:
 
 
 def check_matrix(statistics: MatrixStatistics, name: str, *, definite: bool = True) -> Symmetry:
-    """Refuse what cannot be symmetric and, if asked for, positive definite, as far as a look at the entries tells.
+    """Refuse what its entries show not to be symmetric and, if ``definite``, positive definite.
 
-    Parameters
-    ----------
-    statistics : MatrixStatistics
-    name : str
-        What messages call the matrix.
-    definite : bool
-        Whether it must be positive definite.
-
-    Returns
-    -------
-    Symmetry
-
-    Raises
-    ------
-    InputError
-        If it is empty, not square, a diagonal entry is not positive, or mirror images differ by more than rounding; the
-        first row, or the pair of entries that differs most, is named.
+    Refuses an empty matrix, one that is not square, a diagonal entry that is not positive, and mirror images that differ by
+    more than rounding. The message names the first row, or the pair of entries that differs most.
     """
     check_square(statistics.shape, name)
     arrays = (statistics.row_offsets, statistics.column_indices, statistics.values)

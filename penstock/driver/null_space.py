@@ -1,4 +1,4 @@
-"""Vectors that A maps to zero: they are removed from b and x where the caller gives them, and else found among those known."""
+"""Vectors that A maps to zero: they are removed from b and x where the caller gives them, and else sought among known ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from penstock.spmv import Array, CsrMatrix, Device, HasAbsoluteProduct, InputErr
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.vectors.noise import noise
 
-__all__ = ["KnownModes", "NullSpace", "inconsistent_result"]
-
-# A given vector is in the null space if A maps it to less than this share of what |A| makes of its absolute values.
-_GIVEN = 1e-6
+# A caller's vector is in the null space if A maps it to less than this share of what |A| makes of its absolute values.
+_SMALL_IMAGE = 1e-6
 # What is left of a vector is rounding below this share of its largest entry.
 _ROUNDING = 1e-14
 # A known one is, if each entry of its image is within 64 roundings of the largest term of that row.
@@ -28,25 +26,13 @@ _FIRST_ROWS, _MOST_ROWS = 1024, 1 << 16
 
 @dataclass(frozen=True)
 class NullSpace:
-    """An orthonormal basis of vectors that A maps to zero.
-
-    Parameters
-    ----------
-    basis : float64 array on the host, (n, k)
-        In the caller's order of the rows.
-    """
+    """An orthonormal basis of vectors that A maps to zero: float64 on the host, (n, k), in the caller's order of the rows."""
 
     basis: np.ndarray[Any, Any]
 
     @classmethod
     def given(cls, null_space: Any, rows: int) -> Self:
-        """Return what a caller calls the null space: ``"constants"``, or an array ``(n,)`` or ``(n, k)``.
-
-        Raises
-        ------
-        InputError
-            If it is neither, or its columns are not finite and linearly independent.
-        """
+        """Return the caller's null space: ``"constants"``, or an array ``(n,)`` or ``(n, k)`` of finite independent columns."""
         if isinstance(null_space, str):
             if null_space != "constants":
                 raise InputError(f"null_space must be 'constants' or an array of shape ({rows}, k), not {null_space!r}")
@@ -73,13 +59,8 @@ class NullSpace:
     def found(cls, A: CsrMatrix, known: KnownModes) -> Self | None:
         """Return the combinations of known modes that A maps to zero but for rounding, or None if there are none.
 
-        Reads rows in growing pieces, and ends at the first piece that shows that nothing is mapped to zero: as a rule the first,
-        for which only the modes of its columns are made.
-
-        Parameters
-        ----------
-        A : CsrMatrix
-        known : KnownModes
+        Reads rows in growing pieces, and ends at the first piece that shows that nothing is mapped to zero: as a rule the
+        first, for which only the modes of its columns are made.
         """
         if _shows_none(A, known):
             return None
@@ -120,7 +101,7 @@ class NullSpace:
         else:  # |A| is not known: a random vector shows how large A is
             scales = np.linalg.norm(A.device.to_host(A.apply(block * noise(A.device, 0, len(block))[:, None])), axis=0)
         shares = np.linalg.norm(images, axis=0) / np.maximum(scales, 1e-300)
-        if shares.max() > _GIVEN:
+        if shares.max() > _SMALL_IMAGE:
             worst = int(shares.argmax())
             raise InputError(
                 f"vector {worst} of null_space is not mapped to zero: ||A v|| is {shares[worst]:.2g} of || |A| |v| ||; leave "
@@ -151,27 +132,18 @@ class NullSpace:
 
 
 class KnownModes:
-    """The vectors that a matrix may map to zero: the near-null space given, the rigid motions, else a constant.
+    """The vectors that a matrix may map to zero: the caller's near-null space, the rigid motions, else a constant.
 
     What does not fit is left to the preconditioner to refuse.
-
-    Parameters
-    ----------
-    options : dict
-        Of the preconditioner.
-    rows : int
-        Of the matrix.
-    block_size : int or "auto"
-        Unknowns of a node.
     """
 
     def __init__(self, options: dict[str, Any], rows: int, block_size: Any) -> None:
-        given, points = options.get("near_null_space"), options.get("coordinates")
-        self._rows, self._given, self._points = rows, None, None
+        vectors, points = options.get("near_null_space"), options.get("coordinates")
+        self._rows, self._near_null_space, self._points = rows, None, None
         self.size = block_size if isinstance(block_size, int) and block_size > 0 and rows % block_size == 0 else 1
-        if given is not None:
-            vectors = np.asarray(_on_host(given), dtype=np.float64).reshape(len(given), -1)
-            self._given = vectors if len(vectors) == rows else None
+        if vectors is not None:
+            vectors = np.asarray(_on_host(vectors), dtype=np.float64).reshape(len(vectors), -1)
+            self._near_null_space = vectors if len(vectors) == rows else None
         elif points is not None and not callable(points) and self.size > 1:
             host = np.asarray(_on_host(points), dtype=np.float64)
             fits = host.ndim == 2 and (host.shape[1], self.size) in {(2, 2), (2, 3), (3, 3), (3, 6)}
@@ -179,16 +151,16 @@ class KnownModes:
 
     def all(self) -> np.ndarray[Any, Any]:
         """Return them as ``(rows, k)``; a constant if they are not finite."""
-        found = self.of_nodes(slice(None))
-        return found if np.isfinite(found).all() else np.ones((self._rows, 1))
+        modes = self.of_nodes(slice(None))
+        return modes if np.isfinite(modes).all() else np.ones((self._rows, 1))
 
     def of_nodes(self, nodes: Any) -> np.ndarray[Any, Any]:
         """Return the rows of some nodes, ``size`` for each; of rigid motions, such that span the same."""
         if self._points is not None:
             return np.asarray(rigid_body_modes(self._points[nodes], self.size))
-        if self._given is not None:
-            of_nodes = self._given.reshape(-1, self.size, self._given.shape[1])[nodes]
-            return np.asarray(of_nodes.reshape(-1, self._given.shape[1]))
+        if self._near_null_space is not None:
+            of_nodes = self._near_null_space.reshape(-1, self.size, self._near_null_space.shape[1])[nodes]
+            return np.asarray(of_nodes.reshape(-1, self._near_null_space.shape[1]))
         count = self._rows if isinstance(nodes, slice) else len(nodes) * self.size
         return np.ones((count, 1))
 
@@ -220,9 +192,9 @@ def _relative_image(A: scipy.sparse.csr_array, modes: np.ndarray[Any, Any]) -> n
     return relative
 
 
-def _on_host(given: Any) -> np.ndarray[Any, Any]:
+def _on_host(array: Any) -> np.ndarray[Any, Any]:
     """Return an array of CuPy, Torch or JAX, or what NumPy takes for one, on the host."""
-    array = as_array(given) if is_foreign(given) else given
+    array = as_array(array) if is_foreign(array) else array
     return np.asarray(array.get() if hasattr(array, "get") and hasattr(array, "dtype") else array)
 
 
@@ -242,6 +214,6 @@ def _rows_on_host(A: CsrMatrix, start: int, stop: int) -> scipy.sparse.csr_array
 def inconsistent_result(x: Array, share: float) -> SolveResult:
     """Return the result of a right-hand side that no x reaches, with x = 0, and the share of b that lies in the null space."""
     cost: dict[str, Any] = {"sweeps": 0, "bytes_streamed": 0, "timings": {"total": 0.0}}
-    found = SolveResult.of(x, StopReason.INCONSISTENT, [1.0], 1.0, None, **cost)
+    result = SolveResult.of(x, StopReason.INCONSISTENT, [1.0], 1.0, None, **cost)
     message = f"{StopReason.INCONSISTENT.value} ({share:.3g} of b lies in the null space of A; no solve was begun, and x is zero)"
-    return replace(found, message=message)
+    return replace(result, message=message)

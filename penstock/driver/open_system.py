@@ -27,8 +27,6 @@ from penstock.spmv import Array, InputError, Operator, SparseMatrix, device_of
 from penstock.spmv.formats.pattern import Pattern
 from penstock.streaming import LevelOrder, StreamedMatrix
 
-__all__ = ["AnyResult", "OpenSystem"]
-
 AnyResult = SolveResult | BlockSolveResult
 
 #: What numbers of float32 can mean: half the distance of 1 to the next one.
@@ -54,41 +52,19 @@ class HeldStore:
 
 @dataclass
 class OpenSystem:
-    """A matrix that is ready to be applied.
-
-    Parameters
-    ----------
-    A : Operator
-    request : Request
-    placement : Placement or None
-        None for an operator of the caller, which is applied as it is.
-    reporter : Reporter
-    null_space : NullSpace or None
-        Given by the caller; removed from b and x.
-    unreachable : NullSpace or None
-        Found: no x reaches a right-hand side with a component there.
-    exact : ExactMatrix or None
-        The caller's matrix, if another one is stored that equals it but for rounding.
-    narrow : bool
-        Whether the caller's matrix is of float32.
-    pattern : Pattern or None
-        Of the caller's matrix, for updates of its values.
-    borrowed : bool
-        Whether the values are used where the caller has them.
-    held : HeldStore
-    """
+    """A matrix that is ready to be applied."""
 
     A: Operator
     request: Request
-    placement: Placement | None
+    placement: Placement | None  # None for an operator of the caller, which is applied as it is
     reporter: Reporter
-    null_space: NullSpace | None = None
-    unreachable: NullSpace | None = None
-    exact: ExactMatrix | None = None
-    narrow: bool = False
-    pattern: Pattern | None = None
-    borrowed: bool = False
-    held: HeldStore = field(default_factory=HeldStore)
+    null_space: NullSpace | None = None  # the caller's; removed from b and x
+    unreachable: NullSpace | None = None  # a right-hand side with a component in it has no solution
+    exact: ExactMatrix | None = None  # the caller's matrix, if the stored one equals it but for rounding
+    narrow: bool = False  # whether the caller's matrix is of float32
+    pattern: Pattern | None = None  # of the caller's matrix, for updates of its values
+    borrowed: bool = False  # whether the values are used where the caller has them
+    held: HeldStore = field(default_factory=HeldStore)  # the store that was made for it
     _M: Operator | None = None
     _spec: PreconditionerSpec | None = None
     _remarks: list[str] = field(default_factory=list)
@@ -194,7 +170,7 @@ class OpenSystem:
         """Solve for the right-hand sides; x comes back where b lives, in its shape.
 
         A state is that of an earlier solve of the same right-hand sides, all together, with the same placement; a streamed matrix
-        then goes on in the direction given.
+        then goes on in that direction.
         """
         b.check_rows(self.A.shape[0])
         check_tolerances(rtol, atol)
@@ -246,7 +222,7 @@ class OpenSystem:
         return np.where(shares > allowed, shares, 0.0)
 
     def _posed(self, b: GivenVectors, shares: np.ndarray[Any, Any]) -> GivenVectors:
-        """Return the right-hand sides to solve for: without a given null space, and zero where there is no solution."""
+        """Return the right-hand sides to solve for: without the null space, and zero where there is no solution."""
         array = b.array
         if self.null_space is not None:
             check_finite(b.name, array, device_of(array))
@@ -275,23 +251,23 @@ class OpenSystem:
     def _shortest(
         self, b: GivenVectors, columns: list[SolveResult], x: Array, rtol: float, atol: float
     ) -> tuple[list[SolveResult], Array]:
-        """Return solutions without the null space, and results that tell their residuals.
+        """Return solutions without the null space, and results with their residuals.
 
-        A solution that would then miss the tolerance, as A maps the given vectors to zero only nearly, stays as it is.
+        A solution that would then miss the tolerance, as A maps the caller's vectors to zero only nearly, stays as it is.
         """
         assert self.null_space is not None
-        shorter, told, scales = self.null_space.without(x), [], b.norms()
+        shorter, results, scales = self.null_space.without(x), [], b.norms()
         for number, column in enumerate(columns):
             norm, scale = self._residual(b, shorter, number), float(scales[number])
             if column.converged and not norm * (scale or 1.0) <= max(rtol * scale, atol):
                 shorter[:, number] = x[:, number]
-                told.append(column)
+                results.append(column)
             else:
-                told.append(replace(column, true_residual=norm))
-        return told, shorter
+                results.append(replace(column, true_residual=norm))
+        return results, shorter
 
     def _residual(self, b: GivenVectors, x: Array, number: int) -> float:
-        """Return ``||b - A x|| / ||b||`` of a column, with the matrix as it was given if it is known."""
+        """Return ``||b - A x|| / ||b||`` of a column, with the caller's matrix if it is known."""
         device, order, A = self.A.device, self.order, self.A
         if self.exact is not None:
             A, device, order = self.exact.A, self.exact.A.device, None
@@ -303,9 +279,9 @@ class OpenSystem:
     def _narrowed(
         self, b: GivenVectors, columns: list[SolveResult], x: Array, rtol: float
     ) -> tuple[list[SolveResult], Array]:
-        """Return solutions rounded to float32, and results that tell their residuals."""
+        """Return solutions rounded to float32, and results with their residuals."""
         with np.errstate(over="ignore"):
-            rounded, told = x.astype(np.float32), []
+            rounded, results = x.astype(np.float32), []
         if not device_of(x).xp.isfinite(rounded).all():
             self._remarks.append(f"{'precision':<11} x is returned in float64: it leaves the range of float32")
             return columns, x
@@ -313,11 +289,11 @@ class OpenSystem:
         for number, column in enumerate(columns):
             norm = self._residual(b, x, number)
             message = f"{column.message}; x is returned in float32, whose rounding leaves a residual of {norm:.3g}"
-            told.append(replace(column, true_residual=norm, message=message))
+            results.append(replace(column, true_residual=norm, message=message))
         self._remarks.append(
             f"{'precision':<11} A and b are float32: solved in float64 to {rtol:.2g}, what they can mean; x is rounded to float32"
         )
-        return told, x
+        return results, x
 
     def _returned(
         self,
@@ -333,8 +309,8 @@ class OpenSystem:
             block = BlockSolveResult(x, tuple(failed), 0, 0, 0, {"total": 0.0})
             result = failed[0] if b.columns == 1 else block
         columns = [failed[k] if shares[k] > 0 else column for k, column in enumerate(columns)]
-        found: AnyResult = b.returned(result, columns, x)
-        return found
+        returned: AnyResult = b.returned(result, columns, x)
+        return returned
 
 
 class _SolveBar:

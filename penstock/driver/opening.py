@@ -38,8 +38,6 @@ from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
 from penstock.streaming.stores.whole import read_whole
 
-__all__ = ["open_system"]
-
 # Host memory, in sizes of a store, that reading it as a whole and putting it into another order needs.
 _REWRITE = 5
 
@@ -56,17 +54,8 @@ def open_system(
 ) -> Iterator[OpenSystem]:
     """Decide how a matrix is stored and used, and open it where it computes.
 
-    Parameters
-    ----------
-    given : GivenMatrix
-    request : Request
-    folder : path, optional
-        As for :func:`solve`.
-    reporter : Reporter, optional
-    announce : callable, optional
-        ``announce(placement)`` before memory for the matrix is taken.
-    updatable : bool
-        Whether to remember the pattern of the matrix, so that its values can be replaced.
+    ``announce(placement)`` is called before memory for the matrix is taken. ``updatable`` remembers the pattern of the matrix,
+    so that its values can be replaced.
     """
     reporter = reporter or Reporter()
     null_space = None if request.null_space is None else NullSpace.given(request.null_space, given.rows)
@@ -179,10 +168,10 @@ class _Opener:
         if placement.stream_plan.slots and powers < wanted and _REWRITE * store.index.nbytes < CPU.free_nbytes():
             with self.reporter.stage("read"):
                 whole = CsrMatrix.from_csr(read_whole(store), strategy="auto", check=False)
-            found = self._place(whole)
-            if found.order is not None:  # worth it: another copy of the matrix is made in that order
-                system = self._open_placed(found)
-                system.exact = ExactMatrix.of(whole, found.difference)
+            reordered = self._place(whole)
+            if reordered.order is not None:  # worth it: another copy of the matrix is made in that order
+                system = self._open_placed(reordered)
+                system.exact = ExactMatrix.of(whole, reordered.difference)
                 return system
         self._announce(placement)
         fits = store.index.nbytes < CPU.free_nbytes() // 2

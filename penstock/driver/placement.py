@@ -40,8 +40,6 @@ from penstock.streaming import (
     plan_stream,
 )
 
-__all__ = ["place_index", "place_matrix", "solve_candidates"]
-
 # Dense blocks, such as those of the unknowns of a node, are stored almost whole.
 _DENSE = 0.75
 # A piece of a matrix is padded to pages, its structure and its values each.
@@ -63,17 +61,8 @@ def solve_candidates(
 ) -> Iterator[Candidate]:
     """Yield a candidate for every preconditioner, degree and number of subdivisions.
 
-    Parameters
-    ----------
-    index_for : callable
-        Returns the index of the matrix in a number of subdivisions; asked once for each.
-    counts : iterable of int
-        Numbers of subdivisions.
-    specs : iterable of PreconditionerSpec
-    workload : callable
-        ``workload(spec, degree)``.
-    reach_for : callable
-        Returns the reach of such a cut; asked for degrees above 1 only.
+    ``index_for(count)`` returns the index of the matrix in a number of subdivisions, and is called once for each. ``reach_for``
+    returns the reach of such a cut, and is called for degrees above 1 only.
     """
     cached, numbers = functools.cache(index_for), list(counts)
     reach_cached: dict[int, int] = {}
@@ -98,18 +87,11 @@ def place_index(
     rates: Rates,
     index_for: Callable[[int], MatrixIndex] | None = None,
 ) -> Placement:
-    """Place a matrix whose format is given, as that of a store or of a penstock matrix is.
+    """Place a matrix whose format is fixed, as that of a store or of a penstock matrix is.
 
-    Parameters
-    ----------
-    index : MatrixIndex
-    request : Request
-    reach_for : callable
-        Returns the reach of a cut; asked only if the matrix does not fit.
-    rates : callable
-        ``rates(nbytes)`` returns the measured rates, or None for a matrix too small to care.
-    index_for : callable, optional
-        Returns the index in another number of subdivisions, if the matrix can still be cut.
+    ``reach_for`` returns the reach of a cut, and is called only if the matrix does not fit. ``rates(nbytes)`` returns the
+    measured rates, or None for a small matrix. ``index_for`` returns the index in another number of subdivisions, if the matrix
+    can still be cut.
     """
     check_square(index.shape, request.name)
     block_size = index.block_size if request.block_size == "auto" else request.block_size
@@ -134,16 +116,7 @@ def place_index(
 
 
 def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
-    """Place a matrix that is in memory in CSR: one pass for statistics and symmetry, one conversion.
-
-    Parameters
-    ----------
-    A : CsrMatrix
-        Valid; on the host or on the device that computes.
-    request : Request
-    rates : callable
-        As for :func:`place_index`.
-    """
+    """Place a valid CSR matrix in memory, on the host or the device: one pass for statistics and symmetry, one conversion."""
     statistics = MatrixStatistics.of(A)
     symmetry = check_matrix(statistics, request.name, definite=request.chosen_method.definite)
     how = "exact"
@@ -211,19 +184,17 @@ def _place_streamed(
     rough = functools.partial(_rough_index, statistics, smallest)
     polynomials = any(degree > 1 for spec in specs for degree in spec.products_per_iteration(streamed=True))
     if polynomials:
-        given = best_plan(rough, extents, A.shape[0] // granularity)
-        if given.powers_per_sweep < max(max(spec.products_per_iteration(streamed=True)) for spec in specs):
-            found = level_order(A.to_csr(), math.lcm(granularity, block_size))
-            reordered = found.matrix(A.to_csr())
+        unordered = best_plan(rough, extents, A.shape[0] // granularity)
+        if unordered.powers_per_sweep < max(max(spec.products_per_iteration(streamed=True)) for spec in specs):
+            by_levels = level_order(A.to_csr(), math.lcm(granularity, block_size))
+            reordered = by_levels.matrix(A.to_csr())
             other_extents = ColumnExtents.of(reordered, granularity)
             other = best_plan(rough, other_extents, A.shape[0] // granularity)
-            more = other.powers_per_sweep > given.powers_per_sweep
-            if more and other.estimated_solve_seconds() < _BETTER * given.estimated_solve_seconds():
-                powers = (
-                    f"a sweep computes {other.powers_per_sweep} powers, in the given order {given.powers_per_sweep}"
-                )
+            more = other.powers_per_sweep > unordered.powers_per_sweep
+            if more and other.estimated_solve_seconds() < _BETTER * unordered.estimated_solve_seconds():
+                powers = f"a sweep computes {other.powers_per_sweep} powers, in the original order {unordered.powers_per_sweep}"
                 facts.append(("order", f"by levels (reverse Cuthill-McKee): {powers}"))
-                A, order, extents = CsrMatrix.from_csr(reordered, check=False), found, other_extents
+                A, order, extents = CsrMatrix.from_csr(reordered, check=False), by_levels, other_extents
             elif 2 * other.reach >= len(other.index.subdivisions):
                 facts.append(("order", _COUPLED))
     whole = _converted(A, smallest).to_device(CPU)  # to be cut there, and streamed from there
@@ -277,14 +248,14 @@ def _converted(A: CsrMatrix, suggestion: Suggestion) -> SparseMatrix:
 
 
 def _formats(suggestions: list[Suggestion], request: Request) -> list[Suggestion]:
-    """Return the suggestions of the format that was asked for, or all."""
-    found = [one for one in suggestions if request.format in (None, one.format_name)]
-    if not found:
+    """Return the suggestions of the requested format, or all."""
+    suitable = [one for one in suggestions if request.format in (None, one.format_name)]
+    if not suitable:
         names = ", ".join(sorted({one.format_name for one in suggestions}))
         raise InputError(
             f"the format {request.format} does not suit {request.name} here; choose auto or one of {names}"
         )
-    return found
+    return suitable
 
 
 def _format_fact(suggestion: Suggestion, exact: bool, request: Request, why: str) -> tuple[str, str]:
@@ -295,9 +266,11 @@ def _format_fact(suggestion: Suggestion, exact: bool, request: Request, why: str
         else ""
     )
     half = (
-        "" if exact or not traits.half else "; the upper triangle stands for both, the residual is that of A as given"
+        ""
+        if exact or not traits.half
+        else "; the upper triangle stands for both, the reported residual is that of the original A"
     )
-    chosen = why if request.format is None else "as asked for"
+    chosen = why if request.format is None else "as requested"
     return "format", f"{_plain(traits.label)}{blocks}, {format_nbytes(suggestion.nbytes)}: {chosen}{half}"
 
 

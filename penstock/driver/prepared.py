@@ -53,8 +53,6 @@ from penstock.spmv.compilation.watch import compile_seconds, seconds_without_com
 from penstock.spmv.foreign import is_foreign
 from penstock.streaming import LevelOrder, StreamPlan
 
-__all__ = ["PreparedSystem", "prepare"]
-
 # Seconds of compilation from which on a result mentions them.
 _NOTED_SECONDS = 0.1
 # A preconditioner of earlier values is made again when a solve needs this many times the iterations for a digit; a few iterations
@@ -339,7 +337,7 @@ class PreparedSystem:
 
     @staticmethod
     def _judged(result: AnyResult, on_failure: str) -> AnyResult:
-        """Warn of a result that has not converged, or raise an error; one that the caller's monitor stopped is as asked for."""
+        """Warn of a result that has not converged, or raise an error; one that the caller's monitor stopped is intended."""
         stopped = any(column.reason is StopReason.STOPPED for column in result.columns)
         if result.converged or stopped or on_failure == "return":
             return result
@@ -419,13 +417,7 @@ class PreparedSystem:
 class Inverse(ValidatedOperator):
     """``x = A^-1 b`` as an operator, for solvers that need it, such as SciPy's ``eigsh(..., OPinv=...)``.
 
-    Its products raise a NotConvergedError if a solve does not converge.
-
-    Parameters
-    ----------
-    system : PreparedSystem
-    rtol : float
-        Tolerance of the solves.
+    Its products raise a NotConvergedError if a solve, to the tolerance ``rtol``, does not converge.
     """
 
     dtype: np.dtype[np.generic] = np.dtype(np.float64)

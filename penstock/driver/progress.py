@@ -17,16 +17,13 @@ from penstock.solvers import IterationRecord
 from penstock.spmv import format_nbytes
 from penstock.spmv.compilation.watch import compile_seconds, watched_compilation
 
-__all__ = ["Reporter", "RichReporter", "Stage", "solve_progress"]
-
-
 # Seconds between two lines in a log: a job of hours shows that it lives, and fills no disk.
 _LOG_SECONDS = 60.0
-# Seconds after which a log says what has begun: a part of a run that is over sooner is told of in one line.
+# Seconds after which a log says what has begun: a part of a run that is over sooner gets one line.
 _FIRST_SECONDS = 2.0
 # Seconds between two states of a line in a notebook.
 _NOTEBOOK_SECONDS = 0.25
-# Seconds of compilation from which on it is told what they are spent on.
+# Seconds of compilation from which on they are reported.
 _NOTICED_SECONDS = 1.0
 
 
@@ -70,7 +67,7 @@ class Reporter:
 
 
 class _LineStage(Stage):
-    """Shows a line whenever so many seconds have passed, and one at the end."""
+    """Shows a line every ``every`` seconds, and one at the end."""
 
     def __init__(self, title: str, every: float) -> None:
         self._title, self._every = title, every
@@ -168,22 +165,22 @@ class _RichStage(Stage):
 
 
 @contextmanager
-def _telling_of_compilation(stage: Stage, advise: Callable[[], object]) -> Iterator[Stage]:
+def _reporting_compilation(stage: Stage, advise: Callable[[], object]) -> Iterator[Stage]:
     """Say that kernels are being compiled, and at the end how long that took, if it takes long enough to be noticed."""
-    before, told, timer = compile_seconds(), False, threading.Timer(0.0, lambda: None)
+    before, announced, timer = compile_seconds(), False, threading.Timer(0.0, lambda: None)
 
-    def tell_if_noticed() -> None:
-        nonlocal told
+    def announce_if_noticed() -> None:
+        nonlocal announced
         if compile_seconds() - before >= _NOTICED_SECONDS:  # else that kernel was compiled sooner
-            told = True
+            announced = True
             advise()
             stage.note("compiling kernels")
 
     def wait() -> None:
         nonlocal timer
         timer.cancel()
-        if not told:
-            timer = threading.Timer(max(0.0, _NOTICED_SECONDS - (compile_seconds() - before)), tell_if_noticed)
+        if not announced:
+            timer = threading.Timer(max(0.0, _NOTICED_SECONDS - (compile_seconds() - before)), announce_if_noticed)
             timer.daemon = True
             timer.start()
 
@@ -235,7 +232,7 @@ class RichReporter(Reporter):
     @contextmanager
     def stage(self, title: str) -> Iterator[Stage]:
         """Show a bar with times until the part is over; a notebook and a log get one line instead."""
-        with self._shown(title) as shown, _telling_of_compilation(shown, self._advise) as stage:
+        with self._shown(title) as shown, _reporting_compilation(shown, self._advise) as stage:
             yield stage
 
     def _advise(self) -> None:

@@ -18,53 +18,27 @@ from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_
 from penstock.streaming import LevelOrder, StreamPlan, Workload
 from penstock.streaming.execution.budget import check_room
 
-__all__ = ["Placement", "Request", "Vectors", "room_for_matrix"]
-
 # Share of the free memory that matrix and vectors leave to others.
 _LEFT_FREE = 0.1
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks for.
-
-    Parameters
-    ----------
-    device : Device
-        What computes.
-    columns : int
-        Right-hand sides.
-    memory : int or None
-        Bytes for matrix storage on the device; None: what is free, less a reserve and the vectors.
-    preconditioner : str, PreconditionerSpec, operator, matrix or function
-        A registered name, ``"auto"``, a choice with options of its own, or what approximates the inverse of the matrix.
-    block_size : int or "auto"
-        Rows of the dense blocks of the matrix, such as the unknowns of a node.
-    options : dict
-        Options of the preconditioner, such as ``degree``.
-    name : str
-        What messages call the matrix.
-    constants_are_slow : bool
-        Whether a coarse level made of constants is expected to win.
-    format : str or None
-        Registered name of the storage format; None: the best one.
-    null_space : "constants", array or None
-        What A maps to zero, removed from b and x.
-    method : str
-        Registered name of the method that solves, or ``"auto"``.
-    """
+    """What a caller asks for."""
 
     device: Device
-    columns: int = 1
-    memory: int | None = None
-    preconditioner: Any = "auto"
+    columns: int = 1  # right-hand sides
+    memory: int | None = (
+        None  # bytes for matrix storage on the device; None: what is free, less a reserve and the vectors
+    )
+    preconditioner: Any = "auto"  # a registered name, a spec, or an operator, matrix or function
     block_size: int | Literal["auto"] = "auto"
-    options: dict[str, Any] = field(default_factory=dict)
-    name: str = "A"
-    constants_are_slow: bool = False
-    format: str | None = None
-    null_space: Any = None
-    method: str = "auto"
+    options: dict[str, Any] = field(default_factory=dict)  # of the preconditioner, such as degree
+    name: str = "A"  # of the matrix in messages
+    constants_are_slow: bool = False  # a coarse level made of constants is expected to win
+    format: str | None = None  # registered name of the storage format; None: the best one
+    null_space: Any = None  # what A maps to zero, removed from b and x: "constants" or an array
+    method: str = "auto"  # registered name
 
     @property
     def chosen_method(self) -> MethodChoice:
@@ -74,7 +48,7 @@ class Request:
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.
 
-        ``auto`` is smoothed aggregation where the near-null space or the nodes are known, or constants are found to be slow.
+        ``auto`` is smoothed aggregation where the near-null space or the nodes are known, or constants are slow modes.
         Otherwise it is Jacobi, by blocks where the matrix has them; where it is streamed, a Chebyshev polynomial as well, whose
         products share sweeps.
         """
@@ -104,10 +78,10 @@ class Request:
     def reason(self, spec: PreconditionerSpec, choices: list[PreconditionerSpec]) -> str:
         """Return why a preconditioner is used, which is one of the choices that :meth:`specs` returned."""
         if not self.is_auto:
-            return "as asked for"
+            return "as requested"
         if spec.uses_near_null_space:
-            given = {"coordinates": "the coordinates of the nodes are", "near_null_space": "its near-null space is"}
-            known = next((f"{words} given" for name, words in given.items() if name in self.options), None)
+            sources = {"coordinates": "the coordinates of the nodes are", "near_null_space": "its near-null space is"}
+            known = next((f"{words} given" for name, words in sources.items() if name in self.options), None)
             return f"a coarse level, because {known or 'A nearly maps constants to zero'}"
         if not self.chosen_method.definite:
             return "for matrices that need not be positive definite"
@@ -127,46 +101,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Placement:
-    """What was decided.
+    """What was decided."""
 
-    Parameters
-    ----------
-    plan : StreamPlan or Resident
-        A StreamPlan streams nothing if the matrix of a store fits.
-    spec : PreconditionerSpec
-    together : int
-        Right-hand sides that are solved together.
-    solver_nbytes : int
-        Of their vectors, without those of the preconditioner.
-    nonzeros : int
-        Of the matrix, as far as known.
-    facts : tuple of (str, str)
-        What a user should know besides the plan: a title and a sentence each.
-    matrix : SparseMatrix or None
-        The converted matrix on the host or where it was, unless the plan is for a store.
-    order : LevelOrder or None
-        The order of the rows of the matrix, if it is not the caller's.
-    choices : tuple of (PreconditionerSpec, Workload)
-        Between which the plan of a streamed matrix chose.
-    difference : float
-        Bound of the norm of what the stored matrix differs by from the given one, which is symmetric to rounding only.
-    reasons : dict
-        Why each of these preconditioners would be used, by name.
-    method : str
-        What the method that solves is called.
-    """
-
-    plan: StreamPlan | Resident
+    plan: StreamPlan | Resident  # a StreamPlan streams nothing if the matrix of a store fits
     spec: PreconditionerSpec
-    together: int
-    solver_nbytes: int
+    together: int  # right-hand sides that are solved together
+    solver_nbytes: int  # of their vectors, without those of the preconditioner
     nonzeros: int
-    facts: tuple[tuple[str, str], ...]
-    matrix: SparseMatrix | None = None
-    order: LevelOrder | None = None
-    choices: tuple[tuple[PreconditionerSpec, Workload], ...] = ()
-    difference: float = 0.0
-    reasons: dict[str, str] = field(default_factory=dict)
+    facts: tuple[tuple[str, str], ...]  # what a user should know besides the plan: a title and a sentence each
+    matrix: SparseMatrix | None = None  # converted, unless the plan is for a store
+    order: LevelOrder | None = None  # of the rows, if it is not the caller's
+    choices: tuple[tuple[PreconditionerSpec, Workload], ...] = ()  # from which the plan of a streamed matrix chose
+    difference: float = 0.0  # bound of ||stored matrix - A||, where A is symmetric to rounding only
+    reasons: dict[str, str] = field(default_factory=dict)  # why each preconditioner would be used, by name
     method: str = "conjugate gradients"
 
     @property

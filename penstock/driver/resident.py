@@ -8,27 +8,13 @@ from typing import Any
 from penstock.spmv import SparseMatrix, format_nbytes
 from penstock.streaming import MatrixIndex, StreamPlan, Subdivision, Workload, plan_stream
 
-__all__ = ["Resident"]
-
 
 @dataclass(frozen=True)
 class Resident:
     """A matrix that is held in memory as a whole: the plan beside that of a streamed one, a StreamPlan.
 
-    Parameters
-    ----------
-    shape : (int, int)
-    nonzeros : int
-        Stored entries of the caller's matrix.
-    format_name : str
-    storage_nbytes : int
-        Of the matrix in that format.
-    budget_nbytes : int or None
-        What the caller allows for it, if that was given.
-    workspace_nbytes : int
-        Of all vectors.
-    parts : tuple of (str, int)
-        What the preconditioner holds besides vectors, with its bytes.
+    ``nonzeros`` are those of the caller's matrix; ``budget_nbytes`` is the caller's limit, or None; ``parts`` are what the
+    preconditioner holds besides vectors, with its bytes.
     """
 
     shape: tuple[int, int]

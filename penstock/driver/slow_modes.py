@@ -6,14 +6,12 @@ import numpy as np
 
 from penstock.spmv import CsrMatrix
 
-__all__ = ["constants_are_slow", "is_worth_measuring"]
-
-# A constant that A maps to less than this share of its absolute row sum, in so many rows, is a slow mode. Rows at fixed
+# A constant that A maps to less than this share of its absolute row sum, in this share of rows, is a slow mode. Rows at fixed
 # unknowns differ.
 _SMALL, _MOST_ROWS = 1e-3, 0.9
 # Of the rows, within which most rows have all their entries.
 _BAND = 1 / 8
-# In memory a coarse level is worth its set-up for matrices of at least so many rows.
+# In memory a coarse level is worth its set-up for matrices of at least this many rows.
 _LEAST_RESIDENT_ROWS, _LEAST_STREAMED_ROWS = 500_000, 20_000
 
 
@@ -23,17 +21,8 @@ def is_worth_measuring(rows: int, *, streamed: bool) -> bool:
 
 
 def constants_are_slow(A: CsrMatrix, block_size: int) -> bool:
-    """Return whether A has a band and nearly maps to zero a constant for each unknown of a node.
+    """Return whether A has a band and nearly maps to zero a constant for each unknown of a node; columns are sorted.
 
-    Parameters
-    ----------
-    A : CsrMatrix
-        With sorted columns and a full diagonal.
-    block_size : int
-        Unknowns a node.
-
-    Notes
-    -----
     Costs ``block_size`` products, and one with the absolute values. The constants are the near-null space of diffusion and the
     translations of elasticity; a shift, as of an implicit time step, makes them fast, and other methods do.
     """

@@ -31,8 +31,6 @@ from penstock.driver.prepared import OnFailure, PreparedSystem
 from penstock.driver.progress import Reporter, RichReporter
 from penstock.solvers import IterationRecord
 
-__all__ = ["solve"]
-
 
 def solve(
     A: Any,
@@ -97,7 +95,7 @@ def solve(
     Returns
     -------
     SolveResult, or BlockSolveResult for k > 1 columns
-        ``x`` lives where b does, in its shape; ``explain()`` tells what was decided, why, and at what cost. If A and b are of
+        ``x`` lives where b does, in its shape; ``explain()`` says what was decided, why, and at what cost. If A and b are of
         float32, so is x: the solve itself is in float64, to 6e-8 at best, and ``converged`` speaks of it; ``true_residual`` is
         that of the rounded x, which may be larger.
 

@@ -20,8 +20,6 @@ from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming import FileStore, HostStore, Store, StreamedMatrix
 from penstock.streaming.stores.buffers import aligned_buffer
 
-__all__ = ["update_values"]
-
 Writing = Callable[[], AbstractContextManager[None]]
 
 
@@ -31,14 +29,6 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
     Everything is checked before anything is written. Values in memory are overwritten, or, if they are used where the caller
     has them, replaced by the new ones where the caller has these. A store on disk is written anew beside the old one, whose name
     it takes at the end.
-
-    Parameters
-    ----------
-    system : OpenSystem
-        With a pattern, or streamed from a store of the caller.
-    given : GivenMatrix
-    writing : callable
-        Returns the context in which values that are in use are overwritten.
 
     Raises
     ------

@@ -12,23 +12,14 @@ import numpy as np
 from penstock.spmv import InputError
 from penstock.spmv.compilation.jit import serial_kernel
 
-__all__ = ["Aggregates", "box_aggregates", "coordinate_aggregates", "given_aggregates", "graph_aggregates"]
-
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 
 @dataclass(frozen=True)
 class Aggregates:
-    """The aggregate of every node.
+    """The aggregate of every node: ``of_node``, int array (nodes,), numbers from 0 without gaps.
 
-    Parameters
-    ----------
-    of_node : int array, (nodes,)
-        Numbers from 0; every number up to the largest occurs.
-    grid : tuple of int, optional
-        Aggregates along each axis if they are boxes of a structured mesh, numbered with the last axis fastest.
-    count : int, optional
-        Aggregates; by default those that nodes name.
+    ``grid`` has the aggregates along each axis if they are boxes of a structured mesh, numbered with the last axis fastest.
     """
 
     of_node: Indices
@@ -43,11 +34,7 @@ class Aggregates:
 def box_aggregates(counts: Sequence[int], size: int) -> Aggregates:
     """Cut a structured mesh into boxes of ``size`` nodes a side or a few more; a side of less than ``3/2 size`` is not cut.
 
-    Parameters
-    ----------
-    counts : sequence of int
-        Nodes along each axis; the last axis is numbered fastest.
-    size : int
+    ``counts`` are the nodes along each axis; the last axis is numbered fastest.
     """
     # Smaller boxes would couple with others than their neighbours, unless there are only two along an axis.
     grid = tuple(max(count // size, 2 if 2 * count >= 3 * size else 1) for count in counts)
@@ -59,13 +46,7 @@ def box_aggregates(counts: Sequence[int], size: int) -> Aggregates:
 
 
 def coordinate_aggregates(coordinates: np.ndarray[Any, Any], size: int) -> Aggregates:
-    """Bisect nodes recursively across their longest extent, into parts of about ``size`` nodes.
-
-    Parameters
-    ----------
-    coordinates : array, (nodes, dimensions)
-    size : int
-    """
+    """Bisect nodes, (nodes, dimensions), recursively across their longest extent, into parts of about ``size`` nodes."""
     if coordinates.ndim != 2 or not len(coordinates) or not np.isfinite(coordinates).all():
         raise InputError(f"coordinates must be finite and of shape (nodes, dimensions), not {coordinates.shape}")
     of_node = np.empty(len(coordinates), dtype=np.int32)
@@ -86,13 +67,7 @@ def coordinate_aggregates(coordinates: np.ndarray[Any, Any], size: int) -> Aggre
 
 
 def given_aggregates(of_node: Any, nodes: int) -> Aggregates:
-    """Return aggregates that the caller has made, numbered without gaps.
-
-    Raises
-    ------
-    InputError
-        If there is not one number for each node.
-    """
+    """Return the caller's aggregates, numbered without gaps; refuse them unless there is one number for each node."""
     numbers = np.asarray(of_node)
     if numbers.shape != (nodes,) or numbers.dtype.kind not in "iu":
         raise InputError(
@@ -104,20 +79,11 @@ def given_aggregates(of_node: Any, nodes: int) -> Aggregates:
 def graph_aggregates(offsets: Indices, neighbours: Indices, radius: int, size: int) -> Aggregates:
     """Aggregate the nodes of a graph: balls around roots, and the nodes that are left join a neighbouring ball.
 
-    Parameters
-    ----------
-    offsets, neighbours : int array
-        The neighbours of every node, as in CSR.
-    radius : int
-        Of a ball, in edges.
-    size : int
-        Nodes of the largest aggregate that is wanted: a ball grows by whole layers until it has as many, or to the radius.
+    A ball grows by whole layers until it has ``size`` nodes or a radius of ``radius`` edges.
 
-    Notes
-    -----
     Pass 1 of Vanek, Mandel and Brezina (1996), with balls of more than one edge; then nodes join the aggregate of which they
-    have the most neighbours; what is left, such as small components, becomes aggregates of its own, and nodes without neighbours,
-    which matter to no other, are gathered.
+    have the most neighbours; what is left, such as small components, becomes aggregates of its own, and nodes without
+    neighbours, which matter to no other, are gathered.
     """
     return Aggregates(_grow(np.asarray(offsets), np.asarray(neighbours), radius, math.ceil(size)))
 

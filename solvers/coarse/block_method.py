@@ -25,8 +25,6 @@ from penstock.solvers.states import StateLayout, check_history, check_numbers
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.block_space import BlockSpace
 
-__all__ = ["CoarseBlockCgState", "CoarseBlockConjugateGradients"]
-
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -72,15 +70,10 @@ class CoarseBlockCgState(CoarseState):
 
 
 class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
-    """The method of :mod:`penstock.solvers.coarse.method` for a block of right-hand sides.
+    """The method of :mod:`penstock.solvers.coarse.method` for a block of right-hand sides, ``(n, columns)``.
 
     Each column has its own directions: after a dozen iterations columns have little to learn from each other, and all passes
     over A are shared. Columns that have ended stand still.
-
-    Parameters
-    ----------
-    problem : LinearProblem
-        With right-hand sides ``(n, columns)`` and a preconditioner with a coarse level, of its matrix.
     """
 
     State: ClassVar[type] = CoarseBlockCgState
@@ -232,8 +225,8 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         """Return why running columns cannot go on."""
         faults = {}
         for column in _running(state):
-            told = (float(rz[column]), float(zw[column]), terms[:, column].tolist(), float(self.residuals[column]))
-            if (fault := breakdown(self._sweep, *told, column)) is not None:
+            of_column = (float(rz[column]), float(zw[column]), terms[:, column].tolist(), float(self.residuals[column]))
+            if (fault := breakdown(self._sweep, *of_column, column)) is not None:
                 faults[column] = fault
         return faults
 

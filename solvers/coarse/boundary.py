@@ -11,8 +11,6 @@ from penstock.spmv import Array, Device, InputError, SparseMatrix
 from penstock.spmv.communicator import Communicator
 from penstock.spmv.products.block_rows import BlockRows, block_rows, row_numbers
 
-__all__ = ["Boundary", "IsSharedOut"]
-
 
 class _Coupling(Protocol):
     """Entries of a rank's rows in some columns of a neighbour, and the own rows of which the neighbour needs vectors."""
@@ -34,25 +32,7 @@ class IsSharedOut(Protocol):
 
 
 class Boundary:
-    """The couplings of a rank's rows, with the nodes of neighbours numbered behind its own.
-
-    Parameters
-    ----------
-    A : IsSharedOut
-    size : int
-        Unknowns a node.
-
-    Attributes
-    ----------
-    nodes : int
-        Of this rank.
-    communicator : Communicator
-
-    Raises
-    ------
-    InputError
-        If the couplings do not consist of blocks of ``size`` rows.
-    """
+    """The couplings of a rank's rows, in blocks of ``size``, with the nodes of neighbours numbered behind its own."""
 
     def __init__(self, A: IsSharedOut, size: int) -> None:
         self.nodes, self.communicator, self._couplings = A.square.shape[0] // size, A.communicator, A.couplings
@@ -103,15 +83,15 @@ class Boundary:
             for coupling, nodes in zip(self._couplings, self._sent, strict=True):
                 rows = rows_of(int(nodes[0]), int(nodes[-1]) + 1)
                 to_each[coupling.neighbour] = self._packed(rows, nodes)
-        told = self.communicator.exchange_objects(to_each)
-        given = [told[coupling.neighbour] for coupling in self._couplings]
+        received = self.communicator.exchange_objects(to_each)
+        parts = [received[coupling.neighbour] for coupling in self._couplings]
         xp = self._device.xp
-        counts = np.concatenate([np.zeros(1, dtype=np.int64), *(part[0] for part in given)])
+        counts = np.concatenate([np.zeros(1, dtype=np.int64), *(part[0] for part in parts)])
         offsets = self._device.asarray(np.cumsum(counts))
-        if not given:
+        if not parts:
             nothing = rows_of(0, 0)
             return BlockRows(self.nodes, offsets, nothing.columns, nothing.blocks)
-        columns, blocks = (xp.concatenate([self._device.asarray(part[i]) for part in given]) for i in (1, 2))
+        columns, blocks = (xp.concatenate([self._device.asarray(part[i]) for part in parts]) for i in (1, 2))
         return BlockRows(self.nodes, offsets, columns, blocks)
 
     def _packed(self, P: BlockRows, nodes: Array) -> tuple[Array, Array, Array]:

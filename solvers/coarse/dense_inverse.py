@@ -12,8 +12,6 @@ from penstock.host.threads import blas_limited
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import InputError
 
-__all__ = ["NEGLIGIBLE", "dense_inverse", "largest_diagonal"]
-
 # Eigenvalues below this share of the largest are zero but for rounding.
 _SINGULAR = 1e-13
 # So are those below the second share that are smaller by the third than the next one: rounding of the sums that made the matrix.
@@ -23,19 +21,10 @@ NEGLIGIBLE = 1e-13
 
 
 def dense_inverse(A: np.ndarray[Any, Any], negligible: float = 0.0) -> np.ndarray[Any, Any]:
-    """Return the inverse of a small matrix; if it is singular, as that of a body which nothing holds, the pseudo-inverse.
+    """Return the inverse of a small symmetric positive semidefinite matrix, or the pseudo-inverse of a singular one.
 
-    Parameters
-    ----------
-    A : array, (n, n)
-        Symmetric, positive semidefinite but for rounding.
-    negligible : float
-        Diagonal entries up to this number are zero.
-
-    Raises
-    ------
-    InputError
-        If an entry is not finite: entries of the matrix that it is made of are too large or too small.
+    An unsupported body has a singular matrix. Diagonal entries up to ``negligible`` are zero. Entries that are not finite are
+    refused: the matrix that it is made of has entries that are too large or too small.
     """
     if not np.isfinite(A).all():
         raise InputError(
@@ -59,29 +48,29 @@ def _dense_inverse(A: np.ndarray[Any, Any], negligible: float) -> np.ndarray[Any
     except np.linalg.LinAlgError:
         pass
     values, vectors = np.linalg.eigh(scaled)
-    least = _least_kept(values)
+    least = _least_regular(values)
     if inverse is not None and least <= values[0]:
         return inverse
     inverses = np.where(values >= least, 1 / np.maximum(values, least), 0.0)
     return np.asarray(scale[:, None] * ((vectors * inverses) @ vectors.T) * scale)
 
 
-def _least_kept(values: np.ndarray[Any, Any]) -> float:
+def _least_regular(values: np.ndarray[Any, Any]) -> float:
     """Return the smallest of the ascending eigenvalues that is no rounding; infinite if there is none."""
     if not values[-1] > 0:
         return math.inf
     relative = values / values[-1]
-    kept = relative > _SINGULAR
+    regular = relative > _SINGULAR
     gaps = (relative[:-1] <= _SUSPICIOUS) & (
         relative[1:] > _GAP * np.maximum(relative[:-1], np.finfo(float).eps / _GAP)
     )
     if gaps.any():
-        kept[: int(np.flatnonzero(gaps)[-1]) + 1] = False
-    return float(values[kept][0])
+        regular[: int(np.flatnonzero(gaps)[-1]) + 1] = False
+    return float(values[regular][0])
 
 
 def largest_diagonal(diagonal: DiagonalBlocks) -> float:
-    """Return about the largest diagonal entry of a matrix, given the inverses of its diagonal blocks."""
+    """Return about the largest diagonal entry of a matrix, from the inverses of its diagonal blocks."""
     of_rows = range(diagonal.blocks.shape[1])
     least = float(diagonal.blocks[:, of_rows, of_rows].min()) if diagonal.blocks.size else 0.0
     return 1 / least if least > 0 else 0.0

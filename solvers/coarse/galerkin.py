@@ -18,8 +18,6 @@ from penstock.spmv.products.block_products import block_product, smoothed_rows
 from penstock.spmv.products.block_rows import BlockRows, row_numbers
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
-__all__ = ["PRODUCT", "GalerkinWave", "coarse_matrix", "smoothing_steps", "with_unit_rows"]
-
 #: The step that is a product with A.
 PRODUCT = RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)
 
@@ -35,18 +33,7 @@ def smoothing_steps(degree: int, high: float) -> list[RecurrenceStep]:
 
 
 def coarse_matrix(A: Operator, diagonal: Array, T: Tentative, steps: Sequence[RecurrenceStep]) -> BsrMatrix:
-    """Return ``P^T A P`` from the rows of A, in one pass, on the device of A. Collective; all ranks get the whole of it.
-
-    Parameters
-    ----------
-    A : Operator
-        A matrix, resident or streamed, or this rank's rows of one.
-    diagonal : array, (nodes, block_size, block_size)
-        D.
-    T : Tentative
-    steps : sequence of RecurrenceStep
-        From :func:`smoothing_steps`.
-    """
+    """Return ``P^T A P`` from the rows of A, in one pass, on the device of A. Collective; all ranks get the whole of it."""
     wave = GalerkinWave(T, diagonal.astype(np.float64, copy=False), [step.a for step in steps])
     boundary = Boundary.of(A, T.block_size)
     if boundary is None:
@@ -86,15 +73,8 @@ class GalerkinWave:
     """``P^T A P``, formed while the rows of A pass: each stage follows the one before as far as its columns allow.
 
     Rows of P live from the stage that forms them to the last row that couples with them. Where ranks share the rows of A, those
-    that couple with nodes of other ranks wait until the rows of P of these are there; the others go on.
-
-    Parameters
-    ----------
-    T : Tentative
-    diagonal : array, (nodes, block_size, block_size)
-        D, on the device of T.
-    factors : sequence of float
-        Of the smoothing steps ``P <- P - w D A P``.
+    that couple with nodes of other ranks wait until the rows of P of these are there; the others go on. The factors are those
+    of the smoothing steps ``P <- P - w D A P``.
     """
 
     def __init__(self, T: Tentative, diagonal: Array, factors: Sequence[float]) -> None:
@@ -114,14 +94,7 @@ class GalerkinWave:
         self._open: tuple[Array, Array] = xp.empty(0, dtype=np.int64), xp.empty((0, T.modes, T.modes))
 
     def add(self, rows: BlockRows, reach: tuple[int, int] | None = None) -> None:
-        """Take the next rows of A.
-
-        Parameters
-        ----------
-        rows : BlockRows
-        reach : (int, int), optional
-            The smallest and the largest column among the nodes of this rank; by default all columns are.
-        """
+        """Take the next rows of A; ``reach``: their smallest and largest column on this rank, where columns may lie elsewhere."""
         first, last = rows.reach if reach is None else reach
         slab = _Slab(rows.start, rows.stop, min(first, rows.start), max(last + 1, rows.stop))
         self._slabs.append(slab)
@@ -218,9 +191,9 @@ class GalerkinWave:
                 return
             order = xp.argsort(keys)
             places = order[xp.minimum(xp.searchsorted(keys[order], open_keys), keys.size - 1)]
-            found = keys[places] == open_keys
-            part.blocks[places[found]] = open_blocks[found]
-            self._parts.append((open_keys[~found], open_blocks[~found]))
+            present = keys[places] == open_keys
+            part.blocks[places[present]] = open_blocks[present]
+            self._parts.append((open_keys[~present], open_blocks[~present]))
 
         part = block_product(own.transposed(count), image, count, prepare)
         self._open = keys, part.blocks
@@ -232,8 +205,8 @@ class GalerkinWave:
         keys, blocks = _summed([*self._parts, self._open])
         if communicator.size > 1:
             # In the order of the ranks, so that all of them form the same sums.
-            told = communicator.of_all(tuple(map(self._device.to_host, (keys, blocks))))
-            keys, blocks = _summed([tuple(map(self._device.asarray, part)) for part in told])
+            of_ranks = communicator.of_all(tuple(map(self._device.to_host, (keys, blocks))))
+            keys, blocks = _summed([tuple(map(self._device.asarray, part)) for part in of_ranks])
         rows, columns = keys // count, keys % count
         offsets = xp.searchsorted(rows, xp.arange(count + 1)).astype(np.int64)
         return BsrMatrix((count * size, count * size), np.dtype(np.float64), offsets, columns.astype(np.int32), blocks)

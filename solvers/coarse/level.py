@@ -12,21 +12,10 @@ from penstock.spmv import Array, Operator, ValidatedOperator
 from penstock.spmv.compilation.cuda_graph import Replay
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
-__all__ = ["CoarseLevel", "HasCoarseLevel"]
-
 
 @dataclass
 class CoarseLevel:
-    """What a level hands to the solver.
-
-    Parameters
-    ----------
-    T : Tentative
-    A : Operator
-        ``P^T A P``.
-    inverse : Operator
-        A fixed symmetric approximation B of its inverse; the eigenvalues of ``B A`` are between 0 and 2.
-    """
+    """T, ``A = P^T A P``, and an inverse B, fixed and symmetric; the eigenvalues of ``B A`` are between 0 and 2."""
 
     T: Tentative
     A: Operator
@@ -38,13 +27,13 @@ class CoarseLevel:
     def solve(self, r: Array) -> Array:
         """Return ``B r`` as a new vector or block; on a GPU its many small kernels are replayed as one CUDA graph."""
         if r.shape not in self._solves:
-            given, e = (self.A.device.xp.zeros(r.shape) for _ in range(2))
+            right, e = (self.A.device.xp.zeros(r.shape) for _ in range(2))
             capturable = isinstance(self.inverse, ValidatedOperator) and self.inverse.capturable
             on_gpu = self.A.device.kind == "cuda"
-            replay = Replay(lambda: self.inverse.apply(given, e), capturable=on_gpu and capturable)
-            self._solves = {r.shape: (given, e, replay)}  # those of one shape
-        given, e, replay = self._solves[r.shape]
-        given[...] = r
+            replay = Replay(lambda: self.inverse.apply(right, e), capturable=on_gpu and capturable)
+            self._solves = {r.shape: (right, e, replay)}  # those of one shape
+        right, e, replay = self._solves[r.shape]
+        right[...] = r
         replay()
         return e.copy()
 
@@ -52,17 +41,8 @@ class CoarseLevel:
 class HasCoarseLevel(Protocol):
     """A preconditioner coarse - polynomial - coarse, as the solver sees it.
 
-    Attributes
-    ----------
-    diagonal : DiagonalBlocks
-        D.
-    smooth : sequence of RecurrenceStep
-        Whose product is ``p(D A)``, which smooths the prolongator.
-    first : float
-        ``first D r`` is the first vector of the polynomial.
-    polynomial : sequence of RecurrenceStep
-        Its further steps.
-    level : CoarseLevel
+    The product of the steps ``smooth`` is ``p(D A)``, which smooths the prolongator. The first vector of the polynomial is
+    ``first D r``; its further steps are ``polynomial``.
     """
 
     A: Operator

@@ -12,9 +12,6 @@ from penstock.spmv import Array, InputError, Operator, SparseMatrix
 from penstock.spmv.products.block_rows import BlockRows
 from penstock.spmv.products.completion import Completion, stored_size
 
-__all__ = ["block_size_of", "diagonal_and_row_sums", "visit_rows"]
-
-
 # Of the rows that are visited at a time: on a CPU, what is formed from them stays in the cache; on a GPU, they occupy it, better
 # if there is room for more.
 _SLAB_NBYTES = {"cpu": 4 << 20, "cuda": 96 << 20}
@@ -49,13 +46,7 @@ def block_size_of(A: Operator) -> int:
 
 
 def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
-    """Return the dense blocks on the diagonal, and the sums of the absolute values of every row; one sweep if A is streamed.
-
-    Raises
-    ------
-    InputError
-        As for :func:`visit_rows`.
-    """
+    """Return the dense blocks on the diagonal, and the sums of the absolute values of every row; one sweep if A is streamed."""
     xp = A.device.xp
     ones = xp.ones(A.shape[0], dtype=A.dtype)
     if isinstance(A, IsSharedOut):
@@ -81,12 +72,7 @@ def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
 def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None]) -> None:
     """Call ``visit(rows)`` for consecutive rows of A, with blocks of ``block_size``; one sweep if A is streamed.
 
-    Of a matrix that ranks share these are the rows of this rank's square.
-
-    Raises
-    ------
-    InputError
-        If A is not a matrix whose entries can be read.
+    Of a matrix that ranks share these are the rows of this rank's square. A matrix whose entries cannot be read is refused.
     """
     if isinstance(A, IsSharedOut):
         with _turned_back(A):

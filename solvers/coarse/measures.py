@@ -13,8 +13,6 @@ from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
 from penstock.spmv import Array, CsrMatrix, Operator, SparseMatrix
 from penstock.spmv.communicator import communicator_of
 
-__all__ = ["DENSE_UNKNOWNS", "LEAST_COARSENING", "inverse_of", "measured"]
-
 #: Matrices of up to this many unknowns are inverted.
 DENSE_UNKNOWNS = 800
 #: A level that is hardly smaller than the one before ends the coarsening.
@@ -26,10 +24,7 @@ _DECOUPLED = 1e-12
 def measured(
     A: Operator, size: int, rounds: int, degree: int = 9, **options: Any
 ) -> tuple[DiagonalBlocks, float, Array]:
-    """Return D, a bound of the eigenvalues of ``D A``, and which unknowns couple with others, unlike clamped ones.
-
-    Options are those of :func:`largest_eigenvalue`.
-    """
+    """Return D, a bound of the eigenvalues of ``D A`` (:func:`largest_eigenvalue`), and which unknowns couple with others."""
     with communicator_of(A).together():
         blocks, of_rows = diagonal_and_row_sums(A, size)
         diagonal = inverted_blocks(A, blocks)

@@ -49,8 +49,6 @@ from penstock.solvers.result import BREAKDOWNS, SolveResult, StopReason
 from penstock.solvers.states import StateLayout, check_history, check_numbers
 from penstock.spmv import Array, VectorSpace
 
-__all__ = ["CoarseCgState", "CoarseConjugateGradients"]
-
 
 @dataclass(kw_only=True)
 class CoarseCgState(CoarseState):
@@ -86,13 +84,7 @@ class CoarseCgState(CoarseState):
 
 
 class CoarseConjugateGradients(Method, name="coarse_cg"):
-    """Conjugate gradients with a coarse level for one problem.
-
-    Parameters
-    ----------
-    problem : LinearProblem
-        With one right-hand side, ``(n,)``, and a preconditioner with a coarse level, of its matrix.
-    """
+    """Conjugate gradients with a coarse level for one problem with b of shape ``(n,)``."""
 
     State: ClassVar[type] = CoarseCgState
 

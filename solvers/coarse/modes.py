@@ -11,27 +11,12 @@ import numpy as np
 from penstock.spmv import Array, Device, InputError, VectorSpace, device_of
 from penstock.spmv.communicator import ALONE, Communicator
 
-__all__ = ["centred", "given_modes", "given_points", "in_order", "motions_about_origin", "rigid_body_modes"]
-
 
 def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
-    """Return the rigid motions of nodes: 3 in a plane, 6 in space, constants for one unknown a node.
+    """Return the rigid motions of nodes, (nodes * block_size, modes): 3 in a plane, 6 in space, constants for block size 1.
 
-    Parameters
-    ----------
-    coordinates : array, (nodes, 2) or (nodes, 3)
-        On the host or on a GPU, where the result is made.
-    block_size : int
-        Unknowns a node: 1; displacements (2 or 3); displacements and rotations (3 in a plane, 6 in space).
-
-    Returns
-    -------
-    array, (nodes * block_size, modes)
-
-    Raises
-    ------
-    InputError
-        If no body has such unknowns.
+    Coordinates are (nodes, 2) or (nodes, 3), on the host or a GPU, where the result is made. Unknowns are displacements (2 or 3
+    a node), or displacements and rotations (3 in a plane, 6 in space); other block sizes are refused.
     """
     return motions_about_origin(centred(coordinates), block_size)
 
@@ -72,16 +57,16 @@ def motions_about_origin(coordinates: Array, block_size: int) -> Array:
 
 
 def given_modes(near_null_space: Any, nodes: int, size: int, device: Device) -> Array | None:
-    """Return the near-null space, if it is given, on the device, ``(n, modes)``."""
+    """Return the near-null space on the device, ``(n, modes)``, or None if there is none."""
     if near_null_space is None:
         return None
-    found = device.asarray(near_null_space, dtype=np.float64)
-    found = found.reshape(-1, 1) if found.ndim == 1 else found
-    if found.ndim != 2 or found.shape[0] != nodes * size or not 1 <= found.shape[1] <= 8 or not _finite(found):
+    modes = device.asarray(near_null_space, dtype=np.float64)
+    modes = modes.reshape(-1, 1) if modes.ndim == 1 else modes
+    if modes.ndim != 2 or modes.shape[0] != nodes * size or not 1 <= modes.shape[1] <= 8 or not _finite(modes):
         raise InputError(
-            f"near_null_space must be finite and of shape ({nodes * size}, modes) with 1 to 8 modes, not {found.shape}"
+            f"near_null_space must be finite and of shape ({nodes * size}, modes) with 1 to 8 modes, not {modes.shape}"
         )
-    return found
+    return modes
 
 
 def given_points(coordinates: Any, nodes: int, device: Device) -> Array:
@@ -93,7 +78,7 @@ def given_points(coordinates: Any, nodes: int, device: Device) -> Array:
 
 
 def in_order(modes: Any, points: Any, block_size: int, reorder: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Return a near-null space and coordinates, each where given, in another order; ``reorder`` maps vectors to it."""
+    """Return a near-null space and coordinates, each of which may be None, in another order; ``reorder`` maps vectors to it."""
     if modes is not None:
         modes = reorder(np.asarray(modes, dtype=np.float64))
     if points is not None:  # those of a node stay together

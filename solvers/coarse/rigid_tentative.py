@@ -9,8 +9,6 @@ from penstock.solvers.coarse.tentative import DEPENDENT, Tentative
 from penstock.spmv import Array, Device
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 
-__all__ = ["MOTION_KERNELS", "RigidTentative"]
-
 MOTION_KERNELS = CudaSource("penstock.solvers.kernels", "rigid_motions.cu")
 
 _MODES = 6
@@ -18,27 +16,14 @@ _THREADS = 256
 
 
 class RigidTentative(Tentative):
-    """T whose near-null space are the rigid motions in space, on a GPU: a third of the memory of T, or less.
+    """T whose near-null space is the rigid motions in space, on a GPU: a third of the memory of T, or less.
 
-    It takes 24 bytes a node for coordinates and 1 an unknown, where the entries would take 48 an unknown, and its products
-    read as much less. A host has the memory, and computing them there costs more than reading.
+    It takes 24 bytes a node for coordinates and 1 an unknown, where the entries would take 48 an unknown, and its products read
+    as much less. A host has the memory, and computing them there costs more than reading.
 
-    Parameters
-    ----------
-    coordinates : array, (nodes, 3)
-        Relative to a point about which rotations are counted, such as the centre of the body: digits are lost far from it.
-    free : bool array, (n,)
-        False at unknowns that the coarse level leaves out, such as clamped ones.
-    aggregates : Aggregates
-    block_size : int
-        3, or 6 with rotations.
-    device : Device
-        A GPU.
-
-    Attributes
-    ----------
-    factors : array, (aggregates, 6, 6)
-        Upper triangular: they turn motions about the centre of the nodes into a basis that is orthonormal on the aggregate.
+    Coordinates, (nodes, 3), are relative to a point near the centre of the body: digits are lost far from it. ``free``, bool
+    (n,), is False at unknowns that the coarse level leaves out. ``factors``, (aggregates, 6, 6), are upper triangular: they
+    turn motions about the centre of the nodes into a basis that is orthonormal on the aggregate.
     """
 
     def __init__(
@@ -78,10 +63,10 @@ class RigidTentative(Tentative):
         launch(function, 32 * count, _THREADS, (np.int64(count), vectors, across, *lists, fine, loads))
         out[...] = self._apply_factors(loads, transposed=True)
 
-    def _apply_factors(self, given: Array, *, transposed: bool) -> Array:
-        out = self.device.xp.empty_like(given)
+    def _apply_factors(self, vectors: Array, *, transposed: bool) -> Array:
+        out = self.device.xp.empty_like(vectors)
         function = MOTION_KERNELS.function(f"apply_factors<{str(transposed).lower()}>")
-        launch(function, int(out.size), _THREADS, (np.int64(out.size), _vectors(out), self.factors, given, out))
+        launch(function, int(out.size), _THREADS, (np.int64(out.size), _vectors(out), self.factors, vectors, out))
         return out
 
     def _blocks(self, start: int, stop: int) -> Array:

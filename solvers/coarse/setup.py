@@ -45,8 +45,6 @@ from penstock.spmv.communicator import communicator_of
 from penstock.spmv.products.block_rows import BlockRows
 from penstock.spmv.vectors.recurrence import AdvancesRecurrences
 
-__all__ = ["COARSE_PRODUCTS", "smoothed_aggregation", "with_new_values"]
-
 # On coarse levels products are cheap, and prolongators of degree 1 with aggregates of 3 nodes a side couple neighbours only.
 _COARSE_SIDE, _COARSE_SMOOTHING, _COARSE_DEGREE = 3, 1, 5
 #: Products with a coarse matrix when the level is applied once.
@@ -120,17 +118,17 @@ def smoothed_aggregation(
         _check_cuts(operator, size)
         diagonal, high, free = measured(operator, size, rounds, degree)
         with communicator.together():
-            found = _aggregates(operator, size, aggregates, points, aggregate_nodes, smoothing)
-            T = _tentative(modes, points, free, found, size, operator.device)
+            of_nodes = _aggregates(operator, size, aggregates, points, aggregate_nodes, smoothing)
+            T = _tentative(modes, points, free, of_nodes, size, operator.device)
         del modes, points, free  # as large as T
         return _preconditioner(operator, diagonal, high, degree, smoothing, shared(T, communicator))
 
 
 def with_new_values(M: SmoothedAggregation) -> SmoothedAggregation:
-    """Return the preconditioner again, for new values of its matrix: with the same aggregates and tentative prolongators.
+    """Return the preconditioner for new values of its matrix, with the same aggregates and tentative prolongators. Collective.
 
-    The diagonal, the bound of the eigenvalues and the coarse matrices are computed anew; the bound from the vector found last
-    time. The vectors of the old preconditioner go to the new one. Collective.
+    The diagonal, the bound of the eigenvalues, which starts from the last vector, and the coarse matrices are computed anew.
+    The vectors of the old preconditioner go to the new one.
     """
     A, size = M.A, int(M.diagonal.blocks.shape[1])
     with A.device.current():
@@ -144,7 +142,7 @@ def with_new_values(M: SmoothedAggregation) -> SmoothedAggregation:
 def _known_of_nodes(
     A: Operator, size: int, near_null_space: Any, coordinates: Any
 ) -> tuple[Array | None, Array | None]:
-    """Return the near-null space and centred coordinates, each where given, on the device and after checks. Collective."""
+    """Return the near-null space and centred coordinates, each None or on the device, after checks. Collective."""
     nodes, communicator = A.shape[0] // size, communicator_of(A)
     with communicator.together():
         modes = given_modes(near_null_space, nodes, size, A.device)
@@ -182,12 +180,12 @@ def _check_cuts(A: Operator, size: int) -> None:
 
 
 def _tentative(
-    given: Array | None, points: Array | None, free: Array, aggregates: Aggregates, size: int, device: Device
+    modes: Array | None, points: Array | None, free: Array, aggregates: Aggregates, size: int, device: Device
 ) -> Tentative:
-    """Return T of the given modes, or of rigid motions, or of a constant for each unknown of a node."""
-    if given is not None:
-        modes = given
-    elif points is None:
+    """Return T of the modes, or of rigid motions, or of a constant for each unknown of a node."""
+    if modes is not None:
+        return StoredTentative(modes, free, aggregates, size, device)
+    if points is None:
         modes = device.xp.tile(device.xp.eye(size), (len(aggregates.of_node), 1))
     elif device.kind == "cuda" and points.shape[1] == 3 and size in (3, 6):
         return RigidTentative(points, free, aggregates, size, device)
@@ -197,17 +195,17 @@ def _tentative(
 
 
 def _aggregates(
-    A: Operator, size: int, given: Any, points: Array | None, aggregate_nodes: int, smoothing: int
+    A: Operator, size: int, aggregates: Any, points: Array | None, aggregate_nodes: int, smoothing: int
 ) -> Aggregates:
     nodes = A.shape[0] // size
     if not nodes:
         return Aggregates(np.empty(0, dtype=np.int32))
-    if isinstance(given, tuple):
-        if int(np.prod(given)) != nodes:
-            raise InputError(f"a mesh of {given} nodes does not have the {nodes} nodes of the matrix")
-        return box_aggregates(given, max(2, round(aggregate_nodes ** (1 / len(given)))))
-    if given is not None:
-        return given_aggregates(given, nodes)
+    if isinstance(aggregates, tuple):
+        if int(np.prod(aggregates)) != nodes:
+            raise InputError(f"a mesh of {aggregates} nodes does not have the {nodes} nodes of the matrix")
+        return box_aggregates(aggregates, max(2, round(aggregate_nodes ** (1 / len(aggregates)))))
+    if aggregates is not None:
+        return given_aggregates(aggregates, nodes)
     if points is not None:
         return coordinate_aggregates(A.device.to_host(points), aggregate_nodes)
     return graph_aggregates(*_graph(A, size), smoothing, aggregate_nodes)

@@ -10,23 +10,16 @@ from penstock.spmv import Array
 from penstock.spmv.communicator import Communicator
 from penstock.spmv.products.block_rows import BlockRows
 
-__all__ = ["SharedTentative", "shared"]
-
 
 def shared(own: Tentative, communicator: Communicator) -> Tentative:
-    """Return T of all ranks, given that of one; alone they are the same. Collective."""
+    """Return T of all ranks from that of one; a single rank has the whole. Collective."""
     return own if communicator.size == 1 else SharedTentative(own, communicator)
 
 
 class SharedTentative(Tentative):
-    """This rank's rows of T. Aggregates do not cross ranks and are numbered rank after rank; coarse vectors are whole on all.
+    """This rank's rows of T, from T of its own nodes. Constructing it is collective, as :meth:`restrict` is.
 
-    Parameters
-    ----------
-    own : Tentative
-        T of the nodes of this rank.
-    communicator : Communicator
-        Constructing it is collective, as :meth:`restrict` is.
+    Aggregates do not cross ranks and are numbered rank after rank; coarse vectors are whole on all.
     """
 
     # It has what a Tentative has, but leaves the lists of nodes to that of the rank.
@@ -34,15 +27,15 @@ class SharedTentative(Tentative):
         self._own, self._communicator = own, communicator
         self.block_size, self.modes, self.device, self.of_node = own.block_size, own.modes, own.device, own.of_node
         count = own.aggregates.count
-        told = communicator.of_all((own.aggregates.grid, count, own.device.to_host(own.candidates)))
-        total = sum(of_rank[1] for of_rank in told)
-        self._first = sum(of_rank[1] for of_rank in told[: communicator.rank])
+        of_ranks = communicator.of_all((own.aggregates.grid, count, own.device.to_host(own.candidates)))
+        total = sum(of_rank[1] for of_rank in of_ranks)
+        self._first = sum(of_rank[1] for of_rank in of_ranks[: communicator.rank])
         self._rows = slice(self._first * self.modes, (self._first + count) * self.modes)
         self.unknowns = total * self.modes
         # Numbers of all aggregates, of which no list of nodes exists.
-        grid = _joined_grid([of_rank[0] for of_rank in told if of_rank[1]], total)
+        grid = _joined_grid([of_rank[0] for of_rank in of_ranks if of_rank[1]], total)
         self.aggregates = Aggregates(np.empty(0, dtype=np.int32), grid, total)
-        self.candidates = own.device.asarray(np.concatenate([of_rank[2] for of_rank in told]))
+        self.candidates = own.device.asarray(np.concatenate([of_rank[2] for of_rank in of_ranks]))
 
     @property
     def nbytes(self) -> int:

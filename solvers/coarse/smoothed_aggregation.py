@@ -16,8 +16,6 @@ from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
-__all__ = ["SmoothedAggregation"]
-
 # Where the interval of the polynomial begins, as a multiple of ``high / degree^2``: where the coarse level does its part, and
 # where the polynomial must do most of it.
 _LOW, _WIDE_LOW = 4.0, 0.5

@@ -16,8 +16,6 @@ from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import InputError, Operator
 
-__all__ = ["SmoothedAggregationSpec"]
-
 
 class _Shape(NamedTuple):
     """A degree, the size of aggregates that suit it, and the iterations for eight digits."""
@@ -197,7 +195,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     def in_order(self, reorder: Callable[[Any], Any]) -> Self:
         """Return this specification with the near-null space in another order of the unknowns."""
         if self.aggregates is not None:
-            raise InputError("the matrix is stored in another order than its nodes are given; leave out aggregates")
+            raise InputError("the matrix is stored in another order than that of its nodes; leave out aggregates")
         modes, points = in_order(self.near_null_space, self.coordinates, self.block_size, reorder)
         return replace(self, near_null_space=modes, coordinates=points)
 

@@ -19,17 +19,15 @@ from penstock.solvers.states import Alternates, StateLayout, check_all, check_co
 from penstock.spmv import Array, Device, InputError
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
-__all__ = ["LOST_ACCURACY", "WIDENED", "CoarseState", "CoarseSweep", "breakdown", "ended", "is_slow", "is_stuck"]
-
-# So many iterations without halving the smallest residual before are hopeless.
+# Iterations without halving the smallest residual before, after which a solve stagnates.
 _PATIENCE = 500
 # Iterations between two tests for the rounding floor, each of which is a sweep.
 _TEST_EVERY = 8
-# After so many iterations the coarse level has shown what it is worth: ten digits in 25 iterations, or it is slow.
+# Iterations after which the coarse level is judged, and the factor per iteration that is slow: a good one is ten digits in 25.
 _JUDGED, _SLOW = 8, 0.4
-# By so much the residual grows from its smallest value only where rounding rules.
+# A residual above this multiple of its smallest value is dominated by rounding.
 _GROWN = 10.0
-# A curvature of so many roundings of its terms is none.
+# Below this many rounding units of its terms a curvature is noise.
 _NOISE = 16.0
 #: Reasons of this recurrence after which plain conjugate gradients go on.
 LOST_ACCURACY = (StopReason.ROUNDING_FLOOR, *BREAKDOWNS)
@@ -98,23 +96,11 @@ class CoarseState(SavedState):
 
 
 class CoarseSweep:
-    """All products of an iteration, for one vector or a block of vectors.
+    """All products of an iteration, for b of shape (n,) or a block (n, k); other vectors have the shape of b.
 
-    Parameters
-    ----------
-    problem : LinearProblem
-        With a preconditioner that has a coarse level, of its matrix.
-    b : array, (n,) or (n, k)
-
-    Attributes
-    ----------
-    problem : LinearProblem
-    x, y : array of the shape of b
-        The iterate, and its fine part, which the solver advances.
-    r, m, u : array of the shape of b
-        The residual ``b - A x``, ``m = q(D A) D r`` and ``u = A m``.
-    e1, g : array, (unknowns of the coarse level,) or (..., k)
-        The coarse correction that x contains, and ``P^T A m``.
+    x and y are the iterate and its fine part, which the solver advances; r, m and u are the residual ``b - A x``, ``m = q(D A)
+    D r`` and ``u = A m``. e1 and g have a row for each unknown of the coarse level: the coarse correction that x contains, and
+    ``P^T A m``.
     """
 
     def __init__(self, problem: LinearProblem, b: Array) -> None:
@@ -195,10 +181,7 @@ class CoarseSweep:
             return self.problem.stagnation(self.x, residual, column) is StopReason.ROUNDING_FLOOR
 
     def _turn_back(self) -> None:
-        """Let the next sweep go in the direction of the one before, which it repeats.
-
-        Half of a matrix adds in the order of the rows.
-        """
+        """Let the next sweep repeat the last one in its direction, because half of a matrix adds in the order of the rows."""
         A = self.problem.A
         if isinstance(A, _SharesSweeps) and A.plan.ring.sweeps == "alternate":
             sweeps = -(-len(self._recurrence.steps) // A.powers_per_sweep())
@@ -216,9 +199,9 @@ def is_slow(norms: list[float]) -> bool:
 
 
 def is_stuck(norms: list[float]) -> bool:
-    """Return whether the residual has not halved for some iterations, and it is time to test for the rounding floor.
+    """Return whether the residual has not halved lately, so that a test for the rounding floor is worth its sweep.
 
-    At the floor directions are noise, which makes the residual grow again. A test is a sweep.
+    At the floor directions are noise, which makes the residual grow again.
     """
     count = len(norms) - 1
     return count > 0 and count % _TEST_EVERY == 0 and norms[-1] > 0.5 * min(norms[:-_TEST_EVERY])
@@ -232,18 +215,9 @@ def _has_grown(norms: list[float]) -> bool:
 def ended(sweep: CoarseSweep, norms: list[float], residual: float, *, test: bool, column: int = 0) -> StopReason | None:
     """Return why a right-hand side needs no further iteration of this kind, or None.
 
-    Where the residual has reached the rounding floor of this recurrence, or stays or grows, plain conjugate gradients with the
-    same preconditioner may still get on: their residuals are more accurate.
-
-    Parameters
-    ----------
-    sweep : CoarseSweep
-    norms : list of float
-        Relative residuals so far.
-    residual : float
-        The last one, not relative.
-    test : bool
-        Whether to test for the rounding floor.
+    ``norms`` are relative, ``residual``, the last one, is not. Where the residual has reached the rounding floor of this
+    recurrence, or stays or grows, plain conjugate gradients with the same preconditioner may still get on: their residuals are
+    more accurate.
     """
     problem = sweep.problem
     if residual <= problem.tolerances[column]:
@@ -259,18 +233,9 @@ def ended(sweep: CoarseSweep, norms: list[float], residual: float, *, test: bool
 def breakdown(
     sweep: CoarseSweep, rz: float, curvature: float, terms: Sequence[float], residual: float, column: int = 0
 ) -> StopReason | None:
-    """Return why a right-hand side cannot go on, given ``r.z`` and the curvature of its new direction, or None.
+    """Return why a right-hand side cannot go on, from ``r.z`` and the curvature of its new direction, or None.
 
-    Parameters
-    ----------
-    sweep : CoarseSweep
-    rz : float
-    curvature : float
-        The sum of the terms. Where they cancel it is rounding, which says nothing of the matrix.
-    terms : sequence of float
-    residual : float
-        Not relative.
-    column : int
+    The curvature is the sum of the terms. Where they cancel it is rounding, which says nothing of the matrix.
     """
     if not (math.isfinite(rz) and math.isfinite(curvature)):
         return StopReason.NOT_FINITE

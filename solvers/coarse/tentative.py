@@ -14,8 +14,6 @@ from penstock.spmv.compilation.jit import serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows
 
-__all__ = ["AGGREGATE_KERNELS", "DEPENDENT", "StoredTentative", "Tentative"]
-
 AGGREGATE_KERNELS = CudaSource("penstock.solvers.kernels", "aggregates.cu")
 
 #: A mode whose part that is new on an aggregate is smaller than this share of it adds nothing there.
@@ -26,29 +24,9 @@ _CUDA_THREADS = 256
 
 
 class Tentative(ABC):
-    """T: on each aggregate an orthonormal basis of the near-null space.
+    """T: on each aggregate an orthonormal basis of the near-null space, of ``modes`` columns; ``unknowns`` in all."""
 
-    Parameters
-    ----------
-    aggregates : Aggregates
-    block_size : int
-        Unknowns a node.
-    modes : int
-        Columns for each aggregate.
-    device : Device
-
-    Attributes
-    ----------
-    unknowns : int
-        Columns of T.
-    of_node : int32 array, (nodes,)
-        The aggregate of every node.
-    candidates : array, (unknowns, modes)
-        ``T^T`` times the near-null space: that of the coarse level.
-    missing : bool array, (unknowns,)
-        Columns that vanish: a single node has three rigid motions, clamped nodes have none.
-    """
-
+    #: ``T^T`` times the near-null space, (unknowns, modes): the near-null space of the coarse level.
     candidates: Array
 
     def __init__(self, aggregates: Aggregates, block_size: int, modes: int, device: Device) -> None:
@@ -67,7 +45,7 @@ class Tentative(ABC):
 
     @property
     def missing(self) -> Array:
-        """The columns that vanish."""
+        """The columns that vanish: a single node has three rigid motions, clamped nodes have none."""
         factors = self.candidates.reshape(-1, self.modes, self.modes)
         return self.device.xp.diagonal(factors, axis1=1, axis2=2).reshape(-1) == 0.0
 
@@ -91,21 +69,9 @@ class Tentative(ABC):
 
 
 class StoredTentative(Tentative):
-    """T for any near-null space; 8 bytes for each unknown and mode.
+    """T for any near-null space of 1 to 8 modes, (n, modes), whose entries are ``basis``; 8 bytes for each unknown and mode.
 
-    Parameters
-    ----------
-    candidates : array, (n, modes)
-        The near-null space; 1 to 8 modes.
-    free : bool array, (n,)
-        False at unknowns that the coarse level leaves out, such as clamped ones.
-    aggregates, block_size, device : optional
-        As for :class:`Tentative`.
-
-    Attributes
-    ----------
-    basis : array, (n, modes)
-        The entries of T.
+    ``free``, bool (n,), is False at unknowns that the coarse level leaves out, such as clamped ones.
     """
 
     def __init__(self, candidates: Array, free: Array, aggregates: Aggregates, block_size: int, device: Device) -> None:
@@ -227,9 +193,9 @@ def _orthonormalise(offsets: Array, order: Array, size: int, basis: Array, facto
             for mode in range(modes):
                 local[mode, i] = basis[nodes[i // size] * size + i % size, mode]
         for mode in range(modes):
-            given = 0.0
+            original = 0.0
             for i in range(count):
-                given += local[mode, i] * local[mode, i]
+                original += local[mode, i] * local[mode, i]
             for _ in range(2):
                 for earlier in range(mode):
                     product = 0.0
@@ -241,7 +207,7 @@ def _orthonormalise(offsets: Array, order: Array, size: int, basis: Array, facto
             square = 0.0
             for i in range(count):
                 square += local[mode, i] * local[mode, i]
-            if square <= DEPENDENT * DEPENDENT * given or square == 0.0:
+            if square <= DEPENDENT * DEPENDENT * original or square == 0.0:
                 for i in range(count):
                     local[mode, i] = 0.0
             else:

@@ -1,4 +1,4 @@
-"""Aggregates of about three nodes a side, found on the device of the graph."""
+"""Aggregates of about three nodes a side, formed on the device of the graph."""
 
 from __future__ import annotations
 
@@ -9,33 +9,20 @@ from penstock.spmv import Array, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["AGGREGATION_KERNELS", "aggregate_nodes"]
-
 AGGREGATION_KERNELS = CudaSource("penstock.solvers.kernels", "aggregation.cu")
 
 _SIDE, _ROOT = 3, 2
 
 
 def aggregate_nodes(offsets: Array, columns: Array, active: Array, kind: str) -> Aggregates:
-    """Return aggregates of the nodes of a graph, each a root with its neighbours and some of theirs.
+    """Return aggregates of the nodes of a graph in CSR, each a root with its neighbours and some of theirs.
 
-    Parameters
-    ----------
-    offsets : int64 array, (nodes + 1,)
-    columns : int32 array
-        The neighbours of every node.
-    active : bool array, (nodes,)
-        Nodes that couple with others; the rest are put anywhere, for they have no part in the coarse level.
-    kind : {"cpu", "cuda"}
-        Kind of the kernels. Aggregates differ between the two.
-
-    Notes
-    -----
-    On a GPU by maximal independent sets of distance 2 (Bell, Dalton and Olson 2012), the same in every run; on a CPU by the
-    passes of Vanek, Mandel and Brezina (1996).
+    Nodes that are not ``active`` couple with no other and are put anywhere: they have no part in the coarse level. On a GPU by
+    maximal independent sets of distance 2 (Bell, Dalton and Olson 2012), the same in every run; on a CPU by the passes of
+    Vanek, Mandel and Brezina (1996).
     """
-    found: Aggregates = find_kernel("graph", "aggregates", kind)(offsets, columns, active)
-    return found
+    aggregates: Aggregates = find_kernel("graph", "aggregates", kind)(offsets, columns, active)
+    return aggregates
 
 
 @register_kernel("graph", "aggregates", "cpu")

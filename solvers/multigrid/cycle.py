@@ -11,8 +11,6 @@ from penstock.solvers.multigrid.levels import Cycle, Level, Smoother, levels_of_
 from penstock.spmv import Array, Device, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.operator import unchecked_product
 
-__all__ = ["Multigrid"]
-
 
 class Multigrid(ValidatedOperator):
     """A symmetric multigrid cycle as a preconditioner; made by :func:`multigrid` or :meth:`Multigrid.from_pyamg`.
@@ -101,7 +99,7 @@ class Multigrid(ValidatedOperator):
         hierarchy : pyamg.MultilevelSolver
             Of a symmetric positive definite matrix, with ``R = P'``.
         smoother, cycle
-            As for :func:`multigrid`, here V-cycles unless asked for; those of the hierarchy are not used.
+            As for :func:`multigrid`, here V-cycles by default; those of the hierarchy are not used.
         device : Device or str
         """
         return cls(*levels_of_pyamg(hierarchy, smoother, cycle, device), cycle)

@@ -13,8 +13,6 @@ from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi
 from penstock.solvers.triangular.gauss_seidel import gauss_seidel
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, InputError, Operator, SparseMatrix, as_operator
 
-__all__ = ["DEGREE", "Cycle", "Level", "Smoother", "check_choices", "levels_of_pyamg", "make_smoother", "size_of"]
-
 Cycle = Literal["V", "W"]
 Smoother = Literal["chebyshev", "gauss_seidel"]
 
@@ -26,21 +24,12 @@ _SMOOTHED_FROM = 1.0 / 8.0
 
 @dataclass
 class Level:
-    """A level and the way to the next one.
-
-    Parameters
-    ----------
-    A : SparseMatrix
-    smoother : Operator
-        A symmetric approximation of the inverse of A, applied before and after the correction.
-    P, R : CsrMatrix
-        Prolongator from the next level, and its transpose.
-    """
+    """A level, its symmetric smoother, used before and after the correction, and the prolongator from the next one."""
 
     A: SparseMatrix
     smoother: Operator
     P: CsrMatrix
-    R: CsrMatrix
+    R: CsrMatrix  # the transpose of P
     work: dict[str, Array] = field(default_factory=dict)
 
     def lend(self, like: Array) -> dict[str, Array]:
@@ -62,13 +51,7 @@ def make_smoother(A: SparseMatrix, diagonal: DiagonalBlocks, high: float, name: 
 def levels_of_pyamg(
     hierarchy: Any, smoother: Smoother, cycle: Cycle, device: Device | str
 ) -> tuple[list[Level], Operator]:
-    """Return the levels of a hierarchy of ``pyamg`` on a device, and the inverse of its coarsest matrix.
-
-    Raises
-    ------
-    InputError
-        If it has no levels, or the smoother or the cycle is unknown.
-    """
+    """Return the levels of a hierarchy of ``pyamg`` on a device, and the inverse of its coarsest matrix."""
     check_choices(smoother, cycle)
     if not getattr(hierarchy, "levels", None):
         raise InputError(f"a {type(hierarchy).__name__} is not a hierarchy of pyamg: it has no levels")

@@ -22,8 +22,6 @@ from penstock.spmv.products.block_products import smoothed_rows
 from penstock.spmv.products.block_rows import as_csr, csr_of, rows_of
 from penstock.spmv.products.multiply import product_of_rows
 
-__all__ = ["multigrid"]
-
 # No more levels than this are made.
 _MOST_LEVELS = 20
 
@@ -93,12 +91,12 @@ def multigrid(
         levels: list[Level] = []
         negligible = 0.0
         while matrix.shape[0] > DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
-            found = _coarsened(matrix, modes, smoother, products, coarse=bool(levels))
-            if found is None:
+            coarsened = _coarsened(matrix, modes, smoother, products, coarse=bool(levels))
+            if coarsened is None:
                 break
-            levels.append(found.level)
-            negligible = max(negligible, NEGLIGIBLE * found.largest_diagonal)
-            matrix, modes = found.coarse, found.modes
+            levels.append(coarsened.level)
+            negligible = max(negligible, NEGLIGIBLE * coarsened.largest_diagonal)
+            matrix, modes = coarsened.coarse, coarsened.modes
         return Multigrid(levels, _last(matrix, smoother, products, negligible), cycle)
 
 
@@ -167,12 +165,12 @@ def _last(A: SparseMatrix, smoother: Smoother, degree: int, negligible: float) -
     return make_smoother(A, diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree)
 
 
-def _modes(given: Any, coordinates: Any, unknowns: int, size: int, device: Device) -> Array:
+def _modes(near_null_space: Any, coordinates: Any, unknowns: int, size: int, device: Device) -> Array:
     """Return the near-null space, ``(unknowns, modes)``."""
     xp, nodes = device.xp, unknowns // size
-    found = given_modes(given, nodes, size, device)
-    if found is not None:
-        return found
+    modes = given_modes(near_null_space, nodes, size, device)
+    if modes is not None:
+        return modes
     if coordinates is not None:
         return rigid_body_modes(given_points(coordinates, nodes, device), size)
     return xp.tile(xp.eye(size), (nodes, 1))

@@ -13,8 +13,6 @@ from penstock.solvers.multigrid.setup import multigrid
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import Operator
 
-__all__ = ["MultigridSpec"]
-
 # Vectors for prolongators, their transposes and the coarser matrices of 27-point stencils, and for each right-hand side.
 _STORED, _WORK = {True: 400, False: 40}, 10
 

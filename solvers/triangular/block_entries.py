@@ -12,8 +12,6 @@ from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.limits import INT32_MAX
 
-__all__ = ["ORDER_KERNELS", "SIZES", "BlockEntries", "block_entries", "estimated_nbytes", "solved_size"]
-
 ORDER_KERNELS = CudaSource("penstock.solvers.kernels", "solve_order.cu")
 
 #: Rows of the blocks for which there are kernels.
@@ -32,22 +30,12 @@ def estimated_nbytes(n: int, block_size: int, dtype: Any) -> int:
 
 @dataclass(frozen=True)
 class BlockEntries:
-    """A square matrix by rows of blocks.
+    """A square matrix by rows of blocks."""
 
-    Parameters
-    ----------
-    offsets : int64 array, (rows + 1,)
-    columns : int32 array, (entries,)
-        Block columns, ascending in every row.
-    values : array, (entries, size, size)
-    dtype : dtype
-        Type of the vectors.
-    """
-
-    offsets: Array
-    columns: Array
-    values: Array
-    dtype: np.dtype[np.generic]
+    offsets: Array  # int64, (rows + 1,)
+    columns: Array  # int32, (entries,): block columns, ascending in every row
+    values: Array  # (entries, size, size)
+    dtype: np.dtype[np.generic]  # of the vectors
 
     @property
     def rows(self) -> int:
@@ -73,19 +61,10 @@ class BlockEntries:
 
 
 def block_entries(A: Any, block_size: int | None = None) -> BlockEntries:
-    """Return a matrix by rows of blocks, on its device: those of BSR, or single entries.
+    """Return a matrix by rows of blocks, on its device: those of BSR with 1, 2, 3 or 6 rows, without a copy, or single entries.
 
-    Parameters
-    ----------
-    A : matrix
-        A penstock format or a SciPy or CuPy sparse matrix. BSR with blocks of 1, 2, 3 or 6 rows keeps them, without a copy.
-    block_size : int, optional
-        1, 2, 3 or 6, to choose.
-
-    Raises
-    ------
-    InputError
-        If it is no square matrix that is held in memory, holds more than 2**31 - 1 blocks, or values that are not finite.
+    Takes a penstock format or a SciPy or CuPy sparse matrix. Refuses what is no square matrix in memory, has more than 2**31 -
+    1 blocks, or values that are not finite.
     """
     matrix = as_operator(A)
     if not isinstance(matrix, SparseMatrix):
@@ -97,9 +76,9 @@ def block_entries(A: Any, block_size: int | None = None) -> BlockEntries:
         raise InputError(f"a triangular solve needs a square matrix, not one of shape {matrix.shape}")
     if block_size is not None and block_size not in SIZES:
         raise InputError(f"block_size must be one of {', '.join(map(str, SIZES))}, not {block_size}")
-    given = matrix.row_granularity if isinstance(matrix, BsrMatrix) else 1
-    size = block_size or (given if given in SIZES else 1)
-    if not isinstance(matrix, BsrMatrix if size > 1 else CsrMatrix) or (size > 1 and given != size):
+    own = matrix.row_granularity if isinstance(matrix, BsrMatrix) else 1
+    size = block_size or (own if own in SIZES else 1)
+    if not isinstance(matrix, BsrMatrix if size > 1 else CsrMatrix) or (size > 1 and own != size):
         if not isinstance(matrix, CsrMatrix):
             scalars = matrix.to_csr()
             scalars.eliminate_zeros()  # those that fill up blocks

@@ -13,24 +13,14 @@ from penstock.spmv.compilation.cuda_module import launch
 from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["check_symmetric_pattern", "colour_rows", "order_by_colour"]
-
 _TOO_MANY = 2
 
 
 def colour_rows(entries: BlockEntries, kind: str) -> Array:
     """Return a colour for every row: the smallest that no earlier neighbour has (greedy colouring in the order of the rows).
 
-    A 7-point stencil gets 2 colours, a 27-point one 8.
-
-    Returns
-    -------
-    int32 array, (rows,)
-
-    Raises
-    ------
-    InputError
-        If the pattern is not symmetric: then rows of one colour may need each other.
+    A 7-point stencil gets 2 colours, a 27-point one 8. A pattern that is not symmetric is refused, because then rows of one
+    colour may need each other.
     """
     check_symmetric_pattern(entries, kind)
     colours: Array = find_kernel("triangle", "colours", kind)(entries)
@@ -38,13 +28,7 @@ def colour_rows(entries: BlockEntries, kind: str) -> Array:
 
 
 def check_symmetric_pattern(entries: BlockEntries, kind: str) -> None:
-    """Refuse a matrix with an entry that has no mirror image; its values are not compared.
-
-    Raises
-    ------
-    InputError
-        If there is one; the message names its row.
-    """
+    """Refuse a matrix with an entry that has no mirror image; values are not compared."""
     bad = find_kernel("triangle", "unpaired", kind)(entries)
     if bad < entries.rows:
         raise InputError(

@@ -11,8 +11,6 @@ from penstock.solvers.triangular.ordered_rows import OrderedRows, columns_of
 from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import type_names
 
-__all__ = ["ColumnSchedule"]
-
 
 class ColumnSchedule:
     """One launch in which finished rows push their shares to the rows that need them (Liu and others 2016).

@@ -11,11 +11,9 @@ from penstock.solvers.triangular.ordered_rows import OrderedRows, columns_of
 from penstock.spmv import Array, device_of
 from penstock.spmv.compilation.cuda_module import launch, type_names
 
-__all__ = ["DataflowSchedule", "dataflow_shapes"]
-
-# A level of at most so many short rows leaves lanes idle unless several share a row.
+# A level of at most this many short rows leaves lanes idle unless several share a row.
 _NARROW_LEVEL = 8192
-# Rows are uneven if the longest has so many times the entries of the mean one: a lane alone would keep all others waiting.
+# Rows are uneven if the longest has this many times the entries of the mean one: a lane alone would keep all others waiting.
 _UNEVEN = 8
 # Blocks of 256 threads a multiprocessor: rows of far levels only poll, rows in natural order may be ready.
 _BLOCKS_BY_LEVEL, _BLOCKS_NATURAL = 2, 4
@@ -27,7 +25,7 @@ def dataflow_shapes(size: int) -> tuple[tuple[int, int], ...]:
 
 
 class DataflowSchedule:
-    """One launch for all rows: lanes claim rows in order, and take the values that they need as soon as these are there.
+    """One launch for all rows: lanes claim rows in order, and take the values that they need as soon as these are available.
 
     Moves the bytes of the rows, reads b and writes out, and writes and reads one work vector of float64 twice.
     """

@@ -16,8 +16,6 @@ from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.products.block_rows import BlockRows, row_numbers
 
-__all__ = ["CHOLESKY_KERNELS", "Factor", "factored", "lower_pattern"]
-
 CHOLESKY_KERNELS = CudaSource("penstock.solvers.kernels", "incomplete_cholesky.cu")
 
 # A pivot below this share of its diagonal entry counts as a breakdown.
@@ -26,32 +24,18 @@ _SMALLEST_PIVOT = 1e-8
 
 @dataclass(frozen=True)
 class Factor:
-    """The pattern of a lower triangle, and where its entries come from.
+    """The pattern of a lower triangle, and where its entries come from."""
 
-    Parameters
-    ----------
-    offsets : int32 array, (rows + 1,)
-    columns : int32 array, (entries,)
-        Ascending; the last of every row is its diagonal.
-    sources : int64 array, (entries,)
-        Where an entry stands in the matrix; -1 where elimination fills in.
-    order : int32 array, (rows,), or None
-        The rows by levels, for a GPU; None: ascending.
-    """
-
-    offsets: Array
-    columns: Array
-    sources: Array
-    order: Array | None = None
+    offsets: Array  # int32, (rows + 1,)
+    columns: Array  # int32, (entries,), ascending; the last of every row is its diagonal
+    sources: Array  # int64, (entries,): where an entry stands in the matrix; -1 where elimination fills in
+    order: Array | None = None  # int32, (rows,): the rows by levels, for a GPU; None: ascending
 
 
 def lower_pattern(entries: BlockEntries, fill: int, kind: str) -> Factor:
     """Return the pattern of the lower triangle of a matrix, for ``fill`` 1 with the entries that pairs of its entries fill.
 
-    Raises
-    ------
-    InputError
-        If a diagonal entry is missing, or the pattern has more than 2**31 - 1 entries.
+    A missing diagonal entry and more than 2**31 - 1 entries are refused.
     """
     xp, n = device_of(entries.values).xp, entries.rows
     waits = count_waits(entries, None, False, kind)
@@ -92,18 +76,7 @@ def _order(offsets: Array, columns: Array) -> Array | None:
 
 
 def factored(pattern: Factor, entries: BlockEntries, shift: float, kind: str) -> tuple[BlockEntries, int]:
-    """Return L, and the first row whose pivot is not positive, or the number of rows.
-
-    Parameters
-    ----------
-    pattern : Factor
-    entries : BlockEntries
-        The matrix.
-    shift : float
-        Share of the diagonal entries that is added to them.
-    kind : {"cpu", "cuda"}
-        Kind of the kernels.
-    """
+    """Return L, and the first row whose pivot is not positive, or the number of rows; diagonals are scaled by ``1 + shift``."""
     xp, size = device_of(entries.values).xp, entries.size
     values = xp.where((pattern.sources >= 0)[:, None, None], entries.values[pattern.sources], 0.0).astype(np.float64)
     own = pattern.offsets[1:].astype(np.int64) - 1

@@ -19,8 +19,6 @@ from penstock.solvers.triangular.triangular_solve import Order, check_diagonal, 
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
 from penstock.spmv.operator import unchecked_product
 
-__all__ = ["GaussSeidel", "GaussSeidelSpec", "gauss_seidel"]
-
 
 class GaussSeidel(ValidatedOperator):
     """Symmetric Gauss-Seidel: a solve with the lower triangle and one with the upper; made by :func:`gauss_seidel`.
@@ -172,14 +170,7 @@ def _check_options(symmetric: bool, sweeps: Any, omega: Any) -> None:
 
 @dataclass(frozen=True)
 class GaussSeidelSpec(PreconditionerSpec, name="gauss_seidel"):
-    """Specification of :func:`gauss_seidel`.
-
-    Parameters
-    ----------
-    order : str
-    sweeps : int
-    omega : float
-    """
+    """Specification of :func:`gauss_seidel`."""
 
     needs_entries: ClassVar[bool] = True
 

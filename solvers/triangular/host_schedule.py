@@ -9,9 +9,7 @@ from penstock.solvers.triangular.ordered_rows import OrderedRows
 from penstock.spmv import Array
 from penstock.spmv.compilation.jit import inlined, parallel_kernel, serial_kernel
 
-__all__ = ["HostSchedule"]
-
-# Waking all threads costs as much as so many multiplications.
+# Waking all threads costs as much as this many multiplications.
 _WORTH_WAKING = 20_000
 
 

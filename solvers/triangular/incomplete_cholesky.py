@@ -17,8 +17,6 @@ from penstock.solvers.triangular.schedules import Schedule, make_schedule
 from penstock.solvers.triangular.triangular_solve import Order, triangle
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator
 
-__all__ = ["IncompleteCholesky", "IncompleteCholeskySpec", "incomplete_cholesky"]
-
 Shift = float | Literal["auto"]
 
 # The first shift after zero, and how often it is doubled (Lin and More 1999, section 2).
@@ -98,7 +96,7 @@ def incomplete_cholesky(
     ------
     InputError
         If A is not square or not held in memory, its pattern is not symmetric (of the values, those of the lower triangle are
-        read), a diagonal entry is missing, or a pivot is not positive with the shift given or the largest; the message names
+        read), a diagonal entry is missing, or a pivot is not positive with ``shift`` or the largest one tried; the message names
         the row.
 
     Notes
@@ -129,12 +127,12 @@ def incomplete_cholesky(
         else:
             check_symmetric_pattern(entries, kind)  # as colour_rows does
         ordered = entries if names is None else permuted(entries, names)
-        factor, found = _shifted(lower_pattern(ordered, fill, kind), ordered, shift, names, kind)
+        factor, used = _shifted(lower_pattern(ordered, fill, kind), ordered, shift, names, kind)
         lower, upper = (
             make_schedule(_named(triangle(half, half is not factor, taken, kind=kind)[2], names), "auto", kind)
             for half in (factor, transposed(factor))
         )
-    return IncompleteCholesky(lower, upper, entries, shift=found, nnz=int(factor.values.size))
+    return IncompleteCholesky(lower, upper, entries, shift=used, nnz=int(factor.values.size))
 
 
 def _named(rows: OrderedRows, names: Array | None) -> OrderedRows:
@@ -149,25 +147,18 @@ def _shifted(
 ) -> tuple[BlockEntries, float]:
     """Return the factor, and the first shift that makes all pivots positive."""
     shifts = [_FIRST_SHIFT * 2**k for k in range(_DOUBLINGS)]
-    for given in [0.0, *shifts] if shift == "auto" else [float(shift)]:
-        factor, bad = factored(pattern, entries, given, kind)
+    for trial in [0.0, *shifts] if shift == "auto" else [float(shift)]:
+        factor, bad = factored(pattern, entries, trial, kind)
         if bad == entries.rows:
-            return factor, given
+            return factor, trial
     row = (bad if names is None else int(names[bad])) * entries.size
     advice = "the matrix is hardly positive definite" if shift == "auto" else "pass a larger shift, or shift='auto'"
-    raise InputError(f"the pivot of row {row} is not positive with a shift of {given:g}: {advice}")
+    raise InputError(f"the pivot of row {row} is not positive with a shift of {trial:g}: {advice}")
 
 
 @dataclass(frozen=True)
 class IncompleteCholeskySpec(PreconditionerSpec, name="incomplete_cholesky"):
-    """Specification of :func:`incomplete_cholesky`.
-
-    Parameters
-    ----------
-    fill : int
-    shift : float or "auto"
-    order : str
-    """
+    """Specification of :func:`incomplete_cholesky`."""
 
     needs_entries: ClassVar[bool] = True
 

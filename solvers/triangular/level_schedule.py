@@ -12,11 +12,9 @@ from penstock.spmv import Array, InputError, VectorSpace, device_of
 from penstock.spmv.compilation.cuda_graph import Replay
 from penstock.spmv.compilation.cuda_module import launch, type_names
 
-__all__ = ["LEVEL_LANES", "LevelLaunches", "LevelSchedule"]
-
 #: Lanes that may share a row.
 LEVEL_LANES = (1, 4, 16)
-# Consecutive levels of at most so many lanes each are the work of one thread block.
+# Consecutive levels of at most this many lanes each are the work of one thread block.
 _NARROW = 1024
 # More launches than this are worth a graph and two copies of vectors.
 _LAUNCHES_WITHOUT_GRAPH = 8
@@ -25,12 +23,7 @@ _LAUNCHES_WITHOUT_GRAPH = 8
 class LevelLaunches:
     """The launches of the levels of rows: one for every wide level, and one for narrow levels that follow each other.
 
-    Parameters
-    ----------
-    rows : OrderedRows
-        In the order of their levels.
-    descending : bool
-        Solve the last level first: the rows need those of later levels.
+    ``descending`` solves the last level first: the rows need those of later levels.
     """
 
     def __init__(self, rows: OrderedRows, *, descending: bool = False) -> None:
@@ -57,34 +50,27 @@ class LevelLaunches:
     def launch(
         self, b: Array | None, out: Array | None, y: Array, factors: tuple[float, float, float], scaled: bool
     ) -> None:
-        """Solve as :class:`Schedule` says, for ``factors`` alpha, beta and gamma.
+        """Solve as :class:`Schedule` says, for ``factors`` alpha, beta and gamma, into y, float64, in the order of the places.
 
-        Parameters
-        ----------
-        b : array or None
-            None: y holds the right-hand side, in the order of the places, and is overwritten.
-        out : array or None
-            None: only y is written.
-        y : float64 array
-            The solution in the order of the places.
+        If b is None, y holds the right-hand side and is overwritten; if out is None, only y is written.
         """
         rows, vector = self.rows, b if b is not None else out
-        assert vector is not None, "a right-hand side or a result tells the type of the vectors"
+        assert vector is not None, "a right-hand side or a result has the type of the vectors"
         columns = columns_of(vector)
         lanes = self._lanes(columns)
         types = f"{type_names(rows.blocks, vector)}, {rows.size}, {lanes}"
-        given: tuple[Any, ...] = (rows.offsets, rows.places, rows.blocks, rows.inverse, rows.rows, b, out)
-        given += (*map(np.float64, factors), np.int32(scaled), y)
+        arguments: tuple[Any, ...] = (rows.offsets, rows.places, rows.blocks, rows.inverse, rows.rows, b, out)
+        arguments += (*map(np.float64, factors), np.int32(scaled), y)
         for first, stop in self.steps(columns):
             start, end = int(rows.levels[first]) * columns, int(rows.levels[stop]) * columns
             if stop - first == 1:
                 span = (np.int64(start), np.int64(end), np.int32(columns))
                 function = TRIANGLE_KERNELS.function(f"substitute_level<{types}>")
-                launch(function, (end - start) * lanes, 256, (*span, *given))
+                launch(function, (end - start) * lanes, 256, (*span, *arguments))
             else:
                 levels = (np.int32(first), np.int32(stop), self._levels, np.int32(self.descending), np.int32(columns))
                 function = TRIANGLE_KERNELS.function(f"substitute_narrow_levels<{types}>")
-                function((1,), (512,), (*levels, *given))
+                function((1,), (512,), (*levels, *arguments))
 
 
 class LevelSchedule:
@@ -109,13 +95,13 @@ class LevelSchedule:
             return
         key = (b.shape, gamma, scaled)
         if key not in self._graphs:
-            given, solved = device_of(b).xp.empty_like(b), device_of(b).xp.empty_like(b)
+            right, solved = device_of(b).xp.empty_like(b), device_of(b).xp.empty_like(b)
             replay = Replay(
-                lambda: self._launches.launch(given, solved, self._y, (1.0, 0.0, gamma), scaled),
+                lambda: self._launches.launch(right, solved, self._y, (1.0, 0.0, gamma), scaled),
                 capturable=device_of(b).kind == "cuda",
             )
-            self._graphs = {key: (given, solved, replay)}  # those of one shape
-        given, solved, replay = self._graphs[key]
-        given[...] = b
+            self._graphs = {key: (right, solved, replay)}  # those of one shape
+        right, solved, replay = self._graphs[key]
+        right[...] = b
         replay()
         VectorSpace(device_of(b)).write(alpha, solved, beta, out)

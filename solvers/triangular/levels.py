@@ -14,53 +14,28 @@ from penstock.spmv.compilation.cuda_module import CudaSource, launch, multiproce
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["POLLS", "TRIANGLE_KERNELS", "Waits", "count_waits", "dataflow_blocks", "find_levels"]
-
 #: Kernels of substitution and of colouring: in both, rows wait for rows.
 TRIANGLE_KERNELS = CudaSource("penstock.solvers.kernels", "triangular.cu")
 
 #: Times a GPU's lanes look for a word that other lanes write before they give up: many seconds.
 POLLS = 1 << 24
-# A level of at most so many rows is the work of one thread block.
+# A level of at most this many rows is the work of one thread block.
 _NARROW, _THREADS = 1024, 512
 
 
 @dataclass(frozen=True)
 class Waits:
-    """For every row of a triangle, what it waits for.
+    """For every row of a triangle, what it waits for."""
 
-    Parameters
-    ----------
-    counts : int32 array, (rows,)
-        Entries of earlier rows.
-    diagonal : int64 array, (rows,)
-        Place of the diagonal entry among the entries, or -1.
-    later, missing : int
-        The first row with an entry of a later row, and the first one without a diagonal entry; the number of rows if there is
-        none.
-    longest : int
-        The largest of the counts.
-    """
-
-    counts: Array
-    diagonal: Array
-    later: int
-    missing: int
-    longest: int
+    counts: Array  # int32, (rows,): entries of earlier rows
+    diagonal: Array  # int64, (rows,): place of the diagonal entry among the entries, or -1
+    later: int  # the first row with an entry of a later row; the number of rows if there is none
+    missing: int  # the first row without a diagonal entry; the number of rows if there is none
+    longest: int  # the largest of the counts
 
 
 def count_waits(entries: BlockEntries, ranks: Array | None, upper: bool, kind: str) -> Waits:
-    """Return what every row waits for: entries in columns of smaller rank, of larger rank for ``upper``.
-
-    Parameters
-    ----------
-    entries : BlockEntries
-    ranks : int32 array, (rows,), or None
-        None ranks rows by their numbers.
-    upper : bool
-    kind : {"cpu", "cuda"}
-        Kind of the kernels.
-    """
+    """Return what every row waits for: entries in columns of smaller rank, of larger for ``upper``. Ranks None: row numbers."""
     xp = device_of(entries.values).xp
     counts, diagonal = xp.empty(entries.rows, dtype=np.int32), xp.empty(entries.rows, dtype=np.int64)
     figures = xp.full(3, entries.rows, dtype=np.int32)
@@ -69,24 +44,15 @@ def count_waits(entries: BlockEntries, ranks: Array | None, upper: bool, kind: s
 
 
 def find_levels(entries: BlockEntries, upper: bool, waits: Waits, most: int, kind: str) -> tuple[Array, Any] | None:
-    """Return the rows by levels, or None if there are more than ``most`` levels.
+    """Return the rows by levels, int32, and where each level begins, int64 on the host; None if there are more than ``most``.
 
-    Returns
-    -------
-    order : int32 array, (rows,)
-        Rows of level 0, of level 1, and so on; ascending within a level.
-    levels : int64 array, (levels + 1,)
-        Where each begins, on the host.
-
-    Notes
-    -----
-    On a CPU, one pass in the order of the rows. On a GPU, a breadth-first search in one launch, whose thread blocks meet after
-    every level (Naumov 2011, section 3, with a launch for every level).
+    Rows ascend within a level. On a CPU, one pass in the order of the rows. On a GPU, a breadth-first search in one launch,
+    whose thread blocks meet after every level (Naumov 2011, section 3, with a launch for every level).
     """
     if entries.rows == 0:
         return device_of(entries.values).xp.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64)
-    found: tuple[Array, Any] | None = find_kernel("triangle", "levels", kind)(entries, upper, waits, most)
-    return found
+    levels: tuple[Array, Any] | None = find_kernel("triangle", "levels", kind)(entries, upper, waits, most)
+    return levels
 
 
 @register_kernel("triangle", "waits", "cpu")
@@ -133,12 +99,12 @@ def _waits_cuda(
 def _levels_cuda(entries: BlockEntries, upper: bool, waits: Waits, most: int) -> tuple[Array, Any] | None:
     xp, rows = device_of(entries.values).xp, entries.rows
     follower_offsets = xp.zeros(rows + 1, dtype=np.int32)
-    given = (np.int32(rows), entries.offsets, entries.columns, None, np.int32(upper))
+    triangle = (np.int32(rows), entries.offsets, entries.columns, None, np.int32(upper))
     list_followers = ORDER_KERNELS.function("list_followers")
-    launch(list_followers, rows, 256, (*given, follower_offsets[1:], None))
+    launch(list_followers, rows, 256, (*triangle, follower_offsets[1:], None))
     xp.cumsum(follower_offsets, out=follower_offsets)
     followers = xp.empty(max(1, int(follower_offsets[-1])), dtype=np.int32)
-    launch(list_followers, rows, 256, (*given, follower_offsets[1:].copy(), followers))
+    launch(list_followers, rows, 256, (*triangle, follower_offsets[1:].copy(), followers))
     order, most = xp.empty(rows, dtype=np.int32), min(most, rows)
     levels, counters, failed = (xp.full(count, -1, dtype=np.int32) for count in (most + 2, 3, 1))
     levels[0] = counters[0] = counters[1] = failed[0] = 0
@@ -169,7 +135,7 @@ def _levels_cuda(entries: BlockEntries, upper: bool, waits: Waits, most: int) ->
 
 
 def dataflow_blocks(array: Array, threads: int, a_multiprocessor: int = 4) -> int:
-    """Return how many blocks of 256 threads share a dataflow: enough for the threads, and only so many a multiprocessor."""
+    """Return how many blocks of 256 threads share a dataflow: enough for the threads, at most ``a_multiprocessor`` each."""
     return max(1, min(-(-threads // 256), a_multiprocessor * multiprocessors(array)))
 
 

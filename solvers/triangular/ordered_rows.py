@@ -15,39 +15,19 @@ from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
-__all__ = ["Diagonal", "OrderedRows", "columns_of", "ordered_rows"]
-
 
 @dataclass(frozen=True)
 class OrderedRows:
-    """The strict triangle of a matrix with its rows in the order of the solve; row and column numbers are places in it.
+    """The strict triangle of a matrix with its rows in the order of the solve; row and column numbers are places in it."""
 
-    Parameters
-    ----------
-    offsets : int32 array, (rows + 1,)
-    places : int32 array, (entries,)
-        The place that an entry multiplies; it comes before the row's own.
-    sources : int32 array, (entries,)
-        Where an entry stands in the matrix.
-    blocks : array, (entries, size, size)
-    inverse : float64 array, (rows, size, size)
-        Inverses of the diagonal blocks, times omega.
-    rows : int32 array, (rows,), or None
-        The row at every place; None: places are rows.
-    levels : int64 array, (levels + 1,), or None
-        Where the levels begin, on the host: places of a level do not need each other.
-    longest : int
-        Entries of the longest row.
-    """
-
-    offsets: Array
-    places: Array
-    sources: Array
-    blocks: Array
-    inverse: Array
-    rows: Array | None
-    levels: Any
-    longest: int
+    offsets: Array  # int32, (rows + 1,)
+    places: Array  # int32, (entries,): the place that an entry multiplies; it comes before the row's own
+    sources: Array  # int32, (entries,): where an entry stands in the matrix
+    blocks: Array  # (entries, size, size)
+    inverse: Array  # float64, (rows, size, size): inverses of the diagonal blocks, times omega
+    rows: Array | None  # int32, (rows,): the row at every place; None: places are rows
+    levels: Any  # int64, (levels + 1,), on the host, or None: where the levels begin; places of a level do not need each other
+    longest: int  # entries of the longest row
 
     @property
     def count(self) -> int:
@@ -71,33 +51,17 @@ class OrderedRows:
         return sum(int(array.nbytes) for array in arrays if array is not None)
 
     def with_values(self, entries: BlockEntries, diagonal: Diagonal, kind: str) -> OrderedRows:
-        """Return these rows with the values of a matrix of the same pattern.
-
-        Raises
-        ------
-        InputError
-            If a diagonal block has no inverse; the message names the row.
-        """
+        """Return these rows with the values of a matrix of the same pattern; refuse a diagonal block that has no inverse."""
         return replace(self, blocks=entries.values[self.sources], inverse=_inverse(entries, diagonal, self.rows, kind))
 
 
 @dataclass(frozen=True)
 class Diagonal:
-    """The blocks on the diagonal of a matrix, and what is asked of them.
+    """The blocks on the diagonal of a matrix, and the conditions on them."""
 
-    Parameters
-    ----------
-    entries : int64 array, (rows,), or None
-        Where they stand among the entries; None: they are the identity.
-    omega : float
-        Factor of their inverses.
-    positive : bool
-        Whether they must be positive definite.
-    """
-
-    entries: Array | None
-    omega: float = 1.0
-    positive: bool = False
+    entries: Array | None  # int64, (rows,): where they stand among the entries; None: they are the identity
+    omega: float = 1.0  # factor of their inverses
+    positive: bool = False  # whether they must be positive definite
 
 
 def ordered_rows(
@@ -109,25 +73,10 @@ def ordered_rows(
     diagonal: Diagonal,
     kind: str,
 ) -> OrderedRows:
-    """Return the strict triangle of a matrix in an order of its rows.
+    """Return the strict triangle of a matrix in an order of its rows; refuse a diagonal block that has no inverse.
 
-    Parameters
-    ----------
-    entries : BlockEntries
-    ranks, upper
-        Which entries form the triangle, as for :func:`count_waits`.
-    waits : Waits
-        Of this triangle.
-    order : (int32 array or None, int64 array or None)
-        Rows in the order of the solve, and where its levels begin; None: ascending rows, no levels.
-    diagonal : Diagonal
-    kind : {"cpu", "cuda"}
-        Kind of the kernels.
-
-    Raises
-    ------
-    InputError
-        If a diagonal block has no inverse; the message names the row.
+    Ranks and ``upper`` select the triangle, as for :func:`count_waits`, whose result for it is ``waits``. ``order`` has the
+    rows in the order of the solve, int32, and where its levels begin, int64; None: ascending rows, no levels.
     """
     xp, (rows, levels) = device_of(entries.values).xp, order
     counts, place_of = waits.counts, None
@@ -172,8 +121,8 @@ def _entries_cpu(
     sources: Array,
 ) -> None:
     natural = np.arange(entries.rows, dtype=np.int32)
-    given = (natural if array is None else array for array in (ranks, rows, place_of))
-    _list_entries(entries.offsets, entries.columns, upper, *given, offsets, places, sources)
+    orders = (natural if array is None else array for array in (ranks, rows, place_of))
+    _list_entries(entries.offsets, entries.columns, upper, *orders, offsets, places, sources)
 
 
 @register_kernel("triangle", "entries", "cuda")

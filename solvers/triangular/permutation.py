@@ -8,8 +8,6 @@ from penstock.solvers.triangular.block_entries import BlockEntries
 from penstock.spmv import Array
 from penstock.spmv.products.block_rows import block_rows, row_numbers
 
-__all__ = ["permuted", "transposed"]
-
 
 def permuted(entries: BlockEntries, names: Array) -> BlockEntries:
     """Return the matrix whose row and column k are row and column ``names[k]``."""
@@ -27,5 +25,5 @@ def transposed(entries: BlockEntries) -> BlockEntries:
 
 
 def _from_blocks(like: BlockEntries, rows: Array, columns: Array, values: Array) -> BlockEntries:
-    found = block_rows(0, like.rows, rows, columns, values, like.rows)
-    return BlockEntries(found.offsets, found.columns, found.blocks, like.dtype)
+    sorted_rows = block_rows(0, like.rows, rows, columns, values, like.rows)
+    return BlockEntries(sorted_rows.offsets, sorted_rows.columns, sorted_rows.blocks, like.dtype)

@@ -12,8 +12,6 @@ from penstock.solvers.triangular.ordered_rows import OrderedRows
 from penstock.spmv import Array, device_of
 from penstock.spmv.registry import Registry
 
-__all__ = ["SCHEDULES", "Schedule", "make_schedule"]
-
 
 class Schedule(Protocol):
     """Solves with the rows of a triangle, in some schedule."""
@@ -39,13 +37,7 @@ SCHEDULES.add("columns", ColumnSchedule)
 
 
 def make_schedule(rows: OrderedRows, name: str, kind: str) -> Schedule:
-    """Return the schedule of that name for rows on a kind of device; ``"auto"`` chooses.
-
-    Raises
-    ------
-    InputError
-        If there is no such schedule, or it does not fit the rows.
-    """
+    """Return the schedule of that name for rows on a kind of device; ``"auto"`` chooses. Refuse one that does not fit."""
     chosen = SCHEDULES[name] if name != "auto" else None
     if kind == "cpu":
         return HostSchedule(rows)

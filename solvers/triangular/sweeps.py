@@ -9,8 +9,6 @@ from penstock.solvers.triangular.ordered_rows import OrderedRows
 from penstock.solvers.triangular.schedules import Schedule
 from penstock.spmv import Array, device_of
 
-__all__ = ["ColourSweep", "Sweep", "TwoSolves"]
-
 
 class Sweep(Protocol):
     """``M = (D/w + U)^-1 ((2 - w)/w D) (D/w + L)^-1``, a forward and a backward pass."""
@@ -24,14 +22,7 @@ class Sweep(Protocol):
 
 
 class TwoSolves:
-    """Two triangular solves with a vector in between.
-
-    Parameters
-    ----------
-    forward, backward : Schedule
-        Of ``D / omega + L`` and ``D / omega + U``.
-    omega : float
-    """
+    """Two triangular solves, with ``D / omega + L`` and ``D / omega + U``, and a vector in between."""
 
     def __init__(self, forward: Schedule, backward: Schedule, omega: float) -> None:
         self._forward, self._backward, self._gamma = forward, backward, 2.0 - omega
@@ -54,13 +45,7 @@ class ColourSweep:
     """Colours up and down in one numbering: the second pass takes the first one's result where it stands.
 
     Moves the entries of the matrix once, the inverse diagonal twice, x and out once, and one work vector of float64 about six
-    times.
-
-    Parameters
-    ----------
-    forward, backward : OrderedRows
-        Entries of smaller and of larger colours, both in ascending order of colours.
-    omega : float
+    times. ``forward`` has the entries of smaller colours, ``backward`` those of larger ones, both in ascending order of colours.
     """
 
     capturable = True

@@ -13,8 +13,6 @@ from penstock.solvers.triangular.ordered_rows import Diagonal, OrderedRows, orde
 from penstock.solvers.triangular.schedules import make_schedule
 from penstock.spmv import Array, InputError, ValidatedOperator
 
-__all__ = ["Order", "TriangularSolve", "check_diagonal", "choose_order", "triangle"]
-
 Order = Literal["auto", "levels", "colours", "natural"]
 ScheduleName = Literal["auto", "dataflow", "levels", "columns"]
 
@@ -51,7 +49,7 @@ class TriangularSolve(ValidatedOperator):
     Raises
     ------
     InputError
-        If A is not square, not triangular in the direction given, has a zero or no diagonal entry, a value that is not finite,
+        If A is not square, not triangular in the requested direction, has a zero or no diagonal entry, a value not finite,
         or more than 2**31 - 1 entries; the message names the first such row.
 
     Notes
@@ -139,25 +137,9 @@ def triangle(
 ) -> tuple[str, Waits, OrderedRows]:
     """Return the order taken, what rows wait for, and the rows of a triangle in that order.
 
-    Parameters
-    ----------
-    entries : BlockEntries
-    upper : bool
-    order : {"auto", "levels", "colours", "natural"}
-    ranks : int32 array, optional
-        Colours that are known.
-    part_of_symmetric : bool
-        Whether the entries of the other triangle are left out, instead of refused.
-    unit_diagonal, positive : bool
-        Whether the diagonal is taken for ones; whether its blocks must be positive definite.
-    omega : float
-        Factor of the inverses of the diagonal blocks.
-    kind : {"cpu", "cuda"}
-
-    Raises
-    ------
-    InputError
-        If the matrix has no such triangle; the message names the first row that is in the way.
+    ``part_of_symmetric`` leaves the entries of the other triangle out instead of refusing them; ``unit_diagonal`` takes the
+    diagonal for ones; ``positive`` requires positive definite diagonal blocks, whose inverses are multiplied by omega.
+    ``ranks``, int32 (rows,), are colours if they are known. The message of an error names the first row that is in the way.
     """
     if order not in ("auto", "levels", "colours", "natural"):
         raise InputError(f"order must be 'auto', 'levels', 'colours' or 'natural', not {order!r}")
@@ -167,11 +149,11 @@ def triangle(
     _check(entries, waits, upper, part_of_symmetric or ranks is not None, unit_diagonal)
     if order == "colours":
         assert ranks is not None
-        taken, found = "colours", order_by_colour(ranks, upper)
+        taken, rows_and_levels = "colours", order_by_colour(ranks, upper)
     else:
-        taken, found = choose_order(entries, upper, waits, order, kind)
+        taken, rows_and_levels = choose_order(entries, upper, waits, order, kind)
     diagonal = None if unit_diagonal else waits.diagonal
-    rows = ordered_rows(entries, ranks, upper, waits, found, Diagonal(diagonal, omega, positive), kind)
+    rows = ordered_rows(entries, ranks, upper, waits, rows_and_levels, Diagonal(diagonal, omega, positive), kind)
     return taken, waits, rows
 
 
@@ -203,9 +185,9 @@ def choose_order(
         order = "natural"
     if order != "natural":
         most = entries.rows // _ROWS_OF_A_CHAIN if order == "auto" else entries.rows
-        found = find_levels(entries, upper, waits, max(1, most), kind)
-        if found is not None:
-            return "levels", found
+        by_levels = find_levels(entries, upper, waits, max(1, most), kind)
+        if by_levels is not None:
+            return "levels", by_levels
     xp = entries.device.xp
     return "natural", (xp.arange(entries.rows, dtype=np.int32)[::-1].copy() if upper else None, None)
 

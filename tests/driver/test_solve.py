@@ -248,7 +248,7 @@ class TestDecisions:
         ("options", "choice"),
         [
             ({}, "block_jacobi: a coarse level would need coordinates= or near_null_space="),
-            ({"preconditioner": "jacobi"}, "jacobi: as asked for"),
+            ({"preconditioner": "jacobi"}, "jacobi: as requested"),
             ({"near_null_space": True}, "smoothed_aggregation: a coarse level, because its near-null space is given"),
             (
                 {"coordinates": True},

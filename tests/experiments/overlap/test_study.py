@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from penstock.commands.app import app, main
 from penstock.driver import progress
+from penstock.driver.progress import Reporter, Stage
 from penstock.experiments.overlap import measurement as overlap_measurement
 from penstock.experiments.overlap import report as overlap_report
 from penstock.experiments.overlap.configuration import OverlapStudy
 from penstock.experiments.overlap.measurement import CaseMeasurement
 from penstock.experiments.overlap.report import OverlapFolder, run_overlap_study
 from penstock.experiments.overlap.study import study_points
-from penstock.experiments.reporting.progress import Reporter, Stage
 from penstock.spmv import BudgetError, InputError, PenstockError
 from penstock.streaming import LinkRates, StreamedMatrix
 

@@ -344,7 +344,7 @@ class TestFormat:
     def test_the_one_asked_for_is_used(self, name, tmp_path):
         folder = solve(tmp_path / "run", "cube5-dof3", format=name)
         assert result_of(folder)["format"] == name
-        assert "as asked for" in folder.plan.read_text()
+        assert "as requested" in folder.plan.read_text()
 
     def test_one_that_cannot_be_is_refused(self, files, tmp_path):
         for told, matrix, options in (
