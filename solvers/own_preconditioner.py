@@ -9,8 +9,9 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.solvers.preconditioner_spec import PreconditionerSpec, preconditioner_spec
-from penstock.spmv import Array, InputError, Operator, ValidatedOperator, as_operator
+from penstock.spmv import Array, InputError, Operator, as_operator
 from penstock.spmv.conversion import FunctionOperator
+from penstock.spmv.reordered import Reordered
 
 
 def as_preconditioner(M: Any, A: Operator) -> Operator:
@@ -100,22 +101,8 @@ class OwnPreconditioner(PreconditionerSpec, name="of the caller", registered=Fal
     def build(self, A: Operator) -> Operator | None:
         """Return the operator, in the order of A."""
         M = as_preconditioner(self.M, A)
-        return M if self.reorder is None else _Reordered(M, A, self.reorder)
+        return M if self.reorder is None else Reordered(M, np.argsort(self.reorder(np.arange(A.shape[0]))))
 
     def in_order(self, reorder: Callable[[Any], Any]) -> Self:
         """Return this specification for a matrix whose unknowns are in another order."""
         return replace(self, reorder=reorder)
-
-
-class _Reordered(ValidatedOperator):
-    """An operator for vectors in another order of the unknowns."""
-
-    def __init__(self, M: Operator, A: Operator, reorder: Callable[[Any], Any]) -> None:
-        self.shape, self.dtype, self.device, self._M = A.shape, np.dtype(A.dtype), A.device, M
-        self._places = A.device.asarray(reorder(np.arange(A.shape[0])))
-
-    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        own = self.device.xp.empty_like(x)
-        own[self._places] = x
-        image = self._M.apply(own)[self._places]
-        out[...] = alpha * image if beta == 0.0 else alpha * image + beta * out

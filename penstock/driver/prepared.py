@@ -51,6 +51,7 @@ from penstock.spmv import (
 )
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 from penstock.spmv.foreign import is_foreign
+from penstock.spmv.reordered import Reordered
 from penstock.streaming import LevelOrder, StreamPlan
 
 # Seconds of compilation from which on a result mentions them.
@@ -435,22 +436,8 @@ class Inverse(ValidatedOperator):
         out[...] = alpha * solution if beta == 0.0 else alpha * solution + beta * out
 
 
-class _InCallersOrder(ValidatedOperator):
-    """An operator whose unknowns are stored in another order than the caller's."""
-
-    def __init__(self, of: Operator, order: LevelOrder) -> None:
-        self.shape, self.dtype, self.device = of.shape, np.dtype(of.dtype), of.device
-        self._of, self._places = of, of.device.asarray(order.forward(np.arange(of.shape[0])))
-
-    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        image = self._of.apply(self.device.xp.ascontiguousarray(x[self._places]))
-        result = self.device.xp.empty_like(out)
-        result[self._places] = image
-        out[...] = alpha * result if beta == 0.0 else alpha * result + beta * out
-
-
 def _in_callers_order(of: Operator, order: LevelOrder | None) -> Operator:
-    return of if order is None else _InCallersOrder(of, order)
+    return of if order is None else Reordered(of, order.forward(np.arange(of.shape[0])))
 
 
 def _iterations_a_digit(result: AnyResult) -> float | None:
