@@ -207,6 +207,7 @@ class _Opener:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         place = self.resources.enter_context(scratch_folder("penstock-", self.folder))
+        self.resources.callback(self.held.close)  # before the folder is removed: not all systems remove open files
         with self.reporter.stage("write") as stage:
             return FileStore.create(
                 place / "matrix",

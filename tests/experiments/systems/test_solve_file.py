@@ -179,7 +179,7 @@ class TestSolves:
         folder = solve(tmp_path / "run", tmp_path / "A.npz", right_hand_sides=tmp_path / "B.npy", **options)
 
         plan, result = folder.plan.read_text(), result_of(folder)
-        assert re.search(r"order       by levels .*: a sweep computes [2-9] powers, in the given order 1", plan)
+        assert re.search(r"order       by levels .*: a sweep computes [2-9] powers, in the original order 1", plan)
         assert result["converged"]
         X = np.load(folder.solution).reshape(A.shape[0], -1)
         assert true_residuals(A, X, B[:, parse_columns(columns)]).max() <= 1e-8
