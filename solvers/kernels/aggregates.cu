@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(128) orthonormalise(
     };
     double* factor = coarse + aggregate * (modes * modes);
     for (int mode = 0; mode < modes; ++mode) {
-        const double original = product(mode, mode);
+        const double given = product(mode, mode);
         for (int round = 0; round < 2; ++round)
             for (int earlier = 0; earlier < mode; ++earlier) {
                 const double share = product(mode, earlier);
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(128) orthonormalise(
                 for (int i = lane; i < rows; i += 32) values(i)[mode] -= share * values(i)[earlier];
             }
         const double square = product(mode, mode);
-        const bool present = square > dependent * original && square > 0;
+        const bool present = square > dependent * given && square > 0;
         if (lane == 0 && present) factor[mode * modes + mode] = sqrt(square);
         const double scale = present ? 1 / sqrt(square) : 0.0;
         for (int i = lane; i < rows; i += 32) values(i)[mode] = present ? values(i)[mode] * scale : 0.0;

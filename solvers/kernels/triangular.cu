@@ -2,7 +2,7 @@
 //
 // Rows are numbered by their place in the order of the solve, so the columns of a row are places before it. `rows[place]` is the
 // row of b and out; null means that places are rows. With `columns` right-hand sides, which alternate in b, out and y, a row counts
-// as that many: nothing below distinguishes them. Offsets count blocks; `inverse` holds W, the inverse of the diagonal block times
+// as so many: nothing below distinguishes them. Offsets count blocks; `inverse` holds W, the inverse of the diagonal block times
 // omega, for every place. A solve computes, for every place,
 //     y = W (b - sum of a y)                  or, for the second half of a symmetric sweep,
 //     y = gamma b - W (sum of a y)            where `scaled` is set,
@@ -48,7 +48,7 @@ struct Substitution {
     };
     struct Row {
         long long number;
-        double right[size], inverse[keeps_inverse ? size * size : 1];
+        double given[size], inverse[keeps_inverse ? size * size : 1];
     };
     struct Entry {
         Value block[size * size];
@@ -80,7 +80,7 @@ struct Substitution {
             for (int i = 0; i < size * size; ++i) row.inverse[i] = inverse[(long long)target.place * (size * size) + i];
 #pragma unroll
         for (int i = 0; i < size; ++i)
-            row.right[i] = b ? double(b[(row.number * size + i) * columns + target.column])
+            row.given[i] = b ? double(b[(row.number * size + i) * columns + target.column])
                              : y[((long long)target.place * size + i) * columns + target.column];
     }
 
@@ -106,8 +106,8 @@ struct Substitution {
             double total = 0;
 #pragma unroll
             for (int j = 0; j < size; ++j)
-                total = fma(w[i * size + j], scaled ? -sum.of[j] : row.right[j] - sum.of[j], total);
-            if (scaled) total = fma(gamma, row.right[i], total);
+                total = fma(w[i * size + j], scaled ? -sum.of[j] : row.given[j] - sum.of[j], total);
+            if (scaled) total = fma(gamma, row.given[i], total);
             y[i] = is_missing(total) ? not_a_number() : total;  // a NaN of b must not look missing
         }
     }
@@ -321,11 +321,11 @@ __device__ __forceinline__ void solve_place(
         }
     for (int by = lanes / 2; by; by /= 2) operation.join(sum, by, lanes);
     if (live && threadIdx.x % lanes == 0) {
-        double solution[size];
-        operation.finish(sum, row, target, solution, nullptr);
-        operation.write(row, target, solution);
+        double found[size];
+        operation.finish(sum, row, target, found, nullptr);
+        operation.write(row, target, found);
 #pragma unroll
-        for (int i = 0; i < size; ++i) y[((long long)target.place * size + i) * columns + target.column] = solution[i];
+        for (int i = 0; i < size; ++i) y[((long long)target.place * size + i) * columns + target.column] = found[i];
     }
 }
 
