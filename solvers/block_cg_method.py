@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from penstock.solvers.method import Method
+from penstock.solvers.method import HasColumns, Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import GOING_ON, BlockSolveResult, StopReason
 from penstock.solvers.saved_state import SavedState
@@ -129,7 +129,7 @@ class Recurrence(Protocol):
         """Do one iteration; return the reason if the block cannot continue."""
 
 
-class BlockConjugateGradients(Method, name="block_cg"):
+class BlockConjugateGradients(HasColumns, Method, name="block_cg"):
     """Block conjugate gradients for one problem with right-hand sides ``(n, columns)``."""
 
     State: ClassVar[type] = BlockCgState
@@ -155,7 +155,7 @@ class BlockConjugateGradients(Method, name="block_cg"):
             residuals = self._recurrence.true_residuals(state.x)
             norms = self._recurrence.norms(residuals)
         state.residual_norms = [[problem.relative(norms[column], column)] for column in range(count)]
-        for column in _pending(state):
+        for column in self.running_columns(state):
             norm = float(norms[column])
             if not math.isfinite(norm):
                 self._finish(state, column, StopReason.NOT_FINITE, norm)
@@ -188,7 +188,7 @@ class BlockConjugateGradients(Method, name="block_cg"):
             if reason in GOING_ON:
                 state.reasons[column] = None
         ended = [column for column, reason in enumerate(state.reasons) if reason is not None]
-        before = len(_pending(state))
+        before = len(self.running_columns(state))
         for column in ended:  # the tolerance may differ from that of the earlier call
             self.final_residuals[column] = norm = residuals[column]
             met, reason = norm <= problem.tolerances[column], state.reasons[column]
@@ -196,7 +196,7 @@ class BlockConjugateGradients(Method, name="block_cg"):
                 state.reasons[column] = StopReason.CONVERGED
             elif reason is StopReason.CONVERGED and not met:
                 state.reasons[column] = None
-        if len(_pending(state)) > before:
+        if len(self.running_columns(state)) > before:
             self._restart(state, recurrence.true_residuals(state.x))
         return state
 
@@ -215,18 +215,9 @@ class BlockConjugateGradients(Method, name="block_cg"):
             checked.append(recorded if abs(norm - recorded) <= 1e-6 * recorded else norm)
         return checked
 
-    def running(self, state: BlockCgState) -> bool:
-        """Return whether any column is still being solved."""
-        return None in state.reasons
-
-    def residual_norm(self, state: BlockCgState) -> float:
-        """Return the largest relative residual of the running columns, or of all if none runs."""
-        running = [state.residual_norms[column][-1] for column in _pending(state)]
-        return max(running, default=max(norms[-1] for norms in state.residual_norms))
-
     def _restart(self, state: BlockCgState, residuals: Array) -> None:
         """Restart with the residuals ``B - A X`` of all pending columns."""
-        state.active = _pending(state)
+        state.active = self.running_columns(state)
         if not state.active:
             return
         for column, reason in enumerate(state.reasons):
@@ -251,7 +242,7 @@ class BlockConjugateGradients(Method, name="block_cg"):
         """Compute the true residuals when the recursive ones are small; restart from those that are not small."""
         residuals = self._recurrence.true_residuals(state.x)
         norms = self._recurrence.norms(residuals)
-        for column in _pending(state):
+        for column in self.running_columns(state):
             previous, norm = state.last_true_residuals[column], float(norms[column])
             state.last_true_residuals[column] = norm
             if norm <= self.problem.tolerances[column]:
@@ -264,7 +255,7 @@ class BlockConjugateGradients(Method, name="block_cg"):
 
     def end(self, state: BlockCgState, reason: StopReason) -> None:
         """Compute the true residuals of the running columns and stop them."""
-        self._stop(state, _pending(state), reason)
+        self._stop(state, self.running_columns(state), reason)
 
     def _stop(self, state: BlockCgState, columns: list[int], reason: StopReason) -> None:
         norms = self._recurrence.norms(self._recurrence.true_residuals(state.x))
@@ -284,7 +275,3 @@ class BlockConjugateGradients(Method, name="block_cg"):
         """Return the result."""
         residuals = [self.final_residuals[column] for column in range(self.problem.columns)]
         return self.block_result(state, [reason for reason in state.reasons if reason is not None], residuals)
-
-
-def _pending(state: BlockCgState) -> list[int]:
-    return [column for column, reason in enumerate(state.reasons) if reason is None]

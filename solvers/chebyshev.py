@@ -105,9 +105,7 @@ class Chebyshev(ValidatedOperator):
     def rebuilt(self, A: Operator) -> Chebyshev:
         """Return the same polynomial of a matrix with other values, whose bound is measured from the vector of the last one."""
         diagonal = block_jacobi(A, int(self._diagonal.shape[1]))
-        rounds, self._fastest = (
-            (2, A.device.xp.zeros(A.shape[0], dtype=A.dtype)) if self._fastest is None else (1, self._fastest)
-        )
+        rounds, self._fastest = rounds_from(A, self._fastest)
         with A.device.current():
             high = largest_eigenvalue(A, diagonal, rounds, self.degree, vector=self._fastest)
         new = Chebyshev(A, diagonal, self.degree, high * self.low / self.high, high)
@@ -297,6 +295,11 @@ def _degree_for(A: Operator) -> int:
 def scaled_row_sums(diagonal: DiagonalBlocks, sums: Array) -> Array:
     """Return the row sums of ``|D| |A|``, whose maximum bounds the eigenvalues of ``D A``, from those of ``|A|``."""
     return DiagonalBlocks(abs(diagonal.blocks)).apply(sums)
+
+
+def rounds_from(A: Operator, vector: Array | None) -> tuple[int, Array]:
+    """Return the rounds and the vector for :func:`largest_eigenvalue` of new values: None stands for the first time."""
+    return (2, A.device.xp.zeros(A.shape[0], dtype=A.dtype)) if vector is None else (1, vector)
 
 
 def largest_eigenvalue(

@@ -57,7 +57,7 @@ def method_named(name: str) -> MethodChoice:
     Raises
     ------
     InputError
-        If there is none; the message lists those that there are.
+        If no method has this name; the message lists the registered names.
 
     Examples
     --------

@@ -265,6 +265,27 @@ class Method(ABC):
         return IterationRecord(state.iteration, self.residual_norm(state), seconds, self.problem.bytes_streamed, state)
 
 
+class HasColumns:
+    """What methods for several right-hand sides share, whose states have ``reasons`` and ``residual_norms`` of each column.
+
+    It stands before :class:`Method` among the bases.
+    """
+
+    @staticmethod
+    def running_columns(state: Any) -> list[int]:
+        """Return the columns that are still being solved."""
+        return [column for column, reason in enumerate(state.reasons) if reason is None]
+
+    def running(self, state: Any) -> bool:
+        """Return whether any column is still being solved."""
+        return None in state.reasons
+
+    def residual_norm(self, state: Any) -> float:
+        """Return the largest relative residual of the running columns, or of all if none runs."""
+        running: list[float] = [state.residual_norms[column][-1] for column in self.running_columns(state)]
+        return max(running, default=max(norms[-1] for norms in state.residual_norms))
+
+
 #: All methods by name; packages add theirs in the entry point group ``penstock.solvers``.
 SOLVERS: Registry[str, type[Method]] = Registry("solver", "penstock.solvers")
 

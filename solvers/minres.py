@@ -30,7 +30,7 @@ import numpy as np
 
 from penstock.solvers.checks import check_maxiter
 from penstock.solvers.choice import METHODS, MethodChoice
-from penstock.solvers.method import Method
+from penstock.solvers.method import HasColumns, Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import GOING_ON, BlockSolveResult, IterationRecord, SolveResult, StopReason
 from penstock.solvers.saved_state import SavedState
@@ -134,11 +134,10 @@ class MinresState(SavedState):
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
-        check_all(layout, self, ("x", "r", "r1", "r2", "y", "w", "w_old"))
+        check_all(layout, self, self.vectors)
         columns = layout.shape[1]
-        if np.shape(self.scalars) != (len(Scalar), columns) or {len(self.reasons), len(self.residual_norms)} != {
-            columns
-        }:
+        lengths = {len(self.reasons), len(self.residual_norms)}
+        if np.shape(self.scalars) != (len(Scalar), columns) or lengths != {columns}:
             raise InputError("the parts of the state do not fit each other; it is damaged")
         for scalar in Scalar:
             numbers = {f"{scalar.name.lower()}[{k}]": float(of) for k, of in enumerate(self.scalars[scalar])}
@@ -161,7 +160,7 @@ class _LeastSquares:
     size: float
 
 
-class MinimumResiduals(Method, name="minres"):
+class MinimumResiduals(HasColumns, Method, name="minres"):
     """The minimum residual method for one problem with right-hand sides ``(n, columns)``."""
 
     State: ClassVar[type] = MinresState
@@ -170,20 +169,21 @@ class MinimumResiduals(Method, name="minres"):
         self.problem, device, (n, columns) = problem, problem.A.device, problem.b.shape
         self._blocks = BlockSpace(device, n, columns, problem.b.dtype, problem.space.communicator)
         self._v, self._other = (device.xp.empty_like(problem.b) for _ in range(2))
-        problem.set_norms(np.sqrt(np.maximum(self._dots(problem.b, problem.b), 0.0)))
-        self._aside = dict.fromkeys(problem.empty, StopReason.CONVERGED)
-        self._aside |= dict.fromkeys(problem.out_of_range, StopReason.NOT_FINITE)
+        problem.set_norms(self._norms(problem.b))
+        self._aside = problem.aside
         self.residuals = np.full(columns, math.nan)
-        self._least_squares: dict[
-            int, _LeastSquares
-        ] = {}  # by column; not part of the state, a resumed solve finds it again
+        # By column. They are not part of the state: a resumed solve finds them again.
+        self._least_squares: dict[int, _LeastSquares] = {}
 
     def _dots(self, x: Array, y: Array) -> Numbers:
         """Return the inner products of equal columns, over all ranks."""
         if x.shape[1] == 1:
             return np.array([self.problem.space.dot(x.reshape(-1), y.reshape(-1))])
-        dots: Numbers = np.diag(self._blocks.gram(x, y)).copy()
-        return dots
+        return self._blocks.dots(x, y)
+
+    def _norms(self, x: Array) -> Numbers:
+        """Return the norms of the columns."""
+        return np.sqrt(np.maximum(self._dots(x, x), 0.0))
 
     def start(self, x0: Array | None) -> MinresState:
         """Compute the first residuals, and begin with them."""
@@ -198,16 +198,16 @@ class MinimumResiduals(Method, name="minres"):
         reasons = [self._aside.get(column) for column in range(problem.columns)]
         state = MinresState(x=x, r=r, **vectors, scalars=np.zeros((len(Scalar), problem.columns)), reasons=reasons)
         state.scalars[Scalar.TESTED] = math.inf
-        self.residuals = np.sqrt(np.maximum(self._dots(r, r), 0.0))
+        self.residuals = self._norms(r)
         for column in self._aside:
             self.residuals[column] = problem.b_norms[column]
         state.residual_norms = [[problem.relative(float(of), column)] for column, of in enumerate(self.residuals)]
-        for column in self._running(state):
+        for column in self.running_columns(state):
             if self.residuals[column] <= problem.tolerances[column]:  # r was computed from A, b and x
                 self._end_column(state, column, StopReason.CONVERGED)
             elif not math.isfinite(self.residuals[column]):
                 self._end_column(state, column, StopReason.NOT_FINITE)
-        self._begin(state, self._running(state))
+        self._begin(state, self.running_columns(state))
         return state
 
     def resume(self, state: MinresState) -> MinresState:
@@ -215,9 +215,9 @@ class MinimumResiduals(Method, name="minres"):
         problem = self.problem
         with direction_kept(problem.A):
             residual = problem.true_residual(state.x, self._other)
-        norms = np.sqrt(np.maximum(self._dots(residual, residual), 0.0))
+        norms = self._norms(residual)
         difference = residual - state.r
-        gaps = np.sqrt(np.maximum(self._dots(difference, difference), 0.0))
+        gaps = self._norms(difference)
         anew = []
         for column, known in enumerate(state.reasons):
             if column in self._aside:
@@ -233,18 +233,6 @@ class MinimumResiduals(Method, name="minres"):
                 anew.append(column)
         self._begin(state, anew)
         return state
-
-    def _running(self, state: MinresState) -> list[int]:
-        return [column for column, reason in enumerate(state.reasons) if reason is None]
-
-    def running(self, state: MinresState) -> bool:
-        """Return whether any column is still being solved."""
-        return None in state.reasons
-
-    def residual_norm(self, state: MinresState) -> float:
-        """Return the largest relative residual of the running columns, or of all if none runs."""
-        every = list(zip((norms[-1] for norms in state.residual_norms), state.reasons, strict=True))
-        return max((norm for norm, reason in every if reason is None), default=max(norm for norm, _ in every))
 
     def _begin(self, state: MinresState, columns: list[int]) -> None:
         """Begin Lanczos' recurrence with the residuals of some columns."""
@@ -289,7 +277,7 @@ class MinimumResiduals(Method, name="minres"):
         return None
 
     def _iterate_once(self, state: MinresState) -> None:
-        problem, running, of = self.problem, self._running(state), state.scalars
+        problem, running, of = self.problem, self.running_columns(state), state.scalars
         row, still = problem.A.device.asarray, [k for k, reason in enumerate(state.reasons) if reason is not None]
         beta, beta_old = (np.where(of[which] > 0, of[which], 1.0) for which in (Scalar.BETA, Scalar.BETA_OLD))
         v, image = self._v, self._other
@@ -306,9 +294,8 @@ class MinimumResiduals(Method, name="minres"):
             c, s, dbar = of[Scalar.C], of[Scalar.S], of[Scalar.DBAR]
             delta, gbar = c * dbar + s * alpha, s * dbar - c * alpha
             gamma = np.hypot(gbar, following)
-            coupled = np.where(
-                of[Scalar.BETA_OLD] > 0, of[Scalar.BETA], 0.0
-            )  # the first one is the norm of the residual
+            # The first beta is the norm of the residual, and no entry of the tridiagonal matrix.
+            coupled = np.where(of[Scalar.BETA_OLD] > 0, of[Scalar.BETA], 0.0)
             of[Scalar.NORM] = np.maximum(of[Scalar.NORM], np.hypot(np.hypot(alpha, coupled), following))
             root = np.hypot(gbar, c * following)
         safe = np.where(gamma > 0, gamma, 1.0)
@@ -339,16 +326,13 @@ class MinimumResiduals(Method, name="minres"):
         for column in running:
             norm = float(state.scalars[Scalar.NORM, column])
             ratio = float(root[column]) / norm if norm > 0 else 0.0
-            known = self._least_squares.get(column)
-            if ratio > max(_ORTHOGONAL, _UNITS * self.problem.unit) or (
-                known is not None and ratio > 0.5 * known.ratio
-            ):
+            known, orthogonal = self._least_squares.get(column), max(_ORTHOGONAL, _UNITS * self.problem.unit)
+            if ratio > (orthogonal if known is None else 0.5 * known.ratio):
                 continue
             x = state.x[:, column].copy()
             residual = self.problem.absolute(state.residual_norms[column][-1], column)
-            self._least_squares[column] = _LeastSquares(
-                x, ratio, residual, self.problem.space.norm(x) + residual / (norm or 1.0)
-            )
+            size = self.problem.space.norm(x) + residual / (norm or 1.0)
+            self._least_squares[column] = _LeastSquares(x, ratio, residual, size)
 
     def _judge_least_squares(self, state: MinresState, column: int, residual: float) -> None:
         """Forget a kept iterate if the residual has halved since, and return to it if x has grown instead."""
@@ -367,7 +351,7 @@ class MinimumResiduals(Method, name="minres"):
     def _look(self, state: MinresState, running: list[int], squares: Numbers) -> None:
         """Note the residuals, end what cannot go on, and compute those from A, b and x that seem to meet the tolerance."""
         problem = self.problem
-        norms = np.sqrt(np.maximum(self._dots(state.r, state.r), 0.0))
+        norms = self._norms(state.r)
         due: list[int] = []
         for column, history in enumerate(state.residual_norms):
             if column not in running:
@@ -391,7 +375,7 @@ class MinimumResiduals(Method, name="minres"):
         """Compute residuals of columns; begin anew with those that are larger than they seemed to be."""
         problem, of = self.problem, state.scalars
         residual = problem.true_residual(state.x, self._v)
-        norms, anew = np.sqrt(np.maximum(self._dots(residual, residual), 0.0)), []
+        norms, anew = self._norms(residual), []
         for column in due:
             norm, before = float(norms[column]), float(of[Scalar.TESTED, column])
             state.r[:, column] = residual[:, column]
@@ -412,10 +396,10 @@ class MinimumResiduals(Method, name="minres"):
 
     def end(self, state: MinresState, reason: StopReason) -> None:
         """Stop the running columns and compute their residuals."""
-        problem, running = self.problem, self._running(state)
+        problem, running = self.problem, self.running_columns(state)
         with direction_kept(problem.A):
             residual = problem.true_residual(state.x, self._v)
-        norms = np.sqrt(np.maximum(self._dots(residual, residual), 0.0))
+        norms = self._norms(residual)
         for column in running:
             norm, history = float(norms[column]), state.residual_norms[column]
             self.residuals[column] = norm
@@ -428,7 +412,7 @@ class MinimumResiduals(Method, name="minres"):
         unknown = [column for column, norm in enumerate(self.residuals) if math.isnan(norm)]
         if unknown:
             residual = self.problem.true_residual(state.x, self._v)
-            norms = np.sqrt(np.maximum(self._dots(residual, residual), 0.0))
+            norms = self._norms(residual)
             self.residuals[unknown] = norms[unknown]
         reasons = [reason for reason in state.reasons if reason is not None]
         return self.block_result(state, reasons, self.residuals.tolist())

@@ -112,18 +112,14 @@ class BlockJacobiSpec(PreconditionerSpec, name="block_jacobi"):
 
 
 @dataclass(frozen=True)
-class AbsoluteJacobiSpec(PreconditionerSpec, name="absolute_jacobi"):
+class AbsoluteJacobiSpec(JacobiSpec, name="absolute_jacobi"):
     """Specification of :func:`absolute_jacobi`."""
 
-    works_on_ranks: ClassVar[bool] = True
+    writes_vector: ClassVar[bool] = True  # its methods have no passes that apply a diagonal
 
     def build(self, A: Operator) -> Operator:
         """Return the inverse of the sizes of the diagonal."""
         return absolute_jacobi(A)
-
-    def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
-        """Return 1, for the diagonal."""
-        return 1
 
 
 def absolute_jacobi(A: Any) -> DiagonalBlocks:

@@ -149,6 +149,12 @@ class LinearProblem:
         return [column for column in self._unusual if column not in empty]
 
     @property
+    def aside(self) -> dict[int, StopReason]:
+        """Columns that need no solve, and how they end: those that are empty or out of range."""
+        ends = dict.fromkeys(self.empty, StopReason.CONVERGED)
+        return ends | dict.fromkeys(self.out_of_range, StopReason.NOT_FINITE)
+
+    @property
     def _unusual(self) -> list[int]:
         in_range = (self.b_norms >= _SMALLEST_NORM) & (self.b_norms <= _LARGEST_NORM)
         unusual: list[int] = np.flatnonzero(~in_range).tolist()

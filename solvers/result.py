@@ -200,15 +200,7 @@ class SolveResult:
     def continued(self, further: SolveResult, scale: float = 1.0) -> Self:
         """Return this result with the iterations and the cost of a further solve, whose residuals are relative to ``scale``."""
         norms = [*self.residual_norms, *(float(scale * norm) for norm in further.residual_norms[1:])]
-        names = {**self.timings, **further.timings}
-        return replace(
-            self,
-            iterations=len(norms) - 1,
-            residual_norms=norms,
-            sweeps=self.sweeps + further.sweeps,
-            bytes_streamed=self.bytes_streamed + further.bytes_streamed,
-            timings={name: self.timings.get(name, 0.0) + further.timings.get(name, 0.0) for name in names},
-        )
+        return replace(self, iterations=len(norms) - 1, residual_norms=norms, **cost_of_both(self, further))
 
     def check(self) -> Self:
         """Return the result itself if it has converged, else raise a NotConvergedError with the message."""
@@ -325,6 +317,18 @@ class BlockSolveResult:
 
     def _repr_html_(self) -> str:
         return as_table(self.explain())
+
+
+def cost_of_both(one: SolveResult | BlockSolveResult, other: SolveResult | BlockSolveResult) -> dict[str, Any]:
+    """Return the entries of a result that describe the cost, summed over two solves."""
+    timings = {
+        name: one.timings.get(name, 0.0) + other.timings.get(name, 0.0) for name in {**one.timings, **other.timings}
+    }
+    return {
+        "sweeps": one.sweeps + other.sweeps,
+        "bytes_streamed": one.bytes_streamed + other.bytes_streamed,
+        "timings": timings,
+    }
 
 
 def _explanation(result: SolveResult | BlockSolveResult, outcome: str, residual: float) -> str:

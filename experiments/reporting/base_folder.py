@@ -47,7 +47,7 @@ class BaseFolder:
 
     @contextlib.contextmanager
     def resumed(self) -> Iterator[None]:
-        """Own the folder of an earlier run while the block runs; raises an InputError if there is none or it is in use."""
+        """Own the folder of an earlier run while the block runs; an InputError if there was no run, or the folder is in use."""
         if not self.path.is_dir():
             raise InputError(f"{self.path} is no folder; there is nothing to resume")
         with owned(self.path, "wait until it has ended"):

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from penstock.spmv import CsrMatrix, InputError
+from penstock.solvers import jacobi
+from penstock.spmv import CsrMatrix, InputError, Operator
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.symmetry import Symmetry
 
@@ -51,6 +52,11 @@ def check_matrix(statistics: MatrixStatistics, name: str, *, definite: bool = Tr
         f"({column}, {row}), {other:.6g}, counted from 0 (they differ by {abs(one - other):.2g}), and "
         f"{symmetry.beyond_rounding} entries differ by more than rounding; {advice}"
     )
+
+
+def check_diagonal(A: Operator) -> None:
+    """Refuse a stored matrix with a diagonal entry that is not positive, at the cost of a sweep: a store may hold anything."""
+    jacobi(A)
 
 
 def _advice_on_diagonal(diagonal: np.ndarray[Any, Any], statistics: MatrixStatistics) -> str:

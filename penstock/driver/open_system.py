@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.driver.exact_matrix import ExactMatrix
 from penstock.driver.inputs import GivenVectors
+from penstock.driver.matrix_checks import check_diagonal
 from penstock.driver.null_space import NullSpace, inconsistent_result
 from penstock.driver.progress import Reporter, solve_progress
 from penstock.driver.request import Placement, Request
@@ -19,7 +20,6 @@ from penstock.solvers import (
     PreconditionerSpec,
     SolveResult,
     block_cg_workspace_nbytes,
-    jacobi,
     solve_many,
 )
 from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
@@ -130,7 +130,7 @@ class OpenSystem:
             return self._built_of_operator()
         spec = self.placement.spec
         if spec.name == "none" and isinstance(self.A, StreamedMatrix) and self.request.chosen_method.definite:
-            jacobi(self.A)  # only for its check of the diagonal, at the cost of one sweep: a store may hold anything
+            check_diagonal(self.A)
         if self.placement.order is not None:
             spec = spec.in_order(self.placement.order.forward)
         try:

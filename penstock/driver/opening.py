@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -60,11 +60,7 @@ def open_system(
     reporter = reporter or Reporter()
     null_space = None if request.null_space is None else NullSpace.given(request.null_space, given.rows)
     with ExitStack() as resources:
-        held = HeldStore()
-        resources.callback(held.close)
-        opener = _Opener(
-            request, None if folder is None else Path(folder), reporter, announce, resources, updatable, held
-        )
+        opener = _Opener(request, None if folder is None else Path(folder), reporter, announce, resources, updatable)
         with request.device.current():
             system = opener.open(given.with_wide_vectors(), narrow=given.is_narrow, null_space=null_space)
         del given, opener  # the matrix may be large, and have been converted
@@ -79,7 +75,7 @@ class _Opener:
     announce: Callable[[Placement], object] | None
     resources: ExitStack
     updatable: bool
-    held: HeldStore
+    held: HeldStore = field(default_factory=HeldStore)
 
     def open(self, given: GivenMatrix, *, narrow: bool, null_space: NullSpace | None) -> OpenSystem:
         system = self._opened_system(given)
@@ -185,6 +181,8 @@ class _Opener:
     def _streamed(self, store: Store, placement: Placement) -> OpenSystem:
         if hasattr(store, "__enter__") and placement.matrix is not None:
             self.held.replace(store)
+        # After the streamed matrix, and before a temporary folder is removed: not all systems remove open files.
+        self.resources.callback(self.held.close)
         budget = MemoryBudget(placement.stream_plan.budget_nbytes)
         with self.reporter.stage("open"):
             matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.stream_plan)
@@ -207,7 +205,6 @@ class _Opener:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         place = self.resources.enter_context(scratch_folder("penstock-", self.folder))
-        self.resources.callback(self.held.close)  # before the folder is removed: not all systems remove open files
         with self.reporter.stage("write") as stage:
             return FileStore.create(
                 place / "matrix",

@@ -39,6 +39,7 @@ from penstock.driver.request import Request
 from penstock.driver.resident import Resident
 from penstock.driver.update import update_values
 from penstock.solvers import IterationRecord, SolveResult, StopReason, method_named
+from penstock.solvers.result import cost_of_both
 from penstock.spmv import (
     Array,
     Device,
@@ -111,8 +112,9 @@ def prepare(
         raise InputError(f"columns must be a whole number, 1 or more, not {columns!r}")
     options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
     reporter = RichReporter.on_terminal() if progress else Reporter()
-    choices = (device, int(columns), memory, preconditioner, block_size, options, null_space, method)
-    system = PreparedSystem(A, choices, folder, reporter, updatable=True)
+    choices: dict[str, Any] = {"device": device, "memory": memory, "preconditioner": preconditioner, "options": options}
+    choices |= {"block_size": block_size, "null_space": null_space, "method": method, "folder": folder}
+    system = PreparedSystem(A, int(columns), reporter, updatable=True, **choices)
     system.set_up()
     return system
 
@@ -140,12 +142,22 @@ class PreparedSystem:
     """
 
     def __init__(
-        self, A: Any, choices: tuple[Any, ...], folder: str | Path | None, reporter: Reporter, *, updatable: bool
+        self,
+        A: Any,
+        columns: int,
+        reporter: Reporter,
+        *,
+        updatable: bool,
+        device: str,
+        memory: int | str | None,
+        preconditioner: Any,
+        options: dict[str, Any],
+        block_size: int | Literal["auto"],
+        null_space: Any,
+        method: str,
+        folder: str | Path | None,
     ) -> None:
         began, self._compiled = seconds_without_compiling(), compile_seconds()
-        self.timings: dict[str, float] = {}
-        self.version = 0
-        device, columns, memory, preconditioner, block_size, options, null_space, method = choices
         method_named(method)
         if is_foreign(preconditioner):
             preconditioner = as_matrix(preconditioner)
@@ -160,10 +172,10 @@ class PreparedSystem:
         self._lock, self._solver_thread = threading.Lock(), 0
         opened = open_system(given, request, folder=folder, reporter=reporter, updatable=updatable)
         self._system: OpenSystem = self._resources.enter_context(opened)
-        self._mixed, self._stale, self._refresh = False, False, "auto"
+        self.version, self._mixed, self._stale, self._refresh = 0, False, False, "auto"
         self._iterations_a_digit: float | None = None
-        self._opened_seconds: float | None = None
-        self.timings["open"] = self._opened_seconds = seconds_without_compiling() - began
+        self._opened_seconds: float | None = seconds_without_compiling() - began
+        self.timings: dict[str, float] = {"open": self._opened_seconds}
 
     def set_up(self) -> None:
         """Make the preconditioner, which the first solve would make otherwise."""
@@ -268,9 +280,8 @@ class PreparedSystem:
             began, system = seconds_without_compiling(), self._system
             with system.reporter.stage("update"):
                 update_values(system, given, partial(self._write, preconditioner))
-            unjudged = (
-                preconditioner == "auto" and self._iterations_a_digit is None
-            )  # nothing to compare iterations with
+            # Without an earlier solve there is nothing to compare iterations with.
+            unjudged = preconditioner == "auto" and self._iterations_a_digit is None
             if preconditioner == "values" or system.must_rebuild or unjudged:
                 try:
                     system.rebuild_preconditioner()
@@ -459,15 +470,8 @@ def _joined(before: AnyResult, after: AnyResult) -> AnyResult:
     )  # fmt: skip
     if isinstance(after, SolveResult):
         return columns[0]
-    names = {**before.timings, **after.timings}
-    return replace(
-        after,
-        columns=columns,
-        iterations=before.iterations + after.iterations,
-        sweeps=before.sweeps + after.sweeps,
-        bytes_streamed=before.bytes_streamed + after.bytes_streamed,
-        timings={name: before.timings.get(name, 0.0) + after.timings.get(name, 0.0) for name in names},
-    )
+    iterations = before.iterations + after.iterations
+    return replace(after, columns=columns, iterations=iterations, **cost_of_both(before, after))
 
 
 def _with_note(result: AnyResult, note: str) -> AnyResult:

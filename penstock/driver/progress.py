@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -66,7 +67,7 @@ class Reporter:
         yield Stage()
 
 
-class _LineStage(Stage):
+class _LineStage(Stage, ABC):
     """Shows a line every ``every`` seconds, and one at the end."""
 
     def __init__(self, title: str, every: float) -> None:
@@ -99,8 +100,9 @@ class _LineStage(Stage):
     def _line(self, text: str) -> str:
         return f"{self._title:<10} {self.seconds:8.2f} s  {text}"
 
+    @abstractmethod
     def _show(self, text: str) -> None:
-        raise NotImplementedError
+        """Show a line."""
 
 
 class _LogStage(_LineStage):

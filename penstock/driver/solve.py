@@ -115,8 +115,9 @@ def solve(
     checked_failure(on_failure)
     options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
     reporter = RichReporter.on_terminal() if progress else Reporter()
-    choices = (device, vectors.columns, memory, preconditioner, block_size, options, null_space, method)
+    choices: dict[str, Any] = {"device": device, "memory": memory, "preconditioner": preconditioner, "options": options}
+    choices |= {"block_size": block_size, "null_space": null_space, "method": method, "folder": folder}
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
     limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
-    with PreparedSystem(A, choices, folder, reporter, updatable=False) as system:
+    with PreparedSystem(A, vectors.columns, reporter, updatable=False, **choices) as system:
         return system.solve_vectors(vectors, guess, limits, on_failure)

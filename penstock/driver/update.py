@@ -11,10 +11,9 @@ import numpy as np
 
 from penstock.driver.exact_matrix import ExactMatrix
 from penstock.driver.inputs import GivenMatrix
-from penstock.driver.matrix_checks import check_matrix
+from penstock.driver.matrix_checks import check_diagonal, check_matrix
 from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import OpenSystem
-from penstock.solvers import jacobi
 from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming import FileStore, HostStore, Store, StreamedMatrix
@@ -61,11 +60,10 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
     of_order = matrix
     if system.order is not None:
         of_order = CsrMatrix.from_csr(system.order.matrix(matrix.to_csr()), check=False)
-    write = (
-        _streamed_write(system, A, of_order)
-        if isinstance(A, StreamedMatrix)
-        else partial(_write_resident, system, A, of_order)
-    )
+    if isinstance(A, StreamedMatrix):
+        write = _streamed_write(system, A, of_order)
+    else:
+        write = partial(_write_resident, system, A, of_order)
     with writing():
         write()
         system.exact, system.unreachable = exact, unreachable
@@ -145,7 +143,7 @@ def _update_from_store(system: OpenSystem, store: Store, writing: Writing) -> No
         A.reopen(store)
         try:
             if system.request.chosen_method.definite:
-                jacobi(A)  # only for its check of the diagonal, at the cost of a sweep
+                check_diagonal(A)
             if system.null_space is not None:
                 system.null_space.check(A)
         except InputError:

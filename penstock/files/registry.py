@@ -108,8 +108,8 @@ def read_matrix(source: str | Path) -> NamedMatrix:
     Raises
     ------
     InputError
-        If the name is none of these, the file is missing, damaged or not what its suffix says, or its values are
-        complex, NaN or infinite.
+        If no reader knows the name; if the file is missing, damaged or not what its suffix says; or if its values are complex,
+        NaN or infinite.
 
     Notes
     -----

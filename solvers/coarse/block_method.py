@@ -18,7 +18,7 @@ from penstock.solvers.coarse.sweep import (
     is_slow,
     is_stuck,
 )
-from penstock.solvers.method import Method
+from penstock.solvers.method import HasColumns, Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, StopReason
 from penstock.solvers.states import StateLayout, check_history, check_numbers
@@ -69,7 +69,7 @@ class CoarseBlockCgState(CoarseState):
         check_numbers({f"curvatures[{column}]": of for column, of in enumerate(self.curvatures.tolist())})
 
 
-class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
+class CoarseBlockConjugateGradients(HasColumns, Method, name="coarse_block_cg"):
     """The method of :mod:`penstock.solvers.coarse.method` for a block of right-hand sides, ``(n, columns)``.
 
     Each column has its own directions: after a dozen iterations columns have little to learn from each other, and all passes
@@ -81,10 +81,9 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, device, (n, columns) = problem, problem.A.device, problem.b.shape
         self._fine = BlockSpace(device, n, columns, problem.b.dtype, problem.space.communicator)
-        problem.set_norms(np.sqrt(np.maximum(_dots(self._fine, problem.b, problem.b), 0.0)))
+        problem.set_norms(np.sqrt(np.maximum(self._fine.dots(problem.b, problem.b), 0.0)))
         # Columns whose right-hand side is zero or out of the range of numbers need no solve.
-        self._aside = dict.fromkeys(problem.empty, StopReason.CONVERGED)
-        self._aside |= dict.fromkeys(problem.out_of_range, StopReason.NOT_FINITE)
+        self._aside = problem.aside
         b = self._without_aside(problem.b)
         self._sweep = CoarseSweep(problem, b)
         self._level = self._sweep.M.level
@@ -130,27 +129,18 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
                 self.problem.check_recorded(gap, norms, state.x, column)
         return state
 
-    def running(self, state: CoarseBlockCgState) -> bool:
-        """Return whether any column is still being solved."""
-        return None in state.reasons
-
-    def residual_norm(self, state: CoarseBlockCgState) -> float:
-        """Return the largest relative residual of the running columns, or of all if none runs."""
-        every = [(norms[-1], reason) for norms, reason in zip(state.residual_norms, state.reasons, strict=True)]
-        return max((norm for norm, reason in every if reason is None), default=max(norm for norm, _ in every))
-
     def _next(self, state: CoarseBlockCgState) -> None:
         """Compute the residuals of the iterates, and end the columns whose residual is small enough or cannot fall."""
         self._sweep.run(state.c, state.rho)
-        squares = _dots(self._fine, self._sweep.r, self._sweep.r)
+        squares = self._fine.dots(self._sweep.r, self._sweep.r)
         for column, norms in enumerate(state.residual_norms):
             residual = math.sqrt(squares[column]) if squares[column] >= 0 else math.nan
             self.residuals[column] = float(self.problem.b_norms[column]) if column in self._aside else residual
             norms.append(self.problem.relative(self.residuals[column], column))
-        stuck = [column for column in _running(state) if is_stuck(state.residual_norms[column])]
+        stuck = [column for column in self.running_columns(state) if is_stuck(state.residual_norms[column])]
         # One test at a time: that of the column which is nearest to the rounding floor.
         tested = min(stuck, key=lambda column: state.residual_norms[column][-1], default=None)
-        for column in _running(state):
+        for column in self.running_columns(state):
             norms, residual = state.residual_norms[column], float(self.residuals[column])
             self._end_column(state, column, ended(self._sweep, norms, residual, test=column == tested, column=column))
 
@@ -171,7 +161,9 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
             if not self.running(state):
                 break
             state.iteration += 1
-            if not state.widened and any(is_slow(state.residual_norms[column]) for column in _running(state)):
+            if not state.widened and any(
+                is_slow(state.residual_norms[column]) for column in self.running_columns(state)
+            ):
                 self._sweep.widen()
                 # Directions of another preconditioner would disturb those of this one: begin anew.
                 state.widened, state.curvatures = True, np.zeros_like(state.curvatures)
@@ -188,9 +180,9 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         z_c = e1 + e2
         A_z = A_c.apply(z_c)
         fine, coarse = self._fine, self._coarse
-        rz = _dots(fine, sweep.r, m) + _dots(coarse, e1, g) + _dots(coarse, state.rho, z_c)
-        terms = [_dots(fine, m, u), 2.0 * _dots(coarse, g, z_c), _dots(coarse, z_c, A_z)]
-        zq = _dots(fine, state.p, u) + _dots(coarse, state.p_c, g) + _dots(coarse, state.h, z_c)
+        rz = fine.dots(sweep.r, m) + coarse.dots(e1, g) + coarse.dots(state.rho, z_c)
+        terms = [fine.dots(m, u), 2.0 * coarse.dots(g, z_c), coarse.dots(z_c, A_z)]
+        zq = fine.dots(state.p, u) + coarse.dots(state.p_c, g) + coarse.dots(state.h, z_c)
         moved = state.curvatures > 0
         with np.errstate(all="ignore"):
             beta = np.where(moved, -zq / state.curvatures, 0.0)
@@ -224,7 +216,7 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
     def _faults(self, state: CoarseBlockCgState, rz: Numbers, zw: Numbers, terms: Numbers) -> dict[int, StopReason]:
         """Return why running columns cannot go on."""
         faults = {}
-        for column in _running(state):
+        for column in self.running_columns(state):
             of_column = (float(rz[column]), float(zw[column]), terms[:, column].tolist(), float(self.residuals[column]))
             if (fault := breakdown(self._sweep, *of_column, column)) is not None:
                 faults[column] = fault
@@ -267,13 +259,3 @@ class CoarseBlockConjugateGradients(Method, name="coarse_block_cg"):
         self.finish(state)
         reasons = [reason for reason in state.reasons if reason is not None]
         return self.block_result(state, reasons, self.residuals.tolist(), f"; {WIDENED}" if state.widened else "")
-
-
-def _running(state: CoarseBlockCgState) -> list[int]:
-    return [column for column, reason in enumerate(state.reasons) if reason is None]
-
-
-def _dots(blocks: BlockSpace, x: Array, y: Array) -> Numbers:
-    """Return the inner products of equal columns."""
-    dots: Numbers = np.diag(blocks.gram(x, y)).copy()
-    return dots

@@ -57,7 +57,7 @@ def motions_about_origin(coordinates: Array, block_size: int) -> Array:
 
 
 def given_modes(near_null_space: Any, nodes: int, size: int, device: Device) -> Array | None:
-    """Return the near-null space on the device, ``(n, modes)``, or None if there is none."""
+    """Return the near-null space on the device, ``(n, modes)``, or None if the caller has not given it."""
     if near_null_space is None:
         return None
     modes = device.asarray(near_null_space, dtype=np.float64)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue
+from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue, rounds_from
 from penstock.solvers.coarse.aggregates import (
     Aggregates,
     box_aggregates,
@@ -132,7 +132,7 @@ def with_new_values(M: SmoothedAggregation) -> SmoothedAggregation:
     """
     A, size = M.A, int(M.diagonal.blocks.shape[1])
     with A.device.current():
-        rounds, vector = (2, A.device.xp.zeros(A.shape[0])) if M.fastest is None else (1, M.fastest)
+        rounds, vector = rounds_from(A, M.fastest)
         diagonal, high, _ = measured(A, size, rounds, M.degree, vector=vector)
         new = _preconditioner(A, diagonal, high, M.degree, M.smoothing, M.level.T, M)
     new.fastest = vector

@@ -29,8 +29,8 @@ class Waits:
 
     counts: Array  # int32, (rows,): entries of earlier rows
     diagonal: Array  # int64, (rows,): place of the diagonal entry among the entries, or -1
-    later: int  # the first row with an entry of a later row; the number of rows if there is none
-    missing: int  # the first row without a diagonal entry; the number of rows if there is none
+    later: int  # the first row with an entry of a later row; the number of rows if no row has one
+    missing: int  # the first row without a diagonal entry; the number of rows if all have one
     longest: int  # the largest of the counts
 
 

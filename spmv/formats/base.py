@@ -180,10 +180,15 @@ class SparseMatrix(ValidatedOperator):
             self.check_pattern(A, first_row)
         source: Any = format_named("csr").from_csr(A, check=False)
         for start, slab in self._refillable(source.device):
-            slab._take_values(source.rows(start, start + slab.shape[0]), first_row + start)
+            take = slab._write_values if source.device == slab.device else slab._copy_values
+            take(source.rows(start, start + slab.shape[0]), first_row + start)
 
-    def _take_values(self, A: Any, first_row: int) -> None:
-        """Replace the values by those of a CsrMatrix with the same pattern; formats may do so without a conversion."""
+    def _write_values(self, A: Any, first_row: int) -> None:
+        """Replace the values by those of a CsrMatrix on the same device; formats override this to do without a conversion."""
+        self._copy_values(A, first_row)
+
+    def _copy_values(self, A: Any, first_row: int) -> None:
+        """Replace the values by those of a CsrMatrix, where it is converted."""
         new = self._converted_again(A, first_row).arrays()
         for name, array in self.arrays().items():
             if array.dtype.kind == "f":

@@ -141,10 +141,7 @@ class BsrMatrix(SparseMatrix, name="bsr"):
         )
         return scalar_triplets(block_rows - 1, self.column_indices.astype(np.int64), self.values)
 
-    def _take_values(self, A: Any, first_row: int) -> None:
-        if self.device != A.device:
-            super()._take_values(A, first_row)
-            return
+    def _write_values(self, A: Any, first_row: int) -> None:
         none, size = self.device.xp.empty(0, dtype=np.int32), int(self.values.shape[-1])
         fill_blocks(A, size, none, self.row_offsets, 1, self.column_indices, self.values.reshape(-1))
 

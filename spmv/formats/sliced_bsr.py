@@ -137,10 +137,7 @@ class SlicedBsrMatrix(SparseMatrix, name="sliced_bsr"):
         arrays = (self.chunk_offsets, self.column_indices, self.values, self.permutation)
         return scalar_triplets(*stored_blocks(*arrays, self.shape[0] // self.block_size, HEIGHT, self.block_size))
 
-    def _take_values(self, A: Any, first_row: int) -> None:
-        if self.device != A.device:
-            super()._take_values(A, first_row)
-            return
+    def _write_values(self, A: Any, first_row: int) -> None:
         arrays = (self.column_indices, self.values)
         fill_blocks(A, self.block_size, self.permutation, self.chunk_offsets, HEIGHT, *arrays)
 

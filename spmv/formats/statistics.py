@@ -168,7 +168,7 @@ def check_whole(upper: int | None) -> None:
 
 @serial_kernel
 def next_block(block_row: int, entries: Array, row_offsets: Array, source_columns: Array) -> int:
-    """Return the next block column among the remaining entries of a block row; beyond INT32_MAX there is none."""
+    """Return the next block column among the remaining entries of a block row, or a number above INT32_MAX at its end."""
     size, column = entries.size, np.int64(INT32_MAX) + 1
     for r in range(size):
         if entries[r] < row_offsets[block_row * size + r + 1]:

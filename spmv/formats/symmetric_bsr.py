@@ -167,10 +167,7 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         sizes = (self.shape[0] // self.block_size, HEIGHT, self.block_size)
         return scalar_triplets(*stored_blocks(*arrays, *sizes, first_block_row=first_block_row, within=within))
 
-    def _take_values(self, A: Any, first_row: int) -> None:
-        if self.device != A.device:
-            super()._take_values(A, first_row)
-            return
+    def _write_values(self, A: Any, first_row: int) -> None:
         arrays = (self.column_indices, self.values)
         upper = first_row // self.block_size
         fill_blocks(A, self.block_size, self.permutation, self.chunk_offsets, HEIGHT, *arrays, upper=upper)

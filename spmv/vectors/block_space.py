@@ -37,6 +37,11 @@ class BlockSpace:
         """Return ``X^T D Y``, which must be symmetric, in float64; reads 2 k n values."""
         return self._total(self._operations.gram(x, y, diagonal))[0]
 
+    def dots(self, x: Array, y: Array) -> Matrix:
+        """Return the inner products of equal columns, in float64; computes the whole Gram matrix."""
+        dots: Matrix = np.diag(self.gram(x, y)).copy()
+        return dots
+
     def descend(
         self, w: Array, t: Matrix, s: Array, xi: Matrix, diagonal: Array | None = None
     ) -> tuple[Matrix, Matrix]:
