@@ -1,4 +1,7 @@
-"""The Python on the site's pages runs as it stands, with the matrix and vectors that a page leaves to its reader."""
+"""The Python on the pages of the site runs as it stands, and a list on a page is complete.
+
+A page leaves the matrix and the vectors of its examples to its reader; the tests give them.
+"""
 
 import re
 from pathlib import Path
@@ -8,6 +11,7 @@ import pytest
 
 import penstock
 from penstock.fem import Cantilever
+from penstock.files.reader import READERS
 from penstock.streaming import FileStore
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -78,3 +82,10 @@ def test_a_store_that_is_cut_too_coarsely_is_told_to_be_cut_anew(tmp_path):
     with pytest.raises(penstock.spmv.BudgetError) as caught:
         penstock.solve(tmp_path / "store", BEAM.load(), memory="100 KiB", device="cpu")
     assert "--slab SIZE" in caught.value.__notes__[0]
+
+
+def test_the_page_on_file_formats_names_all_readers():
+    page = (DOCS / "reference" / "file-formats.md").read_text(encoding="utf-8")
+    for reader in (READERS[name] for name in READERS.keys()):  # noqa: SIM118 - a registry
+        assert reader.program in page
+        assert all(f"`{suffix}`" in page for suffix in reader.suffixes), reader.program

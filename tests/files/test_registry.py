@@ -4,7 +4,6 @@ import bz2
 import gzip
 import importlib
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -348,13 +347,6 @@ def test_a_missing_file_and_a_folder_are_named(suffix, tmp_path):
     path.mkdir()
     with pytest.raises(InputError, match=rf"{path} is not a file"):
         read_matrix(path)
-
-
-def test_the_page_on_file_formats_names_all_readers():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "file-formats.md").read_text(encoding="utf-8")
-    for reader in (READERS[name] for name in READERS.keys()):  # noqa: SIM118 - a registry
-        assert reader.program in page
-        assert all(f"`{suffix}`" in page for suffix in reader.suffixes), reader.program
 
 
 def test_a_name_is_without_the_suffix_of_any_reader():
