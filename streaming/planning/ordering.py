@@ -53,7 +53,9 @@ class ColumnExtents:
         filled = np.diff(offsets) > 0
         rows = np.arange(len(filled))
         first, last = rows.astype(np.int64), rows.astype(np.int64)  # an empty row couples with itself only
-        if columns.size:
+        if columns.size and A.has_sorted_indices:
+            first[filled], last[filled] = columns[offsets[:-1][filled]], columns[offsets[1:][filled] - 1]
+        elif columns.size:
             first[filled] = np.minimum.reduceat(columns, offsets[:-1][filled])
             last[filled] = np.maximum.reduceat(columns, offsets[:-1][filled])
         first, last = np.repeat(size * first, size), np.repeat(size * last + size - 1, size)
