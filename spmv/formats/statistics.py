@@ -122,21 +122,23 @@ class MatrixStatistics:
         """Return the share of the scalars in blocks of a size that are stored; 0 if the size does not divide the shape."""
         if self.shape[0] % size or self.shape[1] % size:
             return 0.0
-        rows, entries, blocks = self._looked_at, 0, 0
-        for start, stop in rows:
-            entries += int(self.lengths[start:stop].sum())
-            offsets, shape = self.row_offsets[start : stop + 1], (stop - start, self.shape[1])
-            blocks += int(count_blocks(self.device, shape, offsets, self.column_indices, size).sum())
-        return entries / max(1, blocks * size * size)
+        shape, offsets, columns = self._sample
+        blocks = int(count_blocks(self.device, shape, offsets, columns, size).sum())
+        return int(columns.size) / max(1, blocks * size * size)
 
     @cached_property
-    def _looked_at(self) -> list[tuple[int, int]]:
-        """The runs of rows from which fills are estimated."""
-        rows = self.shape[0]
+    def _sample(self) -> tuple[tuple[int, int], Array, Array]:
+        """The shape, row offsets and column indices of the rows from which fills are estimated."""
+        rows, xp = self.shape[0], self.device.xp
         if rows <= 4 * _RUN * _RUNS:
-            return [(0, rows)]
+            return self.shape, self.row_offsets, self.column_indices
         apart = rows // _RUNS // _RUN * _RUN
-        return [(start, start + _RUN) for start in range(0, apart * _RUNS, apart)]
+        starts = np.arange(0, apart * _RUNS, apart)
+        lengths = np.concatenate([self.lengths[start : start + _RUN] for start in starts])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        ends = CPU.asarray(self.row_offsets[np.stack([starts, starts + _RUN])])
+        columns = [self.column_indices[first:stop] for first, stop in ends.T.tolist()]
+        return (_RUN * _RUNS, self.shape[1]), xp.asarray(offsets), xp.concatenate(columns)
 
     def blocks(self, size: int, *, upper: bool = False) -> np.ndarray[Any, Any]:
         """Return the number of ``size`` x ``size`` blocks of each block row; with ``upper`` none left of the diagonal."""
