@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from penstock.solvers import IterationRecord
 from penstock.spmv import format_nbytes
-from penstock.spmv.compilation.watch import compile_seconds, watched_compilation
+from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling, watched_compilation
 
 # Seconds between two lines in a log: a job of hours shows that it lives, and fills no disk.
 _LOG_SECONDS = 60.0
@@ -65,6 +65,47 @@ class Reporter:
     def stage(self, title: str) -> Iterator[Stage]:
         """Open a part of the run that may take a while."""
         yield Stage()
+
+
+class StageClock(Reporter):
+    """Hands everything on to a reporter, and adds up how long each part of a call takes.
+
+    Parts within parts are counted once, and so is what is compiled meanwhile.
+
+    Examples
+    --------
+    >>> clock = StageClock(Reporter())
+    >>> with clock.stage("plan"), clock.stage("convert"):
+    ...     pass
+    >>> sorted(clock.take())
+    ['convert', 'plan']
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter, self._within = reporter, [0.0]
+        self._seconds: dict[str, float] = {}
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each part since the last time."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    def text(self, title: str, body: str) -> None:
+        """Show a text under a title."""
+        self.reporter.text(title, body)
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[Stage]:
+        """Open a part of the call, and count its time."""
+        began = seconds_without_compiling()
+        self._within.append(0.0)
+        try:
+            with self.reporter.stage(title) as stage:
+                yield stage
+        finally:
+            seconds, within = seconds_without_compiling() - began, self._within.pop()
+            self._within[-1] += seconds
+            self._seconds[title] = self._seconds.get(title, 0.0) + seconds - within
 
 
 class _LineStage(Stage, ABC):
