@@ -1,4 +1,4 @@
-"""One pass over A of conjugate gradients with a coarse level: see :mod:`penstock.solvers.coarse.method`."""
+"""One pass over A of conjugate gradients with a coarse level: see :mod:`penstock.solvers.amg.method`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import ClassVar, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 
-from penstock.solvers.coarse.galerkin import PRODUCT
-from penstock.solvers.coarse.level import HasCoarseLevel
+from penstock.solvers.amg.galerkin import PRODUCT
+from penstock.solvers.amg.level import HasCoarseLevel
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BREAKDOWNS, StopReason
 from penstock.solvers.saved_state import SavedState

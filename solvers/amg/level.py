@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.solvers.coarse.tentative import Tentative
+from penstock.solvers.amg.tentative import Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, Operator, ValidatedOperator
 from penstock.spmv.compilation.cuda_graph import Replay
