@@ -1,1 +1,1 @@
-"""Algebraic multigrid by smoothed aggregation: one coarsening, for a coarse level in a sweep and for cycles over stored levels."""
+"""Smoothed aggregation: one coarsening, for the coarse level of a sweep and for multigrid cycles over stored levels."""

@@ -44,33 +44,15 @@ _DECOUPLED = 1e-12
 
 @dataclass(frozen=True)
 class Coarsening:
-    """A matrix, what was measured of it, and the matrix of the next level.
-
-    Parameters
-    ----------
-    A : Operator
-    diagonal : DiagonalBlocks
-        D, the inverse of the diagonal blocks of A.
-    high : float
-        Bound of the eigenvalues of ``D A``.
-    T : Tentative
-        ``T.candidates`` is the near-null space of the next level.
-    coarse : BsrMatrix
-        ``P^T A P``, with 1 on the diagonal of columns of T that vanish.
-    negligible : float
-        Entries and eigenvalues of ``coarse`` up to this size are zero but for rounding.
-    P, R : CsrMatrix, optional
-        The prolongator and its transpose, if they are stored.
-    """
+    """A matrix, what was measured of it, and the matrix of the next level, whose near-null space is ``T.candidates``."""
 
     A: Operator
-    diagonal: DiagonalBlocks
-    high: float
+    diagonal: DiagonalBlocks  # D, the inverse of the diagonal blocks
+    high: float  # bounds the eigenvalues of ``D A``
     T: Tentative
-    coarse: BsrMatrix
-    negligible: float
-    P: CsrMatrix | None = None
-    R: CsrMatrix | None = None
+    coarse: BsrMatrix  # ``P^T A P``, with 1 on the diagonal where columns of T vanish
+    negligible: float  # entries and eigenvalues of ``coarse`` up to this size are zero but for rounding
+    transfers: tuple[CsrMatrix, ...] = ()  # P and its transpose, if they are stored
 
 
 def coarsen(
@@ -88,24 +70,13 @@ def coarsen(
 ) -> Coarsening | None:
     """Return the coarsening of a matrix of nodes of ``size`` unknowns; None if its graph cannot be coarsened. Collective.
 
-    Parameters
-    ----------
-    A : Operator
-        Held in memory as BSR or CSR if ``stored``.
-    size : int
-    near_null_space, coordinates, aggregates : optional
-        As for :func:`smoothed_aggregation`.
-    nodes : int
-        Nodes in an aggregate, about.
-    smoothing : int
-        Degree of p.
-    stored : bool
-        Whether P is stored. Aggregates of a graph then have three nodes a side and are formed on its device. Otherwise the
-        caller's level is made whatever its size, and coarse ones keep decoupled unknowns.
-    finest : bool
-        False for a level that coarsening has made: its largest eigenvalues may stand alone, so more rounds look for them.
-    **measuring
-        Rounds and degree for :func:`largest_eigenvalue`.
+    The near-null space, coordinates and aggregates, and the ``nodes`` of an aggregate, are as for :func:`smoothed_aggregation`;
+    ``smoothing`` is the degree of p, and ``measuring`` are options of :func:`largest_eigenvalue`.
+
+    ``stored``: A is in memory as BSR or CSR, and P is stored. Aggregates of a graph then have three nodes a side and are formed
+    on its device. Otherwise the caller's level is made whatever its size, and coarse ones keep decoupled unknowns.
+    ``finest`` is False for matrices that coarsening has made: their largest eigenvalues may stand alone, so more rounds look for
+    them.
     """
     communicator, count = communicator_of(A), A.shape[0] // size
     modes, points = checked_near_null_space(A, size, near_null_space, coordinates)
@@ -183,21 +154,22 @@ def _tentative(
 def _coarsened(
     A: Operator, diagonal: DiagonalBlocks, high: float, T: Tentative, smoothing: int, *, stored: bool = False
 ) -> Coarsening:
-    steps, P, R = smoothing_steps(smoothing, high), None, None
+    steps = smoothing_steps(smoothing, high)
+    transfers: tuple[CsrMatrix, ...] = ()
     if stored:
         assert isinstance(A, (BsrMatrix, CsrMatrix))
-        matrix, P, R = _stored_product(A, diagonal, T, steps)
+        matrix, transfers = _stored_product(A, diagonal, T, steps)
     else:
         matrix = coarse_matrix(A, diagonal.blocks, T, steps)
     coarse = with_unit_rows(matrix, T.missing)
     negligible = communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal))
-    return Coarsening(A, diagonal, high, T, coarse, negligible, P, R)
+    return Coarsening(A, diagonal, high, T, coarse, negligible, transfers)
 
 
 def _stored_product(
     A: BsrMatrix | CsrMatrix, diagonal: DiagonalBlocks, T: Tentative, steps: list[RecurrenceStep]
-) -> tuple[BsrMatrix, CsrMatrix, CsrMatrix]:
-    """Return ``P^T A P``, P and its transpose, formed on the device of A."""
+) -> tuple[BsrMatrix, tuple[CsrMatrix, CsrMatrix]]:
+    """Return ``P^T A P``, and P and its transpose, formed on the device of A."""
     rows, count = rows_of(A), T.aggregates.count
     rows.blocks = rows.blocks.astype(np.float64, copy=False)
     nodes = len(rows.offsets) - 1
@@ -208,4 +180,4 @@ def _stored_product(
     product = product_of_rows(R, product_of_rows(rows, P, count), count)
     arrays = {"row_offsets": product.offsets, "column_indices": product.columns, "values": product.blocks}
     matrix = BsrMatrix.from_arrays((T.unknowns, T.unknowns), np.float64, arrays, {})
-    return matrix, as_csr(P, count), as_csr(R, nodes)
+    return matrix, (as_csr(P, count), as_csr(R, nodes))

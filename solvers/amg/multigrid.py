@@ -224,10 +224,9 @@ def multigrid(
             level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, finest=not levels)
             if level is None:
                 break
-            assert level.P is not None
-            assert level.R is not None
             smooth = _make_smoother(matrix, level.diagonal, level.high, smoother, products)
-            levels.append(Level(matrix, smooth, level.P, level.R))
+            P, R = level.transfers
+            levels.append(Level(matrix, smooth, P, R))
             negligible, modes = max(negligible, level.negligible), level.T.candidates
             # For one mode as CSR, which shares the arrays.
             matrix = level.coarse if level.T.modes > 1 else as_csr(rows_of(level.coarse), level.T.unknowns)

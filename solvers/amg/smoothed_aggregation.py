@@ -2,16 +2,6 @@
 
 The method, of one sweep an iteration, is described in :mod:`penstock.solvers.amg.method`, and how a level is made in
 :mod:`penstock.solvers.amg.coarsening`.
-
-Examples
---------
->>> from penstock.fem import Cantilever
->>> from penstock.solvers import cg
->>> beam = Cantilever(nodes=(33, 9, 9), dof=3)
->>> A, b = beam.matrix(), beam.load()
->>> M = smoothed_aggregation(A, coordinates=beam.mesh.coordinates())
->>> cg(A, b, M=M, rtol=1e-8).iterations < 20
-True
 """
 
 from __future__ import annotations
