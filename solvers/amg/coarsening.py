@@ -8,7 +8,6 @@ prolongator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,35 +23,23 @@ from penstock.solvers.amg.aggregates import (
 )
 from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
+from penstock.solvers.amg.level import CoarseLevel
 from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
 from penstock.solvers.amg.tentative import RigidTentative, StoredTentative, Tentative, shared
 from penstock.solvers.chebyshev import largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SweptOperator
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.products.block_products import smoothed_rows
 from penstock.spmv.products.block_rows import as_csr, rows_of
 from penstock.spmv.products.multiply import product_of_rows
-from penstock.spmv.vectors.recurrence import AdvancesRecurrences, RecurrenceStep
+from penstock.spmv.vectors.recurrence import RecurrenceStep
 
 # A level that is hardly smaller than the one before ends the coarsening.
 _LEAST_COARSENING = 0.8
 # An unknown whose couplings add up to less than this share of its diagonal is decoupled.
 _DECOUPLED = 1e-12
-
-
-@dataclass(frozen=True)
-class Coarsening:
-    """A matrix, what was measured of it, and the matrix of the next level, whose near-null space is ``T.candidates``."""
-
-    A: Operator
-    diagonal: DiagonalBlocks  # D, the inverse of the diagonal blocks
-    high: float  # bounds the eigenvalues of ``D A``
-    T: Tentative
-    coarse: BsrMatrix  # ``P^T A P``, with 1 on the diagonal where columns of T vanish
-    negligible: float  # entries and eigenvalues of ``coarse`` up to this size are zero but for rounding
-    transfers: tuple[CsrMatrix, ...] = ()  # P and its transpose, if they are stored
 
 
 def coarsen(
@@ -67,8 +54,8 @@ def coarsen(
     stored: bool = False,
     finest: bool = True,
     **measuring: Any,
-) -> Coarsening | None:
-    """Return the coarsening of a matrix of nodes of ``size`` unknowns; None if its graph cannot be coarsened. Collective.
+) -> CoarseLevel | None:
+    """Return the level below a matrix of nodes of ``size`` unknowns; None if its graph cannot be coarsened. Collective.
 
     The near-null space, coordinates and aggregates, and the ``nodes`` of an aggregate, are as for :func:`smoothed_aggregation`;
     ``smoothing`` is the degree of p, and ``measuring`` are options of :func:`largest_eigenvalue`.
@@ -93,8 +80,8 @@ def coarsen(
     return _coarsened(A, diagonal, high, shared(T, communicator), smoothing, stored=stored)
 
 
-def coarsen_again(A: Operator, T: Tentative, smoothing: int = 1, **measuring: Any) -> Coarsening:
-    """Return the coarsening for new values of a matrix, with the same aggregates and T; P is not stored. Collective."""
+def coarsen_again(A: Operator, T: Tentative, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
+    """Return the level for new values of a matrix, with the same aggregates and T; P is not stored. Collective."""
     diagonal, high, _ = measured(A, T.block_size, **measuring)
     return _coarsened(A, diagonal, high, T, smoothing)
 
@@ -112,7 +99,7 @@ def measured(
 
 
 def _check_cuts(A: Operator, size: int) -> None:
-    if isinstance(A, AdvancesRecurrences) and not A.keeps_together(size):
+    if isinstance(A, SweptOperator) and not A.keeps_together(size):
         raise InputError(
             f"subdivisions of the matrix cut nodes of {size} unknowns; cut it at multiples of them, or choose another "
             "preconditioner"
@@ -144,8 +131,8 @@ def _aggregates(
 def _tentative(
     A: Operator, size: int, modes: Array | None, points: Array | None, free: Array, aggregates: Aggregates
 ) -> Tentative:
-    in_space = points is not None and points.shape[1] == 3 and size in (3, 6)
-    if modes is None and points is not None and in_space and A.device.kind == "cuda":
+    on_gpu = A.device.kind == "cuda"  # a host has the memory for the entries
+    if modes is None and points is not None and on_gpu and points.shape[1] == 3 and size in (3, 6):
         return RigidTentative(points, free, aggregates, size, A.device)
     modes = modes_of(len(aggregates.of_node), size, modes, points, A.device)
     return StoredTentative(modes, free, aggregates, size, A.device)
@@ -153,7 +140,7 @@ def _tentative(
 
 def _coarsened(
     A: Operator, diagonal: DiagonalBlocks, high: float, T: Tentative, smoothing: int, *, stored: bool = False
-) -> Coarsening:
+) -> CoarseLevel:
     steps = smoothing_steps(smoothing, high)
     transfers: tuple[CsrMatrix, ...] = ()
     if stored:
@@ -161,9 +148,9 @@ def _coarsened(
         matrix, transfers = _stored_product(A, diagonal, T, steps)
     else:
         matrix = coarse_matrix(A, diagonal.blocks, T, steps)
-    coarse = with_unit_rows(matrix, T.missing)
+    with_unit_rows(matrix, T.missing)
     negligible = communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal))
-    return Coarsening(A, diagonal, high, T, coarse, negligible, transfers)
+    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers)
 
 
 def _stored_product(

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from penstock.spmv import Array, BsrMatrix, Device, InputError, Operator, SparseMatrix
+from penstock.spmv import Array, BsrMatrix, Device, InputError, Operator, SparseMatrix, SweptOperator
 from penstock.spmv.communicator import Communicator
 from penstock.spmv.products.block_rows import BlockRows, block_rows, row_numbers
 from penstock.spmv.products.completion import Completion, stored_size
@@ -42,31 +42,13 @@ class IsSharedOut(Protocol):
     communicator: Communicator
 
 
-@runtime_checkable
-class _Turns(Protocol):
-    """A matrix whose sweeps have a direction."""
-
-    def turn_to(self, direction: int) -> None: ...
-
-
-@runtime_checkable
-class _Streamed(_Turns, Protocol):
-    """A matrix that is swept slab by slab."""
-
-    plan: Any
-
-    def sweep(self, visit: Callable[[int, SparseMatrix], None]) -> None: ...
-
-
 def block_size_of(A: Operator) -> int:
     """Return the rows of the blocks that a matrix stores, 1 without blocks."""
     if isinstance(A, IsSharedOut):
         return A.couplings[0].block_size if A.couplings else block_size_of(A.square)
     if isinstance(A, SparseMatrix):
         return stored_size(A)
-    if isinstance(A, _Streamed):
-        return int(A.plan.index.block_size)
-    return 1
+    return A.block_size if isinstance(A, SweptOperator) else 1
 
 
 def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
@@ -79,17 +61,16 @@ def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
         for coupling in A.couplings:
             sums[coupling.rows] += coupling.matrix.apply_absolute(xp.ones(coupling.matrix.shape[1], dtype=A.dtype))
         return blocks, sums
-    if not isinstance(A, _Streamed):
+    if not isinstance(A, SweptOperator):
         matrix = _as_matrix(A)
         return matrix.diagonal_blocks(size), matrix.apply_absolute(ones)
-    starts = A.plan.index.row_starts
     blocks, sums = xp.zeros((A.shape[0] // size, size, size), dtype=A.dtype), xp.zeros(A.shape[0], dtype=A.dtype)
 
-    def visit(number: int, slab: SparseMatrix) -> None:
-        slab.add_diagonal_blocks(starts[number], blocks)
-        slab.add_absolute(starts[number], ones, sums)
+    def visit(first_row: int, slab: SparseMatrix) -> None:
+        slab.add_diagonal_blocks(first_row, blocks)
+        slab.add_absolute(first_row, ones, sums)
 
-    A.sweep(visit)
+    A.visit_slabs(visit)
     return blocks, sums
 
 
@@ -102,14 +83,13 @@ def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None])
         with _turned_back(A):
             visit_rows(A.square, block_size, visit)
         return
-    if isinstance(A, _Streamed):
-        index = A.plan.index
-        completion = Completion(index.format_name, block_size, visit, _SLAB_NBYTES[A.device.kind])
+    if isinstance(A, SweptOperator):
+        completion = Completion(block_size, visit, _SLAB_NBYTES[A.device.kind])
         A.turn_to(1)
-        A.sweep(lambda number, slab: completion.add(index.subdivisions[number].row_start, slab))
+        A.visit_slabs(completion.add)
         return
     A = _as_matrix(A)
-    completion, granularity = Completion(A.name, block_size, visit), math.lcm(A.row_granularity, block_size)
+    completion, granularity = Completion(block_size, visit), math.lcm(A.row_granularity, block_size)
     enough = _SLAB_NBYTES[A.device.kind]
     if A.device.kind == "cuda":
         enough = max(enough, min(_LARGEST_SLAB_NBYTES, A.device.free_nbytes() // _SHARE_OF_FREE))
@@ -138,7 +118,7 @@ def _turned_back(A: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if isinstance(A, _Turns):
+        if isinstance(A, SweptOperator):
             A.turn_to(1)
 
 

@@ -229,7 +229,7 @@ def multigrid(
             levels.append(Level(matrix, smooth, P, R))
             negligible, modes = max(negligible, level.negligible), level.T.candidates
             # For one mode as CSR, which shares the arrays.
-            matrix = level.coarse if level.T.modes > 1 else as_csr(rows_of(level.coarse), level.T.unknowns)
+            matrix = level.A if level.T.modes > 1 else as_csr(rows_of(level.A), level.T.unknowns)
         return Multigrid(levels, _last(matrix, smoother, products, negligible), cycle)
 
 

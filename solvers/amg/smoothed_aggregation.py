@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.solvers.amg.aggregates import COARSE_SIDE
 from penstock.solvers.amg.block_method import CoarseBlockConjugateGradients
-from penstock.solvers.amg.coarsening import Coarsening, coarsen, coarsen_again, measured
+from penstock.solvers.amg.coarsening import coarsen, coarsen_again, measured
 from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, inverse_of
 from penstock.solvers.amg.galerkin import PRODUCT, smoothing_steps
 from penstock.solvers.amg.level import CoarseLevel
@@ -258,20 +258,19 @@ def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int,
 
 
 def _preconditioner(
-    level: Coarsening, degree: int, smoothing: int, before: SmoothedAggregation | None = None
+    level: CoarseLevel, degree: int, smoothing: int, before: SmoothedAggregation | None = None
 ) -> SmoothedAggregation:
     """Return the preconditioner, with the coarser levels of the one before if there is one."""
-    inverse = _inverse(level, None if before is None else before.level.inverse)
-    coarse = CoarseLevel(level.T, level.coarse, inverse)
-    M = SmoothedAggregation(level.A, level.diagonal, level.high, degree, smoothing, coarse)
+    level.inverse = _inverse(level, None if before is None else before.level.inverse)
+    M = SmoothedAggregation(level.finer, level.diagonal, level.high, degree, smoothing, level)
     if before is not None:
         M.take_vectors(before)
     return M
 
 
-def _inverse(level: Coarsening, before: Operator | None) -> Operator:
+def _inverse(level: CoarseLevel, before: Operator | None) -> Operator:
     """Return an approximate inverse of a coarse matrix: a dense one, or the preconditioner of the next level."""
-    A, T, size = level.coarse, level.T, level.T.modes
+    A, T = level.A, level.T
     if T.unknowns <= DENSE_UNKNOWNS:
         return inverse_of(A, level.negligible)
     if isinstance(before, SmoothedAggregation):
@@ -279,8 +278,8 @@ def _inverse(level: Coarsening, before: Operator | None) -> Operator:
         return _preconditioner(again, _COARSE_DEGREE, _COARSE_SMOOTHING, before)
     grid = T.aggregates.grid
     nodes = COARSE_SIDE ** (3 if grid is None else len(grid))
-    coarser = coarsen(A, size, T.candidates, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, finest=False)
+    coarser = coarsen(A, T.modes, T.candidates, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, finest=False)
     if coarser is None:
-        diagonal, high, _ = measured(A, size, _COARSE_ROUNDS, settled=True)
+        diagonal, high, _ = measured(A, T.modes, _COARSE_ROUNDS, settled=True)
         return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
     return _preconditioner(coarser, _COARSE_DEGREE, _COARSE_SMOOTHING)
