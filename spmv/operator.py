@@ -202,7 +202,7 @@ class SweptOperator(ValidatedOperator):
         return
 
     def advance(self, recurrence: Any) -> None:
-        """Perform all steps of a :class:`Recurrence`."""
+        """Perform all steps of a recurrence."""
         recurrence.run_whole(self, range(len(recurrence.steps)))
 
     def preferred_degree(self) -> int | None:
