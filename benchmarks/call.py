@@ -5,9 +5,9 @@
 
 ``seconds`` is ``penstock.solve(A, b, coordinates=points)`` when it has been called before, to a true residual of 1e-8, and
 ``parts`` where they go. ``first_seconds`` is the same in a new process whose caches of compiled kernels are empty, and
-bring the given arrays to the device, at the measured rate of copies from ordinary memory, with set-up and iterations; on a CPU one
-pass over the arrays takes the place of the copy. ``cupy_csr`` lies on the GPU before the call. Peers have Jacobi.
-pass over the arrays takes the place of the copy. ``cupy_csr`` lies on the GPU before the call. Peers have Jacobi.
+``second_seconds`` in a new process that finds them filled; imports of penstock are included. ``floor_seconds`` is the time to
+bring the given arrays to the device, at the measured rate of copies from ordinary memory, with set-up and iterations; on a CPU,
+reading them once takes the place of the copy. ``cupy_csr`` lies on the GPU before the call. Peers have Jacobi.
 """
 
 from __future__ import annotations

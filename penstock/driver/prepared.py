@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ from penstock.driver.foreign import as_matrix
 from penstock.driver.inputs import GivenVectors, as_given_matrix
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.opening import open_system
-from penstock.driver.progress import Reporter, RichReporter, StageClock
+from penstock.driver.progress import CallClock, Reporter, RichReporter
 from penstock.driver.request import Request
 from penstock.driver.resident import Resident
 from penstock.driver.update import update_values
@@ -51,22 +50,18 @@ from penstock.spmv import (
     format_nbytes,
     parse_nbytes,
 )
-from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
+from penstock.spmv.compilation.watch import seconds_without_compiling
 from penstock.spmv.foreign import is_foreign
 from penstock.spmv.reordered import Reordered
 from penstock.streaming import LevelOrder, StreamPlan
 
 # Seconds of compilation from which on a result mentions them.
 _NOTED_SECONDS = 0.1
+# Parts of a call below this share of it are not explained.
+_TOLD = 0.01
 # A preconditioner of earlier values is made again when a solve needs this many times the iterations for a digit; a few iterations
 # more are no sign of it.
 _RISEN, _FEW = 1.5, 8
-
-# What results call the parts of a call; those below this share of it are not told.
-_PARTS = {"read": "reading", "look": "looking", "survey": "looking", "plan": "planning", "try": "planning"}
-_PARTS |= {"convert": "converting", "write": "converting", "move": "moving", "copy": "moving", "open": "moving"}
-_PARTS |= {"prepare": "setting up", "solve": "iterating", "update": "updating"}
-_LEAST_SHARE = 0.01
 
 OnFailure = Literal["return", "warn", "raise"]
 Refresh = Literal["auto", "values", "keep"]
@@ -164,7 +159,7 @@ class PreparedSystem:
         method: str,
         folder: str | Path | None,
     ) -> None:
-        began, self._compiled, self._clock = time.perf_counter(), compile_seconds(), StageClock(reporter)
+        self._clock = CallClock(reporter)
         method_named(method)
         if is_foreign(preconditioner):
             preconditioner = as_matrix(preconditioner)
@@ -182,8 +177,7 @@ class PreparedSystem:
         self._system: OpenSystem = self._resources.enter_context(opened)
         self.version, self._mixed, self._stale, self._refresh = 0, False, False, "auto"
         self._iterations_a_digit: float | None = None
-        self._busy_seconds = time.perf_counter() - began  # of calls that no result has told of
-        self._opened_seconds: float | None = self._busy_seconds - (compile_seconds() - self._compiled)
+        self._opened_seconds: float | None = self._clock.opened()
         self.timings: dict[str, float] = {"open": self._opened_seconds}
 
     def set_up(self) -> None:
@@ -322,13 +316,12 @@ class PreparedSystem:
         with self._lock:
             if not self._close.alive:
                 raise InputError("this prepared system is closed; prepare the matrix again")
-            before, began = self._clock.reporter, time.perf_counter()
+            self._solver_thread = threading.get_ident()
             try:
-                self._solver_thread, self._clock.reporter = threading.get_ident(), reporter or before
-                yield
+                with self._clock.running(reporter):
+                    yield
             finally:
-                self._solver_thread, self._clock.reporter = 0, before
-                self._busy_seconds += time.perf_counter() - began
+                self._solver_thread = 0
 
     @property
     def _is_mine(self) -> bool:
@@ -341,27 +334,16 @@ class PreparedSystem:
         if self._opened_seconds is not None:
             cost = f"opened in {self._opened_seconds:.3g} s, {cost}"
             self._opened_seconds = None
-        parts = self._take_parts()
+        parts = self._clock.take()
         if parts["compiling"] >= _NOTED_SECONDS:
             cost += f", {parts['compiling']:.3g} s more for compiling kernels, once on a machine"
-        shares = ", ".join(f"{part} {of:.3g}" for part, of in parts.items() if of > _LEAST_SHARE * sum(parts.values()))
+        shares = ", ".join(f"{part} {of:.3g}" for part, of in parts.items() if of > _TOLD * sum(parts.values()))
         lines = [f"{'time':<11} {cost}", f"{'of which':<11} {shares} s"]
         decisions = "\n".join([*self._system.explain(), *self._update_facts(), *lines])
         if self._stale and not result.converged:
             note = "; the preconditioner is that of earlier values: update(A, preconditioner='values') makes it again"
             result = _with_note(result, note)
         return replace(result, decisions=decisions, timings={**result.timings, **parts})
-
-    def _take_parts(self) -> dict[str, float]:
-        """Return the seconds of each part of the calls since the last result; they add up to the time of these calls."""
-        parts: dict[str, float] = {}
-        for title, seconds in self._clock.take().items():
-            name = _PARTS.get(title, title)
-            parts[name] = parts.get(name, 0.0) + seconds
-        parts["compiling"] = compile_seconds() - self._compiled
-        parts["rest"] = self._busy_seconds - sum(parts.values())
-        self._compiled, self._busy_seconds = compile_seconds(), 0.0
-        return parts
 
     def _update_facts(self) -> list[str]:
         if not self.version:

@@ -15,8 +15,8 @@ import penstock
 from penstock.driver import placement as placement_module
 from penstock.driver import slow_modes
 from penstock.fem import Cantilever, LognormalMaterial
+from penstock.solvers import SmoothedAggregationSpec
 from penstock.solvers.chebyshev import ChebyshevSpec
-from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, SymmetricBsrMatrix
 from penstock.spmv.formats import csr, statistics, symmetric_bsr
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
