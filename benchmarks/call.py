@@ -152,7 +152,7 @@ def peer_seconds(problem: Problem, device: Device) -> dict[str, float]:
 
 
 def _by_pyamg(pyamg: Any, problem: Problem) -> Any:
-    from penstock.solvers import rigid_body_modes
+    from penstock.solvers.amg.modes import rigid_body_modes
 
     levels = pyamg.smoothed_aggregation_solver(
         scipy.sparse.bsr_array(problem.A, blocksize=(3, 3)), B=np.asarray(rigid_body_modes(problem.points, 3))
