@@ -6,6 +6,7 @@ import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
 from penstock.fem import Cantilever
+from penstock.solvers.amg import aggregates as aggregates_module
 from penstock.solvers.amg.aggregates import (
     box_aggregates,
     coordinate_aggregates,
@@ -65,6 +66,37 @@ def test_bisection_makes_equal_compact_parts(seed):
     assert sizes_of(aggregates).max() - sizes_of(aggregates).min() <= 2
     extents = [np.ptp(points[aggregates.of_node == number], axis=0).max() for number in range(aggregates.count)]
     assert max(extents) < 1.5
+
+
+_GRID = np.stack(np.meshgrid(*[np.arange(12.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        np.random.default_rng(0).random((5000, 3)),
+        _GRID,
+        _GRID[:, :2],
+        np.ones((3000, 3)),
+        1e15 + _GRID,
+        1e308 * (_GRID - 5.5) / 5.5,  # extents that overflow
+        np.where(_GRID == 3, 1e300, _GRID),
+    ],
+    ids=["random", "grid", "doubled", "one point", "far away", "overflow", "unlike"],
+)
+def test_all_threads_together_cut_as_each_alone_does(points, monkeypatch):
+    alone = coordinate_aggregates(points, 60)
+
+    monkeypatch.setattr(aggregates_module, "_LARGE", 100)
+
+    assert np.array_equal(coordinate_aggregates(points, 60).of_node, alone.of_node)
+
+
+def test_parts_do_not_depend_on_the_numbers_of_the_nodes():
+    order = np.random.default_rng(1).permutation(len(_GRID))
+    one, other = coordinate_aggregates(_GRID, 60).of_node, coordinate_aggregates(_GRID[order], 60).of_node
+
+    assert np.array_equal(one[order], other)
 
 
 def test_bisection_of_a_few_points_is_one_aggregate():
