@@ -79,7 +79,7 @@ _GRID = np.stack(np.meshgrid(*[np.arange(12.0)] * 3, indexing="ij"), axis=-1).re
         _GRID[:, :2],
         np.ones((3000, 3)),
         1e15 + _GRID,
-        1e308 * (_GRID - 5.5) / 5.5,  # extents that overflow
+        1e307 * (_GRID - 5.5) * 3,  # extents that overflow
         np.where(_GRID == 3, 1e300, _GRID),
     ],
     ids=["random", "grid", "doubled", "one point", "far away", "overflow", "unlike"],
