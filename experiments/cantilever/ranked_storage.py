@@ -65,15 +65,18 @@ def open_rank_store(
     experiment: Experiment, plan: StreamPlan, own: slice, device: Device, path: Path, reporter: Reporter
 ) -> Iterator[HostStore | FileStore]:
     """Build a rank's square, subdivision by subdivision: in host memory for a GPU, at ``path`` on disk for a CPU."""
-    with contextlib.ExitStack() as resources:
-        slabs = _slabs(experiment, plan, own)
-        if device.kind == "cuda":
-            yield resources.enter_context(fill_memory(slabs, plan.index, reporter))
-            return
-        shutil.rmtree(path, ignore_errors=True)  # of a run that other ranks began
-        resources.callback(shutil.rmtree, path, ignore_errors=True)
+    slabs = _slabs(experiment, plan, own)
+    if device.kind == "cuda":
+        with fill_memory(slabs, plan.index, reporter) as store:
+            yield store
+        return
+    shutil.rmtree(path, ignore_errors=True)  # of a run that other ranks began
+    try:
         fill_disk(path, slabs, plan.index, "", reporter)
-        yield resources.enter_context(FileStore(path))
+        with FileStore(path) as on_disk:
+            yield on_disk
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _slabs(experiment: Experiment, plan: StreamPlan, own: slice) -> Iterator[SparseMatrix]:

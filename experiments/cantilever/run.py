@@ -59,7 +59,7 @@ def _run(experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> R
             return run_samples(experiment, folder, reporter)
         return SingleRun(experiment, folder, reporter).run(resume=False)
     except BaseException as error:
-        folder.remove_unless_checkpointed(error)
+        folder.remove_unless_saved(error)
         raise
 
 

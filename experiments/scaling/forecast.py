@@ -168,7 +168,7 @@ def _plan_of_rank(
 
     spec = experiment.preconditioner
     unknowns, of_rank = (experiment.model.dof * math.prod(each) for each in (whole, nodes))
-    vectors, _ = workspace_nbytes(within(gpu_nbytes), spec, of_rank)
+    vectors = workspace_nbytes(within(gpu_nbytes), spec, of_rank)
     vectors += spec.replicated_nbytes(unknowns) - spec.replicated_nbytes(of_rank)
     if vectors >= gpu_nbytes:
         raise BudgetError(

@@ -25,11 +25,12 @@ from penstock.streaming import FileStore, LevelOrder, Store
 class GivenMatrix:
     """A matrix of a caller, its name in messages, and the device of its arrays, None for a store.
 
-    A CSR matrix may be converted at will; another format, a store and an operator are used as they are.
+    A CSR matrix may be converted at will; another format, a store and an operator are used as they are; a source makes a matrix
+    or a store when it is decided how it is used.
     """
 
     matrix: Any
-    kind: Literal["csr", "format", "store", "operator"]
+    kind: Literal["csr", "format", "store", "operator", "source"]
     name: str = "A"
     device: Device | None = None
 

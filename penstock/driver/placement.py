@@ -239,7 +239,8 @@ def _streamed(
     reasons = {of.name: request.reason(of, specs) for of in specs}
     decided = (plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts))
     converted["method"] = request.chosen_method.label
-    return Placement(*decided, choices=choices, reasons=reasons, **converted)
+    # With one choice only, the first sweeps are not worth a measurement.
+    return Placement(*decided, choices=choices if len(choices) > 1 else (), reasons=reasons, **converted)
 
 
 def _converted(A: CsrMatrix, suggestion: Suggestion) -> SparseMatrix:
