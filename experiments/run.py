@@ -52,27 +52,22 @@ class Run(ABC):
 
     def __init__(self, folder: ResultsFolder, reporter: Reporter) -> None:
         self.folder, self.reporter = folder, reporter
+        #: A folder on the disk from which the matrix is streamed.
+        self.streams_from = folder.path
         #: What earlier runs left, from which this one resumes.
         self.before = Checkpoint(None)
         #: Seconds of the parts of the run, without compilation.
         self.seconds: dict[str, float] = {}
-        self.began, self.compiled, self._part_began = (
-            time.perf_counter(),
-            compile_seconds(),
-            seconds_without_compiling(),
-        )
+        self.began, self.compiled = time.perf_counter(), compile_seconds()
+        self._part_began = seconds_without_compiling()
 
     def run(self, *, resume: bool) -> RunOutcome:
         """Open the system, solve and report."""
         matrix, request = self._asked()
         if resume:
             self.before = self._read_checkpoint(matrix.rows, request.device)
-        options: dict[str, Any] = {
-            "folder": self._streams_from(),
-            "reporter": self.reporter,
-            "announce": self._announce,
-        }
-        with open_system(matrix, request, **options) as system, request.device.current():
+        where: dict[str, Any] = {"folder": self.streams_from, "reporter": self.reporter}
+        with open_system(matrix, request, **where, announce=self._announce) as system, request.device.current():
             self._ends("open")
             result, spent = self._solve(system)
             # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
@@ -88,10 +83,6 @@ class Run(ABC):
     @abstractmethod
     def _asked(self) -> tuple[GivenMatrix, Request]:
         """Return the matrix, or what makes it, and what is asked for."""
-
-    def _streams_from(self) -> Path:
-        """Return a folder on the disk from which the matrix is streamed."""
-        return self.folder.path
 
     @abstractmethod
     def _write_plan(self, placement: Placement) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import shutil
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from penstock.driver.opening import write_store
 from penstock.driver.placement import solve_candidates
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Vectors
@@ -76,7 +76,8 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
         return choose(candidates, memory.budget, ring, rates=rates)
     plans: list[StreamPlan] = []
     refused: Exception = InputError("no format fits")
-    for format_name in _streamed_formats() if memory.format == "auto" else (memory.format,):
+    with_blocks = [name for name in ASSEMBLED_FORMATS if format_named(name).traits.streams]
+    for format_name in with_blocks if memory.format == "auto" else (memory.format,):
         for counts in _cuts(experiment, format_name):
             try:
                 candidates = solve_candidates(
@@ -120,16 +121,14 @@ def place_experiment(experiment: Experiment, request: Request, plan: StreamPlan)
     """Return the decisions that go with a plan, and what the first sweeps may still change."""
     cantilever, memory, spec = experiment.cantilever(), experiment.memory, request.preconditioner
     vectors = _vectors(request, cantilever.unknowns)
-    choices = tuple(
-        (spec.with_products(degree), vectors.workload(request, spec, degree))
-        for degree in spec.products_per_iteration(streamed=True)
-    )
-    decided: dict[str, Any] = {"ring": _ring(experiment), "method": request.chosen_method.label, "is_definite": True}
-    if memory.slots is None or len(choices) > 1:
-        decided["choices"] = choices
+    choices = vectors.choices(request, [spec])
+    if memory.slots is not None and len(choices) == 1:
+        choices = ()  # nothing is left to choose
+    how: dict[str, Any] = {"choices": choices, "ring": _ring(experiment), "method": request.chosen_method.label}
     if memory.budget is not None:
         spec = spec.with_products(plan.workload.degree)
-    return Placement(plan, spec, vectors.together, vectors.solver_nbytes, cantilever.nnz, (), **decided)
+    how["is_definite"] = True
+    return Placement(plan, spec, vectors.together, vectors.solver_nbytes, cantilever.nnz, (), **how)
 
 
 def _ring(experiment: Experiment) -> Ring:
@@ -156,11 +155,6 @@ def _symbolic_index(experiment: Experiment, format_name: str, count: int) -> Mat
     """Return the index of the matrix in a number of subdivisions, without assembling it."""
     cantilever, dtype = experiment.cantilever(), np.dtype(experiment.memory.values)
     return index_of(cantilever.symbolic_slabs(count, format_name, values_dtype=dtype), cantilever.shape)
-
-
-def _streamed_formats() -> list[str]:
-    """Return the formats to choose from: those that can be assembled slab by slab and have blocks."""
-    return [name for name in ASSEMBLED_FORMATS if format_named(name).traits.streams]
 
 
 def _cuts(experiment: Experiment, format_name: str) -> Iterator[tuple[int, ...]]:
@@ -216,9 +210,9 @@ def _check_store(store: FileStore, experiment: Experiment) -> None:
 
 def measure_rates(experiment: Experiment, device: Device, directory: Path) -> LinkRates | None:
     """Return the measured rates of link and memory for the time estimates of a plan; None where there is nothing to estimate."""
-    nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
     if experiment.memory.budget is None:
         return None
+    nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
     return rates_for(nbytes, device, streams_from(experiment, directory))
 
 
@@ -239,11 +233,9 @@ def open_store(experiment: Experiment, plan: StreamPlan, device: Device, path: P
         return fill_memory(slabs, index, reporter)
     path = memory.store or path
     if not path.exists():
-        fill_disk(path, slabs, index, _store_label(experiment), reporter)
-    with contextlib.ExitStack() as unless_it_fits:
-        store = unless_it_fits.enter_context(FileStore(path))
-        _check_store(store, experiment)
-        unless_it_fits.pop_all()
+        fill_disk(path, slabs, index, _store_label(experiment), reporter).close()
+    store = FileStore(path)
+    _check_store(store, experiment)
     return store
 
 
@@ -259,27 +251,17 @@ def fill_memory(slabs: Iterable[Any], index: MatrixIndex, reporter: Reporter) ->
         return HostStore.create(counted(), index.shape)
 
 
-def fill_disk(path: Path, slabs: Iterable[Any], index: MatrixIndex, label: str, reporter: Reporter) -> None:
-    """Build a matrix that is planned like ``index`` on disk."""
-    _check_free_space(path, index.nbytes)
-    with reporter.stage("assemble") as stage:
-        FileStore.create(
-            path,
-            slabs,
-            shape=index.shape,
-            label=label,
-            progress=lambda written: stage.advance(written / index.nbytes, f"{format_nbytes(written)} written"),
-        ).close()
-
-
-def _check_free_space(path: Path, nbytes: int) -> None:
+def fill_disk(path: Path, slabs: Iterable[Any], index: MatrixIndex, label: str, reporter: Reporter) -> FileStore:
+    """Build a matrix that is planned like ``index`` on disk, if it has room there."""
     existing = _existing(path.parent)
     free = shutil.disk_usage(existing).free
-    if free < nbytes:
+    if free < index.nbytes:
         raise StoreError(
-            f"the matrix needs {format_nbytes(nbytes)} of disk, {existing} has {format_nbytes(free)} free; "
+            f"the matrix needs {format_nbytes(index.nbytes)} of disk, {existing} has {format_nbytes(free)} free; "
             "name another place as memory.store"
         )
+    with reporter.stage("assemble") as stage:
+        return write_store(path, slabs, index, label, stage)
 
 
 def _existing(folder: Path) -> Path:

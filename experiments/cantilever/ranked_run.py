@@ -112,9 +112,9 @@ class RankedRun(SingleRun):
             placement, spec=self._preconditioner(), room_nbytes=self._room_nbytes(placement.plan)
         )
 
-    def _write_plan(self, placement: Placement) -> None:
-        super()._write_plan(placement)
+    def _announce(self, placement: Placement) -> None:
         with self.communicator.together():  # all ranks refuse what one has no room for
+            super()._announce(placement)
             placement.check_room(self.device)
 
     def _room_nbytes(self, plan: StreamPlan | Resident) -> int:
@@ -132,15 +132,10 @@ class RankedRun(SingleRun):
         couplings = couplings_of_rank(self.experiment, self.partition, self.communicator, self.device)
         path = self._checkpoint.parent / f"{self.folder.matrix.name}-of-rank-{self.communicator.rank}"
         with self.communicator.together():
-            store = resources.enter_context(
-                open_rank_store(self.experiment, plan, self.own, self.device, path, self.reporter)
-            )
+            store = open_rank_store(self.experiment, plan, self.own, path, self.reporter, resources)
             with self.reporter.stage("open"):
                 square = resources.enter_context(StreamedMatrix(store, self._budget(), device=self.device, plan=plan))
         return DistributedStreamedMatrix(square, couplings, self.communicator)
-
-    def _matrix_nbytes(self, plan: StreamPlan) -> int:
-        return self._all_nbytes
 
     def _traffic(self, A: Operator, state: SolverState) -> tuple[int, int]:
         """Return the sweeps of this rank, and the bytes that all ranks streamed. Collective."""
@@ -175,7 +170,7 @@ class RankedRun(SingleRun):
             state = whole.state.on(self.device) if same else whole.state.without_coarse_parts()
             whole = dataclasses.replace(whole, state=state)
         if whole.ranks != self.rank_count:  # other ranks have larger or smaller squares, which are cut in another way
-            self._decide("memory", {"subdivisions": None, "slots": None})
+            self.experiment = self.experiment.changed(memory={"subdivisions": None, "slots": None})
         return self._with_vectors(whole, lambda rows: self.device.asarray(rows[self.own].copy()))
 
     def _is_due(self, seconds: float) -> bool:
@@ -208,6 +203,10 @@ class RankedRun(SingleRun):
         elif self.experiment.output.field:
             for _ in self._solution(result):
                 pass
+
+    def _facts(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> dict[str, Any]:
+        of_all = {"unknowns": self.cantilever.unknowns, "matrix_nbytes": self._all_nbytes}
+        return super()._facts(system, result, spent) | of_all
 
     def _tips(self, result: AnyResult) -> list[float]:
         return self._tips_of_last

@@ -136,7 +136,4 @@ def _check_unfinished(folder: ResultsFolder) -> None:
 
 
 def _with_maxiter(experiment: Experiment, maxiter: int | None) -> Experiment:
-    if maxiter is None:
-        return experiment
-    solver = experiment.solver.model_copy(update={"maxiter": maxiter})
-    return experiment.model_copy(update={"solver": solver})
+    return experiment if maxiter is None else experiment.changed(solver={"maxiter": maxiter})

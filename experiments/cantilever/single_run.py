@@ -7,7 +7,6 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,7 +40,9 @@ from penstock.spmv import CPU, Array, Device, Operator
 from penstock.spmv.compilation.ahead import Compilation
 from penstock.streaming import HeterogeneousMatrix, MemoryBudget, Store, StreamPlan
 
-_OF_SOLVER = ("preconditioner", "degree", "aggregate_nodes", "options")  # on which the iterations depend
+# Settings on which the system and the iterations depend.
+_OF_SYSTEM: dict[str, Any] = dict.fromkeys(("model", "material", "load"), True)
+_OF_SYSTEM["solver"] = {"preconditioner", "degree", "aggregate_nodes", "options"}
 
 
 def resolved(experiment: Experiment) -> dict[str, Any]:
@@ -67,6 +68,7 @@ class SingleRun(Run):
         self.cantilever = experiment.cantilever()
         self.shape = self.cantilever.shape
         self.device = Device.parse(experiment.memory.device)
+        self.streams_from = streams_from(experiment, folder.path)
         self.waited = 0.0
         self.rtol, self.maxiter = experiment.solver.rtol, experiment.solver.maxiter
         self.draws, self.checkpoint_seconds = experiment.output.figures, experiment.output.checkpoint_seconds
@@ -81,9 +83,6 @@ class SingleRun(Run):
 
     def _asked(self) -> tuple[GivenMatrix, Request]:
         return GivenMatrix(self, "source"), request_of(self.experiment, self.device)
-
-    def _streams_from(self) -> Path:
-        return streams_from(self.experiment, self.folder.path)
 
     def place(self, request: Request) -> Placement:
         """Plan the run, and compile the kernels of the CPU that are not cached."""
@@ -121,14 +120,11 @@ class SingleRun(Run):
             decided: dict[str, Any] = {"format": plan.index.format_name, "subdivisions": len(plan.index.subdivisions)}
             if plan.slots:
                 decided["slots"] = plan.slots
-            self._decide("memory", decided)
-            self._decide("solver", solver.options_of(placement.spec))
-            self.folder.write_configuration(resolved(self.experiment))
+            self._decide(memory=decided, solver=solver.options_of(placement.spec))
 
-    def _decide(self, section: str, decided: dict[str, Any]) -> None:
-        """Replace settings of a section of the experiment."""
-        changed = getattr(self.experiment, section).model_copy(update=decided)
-        self.experiment = self.experiment.model_copy(update={section: changed})
+    def _decide(self, **sections: dict[str, Any]) -> None:
+        self.experiment = self.experiment.changed(**sections)
+        self.folder.write_configuration(resolved(self.experiment))
 
     def make(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store:
         """Assemble the matrix in memory, or build or open the store from which it is streamed."""
@@ -164,15 +160,12 @@ class SingleRun(Run):
                 rates=plan.rates,
                 gpu_subdivisions=self.experiment.memory.gpu_subdivisions,
             )
-        self._decide("memory", {"gpu_subdivisions": A.division.count})
-        self.folder.write_configuration(resolved(self.experiment))
+        self._decide(memory={"gpu_subdivisions": A.division.count})
         self.folder.add_to_plan(A.division.explain(), self.reporter)
         return resources.enter_context(A)
 
     def _settings(self, placement: Placement) -> dict[str, Any]:
-        data = self.experiment.model_dump(mode="json", exclude_none=True)
-        solver = {name: data["solver"][name] for name in _OF_SOLVER if name in data["solver"]}
-        return {**{name: data[name] for name in ("model", "material", "load")}, "solver": solver}
+        return self.experiment.model_dump(mode="json", exclude_none=True, include=_OF_SYSTEM)
 
     def _posed(self, system: OpenSystem) -> tuple[GivenVectors, None]:
         b = self._right_hand_sides()
@@ -199,8 +192,6 @@ class SingleRun(Run):
         if self.experiment.load.samples:
             meant = [tip for tip, column in zip(ends, columns, strict=True) if column.converged]
         facts: dict[str, Any] = {
-            "unknowns": self.cantilever.unknowns,
-            "matrix_nbytes": self._matrix_nbytes(system.decided.stream_plan),
             "nonzeros": self.cantilever.nnz,
             "quantity": self._quantities(result)[0],
             "tip_deflection": statistics.fmean(meant) if meant else None,
@@ -232,9 +223,6 @@ class SingleRun(Run):
     def _solution(self, result: AnyResult) -> Iterable[Array]:
         """Return the solution on the host, in parts of whole planes of nodes."""
         return [CPU.asarray(result.x)]
-
-    def _matrix_nbytes(self, plan: StreamPlan) -> int:
-        return plan.index.nbytes
 
     def _several(self, columns: tuple[SolveResult, ...], ends: list[float], names: list[str]) -> dict[str, Any]:
         """Return the result of each load case or sample."""

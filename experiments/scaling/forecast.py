@@ -163,8 +163,7 @@ def _plan_of_rank(
     whole = experiment.cantilever().mesh.node_counts
 
     def within(nbytes: int) -> Experiment:
-        memory = experiment.memory.model_copy(update={"device": "cuda", "budget": nbytes, "store": None})
-        return experiment.of_planes(nodes[0]).model_copy(update={"memory": memory})
+        return experiment.of_planes(nodes[0]).changed(memory={"device": "cuda", "budget": nbytes, "store": None})
 
     spec = experiment.preconditioner
     unknowns, of_rank = (experiment.model.dof * math.prod(each) for each in (whole, nodes))

@@ -62,6 +62,8 @@ def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter:
         if maxiter is not None:
             request = replace(request, maxiter=maxiter)
         request.check()
+        if not resume:
+            write_json(folder.solve, settings_of(request))
         run = SystemRun(request, folder, reporter or Reporter(), decided_spec(settings) if resume else None)
         return run.run(resume=resume)
 
@@ -75,6 +77,7 @@ def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Report
     folder = ResultsFolder(Path(directory))
     with folder.made("choose another --output"):
         try:
+            write_json(folder.solve, settings_of(request))
             return SystemRun(request, folder, reporter or Reporter()).run(resume=False)
         except BaseException as error:
             folder.remove_unless_saved(error)
@@ -111,17 +114,10 @@ class SystemRun(Run):
 
     def plan(self) -> str:
         """Read and plan, and return the plan in words."""
-        self.right_side = self._read_right_hand_sides()
-        return self._in_words(plan_system(*self._opened(), folder=self.folder.path, reporter=self.reporter))
+        return self._in_words(plan_system(*self._asked(), folder=self.folder.path, reporter=self.reporter))
 
     def _in_words(self, placement: Placement) -> str:
         return f"{placement.explain()}\n{'right side':<11} {self.right_side}"
-
-    def _asked(self) -> tuple[GivenMatrix, Request]:
-        self.right_side = self._read_right_hand_sides()  # before the matrix, which may take longer
-        if self.spec is None:
-            write_json(self.folder.solve, settings_of(self.request))
-        return self._opened()
 
     def _write_plan(self, placement: Placement) -> None:
         self.folder.write_plan(self._in_words(placement), self.reporter)
@@ -132,8 +128,8 @@ class SystemRun(Run):
     def _lasting(self, settings: dict[str, Any]) -> dict[str, Any]:
         return lasting_settings(settings)
 
-    def _opened(self) -> tuple[GivenMatrix, Request]:
-        """Open the matrix, and return it with the request for its solve."""
+    def _asked(self) -> tuple[GivenMatrix, Request]:
+        self.right_side = self._read_right_hand_sides()  # before the matrix, which may take longer
         settings = self.request
         with self.reporter.stage("read") as stage:
             matrix = as_given_matrix(settings.matrix)
@@ -145,13 +141,12 @@ class SystemRun(Run):
             )
         modes = self._modes()
         options = modes if settings.degree is None else {**modes, "degree": settings.degree}
-        rows = (matrix.matrix.index if matrix.kind == "store" else matrix.matrix).shape[0]
         request = Request(
             matrix.find_device(settings.device),
             self.columns,
             None if settings.memory is None else parse_nbytes(settings.memory),
             replace(self.spec, **modes) if self.spec else settings.preconditioner,
-            max(1, rows // len(modes["coordinates"])) if "coordinates" in modes else "auto",
+            max(1, matrix.rows // len(modes["coordinates"])) if "coordinates" in modes else "auto",
             options={} if self.spec else options,
             name=matrix.name,
             format=None if settings.format == "auto" else settings.format,
@@ -188,23 +183,21 @@ class SystemRun(Run):
             return "A times ones, so that the solution is known: all ones"
         return f"{self.columns} columns of standard normal numbers, seed 0"
 
-    def _right_hand_sides(self, A: Operator) -> GivenVectors:
-        n = A.shape[0]
+    def _right_hand_sides(self, system: OpenSystem) -> GivenVectors:
+        A, n = system.A, system.A.shape[0]
         if self.right_hand_sides is not None:
             return GivenVectors(self.right_hand_sides if self.columns > 1 else self.right_hand_sides[:, 0], "B")
         if self.columns > 1:
             check_fits_memory(2 * 8 * n * self.columns, f"{self.columns} right-hand sides and their solutions")
             return GivenVectors(np.random.default_rng(0).standard_normal((n, self.columns)), "B")
-        # The product is in the order of the stored matrix; _solve reorders A times ones to that of the file.
-        return GivenVectors(A.device.to_host(A.apply(A.device.xp.ones(n, dtype=A.dtype))), "B")
+        product = A.device.to_host(A.apply(A.device.xp.ones(n, dtype=A.dtype)))
+        return GivenVectors(product if system.order is None else system.order.back(product), "B")
 
     def _posed(self, system: OpenSystem) -> tuple[GivenVectors, GivenVectors | None]:
-        b, n = self._right_hand_sides(system.A), system.A.shape[0]
-        if self.right_hand_sides is None and self.columns == 1 and system.order is not None:
-            b = GivenVectors(system.order.back(b.array), "B")
+        b = self._right_hand_sides(system)
         if self.request.guess is None or self.spec is not None:
             return b, None
-        return b, GivenVectors(read_guess(self.request.guess, (n, self.columns)), "the guess")
+        return b, GivenVectors(read_guess(self.request.guess, (system.A.shape[0], self.columns)), "the guess")
 
     def _traffic(self, A: Operator, state: SolverState) -> tuple[int, int]:
         if isinstance(A, Sweeps) or state is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from penstock.driver.inputs import GivenMatrix
 from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import HeldStore, OpenSystem
 from penstock.driver.placement import place_index, place_matrix
-from penstock.driver.progress import Reporter
+from penstock.driver.progress import Reporter, Stage
 from penstock.driver.request import Placement, Request
 from penstock.driver.resident import Resident
 from penstock.host.scratch import scratch_folder
@@ -109,6 +109,15 @@ def nearest(store: Store, device: Device, reporter: Reporter) -> Store:
         return store
     with reporter.stage("read"):
         return HostStore.from_store(store)
+
+
+def write_store(path: Path, slabs: Iterable[SparseMatrix], index: MatrixIndex, label: str, stage: Stage) -> FileStore:
+    """Write a matrix that is planned like ``index`` to disk."""
+
+    def progress(written: int) -> None:
+        stage.advance(written / index.nbytes, f"{format_nbytes(written)} written")
+
+    return FileStore.create(path, slabs, shape=index.shape, label=label, progress=progress)
 
 
 @dataclass
@@ -251,18 +260,12 @@ class _Opener:
 
     def _written(self, whole: SparseMatrix, placement: Placement) -> FileStore:
         """Write a matrix to disk, for a CPU to stream from; removed at the end."""
-        total, count = placement.stream_plan.index.nbytes, len(placement.stream_plan.index.subdivisions)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-        place = self.resources.enter_context(scratch_folder("penstock-", self.folder))
+        path = self.resources.enter_context(scratch_folder("penstock-", self.folder)) / "matrix"
+        index = placement.stream_plan.index
         with self.reporter.stage("write") as stage:
-            return FileStore.create(
-                place / "matrix",
-                row_slabs(whole, count),
-                shape=whole.shape,
-                label=self.request.name,
-                progress=lambda written: stage.advance(written / total, f"{format_nbytes(written)} written"),
-            )
+            return write_store(path, row_slabs(whole, len(index.subdivisions)), index, self.request.name, stage)
 
     def _rates(self, nbytes: int) -> LinkRates | None:
         return rates_for(nbytes, self.request.device, self._streams_from)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -177,6 +178,16 @@ class Vectors:
         nbytes = self.nbytes(request, spec)
         parts = spec.parts(self.n, self.together, self.dtype, streamed_to_gpu=self._may_stream_to_gpu(request))
         return Workload(self.together, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=iterations)
+
+    def choices(
+        self, request: Request, specs: Iterable[PreconditionerSpec]
+    ) -> tuple[tuple[PreconditionerSpec, Workload], ...]:
+        """Return every preconditioner with each number of products an iteration between which a plan may choose."""
+        return tuple(
+            (spec.with_products(degree), self.workload(request, spec, degree))
+            for spec in specs
+            for degree in spec.products_per_iteration(streamed=True)
+        )
 
     @staticmethod
     def _may_stream_to_gpu(request: Request) -> bool:
