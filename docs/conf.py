@@ -38,8 +38,8 @@ templates_path = ["_templates"]
 nitpicky = True
 # Attributes of SmoothedAggregation whose values are classes that are not public.
 nitpick_ignore = [
-    ("py:class", "penstock.solvers.coarse.method.CoarseConjugateGradients"),
-    ("py:class", "penstock.solvers.coarse.block_method.CoarseBlockConjugateGradients"),
+    ("py:class", "penstock.solvers.amg.method.CoarseConjugateGradients"),
+    ("py:class", "penstock.solvers.amg.block_method.CoarseBlockConjugateGradients"),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -27,9 +27,8 @@ from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
 from penstock.fem import Cantilever
 from penstock.solvers import IterationRecord, StopReason
-from penstock.spmv import Device, Operator, StoreError
+from penstock.spmv import Device, Operator, StoreError, SweptOperator
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
-from penstock.streaming import Sweeps
 
 
 class Run(ABC):
@@ -145,7 +144,7 @@ class Run(ABC):
         b, guess = self._posed(system)
         A, before = system.A, self.before
         whole = b.columns <= system.decided.together  # a solve in several blocks has no state
-        swept = A if isinstance(A, Sweeps) else None
+        swept = A if isinstance(A, SweptOperator) else None
         began, written = seconds_without_compiling(), time.perf_counter()
         # Formats that scatter add in the order of the sweep: the direction is part of the state. It is noted between two
         # iterations, because a solve that stops sweeps once more, for the true residual.
@@ -179,7 +178,7 @@ class Run(ABC):
 
     def _traffic(self, A: Operator, state: SolverState) -> tuple[int, int]:
         """Return the sweeps of this run so far, and the bytes that they streamed."""
-        return (A.sweeps, A.bytes_streamed) if isinstance(A, Sweeps) else (0, 0)
+        return (A.sweeps, A.bytes_streamed) if isinstance(A, SweptOperator) else (0, 0)
 
     def _report(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> None:
         """Write everything that a finished run leaves."""

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from penstock.distributed import DistributedStreamedMatrix
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.resident import Resident
 from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.checkpoint import Checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.solvers import BlockSolveResult, SolveResult, StopReason
-from penstock.spmv import Array, Operator, VectorSpace
+from penstock.spmv import Array, Operator, SweptOperator, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
-from penstock.streaming import HeterogeneousMatrix, StreamedMatrix, StreamPlan, Sweeps
+from penstock.streaming import HeterogeneousMatrix, StreamedMatrix, StreamPlan, SweptMatrix
 
 
 def columns_of(result: AnyResult) -> tuple[SolveResult, ...]:
@@ -82,7 +83,7 @@ def describe_solve(
 
 
 def _streaming_facts(A: Operator, plan: StreamPlan) -> dict[str, Any]:
-    if not isinstance(A, Sweeps):
+    if not isinstance(A, SweptMatrix | DistributedStreamedMatrix):
         return {"peak_budget_nbytes": plan.index.nbytes, "staged": False, "direct_reads": False}
     return {
         "peak_budget_nbytes": A.budget.peak_nbytes,
@@ -123,7 +124,7 @@ def _sweep_of_powers(A: StreamedMatrix, x: Array) -> Callable[[], object]:
 def record_sweep(folder: ResultsFolder, system: OpenSystem, result: AnyResult) -> None:
     """Record the times of transfers and kernels in one additional sweep like those of the solve, which recording would slow."""
     A, placement = system.A, system.decided
-    if not isinstance(A, Sweeps) or not placement.plan.slots or reason_of(result) is StopReason.STOPPED:
+    if not isinstance(A, SweptOperator) or not placement.plan.slots or reason_of(result) is StopReason.STOPPED:
         return
     x = A.device.asarray(result.x, dtype=A.dtype)
     if x.ndim > 1:

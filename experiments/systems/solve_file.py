@@ -39,8 +39,7 @@ from penstock.experiments.systems.system_files import (
 from penstock.files.arrays import check_fits_memory
 from penstock.files.registry import matrix_name
 from penstock.solvers import PreconditionerSpec, SolveResult, StopReason
-from penstock.spmv import InputError, Operator, parse_nbytes
-from penstock.streaming import Sweeps
+from penstock.spmv import InputError, Operator, SweptOperator, parse_nbytes
 
 
 def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter: Reporter | None = None) -> RunOutcome:
@@ -200,7 +199,7 @@ class SystemRun(Run):
         return b, GivenVectors(read_guess(self.request.guess, (system.A.shape[0], self.columns)), "the guess")
 
     def _traffic(self, A: Operator, state: SolverState) -> tuple[int, int]:
-        if isinstance(A, Sweeps) or state is None:
+        if isinstance(A, SweptOperator) or state is None:
             return super()._traffic(A, state)
         return state.iteration - self.before.sweeps, 0  # in memory, a product an iteration
 
@@ -210,7 +209,7 @@ class SystemRun(Run):
         write_solution(self.folder.solution, np.asarray(result.x))
 
     def _report(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> None:
-        if not isinstance(system.A, Sweeps):  # all products, not those of iterations only
+        if not isinstance(system.A, SweptOperator):  # all products, not those of iterations only
             spent = replace(spent, sweeps=self.before.sweeps + result.sweeps)
         super()._report(system, result, spent)
 

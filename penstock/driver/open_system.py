@@ -23,9 +23,9 @@ from penstock.solvers import (
     solve_many,
 )
 from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
-from penstock.spmv import Array, InputError, Operator, SparseMatrix, device_of
+from penstock.spmv import Array, InputError, Operator, SparseMatrix, SweptOperator, device_of
 from penstock.spmv.formats.pattern import Pattern
-from penstock.streaming import LevelOrder, StreamedMatrix, Sweeps
+from penstock.streaming import LevelOrder, StreamedMatrix
 
 AnyResult = SolveResult | BlockSolveResult
 
@@ -192,7 +192,7 @@ class OpenSystem:
             if (shares > 0).all():
                 return self._returned(None, posed, [], posed.as_block(), shares)
             M = self.preconditioner()
-            if state is not None and isinstance(self.A, Sweeps):
+            if state is not None and isinstance(self.A, SweptOperator):
                 self.A.turn_to(direction)
             with self.reporter.stage("solve") as stage:
                 blocks = 1 if self.placement is None else -(-b.columns // self.placement.together)

@@ -145,7 +145,7 @@ class _Opener:
         if given.kind == "store":
             return (yield from self._open_store(cast(Store, given.matrix)))
         if given.kind == "csr":
-            return (yield from self._open_csr(cast(CsrMatrix, given.matrix)))
+            return (yield from self._open_csr(given))
         return (yield from self._open_format(cast(SparseMatrix, given.matrix)))
 
     def _open_source(self, source: MatrixSource) -> _Opening:
@@ -156,16 +156,21 @@ class _Opener:
             return self._system(cast(Operator, made), placement)
         return (yield from self._streamed(made, placement))
 
-    def _open_csr(self, given: CsrMatrix) -> _Opening:
-        matrix = given.to_device(CPU) if self.request.device.kind == "cpu" else given
+    def _open_csr(self, given: GivenMatrix) -> _Opening:
+        of_caller = given.matrix.values
+        with self.reporter.stage("move"):
+            matrix = given.moved(self.request.device, self.request.memory)
+        with self.reporter.stage("look"):
+            matrix = given.checked(matrix)
         placement = self._place(matrix)
-        exact = ExactMatrix.of(matrix, placement.difference)
-        pattern = Pattern.of(matrix) if self.updatable else None
-        unreachable = None
-        if self.request.null_space is None:
-            known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
-            unreachable = NullSpace.found(matrix, known)
-        of_caller = matrix.values
+        exact = ExactMatrix.of(given.matrix, placement.difference)
+        pattern = unreachable = None
+        with self.reporter.stage("look"):
+            if self.updatable:
+                pattern = Pattern.of(matrix)
+            if self.request.null_space is None:
+                known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
+                unreachable = NullSpace.found(matrix, known)
         del matrix, given  # whose structure may be large
         system = yield from self._open_placed(placement)
         system.exact, system.unreachable, system.pattern = exact, unreachable, pattern
@@ -173,10 +178,8 @@ class _Opener:
         return system
 
     def _place(self, matrix: CsrMatrix) -> Placement:
-        with self.reporter.stage("convert") as stage:
-            placement = place_matrix(matrix, self.request, rates=self._rates)
-            stage.advance(1.0)
-        return placement
+        with self.reporter.stage("plan"):
+            return place_matrix(matrix, self.request, rates=self._rates, reporter=self.reporter)
 
     def _open_placed(self, placement: Placement) -> _Opening:
         yield placement
@@ -184,7 +187,8 @@ class _Opener:
         assert whole is not None, "a matrix in memory is converted"
         plan = placement.plan
         if isinstance(plan, Resident) or not plan.slots:
-            on_device = whole.to_device(self.request.device)
+            with self.reporter.stage("move"):
+                on_device = whole.to_device(self.request.device)
             return self._system(on_device, placement if on_device is whole else replace(placement, matrix=None))
         count = len(plan.index.subdivisions)
         if self.request.device.kind == "cuda":

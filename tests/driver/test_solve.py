@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ import penstock
 from penstock.driver import placement as placement_module
 from penstock.driver import slow_modes
 from penstock.fem import Cantilever, LognormalMaterial
+from penstock.solvers import SmoothedAggregationSpec
 from penstock.solvers.chebyshev import ChebyshevSpec
-from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, SymmetricBsrMatrix
-from penstock.spmv.formats import statistics, symmetric_bsr
+from penstock.spmv.formats import csr, statistics, symmetric_bsr
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
 
 BEAM = Cantilever(nodes=(17, 5, 5), dof=3, material=LognormalMaterial(sigma=0.5, seed=2))
@@ -213,14 +214,18 @@ class TestDecisions:
             return lambda *arguments, **options: (calls.append(name), function(*arguments, **options))[1]
 
         monkeypatch.setattr(placement_module, "_converted", counted("conversion", placement_module._converted))
-        monkeypatch.setattr(statistics, "measure_symmetry", counted("symmetry", statistics.measure_symmetry))
-        monkeypatch.setattr(symmetric_bsr, "measure_symmetry", counted("symmetry", symmetric_bsr.measure_symmetry))
+        monkeypatch.setattr(csr, "survey", counted("survey", csr.survey))
+        for module in (
+            statistics,
+            symmetric_bsr,
+        ):  # which search for the mirror images of a matrix that is not symmetric
+            monkeypatch.setattr(module, "measure_symmetry", counted("search", module.measure_symmetry))
         for cls in (BsrMatrix, SymmetricBsrMatrix):
             monkeypatch.setattr(cls, "from_csr", counted("from_csr", cls.from_csr))
         for memory in (None, BUDGET):
             calls.clear()
             solve(A, b, memory=memory)
-            assert sorted(calls) == ["conversion", "from_csr", "symmetry"]
+            assert sorted(calls) == ["conversion", "from_csr", "survey"]
 
     @pytest.mark.parametrize("memory", [None, BUDGET])
     def test_a_matrix_symmetric_to_rounding_is_streamed_by_half(self, memory, A, b):
@@ -477,3 +482,21 @@ def test_several_right_hand_sides_with_a_coarse_level_are_solved():
     result = penstock.solve(beam.matrix("csr").to_csr(), B, coordinates=beam.mesh.coordinates())
     assert result.converged
     assert "smoothed_aggregation" in result.explain()
+
+
+@pytest.mark.parametrize("memory", [None, "1 MiB"])
+def test_the_parts_of_a_call_add_up_to_its_time(memory):
+    beam = Cantilever(nodes=(25, 7, 7), dof=3)
+    A, b, points = beam.matrix("csr").to_csr(), beam.load(), beam.mesh.coordinates()
+    options = {"coordinates": points, "memory": memory}
+    solve(A, b, **options)
+
+    began = time.perf_counter()
+    result = solve(A, b, **options)
+    seconds = time.perf_counter() - began
+
+    parts = {name: of for name, of in result.timings.items() if name.endswith("ing") or name in ("setting up", "rest")}
+    assert {"reading", "looking", "planning", "converting", "moving", "setting up", "iterating"} <= set(parts)
+    assert all(of >= 0 for of in parts.values())
+    assert 0.95 * seconds <= sum(parts.values()) <= seconds
+    assert "\nof which    " in result.explain()

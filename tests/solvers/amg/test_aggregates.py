@@ -6,11 +6,11 @@ import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
 from penstock.fem import Cantilever
-from penstock.solvers.coarse.aggregates import (
+from penstock.solvers.amg.aggregates import (
     box_aggregates,
     coordinate_aggregates,
-    given_aggregates,
     graph_aggregates,
+    numbered_aggregates,
 )
 from penstock.spmv import InputError
 
@@ -98,11 +98,11 @@ def test_nodes_without_neighbours_are_gathered():
 
 
 def test_given_numbers_may_have_gaps_but_not_another_length():
-    assert given_aggregates([7, 3, 7, 9], 4).of_node.tolist() == [1, 0, 1, 2]
+    assert numbered_aggregates([7, 3, 7, 9], 4).of_node.tolist() == [1, 0, 1, 2]
     with pytest.raises(InputError, match="4 whole numbers"):
-        given_aggregates([7, 3, 7], 4)
+        numbered_aggregates([7, 3, 7], 4)
     with pytest.raises(InputError, match="whole numbers"):
-        given_aggregates([0.5, 1, 2, 3], 4)
+        numbered_aggregates([0.5, 1, 2, 3], 4)
 
 
 @pytest.mark.parametrize("coordinates", [np.zeros((0, 3)), np.zeros(5), np.array([[0.0, np.nan]])])

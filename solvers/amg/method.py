@@ -33,7 +33,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import (
+from penstock.solvers.amg.sweep import (
     LOST_ACCURACY,
     WIDENED,
     CoarseState,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import (
+from penstock.solvers.amg.sweep import (
     LOST_ACCURACY,
     WIDENED,
     CoarseState,
@@ -70,7 +70,7 @@ class CoarseBlockCgState(CoarseState):
 
 
 class CoarseBlockConjugateGradients(HasColumns, Method, name="coarse_block_cg"):
-    """The method of :mod:`penstock.solvers.coarse.method` for a block of right-hand sides, ``(n, columns)``.
+    """The method of :mod:`penstock.solvers.amg.method` for a block of right-hand sides, ``(n, columns)``.
 
     Each column has its own directions: after a dozen iterations columns have little to learn from each other, and all passes
     over A are shared. Columns that have ended stand still.

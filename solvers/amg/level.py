@@ -1,25 +1,33 @@
-"""What a coarse level hands to the solver."""
+"""The level below a matrix: what coarsening makes, and what a coarse level hands to the solver."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.solvers.coarse.tentative import Tentative
+from penstock.solvers.amg.tentative import Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks
-from penstock.spmv import Array, Operator, ValidatedOperator
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, Operator, ValidatedOperator
 from penstock.spmv.compilation.cuda_graph import Replay
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
 
 @dataclass
 class CoarseLevel:
-    """T, ``A = P^T A P``, and an inverse B, fixed and symmetric; the eigenvalues of ``B A`` are between 0 and 2."""
+    """The level below a matrix, as :func:`coarsen` makes it; its near-null space is ``T.candidates``.
 
+    For :meth:`solve` its user sets an inverse B, fixed and symmetric; the eigenvalues of ``B A`` are between 0 and 2.
+    """
+
+    finer: Operator
+    diagonal: DiagonalBlocks  # D, the inverse of the diagonal blocks of the finer matrix
+    high: float  # bounds the eigenvalues of D times that matrix
     T: Tentative
-    A: Operator
-    inverse: Operator
+    A: BsrMatrix  # ``P^T A P``, with 1 on the diagonal where columns of T vanish
+    negligible: float  # entries and eigenvalues of it up to this size are zero but for rounding
+    transfers: tuple[CsrMatrix, ...] = ()  # P and its transpose, if they are stored
+    inverse: Operator = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._solves: dict[tuple[int, ...], tuple[Array, Array, Replay]] = {}

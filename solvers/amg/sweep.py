@@ -1,4 +1,4 @@
-"""One pass over A of conjugate gradients with a coarse level: see :mod:`penstock.solvers.coarse.method`."""
+"""One pass over A of conjugate gradients with a coarse level: see :mod:`penstock.solvers.amg.method`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, Self, cast, runtime_checkable
+from typing import ClassVar, Self, cast
 
 import numpy as np
 
-from penstock.solvers.coarse.galerkin import PRODUCT
-from penstock.solvers.coarse.level import HasCoarseLevel
+from penstock.solvers.amg.galerkin import PRODUCT
+from penstock.solvers.amg.level import HasCoarseLevel
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BREAKDOWNS, StopReason
 from penstock.solvers.saved_state import SavedState
-from penstock.solvers.states import Alternates, StateLayout, check_all, check_counts, direction_kept
-from penstock.spmv import Array, Device, InputError
+from penstock.solvers.states import StateLayout, check_all, check_counts, direction_kept
+from penstock.spmv import Array, Device, InputError, SweptOperator
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
 # Iterations without halving the smallest residual before, after which a solve stagnates.
@@ -33,13 +33,6 @@ _NOISE = 16.0
 LOST_ACCURACY = (StopReason.ROUNDING_FLOOR, *BREAKDOWNS)
 #: What a solve whose polynomial was widened says.
 WIDENED = "the coarse level represents slow modes of this matrix badly, so the polynomial was widened"
-
-
-@runtime_checkable
-class _SharesSweeps(Alternates, Protocol):
-    """A streamed matrix, several products of which share a sweep."""
-
-    def powers_per_sweep(self) -> int: ...
 
 
 @dataclass(kw_only=True)
@@ -183,9 +176,8 @@ class CoarseSweep:
     def _turn_back(self) -> None:
         """Let the next sweep repeat the last one in its direction, because half of a matrix adds in the order of the rows."""
         A = self.problem.A
-        if isinstance(A, _SharesSweeps) and A.plan.ring.sweeps == "alternate":
-            sweeps = -(-len(self._recurrence.steps) // A.powers_per_sweep())
-            A.turn_to(-A.direction if sweeps % 2 else A.direction)
+        if isinstance(A, SweptOperator):
+            A.turn_back(len(self._recurrence.steps))
 
     def end(self) -> None:
         """Return the vectors, x and y among them, for the next solve."""
