@@ -34,7 +34,7 @@ from penstock.streaming import (
     plan_stream,
     reach_of,
 )
-from penstock.streaming.measurement.rates import rates_for
+from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
 
 
 def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> StreamPlan:
@@ -210,10 +210,10 @@ def _check_store(store: FileStore, experiment: Experiment) -> None:
 
 def measure_rates(experiment: Experiment, device: Device, directory: Path) -> LinkRates | None:
     """Return the measured rates of link and memory for the time estimates of a plan; None where there is nothing to estimate."""
-    if experiment.memory.budget is None:
-        return None
     nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
-    return rates_for(nbytes, device, streams_from(experiment, directory))
+    if experiment.memory.budget is None or nbytes < WORTH_MEASURING_NBYTES:
+        return None
+    return machine_rates(device, streams_from(experiment, directory))
 
 
 def streams_from(experiment: Experiment, directory: Path) -> Path:

@@ -27,6 +27,7 @@ from penstock.streaming import (
     LinkRates,
     MatrixIndex,
     MemoryBudget,
+    Ring,
     Store,
     StreamedMatrix,
     index_of,
@@ -34,7 +35,7 @@ from penstock.streaming import (
     reach_of_store,
 )
 from penstock.streaming.measurement.first_sweeps import plan_again
-from penstock.streaming.measurement.rates import correct_rates, rates_for
+from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
 from penstock.streaming.stores.whole import read_whole
 
 # Host memory, in sizes of a store, that reading it as a whole and putting it into another order needs.
@@ -251,7 +252,7 @@ class _Opener:
             matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.stream_plan)
         if placement.choices and placement.stream_plan.rates is not None:
             with self.reporter.stage("try"):
-                again = plan_again(matrix, [workload for _, workload in placement.choices], placement.ring)
+                again = plan_again(matrix, [workload for _, workload in placement.choices], placement.ring or Ring())
             if again is not None:
                 matrix.close()
                 if not of_caller:  # a caller's store may lie on another disk
@@ -272,7 +273,7 @@ class _Opener:
             return write_store(path, row_slabs(whole, len(index.subdivisions)), index, self.request.name, stage)
 
     def _rates(self, nbytes: int) -> LinkRates | None:
-        return rates_for(nbytes, self.request.device, self._streams_from)
+        return None if nbytes < WORTH_MEASURING_NBYTES else machine_rates(self.request.device, self._streams_from)
 
     @property
     def _streams_from(self) -> Path:

@@ -115,7 +115,7 @@ class Placement:
     matrix: SparseMatrix | None = None  # converted, unless the plan is for a store
     order: LevelOrder | None = None  # of the rows, if it is not the caller's
     choices: tuple[tuple[PreconditionerSpec, Workload], ...] = ()  # from which the first sweeps may choose again
-    ring: Ring = field(default_factory=Ring)  # what is prescribed for them
+    ring: Ring | None = None  # what is prescribed for them
     difference: float = 0.0  # bound of ||stored matrix - A||, where A is symmetric to rounding only
     reasons: dict[str, str] = field(default_factory=dict)  # why each preconditioner would be used, by name
     method: str = "conjugate gradients"

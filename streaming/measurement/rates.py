@@ -64,11 +64,6 @@ def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> Li
     return rates
 
 
-def rates_for(nbytes: int, device: Device, directory: Path) -> LinkRates | None:
-    """Return the rates for the plan of a matrix of ``nbytes`` bytes, or None if it is too small to measure them for."""
-    return None if nbytes < WORTH_MEASURING_NBYTES else machine_rates(device, directory)
-
-
 def correct_rates(device: Device, directory: Path, rates: LinkRates) -> None:
     """Use the rates learned in a solve instead of the measured ones, for ten minutes."""
     _keep(_key_of(device, directory), rates, busy=True)
