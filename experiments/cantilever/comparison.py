@@ -127,7 +127,7 @@ class Comparison(Study[str, ComparisonFolder]):
                 raise StudyStopped
             return
         variant, experiment = VARIANTS[name], self.experiment
-        changed = _changed(experiment, memory=variant.memory(experiment), solver=variant.solver(experiment))
+        changed = experiment.changed(memory=variant.memory(experiment), solver=variant.solver(experiment))
         for _ in range(2):
             # Remove a run that was killed before its first checkpoint, or a brief one.
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -197,13 +197,7 @@ def _with_budget(experiment: Experiment) -> Experiment:
     if experiment.memory.budget is not None:
         return experiment
     nbytes = experiment.cantilever().nnz * (4 if experiment.memory.values == "float32" else 8)
-    return _changed(experiment, memory={"budget": nbytes // 4})
-
-
-def _changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:
-    """Return an experiment with other values in some sections."""
-    update = {name: getattr(experiment, name).model_copy(update=values) for name, values in sections.items()}
-    return experiment.model_copy(update=update)
+    return experiment.changed(memory={"budget": nbytes // 4})
 
 
 def _setup(record: Record) -> str:

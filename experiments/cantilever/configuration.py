@@ -299,11 +299,15 @@ class Experiment(Section):
         mesh = self.cantilever().mesh
         return self.solver.spec(self.model.dof).with_nodes(mesh.coordinates, mesh.node_counts)
 
+    def changed(self, **sections: dict[str, Any]) -> Experiment:
+        """Return an experiment with other values in some sections, which are not checked."""
+        update = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        return self.model_copy(update=update)
+
     def of_planes(self, count: int) -> Experiment:
         """Return an experiment with ``count`` planes of nodes: its matrix has the pattern of the square of a rank with these."""
         _, *across = self.cantilever().mesh.node_counts
-        model = self.model.model_copy(update={"nodes": (count, *across)})
-        return self.model_copy(update={"model": model, "parallel": None})
+        return self.changed(model={"nodes": (count, *across)}).model_copy(update={"parallel": None})
 
     @property
     def columns(self) -> int:

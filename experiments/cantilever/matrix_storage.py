@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from penstock.driver.opening import write_store
 from penstock.driver.placement import solve_candidates
 from penstock.driver.progress import Reporter
+from penstock.driver.request import Placement, Request, Vectors
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.fem.assembly import ASSEMBLED_FORMATS
-from penstock.solvers import PreconditionerSpec, block_cg_workspace_nbytes, check_streams, method_named
-from penstock.spmv import CPU, BudgetError, Device, InputError, StoreError, format_named, format_nbytes
+from penstock.solvers import PreconditionerSpec, block_cg_workspace_nbytes, check_streams
+from penstock.spmv import BudgetError, Device, InputError, StoreError, format_named, format_nbytes
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.streaming import (
     CUTS,
@@ -27,16 +28,13 @@ from penstock.streaming import (
     MatrixIndex,
     Ring,
     Store,
-    StreamedMatrix,
     StreamPlan,
-    Workload,
     choose,
     index_of,
     plan_stream,
     reach_of,
 )
-from penstock.streaming.measurement.first_sweeps import Replanned, plan_again
-from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
+from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
 
 
 def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> StreamPlan:
@@ -61,13 +59,14 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     >>> plan.slots, plan.storage_nbytes <= 64 << 20
     (3, True)
     """
-    cantilever, memory, spec = experiment.cantilever(), experiment.memory, experiment.preconditioner
-    workload = functools.partial(_workload, experiment)
+    cantilever, memory, request = experiment.cantilever(), experiment.memory, request_of(experiment)
+    spec = request.preconditioner
+    workload = functools.partial(_vectors(request, cantilever.unknowns).workload, request)
     if memory.budget is None:
         index = _symbolic_index(experiment, resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)
         [degree] = spec.products_per_iteration(streamed=False)
         return plan_stream(index, index.nbytes, workload(spec, degree), rates=rates)
-    ring = Ring(slots=memory.slots, overlap=memory.overlap)
+    ring = _ring(experiment)
     if memory.store is not None and memory.store.exists():
         with FileStore(memory.store) as store:
             _check_store(store, experiment)
@@ -77,7 +76,8 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
         return choose(candidates, memory.budget, ring, rates=rates)
     plans: list[StreamPlan] = []
     refused: Exception = InputError("no format fits")
-    for format_name in _streamed_formats() if memory.format == "auto" else (memory.format,):
+    with_blocks = [name for name in ASSEMBLED_FORMATS if format_named(name).traits.streams]
+    for format_name in with_blocks if memory.format == "auto" else (memory.format,):
         for counts in _cuts(experiment, format_name):
             try:
                 candidates = solve_candidates(
@@ -101,27 +101,60 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     return plan_stream(plan.index, memory.budget, workload(spec, degree), ring, rates=rates)
 
 
-def _workload(experiment: Experiment, spec: PreconditionerSpec, degree: int) -> Workload:
-    nbytes, parts = workspace_nbytes(experiment, spec.with_products(degree), experiment.cantilever().unknowns)
-    expected = spec.iterations(degree)
-    return Workload(experiment.columns, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=expected)
+def request_of(experiment: Experiment, device: Device | None = None) -> Request:
+    """Return what an experiment asks for; by default of a device that this machine need not have."""
+    memory = experiment.memory
+    kind, _, number = memory.device.partition(":")
+    return Request(
+        device or Device(cast(Any, kind), int(number or 0)),
+        experiment.columns,
+        memory.budget,
+        experiment.preconditioner,
+        experiment.model.dof,
+        method=experiment.solver.method,
+        one_block=experiment.is_block,
+        resident=memory.budget is None,
+    )
 
 
-def _streamed_workloads(experiment: Experiment) -> list[Workload]:
-    """Return what may be computed with a streamed matrix: one workload for every degree between which a plan chooses."""
-    spec = experiment.preconditioner
-    return [_workload(experiment, spec, degree) for degree in spec.products_per_iteration(streamed=True)]
+def place_experiment(experiment: Experiment, request: Request, plan: StreamPlan) -> Placement:
+    """Return the decisions that go with a plan, and what the first sweeps may still change."""
+    cantilever, memory, spec = experiment.cantilever(), experiment.memory, request.preconditioner
+    vectors = _vectors(request, cantilever.unknowns)
+    choices = vectors.choices(request, [spec])
+    if memory.slots is not None and len(choices) == 1:
+        choices = ()  # nothing is left to choose
+    how: dict[str, Any] = {"choices": choices, "ring": _ring(experiment), "method": request.chosen_method.label}
+    if memory.budget is not None:
+        spec = spec.with_products(plan.workload.degree)
+    how["is_definite"] = True
+    return Placement(plan, spec, vectors.together, vectors.solver_nbytes, cantilever.nnz, (), **how)
+
+
+def _ring(experiment: Experiment) -> Ring:
+    return Ring(slots=experiment.memory.slots, overlap=experiment.memory.overlap)
+
+
+def _vectors(request: Request, unknowns: int) -> Vectors:
+    """Return the vectors of all right-hand sides, which are solved together."""
+    columns, method = request.columns, request.chosen_method
+    if request.one_block and method.definite:
+        nbytes = block_cg_workspace_nbytes(unknowns, columns, preconditioned=request.preconditioner.writes_vector)
+    else:
+        nbytes = method.workspace_nbytes(unknowns, columns, np.float64)
+    return Vectors(columns, nbytes, unknowns, np.float64)
+
+
+def workspace_nbytes(experiment: Experiment, spec: PreconditionerSpec, unknowns: int) -> int:
+    """Return the bytes of all vectors of an experiment's solve."""
+    request = request_of(experiment)
+    return _vectors(request, unknowns).nbytes(request, spec)
 
 
 def _symbolic_index(experiment: Experiment, format_name: str, count: int) -> MatrixIndex:
     """Return the index of the matrix in a number of subdivisions, without assembling it."""
     cantilever, dtype = experiment.cantilever(), np.dtype(experiment.memory.values)
     return index_of(cantilever.symbolic_slabs(count, format_name, values_dtype=dtype), cantilever.shape)
-
-
-def _streamed_formats() -> list[str]:
-    """Return the formats to choose from: those that can be assembled slab by slab and have blocks."""
-    return [name for name in ASSEMBLED_FORMATS if format_named(name).traits.streams]
 
 
 def _cuts(experiment: Experiment, format_name: str) -> Iterator[tuple[int, ...]]:
@@ -146,20 +179,6 @@ def _reach(experiment: Experiment, index: MatrixIndex) -> int:
     slabs = [(part.row_start // dof, -(-part.row_stop // dof)) for part in index.subdivisions]
     columns = [range(dof * nodes[0], dof * (cantilever.mesh.last_neighbour(*nodes) + 1)) for nodes in slabs]
     return reach_of(index.row_starts, columns)
-
-
-def workspace_nbytes(
-    experiment: Experiment, spec: PreconditionerSpec, unknowns: int
-) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """Return the bytes of all vectors of an experiment's solve, and what of them is for parts of the preconditioner."""
-    columns = experiment.columns
-    to_gpu = experiment.memory.budget is not None and experiment.memory.device.startswith("cuda")
-    held = spec.workspace_nbytes(unknowns, columns, streamed_to_gpu=to_gpu)
-    parts = spec.parts(unknowns, columns, streamed_to_gpu=to_gpu)
-    method = method_named(experiment.solver.method)
-    if experiment.is_block and method.definite:
-        return block_cg_workspace_nbytes(unknowns, columns, preconditioned=spec.writes_vector) + held, parts
-    return method.workspace_nbytes(unknowns, columns, np.float64) + held, parts
 
 
 def resident_format(experiment: Experiment) -> str:
@@ -194,55 +213,30 @@ def measure_rates(experiment: Experiment, device: Device, directory: Path) -> Li
     nbytes = experiment.cantilever().nnz * np.dtype(experiment.memory.values).itemsize
     if experiment.memory.budget is None or nbytes < WORTH_MEASURING_NBYTES:
         return None
-    return machine_rates(device, _streams_from(experiment, directory))
+    return machine_rates(device, streams_from(experiment, directory))
 
 
-def plan_after_first_sweeps(
-    experiment: Experiment, A: StreamedMatrix, directory: Path, reporter: Reporter
-) -> Replanned | None:
-    """Sweep over a newly opened matrix, and plan again what the experiment leaves open if the rates prove wrong.
-
-    An experiment that leaves nothing open needs no sweep. The next runs plan with the corrected rates.
-    """
-    workloads = _streamed_workloads(experiment)
-    if experiment.memory.slots is not None and len(workloads) == 1:
-        return None
-    with reporter.stage("try"):
-        again = plan_again(A, workloads, Ring(slots=experiment.memory.slots, overlap=experiment.memory.overlap))
-    if again is not None:
-        correct_rates(A.device, _streams_from(experiment, directory), again.rates)
-    return again
-
-
-def _streams_from(experiment: Experiment, directory: Path) -> Path:
+def streams_from(experiment: Experiment, directory: Path) -> Path:
+    """Return a folder on the disk from which the matrix is streamed; ``directory`` if ``memory.store`` names none."""
     store = experiment.memory.store
     return directory if store is None else _existing(store.parent)
 
 
-@contextlib.contextmanager
-def open_store(
-    experiment: Experiment, plan: StreamPlan, device: Device, path: Path, reporter: Reporter
-) -> Iterator[Store]:
+def open_store(experiment: Experiment, plan: StreamPlan, device: Device, path: Path, reporter: Reporter) -> Store:
     """Build the matrix where it is streamed from, or open it: on disk for the CPU, in host memory for a GPU.
 
     ``path`` is the place on disk if ``memory.store`` names none.
     """
     memory, cantilever, index = experiment.memory, experiment.cantilever(), plan.index
     slabs = cantilever.subdivisions(len(index.subdivisions), index.format_name, values_dtype=np.dtype(memory.values))
-    with contextlib.ExitStack() as resources:
-        if device.kind == "cuda" and memory.store is None:
-            yield resources.enter_context(fill_memory(slabs, index, reporter))
-            return
-        path = memory.store or path
-        if not path.exists():
-            fill_disk(path, slabs, index, _store_label(experiment), reporter)
-        file_store = resources.enter_context(FileStore(path))
-        _check_store(file_store, experiment)
-        # A GPU streams fastest from memory; a matrix that would fill most of it comes from the disk in every sweep.
-        if device.kind == "cuda" and index.nbytes < CPU.free_nbytes() // 2:
-            yield resources.enter_context(HostStore.from_store(file_store))
-        else:
-            yield file_store
+    if device.kind == "cuda" and memory.store is None:
+        return fill_memory(slabs, index, reporter)
+    path = memory.store or path
+    if not path.exists():
+        fill_disk(path, slabs, index, _store_label(experiment), reporter).close()
+    store = FileStore(path)
+    _check_store(store, experiment)
+    return store
 
 
 def fill_memory(slabs: Iterable[Any], index: MatrixIndex, reporter: Reporter) -> HostStore:
@@ -257,27 +251,17 @@ def fill_memory(slabs: Iterable[Any], index: MatrixIndex, reporter: Reporter) ->
         return HostStore.create(counted(), index.shape)
 
 
-def fill_disk(path: Path, slabs: Iterable[Any], index: MatrixIndex, label: str, reporter: Reporter) -> None:
-    """Build a matrix that is planned like ``index`` on disk."""
-    _check_free_space(path, index.nbytes)
-    with reporter.stage("assemble") as stage:
-        FileStore.create(
-            path,
-            slabs,
-            shape=index.shape,
-            label=label,
-            progress=lambda written: stage.advance(written / index.nbytes, f"{format_nbytes(written)} written"),
-        ).close()
-
-
-def _check_free_space(path: Path, nbytes: int) -> None:
+def fill_disk(path: Path, slabs: Iterable[Any], index: MatrixIndex, label: str, reporter: Reporter) -> FileStore:
+    """Build a matrix that is planned like ``index`` on disk, if it has room there."""
     existing = _existing(path.parent)
     free = shutil.disk_usage(existing).free
-    if free < nbytes:
+    if free < index.nbytes:
         raise StoreError(
-            f"the matrix needs {format_nbytes(nbytes)} of disk, {existing} has {format_nbytes(free)} free; "
+            f"the matrix needs {format_nbytes(index.nbytes)} of disk, {existing} has {format_nbytes(free)} free; "
             "name another place as memory.store"
         )
+    with reporter.stage("assemble") as stage:
+        return write_store(path, slabs, index, label, stage)
 
 
 def _existing(folder: Path) -> Path:

@@ -136,9 +136,7 @@ def _run_sample(experiment: Experiment, seed: int, sample: ResultsFolder, report
         return SingleRun(one, sample, reporter).run(resume=True)
     shutil.rmtree(sample.path, ignore_errors=True)  # left by a run that was killed
     sample.path.mkdir(parents=True)
-    material = experiment.material.model_copy(update={"seed": seed, "samples": None})
-    output = experiment.output.model_copy(update={"figures": False})
-    one = experiment.model_copy(update={"material": material, "output": output})
+    one = experiment.changed(material={"seed": seed, "samples": None}, output={"figures": False})
     sample.write_configuration(resolved(one))
     return SingleRun(one, sample, reporter).run(resume=False)
 

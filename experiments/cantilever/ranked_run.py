@@ -17,21 +17,23 @@ from penstock.distributed import (
     NcclCommunicator,
     RowPartition,
 )
+from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.progress import Reporter
+from penstock.driver.request import Placement, Request
+from penstock.driver.resident import Resident
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.loads import right_hand_sides
-from penstock.experiments.cantilever.matrix_storage import plan_experiment, resident_format
+from penstock.experiments.cantilever.matrix_storage import place_experiment, plan_experiment, resident_format
 from penstock.experiments.cantilever.ranked_storage import couplings_of_rank, open_rank_store, planes_of
-from penstock.experiments.cantilever.resumption import check_resumes
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
-from penstock.experiments.reporting.checkpoint import Checkpoint, read_checkpoint
+from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState, read_checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.host.scratch import scratch_folder
-from penstock.solvers import BlockSolveResult, CoarseBlockCgState, CoarseCgState, SolveResult
+from penstock.solvers import CoarseBlockCgState, CoarseCgState
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
-from penstock.spmv import CPU, Array, InputError, Operator
-from penstock.streaming import LinkRates, StreamPlan
+from penstock.spmv import CPU, Array, Device, InputError, Operator
+from penstock.streaming import StreamedMatrix, StreamPlan
 
 _PASSED_NBYTES = 256 << 20  # of the solution, from a rank to the first one at once
 
@@ -64,7 +66,7 @@ def run_on_ranks(experiment: Experiment, folder: ResultsFolder, reporter: Report
             return RankedRun(experiment, own, reporter, ranks, folder.checkpoint).run(resume=not begins)
         except BaseException as error:
             if own is folder and begins:
-                folder.remove_unless_checkpointed(error)
+                folder.remove_unless_saved(error)
             raise
 
 
@@ -88,61 +90,56 @@ class RankedRun(SingleRun):
         self.partition = RowPartition.even(beam.unknowns, ranks.size, multiple=plane)
         self.own = self.partition.of(ranks.rank)
 
-    def _plan(self) -> StreamPlan:
+    def place(self, request: Request) -> Placement:
         """Plan on the first rank, for the most planes that a rank has; others follow when it has compiled the kernels."""
         planes = [planes_of(self.experiment, self.partition.of(rank)) for rank in range(self.rank_count)]
         counts = [part.stop - part.start for part in planes]
-        self._most_planes, streams = max(counts), self.experiment.memory.budget is not None
+        streams = self.experiment.memory.budget is not None
         with self.communicator.together():
             if streams and min(counts) < 2:
                 raise InputError(
                     f"{self.rank_count} ranks are too many for {sum(counts)} planes of nodes; to stream, each needs two"
                 )
             if not self.communicator.rank:
-                plan = super()._plan()
-        decided = None if self.communicator.rank else (self.experiment, plan.rates)
+                most = self._planned(self.experiment.of_planes(max(counts)) if streams else self.experiment)
+                self._settle(place_experiment(self.experiment, request, most))
+        decided = None if self.communicator.rank else (self.experiment, most.rates)
         self.experiment, rates = self.communicator.of_all(decided)[0]
-        self.seconds.setdefault("plan", 0.0)
         with self.communicator.together():
             own = self.experiment.of_planes(counts[self.communicator.rank]) if streams else self.experiment
-            return plan_experiment(own, rates)
+            placement = place_experiment(self.experiment, request, plan_experiment(own, rates))
+        return dataclasses.replace(
+            placement, spec=self._preconditioner(), room_nbytes=self._room_nbytes(placement.plan)
+        )
 
-    def _planned(self, rates: LinkRates | None) -> StreamPlan:
-        streams = self.experiment.memory.budget is not None
-        return plan_experiment(self.experiment.of_planes(self._most_planes) if streams else self.experiment, rates)
+    def _announce(self, placement: Placement) -> None:
+        with self.communicator.together():  # all ranks refuse what one has no room for
+            super()._announce(placement)
+            placement.check_room(self.device)
 
-    def _check_room(self, nbytes: int) -> None:
-        """Check the room for the rows of the ranks that share this device's memory."""
+    def _room_nbytes(self, plan: StreamPlan | Resident) -> int:
+        """Return the bytes for the rows of the ranks that share this device's memory."""
+        nbytes = plan.storage_nbytes + plan.workspace_nbytes
         sharing, unknowns = (self.communicator.host_ranks if self.device.kind == "cpu" else 1), self.cantilever.unknowns
         own, spec = self.own.stop - self.own.start, self.experiment.preconditioner
         each = spec.replicated_nbytes(unknowns)
-        with self.communicator.together():
-            if self.experiment.memory.budget is not None:  # the plan is for the rows of this rank
-                super()._check_room(sharing * (nbytes - spec.replicated_nbytes(own) + each))
-            else:
-                super()._check_room((nbytes - each) * min(unknowns, sharing * own) // unknowns + sharing * each)
+        if self.experiment.memory.budget is not None:  # the plan is for the rows of this rank
+            return sharing * (nbytes - spec.replicated_nbytes(own) + each)
+        return int((nbytes - each) * min(unknowns, sharing * own) // unknowns + sharing * each)
 
-    def _matrix(self, plan: StreamPlan, resources: contextlib.ExitStack) -> Operator:
-        """Assemble this rank's rows in memory, or build and open its square, which is streamed."""
-        if self.experiment.memory.budget is None:
-            self._all_nbytes = plan.index.nbytes
-            return super()._matrix(plan, resources)
+    def _stored(self, plan: StreamPlan, resources: contextlib.ExitStack) -> Operator:
+        """Build and open the square of this rank's rows, which is streamed; their couplings stay in memory."""
         couplings = couplings_of_rank(self.experiment, self.partition, self.communicator, self.device)
         path = self._checkpoint.parent / f"{self.folder.matrix.name}-of-rank-{self.communicator.rank}"
         with self.communicator.together():
-            store = resources.enter_context(
-                open_rank_store(self.experiment, plan, self.own, self.device, path, self.reporter)
-            )
-            square = resources.enter_context(self._streamed(store, plan))
-        self._all_nbytes = sum(self.communicator.of_all(plan.index.nbytes))
+            store = open_rank_store(self.experiment, plan, self.own, path, self.reporter, resources)
+            with self.reporter.stage("open"):
+                square = resources.enter_context(StreamedMatrix(store, self._budget(), device=self.device, plan=plan))
         return DistributedStreamedMatrix(square, couplings, self.communicator)
 
-    def _matrix_nbytes(self, plan: StreamPlan) -> int:
-        return self._all_nbytes
-
-    def _traffic(self, A: Operator) -> tuple[int, int]:
+    def _traffic(self, A: Operator, state: SolverState) -> tuple[int, int]:
         """Return the sweeps of this rank, and the bytes that all ranks streamed. Collective."""
-        sweeps, streamed = super()._traffic(A)
+        sweeps, streamed = super()._traffic(A, state)
         return sweeps, sum(self.communicator.of_all(streamed))
 
     def _assembled(self) -> Operator:
@@ -163,19 +160,17 @@ class RankedRun(SingleRun):
         counts = (planes.stop - planes.start, *mesh.node_counts[1:])
         return self.experiment.solver.spec(size).with_nodes(lambda: mesh.coordinates(planes), counts)
 
-    def _read_checkpoint(self) -> Checkpoint:
+    def _read_checkpoint(self, unknowns: int, device: Device) -> Checkpoint:
         """Read a checkpoint, which any number of ranks may have written, and take this rank's rows."""
         with self.communicator.together():
-            whole = read_checkpoint(self._checkpoint, self.cantilever.unknowns, CPU)
-            check_resumes(self.experiment, whole.settings)
+            whole = read_checkpoint(self._checkpoint, unknowns, CPU)
         if isinstance(whole.state, CoarseCgState | CoarseBlockCgState):
             # Other ranks have other aggregates.
             same = whole.ranks == self.rank_count
             state = whole.state.on(self.device) if same else whole.state.without_coarse_parts()
             whole = dataclasses.replace(whole, state=state)
         if whole.ranks != self.rank_count:  # other ranks have larger or smaller squares, which are cut in another way
-            memory = self.experiment.memory.model_copy(update={"subdivisions": None, "slots": None})
-            self.experiment = self.experiment.model_copy(update={"memory": memory})
+            self.experiment = self.experiment.changed(memory={"subdivisions": None, "slots": None})
         return self._with_vectors(whole, lambda rows: self.device.asarray(rows[self.own].copy()))
 
     def _is_due(self, seconds: float) -> bool:
@@ -195,23 +190,28 @@ class RankedRun(SingleRun):
         changed = {name: change(vectors) for name, vectors in state.shared_vectors().items()}
         return dataclasses.replace(checkpoint, state=dataclasses.replace(state, **changed))
 
-    def _report(
-        self, A: Operator, plan: StreamPlan, result: SolveResult | BlockSolveResult, spent: Checkpoint, before: float
-    ) -> None:
+    def _report(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> None:
         """Report on the first rank, to which the others pass their rows of the solution."""
+        nbytes = system.decided.stream_plan.index.nbytes  # of the whole matrix, unless each rank streams its square
+        streams = self.experiment.memory.budget is not None
+        self._all_nbytes = sum(self.communicator.of_all(nbytes)) if streams else nbytes
         [last] = self.partition.owners(np.array([self.partition.rows - 1]))
         own = super()._tips(result) if self.communicator.rank == last else []
         self._tips_of_last: list[float] = self.communicator.of_all(own)[last]
         if self.communicator.rank == 0:
-            super()._report(A, plan, result, spent, before)
+            super()._report(system, result, spent)
         elif self.experiment.output.field:
             for _ in self._solution(result):
                 pass
 
-    def _tips(self, result: SolveResult | BlockSolveResult) -> list[float]:
+    def _facts(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> dict[str, Any]:
+        of_all = {"unknowns": self.cantilever.unknowns, "matrix_nbytes": self._all_nbytes}
+        return super()._facts(system, result, spent) | of_all
+
+    def _tips(self, result: AnyResult) -> list[float]:
         return self._tips_of_last
 
-    def _solution(self, result: SolveResult | BlockSolveResult) -> Iterable[Array]:
+    def _solution(self, result: AnyResult) -> Iterable[Array]:
         plane = self.cantilever.unknowns // self.cantilever.mesh.node_counts[0]
         nbytes = plane * int(result.x.nbytes) // max(1, len(result.x))
         return self.communicator.passed_to_first(result.x, plane * max(1, _PASSED_NBYTES // max(1, nbytes)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +60,16 @@ def _with_rows_between(parts: list[Any], rows: int) -> SparseMatrix:
     return BsrMatrix.from_arrays((rows, first.shape[1]), first.dtype, arrays, first.parameters())
 
 
-@contextlib.contextmanager
 def open_rank_store(
-    experiment: Experiment, plan: StreamPlan, own: slice, device: Device, path: Path, reporter: Reporter
-) -> Iterator[HostStore | FileStore]:
+    experiment: Experiment, plan: StreamPlan, own: slice, path: Path, reporter: Reporter, resources: ExitStack
+) -> HostStore | FileStore:
     """Build a rank's square, subdivision by subdivision: in host memory for a GPU, at ``path`` on disk for a CPU."""
-    with contextlib.ExitStack() as resources:
-        slabs = _slabs(experiment, plan, own)
-        if device.kind == "cuda":
-            yield resources.enter_context(fill_memory(slabs, plan.index, reporter))
-            return
-        shutil.rmtree(path, ignore_errors=True)  # of a run that other ranks began
-        resources.callback(shutil.rmtree, path, ignore_errors=True)
-        fill_disk(path, slabs, plan.index, "", reporter)
-        yield resources.enter_context(FileStore(path))
+    slabs = _slabs(experiment, plan, own)
+    if experiment.memory.device.startswith("cuda"):
+        return resources.enter_context(fill_memory(slabs, plan.index, reporter))
+    shutil.rmtree(path, ignore_errors=True)  # of a run that other ranks began
+    resources.callback(shutil.rmtree, path, ignore_errors=True)
+    return resources.enter_context(fill_disk(path, slabs, plan.index, "", reporter))
 
 
 def _slabs(experiment: Experiment, plan: StreamPlan, own: slice) -> Iterator[SparseMatrix]:

@@ -59,7 +59,7 @@ def _run(experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> R
             return run_samples(experiment, folder, reporter)
         return SingleRun(experiment, folder, reporter).run(resume=False)
     except BaseException as error:
-        folder.remove_unless_checkpointed(error)
+        folder.remove_unless_saved(error)
         raise
 
 
@@ -136,7 +136,4 @@ def _check_unfinished(folder: ResultsFolder) -> None:
 
 
 def _with_maxiter(experiment: Experiment, maxiter: int | None) -> Experiment:
-    if maxiter is None:
-        return experiment
-    solver = experiment.solver.model_copy(update={"maxiter": maxiter})
-    return experiment.model_copy(update={"solver": solver})
+    return experiment if maxiter is None else experiment.changed(solver={"maxiter": maxiter})

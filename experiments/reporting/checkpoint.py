@@ -122,3 +122,21 @@ def _read(data: Mapping[str, np.ndarray[Any, Any]], device: Device) -> Checkpoin
     sweeps, bytes_streamed, direction, ranks = data["spent"].tolist()
     seconds, settings = float(data["spent_seconds"]), json.loads(str(data["settings"]))
     return Checkpoint(kind.from_arrays(data, device), sweeps, bytes_streamed, seconds, direction, ranks, settings)
+
+
+def check_settings(before: dict[str, Any], now: dict[str, Any], advice: str) -> None:
+    """Raise an InputError that names the differences unless a run with one settings may be resumed with the others."""
+    changes = _changes(before, now)
+    if changes:
+        raise InputError(f"this run was begun with other settings: {'; '.join(changes[:4])}; {advice}")
+
+
+def _changes(before: Any, now: Any, name: str = "") -> list[str]:
+    """Return what differs between two trees of plain values, as sentences."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [
+            change
+            for key in dict.fromkeys((*before, *now))
+            for change in _changes(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+        ]
+    return [] if before == now else [f"{name} is {now} and was {before}"]

@@ -56,13 +56,14 @@ class ResultsFolder(BaseFolder):
         self.matrix = path / "matrix"
         self.samples = path / "samples"
 
-    def remove_unless_checkpointed(self, error: BaseException) -> None:
-        """Remove the folder of a run that failed, or say in the error how to resume what was done."""
-        parts = itertools.chain.from_iterable(
-            self.samples.glob(f"*/{name}") for name in (self.result.name, self.checkpoint.name)
-        )
-        if self.checkpoint.exists() or any(parts):
-            error.add_note(f"the work so far is saved; resume with: penstock run --resume {self.path}")
+    def remove_unless_saved(self, error: BaseException) -> None:
+        """Remove the folder of a run that failed, or say in the error where its work is and how to resume it."""
+        parts = (self.samples.glob(f"*/{name}") for name in (self.result.name, self.checkpoint.name))
+        if self.checkpoint.exists() or any(itertools.chain(*parts)):
+            command = "solve" if self.solve.exists() else "run"
+            error.add_note(f"the work so far is saved; resume with: penstock {command} --resume {self.path}")
+        elif self.solution.exists():
+            error.add_note(f"the solution is saved in {self.solution}")
         else:
             self.remove()
 

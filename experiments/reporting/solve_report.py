@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from penstock.distributed import DistributedStreamedMatrix
+from penstock.driver.open_system import AnyResult, OpenSystem
+from penstock.driver.resident import Resident
 from penstock.experiments.reporting.atomic import write_json, write_text
+from penstock.experiments.reporting.checkpoint import Checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.solvers import BlockSolveResult, SolveResult, StopReason
 from penstock.spmv import Array, Operator, SweptOperator, VectorSpace
@@ -17,18 +20,18 @@ from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 from penstock.streaming import HeterogeneousMatrix, StreamedMatrix, StreamPlan, SweptMatrix
 
 
-def columns_of(result: SolveResult | BlockSolveResult) -> tuple[SolveResult, ...]:
+def columns_of(result: AnyResult) -> tuple[SolveResult, ...]:
     """Return the results of all right-hand sides."""
     return result.columns if isinstance(result, BlockSolveResult) else (result,)
 
 
-def reason_of(result: SolveResult | BlockSolveResult) -> StopReason:
+def reason_of(result: AnyResult) -> StopReason:
     """Return why a solve ended: STOPPED if any right-hand side was stopped, else the reason of the worst one."""
     stopped = any(column.reason is StopReason.STOPPED for column in columns_of(result))
     return StopReason.STOPPED if stopped else worst(result).reason
 
 
-def worst(result: SolveResult | BlockSolveResult) -> SolveResult:
+def worst(result: AnyResult) -> SolveResult:
     """Return the worst right-hand side: one that did not converge, or else the one with the largest true residual."""
 
     def badness(column: SolveResult) -> tuple[bool, float]:
@@ -39,21 +42,16 @@ def worst(result: SolveResult | BlockSolveResult) -> SolveResult:
 
 
 def describe_solve(
-    A: Operator,
-    plan: StreamPlan,
-    result: SolveResult | BlockSolveResult,
-    *,
-    rtol: float,
-    sweeps: int,
-    bytes_streamed: int,
-    seconds: float,
-    budget_nbytes: int | None,
-    links: int = 1,
+    system: OpenSystem, result: AnyResult, spent: Checkpoint, *, rtol: float, setup_seconds: float = 0.0
 ) -> dict[str, Any]:
     """Return the solver's result, its time and traffic, and both as fractions of the measured rates.
 
-    Sweeps, bytes and seconds are of the whole solve, including earlier runs from which it was resumed, over ``links`` links.
+    What was ``spent`` is of the whole solve, including earlier runs from which it was resumed.
     """
+    A, plan = system.A, system.decided.plan
+    plan = plan.as_stream_plan() if isinstance(plan, Resident) else plan
+    limited = plan.slots or system.request.memory is not None
+    seconds, sweeps, bytes_streamed = setup_seconds + spent.seconds, spent.sweeps, spent.bytes_streamed
     predicted = A.division.seconds if isinstance(A, HeterogeneousMatrix) else plan.predicted_seconds()
     nbytes, rates, shown = plan.index.nbytes, plan.rates, worst(result)
 
@@ -71,12 +69,12 @@ def describe_solve(
         "sweeps": sweeps,
         "bytes_streamed": bytes_streamed,
         "matrix_nbytes": nbytes,
-        "budget_nbytes": budget_nbytes,
+        "budget_nbytes": plan.budget_nbytes if limited else None,
         **_plan_facts(plan),
         # With several powers per sweep, a solve has two kinds of sweeps, so there is no one prediction.
         "predicted_sweep_seconds": None if plan.powers_per_sweep > 1 else predicted,
         "sweep_seconds": seconds / sweeps if sweeps else None,
-        "link_fraction": fraction(bytes_streamed // links, rates.link if rates else None),
+        "link_fraction": fraction(bytes_streamed // spent.ranks, rates.link if rates else None),
         "memory_fraction": fraction(sweeps * nbytes, rates.memory if rates and plan.powers_per_sweep == 1 else None),
         **_streaming_facts(A, plan),
         "unknowns": plan.index.shape[0],
@@ -123,8 +121,14 @@ def _sweep_of_powers(A: StreamedMatrix, x: Array) -> Callable[[], object]:
     return lambda: Recurrence([step] * powers, v, before, v, v, image, space).run(A)
 
 
-def record_sweep(folder: ResultsFolder, A: SweptOperator, x: Array) -> None:
+def record_sweep(folder: ResultsFolder, system: OpenSystem, result: AnyResult) -> None:
     """Record the times of transfers and kernels in one additional sweep like those of the solve, which recording would slow."""
+    A, placement = system.A, system.decided
+    if not isinstance(A, SweptOperator) or not placement.plan.slots or reason_of(result) is StopReason.STOPPED:
+        return
+    x = A.device.asarray(result.x, dtype=A.dtype)
+    if x.ndim > 1:
+        x = A.device.xp.ascontiguousarray(x[:, : placement.together])
     sweep = _sweep_of_powers(A, x) if isinstance(A, StreamedMatrix) else lambda: A.apply(x)
     with A.recording() as timeline:  # on the device of A
         sweep()

@@ -163,12 +163,11 @@ def _plan_of_rank(
     whole = experiment.cantilever().mesh.node_counts
 
     def within(nbytes: int) -> Experiment:
-        memory = experiment.memory.model_copy(update={"device": "cuda", "budget": nbytes, "store": None})
-        return experiment.of_planes(nodes[0]).model_copy(update={"memory": memory})
+        return experiment.of_planes(nodes[0]).changed(memory={"device": "cuda", "budget": nbytes, "store": None})
 
     spec = experiment.preconditioner
     unknowns, of_rank = (experiment.model.dof * math.prod(each) for each in (whole, nodes))
-    vectors, _ = workspace_nbytes(within(gpu_nbytes), spec, of_rank)
+    vectors = workspace_nbytes(within(gpu_nbytes), spec, of_rank)
     vectors += spec.replicated_nbytes(unknowns) - spec.replicated_nbytes(of_rank)
     if vectors >= gpu_nbytes:
         raise BudgetError(

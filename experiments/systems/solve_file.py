@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from penstock.driver.inputs import GivenMatrix, GivenVectors, as_given_matrix
-from penstock.driver.open_system import OpenSystem
-from penstock.driver.opening import open_system
+from penstock.driver.open_system import AnyResult, OpenSystem
+from penstock.driver.opening import plan_system
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
 from penstock.experiments.reporting.atomic import write_json
-from penstock.experiments.reporting.checkpoint import Checkpoint
-from penstock.experiments.reporting.environment import describe_environment
+from penstock.experiments.reporting.checkpoint import Checkpoint, SolverState
 from penstock.experiments.reporting.folder import ResultsFolder
-from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
-from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
-from penstock.experiments.systems.resumption import Checkpoints, decided_spec, read_request, write_request
-from penstock.experiments.systems.solve_request import SolveRequest
+from penstock.experiments.reporting.solve_report import columns_of
+from penstock.experiments.run import Run
+from penstock.experiments.systems.solve_request import (
+    SolveRequest,
+    decided_spec,
+    lasting_settings,
+    read_request,
+    settings_of,
+)
 from penstock.experiments.systems.system_files import (
     column_ranges,
     parse_columns,
@@ -35,10 +38,8 @@ from penstock.experiments.systems.system_files import (
 )
 from penstock.files.arrays import check_fits_memory
 from penstock.files.registry import matrix_name
-from penstock.solvers import BlockSolveResult, IterationRecord, PreconditionerSpec, SolveResult, StopReason
-from penstock.spmv import InputError, Operator, parse_nbytes
-from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
-from penstock.streaming import StreamedMatrix, StreamPlan
+from penstock.solvers import PreconditionerSpec, SolveResult, StopReason
+from penstock.spmv import InputError, Operator, SweptOperator, parse_nbytes
 
 
 def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter: Reporter | None = None) -> RunOutcome:
@@ -50,7 +51,8 @@ def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter:
     folder = ResultsFolder(Path(directory))
     with folder.resumed():
         request, settings = read_request(folder)
-        if folder.result.exists() and not folder.checkpoint.exists():
+        resume = folder.checkpoint.exists()
+        if folder.result.exists() and not resume:
             if not folder.read_json(folder.result).get("converged"):  # right-hand sides in several blocks
                 raise InputError(
                     f"{folder.path} has no checkpoint; solve anew, from where it was with --guess {folder.solution}"
@@ -59,10 +61,10 @@ def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter:
         if maxiter is not None:
             request = replace(request, maxiter=maxiter)
         request.check()
-        run = _Run(request, folder, reporter or Reporter())
-        if folder.checkpoint.exists():
-            run.spec = decided_spec(settings)
-        return run.run()
+        if not resume:
+            write_json(folder.solve, settings_of(request))
+        run = SystemRun(request, folder, reporter or Reporter(), decided_spec(settings) if resume else None)
+        return run.run(resume=resume)
 
 
 def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Reporter | None = None) -> RunOutcome:
@@ -74,14 +76,10 @@ def solve_file(request: SolveRequest, directory: str | Path, *, reporter: Report
     folder = ResultsFolder(Path(directory))
     with folder.made("choose another --output"):
         try:
-            return _Run(request, folder, reporter or Reporter()).run()
+            write_json(folder.solve, settings_of(request))
+            return SystemRun(request, folder, reporter or Reporter()).run(resume=False)
         except BaseException as error:
-            if folder.checkpoint.exists():
-                error.add_note(f"the work so far is saved; resume with: penstock solve --resume {folder.path}")
-            elif folder.solution.exists():
-                error.add_note(f"the solution is saved in {folder.solution}")
-            else:
-                folder.remove()
+            folder.remove_unless_saved(error)
             raise
 
 
@@ -92,63 +90,45 @@ def plan_file(request: SolveRequest, directory: str | Path, *, reporter: Reporte
     """
     request.check()
     near = next(place for place in (Path(directory) / "any").absolute().parents if place.is_dir())
-    return _Run(request, ResultsFolder(near), reporter or Reporter()).plan()
+    return SystemRun(request, ResultsFolder(near), reporter or Reporter()).plan()
 
 
-class _Planned(Exception):
-    """Ends the opening of a system when only its plan is needed; the message is the plan."""
+class SystemRun(Run):
+    """A run of a system in files, whose solution is written at once; ``spec`` is the preconditioner of a run that is resumed."""
 
+    reports_stopped: ClassVar[bool] = True
+    advice: ClassVar[str] = (
+        "solve anew, from where it was with --guess; decisions depend on the memory that is free, too"
+    )
 
-class _Run:
-    """One solve: the request, where it writes, and when it began."""
-
-    def __init__(self, request: SolveRequest, folder: ResultsFolder, reporter: Reporter) -> None:
-        self.request, self.folder, self.reporter = request, folder, reporter
-        self.began, self.compiled, self.opening = time.perf_counter(), compile_seconds(), seconds_without_compiling()
+    def __init__(
+        self, request: SolveRequest, folder: ResultsFolder, reporter: Reporter, spec: PreconditionerSpec | None = None
+    ) -> None:
+        super().__init__(folder, reporter)
+        self.request, self.spec, self.settings_file = request, spec, folder.solve
+        self.rtol, self.maxiter = request.rtol, request.maxiter
         self.right_hand_sides: np.ndarray[Any, Any] | None = None
-        self.columns = 1
+        self.columns, self.right_side = 1, ""
         self.chosen: Sequence[int] = (0,)
-        #: The preconditioner of the solve that is resumed, and what was spent on it before.
-        self.spec: PreconditionerSpec | None = None
-        self.before = Checkpoint(None)
-
-    def run(self) -> RunOutcome:
-        """Read, plan, build, solve and report."""
-        right_side = self._read_right_hand_sides()  # before the matrix, which may take longer
-        if self.spec is None:
-            write_request(self.folder, self.request)
-        matrix, request = self._opened()
-
-        def announce(placement: Placement) -> None:
-            self.folder.write_plan(f"{placement.explain()}\n{'right side':<11} {right_side}", self.reporter)
-
-        with open_system(matrix, request, folder=self.folder.path, reporter=self.reporter, announce=announce) as system:
-            opened = seconds_without_compiling()
-            result = self._solve(system)
-            # Also before reporting: an interrupt or an error from here on must not cost the solution.
-            write_solution(self.folder.solution, np.asarray(result.x))
-            if result.converged:
-                self.folder.checkpoint.unlink(missing_ok=True)
-            self._report(system, result, opened, seconds_without_compiling() - opened)
-        return RunOutcome(self.folder, reason_of(result))
 
     def plan(self) -> str:
         """Read and plan, and return the plan in words."""
-        right_side = self._read_right_hand_sides()
-        matrix, request = self._opened()
+        return self._in_words(plan_system(*self._asked(), folder=self.folder.path, reporter=self.reporter))
 
-        def stop(placement: Placement) -> None:
-            placement.check_room(request.device)
-            raise _Planned(f"{placement.explain()}\n{'right side':<11} {right_side}")
+    def _in_words(self, placement: Placement) -> str:
+        return f"{placement.explain()}\n{'right side':<11} {self.right_side}"
 
-        try:
-            with open_system(matrix, request, folder=self.folder.path, reporter=self.reporter, announce=stop):
-                raise AssertionError("a matrix in a file or a store is placed")
-        except _Planned as planned:
-            return str(planned)
+    def _write_plan(self, placement: Placement) -> None:
+        self.folder.write_plan(self._in_words(placement), self.reporter)
 
-    def _opened(self) -> tuple[GivenMatrix, Request]:
-        """Open the matrix, and return it with the request for its solve."""
+    def _settings(self, placement: Placement) -> dict[str, Any]:
+        return settings_of(self.request, placement)
+
+    def _lasting(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return lasting_settings(settings)
+
+    def _asked(self) -> tuple[GivenMatrix, Request]:
+        self.right_side = self._read_right_hand_sides()  # before the matrix, which may take longer
         settings = self.request
         with self.reporter.stage("read") as stage:
             matrix = as_given_matrix(settings.matrix)
@@ -160,13 +140,12 @@ class _Run:
             )
         modes = self._modes()
         options = modes if settings.degree is None else {**modes, "degree": settings.degree}
-        rows = (matrix.matrix.index if matrix.kind == "store" else matrix.matrix).shape[0]
         request = Request(
             matrix.find_device(settings.device),
             self.columns,
             None if settings.memory is None else parse_nbytes(settings.memory),
             replace(self.spec, **modes) if self.spec else settings.preconditioner,
-            max(1, rows // len(modes["coordinates"])) if "coordinates" in modes else "auto",
+            max(1, matrix.rows // len(modes["coordinates"])) if "coordinates" in modes else "auto",
             options={} if self.spec else options,
             name=matrix.name,
             format=None if settings.format == "auto" else settings.format,
@@ -203,77 +182,46 @@ class _Run:
             return "A times ones, so that the solution is known: all ones"
         return f"{self.columns} columns of standard normal numbers, seed 0"
 
-    def _right_hand_sides(self, A: Operator) -> GivenVectors:
-        n = A.shape[0]
+    def _right_hand_sides(self, system: OpenSystem) -> GivenVectors:
+        A, n = system.A, system.A.shape[0]
         if self.right_hand_sides is not None:
             return GivenVectors(self.right_hand_sides if self.columns > 1 else self.right_hand_sides[:, 0], "B")
         if self.columns > 1:
             check_fits_memory(2 * 8 * n * self.columns, f"{self.columns} right-hand sides and their solutions")
             return GivenVectors(np.random.default_rng(0).standard_normal((n, self.columns)), "B")
-        # The product is in the order of the stored matrix; _solve reorders A times ones to that of the file.
-        return GivenVectors(A.device.to_host(A.apply(A.device.xp.ones(n, dtype=A.dtype))), "B")
+        product = A.device.to_host(A.apply(A.device.xp.ones(n, dtype=A.dtype)))
+        return GivenVectors(product if system.order is None else system.order.back(product), "B")
 
-    def _solve(self, system: OpenSystem) -> SolveResult | BlockSolveResult:
-        settings, n = self.request, system.A.shape[0]
-        b = self._right_hand_sides(system.A)
-        order = None if system.placement is None else system.placement.order
-        if self.right_hand_sides is None and self.columns == 1 and order is not None:
-            b = GivenVectors(order.back(b.array), "B")
-        guess = None
-        if settings.guess is not None and self.spec is None:
-            guess = GivenVectors(read_guess(settings.guess, (n, self.columns)), "the guess")
-        placement = system.placement
-        assert placement is not None, "a matrix in a file or a store is placed"
-        checkpoints = Checkpoints(self.folder, settings, system, self.reporter)
-        state, direction = checkpoints.resumed(n, system.A.device) if self.spec is not None else (None, 1)
-        keeps = self.columns <= placement.together  # several blocks leave their solution instead of a checkpoint
-        with stop_requests(self.reporter) as stop:
+    def _posed(self, system: OpenSystem) -> tuple[GivenVectors, GivenVectors | None]:
+        b = self._right_hand_sides(system)
+        if self.request.guess is None or self.spec is not None:
+            return b, None
+        return b, GivenVectors(read_guess(self.request.guess, (system.A.shape[0], self.columns)), "the guess")
 
-            def monitor(record: IterationRecord) -> bool:
-                if keeps:
-                    checkpoints.note(record)
-                return stop.is_set()
+    def _traffic(self, A: Operator, state: SolverState) -> tuple[int, int]:
+        if isinstance(A, SweptOperator) or state is None:
+            return super()._traffic(A, state)
+        return state.iteration - self.before.sweeps, 0  # in memory, a product an iteration
 
-            go_on: dict[str, Any] = {"state": state, "direction": direction}
-            result = system.solve(b, guess, rtol=settings.rtol, maxiter=settings.maxiter, monitor=monitor, **go_on)
-        if not result.converged and keeps and result.state is not None:
-            checkpoints.write(result.state)
-        self.before = checkpoints.before
-        return result
+    def _keep(self, result: AnyResult, spent: Checkpoint) -> None:
+        if not result.converged and spent.state is not None:
+            self._save(spent)
+        write_solution(self.folder.solution, np.asarray(result.x))
 
-    def _report(
-        self, system: OpenSystem, result: SolveResult | BlockSolveResult, opened: float, seconds: float
-    ) -> None:
-        """Write everything that a solve leaves besides the solution."""
-        folder, A, placement, x = self.folder, system.A, system.placement, np.asarray(result.x)
-        assert placement is not None, "a matrix in a file or a store is placed"
-        plan = placement.plan if isinstance(placement.plan, StreamPlan) else placement.plan.as_stream_plan()
-        streamed = A if isinstance(A, StreamedMatrix) else None
-        # What was spent on the solve, not on the sweep that is recorded below.
-        sweeps, moved = (streamed.sweeps, streamed.bytes_streamed) if streamed else (result.sweeps, 0)
-        limited = bool(plan.slots) or self.request.memory is not None
-        summary = describe_solve(
-            A,
-            plan,
-            result,
-            rtol=self.request.rtol,
-            sweeps=self.before.sweeps + sweeps,
-            bytes_streamed=self.before.bytes_streamed + moved,
-            seconds=self.before.seconds + seconds,
-            budget_nbytes=plan.budget_nbytes if limited else None,
-        )
-        columns = columns_of(result)
-        if streamed is not None and plan.slots and reason_of(result) is not StopReason.STOPPED:
-            together = x if x.ndim == 1 else np.ascontiguousarray(x[:, : placement.together])
-            record_sweep(folder, streamed, A.device.asarray(together, dtype=A.dtype))
-        summary |= {
+    def _report(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> None:
+        if not isinstance(system.A, SweptOperator):  # all products, not those of iterations only
+            spent = replace(spent, sweeps=self.before.sweeps + result.sweeps)
+        super()._report(system, result, spent)
+
+    def _facts(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> dict[str, Any]:
+        placement, columns, seconds = system.decided, columns_of(result), self.seconds
+        known = self.right_hand_sides is None and self.columns == 1
+        return {
             "matrix": matrix_name(self.request.matrix),
             "nonzeros": placement.nonzeros,
             "preconditioner": placement.spec.name,
             "message": _message(columns, self.chosen),
-            "largest_error": float(np.abs(x - 1).max())
-            if self.right_hand_sides is None and self.columns == 1
-            else None,
+            "largest_error": float(np.abs(np.asarray(result.x) - 1).max()) if known else None,
             "right_hand_sides": [
                 {
                     "column": number,
@@ -284,19 +232,12 @@ class _Run:
                 for number, column in zip(self.chosen, columns, strict=True)
             ],
             "seconds": {
-                "compile": compile_seconds() - self.compiled,
-                "open": opened - self.opening,
-                "solve": seconds,
-                "total": time.perf_counter() - self.began,
+                "compile": seconds["compile"],
+                "open": seconds["open"],
+                "solve": spent.seconds - self.before.seconds,
+                "total": seconds["total"],
             },
         }
-        write_json(folder.environment, describe_environment())
-        folder.write_residuals([column.residual_norms for column in columns])
-        write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
-        with self.reporter.stage("draw") as stage:
-            folder.draw(None)
-            stage.advance(1.0)
-        self.reporter.text("Result", folder.summary())
 
 
 def _message(columns: tuple[SolveResult, ...], chosen: Sequence[int]) -> str:

@@ -1,12 +1,19 @@
-"""The request for a solve: a system in files, and how to solve it."""
+"""The request for a solve: a system in files, and how to solve it; and what a results folder keeps of it."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.driver.request import Placement
+from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.systems.system_files import parse_columns, parse_count
-from penstock.solvers import method_named, preconditioner_spec
+from penstock.solvers import PreconditionerSpec, method_named, preconditioner_spec
 from penstock.spmv import Device, InputError, format_named, parse_nbytes
 
 
@@ -83,3 +90,51 @@ class SolveRequest:
         method_named(self.method)
         if self.format != "auto":
             format_named(self.format)
+
+
+_PATHS = ("matrix", "right_hand_sides", "guess", "coordinates", "near_null_space", "null_space")
+
+
+def settings_of(request: SolveRequest, placement: Placement | None = None) -> dict[str, Any]:
+    """Return the request and, once they are made, the decisions, as plain values."""
+    options = dataclasses.asdict(request)
+    for name in _PATHS:  # a solve may be resumed from another folder
+        if options[name] not in (None, "constants"):
+            path = Path(options[name])
+            options[name] = str(path.resolve() if path.exists() else path)
+    return {"asked": options, "decided": None if placement is None else _decided(placement)}
+
+
+def _decided(placement: Placement) -> dict[str, Any]:
+    spec = placement.spec
+    plain = {of.name: getattr(spec, of.name) for of in dataclasses.fields(spec)}
+    options = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
+    return {"preconditioner": spec.name, "options": options, "reordered": placement.order is not None}
+
+
+def read_request(folder: ResultsFolder) -> tuple[SolveRequest, dict[str, Any]]:
+    """Return request and settings of the solve to be resumed, or raise an InputError if the file is missing or damaged."""
+    settings = folder.read_json(folder.solve)
+    try:
+        return TypeAdapter(SolveRequest).validate_python(settings["asked"]), settings
+    except (ValidationError, LookupError, TypeError) as error:
+        raise InputError(f"{folder.solve} was altered: {error}") from error
+
+
+def decided_spec(settings: Mapping[str, Any]) -> PreconditionerSpec | None:
+    """Return the preconditioner of the solve that is to be resumed, if it got so far."""
+    decided = settings.get("decided")
+    if decided is None:
+        return None
+    try:
+        return preconditioner_spec(str(decided["preconditioner"]), **dict(decided["options"]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise InputError(f"the settings of this solve were altered: {error}") from error
+
+
+def lasting_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without those that may change when a solve is resumed."""
+    defaults = {of.name: of.default for of in dataclasses.fields(SolveRequest) if of.name != "matrix"}
+    request = {**defaults, **settings.get("asked", {})}  # older checkpoints lack some
+    fixed = {name: value for name, value in request.items() if name not in ("rtol", "maxiter", "guess")}
+    return {**settings, "asked": fixed}

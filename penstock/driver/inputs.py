@@ -28,12 +28,13 @@ _INGESTED = 2
 class GivenMatrix:
     """A matrix of a caller, its name in messages, and the device of its arrays, None for a store.
 
-    A CSR matrix may be converted at will; another format, a store and an operator are used as they are. The entries of
-    ``original``, a SciPy matrix, are looked at by :meth:`checked`, where the matrix has been moved.
+    A CSR matrix may be converted at will; another format, a store and an operator are used as they are; a source makes a matrix
+    or a store when it is decided how it is used. The entries of ``original``, a SciPy matrix, are looked at by :meth:`checked`,
+    where the matrix has been moved.
     """
 
     matrix: Any
-    kind: Literal["csr", "format", "store", "operator"]
+    kind: Literal["csr", "format", "store", "operator", "source"]
     name: str = "A"
     device: Device | None = None
     original: Any = None

@@ -23,7 +23,7 @@ from penstock.solvers import (
     solve_many,
 )
 from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
-from penstock.spmv import Array, InputError, Operator, SparseMatrix, device_of
+from penstock.spmv import Array, InputError, Operator, SparseMatrix, SweptOperator, device_of
 from penstock.spmv.formats.pattern import Pattern
 from penstock.streaming import LevelOrder, StreamedMatrix
 
@@ -68,6 +68,12 @@ class OpenSystem:
     _M: Operator | None = None
     _spec: PreconditionerSpec | None = None
     _remarks: list[str] = field(default_factory=list)
+
+    @property
+    def decided(self) -> Placement:
+        """What was decided for a matrix that is placed."""
+        assert self.placement is not None, "an operator of the caller is applied as it is"
+        return self.placement
 
     @property
     def order(self) -> LevelOrder | None:
@@ -129,7 +135,8 @@ class OpenSystem:
         if self.placement is None:
             return self._built_of_operator()
         spec = self.placement.spec
-        if spec.name == "none" and isinstance(self.A, StreamedMatrix) and self.request.chosen_method.definite:
+        unseen = isinstance(self.A, StreamedMatrix) and not self.placement.is_definite
+        if spec.name == "none" and unseen and self.request.chosen_method.definite:
             check_diagonal(self.A)
         if self.placement.order is not None:
             spec = spec.in_order(self.placement.order.forward)
@@ -185,7 +192,7 @@ class OpenSystem:
             if (shares > 0).all():
                 return self._returned(None, posed, [], posed.as_block(), shares)
             M = self.preconditioner()
-            if state is not None and isinstance(self.A, StreamedMatrix):
+            if state is not None and isinstance(self.A, SweptOperator):
                 self.A.turn_to(direction)
             with self.reporter.stage("solve") as stage:
                 blocks = 1 if self.placement is None else -(-b.columns // self.placement.together)
@@ -237,10 +244,11 @@ class OpenSystem:
     def _solve(self, b: GivenVectors, x0: GivenVectors | None, *, state: Any, **options: Any) -> AnyResult:
         """Solve with the stored matrix, in its order; columns that do not fit together one block after another."""
         A, device, order, method = self.A, self.A.device, self.order, self.request.chosen_method
-        if b.columns == 1:
+        one_block = self.request.one_block
+        if b.columns == 1 and not one_block:
             guess = None if x0 is None else x0.column(device, A.dtype, order)
             return method.solve(A, b.column(device, A.dtype, order), guess, state=state, **options)
-        if state is not None:
+        if state is not None or one_block:
             return method.solve(A, device.asarray(b.block(A.dtype, order)), state=state, **options)
         memory = None
         if self.placement is not None:  # of a system prepared for one vector, a block of one

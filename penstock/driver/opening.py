@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from penstock.driver.exact_matrix import ExactMatrix
 from penstock.driver.inputs import GivenMatrix
 from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import HeldStore, OpenSystem
 from penstock.driver.placement import place_index, place_matrix
-from penstock.driver.progress import Reporter
+from penstock.driver.progress import Reporter, Stage
 from penstock.driver.request import Placement, Request
 from penstock.driver.resident import Resident
 from penstock.host.scratch import scratch_folder
-from penstock.spmv import CPU, BudgetError, CsrMatrix, Operator, SparseMatrix, format_nbytes
+from penstock.spmv import CPU, BudgetError, CsrMatrix, Device, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.pattern import Pattern
 from penstock.streaming import (
@@ -41,6 +41,19 @@ from penstock.streaming.stores.whole import read_whole
 # Host memory, in sizes of a store, that reading it as a whole and putting it into another order needs.
 _REWRITE = 5
 
+#: Yields what is decided before memory for it is taken, and again where the first sweeps change it; returns the system.
+_Opening = Generator[Placement, None, OpenSystem]
+
+
+class MatrixSource(Protocol):
+    """A matrix that does not exist yet: it is planned, and made where it is used."""
+
+    def place(self, request: Request) -> Placement:
+        """Decide how the matrix is used."""
+
+    def make(self, placement: Placement, resources: ExitStack) -> Operator | Store:
+        """Return the matrix on its device, or a store from which it is streamed."""
+
 
 @contextmanager
 def open_system(
@@ -60,11 +73,52 @@ def open_system(
     reporter = reporter or Reporter()
     null_space = None if request.null_space is None else NullSpace.given(request.null_space, given.rows)
     with ExitStack() as resources:
-        opener = _Opener(request, None if folder is None else Path(folder), reporter, announce, resources, updatable)
+        opener = _Opener(request, None if folder is None else Path(folder), reporter, resources, updatable)
+        opening = opener.open(given.with_wide_vectors(), narrow=given.is_narrow, null_space=null_space)
         with request.device.current():
-            system = opener.open(given.with_wide_vectors(), narrow=given.is_narrow, null_space=null_space)
-        del given, opener  # the matrix may be large, and have been converted
+            system = _opened(opening, announce, request)
+        del given, opener, opening  # the matrix may be large, and have been converted
         yield system
+
+
+def _opened(opening: _Opening, announce: Callable[[Placement], object] | None, request: Request) -> OpenSystem:
+    """Hand on what is decided, and refuse a plan for which the device has no room."""
+    while True:
+        try:
+            placement = next(opening)
+        except StopIteration as end:
+            return cast(OpenSystem, end.value)
+        if announce is not None:
+            announce(placement)
+        placement.check_room(request.device)
+
+
+def plan_system(
+    given: GivenMatrix, request: Request, *, folder: str | Path | None = None, reporter: Reporter | None = None
+) -> Placement:
+    """Decide what :func:`open_system` would, and open nothing; refuse a plan for which the device has no room."""
+    with ExitStack() as resources, request.device.current():
+        opener = _Opener(request, None if folder is None else Path(folder), reporter or Reporter(), resources, False)
+        placement = next(opener.open(given.with_wide_vectors(), narrow=False, null_space=None))
+        placement.check_room(request.device)
+    return placement
+
+
+def nearest(store: Store, device: Device, reporter: Reporter) -> Store:
+    """Return a copy in host memory of a store that a GPU would stream from disk, unless it would fill most of that memory."""
+    if device.kind == "cpu" or hasattr(store, "segments") or store.index.nbytes >= CPU.free_nbytes() // 2:
+        return store
+    with reporter.stage("read"):
+        return HostStore.from_store(store)
+
+
+def write_store(path: Path, slabs: Iterable[SparseMatrix], index: MatrixIndex, label: str, stage: Stage) -> FileStore:
+    """Write a matrix that is planned like ``index`` to disk."""
+
+    def progress(written: int) -> None:
+        stage.advance(written / index.nbytes, f"{format_nbytes(written)} written")
+
+    return FileStore.create(path, slabs, shape=index.shape, label=label, progress=progress)
 
 
 @dataclass
@@ -72,29 +126,38 @@ class _Opener:
     request: Request
     folder: Path | None
     reporter: Reporter
-    announce: Callable[[Placement], object] | None
     resources: ExitStack
     updatable: bool
     held: HeldStore = field(default_factory=HeldStore)
 
-    def open(self, given: GivenMatrix, *, narrow: bool, null_space: NullSpace | None) -> OpenSystem:
-        system = self._opened_system(given)
+    def open(self, given: GivenMatrix, *, narrow: bool, null_space: NullSpace | None) -> _Opening:
+        system = yield from self._open(given)
         system.narrow = narrow
         if null_space is not None:
             null_space.check(system.A, None if system.order is None else system.order.forward)
             system.null_space = null_space
         return system
 
-    def _opened_system(self, given: GivenMatrix) -> OpenSystem:
+    def _open(self, given: GivenMatrix) -> _Opening:
         if isinstance(given.matrix, StreamedMatrix) or given.kind == "operator":
             return OpenSystem(cast(Operator, given.matrix), self.request, None, self.reporter)
+        if given.kind == "source":
+            return (yield from self._open_source(cast(MatrixSource, given.matrix)))
         if given.kind == "store":
-            return self._open_store(cast(Store, given.matrix))
+            return (yield from self._open_store(cast(Store, given.matrix)))
         if given.kind == "csr":
-            return self._open_csr(given)
-        return self._open_format(cast(SparseMatrix, given.matrix))
+            return (yield from self._open_csr(given))
+        return (yield from self._open_format(cast(SparseMatrix, given.matrix)))
 
-    def _open_csr(self, given: GivenMatrix) -> OpenSystem:
+    def _open_source(self, source: MatrixSource) -> _Opening:
+        placement = source.place(self.request)
+        yield placement
+        made = source.make(placement, self.resources)
+        if hasattr(made, "apply"):
+            return self._system(cast(Operator, made), placement)
+        return (yield from self._streamed(made, placement))
+
+    def _open_csr(self, given: GivenMatrix) -> _Opening:
         of_caller = given.matrix.values
         with self.reporter.stage("move"):
             matrix = given.moved(self.request.device, self.request.memory)
@@ -110,7 +173,7 @@ class _Opener:
                 known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
                 unreachable = NullSpace.found(matrix, known)
         del matrix, given  # whose structure may be large
-        system = self._open_placed(placement)
+        system = yield from self._open_placed(placement)
         system.exact, system.unreachable, system.pattern = exact, unreachable, pattern
         system.borrowed = system.uses(of_caller)
         return system
@@ -119,23 +182,23 @@ class _Opener:
         with self.reporter.stage("plan"):
             return place_matrix(matrix, self.request, rates=self._rates, reporter=self.reporter)
 
-    def _open_placed(self, placement: Placement) -> OpenSystem:
-        self._announce(placement)
+    def _open_placed(self, placement: Placement) -> _Opening:
+        yield placement
         whole = placement.matrix
         assert whole is not None, "a matrix in memory is converted"
         plan = placement.plan
         if isinstance(plan, Resident) or not plan.slots:
             with self.reporter.stage("move"):
                 on_device = whole.to_device(self.request.device)
-            return self._opened(on_device, placement if on_device is whole else replace(placement, matrix=None))
+            return self._system(on_device, placement if on_device is whole else replace(placement, matrix=None))
         count = len(plan.index.subdivisions)
         if self.request.device.kind == "cuda":
             with self.reporter.stage("copy"):  # to page-locked memory
                 store = HostStore.from_matrix(whole.to_device(CPU), count)
-            return self._streamed(store, placement)
-        return self._streamed(self._written(whole.to_device(CPU), placement), placement)
+            return (yield from self._streamed(store, placement))
+        return (yield from self._streamed(self._written(whole.to_device(CPU), placement), placement))
 
-    def _open_format(self, matrix: SparseMatrix) -> OpenSystem:
+    def _open_format(self, matrix: SparseMatrix) -> _Opening:
         """Keep the format that the caller has chosen."""
         host = matrix.to_device(CPU)
 
@@ -148,13 +211,13 @@ class _Opener:
 
         index = index_for(1 + matrix.nbytes // (1 << 31))
         placement = place_index(index, self.request, reach_for=reach_for, rates=self._rates, index_for=index_for)
-        system = self._open_placed(replace(placement, matrix=matrix))
+        system = yield from self._open_placed(replace(placement, matrix=matrix))
         if self.updatable:
             system.pattern = Pattern.of(CsrMatrix.from_csr(matrix.to_csr(), check=False))
         system.borrowed = system.uses(matrix.values)
         return system
 
-    def _open_store(self, store: Store) -> OpenSystem:
+    def _open_store(self, store: Store) -> _Opening:
         with self.reporter.stage("survey"):
             try:
                 placement = place_index(
@@ -170,68 +233,51 @@ class _Opener:
                 whole = CsrMatrix.from_csr(read_whole(store), strategy="auto", check=False)
             reordered = self._place(whole)
             if reordered.order is not None:  # worth it: another copy of the matrix is made in that order
-                system = self._open_placed(reordered)
+                system = yield from self._open_placed(reordered)
                 system.exact = ExactMatrix.of(whole, reordered.difference)
                 return system
-        self._announce(placement)
-        fits = store.index.nbytes < CPU.free_nbytes() // 2
-        on_disk = not hasattr(store, "segments")
-        if self.request.device.kind == "cuda" and placement.stream_plan.slots and on_disk and fits:
-            with self.reporter.stage("read"):
-                store = HostStore.from_store(store)
-                self.held.replace(store)
-        return self._streamed(store, placement)
+        yield placement
+        return (yield from self._streamed(store, placement, of_caller=True))
 
-    def _streamed(self, store: Store, placement: Placement) -> OpenSystem:
-        if hasattr(store, "__enter__") and placement.matrix is not None:
+    def _streamed(self, store: Store, placement: Placement, *, of_caller: bool = False) -> _Opening:
+        if hasattr(store, "__enter__") and not of_caller:
             self.held.replace(store)
         # After the streamed matrix, and before a temporary folder is removed: not all systems remove open files.
         self.resources.callback(self.held.close)
+        if placement.stream_plan.slots and (near := nearest(store, self.request.device, self.reporter)) is not store:
+            self.held.replace(near)
+            store = near
         budget = MemoryBudget(placement.stream_plan.budget_nbytes)
         with self.reporter.stage("open"):
             matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.stream_plan)
-        if len(placement.choices) > 1 and placement.stream_plan.rates is not None:
+        if placement.choices and placement.stream_plan.rates is not None:
             with self.reporter.stage("try"):
-                again = plan_again(matrix, [workload for _, workload in placement.choices], Ring())
+                again = plan_again(matrix, [workload for _, workload in placement.choices], placement.ring or Ring())
             if again is not None:
                 matrix.close()
-                if placement.matrix is not None:  # a caller's store may lie on another disk
+                if not of_caller:  # a caller's store may lie on another disk
                     correct_rates(self.request.device, self._streams_from, again.rates)
                 placement = placement.replanned(again.plan, again.text)
-                self._announce(placement)
+                yield placement
                 with self.reporter.stage("open"):
                     matrix = StreamedMatrix(store, budget, device=self.request.device, plan=again.plan)
-        return self._opened(self.resources.enter_context(matrix), placement)
+        return self._system(self.resources.enter_context(matrix), placement)
 
     def _written(self, whole: SparseMatrix, placement: Placement) -> FileStore:
         """Write a matrix to disk, for a CPU to stream from; removed at the end."""
-        total, count = placement.stream_plan.index.nbytes, len(placement.stream_plan.index.subdivisions)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-        place = self.resources.enter_context(scratch_folder("penstock-", self.folder))
+        path = self.resources.enter_context(scratch_folder("penstock-", self.folder)) / "matrix"
+        index = placement.stream_plan.index
         with self.reporter.stage("write") as stage:
-            return FileStore.create(
-                place / "matrix",
-                row_slabs(whole, count),
-                shape=whole.shape,
-                label=self.request.name,
-                progress=lambda written: stage.advance(written / total, f"{format_nbytes(written)} written"),
-            )
-
-    def _announce(self, placement: Placement) -> None:
-        """Hand on what was decided, and refuse a plan for which the device has no room."""
-        if self.announce is not None:
-            self.announce(placement)
-        placement.check_room(self.request.device)
+            return write_store(path, row_slabs(whole, len(index.subdivisions)), index, self.request.name, stage)
 
     def _rates(self, nbytes: int) -> LinkRates | None:
-        if nbytes < WORTH_MEASURING_NBYTES:
-            return None
-        return machine_rates(self.request.device, self._streams_from)
+        return None if nbytes < WORTH_MEASURING_NBYTES else machine_rates(self.request.device, self._streams_from)
 
     @property
     def _streams_from(self) -> Path:
         return self.folder or Path(tempfile.gettempdir())
 
-    def _opened(self, A: Operator, placement: Placement) -> OpenSystem:
+    def _system(self, A: Operator, placement: Placement) -> OpenSystem:
         return OpenSystem(A, self.request, placement, self.reporter, held=self.held)

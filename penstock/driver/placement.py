@@ -261,16 +261,13 @@ def _streamed(
     facts: list[tuple[str, str]],
     **converted: Any,
 ) -> Placement:
-    choices = tuple(
-        (spec.with_products(degree), vectors.workload(request, spec, degree))
-        for spec in specs
-        for degree in spec.products_per_iteration(streamed=True)
-    )
+    choices = vectors.choices(request, specs)
     spec = next(spec for spec, workload in choices if workload.degree == plan.workload.degree)
     reasons = {of.name: request.reason(of, specs) for of in specs}
     decided = (plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts))
     converted["method"] = request.chosen_method.label
-    return Placement(*decided, choices=choices, reasons=reasons, **converted)
+    # With one choice only, the first sweeps are not worth a measurement.
+    return Placement(*decided, choices=choices if len(choices) > 1 else (), reasons=reasons, **converted)
 
 
 def _converted(A: CsrMatrix, suggestion: Suggestion) -> SparseMatrix:

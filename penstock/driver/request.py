@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from penstock.solvers import (
     preconditioner_spec,
 )
 from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_nbytes
-from penstock.streaming import LevelOrder, StreamPlan, Workload
+from penstock.streaming import LevelOrder, Ring, StreamPlan, Workload
 from penstock.streaming.execution.budget import check_room
 
 # Share of the free memory that matrix and vectors leave to others.
@@ -39,6 +40,8 @@ class Request:
     format: str | None = None  # registered name of the storage format; None: the best one
     null_space: Any = None  # what A maps to zero, removed from b and x: "constants" or an array
     method: str = "auto"  # registered name
+    one_block: bool = False  # right-hand sides are solved as one block, even a single one
+    resident: bool = False  # the matrix is known to stay in memory
 
     @property
     def chosen_method(self) -> MethodChoice:
@@ -111,10 +114,13 @@ class Placement:
     facts: tuple[tuple[str, str], ...]  # what a user should know besides the plan: a title and a sentence each
     matrix: SparseMatrix | None = None  # converted, unless the plan is for a store
     order: LevelOrder | None = None  # of the rows, if it is not the caller's
-    choices: tuple[tuple[PreconditionerSpec, Workload], ...] = ()  # from which the plan of a streamed matrix chose
+    choices: tuple[tuple[PreconditionerSpec, Workload], ...] = ()  # from which the first sweeps may choose again
+    ring: Ring | None = None  # what is prescribed for them
     difference: float = 0.0  # bound of ||stored matrix - A||, where A is symmetric to rounding only
     reasons: dict[str, str] = field(default_factory=dict)  # why each preconditioner would be used, by name
     method: str = "conjugate gradients"
+    is_definite: bool = False  # known to be; otherwise the diagonal of a matrix that nothing else looks at is checked
+    room_nbytes: int | None = None  # that the device must have, if not for the plan alone
 
     @property
     def stream_plan(self) -> StreamPlan:
@@ -129,8 +135,8 @@ class Placement:
 
     def check_room(self, device: Device) -> None:
         """Refuse a plan for which the device has no room, with a BudgetError."""
-        needed = self.plan.storage_nbytes + self.plan.workspace_nbytes
-        check_room(device, needed, "matrix storage and vectors")
+        of_plan = self.plan.storage_nbytes + self.plan.workspace_nbytes
+        check_room(device, of_plan if self.room_nbytes is None else self.room_nbytes, "matrix storage and vectors")
 
     def explain(self) -> str:
         """Return the plan and the facts in words, one line each."""
@@ -163,16 +169,29 @@ class Vectors:
 
     def nbytes(self, request: Request, spec: PreconditionerSpec) -> int:
         """Return the bytes of all vectors, with those of the preconditioner; on a GPU the matrix may turn out to be streamed."""
-        on_gpu = request.device.kind == "cuda"
-        held = spec.workspace_nbytes(self.n, self.together, self.dtype, streamed_to_gpu=on_gpu)
-        return self.solver_nbytes + held
+        to_gpu = self._may_stream_to_gpu(request)
+        return self.solver_nbytes + spec.workspace_nbytes(self.n, self.together, self.dtype, streamed_to_gpu=to_gpu)
 
     def workload(self, request: Request, spec: PreconditionerSpec, degree: int) -> Workload:
         """Return what a plan must know of the solver."""
         spec, iterations = spec.with_products(degree), spec.iterations(degree)
         nbytes = self.nbytes(request, spec)
-        parts = spec.parts(self.n, self.together, self.dtype, streamed_to_gpu=request.device.kind == "cuda")
+        parts = spec.parts(self.n, self.together, self.dtype, streamed_to_gpu=self._may_stream_to_gpu(request))
         return Workload(self.together, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=iterations)
+
+    def choices(
+        self, request: Request, specs: Iterable[PreconditionerSpec]
+    ) -> tuple[tuple[PreconditionerSpec, Workload], ...]:
+        """Return every preconditioner with each number of products an iteration between which a plan may choose."""
+        return tuple(
+            (spec.with_products(degree), self.workload(request, spec, degree))
+            for spec in specs
+            for degree in spec.products_per_iteration(streamed=True)
+        )
+
+    @staticmethod
+    def _may_stream_to_gpu(request: Request) -> bool:
+        return request.device.kind == "cuda" and not request.resident
 
 
 def room_for_matrix(request: Request, vectors_nbytes: int) -> int:

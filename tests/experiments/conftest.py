@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from penstock.experiments.cantilever import single_run
+from penstock.driver import opening
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -36,4 +36,4 @@ def learning():
 def plans_that_stay(request, monkeypatch):
     """Keep plans as they are, although the first sweeps differ from rates that a test has made up."""
     if "learning" not in request.fixturenames:
-        monkeypatch.setattr(single_run, "plan_after_first_sweeps", lambda *arguments: None)
+        monkeypatch.setattr(opening, "plan_again", lambda *arguments: None)

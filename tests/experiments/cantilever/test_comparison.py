@@ -10,6 +10,7 @@ from interrupting import interrupt_at
 from typer.testing import CliRunner
 
 from penstock.commands.app import app
+from penstock.driver import open_system, opening
 from penstock.experiments import Experiment, run_experiment
 from penstock.experiments.cantilever import comparison as comparison_module
 from penstock.experiments.cantilever import single_run as single_run_module
@@ -34,7 +35,7 @@ def rates():
     with pytest.MonkeyPatch.context() as patch:
         measured = lambda of, *rest: None if of.memory.budget is None else rates  # noqa: E731
         patch.setattr(single_run_module, "measure_rates", measured)
-        patch.setattr(single_run_module, "plan_after_first_sweeps", lambda *arguments: None)  # which are fast here
+        patch.setattr(opening, "plan_again", lambda *arguments: None)  # which are fast here
         yield
 
 
@@ -99,7 +100,7 @@ def test_without_a_budget_a_quarter_of_the_matrix_is_taken(tmp_path):
 
 def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        interrupt_at(patch, single_run_module, 60)  # of the first variant
+        interrupt_at(patch, open_system, 60)  # of the first variant
         folder, ended = compare_experiment(described(), tmp_path / "run")
     assert not ended
     assert folder.variant("memory").checkpoint.exists()

@@ -19,6 +19,7 @@ import pytest
 from interrupting import interrupt_at
 from kernel_targets import gpu_count
 
+from penstock.driver import open_system as open_system_module
 from penstock.experiments import (
     Experiment,
     ResultsFolder,
@@ -27,7 +28,8 @@ from penstock.experiments import (
     resume_experiment,
     run_experiment,
 )
-from penstock.experiments.cantilever import single_run as run_module
+from penstock.experiments import run as run_module
+from penstock.experiments.cantilever import single_run
 from penstock.spmv import InputError, StoreError
 from penstock.streaming import FileStore, HostStore, LinkRates
 from penstock.streaming.measurement import first_sweeps
@@ -94,7 +96,7 @@ def test_a_matrix_shared_between_devices_is_reported_with_its_division(tmp_path,
         slabs = experiment.cantilever().subdivisions(len(plan.index.subdivisions), plan.index.format_name)
         return HostStore.create(slabs)
 
-    monkeypatch.setattr(run_module, "open_store", in_memory)
+    monkeypatch.setattr(single_run, "open_store", in_memory)
     given = experiment(memory={"budget": "200 KiB", "subdivisions": 10, "format": "bsr"})
     given = given.model_copy(update={"memory": given.memory.model_copy(update={"devices": ("cuda:0", "cpu")})})
 
@@ -223,7 +225,7 @@ def test_a_plan_takes_the_format_of_the_shortest_sweep_unless_one_is_named(asked
 def test_what_the_plan_decided_is_written_down_and_runs_again_without_rates(asked, tmp_path, monkeypatch):
     described = experiment(memory={"budget": "200 KiB", "format": asked}, output={"figures": False})
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "measure_rates", lambda *arguments: LinkRates(1e9, 1e12))
+        patch.setattr(single_run, "measure_rates", lambda *arguments: LinkRates(1e9, 1e12))
         first = run_experiment(described, tmp_path / "first").folder
     result, decided = json.loads(first.result.read_text()), read_experiment(first.configuration)
     written = (decided.memory.format, decided.memory.subdivisions, decided.memory.slots)
@@ -237,7 +239,7 @@ def test_what_the_plan_decided_is_written_down_and_runs_again_without_rates(aske
 
 
 def test_a_result_tells_how_near_the_solve_came_to_the_rates(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "measure_rates", lambda *arguments: LinkRates(1e9, 2e10))
+    monkeypatch.setattr(single_run, "measure_rates", lambda *arguments: LinkRates(1e9, 2e10))
     folder = run_experiment(experiment(output={"figures": False}), tmp_path / "run").folder
 
     result = json.loads(folder.result.read_text())
@@ -260,7 +262,7 @@ def test_an_interrupted_run_resumed_is_bit_equal_to_an_uninterrupted_one(iterati
     described = experiment(memory=memory, output={"figures": False})
     whole = run_experiment(described, tmp_path / "whole").folder
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run_module, iteration)
+        interrupt_at(patch, open_system_module, iteration)
         outcome = run_experiment(described, tmp_path / "stopped")
     assert outcome.interrupted
     assert outcome.folder.checkpoint.exists()
@@ -290,7 +292,7 @@ def test_so_is_one_whose_products_share_sweeps(load, memory, tmp_path, monkeypat
     for iteration in (1, 6):
         stopped = tmp_path / f"stopped at {iteration}"
         with monkeypatch.context() as patch:
-            interrupt_at(patch, run_module, iteration)
+            interrupt_at(patch, open_system_module, iteration)
             assert run_experiment(described, stopped).interrupted
 
         resumed = resume_experiment(stopped).folder
@@ -303,10 +305,10 @@ def test_so_is_one_whose_products_share_sweeps(load, memory, tmp_path, monkeypat
 def test_a_run_interrupted_twice_still_ends_with_the_same_bits(tmp_path, monkeypatch):
     whole = run_experiment(experiment(), tmp_path / "whole").folder
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run_module, 5)
+        interrupt_at(patch, open_system_module, 5)
         run_experiment(experiment(), tmp_path / "stopped")
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run_module, 11)
+        interrupt_at(patch, open_system_module, 11)
         assert resume_experiment(tmp_path / "stopped").interrupted
 
     assert np.array_equal(field(resume_experiment(tmp_path / "stopped").folder), field(whole))
@@ -328,7 +330,7 @@ def test_and_one_with_a_coarse_level(iteration, memory, tmp_path, monkeypatch):
     described = experiment(memory=memory, solver=solver, output={"figures": False})
     whole = run_experiment(described, tmp_path / "whole").folder
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run_module, iteration)
+        interrupt_at(patch, open_system_module, iteration)
         assert run_experiment(described, tmp_path / "stopped").interrupted
 
     resumed = resume_experiment(tmp_path / "stopped").folder
@@ -353,7 +355,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
     whole = run_experiment(experiment(solver={"rtol": 1e-10}), tmp_path / "whole").folder
     code = (
         "import sys, time\n"
-        "from penstock.experiments.cantilever import single_run as r\n"
+        "from penstock.driver import open_system as r\n"
         "from penstock.experiments import run_experiment, Experiment\n"
         "real = r.solve_progress\n"
         "r.solve_progress = lambda *a: (time.sleep(0.01), real(*a))[1]\n"
@@ -377,7 +379,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run_module, 5)
+        interrupt_at(patch, open_system_module, 5)
         folder = run_experiment(experiment(memory={"budget": "300 KiB"}), tmp_path / "run").folder
     folder.checkpoint.unlink()
     (tmp_path / "run" / "matrix.partial-x1").mkdir()
@@ -392,7 +394,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, monkeypa
 @pytest.mark.parametrize("damage", ["truncated", "other size"])
 def test_a_checkpoint_that_cannot_be_used_is_refused(damage, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run_module, 5)
+        interrupt_at(patch, open_system_module, 5)
         folder = run_experiment(experiment(), tmp_path / "run").folder
     if damage == "truncated":
         folder.checkpoint.write_bytes(folder.checkpoint.read_bytes()[:500])
@@ -459,7 +461,7 @@ def test_a_store_left_behind_by_an_interrupt_while_building_is_no_store(tmp_path
 def test_a_run_that_was_planned_on_a_busy_machine_plans_again_after_two_sweeps(tmp_path, monkeypatch, cache_of_its_own):
     quiet = LinkRates(2e8, 2e10, product_start=1e-6, product_gap=1e-6)
     busy = replace(quiet, product_start=1.0, product_gap=1.0)
-    monkeypatch.setattr(run_module, "measure_rates", lambda *arguments: busy)
+    monkeypatch.setattr(single_run, "measure_rates", lambda *arguments: busy)
     monkeypatch.setattr(first_sweeps, "learned_rates", lambda plan, timeline: None if plan.rates == quiet else quiet)
     memory = {"budget": "600 KiB", "format": "bsr", "subdivisions": 21}
     described = experiment(solver={"preconditioner": "chebyshev"}, memory=memory)
@@ -483,7 +485,7 @@ def test_a_run_that_was_planned_on_a_busy_machine_plans_again_after_two_sweeps(t
 def test_the_timeline_is_that_of_a_sweep_of_the_solve(tmp_path, monkeypatch):
     """With as many products from every subdivision as the plan makes."""
     rates = LinkRates(1e8, 1e11, transfer_start=1e-6, product_start=1e-6)
-    monkeypatch.setattr(run_module, "measure_rates", lambda *arguments: rates)
+    monkeypatch.setattr(single_run, "measure_rates", lambda *arguments: rates)
     memory = {"budget": "600 KiB", "format": "bsr", "subdivisions": 21}
     folder = run_experiment(experiment(solver={"preconditioner": "chebyshev"}, memory=memory), tmp_path / "run").folder
     powers = json.loads(folder.result.read_text())["products_a_sweep"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from interrupting import interrupt_at
 
+from penstock.driver import open_system as open_system_module
 from penstock.experiments import Experiment, read_experiment, resume_experiment, run_experiment
 from penstock.experiments.cantilever import monte_carlo as monte_carlo_module
 from penstock.experiments.cantilever import single_run as single_run_module
@@ -147,7 +148,7 @@ class TestRandomLoad:
         described = experiment(load={"samples": 5}, memory=memory)
         whole = run_experiment(described, tmp_path / "whole").folder
         with monkeypatch.context() as patch:
-            interrupt_at(patch, single_run_module, iteration)
+            interrupt_at(patch, open_system_module, iteration)
             assert run_experiment(described, tmp_path / "stopped").interrupted
 
         resumed = resume_experiment(tmp_path / "stopped").folder
@@ -165,7 +166,7 @@ class TestRandomLoad:
         )
         whole = run_experiment(described, tmp_path / "whole").folder
         with monkeypatch.context() as patch:
-            interrupt_at(patch, single_run_module, iteration)
+            interrupt_at(patch, open_system_module, iteration)
             assert run_experiment(described, tmp_path / "stopped").interrupted
 
         resumed = resume_experiment(tmp_path / "stopped").folder
@@ -176,7 +177,7 @@ class TestRandomLoad:
         """A load whose squares overflow ends at once, with a larger residual than the one that was stopped."""
         described = experiment(load={"cases": [{}, {"magnitude": 1e250}]})
         with monkeypatch.context() as patch:
-            interrupt_at(patch, single_run_module, 5)
+            interrupt_at(patch, open_system_module, 5)
             outcome = run_experiment(described, tmp_path / "run")
 
         assert outcome.interrupted
@@ -263,7 +264,7 @@ class TestRandomStiffness:
             begun.append(seed)
             with monkeypatch.context() as patch:
                 if len(begun) == sample:
-                    interrupt_at(patch, single_run_module, 5)
+                    interrupt_at(patch, open_system_module, 5)
                 return real(experiment, seed, *rest)
 
         with monkeypatch.context() as patch:
@@ -287,7 +288,7 @@ class TestRandomStiffness:
         described = experiment(material=material(2), memory={"budget": "60 KiB"})
         whole = run_experiment(described, tmp_path / "whole").folder
         with monkeypatch.context() as patch:
-            interrupt_at(patch, single_run_module, 5)
+            interrupt_at(patch, open_system_module, 5)
             assert run_experiment(described, tmp_path / "stopped").interrupted
         monkeypatch.setattr(single_run_module, "measure_rates", lambda *arguments: LinkRates(0.3e9, 1e10))
 

@@ -48,7 +48,7 @@ def test_forecasts_agree_with_what_two_gpus_took(record):
     nodes = -(-along // count) * across[0] * across[1]
     limit = 100 << 30
     if where == "streamed":
-        vectors, _ = workspace_nbytes(asked, asked.preconditioner, 3 * nodes)
+        vectors = workspace_nbytes(asked, asked.preconditioner, 3 * nodes)
         limit = vectors + nodes * 27 * 76 // 4
 
     found = forecast(asked, count, limit, dataclasses.replace(TYPICAL, link=55.5e9), Wires())

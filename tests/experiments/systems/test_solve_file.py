@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from penstock.commands.app import app
 from penstock.driver import open_system as open_system_module
 from penstock.driver import opening as system_module
+from penstock.experiments import run as run_module
 from penstock.experiments.systems import solve_file as module
 from penstock.experiments.systems.solve_file import resume_solve, solve_file
 from penstock.experiments.systems.solve_request import SolveRequest
@@ -331,7 +332,7 @@ class TestRefusals:
         def refuse(*arguments):
             raise StoreError("no")
 
-        monkeypatch.setattr(module, "write_json", refuse)
+        monkeypatch.setattr(run_module, "write_json", refuse)
         with pytest.raises(PenstockError) as caught:
             solve(tmp_path / "run", "cube5-dof1")
 
@@ -497,7 +498,7 @@ class TestResumed:
             resume_solve(tmp_path / "stopped")
 
     def test_one_that_was_killed_before_its_first_checkpoint_begins_anew(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(module._Run, "_report", lambda *arguments: 1 / 0)
+        monkeypatch.setattr(module.SystemRun, "_report", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             solve_file(SolveRequest("cube8-dof1"), tmp_path / "killed")
         monkeypatch.undo()

@@ -1,0 +1,197 @@
+"""One run: a system is opened, solved with checkpoints, and reported; or resumed. What differs stands with each kind of run."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from penstock.driver.inputs import GivenMatrix, GivenVectors
+from penstock.driver.open_system import AnyResult, OpenSystem
+from penstock.driver.opening import open_system
+from penstock.driver.progress import Reporter
+from penstock.driver.request import Placement, Request
+from penstock.experiments.reporting.atomic import write_json
+from penstock.experiments.reporting.checkpoint import (
+    Checkpoint,
+    SolverState,
+    check_settings,
+    read_checkpoint,
+    write_checkpoint,
+)
+from penstock.experiments.reporting.environment import describe_environment
+from penstock.experiments.reporting.folder import ResultsFolder
+from penstock.experiments.reporting.interrupts import stop_requests
+from penstock.experiments.reporting.outcome import RunOutcome
+from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
+from penstock.fem import Cantilever
+from penstock.solvers import IterationRecord, StopReason
+from penstock.spmv import Device, Operator, StoreError, SweptOperator
+from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
+
+
+class Run(ABC):
+    """A solve that leaves a results folder. A subclass says where the system comes from, and what is left besides."""
+
+    rtol: float
+    maxiter: int | None
+    checkpoint_seconds: float = 60.0
+    #: Processes among which the system is shared out.
+    rank_count: int = 1
+    #: The body that is drawn, and whether anything is.
+    cantilever: Cantilever | None = None
+    draws: bool = True
+    #: Where the settings are written beside a checkpoint.
+    settings_file: Path | None = None
+    #: Whether a solve that was stopped is reported too; otherwise it leaves its checkpoint only.
+    reports_stopped: ClassVar[bool] = False
+    #: What a user can do if a run cannot be resumed with these settings.
+    advice: ClassVar[str]
+
+    def __init__(self, folder: ResultsFolder, reporter: Reporter) -> None:
+        self.folder, self.reporter = folder, reporter
+        #: A folder on the disk from which the matrix is streamed.
+        self.streams_from = folder.path
+        #: What earlier runs left, from which this one resumes.
+        self.before = Checkpoint(None)
+        #: Seconds of the parts of the run, without compilation.
+        self.seconds: dict[str, float] = {}
+        self.began, self.compiled = time.perf_counter(), compile_seconds()
+        self._part_began = seconds_without_compiling()
+
+    def run(self, *, resume: bool) -> RunOutcome:
+        """Open the system, solve and report."""
+        matrix, request = self._asked()
+        if resume:
+            self.before = self._read_checkpoint(matrix.rows, request.device)
+        where: dict[str, Any] = {"folder": self.streams_from, "reporter": self.reporter}
+        with open_system(matrix, request, **where, announce=self._announce) as system, request.device.current():
+            self._ends("open")
+            result, spent = self._solve(system)
+            # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
+            self._keep(result, spent)
+            reason = reason_of(result)
+            if reason is not StopReason.STOPPED or self.reports_stopped:
+                record_sweep(self.folder, system, result)
+                self._report(system, result, spent)
+        if result.converged:  # otherwise a resumed run with a larger maxiter may go on
+            self.folder.checkpoint.unlink(missing_ok=True)
+        return RunOutcome(self.folder, reason)
+
+    @abstractmethod
+    def _asked(self) -> tuple[GivenMatrix, Request]:
+        """Return the matrix, or what makes it, and what is asked for."""
+
+    @abstractmethod
+    def _write_plan(self, placement: Placement) -> None:
+        """Write down what was decided, before memory for the matrix is taken and again if the first sweeps change it."""
+
+    @abstractmethod
+    def _posed(self, system: OpenSystem) -> tuple[GivenVectors, GivenVectors | None]:
+        """Return the right-hand sides and the first guess."""
+
+    @abstractmethod
+    def _settings(self, placement: Placement) -> dict[str, Any]:
+        """Return, as plain values, the settings on which the system and the iterations depend."""
+
+    @abstractmethod
+    def _facts(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> dict[str, Any]:
+        """Return what the report says besides what all reports say."""
+
+    def _ends(self, part: str) -> None:
+        """Note the seconds of a part of the run, which ends now."""
+        now = seconds_without_compiling()
+        self.seconds[part], self._part_began = now - self._part_began, now
+
+    # Resuming
+
+    def _read_checkpoint(self, unknowns: int, device: Device) -> Checkpoint:
+        return read_checkpoint(self.folder.checkpoint, unknowns, device)
+
+    def _announce(self, placement: Placement) -> None:
+        """Refuse to resume a run of another system or with other decisions, and write down the plan."""
+        if self.before.state is not None:
+            before, now = self._lasting(self.before.settings), self._lasting(self._settings(placement))
+            check_settings(before, now, self.advice)
+        self._write_plan(placement)
+
+    def _lasting(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings that must be the same when a run is resumed."""
+        return settings
+
+    def _is_due(self, seconds: float) -> bool:
+        """Return whether to write a checkpoint this many seconds after the last one."""
+        return seconds > self.checkpoint_seconds
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint; a disk that is full must not end a solve that can go on."""
+        try:
+            if self.settings_file is not None:
+                write_json(self.settings_file, checkpoint.settings)
+            write_checkpoint(self.folder.checkpoint, checkpoint)
+        except StoreError as error:
+            self.reporter.text("Warning", str(error))
+
+    def _keep(self, result: AnyResult, spent: Checkpoint) -> None:
+        """Write what the solve has reached."""
+        self._save(spent)
+
+    # The solve and its report
+
+    def _solve(self, system: OpenSystem) -> tuple[AnyResult, Checkpoint]:
+        """Solve, with checkpoints; return the result, and the time and traffic of this run and earlier ones."""
+        b, guess = self._posed(system)
+        A, before = system.A, self.before
+        whole = b.columns <= system.decided.together  # a solve in several blocks has no state
+        swept = A if isinstance(A, SweptOperator) else None
+        began, written = seconds_without_compiling(), time.perf_counter()
+        # Formats that scatter add in the order of the sweep: the direction is part of the state. It is noted between two
+        # iterations, because a solve that stops sweeps once more, for the true residual.
+        direction = before.direction
+
+        def spent(state: SolverState) -> Checkpoint:
+            sweeps, streamed = self._traffic(A, state)
+            return Checkpoint(
+                state,
+                before.sweeps + sweeps,
+                before.bytes_streamed + streamed,
+                before.seconds + seconds_without_compiling() - began,
+                direction,
+                self.rank_count,
+                self._settings(system.decided),  # which building the preconditioner may have changed
+            )
+
+        with stop_requests(self.reporter) as stop:
+
+            def monitor(record: IterationRecord) -> bool:
+                nonlocal written, direction
+                direction = 1 if swept is None else swept.direction
+                if whole and self._is_due(time.perf_counter() - written):
+                    self._save(spent(record.state))
+                    written = time.perf_counter()
+                return stop.is_set()
+
+            limits: dict[str, Any] = {"rtol": self.rtol, "maxiter": self.maxiter}
+            result = system.solve(b, guess, **limits, monitor=monitor, state=before.state, direction=direction)
+        return result, spent(result.state if whole else None)
+
+    def _traffic(self, A: Operator, state: SolverState) -> tuple[int, int]:
+        """Return the sweeps of this run so far, and the bytes that they streamed."""
+        return (A.sweeps, A.bytes_streamed) if isinstance(A, SweptOperator) else (0, 0)
+
+    def _report(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> None:
+        """Write everything that a finished run leaves."""
+        folder, setup = self.folder, self.seconds.get("preconditioner", 0.0)
+        self.seconds["compile"] = compile_seconds() - self.compiled
+        self.seconds["total"] = time.perf_counter() - self.began
+        summary = describe_solve(system, result, spent, rtol=self.rtol, setup_seconds=setup)
+        summary |= self._facts(system, result, spent)
+        write_json(folder.environment, describe_environment())
+        folder.write_residuals([column.residual_norms for column in columns_of(result)])
+        write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
+        if self.draws:
+            with self.reporter.stage("draw") as stage:
+                folder.draw(self.cantilever)
+                stage.advance(1.0)
+        self.reporter.text("Result", folder.summary())
