@@ -28,10 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.cg_kernels import Halt, Scalar
-from penstock.solvers.cg_passes import CgVectors, passes_for
+from penstock.solvers.cg_kernels import CgVectors, Halt, Scalar, passes_for
+from penstock.solvers.method import MOST_UNREAD
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
-from penstock.solvers.residual_checks import KEPT_NORMS
 from penstock.spmv import Array, Operator, ValidatedOperator
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.compilation.cuda_graph import Replay
@@ -63,7 +62,7 @@ class CgRecurrence:
     ) -> None:
         device, self._at_once = A.device, at_once
         # One array, so that one copy transfers everything to the host.
-        self._ledger = device.xp.zeros(len(Scalar) + KEPT_NORMS)
+        self._ledger = device.xp.zeros(len(Scalar) + MOST_UNREAD)
         self._seen = device.pinned_like(self._ledger)
         self._seen[...] = 0.0
         blocks = M.blocks if isinstance(M, DiagonalBlocks) else None
@@ -81,7 +80,7 @@ class CgRecurrence:
         self.matrix_seconds = self.preconditioner_seconds = 0.0
 
     def advance(self, iterations: int) -> None:
-        """Start iterations, at most :data:`KEPT_NORMS`; on CUDA the host does not wait for them."""
+        """Start iterations, at most :data:`MOST_UNREAD`; on CUDA the host does not wait for them."""
         for _ in range(iterations):
             self._replay()
 
@@ -140,7 +139,7 @@ class CgRecurrence:
     def norms(self, since: int) -> list[float]:
         """Return ``||r||`` after each iteration from number ``since`` on, as read by the last :meth:`look`."""
         norms, until = self._seen[len(Scalar) :], int(self._seen[Scalar.ITERATION])
-        squares = [float(norms[number % KEPT_NORMS]) for number in range(since, until)]
+        squares = [float(norms[number % MOST_UNREAD]) for number in range(since, until)]
         return [math.sqrt(square) if square >= 0 else math.nan for square in squares]
 
     def put(self, **scalars: float) -> None:

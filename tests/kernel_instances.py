@@ -9,7 +9,7 @@ of block sizes, columns and types. What a test launches besides is compiled on i
 import re
 from itertools import product
 
-from penstock.solvers.cg_passes import CG_KERNELS
+from penstock.solvers.cg_kernels import CG_KERNELS
 from penstock.solvers.coarse.rigid_tentative import MOTION_KERNELS
 from penstock.solvers.coarse.tentative import AGGREGATE_KERNELS
 from penstock.solvers.multigrid.aggregation import AGGREGATION_KERNELS

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.solvers.coarse.tentative import Tentative
-from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, Operator, ValidatedOperator
 from penstock.spmv.compilation.cuda_graph import Replay
-from penstock.spmv.vectors.recurrence import RecurrenceStep
 
 
 @dataclass
@@ -36,30 +32,3 @@ class CoarseLevel:
         right[...] = r
         replay()
         return e.copy()
-
-
-class HasCoarseLevel(Protocol):
-    """A preconditioner coarse - polynomial - coarse, as the solver sees it.
-
-    The product of the steps ``smooth`` is ``p(D A)``, which smooths the prolongator. The first vector of the polynomial is
-    ``first D r``; its further steps are ``polynomial``.
-    """
-
-    A: Operator
-    diagonal: DiagonalBlocks
-    smooth: Sequence[RecurrenceStep]
-    first: float
-    polynomial: Sequence[RecurrenceStep]
-    level: CoarseLevel
-
-    def wide_polynomial(self) -> tuple[float, Sequence[RecurrenceStep]]:
-        """Return ``first`` and ``polynomial`` for a matrix whose slow modes the coarse level represents badly."""
-
-    def restrict(self, r: Array, out: Array, work: Sequence[Array]) -> None:
-        """Set ``out = P^T r`` by ``len(smooth)`` products; r and the three work vectors, the last zero, are overwritten."""
-
-    def lend_vectors(self, like: Array) -> list[Array]:
-        """Return eight vectors, those of the last solve if they have been returned."""
-
-    def return_vectors(self, vectors: list[Array]) -> None:
-        """Take them back."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
 from penstock.solvers.chebyshev import Interval
-from penstock.solvers.coarse.block_method import CoarseBlockConjugateGradients
 from penstock.solvers.coarse.galerkin import PRODUCT, smoothing_steps
 from penstock.solvers.coarse.level import CoarseLevel
-from penstock.solvers.coarse.method import CoarseConjugateGradients
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
@@ -53,6 +52,9 @@ class SmoothedAggregation(ValidatedOperator):
     (9, 2, (243,))
     """
 
+    #: How :func:`cg` and :func:`block_cg` solve with this preconditioner.
+    methods: ClassVar[tuple[str, str]] = ("coarse_cg", "coarse_block_cg")
+
     def __init__(
         self, A: Operator, diagonal: DiagonalBlocks, high: float, degree: int, smoothing: int, level: CoarseLevel
     ) -> None:
@@ -65,11 +67,6 @@ class SmoothedAggregation(ValidatedOperator):
         self._lent: list[Array] = []
         #: A vector in the direction of the largest eigenvalue of ``D A``, once the values of A have changed.
         self.fastest: Array | None = None
-
-    #: How :func:`cg` solves with this preconditioner.
-    cg_method = CoarseConjugateGradients
-    #: How :func:`block_cg` does.
-    block_cg_method = CoarseBlockConjugateGradients
 
     def wide_polynomial(self) -> tuple[float, list[RecurrenceStep]]:
         """Return ``first`` and the further steps of a polynomial that is small on an interval that begins lower."""

@@ -9,8 +9,7 @@ from kernel_targets import TARGETS
 
 from penstock.solvers import block_jacobi, chebyshev, jacobi
 from penstock.solvers.cg_iteration import CgRecurrence
-from penstock.solvers.cg_kernels import Halt, Scalar, Sum
-from penstock.solvers.cg_passes import CG_KERNELS, CgVectors, CpuPasses, CudaPasses
+from penstock.solvers.cg_kernels import CG_KERNELS, CgVectors, CpuPasses, CudaPasses, Halt, Scalar, Sum
 from penstock.spmv import Device
 
 EPS = np.finfo(np.float64).eps

@@ -6,8 +6,7 @@ from kernel_targets import TARGETS
 
 from penstock.fem import Cantilever
 from penstock.solvers import StopReason, block_jacobi, cg, chebyshev, jacobi, smoothed_aggregation
-from penstock.solvers.cg_kernels import Halt, Scalar
-from penstock.solvers.cg_passes import CgVectors, CpuPasses, CudaPasses
+from penstock.solvers.cg_kernels import CgVectors, CpuPasses, CudaPasses, Halt, Scalar
 from penstock.spmv import Device, InputError
 
 BEAM = Cantilever(nodes=(21, 5, 5), dof=3)
