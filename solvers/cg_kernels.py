@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -267,9 +268,15 @@ _CUDA_THREADS, _CUDA_TILE, _CUDA_BLOCKS = 256, 1024, 512
 _FIRST_SUMS, _LAST_SUMS = slice(0, int(Sum.R_R)), slice(int(Sum.R_R), int(Sum.W_Z))
 
 
-@dataclass(frozen=True)
-class CgVectors:
-    """The arrays that the passes work on, all on one device."""
+@dataclass(eq=False)
+class Passes(ABC):
+    """Three fused passes over vectors: curvature, descend and extend, those between and after them, and sums over ranks.
+
+    A pass writes partial sums, and the next one reads sums of all ranks: alone, both are the same memory.
+
+    Where all sums of an iteration are formed ``at_once``, by ``add_up`` after ``image_product``, ``foresee`` deduces from them
+    the curvature that the next iteration needs.
+    """
 
     x: Array
     r: Array
@@ -280,48 +287,50 @@ class CgVectors:
     blocks: Array | None  # (n / b, b, b): a preconditioner that the passes apply
     numbers: Array  # float64, (len(Scalar),)
     norms_squared: Array  # r.r after each iteration, in float64; the newest overwrites the oldest
+    device: Device
+    communicator: Communicator = ALONE
+    at_once: bool = False
+    curvature: Pass = field(init=False)
+    descend: Pass = field(init=False)
+    residual_product: Pass = field(init=False)
+    image_product: Pass = field(init=False)
+    add_up: Pass = field(init=False)
+    foresee: Pass = field(init=False)
+    extend: Pass = field(init=False)
+    extend_image: Pass = field(init=False)
+    close: Pass = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Bind each pass to the arrays."""
 
     @property
     def block_size(self) -> int:
         """Rows of a block of the preconditioner; 0 without one."""
         return 0 if self.blocks is None else int(self.blocks.shape[1])
 
+    @property
+    def closes(self) -> bool:
+        """Whether the first pass also ends the last iteration."""
+        return self.communicator.size == 1 and not self.at_once
 
-class Passes:
-    """Three fused passes: curvature, descend and extend, those between and after them, and sums over ranks.
-
-    A pass writes partial sums, and the next one reads sums of all ranks: alone, both are the same memory.
-
-    Where all sums of an iteration are formed ``at_once``, by ``add_up`` after ``image_product``, ``foresee`` deduces from them
-    the curvature that the next iteration needs.
-    """
-
-    curvature: Pass
-    descend: Pass
-    residual_product: Pass
-    image_product: Pass
-    add_up: Pass
-    foresee: Pass
-    extend: Pass
-    extend_image: Pass
-    close: Pass
-
-    def _sums(self, xp: Any, parts: int, communicator: Communicator, at_once: bool) -> tuple[Array, Array]:
+    def _sums(self, parts: int) -> tuple[Array, Array]:
         """Return memory for partial sums and for sums."""
-        partials = xp.zeros((len(Sum), parts))
-        return partials, xp.zeros((len(Sum), parts)) if communicator.size > 1 or at_once else partials
+        partials = self.device.xp.zeros((len(Sum), parts))
+        return partials, partials if self.closes else self.device.xp.zeros((len(Sum), parts))
 
-    def _add_up_between(self, partials: Array, sums: Array, communicator: Communicator, at_once: bool) -> None:
+    def _add_up_between(self, partials: Array, sums: Array) -> None:
         """Let passes add up what they have summed, where there are several ranks."""
-        if at_once:
-            add_up = functools.partial(communicator.add_up, partials, sums)
-            self.add_up = add_up if communicator.size > 1 else functools.partial(_copy, partials, sums)
+        if self.closes:
             return
-        if communicator.size == 1:
+        alone, add_up = self.communicator.size == 1, self.communicator.add_up
+        if self.at_once:
+            self.add_up = functools.partial(_copy if alone else add_up, partials, sums)
             return
-        first, last = (
-            functools.partial(communicator.add_up, partials[rows], sums[rows]) for rows in (_FIRST_SUMS, _LAST_SUMS)
-        )
+        first, last = (functools.partial(add_up, partials[rows], sums[rows]) for rows in (_FIRST_SUMS, _LAST_SUMS))
         close = self.close
         self.close = _in_turn(first, close)
         self.curvature = _in_turn(self.curvature, first, close)
@@ -343,62 +352,51 @@ def _copy(partials: Array, sums: Array) -> None:
 class CudaPasses(Passes):
     """Starts the kernels of conjugate_gradients.cu."""
 
-    def __init__(
-        self, of: CgVectors, device: Device, communicator: Communicator = ALONE, *, at_once: bool = False
-    ) -> None:
-        closes = communicator.size == 1 and not at_once
+    def _prepare(self) -> None:
         # Ranks add up block by block, so all start the same number of blocks.
-        parts = int(communicator.largest(max(1, min(_CUDA_BLOCKS, -(-of.x.size // _CUDA_TILE)))))
-        partials, sums = self._sums(device.xp, parts, communicator, at_once)
-        blocks = of.r if of.blocks is None else of.blocks
-        vector, n, tail = type_names(of.x), np.int64(of.x.size), (partials, sums, of.numbers)
+        parts = int(self.communicator.largest(max(1, min(_CUDA_BLOCKS, -(-self.x.size // _CUDA_TILE)))))
+        partials, sums = self._sums(parts)
+        blocks = self.r if self.blocks is None else self.blocks
+        vector, n, tail = type_names(self.x), np.int64(self.x.size), (partials, sums, self.numbers)
 
         def kernel(name: str, *arguments: Any, grid: int = parts) -> Pass:
             return functools.partial(CG_KERNELS.function(name), (grid,), (_CUDA_THREADS,), arguments)
 
-        self.curvature = kernel(f"cg_curvature<{vector}>", n, of.p, of.q, *tail, np.bool_(closes))
-        self.descend = kernel(f"cg_descend<{vector}, {of.block_size}>", n, of.q, blocks, of.r, of.z, *tail)
+        self.curvature = kernel(f"cg_curvature<{vector}>", n, self.p, self.q, *tail, np.bool_(self.closes))
+        self.descend = kernel(f"cg_descend<{vector}, {self.block_size}>", n, self.q, blocks, self.r, self.z, *tail)
         product = f"cg_residual_product<{vector}>"
-        self.residual_product = kernel(product, n, of.r, of.z, partials, np.int32(Sum.R_Z))
-        self.image_product = kernel(product, n, of.w, of.z, partials, np.int32(Sum.W_Z))
-        self.foresee = kernel("cg_foresee", np.int32(parts), sums, of.numbers, grid=1)
-        history = (of.norms_squared, np.int32(of.norms_squared.size))
-        self.extend = kernel(f"cg_extend<{vector}>", n, of.z, of.x, of.p, *tail, *history)
-        self.extend_image = kernel(f"cg_extend_image<{vector}>", n, of.w, of.q, of.numbers)
-        self.close = kernel("cg_close", np.int32(parts), sums, of.numbers, grid=1)
-        self._add_up_between(partials, sums, communicator, at_once)
+        self.residual_product = kernel(product, n, self.r, self.z, partials, np.int32(Sum.R_Z))
+        self.image_product = kernel(product, n, self.w, self.z, partials, np.int32(Sum.W_Z))
+        self.foresee = kernel("cg_foresee", np.int32(parts), sums, self.numbers, grid=1)
+        history = (self.norms_squared, np.int32(self.norms_squared.size))
+        self.extend = kernel(f"cg_extend<{vector}>", n, self.z, self.x, self.p, *tail, *history)
+        self.extend_image = kernel(f"cg_extend_image<{vector}>", n, self.w, self.q, self.numbers)
+        self.close = kernel("cg_close", np.int32(parts), sums, self.numbers, grid=1)
+        self._add_up_between(partials, sums)
 
 
 class CpuPasses(Passes):
-    """The same passes as Numba"""
+    """The same passes as Numba kernels."""
 
-    def __init__(
-        self, of: CgVectors, device: Device, communicator: Communicator = ALONE, *, at_once: bool = False
-    ) -> None:
-        closes = communicator.size == 1 and not at_once
-        chunk = CHUNK if of.blocks is None else CHUNK // of.block_size * of.block_size
-        partials, sums = self._sums(device.xp, max(1, -(-of.x.size // chunk)), communicator, at_once)
-        tail = (partials, sums, of.numbers)
+    def _prepare(self) -> None:
+        chunk = CHUNK if self.blocks is None else CHUNK // self.block_size * self.block_size
+        partials, sums = self._sums(max(1, -(-self.x.size // chunk)))
+        tail = (partials, sums, self.numbers)
 
         def kernel(pair: KernelPair, *arguments: Any) -> Pass:
             return functools.partial(pair[partials.shape[1] > SERIAL_CHUNKS], chunk, *arguments)
 
-        self.curvature = kernel(curvature, closes, of.p, of.q, *tail)
-        if of.blocks is None:
-            self.descend = kernel(descend, of.q, of.r, *tail)
-        elif of.block_size == 1:
-            self.descend = kernel(descend_diagonal, of.q, of.blocks.reshape(-1), of.r, of.z, *tail)
+        self.curvature = kernel(curvature, self.closes, self.p, self.q, *tail)
+        if self.blocks is None:
+            self.descend = kernel(descend, self.q, self.r, *tail)
+        elif self.block_size == 1:
+            self.descend = kernel(descend_diagonal, self.q, self.blocks.reshape(-1), self.r, self.z, *tail)
         else:
-            self.descend = kernel(descend_blocks, of.q, of.blocks, of.r, of.z, *tail)
-        self.residual_product = kernel(residual_product, of.r, of.z, partials, int(Sum.R_Z))
-        self.image_product = kernel(residual_product, of.w, of.z, partials, int(Sum.W_Z))
-        self.foresee = functools.partial(foresee, sums, of.numbers)
-        self.extend = kernel(extend, of.z, of.x, of.p, *tail, of.norms_squared)
-        self.extend_image = kernel(extend_image, of.w, of.q, of.numbers)
-        self.close = functools.partial(close, sums, of.numbers)
-        self._add_up_between(partials, sums, communicator, at_once)
-
-
-def passes_for(of: CgVectors, device: Device, communicator: Communicator = ALONE, *, at_once: bool = False) -> Passes:
-    """Return the passes over some vectors."""
-    return (CudaPasses if device.kind == "cuda" else CpuPasses)(of, device, communicator, at_once=at_once)
+            self.descend = kernel(descend_blocks, self.q, self.blocks, self.r, self.z, *tail)
+        self.residual_product = kernel(residual_product, self.r, self.z, partials, int(Sum.R_Z))
+        self.image_product = kernel(residual_product, self.w, self.z, partials, int(Sum.W_Z))
+        self.foresee = functools.partial(foresee, sums, self.numbers)
+        self.extend = kernel(extend, self.z, self.x, self.p, *tail, self.norms_squared)
+        self.extend_image = kernel(extend_image, self.w, self.q, self.numbers)
+        self.close = functools.partial(close, sums, self.numbers)
+        self._add_up_between(partials, sums)

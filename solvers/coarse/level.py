@@ -22,11 +22,12 @@ class CoarseLevel:
 
     def solve(self, r: Array) -> Array:
         """Return ``B r`` as a new vector or block; on a GPU its many small kernels are replayed as one CUDA graph."""
+        capturable = isinstance(self.inverse, ValidatedOperator) and self.inverse.capturable
+        if self.A.device.kind == "cpu" or not capturable:
+            return self.inverse.apply(r)
         if r.shape not in self._solves:
             right, e = (self.A.device.xp.zeros(r.shape) for _ in range(2))
-            capturable = isinstance(self.inverse, ValidatedOperator) and self.inverse.capturable
-            on_gpu = self.A.device.kind == "cuda"
-            replay = Replay(lambda: self.inverse.apply(right, e), capturable=on_gpu and capturable)
+            replay = Replay(lambda: self.inverse.apply(right, e), capturable=True)
             self._solves = {r.shape: (right, e, replay)}  # those of one shape
         right, e, replay = self._solves[r.shape]
         right[...] = r
