@@ -37,7 +37,7 @@ from penstock.solvers.method import Method, own_method
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import GOING_ON, BlockSolveResult, IterationRecord, StopReason
-from penstock.solvers.states import SavedState, StateLayout, check_counts, check_history, check_numbers, direction_kept
+from penstock.solvers.states import SavedState, StateLayout, check_numbers, direction_kept
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK, BlockSpace
 
@@ -128,20 +128,16 @@ class BlockCgState(SavedState):
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
-        layout.check("x", self.x)
+        super().check(layout)
         for name in ("w", "p", *(() if self.s is None else ("s",))):
             layout.check(name, getattr(self, name), columns=False)
-        check_counts(iteration=self.iteration)
         tested = {f"last_true_residuals[{column}]": norm for column, norm in enumerate(self.last_true_residuals)}
         check_numbers(tested, finite=False)
-        for norms in self.residual_norms:
-            check_history(norms)
         columns = layout.shape[1]
-        lengths = {len(self.reasons), len(self.last_true_residuals), len(self.residual_norms)}
         numbers = all(type(column) is int for column in self.active)  # booleans would select
         within = numbers and self.active == sorted(set(self.active)) and all(0 <= of < columns for of in self.active)
         block = bool(self.active) and self._block_fits(columns)
-        if lengths != {columns} or not within or (self.goes_on and not block):
+        if len(self.last_true_residuals) != columns or not within or (self.goes_on and not block):
             raise InputError("the parts of the state do not fit each other; it is damaged")
 
     def _block_fits(self, columns: int) -> bool:

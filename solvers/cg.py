@@ -39,7 +39,6 @@ from penstock.solvers.states import (
     StateLayout,
     check_all,
     check_counts,
-    check_history,
     check_numbers,
     direction_kept,
 )
@@ -132,13 +131,13 @@ class CgState(SavedState):
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
-        check_all(layout, self, ("x", "r", "p", *(() if self.q is None else ("q",))))
+        super().check(layout)
+        check_all(layout, self, ("r", "p", *(() if self.q is None else ("q",))))
         check_numbers({"rho": self.rho}, positive=True)
         check_numbers({name: getattr(self, name) for name in ("matrix_norm", "drift", "first_drift")})
         check_numbers({"energy": self.energy}, least=-math.inf)
         check_numbers({"last_true_residual": self.last_true_residual}, finite=False)
-        check_counts(iteration=self.iteration, replacements=self.replacements)
-        check_history(self.residual_norms)
+        check_counts(replacements=self.replacements)
 
 
 class ConjugateGradients(Method, name="cg"):

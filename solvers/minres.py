@@ -38,8 +38,6 @@ from penstock.solvers.states import (
     SavedState,
     StateLayout,
     check_all,
-    check_counts,
-    check_history,
     check_numbers,
     direction_kept,
 )
@@ -133,17 +131,13 @@ class MinresState(SavedState):
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        super().check(layout)
         check_all(layout, self, self.vectors)
-        columns = layout.shape[1]
-        lengths = {len(self.reasons), len(self.residual_norms)}
-        if np.shape(self.scalars) != (len(Scalar), columns) or lengths != {columns}:
+        if np.shape(self.scalars) != (len(Scalar), layout.shape[1]):
             raise InputError("the parts of the state do not fit each other; it is damaged")
         for scalar in Scalar:
             numbers = {f"{scalar.name.lower()}[{k}]": float(of) for k, of in enumerate(self.scalars[scalar])}
             check_numbers(numbers, least=-math.inf, finite=scalar is not Scalar.TESTED)
-        for norms in self.residual_norms:
-            check_history(norms)
-        check_counts(iteration=self.iteration)
 
 
 @dataclass

@@ -77,6 +77,21 @@ class SavedState:
 
     system: SystemMark | None = None
 
+    def check(self, layout: StateLayout) -> None:
+        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first.
+
+        Checks what every state has; a subclass checks its own fields, too.
+        """
+        state: Any = self
+        layout.check("x", state.x)
+        check_counts(iteration=state.iteration)
+        histories = [state.residual_norms] if len(layout.shape) == 1 else state.residual_norms
+        for norms in histories:
+            check_history(norms)
+        lengths = {len(histories), len(getattr(self, "reasons", histories))}
+        if lengths != {math.prod(layout.shape[1:])}:
+            raise InputError("the parts of the state do not fit each other; it is damaged")
+
     def to_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return arrays on the host, by name, that hold all of the state."""
         arrays: dict[str, np.ndarray[Any, Any]] = {}

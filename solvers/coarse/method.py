@@ -38,7 +38,7 @@ from penstock.solvers.columns import ColumnSpace, Numbers
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BREAKDOWNS, GOING_ON, StopReason
-from penstock.solvers.states import SavedState, StateLayout, check_all, check_counts, check_history, check_numbers
+from penstock.solvers.states import SavedState, StateLayout, check_all, check_numbers
 from penstock.spmv import Array, Device, InputError
 
 # Iterations without halving the smallest residual before, after which a solve stagnates.
@@ -90,10 +90,10 @@ class CoarseState(SavedState):
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
-        check_all(layout, self, ("x", "y", "p"))
+        super().check(layout)
+        check_all(layout, self, ("y", "p"))
         coarse = StateLayout((len(self.rho), *layout.shape[1:]), np.dtype(np.float64), layout.device)
         check_all(coarse, self, ("c", "p_c", "h", "rho"))
-        check_counts(iteration=self.iteration)
 
     @property
     def has_coarse_parts(self) -> bool:
@@ -140,7 +140,6 @@ class CoarseCgState(CoarseState):
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
         super().check(layout)
         check_numbers({"curvature": self.curvature})
-        check_history(self.residual_norms)
 
     @property
     def curvatures(self) -> Numbers:
@@ -186,9 +185,7 @@ class CoarseBlockCgState(CoarseState):
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
         super().check(layout)
-        for norms in self.residual_norms:
-            check_history(norms)
-        if {np.shape(self.curvatures), (len(self.reasons),), (len(self.residual_norms),)} != {layout.shape[1:]}:
+        if np.shape(self.curvatures) != layout.shape[1:]:
             raise InputError("the parts of the state do not fit each other; it is damaged")
         check_numbers({f"curvatures[{column}]": of for column, of in enumerate(self.curvatures.tolist())})
 
