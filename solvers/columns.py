@@ -51,7 +51,7 @@ class ColumnSpace:
     def combine(self, alpha: Numbers, x: Array, beta: Numbers, y: Array) -> None:
         """Set ``y = alpha x + beta y`` with a number for each column."""
         if self._blocks is None:
-            self._vectors.combine(float(alpha[0]), x, float(beta[0]), y)
+            self._vectors.combine(float(alpha[0]), x.reshape(-1), float(beta[0]), y.reshape(-1))
         else:
             self._blocks.add(y, x, np.diag(alpha), y, np.diag(beta))
 
@@ -178,7 +178,7 @@ class Columns:
         better = [
             column
             for column in self.ended
-            if column not in problem.out_of_range
+            if column not in self.aside
             and best.is_better(self._reason(column), problem.relative(self.residuals[column], column), column)
         ]
         if not better:

@@ -53,6 +53,7 @@ class SymmetryCheck:
     def __init__(self, problem: LinearProblem) -> None:
         self._problem = problem
         self._first: float | None = None
+        self._wrong: StopReason | None = None
         self._done = False
 
     def look(self, iteration: int, residual_norm: float) -> StopReason | None:
@@ -69,16 +70,16 @@ class SymmetryCheck:
     def _tested(self) -> StopReason | None:
         """Test A and M if that has not been done; return what is wrong."""
         if self._done:
-            return None
+            return self._wrong
         self._done, problem = True, self._problem
         if not self._has_room():
             return None
         problem.products += 2
         if not is_symmetric(problem.A, problem.space):
-            return StopReason.NOT_SYMMETRIC
-        if problem.M is not None and not is_symmetric(problem.M, problem.space):
-            return StopReason.PRECONDITIONER_NOT_SYMMETRIC
-        return None
+            self._wrong = StopReason.NOT_SYMMETRIC
+        elif problem.M is not None and not is_symmetric(problem.M, problem.space):
+            self._wrong = StopReason.PRECONDITIONER_NOT_SYMMETRIC
+        return self._wrong
 
     def _has_room(self) -> bool:
         """Return whether every rank has memory for three vectors more; the solve itself has what it needs."""
@@ -197,7 +198,7 @@ class Method(ABC):
         plain: Callable[[LinearProblem], Method] | None = None,
         **limits: Any,
     ) -> Any:
-        """Return the result of a solve from a guess or a state, as :meth:`run` and :meth:`result` say.
+        """Return the result of a solve from a guess or a state, as ``run`` and ``result`` say.
 
         ``plain`` makes the method that goes on where this one has lost accuracy.
         """
