@@ -163,7 +163,8 @@ class ConjugateGradients(Method, name="cg"):
         x, r = self.first_residual(x0)
         self.columns.begin(self.space.norms(r))
         state = CgState(x, r, self.problem.A.device.xp.zeros_like(r), 1.0, residual_norms=self.columns.histories[0])
-        self._end_for(self._restart(state) if self.columns.running else None)
+        if self.columns.running:
+            self.columns.end(0, self._restart(state))
         return state
 
     def resume(self, state: CgState) -> CgState:
@@ -179,7 +180,7 @@ class ConjugateGradients(Method, name="cg"):
         if vectors.norm(state.r) <= self._tolerance and norm <= self._tolerance:
             self.columns.end(0, StopReason.CONVERGED, norm)
         elif not vectors.any(state.p):  # the solve ended without a direction, or had converged
-            self._end_for(self._restart(state))
+            self.columns.end(0, self._restart(state))
         elif self.w is None:
             state.q = None
         else:
@@ -224,11 +225,6 @@ class ConjugateGradients(Method, name="cg"):
                 return StopReason.NOT_FINITE
         return None
 
-    def _end_for(self, reason: StopReason | None, residual: float | None = None) -> None:
-        """End the solve if there is a reason."""
-        if reason is not None:
-            self.columns.end(0, reason, residual)
-
     def _true_curvature(self, state: CgState) -> float:
         self.problem.product(state.p, self.q)
         return self.problem.space.dot(state.p, self.q)
@@ -244,7 +240,7 @@ class ConjugateGradients(Method, name="cg"):
         if reason is None and self.problem.is_useless(residual, previous):
             reason = self.problem.stagnation(state.x, residual)
         recurrence.put(**_scalars(state))
-        self._end_for(reason, residual)
+        self.columns.end(0, reason, residual)
 
     def _replace(self, state: CgState, recurrence: CgRecurrence) -> None:
         """Replace the recursive residual by the true one and continue in the same direction."""
@@ -253,7 +249,7 @@ class ConjugateGradients(Method, name="cg"):
             return
         grown = residual > _GROWN * self.problem.absolute(min(state.residual_norms))
         if self._taken_over and grown and self._reached_floor(state):
-            self._end_for(StopReason.ROUNDING_FLOOR, residual)
+            self.columns.end(0, StopReason.ROUNDING_FLOOR, residual)
             return
         if self._lost_energy(state) and self._reached_floor(state):
             reason = self._restart(state)  # the direction has become noise, which would lead further and further up
@@ -263,7 +259,7 @@ class ConjugateGradients(Method, name="cg"):
                 self.problem.product(state.p, state.q)
             self._reset_drift(state, residual)
         recurrence.put(**_scalars(state))
-        self._end_for(reason)
+        self.columns.end(0, reason)
 
     def _replaced_residual(self, state: CgState) -> float:
         """Replace r by the true residual at the cost of one product, and return its norm."""

@@ -154,11 +154,12 @@ class Columns:
             self.reasons[column] = StopReason.NOT_FINITE
         return self.reasons[column] is not None
 
-    def end(self, column: int, reason: StopReason, residual: float | None = None) -> None:
-        """End a column; without a residual what was known of it stays."""
-        self.reasons[column] = reason
-        if residual is not None:
-            self.residuals[column] = residual
+    def end(self, column: int, reason: StopReason | None, residual: float | None = None) -> None:
+        """End a column if there is a reason; without a residual what was known of it stays."""
+        if reason is not None:
+            self.reasons[column] = reason
+            if residual is not None:
+                self.residuals[column] = residual
 
     def stop(self, reason: StopReason, residuals: Numbers) -> None:
         """End all running columns for a reason, unless their true residuals know better."""
@@ -174,37 +175,34 @@ class Columns:
 
     def choose(self, x: Array, best: BestIterate) -> Array:
         """Return the iterates, in columns where they are better those of ``best``, whose memory is used up, or zero."""
-        problem = self._problem
+        problem, space = self._problem, self._problem.space
         better = [
             column
-            for column in self.ended
-            if column not in self.aside
-            and best.is_better(self._reason(column), problem.relative(self.residuals[column], column), column)
+            for column, reason in enumerate(self.reasons)
+            if reason is not None
+            and column not in self.aside
+            and best.is_better(reason, problem.relative(self.residuals[column], column), column)
         ]
         if not better:
             return x
         with direction_kept(problem.A):
             true_residuals = problem.true_residual(best.x, problem.A.device.xp.empty_like(x))
         for column in range(problem.columns):
-            chosen, residual = problem.column(best.x, column), float(self.residuals[column])
-            norm = math.inf
-            if column in better:
-                of_best = problem.column(true_residuals, column)
-                norm = problem.space.norm(problem.A.device.xp.ascontiguousarray(of_best))
-            if column in better and not norm >= residual:
-                met = norm <= problem.tolerances[column] and self.reasons[column] is not StopReason.NOT_FINITE
-                self.end(column, StopReason.CONVERGED if met else self._reason(column), norm)
+            chosen, last = problem.column(best.x, column), problem.column(x, column)
+            if column not in better:
+                chosen[...] = last
+                continue
+            norm = space.norm(problem.A.device.xp.ascontiguousarray(problem.column(true_residuals, column)))
+            if norm >= self.residuals[column]:
+                chosen[...] = last
             else:
-                chosen[...] = problem.column(x, column)
-            residual = float(self.residuals[column])
-            if column in better and not residual <= problem.absolute(1.0, column):  # x = 0 is better
-                chosen[...], self.residuals[column] = 0, problem.absolute(1.0, column)
+                self.residuals[column] = norm
+                if norm <= problem.tolerances[column] and self.reasons[column] is not StopReason.NOT_FINITE:
+                    self.reasons[column] = StopReason.CONVERGED
+            of_zero = problem.absolute(1.0, column)
+            if not self.residuals[column] <= of_zero:  # x = 0 is better
+                chosen[...], self.residuals[column] = 0, of_zero
         return best.x
-
-    def _reason(self, column: int) -> StopReason:
-        reason = self.reasons[column]
-        assert reason is not None, "the column has ended"
-        return reason
 
 
 # Copies cost less than a hundredth of a solve: one at each halving of the residual, and in between one in 16 looks.
