@@ -12,6 +12,7 @@ from penstock.spmv.device import CPU, Array, Device, device_of
 from penstock.spmv.errors import InputError, advice_on_type
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats import BsrMatrix, CsrMatrix, SparseMatrix
+from penstock.spmv.formats.survey import Defect
 from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.operator import Operator, ValidatedOperator
 
@@ -121,7 +122,7 @@ def as_operator(A: Any) -> Operator:
             return BsrMatrix.from_bsr(A)
         return CsrMatrix.from_csr(in_csr(A, "the matrix"))
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
-        return _csr_from_cupy(_in_sorted_rows(in_csr(A, "the matrix"), A))
+        return _csr_from_cupy(in_csr(A, "the matrix"), A)
     if hasattr(A, "matvec") and hasattr(A, "shape"):
         dtype = np.dtype(getattr(A, "dtype", None) or np.float64)
         if dtype.kind not in "fiub":
@@ -144,36 +145,14 @@ def as_operator(A: Any) -> Operator:
     )
 
 
-def _in_sorted_rows(csr: Any, original: Any) -> Any:
-    """Return a CuPy CSR matrix with sorted rows and duplicates summed, in a copy if it is the caller's own."""
-    if csr.has_canonical_format:
-        return csr
-    csr = csr.copy() if csr is original else csr
-    csr.sum_duplicates()
-    return csr
-
-
-def _csr_from_cupy(A: Any) -> CsrMatrix:
-    """Wrap a CuPy CSR matrix with sorted rows without a copy, after checking it on the GPU."""
-    if not _is_sound(A):
-        return CsrMatrix.from_csr(A.get()).to_device(Device("cuda"))  # usually raises an error that names the entry
-    arrays = {
-        "row_offsets": A.indptr.astype(np.int64),
-        "column_indices": A.indices.astype(np.int32, copy=False),
-        "values": A.data,
-    }
-    matrix = CsrMatrix.from_arrays((int(A.shape[0]), int(A.shape[1])), np.dtype(A.dtype), arrays, {})
+def _csr_from_cupy(csr: Any, original: Any) -> CsrMatrix:
+    """Wrap a CuPy CSR matrix without a copy after a look at its entries on the GPU; sort the rows of a copy if need be."""
+    matrix = CsrMatrix.unchecked(csr)
+    if matrix.device.kind == "cuda" and matrix.survey.defects == Defect.ORDER:
+        csr = csr.copy() if csr is original else csr
+        csr.has_canonical_format = False  # CuPy's cached flags may be wrong
+        csr.sum_duplicates()
+        matrix = CsrMatrix.unchecked(csr)
+    if matrix.device.kind == "cpu" or matrix.survey.defects:
+        return CsrMatrix.from_csr(csr.get()).to_device(Device("cuda"))  # usually raises an error that names the entry
     return CsrMatrix.from_csr(matrix, strategy="auto")
-
-
-def _is_sound(A: Any) -> bool:
-    """Return whether the offsets of a CuPy CSR matrix ascend, its indices are in range, and its values finite real numbers."""
-    offsets, indices, values = A.indptr, A.indices, A.data
-    if values.dtype not in (np.float32, np.float64) or offsets.size != A.shape[0] + 1:
-        return False
-    if int(offsets[0]) or not bool((offsets[1:] >= offsets[:-1]).all()) or int(offsets[-1]) != indices.size:
-        return False
-    if values.size != indices.size:
-        return False
-    in_range = not indices.size or (int(indices.min()) >= 0 and int(indices.max()) < A.shape[1])
-    return in_range and bool(device_of(values).xp.isfinite(values).all())

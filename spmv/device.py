@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.spmv.errors import DeviceError, InputError
 from penstock.spmv.host_memory import available_nbytes
+from penstock.spmv.staged_copy import can_be_staged, copy_from_gpu, copy_to_gpu
 
 #: A NumPy array on the CPU or a CuPy array on a CUDA device; the two share the interface used here.
 Array = Any
@@ -78,8 +79,12 @@ class Device:
     def asarray(self, array: Array, dtype: Any = None) -> Array:
         """Return ``array`` on this device, copied only if it is elsewhere or of another type."""
         if self.kind == "cpu":
-            return np.asarray(array.get() if hasattr(array, "get") else array, dtype=dtype)
+            return np.asarray(_fetched(array) if hasattr(array, "get") else array, dtype=dtype)
         with self.current():
+            if isinstance(array, np.ndarray) and can_be_staged(array):
+                on_device = self.xp.empty(array.shape, dtype=array.dtype)
+                copy_to_gpu(array, on_device)
+                return self.xp.asarray(on_device, dtype=dtype)
             return self.xp.asarray(array, dtype=dtype)
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
@@ -198,6 +203,16 @@ def _check_not_forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_child)
+
+
+def _fetched(array: Array) -> np.ndarray[Any, Any]:
+    """Return a CuPy array as a NumPy array."""
+    if not can_be_staged(array):
+        return array.get()  # type: ignore[no-any-return]
+    on_host = np.empty(array.shape, dtype=array.dtype)
+    with device_of(array).current():
+        copy_from_gpu(array, on_host)
+    return on_host
 
 
 def device_of(array: Array) -> Device:

@@ -25,8 +25,8 @@ from penstock.spmv.formats.chunk_products import SELL_KERNELS, spmm_tile, spmv_e
 from penstock.spmv.formats.coo import COO_KERNELS
 from penstock.spmv.formats.csr import CSR_KERNELS
 from penstock.spmv.formats.ell import ELL_KERNELS
+from penstock.spmv.formats.survey import CONVERSION_KERNELS
 from penstock.spmv.formats.symmetric_bsr import SYMMETRIC_BSR_KERNELS
-from penstock.spmv.formats.symmetry import CONVERSION_KERNELS
 from penstock.spmv.products.block_products import BLOCK_PRODUCT_KERNELS, teams_for
 from penstock.spmv.products.hashing import BLOCK_LANES, PARTS, PRODUCT_KERNELS
 from penstock.spmv.products.hashing import LANES as HASH_LANES
@@ -115,7 +115,12 @@ def _conversion(sizes) -> list[str]:
         *(f"fill_slots<{names}>" for names in sources),
         *(f"count_blocks<{offset}, {size}>" for offset in OFFSETS for size in sizes),
         *(f"fill_blocks<{names}, {size}>" for names in sources for size in sizes),
-        *(f"count_asymmetric<{value}, {offset}>" for value in ITEMSIZE for offset in OFFSETS),
+        *(f"survey<{bits}, {offset}>" for bits in ("long long", "int") for offset in OFFSETS),
+        *(
+            f"{kernel}<{pair[0]}, {pair[1]}>"
+            for kernel in ("root_of_diagonal", "compare_mirrors")
+            for pair in product(ITEMSIZE, OFFSETS)
+        ),
     ]
 
 

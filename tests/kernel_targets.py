@@ -2,13 +2,14 @@
 
 import functools
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from cuda_emulator import EmulatedModule, EmulatorUnavailableError
 from kernel_instances import EMULATED
 
-from penstock.spmv import Device, DeviceError
+from penstock.spmv import Device, DeviceError, SparseMatrix
 from penstock.spmv.compilation import cuda_module
 from penstock.spmv.compilation.cuda_module import CudaSource
 from penstock.spmv.device import cuda_device_count
@@ -91,3 +92,12 @@ TARGETS = [
     pytest.param(Target("emulated-64"), id="emulated-warp64"),
     pytest.param(Target("gpu"), id="gpu", marks=ON_GPU),
 ]
+
+
+@contextmanager
+def converting(target):
+    """Make matrices in NumPy arrays pass for CUDA ones while the emulator runs."""
+    with target.running(), pytest.MonkeyPatch.context() as patch:
+        if target.name.startswith("emulated"):
+            patch.setattr(SparseMatrix, "device", SimpleNamespace(kind="cuda", xp=np))
+        yield

@@ -20,18 +20,23 @@ from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats.validation import in_csr
 from penstock.streaming import FileStore, LevelOrder, Store
 
+# Memory of a GPU, in sizes of a matrix in CSR, for that and the format that it is converted to.
+_INGESTED = 2
+
 
 @dataclass
 class GivenMatrix:
     """A matrix of a caller, its name in messages, and the device of its arrays, None for a store.
 
-    A CSR matrix may be converted at will; another format, a store and an operator are used as they are.
+    A CSR matrix may be converted at will; another format, a store and an operator are used as they are. The entries of
+    ``original``, a SciPy matrix, are looked at by :meth:`checked`, where the matrix will be.
     """
 
     matrix: Any
     kind: Literal["csr", "format", "store", "operator"]
     name: str = "A"
     device: Device | None = None
+    original: Any = None
 
     @property
     def rows(self) -> int:
@@ -49,6 +54,25 @@ class GivenMatrix:
             if cuda_device_count():
                 return Device("cuda")
         return CPU
+
+    def checked(self, device: Device, memory: int | None = None) -> CsrMatrix:
+        """Return the CSR matrix where it will be used, and its entries have been looked at; refuse what no kernel may read.
+
+        That is a device if ``memory``, or what is free there, holds the matrix and its conversion; otherwise the host. Rows that
+        are not sorted are sorted in a copy, and duplicates in them summed.
+        """
+        place = device if self._fits(device, memory) else CPU
+        A: CsrMatrix = self.matrix.to_device(place)
+        if self.original is not None and A.survey.defects:
+            sound = CsrMatrix.from_csr(self.original, strategy="auto")
+            A = CsrMatrix.from_arrays(A.shape, A.dtype, sound.arrays(), sound.parameters()).to_device(place)
+        return A
+
+    def _fits(self, device: Device, memory: int | None) -> bool:
+        if device.kind == "cpu" or self.matrix.device == device:
+            return True
+        wanted = _INGESTED * self.matrix.nbytes
+        return bool(wanted < device.free_nbytes() and (memory is None or wanted < memory))
 
     @property
     def is_narrow(self) -> bool:
@@ -81,9 +105,11 @@ def as_given_matrix(A: Any) -> GivenMatrix:
     if scipy.sparse.issparse(A):
         if A.shape == (0, 0):  # nothing to place: it is applied as it is
             return GivenMatrix(as_operator(A), "operator", device=CPU)
-        return GivenMatrix(CsrMatrix.from_csr(in_csr(A, "A"), strategy="auto"), "csr", device=CPU)
+        A = in_csr(A, "A")
+        matrix: Any = CsrMatrix.from_csr(CsrMatrix.unchecked(A), strategy="auto")
+        return GivenMatrix(matrix, "csr", device=CPU, original=A)
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
-        matrix: Any = as_operator(A)
+        matrix = as_operator(A)
         return GivenMatrix(matrix, "csr", device=matrix.device)
     operator = as_operator(A)
     return GivenMatrix(operator, "operator", name=type(A).__name__, device=operator.device)

@@ -32,25 +32,33 @@ def check_matrix(statistics: MatrixStatistics, name: str, *, definite: bool = Tr
     more than rounding. The message names the first row, or the pair of entries that differs most.
     """
     check_square(statistics.shape, name)
-    arrays = (statistics.row_offsets, statistics.column_indices, statistics.values)
-    matrix = CsrMatrix(statistics.shape, statistics.dtype, *arrays)
-    diagonal = matrix.device.to_host(matrix.diagonal_blocks(1)).reshape(-1)
-    if definite and not (diagonal > 0).all():
-        row = int(np.argmin(diagonal > 0))
-        raise InputError(
-            f"row {row} of {name} has {diagonal[row]:g} on the diagonal, but all diagonal entries of a symmetric positive "
-            f"definite matrix are positive; {_advice_on_diagonal(diagonal, statistics)}"
-        )
+    if definite and statistics.survey.positive < statistics.shape[0]:
+        _refuse_diagonal(statistics, name)
     symmetry = statistics.symmetry
     if symmetry.to_rounding:
         return symmetry
-    A, row, column = matrix.to_csr(), symmetry.row, symmetry.column
+    A, row, column = _csr_of(statistics).to_csr(), symmetry.row, symmetry.column
     advice = _advice_on_symmetry(A, symmetry.largest)
     one, other = A[row, column], A[column, row]
     raise InputError(
         f"{name} is not symmetric: the largest difference is between entry ({row}, {column}), {one:.6g}, and entry "
         f"({column}, {row}), {other:.6g}, counted from 0 (they differ by {abs(one - other):.2g}), and "
         f"{symmetry.beyond_rounding} entries differ by more than rounding; {advice}"
+    )
+
+
+def _csr_of(statistics: MatrixStatistics) -> CsrMatrix:
+    arrays = (statistics.row_offsets, statistics.column_indices, statistics.values)
+    return CsrMatrix(statistics.shape, statistics.dtype, *arrays)
+
+
+def _refuse_diagonal(statistics: MatrixStatistics, name: str) -> None:
+    matrix = _csr_of(statistics)
+    diagonal = matrix.device.to_host(matrix.diagonal_blocks(1)).reshape(-1)
+    row = int(np.argmin(diagonal > 0))
+    raise InputError(
+        f"row {row} of {name} has {diagonal[row]:g} on the diagonal, but all diagonal entries of a symmetric positive "
+        f"definite matrix are positive; {_advice_on_diagonal(diagonal, statistics)}"
     )
 
 

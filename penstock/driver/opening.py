@@ -91,19 +91,20 @@ class _Opener:
         if given.kind == "store":
             return self._open_store(cast(Store, given.matrix))
         if given.kind == "csr":
-            return self._open_csr(cast(CsrMatrix, given.matrix))
+            return self._open_csr(given)
         return self._open_format(cast(SparseMatrix, given.matrix))
 
-    def _open_csr(self, given: CsrMatrix) -> OpenSystem:
-        matrix = given.to_device(CPU) if self.request.device.kind == "cpu" else given
+    def _open_csr(self, given: GivenMatrix) -> OpenSystem:
+        of_caller = given.matrix.values
+        with self.reporter.stage("look"):
+            matrix = given.checked(self.request.device, self.request.memory)
         placement = self._place(matrix)
-        exact = ExactMatrix.of(matrix, placement.difference)
+        exact = ExactMatrix.of(given.matrix, placement.difference)
         pattern = Pattern.of(matrix) if self.updatable else None
         unreachable = None
         if self.request.null_space is None:
             known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
             unreachable = NullSpace.found(matrix, known)
-        of_caller = matrix.values
         del matrix, given  # whose structure may be large
         system = self._open_placed(placement)
         system.exact, system.unreachable, system.pattern = exact, unreachable, pattern

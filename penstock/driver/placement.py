@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +21,7 @@ from penstock.solvers import (
     PreconditionerSpec,
 )
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
-from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
+from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.model.suggestion import Suggestion, rank_formats
@@ -28,6 +30,7 @@ from penstock.streaming import (
     CUTS,
     Candidate,
     ColumnExtents,
+    LevelOrder,
     LinkRates,
     MatrixIndex,
     Ring,
@@ -44,6 +47,8 @@ from penstock.streaming import (
 _DENSE = 0.75
 # A piece of a matrix is padded to pages, its structure and its values each.
 _PADDING_NBYTES = 8192
+# With more rows than this a rough cut is as good as an exact one, of whole chunks of rows: only its neighbours are planned again.
+_FINELY_CUT = 500_000
 # Another order of the rows must be worth its while.
 _BETTER = 0.9
 #: ``rates(nbytes)`` returns the measured rates of the machine, or None for a matrix too small to measure for.
@@ -130,8 +135,9 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
     without, request = request, replace(request, constants_are_slow=slow)
     base = request.specs(block_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
-    ranking = _formats(rank_formats(statistics, request.device.kind, vectors.together), request)
-    fitting = next((one for one in ranking if one.nbytes + _PADDING_NBYTES <= room), None)
+    most = room - _PADDING_NBYTES
+    ranking = rank_formats(statistics, request.device.kind, vectors.together, most_nbytes=most)
+    fitting = next((one for one in ranking if request.format in (None, one.format_name)), None)
     if fitting is not None:
         matrix = _converted(A, fitting)
         facts += [_SLOW] * slow
@@ -163,14 +169,16 @@ def _place_streamed(
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_VECTOR_BLOCK)
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
-    ranked = [one for one in rank_formats(statistics, "cpu") if format_named(one.format_name).traits.streams]
-    smallest = min(_formats(ranked, request), key=lambda one: one.nbytes)
+    ranked = rank_formats(statistics, "cpu", by_bytes=True)
+    smallest = _first_suitable((one for one in ranked if format_named(one.format_name).traits.streams), request)
     facts.append(_format_fact(smallest, statistics.symmetry.exact, request, "the fewest bytes a sweep"))
     granularity = int(smallest.parameters.get("block_size", 1))
     measured = rates(smallest.nbytes)
 
-    def best_plan(index_for: Callable[[int], MatrixIndex], extents: ColumnExtents, limit: int) -> StreamPlan:
-        counts = sorted({min(count, limit) for count in CUTS})
+    def best_plan(
+        index_for: Callable[[int], MatrixIndex], extents: ColumnExtents, limit: int, cuts: Sequence[int] = CUTS
+    ) -> StreamPlan:
+        counts = sorted({min(count, limit) for count in cuts})
         candidates = solve_candidates(
             index_for,
             counts,
@@ -180,32 +188,50 @@ def _place_streamed(
         )
         return choose(candidates, room, Ring(), rates=measured)
 
-    order, extents = None, ColumnExtents.of(A.to_csr(), granularity)
-    rough = functools.partial(_rough_index, statistics, smallest)
-    polynomials = any(degree > 1 for spec in specs for degree in spec.products_per_iteration(streamed=True))
-    if polynomials:
-        unordered = best_plan(rough, extents, A.shape[0] // granularity)
-        if unordered.powers_per_sweep < max(max(spec.products_per_iteration(streamed=True)) for spec in specs):
-            by_levels = level_order(A.to_csr(), math.lcm(granularity, block_size))
+    extents, blocks = ColumnExtents.of(A.to_csr(), granularity), math.lcm(granularity, block_size)
+    rough = functools.partial(_rough_index, statistics, smallest, np.cumsum(statistics.lengths))
+    order: LevelOrder | None = None
+    cuts: Sequence[int] = CUTS
+    with contextlib.suppress(BudgetError):  # of which only exact cuts can tell
+        chosen = best_plan(rough, extents, A.shape[0] // granularity)
+        if 1 < max(max(spec.products_per_iteration(streamed=True)) for spec in specs) > chosen.powers_per_sweep:
+            by_levels = level_order(A.to_csr(), blocks)
             reordered = by_levels.matrix(A.to_csr())
             other_extents = ColumnExtents.of(reordered, granularity)
             other = best_plan(rough, other_extents, A.shape[0] // granularity)
-            more = other.powers_per_sweep > unordered.powers_per_sweep
-            if more and other.estimated_solve_seconds() < _BETTER * unordered.estimated_solve_seconds():
-                powers = f"a sweep computes {other.powers_per_sweep} powers, in the original order {unordered.powers_per_sweep}"
-                facts.append(("order", f"by levels (reverse Cuthill-McKee): {powers}"))
+            better, fact = _compared(chosen, other)
+            facts += fact
+            if better:
                 A, order, extents = CsrMatrix.from_csr(reordered, check=False), by_levels, other_extents
-            elif 2 * other.reach >= len(other.index.subdivisions):
-                facts.append(("order", _COUPLED))
+                chosen = other
+        cuts = _cuts_beside(chosen)
     whole = _converted(A, smallest).to_device(CPU)  # to be cut there, and streamed from there
-    plan = best_plan(
-        lambda count: index_of(row_slabs(whole, count), whole.shape),
-        extents,
-        -(-whole.shape[0] // whole.row_granularity),
-    )
+    exact = functools.cache(lambda count: index_of(row_slabs(whole, count), whole.shape))
+    limit = -(-whole.shape[0] // whole.row_granularity)
+    try:
+        plan = best_plan(exact, extents, limit, cuts)
+    except BudgetError:
+        plan = best_plan(exact, extents, limit)
     difference = statistics.symmetry.skew_norm if format_named(smallest.format_name).traits.half else 0.0
     converted = {"matrix": whole, "order": order, "difference": difference}
     return _streamed(request, plan, specs, vectors, statistics.nnz, facts, **converted)
+
+
+def _compared(plan: StreamPlan, ordered: StreamPlan) -> tuple[bool, list[tuple[str, str]]]:
+    """Return whether the plan for rows in the order of levels is worth that order, and what to say of it."""
+    more = ordered.powers_per_sweep > plan.powers_per_sweep
+    if more and ordered.estimated_solve_seconds() < _BETTER * plan.estimated_solve_seconds():
+        powers = f"a sweep computes {ordered.powers_per_sweep} powers, in the original order {plan.powers_per_sweep}"
+        return True, [("order", f"by levels (reverse Cuthill-McKee): {powers}")]
+    return False, [("order", _COUPLED)] if 2 * ordered.reach >= len(ordered.index.subdivisions) else []
+
+
+def _cuts_beside(plan: StreamPlan) -> Sequence[int]:
+    """Return the numbers of subdivisions beside that of a plan for rough cuts; all, if whole chunks of rows matter."""
+    if plan.index.shape[0] <= _FINELY_CUT:
+        return CUTS
+    nearest = bisect.bisect_left(CUTS, len(plan.index.subdivisions))
+    return CUTS[max(nearest - 1, 0) : nearest + 2]
 
 
 def _resident(
@@ -247,15 +273,16 @@ def _converted(A: CsrMatrix, suggestion: Suggestion) -> SparseMatrix:
     return format_named(suggestion.format_name).from_csr(A, check=False, **suggestion.parameters)
 
 
-def _formats(suggestions: list[Suggestion], request: Request) -> list[Suggestion]:
-    """Return the suggestions of the requested format, or all."""
-    suitable = [one for one in suggestions if request.format in (None, one.format_name)]
-    if not suitable:
-        names = ", ".join(sorted({one.format_name for one in suggestions}))
-        raise InputError(
-            f"the format {request.format} does not suit {request.name} here; choose auto or one of {names}"
-        )
-    return suitable
+def _first_suitable(ranking: Iterator[Suggestion], request: Request) -> Suggestion:
+    """Return the first suggestion of the requested format, or of any."""
+    names = set()
+    for one in ranking:
+        if request.format in (None, one.format_name):
+            return one
+        names.add(one.format_name)
+    raise InputError(
+        f"the format {request.format} does not suit {request.name} here; choose auto or one of {', '.join(sorted(names))}"
+    )
 
 
 def _format_fact(suggestion: Suggestion, exact: bool, request: Request, why: str) -> tuple[str, str]:
@@ -285,10 +312,14 @@ def _dense_block_size(statistics: MatrixStatistics) -> int:
     return max(dense, key=lambda size: (dense[size], size), default=1)
 
 
-def _rough_index(statistics: MatrixStatistics, suggestion: Suggestion, count: int) -> MatrixIndex:
-    """Return the index that a matrix would have in a format, before it is converted: bytes in proportion to the entries."""
+def _rough_index(
+    statistics: MatrixStatistics, suggestion: Suggestion, entries: np.ndarray[Any, Any], count: int
+) -> MatrixIndex:
+    """Return the index that a matrix would have in a format, before it is converted: bytes in proportion to the entries.
+
+    ``entries`` are those up to the end of each row.
+    """
     size = int(suggestion.parameters.get("block_size", 1))
-    entries = np.cumsum(statistics.lengths)
     targets = np.arange(1, count) * (int(entries[-1]) / count)
     bounds = [0, *(np.searchsorted(entries, targets) // size * size).tolist(), statistics.shape[0]]
     bounds = sorted(set(bounds))

@@ -51,7 +51,9 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
     if system.null_space is not None:
         system.null_space.check(matrix)
     kind = A.plan.index.format_name if isinstance(A, StreamedMatrix) else A.name
-    exact = ExactMatrix.of(matrix, symmetry.skew_norm if format_named(kind).traits.half else 0.0)
+    exact = ExactMatrix.of(
+        given.matrix if given.kind == "csr" else matrix, symmetry.skew_norm if format_named(kind).traits.half else 0.0
+    )
     unreachable = None
     if system.null_space is None and system.pattern is not None:
         unreachable = NullSpace.found(
@@ -70,11 +72,11 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
 
 
 def _as_csr(given: GivenMatrix, system: OpenSystem) -> CsrMatrix:
-    matrix = given.matrix
-    if not isinstance(matrix, CsrMatrix):
-        matrix = CsrMatrix.from_csr(matrix.to_csr(), check=False)
     on_host = system.A.device.kind == "cpu" or isinstance(system.A, StreamedMatrix)
-    return matrix.to_device(CPU) if on_host else matrix
+    device = CPU if on_host else system.A.device
+    if given.kind == "csr":
+        return given.checked(device, system.request.memory)
+    return CsrMatrix.from_csr(given.matrix.to_csr(), check=False).to_device(device)
 
 
 def _write_resident(system: OpenSystem, A: SparseMatrix, matrix: CsrMatrix) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import prange
 
 from penstock.spmv import InputError
-from penstock.spmv.compilation.jit import serial_kernel
+from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
@@ -46,24 +47,85 @@ def box_aggregates(counts: Sequence[int], size: int) -> Aggregates:
 
 
 def coordinate_aggregates(coordinates: np.ndarray[Any, Any], size: int) -> Aggregates:
-    """Bisect nodes, (nodes, dimensions), recursively across their longest extent, into parts of about ``size`` nodes."""
+    """Bisect nodes, (nodes, dimensions), recursively across their longest extent, into parts of about ``size`` nodes.
+
+    All parts of a level are cut at once. Where a cut divides nodes of one plane, their other coordinates decide: the parts do
+    not depend on the numbers of the nodes.
+    """
     if coordinates.ndim != 2 or not len(coordinates) or not np.isfinite(coordinates).all():
         raise InputError(f"coordinates must be finite and of shape (nodes, dimensions), not {coordinates.shape}")
-    of_node = np.empty(len(coordinates), dtype=np.int32)
-    waiting, number = [(np.arange(len(coordinates)), max(1, round(len(coordinates) / size)))], 0
-    while waiting:
-        nodes, parts = waiting.pop()
-        if parts == 1:
-            of_node[nodes], number = number, number + 1
-            continue
-        points = coordinates[nodes]
-        along = points[:, int(np.argmax(np.ptp(points, axis=0)))]
-        half = parts // 2
-        cut = len(nodes) * half // parts
-        order = np.argpartition(along, cut)
-        # The first part last, so that it is numbered first.
-        waiting += [(nodes[order[cut:]], parts - half), (nodes[order[:cut]], half)]
+    points, nodes = np.ascontiguousarray(coordinates, dtype=np.float64), len(coordinates)
+    order, keys = np.arange(nodes, dtype=np.int32), np.empty(nodes)
+    starts, parts = np.zeros(1, dtype=np.int64), np.array([max(1, round(nodes / size))])
+    while (parts > 1).any():
+        stops = np.append(starts[1:], nodes)
+        cuts = starts + (stops - starts) * (parts // 2) // parts
+        _bisect(points, order, keys, starts, cuts, stops)
+        whole = parts == 1  # stays as it is: its first half is empty
+        starts = np.stack([starts, cuts], axis=1).reshape(-1)
+        parts = np.stack([parts // 2, parts - parts // 2], axis=1).reshape(-1)
+        kept = np.stack([~whole, np.ones_like(whole)], axis=1).reshape(-1)
+        starts, parts = starts[kept], parts[kept]
+    of_node = np.empty(nodes, dtype=np.int32)
+    of_node[order] = np.repeat(np.arange(len(starts), dtype=np.int32), np.diff(np.append(starts, nodes)))
     return Aggregates(of_node)
+
+
+@parallel_kernel
+def _bisect(points: Any, order: Indices, keys: Any, starts: Indices, cuts: Indices, stops: Indices) -> None:
+    """Order the nodes of each part so that those before its cut come first along its longest extent."""
+    for part in prange(starts.shape[0]):
+        start, cut, stop = starts[part], cuts[part], stops[part]
+        if cut == start:
+            continue
+        axis, longest = 0, -1.0
+        for candidate in range(points.shape[1]):
+            least = most = points[order[start], candidate]
+            for place in range(start, stop):
+                value = points[order[place], candidate]
+                least, most = min(least, value), max(most, value)
+            if most - least > longest:
+                axis, longest = candidate, most - least
+        for place in range(start, stop):
+            keys[place] = points[order[place], axis]
+        _select(keys, order, points, start, cut, stop - 1)
+
+
+@serial_kernel
+def _precedes(key: float, node: int, pivot: float, other: int, points: Any) -> bool:
+    """Return whether a node comes before another one: by their keys, where these are equal by all coordinates, then by number."""
+    if key != pivot:
+        return key < pivot
+    for axis in range(points.shape[1]):
+        one, two = points[node, axis], points[other, axis]
+        if one != two:
+            return one < two  # type: ignore[no-any-return]
+    return node < other
+
+
+@serial_kernel
+def _select(keys: Any, nodes: Indices, points: Any, low: int, place: int, high: int) -> None:
+    """Move the node that belongs at a place there, and those before it to the front (Hoare 1961, quickselect)."""
+    while low < high:
+        middle = (low + high) // 2
+        pivot, node = keys[middle], nodes[middle]
+        left, right = low, high
+        while left <= right:
+            while _precedes(keys[left], nodes[left], pivot, node, points):
+                left += 1
+            while _precedes(pivot, node, keys[right], nodes[right], points):
+                right -= 1
+            if left <= right:
+                keys[left], keys[right] = keys[right], keys[left]
+                nodes[left], nodes[right] = nodes[right], nodes[left]
+                left += 1
+                right -= 1
+        if place <= right:
+            high = right
+        elif place >= left:
+            low = left
+        else:
+            return
 
 
 def given_aggregates(of_node: Any, nodes: int) -> Aggregates:

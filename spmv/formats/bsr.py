@@ -23,7 +23,7 @@ from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK, check_block_size, narrow_offsets
 from penstock.spmv.formats.statistics import MatrixStatistics, count_blocks
 from penstock.spmv.formats.traits import Traits
-from penstock.spmv.formats.validation import check_values, in_sorted_rows
+from penstock.spmv.formats.validation import check_values, in_sorted_rows, real_values
 
 BSR_KERNELS = CudaSource("penstock.spmv.kernels", "bsr.cu")
 
@@ -111,7 +111,7 @@ class BsrMatrix(SparseMatrix, name="bsr"):
             )
         if check:
             A = in_sorted_rows(A, "BSR matrix (in blocks)")
-        values = check_values(A, "the matrix", finite=check)
+        values = check_values(A, "the matrix") if check else real_values(A, "the matrix")
         blocks = int(A.indptr[-1])  # SciPy's arrays may be longer than that
         matrix = cls(
             shape=(int(A.shape[0]), int(A.shape[1])),

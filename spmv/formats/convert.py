@@ -13,8 +13,8 @@ from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.limits import INT32_MAX
-from penstock.spmv.formats.statistics import check_whole, first_kept, next_block, wide_offsets
-from penstock.spmv.formats.symmetry import CONVERSION_KERNELS
+from penstock.spmv.formats.statistics import first_kept, next_block, wide_offsets
+from penstock.spmv.formats.survey import CONVERSION_KERNELS
 
 
 def length_permutation(lengths: Array, scope: int) -> Array:
@@ -125,10 +125,9 @@ def fill_blocks(
     if A.device.kind == "cpu":
         _fill_blocks(block_rows, size, first_kept(upper), height, wide_offsets(A.row_offsets), *source[1:], *target)
     else:
-        check_whole(upper)
         names = type_names(values, A.values, A.row_offsets)
         function = CONVERSION_KERNELS.function(f"fill_blocks<{names}, {size}>")
-        scalars = (np.int64(block_rows), np.int32(upper is not None), np.int64(height))
+        scalars = (np.int64(block_rows), np.int64(first_kept(upper)), np.int64(height))
         launch(function, 8 * block_rows, 256, (*scalars, *source, np.int32(permutation.size > 0), *target))
 
 

@@ -19,8 +19,9 @@ from penstock.spmv.formats.csr_kernels import _diagonal_blocks, _spmm, _spmv
 from penstock.spmv.formats.csr_strategy import CsrStrategy, Lanes, choose_lanes, choose_strategy
 from penstock.spmv.formats.limits import INT32_MAX, narrow_offsets
 from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.survey import Survey, survey
 from penstock.spmv.formats.traits import Traits
-from penstock.spmv.formats.validation import check_values, in_sorted_rows
+from penstock.spmv.formats.validation import check_values, in_sorted_rows, real_values
 
 CSR_KERNELS = CudaSource("penstock.spmv.kernels", "csr.cu")
 
@@ -126,9 +127,26 @@ class CsrMatrix(SparseMatrix, name="csr"):
 
     @classmethod
     def _from_scipy(cls, A: Any, values_dtype: Any, check: bool) -> Self:
-        if check:
+        matrix = cls.unchecked(A) if check else cls._wrapped(A)
+        if check and matrix.survey.defects:
             A = in_sorted_rows(A, "CSR matrix")
-        values = check_values(A, "the matrix", finite=check)
+            check_values(A, "the matrix")
+            matrix = cls._wrapped(A)
+        return replace(matrix, values=matrix.values.astype(values_dtype or matrix.values_dtype, copy=False))
+
+    @classmethod
+    def unchecked(cls, A: Any) -> Self:
+        """Wrap a SciPy or CuPy CSR matrix before a look at its entries: use it once its :attr:`survey` has no defects.
+
+        Arrays whose lengths do not fit each other are refused, with an InputError, and so are values that are not real.
+        """
+        if not _arrays_fit(A):
+            A = in_sorted_rows(A.get() if hasattr(A, "get") else A, "CSR matrix")  # which says what is wrong
+        return cls._wrapped(A)
+
+    @classmethod
+    def _wrapped(cls, A: Any) -> Self:
+        values = real_values(A, "the matrix")
         if A.shape[1] > INT32_MAX:
             raise InputError(
                 f"{A.shape[1]:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
@@ -139,10 +157,15 @@ class CsrMatrix(SparseMatrix, name="csr"):
             dtype=values.dtype,
             row_offsets=A.indptr.astype(np.int64, copy=False),
             column_indices=A.indices[:entries].astype(np.int32, copy=False),
-            values=values[:entries].astype(values_dtype or values.dtype, copy=False),
+            values=values[:entries],
         )
         matrix.check_shapes()
         return matrix
+
+    @functools.cached_property
+    def survey(self) -> Survey:
+        """What one pass over the entries sees; computed at first use."""
+        return survey(self.device, self.shape[1], self.row_offsets, self.column_indices, self.values)
 
     @staticmethod
     def _choose(A: CsrMatrix, strategy: str, lanes: int | Lanes, thresholds: str) -> tuple[int, int]:
@@ -172,9 +195,10 @@ class CsrMatrix(SparseMatrix, name="csr"):
         """Return the share of the memory bandwidth; uneven rows do not slow the balanced kernel."""
         share = super().efficiency(statistics, device_kind, columns)
         if device_kind == "cuda" and statistics.variation > UNEVEN_VARIATION:
-            strategy = statistics.strategy
-            if strategy is None:
+            if statistics.matrix is None:
                 strategy = choose_strategy(statistics.nnz, statistics.shape[0], statistics.longest)
+            else:
+                strategy = statistics.matrix.strategy
             return share * (1 + statistics.variation) if strategy == CsrStrategy.BALANCED else share
         return share
 
@@ -202,6 +226,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
         # SciPy's conversions fail if offsets and indices are of unlike types.
         A.indptr = offsets.astype(indices.dtype) if len(indices) <= INT32_MAX else offsets
         A.indices, A.data = indices, arrays["values"]
+        A.has_sorted_indices = A.has_canonical_format = True  # which SciPy would find out by looking
         return A
 
     def layout(self) -> dict[str, Any]:
@@ -255,6 +280,17 @@ class CsrMatrix(SparseMatrix, name="csr"):
     def chunk_size(self) -> int:
         """Rows that a CPU thread fetches at a time; 0 for equal shares."""
         return chunk_size(self.row_offsets, self.nbytes)
+
+
+def _arrays_fit(A: Any) -> bool:
+    """Return whether the arrays of a CSR matrix fit each other in length, and its indices the type they are stored in."""
+    offsets, indices = A.indptr, A.indices
+    if {offsets.dtype.kind, indices.dtype.kind} != {"i"} or offsets.size != A.shape[0] + 1:
+        return False
+    if int(offsets[0]) or not 0 <= int(offsets[-1]) <= min(indices.size, A.data.size):
+        return False
+    wide = indices.dtype.itemsize > 4 and indices.size
+    return not wide or (int(indices.min()) >= 0 and int(indices.max()) < min(A.shape[1], INT32_MAX))
 
 
 # Up to this many entries, one thread is faster than waking others.

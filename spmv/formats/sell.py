@@ -11,7 +11,7 @@ import numpy as np
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
 from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.table import register_kernel
-from penstock.spmv.device import Array
+from penstock.spmv.device import CPU, Array, device_of
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.chunk_products import (
@@ -42,12 +42,24 @@ def choose_sorting_scope(lengths: Array, height: int) -> int:
         return int(chunk_offsets(ordered, height)[-1])
 
     full: int = height * 2 ** max((rows - 1) // height, 0).bit_length()
-    best = storage(full)
+    best = _fully_sorted_storage(lengths, height)
     scopes: list[int] = [1] + [height * 2**power for power in range(1, 40) if height * 2**power < full]
     for scope in scopes[::2] if len(scopes) > 12 else scopes:
         if storage(scope) <= (1 + _GOOD_ENOUGH) * best:
             return scope
     return full
+
+
+def _fully_sorted_storage(lengths: Array, height: int) -> int:
+    """Return the slots of chunks of rows that are sorted by length; their histogram suffices."""
+    if not lengths.size:
+        return 0
+    counts = CPU.asarray(device_of(lengths).xp.bincount(lengths))
+    # Row k of the sorted ones has the largest length of which there are more than k at least as long.
+    at_least = np.cumsum(counts[::-1])
+    first_rows = np.arange(0, lengths.size, height)
+    widths = counts.size - 1 - np.searchsorted(at_least, first_rows, side="right")
+    return int(widths.sum()) * height
 
 
 def arrange_chunks(lengths: Array, height: int, sorting_scope: int | Literal["auto"]) -> tuple[int, Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -14,10 +15,13 @@ from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX, LARGEST_DENSE_BLOCK, check_block_size
-from penstock.spmv.formats.symmetry import CONVERSION_KERNELS, Symmetry, measure_symmetry
+from penstock.spmv.formats.survey import CONVERSION_KERNELS, Survey, survey
+from penstock.spmv.formats.symmetry import Symmetry, measure_symmetry
 
 #: Blocks are worth a blocked format if more than this share of their scalars is stored.
 _WORTHWHILE_FILL = 0.5
+# Fills of large matrices are those of some runs of rows, evenly spaced; whole blocks of every size fit into a run.
+_RUN, _RUNS = math.lcm(*range(2, LARGEST_DENSE_BLOCK + 1)), 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +38,8 @@ class MatrixStatistics:
     device : Device
     row_offsets, column_indices, values : array
         The matrix in CSR, on that device.
-    strategy : int, optional
-        The :class:`CsrStrategy` of a :class:`CsrMatrix`.
+    matrix : CsrMatrix, optional
+        That matrix, if it is one of penstock, which knows its survey and its :class:`CsrStrategy`.
     """
 
     shape: tuple[int, int]
@@ -46,17 +50,18 @@ class MatrixStatistics:
     row_offsets: Array
     column_indices: Array
     values: Array
-    strategy: int | None = None
+    matrix: Any = None
     _counts: dict[tuple[int, bool], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, A: Any, *, values_dtype: Any = None) -> Self:
         """Return the statistics of a :class:`CsrMatrix` or a SciPy CSR matrix with sorted rows."""
-        if hasattr(A, "row_offsets"):
+        matrix = A if hasattr(A, "row_offsets") else None
+        if matrix is not None:
             arrays = (A.row_offsets, A.column_indices, A.values)
         else:
             arrays = (A.indptr.astype(np.int64, copy=False), A.indices.astype(np.int32, copy=False), A.data)
-        lengths = np.diff(CPU.asarray(arrays[0])).astype(np.int64)
+        lengths = np.diff(CPU.asarray(arrays[0])).astype(np.int64, copy=False)
         stored = np.dtype(values_dtype or arrays[2].dtype)
         return cls(
             (int(A.shape[0]), int(A.shape[1])),
@@ -65,13 +70,20 @@ class MatrixStatistics:
             stored,
             getattr(A, "device", CPU),
             *arrays,
-            getattr(A, "strategy", None),
+            matrix,
         )
 
-    @property
+    @cached_property
     def nnz(self) -> int:
         """Stored entries."""
         return int(self.lengths.sum())
+
+    @cached_property
+    def survey(self) -> Survey:
+        """What one pass over the entries sees."""
+        if self.matrix is not None:
+            return self.matrix.survey  # type: ignore[no-any-return]
+        return survey(self.device, self.shape[1], self.row_offsets, self.column_indices, self.values)
 
     @property
     def values_itemsize(self) -> int:
@@ -83,24 +95,26 @@ class MatrixStatistics:
         """Mean row length."""
         return self.nnz / max(self.shape[0], 1)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Entries of the longest row."""
         return int(self.lengths.max()) if self.lengths.size else 0
 
-    @property
+    @cached_property
     def variation(self) -> float:
         """Coefficient of variation of the row lengths: standard deviation over mean."""
         return float(self.lengths.std() / self.mean) if self.nnz else 0.0
 
     @cached_property
     def symmetry(self) -> Symmetry:
-        """How far entries are from their mirror images; one pass over the matrix."""
+        """How far entries are from their mirror images; nothing is searched for in a symmetric matrix."""
+        if self.shape[0] == self.shape[1] and not self.survey.skew:
+            return Symmetry(0)
         return measure_symmetry(self.device, self.shape, self.row_offsets, self.column_indices, self.values)
 
     @cached_property
     def fills(self) -> dict[int, float]:
-        """The fill of every block size, 2 to 8, for which it exceeds one half."""
+        """The fill of every block size, 2 to 8, for which it exceeds one half; of large matrices estimated from some rows."""
         fills = {size: self.fill(size) for size in range(2, LARGEST_DENSE_BLOCK + 1)}
         return {size: fill for size, fill in fills.items() if fill > _WORTHWHILE_FILL}
 
@@ -108,7 +122,23 @@ class MatrixStatistics:
         """Return the share of the scalars in blocks of a size that are stored; 0 if the size does not divide the shape."""
         if self.shape[0] % size or self.shape[1] % size:
             return 0.0
-        return self.nnz / max(1, int(self.blocks(size).sum()) * size * size)
+        shape, offsets, columns = self._sample
+        blocks = int(count_blocks(self.device, shape, offsets, columns, size).sum())
+        return int(columns.size) / max(1, blocks * size * size)
+
+    @cached_property
+    def _sample(self) -> tuple[tuple[int, int], Array, Array]:
+        """The shape, row offsets and column indices of the rows from which fills are estimated."""
+        rows, xp = self.shape[0], self.device.xp
+        if rows <= 4 * _RUN * _RUNS:
+            return self.shape, self.row_offsets, self.column_indices
+        apart = rows // _RUNS // _RUN * _RUN
+        starts = np.arange(0, apart * _RUNS, apart)
+        lengths = np.concatenate([self.lengths[start : start + _RUN] for start in starts])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        ends = CPU.asarray(self.row_offsets[np.stack([starts, starts + _RUN])])
+        columns = [self.column_indices[first:stop] for first, stop in ends.T.tolist()]
+        return (_RUN * _RUNS, self.shape[1]), xp.asarray(offsets), xp.concatenate(columns)
 
     def blocks(self, size: int, *, upper: bool = False) -> np.ndarray[Any, Any]:
         """Return the number of ``size`` x ``size`` blocks of each block row; with ``upper`` none left of the diagonal."""
@@ -132,7 +162,7 @@ def count_blocks(
     """Count the blocks of ``size`` x ``size`` that each block row of a CSR matrix needs: int64, (block rows,).
 
     ``upper`` leaves out the blocks left of the diagonal: the number of the first block row in the matrix of which this is a
-    slab. Slabs are converted on the CPU.
+    slab.
     """
     if not 1 <= size <= LARGEST_DENSE_BLOCK:
         largest = LARGEST_DENSE_BLOCK
@@ -143,9 +173,8 @@ def count_blocks(
     if device.kind == "cpu":
         _count_blocks(size, first_kept(upper), wide_offsets(row_offsets), column_indices, counts)
     else:
-        check_whole(upper)
         function = CONVERSION_KERNELS.function(f"count_blocks<{type_names(row_offsets)}, {size}>")
-        arguments = (np.int64(block_rows), np.int32(upper is not None), row_offsets, column_indices, counts)
+        arguments = (np.int64(block_rows), np.int64(first_kept(upper)), row_offsets, column_indices, counts)
         launch(function, 8 * block_rows, 256, arguments)
     return counts
 
@@ -158,12 +187,6 @@ def first_kept(upper: int | None) -> int:
 def wide_offsets(row_offsets: Array) -> Array:
     """Return offsets as int64: kernels that read a matrix once are compiled for these only."""
     return row_offsets.astype(np.int64, copy=False)
-
-
-def check_whole(upper: int | None) -> None:
-    """Refuse a row slab of a symmetric matrix on a GPU."""
-    if upper:
-        raise InputError("row slabs of a symmetric matrix are converted on the CPU; use slab.to_device('cpu')")
 
 
 @serial_kernel

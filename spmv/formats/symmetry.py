@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
+from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
-from penstock.spmv.device import CPU, Array, Device
-
-#: Kernels that examine the entries of a CSR matrix, and fill other formats with them.
-CONVERSION_KERNELS = CudaSource("penstock.spmv.kernels", "conversion.cu")
+from penstock.spmv.device import Array, Device
+from penstock.spmv.formats.survey import CONVERSION_KERNELS
 
 #: Largest difference of mirror images, relative to the diagonal entries of row and column, that counts as rounding: sums of
 #: element matrices in another order differ by some 1e-16 of these.
@@ -60,30 +58,36 @@ class Symmetry:
 def measure_symmetry(
     device: Device, shape: tuple[int, int], row_offsets: Array, column_indices: Array, values: Array
 ) -> Symmetry:
-    """Compare every entry of a CSR matrix with its mirror image; sorted rows, one pass with a binary search an entry."""
+    """Compare every entry of a CSR matrix with its mirror image, on its device: a binary search an entry, in sorted rows."""
     if shape[0] != shape[1]:
         return Symmetry(-1)
-    rows = shape[0]
-    if device.kind == "cuda":
-        count = device.xp.zeros(1, dtype=np.int32)
-        function = CONVERSION_KERNELS.function(f"count_asymmetric<{type_names(values, row_offsets)}>")
-        launch(function, rows, 256, (np.int64(rows), row_offsets, column_indices, values, count))
-        if not int(count[0]):
-            return Symmetry(0)
-        row_offsets, column_indices, values = (CPU.asarray(array) for array in (row_offsets, column_indices, values))
-    row_offsets = row_offsets.astype(np.int64, copy=False)  # the kernels are compiled for one type of offsets
-    differing, beyond = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
-    largest, columns = np.zeros(rows), np.zeros(rows, dtype=np.int64)
-    lengths, squares = np.zeros(rows), np.zeros(rows)
-    _root_of_diagonal(row_offsets, column_indices, values, lengths)
-    _compare(row_offsets, column_indices, values, lengths, _ROUNDING, differing, beyond, largest, columns, squares)
+    rows, xp = shape[0], device.xp
+    differing, beyond, columns, unpaired = (xp.zeros(rows, dtype=np.int64) for _ in range(4))
+    lengths, largest, squares = (xp.zeros(rows) for _ in range(3))
+    results = (unpaired, differing, beyond, largest, columns, squares)
+    if device.kind == "cpu":
+        row_offsets = row_offsets.astype(np.int64, copy=False)  # the kernels are compiled for one type of offsets
+        _root_of_diagonal(row_offsets, column_indices, values, lengths)
+    else:
+        names, count = type_names(values, row_offsets), np.int64(rows)
+        root_of_diagonal = CONVERSION_KERNELS.function(f"root_of_diagonal<{names}>")
+        compare_mirrors = CONVERSION_KERNELS.function(f"compare_mirrors<{names}>")
+        launch(root_of_diagonal, rows, 256, (count, row_offsets, column_indices, values, lengths))
+    for below in (False, True):
+        if below and not int(unpaired.sum()):
+            break  # as many entries above the diagonal have an image as there are entries below it
+        arrays = (row_offsets, column_indices, values, lengths)
+        if device.kind == "cpu":
+            _compare(*arrays, _ROUNDING, below, *results)
+        else:
+            launch(compare_mirrors, rows, 256, (count, *arrays, np.float64(_ROUNDING), np.int32(below), *results))
     worst = int(largest.argmax()) if rows else 0
     where: dict[str, Any] = {"row": worst, "column": int(columns[worst])} if rows else {}
     counts = {"differing": int(differing.sum()), "beyond_rounding": int(beyond.sum())}
     return Symmetry(
         **counts,
-        largest=float(largest.max(initial=0.0)),
-        skew_norm=max(float(np.sqrt(squares.sum())), np.finfo(float).tiny * counts["differing"]),
+        largest=float(largest[worst]) if rows else 0.0,
+        skew_norm=max(float(xp.sqrt(squares.sum())), np.finfo(float).tiny * counts["differing"]),
         **where,
     )
 
@@ -117,24 +121,33 @@ def _compare(
     values: Array,
     lengths: Array,
     rounding: float,
+    below: bool,
+    unpaired: Array,
     differing: Array,
     beyond: Array,
     largest: Array,
     where: Array,
     squares: Array,
 ) -> None:
+    """Compare the entries above the diagonal with those below it, or look only for entries below it that have no image."""
     for row in prange(lengths.shape[0]):
         for entry in range(row_offsets[row], row_offsets[row + 1]):
             column = columns[entry]
+            if (column < row) != below:
+                unpaired[row] -= not below
+                continue
             mirror = _find(column, row, row_offsets, columns)
-            image = np.float64(values[mirror]) if mirror >= 0 else 0.0
-            if mirror < 0 or values[mirror] != values[entry]:
-                differing[row] += 1
-                scale = lengths[row] * lengths[column]
-                difference = abs(np.float64(values[entry]) - image)
-                squares[row] += difference * difference
-                relative = difference / scale if scale > 0.0 else (np.inf if difference > 0.0 else 0.0)
-                if relative > rounding:
-                    beyond[row] += 1
-                if relative > largest[row]:
-                    largest[row], where[row] = relative, column
+            if mirror >= 0:
+                unpaired[row] += column > row
+                if below or values[mirror] == values[entry]:
+                    continue
+            count, image = (2, np.float64(values[mirror])) if mirror >= 0 else (1, 0.0)
+            scale = lengths[row] * lengths[column]
+            difference = abs(np.float64(values[entry]) - image)
+            relative = difference / scale if scale > 0.0 else (np.inf if difference > 0.0 else 0.0)
+            differing[row] += count
+            squares[row] += count * difference * difference
+            if relative > rounding:
+                beyond[row] += count
+            if relative > largest[row]:
+                largest[row], where[row] = relative, column

@@ -134,14 +134,18 @@ def _check_range(indices: Any, size: int, what: str) -> None:
         )
 
 
-def check_values(A: Any, what: str, *, finite: bool = True) -> np.ndarray[Any, Any]:
-    """Return the values of a SciPy matrix as float64 or float32, or raise an InputError unless they are real and finite."""
-    values: np.ndarray[Any, Any] = np.asarray(A.data)
+def real_values(A: Any, what: str) -> Any:
+    """Return the values of a SciPy or CuPy matrix as float64 or float32; refuse what is not real with an InputError."""
+    values = A.data
     if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
         raise InputError(f"{what} has values of type {values.dtype}; {advice_on_type(values.dtype.kind)}")
-    if values.dtype not in (np.float32, np.float64):
-        values = values.astype(np.float64)
-    if finite and not np.isfinite(values).all():
+    return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
+
+
+def check_values(A: Any, what: str) -> np.ndarray[Any, Any]:
+    """Return the values of a SciPy matrix as float64 or float32, or raise an InputError unless they are real and finite."""
+    values: np.ndarray[Any, Any] = np.asarray(real_values(A, what))
+    if not np.isfinite(values).all():
         entries = scipy.sparse.coo_array(A)
         place = int(np.argmin(np.isfinite(entries.data)))
         where = f"row {entries.row[place]}, column {entries.col[place]}"

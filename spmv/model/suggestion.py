@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -14,7 +17,6 @@ from penstock.spmv.formats import SparseMatrix, format_named, format_names
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.validation import in_csr
-from penstock.spmv.model.roofline import predicted_seconds
 from penstock.spmv.model.timing import time_by_host_clock
 from penstock.spmv.sizes import format_nbytes
 
@@ -119,7 +121,7 @@ def suggest_format(
     if measure != int(measure) or measure < 0:
         raise InputError(f"measure is the number of formats to time, 0 or more, not {measure!r}")
     chosen = A.device if device is None else Device.parse(device)
-    ranking = rank_formats(MatrixStatistics.of(A), chosen.kind, columns, bandwidth=bandwidth)
+    ranking = list(rank_formats(MatrixStatistics.of(A), chosen.kind, columns, bandwidth=bandwidth))
     if symmetric is False:
         ranking = [suggestion for suggestion in ranking if not format_named(suggestion.format_name).traits.half]
     measured: list[Suggestion] = []
@@ -132,21 +134,44 @@ def suggest_format(
 
 
 def rank_formats(
-    statistics: MatrixStatistics, device_kind: str, columns: int = 1, *, bandwidth: float | None = None
-) -> list[Suggestion]:
-    """Rank all registered formats by the product time that the roofline model and their efficiency predict.
+    statistics: MatrixStatistics,
+    device_kind: str,
+    columns: int = 1,
+    *,
+    bandwidth: float | None = None,
+    by_bytes: bool = False,
+    most_nbytes: float = math.inf,
+) -> Iterator[Suggestion]:
+    """Yield all registered formats, best first, by the product time that the roofline model and their efficiency predict.
 
-    A bandwidth in bytes per second may replace the nominal one, which ranks just as well.
+    ``by_bytes`` ranks them by their size instead; those of more than ``most_nbytes`` are left out. A bandwidth in bytes a second
+    may replace the nominal one, which ranks just as well. Storage is worked out only for the formats that are asked for, and for
+    those that may be better: for the others a bound suffices.
     """
     rate = bandwidth or _NOMINAL_BANDWIDTH[device_kind]
-    ranking = []
+    vectors = columns * sum(statistics.shape) * statistics.dtype.itemsize
+
+    def seconds(cls: type[SparseMatrix], nbytes: float) -> float:
+        return (nbytes + vectors) / rate / cls.efficiency(statistics, device_kind, columns)
+
+    waiting: list[tuple[float, int, type[SparseMatrix], dict[str, Any], int | None]] = []
     for name in format_names():
         cls = format_named(name)
         for parameters in cls.candidates(statistics):
-            seconds = predicted_seconds(cls, rate, columns, statistics=statistics, **parameters)
-            seconds /= cls.efficiency(statistics, device_kind, columns)
-            ranking.append(Suggestion(name, parameters, cls.predicted_nbytes(statistics, **parameters), seconds))
-    return sorted(ranking, key=lambda suggestion: suggestion.predicted_seconds)
+            bound = cls.least_nbytes(statistics, **parameters)
+            if bound > most_nbytes:
+                continue
+            waiting.append((bound if by_bytes else seconds(cls, bound), len(waiting), cls, parameters, None))
+    heapq.heapify(waiting)
+    while waiting:
+        _, number, cls, parameters, nbytes = heapq.heappop(waiting)
+        if nbytes is None:
+            nbytes = cls.predicted_nbytes(statistics, **parameters)
+            if nbytes <= most_nbytes:
+                entry = (nbytes if by_bytes else seconds(cls, nbytes), number, cls, parameters, nbytes)
+                heapq.heappush(waiting, entry)
+        else:
+            yield Suggestion(cls.name, parameters, nbytes, seconds(cls, nbytes))
 
 
 def _timed(suggestion: Suggestion, A: CsrMatrix, columns: int) -> Suggestion | None:

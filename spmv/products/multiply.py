@@ -275,7 +275,7 @@ def _rows_of_scipy(A: Any) -> tuple[BlockRows, int, Any]:
     A = in_sorted_rows(A, "BSR matrix (in blocks)")
     height, width = A.blocksize
     shape = (A.shape[0] // height, A.shape[1] // width)
-    values = np.ascontiguousarray(check_values(A.data, "the matrix")[: int(A.indptr[-1])])
+    values = np.ascontiguousarray(check_values(A, "the matrix")[: int(A.indptr[-1])])
     columns = A.indices[: len(values)].astype(np.int32, copy=False)
     return BlockRows(0, A.indptr.astype(np.int64), columns, values, shape[1]), shape[1], values.dtype
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+from numba import prange
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from penstock.spmv import Array, InputError
+from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import aligned_buffer
 
@@ -48,22 +50,44 @@ class ColumnExtents:
 
         ``block_size`` is the size of the blocks in which the matrix will be stored: rows are widened to whole blocks.
         """
-        size = _block_size(A)
-        offsets, columns = np.asarray(A.indptr), np.asarray(A.indices)
-        filled = np.diff(offsets) > 0
-        rows = np.arange(len(filled))
-        first, last = rows.astype(np.int64), rows.astype(np.int64)  # an empty row couples with itself only
-        if columns.size:
-            first[filled] = np.minimum.reduceat(columns, offsets[:-1][filled])
-            last[filled] = np.maximum.reduceat(columns, offsets[:-1][filled])
-        first, last = np.repeat(size * first, size), np.repeat(size * last + size - 1, size)
-        return cls(first // block_size * block_size, last // block_size * block_size + block_size - 1)
+        size, rows = _block_size(A), A.shape[0]
+        if not A.has_sorted_indices:
+            A = A.sorted_indices()
+        first, last = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
+        _find_extents(np.asarray(A.indptr), np.asarray(A.indices), size, block_size, first, last)
+        return cls(first, last)
 
     def reach(self, row_starts: Sequence[int]) -> int:
         """Return :func:`reach_of` slabs that begin at these rows."""
-        firsts = np.minimum.reduceat(self.first, row_starts).tolist()
-        stops = (np.maximum.reduceat(self.last, row_starts) + 1).tolist()
-        return reach_of(row_starts, [range(*bounds) for bounds in zip(firsts, stops, strict=True)])
+        starts = np.asarray(row_starts, dtype=np.int64)
+        firsts, lasts = np.empty_like(starts), np.empty_like(starts)
+        _join_extents(self.first, self.last, starts, firsts, lasts)
+        bounds = zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)
+        return reach_of(row_starts, [range(*pair) for pair in bounds])
+
+
+@parallel_kernel
+def _find_extents(offsets: Any, columns: Any, size: int, block: int, first: Integers, last: Integers) -> None:
+    """Take the ends of each sorted row of ``size`` x ``size`` blocks, widened to blocks; an empty row couples with itself."""
+    for row in prange(offsets.shape[0] - 1):
+        start, stop = offsets[row], offsets[row + 1]
+        low, high = (columns[start], columns[stop - 1]) if stop > start else (row, row)
+        low, high = (
+            np.int64(low) * size // block * block,
+            (np.int64(high) * size + size - 1) // block * block + block - 1,
+        )
+        for scalar_row in range(row * size, row * size + size):
+            first[scalar_row], last[scalar_row] = low, high
+
+
+@parallel_kernel
+def _join_extents(first: Integers, last: Integers, starts: Integers, firsts: Integers, lasts: Integers) -> None:
+    for slab in prange(starts.shape[0]):
+        stop = starts[slab + 1] if slab + 1 < starts.shape[0] else first.shape[0]
+        low, high = first[starts[slab]], last[starts[slab]]
+        for row in range(starts[slab], stop):
+            low, high = min(low, first[row]), max(high, last[row])
+        firsts[slab], lasts[slab] = low, high
 
 
 def reach_of(row_starts: Sequence[int], columns: Sequence[range]) -> int:

@@ -17,7 +17,7 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers.chebyshev import ChebyshevSpec
 from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, SymmetricBsrMatrix
-from penstock.spmv.formats import statistics, symmetric_bsr
+from penstock.spmv.formats import csr, statistics, symmetric_bsr
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
 
 BEAM = Cantilever(nodes=(17, 5, 5), dof=3, material=LognormalMaterial(sigma=0.5, seed=2))
@@ -213,14 +213,18 @@ class TestDecisions:
             return lambda *arguments, **options: (calls.append(name), function(*arguments, **options))[1]
 
         monkeypatch.setattr(placement_module, "_converted", counted("conversion", placement_module._converted))
-        monkeypatch.setattr(statistics, "measure_symmetry", counted("symmetry", statistics.measure_symmetry))
-        monkeypatch.setattr(symmetric_bsr, "measure_symmetry", counted("symmetry", symmetric_bsr.measure_symmetry))
+        monkeypatch.setattr(csr, "survey", counted("survey", csr.survey))
+        for module in (
+            statistics,
+            symmetric_bsr,
+        ):  # which search for the mirror images of a matrix that is not symmetric
+            monkeypatch.setattr(module, "measure_symmetry", counted("search", module.measure_symmetry))
         for cls in (BsrMatrix, SymmetricBsrMatrix):
             monkeypatch.setattr(cls, "from_csr", counted("from_csr", cls.from_csr))
         for memory in (None, BUDGET):
             calls.clear()
             solve(A, b, memory=memory)
-            assert sorted(calls) == ["conversion", "from_csr", "symmetry"]
+            assert sorted(calls) == ["conversion", "from_csr", "survey"]
 
     @pytest.mark.parametrize("memory", [None, BUDGET])
     def test_a_matrix_symmetric_to_rounding_is_streamed_by_half(self, memory, A, b):

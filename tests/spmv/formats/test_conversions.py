@@ -1,14 +1,11 @@
 """Conversion on a device gives the arrays of the CPU conversion, bit for bit, and refuses what the CPU refuses."""
 
-import contextlib
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import scipy.sparse
-from kernel_targets import TARGETS
+from kernel_targets import TARGETS, converting
 
-from penstock.spmv import CsrMatrix, EllMatrix, InputError, SparseMatrix, SymmetricBsrMatrix, format_named
+from penstock.spmv import CsrMatrix, EllMatrix, InputError, SymmetricBsrMatrix, format_named
 from penstock.spmv.formats.convert import chunk_offsets, chunks_of_blocks, chunks_of_slots
 from penstock.spmv.formats.statistics import MatrixStatistics
 
@@ -68,15 +65,6 @@ def partly_filled(symmetric: bool) -> dict[str, scipy.sparse.csr_array]:
         A.sort_indices()
         chosen[label] = A
     return chosen
-
-
-@contextlib.contextmanager
-def converting(target):
-    """Make matrices in NumPy arrays pass for CUDA ones while the emulator runs."""
-    with target.running(), pytest.MonkeyPatch.context() as patch:
-        if target.name.startswith("emulated"):
-            patch.setattr(SparseMatrix, "device", SimpleNamespace(kind="cuda", xp=np))
-        yield
 
 
 def csr(A, offsets=np.int64, dtype=np.float64):

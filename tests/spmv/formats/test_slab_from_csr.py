@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import scipy.sparse
+from kernel_targets import TARGETS, converting
 
-from penstock.spmv import BsrMatrix, InputError, SlicedBsrMatrix, SymmetricBsrMatrix
+from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SlicedBsrMatrix, SymmetricBsrMatrix
 
 
 def symmetric(block_rows, size, seed=0):
@@ -42,6 +43,22 @@ def test_slabs_of_a_symmetric_matrix_are_those_of_its_half(size, chunks, values_
 
     assert np.array_equal(out, expected)
     assert abs(out - whole.to_csr() @ x).max() < 1e-12 * abs(A).sum(axis=1).max()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_every_device_converts_slabs_of_a_half(target, size):
+    A = symmetric(110, size)
+    whole, start, stop = SymmetricBsrMatrix.from_csr(A, block_size=size), 32 * size, 96 * size
+    slab = CsrMatrix.from_csr(A[start:stop])
+    arrays = {name: target.put(array) for name, array in slab.arrays().items()}
+
+    with converting(target):
+        matrix = CsrMatrix.from_arrays(slab.shape, slab.dtype, arrays, slab.parameters())
+        converted = SymmetricBsrMatrix.slab_from_csr(matrix, start, block_size=size)
+
+    for name, array in whole.rows(start, stop).arrays().items():
+        assert np.array_equal(target.get(converted.arrays()[name]), array), name
 
 
 def test_a_slab_that_begins_inside_a_block_is_refused():
