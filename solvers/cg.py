@@ -249,6 +249,7 @@ class ConjugateGradients(Method, name="cg"):
             return
         grown = residual > _GROWN * self.problem.absolute(min(state.residual_norms))
         if self._taken_over and grown and self._reached_floor(state):
+            state.p[...] = 0  # it is noise: a solve that resumes from this state restarts
             self.columns.end(0, StopReason.ROUNDING_FLOOR, residual)
             return
         if self._lost_energy(state) and self._reached_floor(state):
