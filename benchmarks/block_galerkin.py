@@ -16,9 +16,9 @@ from peer import seconds_of
 from record import record, told
 from systems import System
 
-from penstock.solvers.coarse.aggregates import box_aggregates
-from penstock.solvers.coarse.modes import rigid_body_modes
-from penstock.solvers.coarse.tentative import StoredTentative
+from penstock.solvers.amg.aggregates import box_aggregates
+from penstock.solvers.amg.modes import rigid_body_modes
+from penstock.solvers.amg.tentative import StoredTentative
 from penstock.solvers.preconditioners import block_jacobi
 from penstock.spmv import Array, Device
 from penstock.spmv.compilation.table import find_kernel

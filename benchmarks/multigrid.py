@@ -76,7 +76,7 @@ def measured(
     more |= {"levels": [level.A.shape[0] for level in M.levels], "operator_complexity": M.operator_complexity}
     found = {}
     if peers:
-        from penstock.solvers.coarse.modes import rigid_body_modes
+        from penstock.solvers.amg.modes import rigid_body_modes
 
         more["pyamg"] = pyamg_seconds(A, b, None if points is None else rigid_body_modes(points, 3))
         found["pyamg"] = more["pyamg"]["seconds"]

@@ -145,7 +145,7 @@ def peers(problem: Problem, device: Device) -> dict[str, float]:
 
 
 def _rigid_motions(points: np.ndarray) -> np.ndarray:
-    from penstock.solvers.coarse.modes import rigid_body_modes
+    from penstock.solvers.amg.modes import rigid_body_modes
 
     return np.asarray(rigid_body_modes(points, 3))
 

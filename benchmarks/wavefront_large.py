@@ -22,12 +22,12 @@ from wavefront import DEGREES
 from penstock.fem import Cantilever
 from penstock.solvers import (
     IterationRecord,
+    SmoothedAggregationSpec,
     cg,
     cg_workspace_nbytes,
     chebyshev,
     preconditioner_spec,
 )
-from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.spmv import Device, Operator, parse_nbytes
 from penstock.streaming import Candidate, HostStore, StreamedMatrix, Workload, choose
 from penstock.streaming.measurement.rates import machine_rates

@@ -15,13 +15,13 @@ import numpy as np
 from penstock.distributed.coupling import Coupling
 from penstock.distributed.matrix import DistributedMatrix
 from penstock.distributed.mpi import Exchange, MpiCommunicator
-from penstock.spmv import Array, InputError
+from penstock.spmv import Array, InputError, SweptOperator
 from penstock.spmv.vectors.recurrence import Recurrence
 from penstock.streaming import MemoryBudget, Store, StreamedMatrix, Timeline
 from penstock.streaming.planning.schedule import HazardError
 
 
-class DistributedStreamedMatrix(DistributedMatrix):
+class DistributedStreamedMatrix(DistributedMatrix, SweptOperator):
     """A distributed matrix whose squares are streamed, each by its rank; the couplings stay in memory.
 
     Ranks with odd numbers sweep in the other direction than the others (*mirrored sweeps*). Two neighbours are then at their
@@ -71,7 +71,7 @@ class DistributedStreamedMatrix(DistributedMatrix):
     ) -> None:
         super().__init__(square, couplings, communicator)
         with communicator.together():
-            if square.plan.slots and square.plan.ring.sweeps != "alternate":
+            if square.plan.slots and not square.alternates:
                 raise InputError("sweeps of ranks must alternate; plan with Ring(sweeps='alternate')")
             size = max((coupling.block_size for coupling in self.couplings), default=1)
             if not square.keeps_together(size):

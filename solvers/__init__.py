@@ -1,18 +1,15 @@
 """Solves symmetric positive definite systems: CG, block CG and preconditioners."""
 
+from penstock.solvers.amg.method import CoarseBlockCgState, CoarseCgState
+from penstock.solvers.amg.multigrid import Multigrid, multigrid
+from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation, smoothed_aggregation
+from penstock.solvers.amg.specs import MultigridSpec, SmoothedAggregationSpec
 from penstock.solvers.block_cg import BlockCgState, block_cg, block_cg_workspace_nbytes
 from penstock.solvers.cg import CgState, cg, cg_workspace_nbytes
 from penstock.solvers.chebyshev import Chebyshev, chebyshev
 from penstock.solvers.choice import METHODS, MethodChoice, method_named
-from penstock.solvers.coarse.method import CoarseBlockCgState, CoarseCgState
-from penstock.solvers.coarse.setup import smoothed_aggregation
-from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
-from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.solvers.method import SOLVERS, Method
 from penstock.solvers.minres import MinresState, minres, minres_workspace_nbytes
-from penstock.solvers.multigrid.cycle import Multigrid
-from penstock.solvers.multigrid.setup import multigrid
-from penstock.solvers.multigrid.spec import MultigridSpec
 from penstock.solvers.own_preconditioner import OwnPreconditioner, as_preconditioner
 from penstock.solvers.preconditioner_spec import PRECONDITIONERS, PreconditionerSpec, check_streams, preconditioner_spec
 from penstock.solvers.preconditioners import DiagonalBlocks, absolute_jacobi, block_jacobi, jacobi

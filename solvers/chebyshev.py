@@ -15,13 +15,14 @@ from penstock.spmv import (
     HasAbsoluteProduct,
     InputError,
     Operator,
+    SweptOperator,
     ValidatedOperator,
     VectorSpace,
     as_operator,
 )
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.noise import noise
-from penstock.spmv.vectors.recurrence import AdvancesRecurrences, Recurrence, RecurrenceStep
+from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
 # The largest eigenvalue is estimated from below; a bound that is slightly too high costs less than one that is too low.
 _MARGIN = 1.05
@@ -97,7 +98,7 @@ class Chebyshev(ValidatedOperator):
         self._image: Array | None = None
         self._other: Array | None = None
         # A GPU replays captured sweeps, which always use the same memory: they run on vectors owned by the preconditioner.
-        self._replayed = isinstance(A, AdvancesRecurrences) and A.device.kind == "cuda"
+        self._replayed = isinstance(A, SweptOperator) and A.device.kind == "cuda"
         self._own: list[Array] = []
         # A vector in the direction of the largest eigenvalue, once the values of A have changed.
         self._fastest: Array | None = None
@@ -161,7 +162,7 @@ class ChebyshevSpec(PreconditionerSpec, name="chebyshev"):
 
     def build(self, A: Operator) -> Operator:
         """Return the polynomial; if subdivisions cut blocks, of the matrix scaled by its diagonal. Of degree 1, the diagonal."""
-        together = not isinstance(A, AdvancesRecurrences) or A.keeps_together(self.block_size)
+        together = not isinstance(A, SweptOperator) or A.keeps_together(self.block_size)
         block_size = self.block_size if together else 1
         if self.degree == 1:  # a multiple of it, for which nothing needs to be measured
             return block_jacobi(A, block_size)
@@ -276,7 +277,7 @@ def _check_rounds(rounds: int) -> None:
 
 
 def _check_cut(A: Operator, block_size: int) -> None:
-    if isinstance(A, AdvancesRecurrences) and not A.keeps_together(block_size):
+    if isinstance(A, SweptOperator) and not A.keeps_together(block_size):
         raise InputError(
             f"subdivisions of the matrix cut blocks of {block_size} rows; cut it at multiples of them, or set block_size=1"
         )
@@ -284,7 +285,7 @@ def _check_cut(A: Operator, block_size: int) -> None:
 
 def _degree_for(A: Operator) -> int:
     """Return the best odd degree for A."""
-    preferred = A.preferred_degree() if isinstance(A, AdvancesRecurrences) else None
+    preferred = A.preferred_degree() if isinstance(A, SweptOperator) else None
     if preferred is None:
         return _DEGREE
     if preferred == 2:  # three products in two sweeps

@@ -15,11 +15,10 @@ from penstock.solvers.result import SolveResult, StopReason
 from penstock.solvers.states import SystemMark, direction_kept
 from penstock.spmv import (
     Array,
-    CountsTraffic,
-    CountsWaiting,
     HasAbsoluteProduct,
     InputError,
     Operator,
+    SweptOperator,
     VectorSpace,
     as_vectors,
 )
@@ -106,8 +105,7 @@ class LinearProblem:
         self.fewer_threads_seconds = 0.0
         self.floors: dict[int, float] = {}
         self.began = time.perf_counter()
-        self._streamed: CountsTraffic | None = self.A if isinstance(self.A, CountsTraffic) else None
-        self._waits: CountsWaiting | None = self.A if isinstance(self.A, CountsWaiting) else None
+        self._streamed = self.A if isinstance(self.A, SweptOperator) else None
         self._before = (0, 0) if self._streamed is None else (self._streamed.sweeps, self._streamed.bytes_streamed)
 
     def vectors(self, name: str, array: Array) -> Array:
@@ -289,7 +287,7 @@ class LinearProblem:
     @property
     def waited_seconds(self) -> float:
         """Seconds that the host has ever waited in products with A; 0 where they are not counted."""
-        return 0.0 if self._waits is None else self._waits.waited_seconds
+        return 0.0 if self._streamed is None else self._streamed.waited_seconds
 
     @property
     def sweeps(self) -> int:

@@ -15,10 +15,9 @@ from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResu
 from penstock.spmv import (
     Array,
     BudgetError,
-    CountsTraffic,
     InputError,
     Operator,
-    PlansWorkspace,
+    SweptOperator,
     as_operator,
     device_of,
     format_nbytes,
@@ -224,7 +223,7 @@ def choose_block_size(A: Any, columns: int, memory: int | str | None = None) -> 
             f"the vectors of one right-hand side need {format_nbytes(column_nbytes)}, but {format_nbytes(room)} are available; "
             "free memory, or plan a smaller budget for the matrix"
         )
-    useful = LARGEST_VECTOR_BLOCK if isinstance(A, CountsTraffic) else LARGEST_RESIDENT_BLOCK
+    useful = LARGEST_VECTOR_BLOCK if isinstance(A, SweptOperator) else LARGEST_RESIDENT_BLOCK
     largest = min(useful, room // column_nbytes, columns)
     blocks = -(-columns // largest)
     return -(-columns // blocks)
@@ -232,6 +231,6 @@ def choose_block_size(A: Any, columns: int, memory: int | str | None = None) -> 
 
 def _room(A: Operator) -> int:
     """Return the bytes available for vectors."""
-    if isinstance(A, PlansWorkspace) and A.workspace_nbytes:
+    if isinstance(A, SweptOperator) and A.workspace_nbytes:
         return A.workspace_nbytes
     return int((1 - _LEFT_FREE) * A.device.free_nbytes())

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from penstock.solvers.checks import check_finite
 from penstock.solvers.result import StopReason
-from penstock.spmv import CPU, Array, Device, InputError, Operator
+from penstock.spmv import CPU, Array, Device, InputError, Operator, SweptOperator
 
 
 @dataclass(frozen=True)
@@ -199,24 +199,14 @@ def check_all(layout: StateLayout, state: Any, names: Iterable[str]) -> None:
         layout.check(name, getattr(state, name))
 
 
-@runtime_checkable
-class Alternates(Protocol):
-    """A streamed matrix, whose sweeps may alternate in direction."""
-
-    direction: int
-    plan: Any
-
-    def turn_to(self, direction: int) -> None:
-        """Set the direction of the next sweep."""
-
-
 @contextmanager
 def direction_kept(A: Operator) -> Iterator[None]:
     """Let the next sweep of a streamed matrix go in the direction in which it would have gone without those made here.
 
     Half of a matrix adds in the order of the rows, and a resumed solve repeats the sweeps of the one before bit for bit.
     """
-    direction = A.direction if isinstance(A, Alternates) else 0
+    swept = A if isinstance(A, SweptOperator) and A.alternates else None
+    direction = 1 if swept is None else swept.direction
     yield
-    if isinstance(A, Alternates) and A.plan.ring.sweeps == "alternate":
-        A.turn_to(direction)
+    if swept is not None:
+        swept.turn_to(direction)

@@ -29,17 +29,20 @@ from penstock.spmv.formats import (
 from penstock.spmv.formats.convert import length_permutation
 from penstock.spmv.model.suggestion import Suggestion, suggest_format
 from penstock.spmv.operator import (
-    CountsTraffic,
-    CountsWaiting,
     HasAbsoluteProduct,
     HasDiagonalBlocks,
     Operator,
-    PlansWorkspace,
+    SweptOperator,
     ValidatedOperator,
     as_vectors,
 )
 from penstock.spmv.sizes import format_nbytes, parse_nbytes
 from penstock.spmv.vectors.space import VectorSpace
+
+# Earlier names of it.
+CountsTraffic = SweptOperator
+CountsWaiting = SweptOperator
+PlansWorkspace = SweptOperator
 
 __all__ = [
     "CPU",
@@ -47,8 +50,6 @@ __all__ = [
     "BsrMatrix",
     "BudgetError",
     "CooMatrix",
-    "CountsTraffic",
-    "CountsWaiting",
     "CsrMatrix",
     "Device",
     "DeviceError",
@@ -62,13 +63,13 @@ __all__ = [
     "NotConvergedWarning",
     "Operator",
     "PenstockError",
-    "PlansWorkspace",
     "SellMatrix",
     "SlicedBsrMatrix",
     "SlicedEllMatrix",
     "SparseMatrix",
     "StoreError",
     "Suggestion",
+    "SweptOperator",
     "SymmetricBsrMatrix",
     "ValidatedOperator",
     "VectorSpace",

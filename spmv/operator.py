@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -70,66 +71,6 @@ class HasAbsoluteProduct(Protocol):
 
     def apply_absolute(self, x: Array) -> Array:
         """Return ``|A| @ x`` for ``x`` of shape ``(columns,)``."""
-
-
-@runtime_checkable
-class CountsTraffic(Protocol):
-    """An operator that moves its matrix over a link and counts the traffic.
-
-    Examples
-    --------
-    >>> from penstock.fem import Cantilever
-    >>> from penstock.streaming import HostStore, StreamedMatrix
-    >>> beam = Cantilever(nodes=4, dof=3)
-    >>> with StreamedMatrix(HostStore.create(beam.subdivisions(4)), "64 KiB") as A:
-    ...     product = A @ beam.load()
-    ...     isinstance(A, CountsTraffic), A.sweeps, A.bytes_streamed
-    (True, 1, 98304)
-    """
-
-    @property
-    def sweeps(self) -> int:
-        """Passes over the whole matrix so far."""
-
-    @property
-    def bytes_streamed(self) -> int:
-        """Bytes that those sweeps moved over the link."""
-
-
-@runtime_checkable
-class CountsWaiting(Protocol):
-    """An operator that measures how long the host waited for something else while it started or computed products.
-
-    Examples
-    --------
-    >>> from penstock.spmv import BsrMatrix
-    >>> from penstock.streaming import StreamedMatrix
-    >>> [hasattr(kind, "waited_seconds") for kind in (BsrMatrix, StreamedMatrix)]
-    [False, True]
-    """
-
-    @property
-    def waited_seconds(self) -> float:
-        """Total seconds of waiting, for a GPU while products were started or for data while the CPU computed them."""
-
-
-@runtime_checkable
-class PlansWorkspace(Protocol):
-    """An operator whose plan reserves memory for the vectors of a solver.
-
-    Examples
-    --------
-    >>> from penstock.fem import Cantilever
-    >>> from penstock.streaming import HostStore, StreamedMatrix, Workload
-    >>> store = HostStore.create(Cantilever(nodes=4).subdivisions(4))
-    >>> with StreamedMatrix(store, "1 MiB", workload=Workload(workspace_nbytes=4096)) as A:
-    ...     isinstance(A, PlansWorkspace), A.workspace_nbytes
-    (True, 4096)
-    """
-
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes reserved for vectors beside the matrix; 0 if the plan reserves none."""
 
 
 class ValidatedOperator(LikeScipy, ABC):
@@ -199,6 +140,89 @@ class ValidatedOperator(LikeScipy, ABC):
     def _facts(self) -> list[str]:
         """Return the parts of ``repr``."""
         return [f"{self.shape[0]:,} x {self.shape[1]:,}", str(self.dtype), str(self.device)]
+
+
+class SweptOperator(ValidatedOperator):
+    """A streamed matrix as solvers see it: a product is a pass over a matrix that need not fit in the memory of the device.
+
+    A subclass overrides what holds for it: here several products share no sweep, and entries are not shown.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.streaming import HostStore, StreamedMatrix, Workload
+    >>> beam = Cantilever(nodes=4, dof=3)
+    >>> store = HostStore.create(beam.subdivisions(4))
+    >>> with StreamedMatrix(store, "64 KiB", workload=Workload(workspace_nbytes=4096)) as A:
+    ...     product = A @ beam.load()
+    ...     isinstance(A, SweptOperator), A.sweeps, A.bytes_streamed, A.direction, A.workspace_nbytes
+    (True, 1, 98304, -1, 4096)
+    """
+
+    @property
+    def alternates(self) -> bool:
+        """Whether sweeps alternate in direction, and a solver that makes one in between restores the direction of the next."""
+        return False
+
+    @property
+    @abstractmethod
+    def sweeps(self) -> int:
+        """Passes over the whole matrix so far."""
+
+    @property
+    @abstractmethod
+    def bytes_streamed(self) -> int:
+        """Bytes that those sweeps moved over the link."""
+
+    @property
+    @abstractmethod
+    def waited_seconds(self) -> float:
+        """Seconds that the host has waited, for a GPU while products were started or for data while the CPU computed them."""
+
+    @property
+    @abstractmethod
+    def workspace_nbytes(self) -> int:
+        """Bytes that the plan reserves for the vectors of a solver; 0 if it reserves none."""
+
+    @property
+    @abstractmethod
+    def direction(self) -> int:
+        """Direction of the next sweep: 1 for ascending rows, -1 for descending rows."""
+
+    @abstractmethod
+    def turn_to(self, direction: int) -> None:
+        """Set the direction of the next sweep."""
+
+    @abstractmethod
+    def recording(self) -> AbstractContextManager[Any]:
+        """Record the times of all transfers and computations in a ``with`` block."""
+
+    def turn_back(self, products: int) -> None:
+        """Let the next consecutive products sweep as this many of them did before; here they need not."""
+        return
+
+    def advance(self, recurrence: Any) -> None:
+        """Perform all steps of a recurrence."""
+        recurrence.run_whole(self, range(len(recurrence.steps)))
+
+    def preferred_degree(self) -> int | None:
+        """Return the polynomial degree that makes the best use of a sweep; None if it does not matter."""
+        return None
+
+    def keeps_together(self, rows: int) -> bool:
+        """Return whether every block of ``rows`` rows, which a diagonal may couple, is always advanced as a whole."""
+        return True
+
+    @property
+    def block_size(self) -> int:
+        """Rows of the dense blocks that are stored; 1 without blocks."""
+        return 1
+
+    def visit_slabs(self, visit: Callable[[int, Any], None]) -> None:
+        """Call ``visit(first_row, slab)`` for all subdivisions, in one sweep."""
+        raise InputError(
+            f"a coarse level is made of the entries of a matrix, which {type(self).__name__} does not show"
+        )
 
 
 def unchecked_product(operator: Operator) -> Callable[[Array, Array, float, float], object]:

@@ -1,5 +1,6 @@
 """Streams matrices larger than device memory: stores, plans, schedules and the streamed operator."""
 
+from penstock.spmv import SweptOperator
 from penstock.streaming.execution.budget import MemoryBudget
 from penstock.streaming.execution.executor import Executor, ExecutorSetup, SweepKey
 from penstock.streaming.heterogeneous_matrix import HeterogeneousMatrix
@@ -19,7 +20,10 @@ from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
 from penstock.streaming.stores.packing import index_of
 from penstock.streaming.stores.store_builder import StoreBuilder
 from penstock.streaming.streamed_matrix import StreamedMatrix
-from penstock.streaming.swept_matrix import Sweeps, SweptMatrix
+from penstock.streaming.swept_matrix import SweptMatrix
+
+# An earlier name of it.
+Sweeps = SweptOperator
 
 __all__ = [
     "CUTS",
@@ -50,7 +54,6 @@ __all__ = [
     "Subdivision",
     "SweepEstimate",
     "SweepKey",
-    "Sweeps",
     "SweptMatrix",
     "Timeline",
     "Workload",

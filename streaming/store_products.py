@@ -123,7 +123,7 @@ def complete_slabs(store: Store, device: Device) -> Iterator[SparseMatrix]:
         return
     size = index.block_size
     completed: list[BlockRows] = []
-    completion = Completion(index.format_name, size, completed.append)
+    completion = Completion(size, completed.append)
     for start, slab in _slabs(store):
         with device.current():
             completion.add(start, slab.to_device(device))

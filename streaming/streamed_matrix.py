@@ -155,10 +155,14 @@ class StreamedMatrix(SweptMatrix):
         """
         self._sweeper.sweep(lambda number, slab, stage: visit(number, slab))
 
+    def visit_slabs(self, visit: Callable[[int, SparseMatrix], None]) -> None:
+        """Call ``visit(first_row, slab)`` for all subdivisions, in one sweep."""
+        self._sweeper.sweep(lambda number, slab, stage: visit(self._rows(number).start, slab))
+
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         if self._is_half:
             scale(out, beta)
-        self.sweep(lambda number, slab: slab.apply_slab(self._rows(number).start, x, out, alpha, beta))
+        self.visit_slabs(lambda first_row, slab: slab.apply_slab(first_row, x, out, alpha, beta))
 
     def apply_each(self, X: Array, out: Array | None = None) -> Array:
         """Return the products with several vectors, or blocks of vectors, computed one after the other in a single sweep.
@@ -225,6 +229,17 @@ class StreamedMatrix(SweptMatrix):
             return 1
         return (slots - (2 if overlap else 1)) // self.reach + 1
 
+    def turn_back(self, products: int) -> None:
+        """Let the next consecutive products sweep as this many of them did before: half of a matrix adds in the order of rows."""
+        if self.alternates:
+            sweeps = -(-products // self.powers_per_sweep())
+            self.turn_to(-self.direction if sweeps % 2 else self.direction)
+
+    @property
+    def block_size(self) -> int:
+        """Rows of the dense blocks that are stored; 1 without blocks."""
+        return self.plan.index.block_size
+
     def preferred_degree(self) -> int | None:
         """Return the planned polynomial degree, or else the powers of one sweep; None if nothing is streamed."""
         if not self.plan.slots:
@@ -275,12 +290,12 @@ class StreamedMatrix(SweptMatrix):
         if x.ndim != 1:
             raise InputError(f"x must have shape ({self.shape[1]},), not {x.shape}: only one vector at a time")
         out = self.device.xp.zeros(self.shape[0], dtype=self.dtype)
-        self.sweep(lambda number, slab: slab.add_absolute(self._rows(number).start, x, out))
+        self.visit_slabs(lambda first_row, slab: slab.add_absolute(first_row, x, out))
         return out
 
     def diagonal_blocks(self, size: int) -> Array:
         """Return the dense blocks on the diagonal, ``(rows / size, size, size)``, in one sweep."""
         count = check_block_size(size, self.shape[0])
         blocks = self.device.xp.zeros((count, size, size), dtype=self.dtype)
-        self.sweep(lambda number, slab: slab.add_diagonal_blocks(self._rows(number).start, blocks))
+        self.visit_slabs(lambda first_row, slab: slab.add_diagonal_blocks(first_row, blocks))
         return blocks

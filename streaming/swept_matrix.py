@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, Self, runtime_checkable
+from contextlib import contextmanager
+from typing import Self
 
-from penstock.spmv import Array, ValidatedOperator, format_named, format_nbytes
+from penstock.spmv import SweptOperator, format_named, format_nbytes
 from penstock.streaming.execution.budget import MemoryBudget
 from penstock.streaming.execution.sweeper import Sweeper
 from penstock.streaming.planning.plan import StreamPlan
@@ -15,56 +15,7 @@ from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.base import Store
 
 
-@runtime_checkable
-class Sweeps(Protocol):
-    """An operator whose products pass over a stored matrix: one device's, two devices', or that of a rank.
-
-    Examples
-    --------
-    >>> from penstock.fem import Cantilever
-    >>> from penstock.streaming import HostStore, StreamedMatrix, Sweeps
-    >>> beam = Cantilever(nodes=4, dof=3)
-    >>> with StreamedMatrix(HostStore.create(beam.subdivisions(4)), "64 KiB") as A:
-    ...     y = A @ beam.load()
-    ...     isinstance(A, Sweeps), A.sweeps, A.direction
-    (True, 1, -1)
-    """
-
-    @property
-    def store(self) -> Store:
-        """Where the matrix is."""
-
-    @property
-    def budget(self) -> MemoryBudget:
-        """Memory for slots and the resident part."""
-
-    @property
-    def sweeps(self) -> int:
-        """Number of sweeps so far."""
-
-    @property
-    def bytes_streamed(self) -> int:
-        """Bytes that these sweeps moved over the link."""
-
-    @property
-    def staged(self) -> bool:
-        """Whether data pass through page-locked buffers to a GPU."""
-
-    @property
-    def direction(self) -> int:
-        """Direction of the next sweep."""
-
-    def turn_to(self, direction: int) -> None:
-        """Set the direction of the next sweep."""
-
-    def apply(self, x: Array, out: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0) -> Array:
-        """Return a product."""
-
-    def recording(self) -> AbstractContextManager[Timeline]:
-        """Record the times of all transfers and computations in a ``with`` block."""
-
-
-class SweptMatrix(ValidatedOperator):
+class SweptMatrix(SweptOperator):
     """An operator whose products pass over a stored matrix, subdivision by subdivision.
 
     Attributes
@@ -116,6 +67,11 @@ class SweptMatrix(ValidatedOperator):
     def workspace_nbytes(self) -> int:
         """Bytes that the plan reserves for the vectors of a solver."""
         return self.plan.workload.workspace_nbytes
+
+    @property
+    def alternates(self) -> bool:
+        """Whether sweeps alternate in direction."""
+        return self.plan.ring.sweeps == "alternate"
 
     @property
     def direction(self) -> int:

@@ -9,10 +9,9 @@ of block sizes, columns and types. What a test launches besides is compiled on i
 import re
 from itertools import product
 
+from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
+from penstock.solvers.amg.tentative import AGGREGATE_KERNELS, MOTION_KERNELS
 from penstock.solvers.cg_kernels import CG_KERNELS
-from penstock.solvers.coarse.rigid_tentative import MOTION_KERNELS
-from penstock.solvers.coarse.tentative import AGGREGATE_KERNELS
-from penstock.solvers.multigrid.aggregation import AGGREGATION_KERNELS
 from penstock.solvers.preconditioners import DIAGONAL_BLOCK_KERNELS
 from penstock.solvers.triangular.block_entries import ORDER_KERNELS
 from penstock.solvers.triangular.block_entries import SIZES as TRIANGLE_SIZES

@@ -16,6 +16,7 @@ from penstock.streaming import FileStore
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [
+    "explanation/a-call",
     "start/first-solve",
     "how-to/another-program",
     "how-to/choose-a-preconditioner",

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.experiments.cantilever.configuration import Experiment
 from penstock.spmv.compilation.ahead import Compilation, CompileTask
 
-_CALLS, _COARSE = "penstock.driver.kernel_calls", "penstock.solvers.coarse"
+_CALLS = "penstock.driver.kernel_calls"
 
 
 def start_compilation(experiment: Experiment) -> Compilation:
@@ -48,7 +48,9 @@ def _iterations(experiment: Experiment) -> list[CompileTask]:
         tasks.append(
             CompileTask(f"{_CALLS}:multiply_blocks", ("penstock.spmv.products.block_products:_smooth",), {"dof": dof})
         )
-        tasks.append(CompileTask(f"{_CALLS}:aggregate", (f"{_COARSE}.tentative:_orthonormalise",), {"dof": dof}))
+        tasks.append(
+            CompileTask(f"{_CALLS}:aggregate", ("penstock.solvers.amg.tentative:_orthonormalise",), {"dof": dof})
+        )
     elif not experiment.is_block:
         last = "penstock.solvers.cg_kernels:extend"
         tasks.append(CompileTask(f"{_CALLS}:iterate", (last,), {"dof": dof, "preconditioner": preconditioner}))

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.distributed import DistributedStreamedMatrix
 from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.solvers import BlockSolveResult, SolveResult, StopReason
-from penstock.spmv import Array, Operator, VectorSpace
+from penstock.spmv import Array, Operator, SweptOperator, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
-from penstock.streaming import HeterogeneousMatrix, StreamedMatrix, StreamPlan, Sweeps
+from penstock.streaming import HeterogeneousMatrix, StreamedMatrix, StreamPlan, SweptMatrix
 
 
 def columns_of(result: SolveResult | BlockSolveResult) -> tuple[SolveResult, ...]:
@@ -84,7 +85,7 @@ def describe_solve(
 
 
 def _streaming_facts(A: Operator, plan: StreamPlan) -> dict[str, Any]:
-    if not isinstance(A, Sweeps):
+    if not isinstance(A, SweptMatrix | DistributedStreamedMatrix):
         return {"peak_budget_nbytes": plan.index.nbytes, "staged": False, "direct_reads": False}
     return {
         "peak_budget_nbytes": A.budget.peak_nbytes,
@@ -122,7 +123,7 @@ def _sweep_of_powers(A: StreamedMatrix, x: Array) -> Callable[[], object]:
     return lambda: Recurrence([step] * powers, v, before, v, v, image, space).run(A)
 
 
-def record_sweep(folder: ResultsFolder, A: Sweeps, x: Array) -> None:
+def record_sweep(folder: ResultsFolder, A: SweptOperator, x: Array) -> None:
     """Record the times of transfers and kernels in one additional sweep like those of the solve, which recording would slow."""
     sweep = _sweep_of_powers(A, x) if isinstance(A, StreamedMatrix) else lambda: A.apply(x)
     with A.recording() as timeline:  # on the device of A

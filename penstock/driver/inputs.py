@@ -29,7 +29,7 @@ class GivenMatrix:
     """A matrix of a caller, its name in messages, and the device of its arrays, None for a store.
 
     A CSR matrix may be converted at will; another format, a store and an operator are used as they are. The entries of
-    ``original``, a SciPy matrix, are looked at by :meth:`checked`, where the matrix will be.
+    ``original``, a SciPy matrix, are looked at by :meth:`checked`, where the matrix has been moved.
     """
 
     matrix: Any
@@ -55,18 +55,23 @@ class GivenMatrix:
                 return Device("cuda")
         return CPU
 
-    def checked(self, device: Device, memory: int | None = None) -> CsrMatrix:
-        """Return the CSR matrix where it will be used, and its entries have been looked at; refuse what no kernel may read.
+    def moved(self, device: Device, memory: int | None = None) -> CsrMatrix:
+        """Return the CSR matrix where it will be used.
 
-        That is a device if ``memory``, or what is free there, holds the matrix and its conversion; otherwise the host. Rows that
-        are not sorted are sorted in a copy, and duplicates in them summed.
+        That is a device if ``memory``, or what is free there, holds the matrix and its conversion; otherwise the host.
         """
-        place = device if self._fits(device, memory) else CPU
-        A: CsrMatrix = self.matrix.to_device(place)
-        if self.original is not None and A.survey.defects:
-            sound = CsrMatrix.from_csr(self.original, strategy="auto")
-            A = CsrMatrix.from_arrays(A.shape, A.dtype, sound.arrays(), sound.parameters()).to_device(place)
+        A: CsrMatrix = self.matrix.to_device(device if self._fits(device, memory) else CPU)
         return A
+
+    def checked(self, A: CsrMatrix) -> CsrMatrix:
+        """Return the moved matrix once its entries have been looked at; refuse what no kernel may read.
+
+        Rows that are not sorted are sorted in a copy, and duplicates in them summed.
+        """
+        if self.original is None or not A.survey.defects:
+            return A
+        sound = CsrMatrix.from_csr(self.original, strategy="auto")
+        return CsrMatrix.from_arrays(A.shape, A.dtype, sound.arrays(), sound.parameters()).to_device(A.device)
 
     def _fits(self, device: Device, memory: int | None) -> bool:
         if device.kind == "cpu" or self.matrix.device == device:

@@ -9,9 +9,9 @@ import numpy as np
 
 from penstock.fem import Cantilever
 from penstock.solvers import DiagonalBlocks, block_jacobi, chebyshev
+from penstock.solvers.amg.aggregates import Aggregates
+from penstock.solvers.amg.tentative import StoredTentative
 from penstock.solvers.cg_iteration import CgRecurrence
-from penstock.solvers.coarse.aggregates import Aggregates
-from penstock.solvers.coarse.tentative import StoredTentative
 from penstock.spmv import CPU, Array, BsrMatrix, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.spmv.products.block_products import block_product, smoothed_rows

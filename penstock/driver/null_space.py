@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.solvers import SolveResult, StopReason
-from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.solvers.amg.modes import rigid_body_modes
 from penstock.spmv import Array, CsrMatrix, Device, HasAbsoluteProduct, InputError, Operator, device_of
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.vectors.noise import noise

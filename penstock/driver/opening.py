@@ -96,15 +96,19 @@ class _Opener:
 
     def _open_csr(self, given: GivenMatrix) -> OpenSystem:
         of_caller = given.matrix.values
+        with self.reporter.stage("move"):
+            matrix = given.moved(self.request.device, self.request.memory)
         with self.reporter.stage("look"):
-            matrix = given.checked(self.request.device, self.request.memory)
+            matrix = given.checked(matrix)
         placement = self._place(matrix)
         exact = ExactMatrix.of(given.matrix, placement.difference)
-        pattern = Pattern.of(matrix) if self.updatable else None
-        unreachable = None
-        if self.request.null_space is None:
-            known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
-            unreachable = NullSpace.found(matrix, known)
+        pattern = unreachable = None
+        with self.reporter.stage("look"):
+            if self.updatable:
+                pattern = Pattern.of(matrix)
+            if self.request.null_space is None:
+                known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
+                unreachable = NullSpace.found(matrix, known)
         del matrix, given  # whose structure may be large
         system = self._open_placed(placement)
         system.exact, system.unreachable, system.pattern = exact, unreachable, pattern
@@ -112,10 +116,8 @@ class _Opener:
         return system
 
     def _place(self, matrix: CsrMatrix) -> Placement:
-        with self.reporter.stage("convert") as stage:
-            placement = place_matrix(matrix, self.request, rates=self._rates)
-            stage.advance(1.0)
-        return placement
+        with self.reporter.stage("plan"):
+            return place_matrix(matrix, self.request, rates=self._rates, reporter=self.reporter)
 
     def _open_placed(self, placement: Placement) -> OpenSystem:
         self._announce(placement)
@@ -123,7 +125,8 @@ class _Opener:
         assert whole is not None, "a matrix in memory is converted"
         plan = placement.plan
         if isinstance(plan, Resident) or not plan.slots:
-            on_device = whole.to_device(self.request.device)
+            with self.reporter.stage("move"):
+                on_device = whole.to_device(self.request.device)
             return self._opened(on_device, placement if on_device is whole else replace(placement, matrix=None))
         count = len(plan.index.subdivisions)
         if self.request.device.kind == "cuda":

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.driver.matrix_checks import check_matrix, check_square
+from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Vectors, room_for_matrix
 from penstock.driver.resident import Resident
 from penstock.driver.slow_modes import constants_are_slow, is_worth_measuring
@@ -120,10 +121,11 @@ def place_index(
     return _streamed(request, plan, specs, vectors, index.nnz, facts)
 
 
-def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
+def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates, reporter: Reporter | None = None) -> Placement:
     """Place a valid CSR matrix in memory, on the host or the device: one pass for statistics and symmetry, one conversion."""
-    statistics = MatrixStatistics.of(A)
-    symmetry = check_matrix(statistics, request.name, definite=request.chosen_method.definite)
+    statistics, reporter = MatrixStatistics.of(A), reporter or Reporter()
+    with reporter.stage("look"):
+        symmetry = check_matrix(statistics, request.name, definite=request.chosen_method.definite)
     how = "exact"
     if not symmetry.exact:
         how = f"to rounding: mirror images differ by up to {symmetry.largest:.2g} of the diagonal"
@@ -139,7 +141,8 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
     ranking = rank_formats(statistics, request.device.kind, vectors.together, most_nbytes=most)
     fitting = next((one for one in ranking if request.format in (None, one.format_name)), None)
     if fitting is not None:
-        matrix = _converted(A, fitting)
+        with reporter.stage("convert"):
+            matrix = _converted(A, fitting)
         facts += [_SLOW] * slow
         facts.append(_format_fact(fitting, symmetry.exact, request, "fastest by the roofline model"))
         difference = symmetry.skew_norm if format_named(fitting.format_name).traits.half else 0.0
@@ -151,11 +154,11 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates) -> Placement:
         slow = is_worth_measuring(A.shape[0], streamed=True) and constants_are_slow(A, block_size)
     if slow:
         placed = _place_streamed(
-            A, statistics, replace(without, constants_are_slow=True), block_size, [*facts, _SLOW], rates
+            A, statistics, replace(without, constants_are_slow=True), block_size, [*facts, _SLOW], rates, reporter
         )
         if placed.stream_plan.powers_per_sweep > 1:
             return placed  # otherwise rows couple so widely that its set-up would hold most of the matrix
-    return _place_streamed(A, statistics, without, block_size, facts, rates)
+    return _place_streamed(A, statistics, without, block_size, facts, rates, reporter)
 
 
 def _place_streamed(
@@ -165,6 +168,7 @@ def _place_streamed(
     block_size: int,
     facts: list[tuple[str, str]],
     rates: Rates,
+    reporter: Reporter,
 ) -> Placement:
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_VECTOR_BLOCK)
     specs = request.specs_that_stream(block_size)
@@ -205,7 +209,8 @@ def _place_streamed(
                 A, order, extents = CsrMatrix.from_csr(reordered, check=False), by_levels, other_extents
                 chosen = other
         cuts = _cuts_beside(chosen)
-    whole = _converted(A, smallest).to_device(CPU)  # to be cut there, and streamed from there
+    with reporter.stage("convert"):
+        whole = _converted(A, smallest).to_device(CPU)  # to be cut there, and streamed from there
     exact = functools.cache(lambda count: index_of(row_slabs(whole, count), whole.shape))
     limit = -(-whole.shape[0] // whole.row_granularity)
     try:

@@ -34,7 +34,7 @@ from penstock.driver.foreign import as_matrix
 from penstock.driver.inputs import GivenVectors, as_given_matrix
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.opening import open_system
-from penstock.driver.progress import Reporter, RichReporter
+from penstock.driver.progress import CallClock, Reporter, RichReporter
 from penstock.driver.request import Request
 from penstock.driver.resident import Resident
 from penstock.driver.update import update_values
@@ -50,13 +50,15 @@ from penstock.spmv import (
     format_nbytes,
     parse_nbytes,
 )
-from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
+from penstock.spmv.compilation.watch import seconds_without_compiling
 from penstock.spmv.foreign import is_foreign
 from penstock.spmv.reordered import Reordered
 from penstock.streaming import LevelOrder, StreamPlan
 
 # Seconds of compilation from which on a result mentions them.
 _NOTED_SECONDS = 0.1
+# Parts of a call below this share of it are not explained.
+_TOLD = 0.01
 # A preconditioner of earlier values is made again when a solve needs this many times the iterations for a digit; a few iterations
 # more are no sign of it.
 _RISEN, _FEW = 1.5, 8
@@ -157,11 +159,12 @@ class PreparedSystem:
         method: str,
         folder: str | Path | None,
     ) -> None:
-        began, self._compiled = seconds_without_compiling(), compile_seconds()
+        self._clock = CallClock(reporter)
         method_named(method)
         if is_foreign(preconditioner):
             preconditioner = as_matrix(preconditioner)
-        given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
+        with self._clock.stage("read"):
+            given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
         if block_size == "auto" and (points := options.get("coordinates")) is not None:
             block_size = max(1, given.rows // max(1, len(points)))  # what does not fit is refused later
         chosen: dict[str, Any] = {"null_space": null_space, "method": method}
@@ -170,11 +173,11 @@ class PreparedSystem:
         self._resources = ExitStack()
         self._close = weakref.finalize(self, self._resources.close)
         self._lock, self._solver_thread = threading.Lock(), 0
-        opened = open_system(given, request, folder=folder, reporter=reporter, updatable=updatable)
+        opened = open_system(given, request, folder=folder, reporter=self._clock, updatable=updatable)
         self._system: OpenSystem = self._resources.enter_context(opened)
         self.version, self._mixed, self._stale, self._refresh = 0, False, False, "auto"
         self._iterations_a_digit: float | None = None
-        self._opened_seconds: float | None = seconds_without_compiling() - began
+        self._opened_seconds: float | None = self._clock.opened()
         self.timings: dict[str, float] = {"open": self._opened_seconds}
 
     def set_up(self) -> None:
@@ -313,12 +316,12 @@ class PreparedSystem:
         with self._lock:
             if not self._close.alive:
                 raise InputError("this prepared system is closed; prepare the matrix again")
-            before = self._system.reporter
+            self._solver_thread = threading.get_ident()
             try:
-                self._solver_thread, self._system.reporter = threading.get_ident(), reporter or before
-                yield
+                with self._clock.running(reporter):
+                    yield
             finally:
-                self._solver_thread, self._system.reporter = 0, before
+                self._solver_thread = 0
 
     @property
     def _is_mine(self) -> bool:
@@ -331,14 +334,16 @@ class PreparedSystem:
         if self._opened_seconds is not None:
             cost = f"opened in {self._opened_seconds:.3g} s, {cost}"
             self._opened_seconds = None
-        if (compiling := compile_seconds() - self._compiled) >= _NOTED_SECONDS:
-            cost += f", {compiling:.3g} s more for compiling kernels, once on a machine"
-        self._compiled = compile_seconds()
-        decisions = "\n".join([*self._system.explain(), *self._update_facts(), f"{'time':<11} {cost}"])
+        parts = self._clock.take()
+        if parts["compiling"] >= _NOTED_SECONDS:
+            cost += f", {parts['compiling']:.3g} s more for compiling kernels, once on a machine"
+        shares = ", ".join(f"{part} {of:.3g}" for part, of in parts.items() if of > _TOLD * sum(parts.values()))
+        lines = [f"{'time':<11} {cost}", f"{'of which':<11} {shares} s"]
+        decisions = "\n".join([*self._system.explain(), *self._update_facts(), *lines])
         if self._stale and not result.converged:
             note = "; the preconditioner is that of earlier values: update(A, preconditioner='values') makes it again"
             result = _with_note(result, note)
-        return replace(result, decisions=decisions)
+        return replace(result, decisions=decisions, timings={**result.timings, **parts})
 
     def _update_facts(self) -> list[str]:
         if not self.version:

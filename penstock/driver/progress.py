@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from penstock.solvers import IterationRecord
 from penstock.spmv import format_nbytes
-from penstock.spmv.compilation.watch import compile_seconds, watched_compilation
+from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling, watched_compilation
 
 # Seconds between two lines in a log: a job of hours shows that it lives, and fills no disk.
 _LOG_SECONDS = 60.0
@@ -24,6 +24,10 @@ _LOG_SECONDS = 60.0
 _FIRST_SECONDS = 2.0
 # Seconds between two states of a line in a notebook.
 _NOTEBOOK_SECONDS = 0.25
+# What results call the parts of a call.
+_PARTS = {"read": "reading", "look": "looking", "survey": "looking", "plan": "planning", "try": "planning"}
+_PARTS |= {"convert": "converting", "write": "converting", "move": "moving", "copy": "moving", "open": "moving"}
+_PARTS |= {"prepare": "setting up", "solve": "iterating", "update": "updating"}
 # Seconds of compilation from which on they are reported.
 _NOTICED_SECONDS = 1.0
 
@@ -65,6 +69,68 @@ class Reporter:
     def stage(self, title: str) -> Iterator[Stage]:
         """Open a part of the run that may take a while."""
         yield Stage()
+
+
+class CallClock(Reporter):
+    """Hands everything on to a reporter, and adds up what the parts of calls take.
+
+    Examples
+    --------
+    >>> clock = CallClock(Reporter())
+    >>> with clock.running(), clock.stage("plan"), clock.stage("convert"):
+    ...     pass
+    >>> sorted(clock.take())
+    ['compiling', 'converting', 'planning', 'rest']
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter, self._within = reporter, [0.0]
+        self._began, self._compiled, self._busy = time.perf_counter(), compile_seconds(), 0.0
+        self._parts: dict[str, float] = {}
+
+    def opened(self) -> float:
+        """Count the time since the clock was made; return it, without that of compiling."""
+        self._busy += time.perf_counter() - self._began
+        return self._busy - (compile_seconds() - self._compiled)
+
+    @contextmanager
+    def running(self, reporter: Reporter | None = None) -> Iterator[None]:
+        """Count the time of a call, which another reporter may hear of."""
+        before, began = self._reporter, time.perf_counter()
+        self._reporter = reporter or before
+        try:
+            yield
+        finally:
+            self._reporter = before
+            self._busy += time.perf_counter() - began
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each part since the last time; they add up to those of the calls.
+
+        Parts within parts are counted once, and what is compiled meanwhile on its own.
+        """
+        parts, self._parts = self._parts, {}
+        parts["compiling"] = compile_seconds() - self._compiled
+        parts["rest"] = self._busy - sum(parts.values())
+        self._compiled, self._busy = compile_seconds(), 0.0
+        return parts
+
+    def text(self, title: str, body: str) -> None:
+        """Show a text under a title."""
+        self._reporter.text(title, body)
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[Stage]:
+        """Open a part of the call, and count its time."""
+        began, name = seconds_without_compiling(), _PARTS.get(title, title)
+        self._within.append(0.0)
+        try:
+            with self._reporter.stage(title) as stage:
+                yield stage
+        finally:
+            seconds, within = seconds_without_compiling() - began, self._within.pop()
+            self._within[-1] += seconds
+            self._parts[name] = self._parts.get(name, 0.0) + seconds - within
 
 
 class _LineStage(Stage, ABC):

@@ -75,7 +75,7 @@ def _as_csr(given: GivenMatrix, system: OpenSystem) -> CsrMatrix:
     on_host = system.A.device.kind == "cpu" or isinstance(system.A, StreamedMatrix)
     device = CPU if on_host else system.A.device
     if given.kind == "csr":
-        return given.checked(device, system.request.memory)
+        return given.checked(given.moved(device, system.request.memory))
     return CsrMatrix.from_csr(given.matrix.to_csr(), check=False).to_device(device)
 
 

@@ -31,8 +31,8 @@ class MatrixStatistics:
     Parameters
     ----------
     shape : (int, int)
-    lengths : int64 array, (rows,)
-        Stored entries of each row, on the host.
+    nnz : int
+        Stored entries.
     dtype, values_dtype : dtype
         Types of the vectors and of the stored values.
     device : Device
@@ -43,7 +43,7 @@ class MatrixStatistics:
     """
 
     shape: tuple[int, int]
-    lengths: np.ndarray[Any, Any]
+    nnz: int
     dtype: np.dtype[np.generic]
     values_dtype: np.dtype[np.generic]
     device: Device
@@ -51,7 +51,7 @@ class MatrixStatistics:
     column_indices: Array
     values: Array
     matrix: Any = None
-    _counts: dict[tuple[int, bool], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)
+    _counts: dict[tuple[int, bool], Array] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, A: Any, *, values_dtype: Any = None) -> Self:
@@ -61,22 +61,21 @@ class MatrixStatistics:
             arrays = (A.row_offsets, A.column_indices, A.values)
         else:
             arrays = (A.indptr.astype(np.int64, copy=False), A.indices.astype(np.int32, copy=False), A.data)
-        lengths = np.diff(CPU.asarray(arrays[0])).astype(np.int64, copy=False)
-        stored = np.dtype(values_dtype or arrays[2].dtype)
         return cls(
             (int(A.shape[0]), int(A.shape[1])),
-            lengths,
+            int(arrays[0][-1]) if arrays[0].size else 0,
             np.dtype(A.dtype),
-            stored,
+            np.dtype(values_dtype or arrays[2].dtype),
             getattr(A, "device", CPU),
             *arrays,
             matrix,
         )
 
     @cached_property
-    def nnz(self) -> int:
-        """Stored entries."""
-        return int(self.lengths.sum())
+    def lengths(self) -> np.ndarray[Any, Any]:
+        """Stored entries of each row: int64, (rows,), on the host."""
+        lengths: np.ndarray[Any, Any] = np.diff(CPU.asarray(self.row_offsets)).astype(np.int64, copy=False)
+        return lengths
 
     @cached_property
     def survey(self) -> Survey:
@@ -95,15 +94,18 @@ class MatrixStatistics:
         """Mean row length."""
         return self.nnz / max(self.shape[0], 1)
 
-    @cached_property
+    @property
     def longest(self) -> int:
         """Entries of the longest row."""
-        return int(self.lengths.max()) if self.lengths.size else 0
+        return self.survey.longest
 
-    @cached_property
+    @property
     def variation(self) -> float:
         """Coefficient of variation of the row lengths: standard deviation over mean."""
-        return float(self.lengths.std() / self.mean) if self.nnz else 0.0
+        if not self.nnz:
+            return 0.0
+        variance = (self.survey.squares * self.shape[0] - self.nnz**2) / self.shape[0] ** 2  # of exact integers
+        return math.sqrt(max(variance, 0.0)) / self.mean
 
     @cached_property
     def symmetry(self) -> Symmetry:
@@ -134,19 +136,19 @@ class MatrixStatistics:
             return self.shape, self.row_offsets, self.column_indices
         apart = rows // _RUNS // _RUN * _RUN
         starts = np.arange(0, apart * _RUNS, apart)
-        lengths = np.concatenate([self.lengths[start : start + _RUN] for start in starts])
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        ends = CPU.asarray(self.row_offsets[np.stack([starts, starts + _RUN])])
-        columns = [self.column_indices[first:stop] for first, stop in ends.T.tolist()]
-        return (_RUN * _RUNS, self.shape[1]), xp.asarray(offsets), xp.concatenate(columns)
+        runs = [self.row_offsets[start : start + _RUN + 1] for start in starts.tolist()]
+        lengths = xp.concatenate([xp.diff(run) for run in runs])
+        offsets = xp.concatenate([xp.zeros(1, dtype=np.int64), xp.cumsum(lengths, dtype=np.int64)])
+        ends = CPU.asarray(xp.stack([run[[0, -1]] for run in runs])).tolist()
+        columns = [self.column_indices[first:stop] for first, stop in ends]
+        return (_RUN * _RUNS, self.shape[1]), offsets, xp.concatenate(columns)
 
-    def blocks(self, size: int, *, upper: bool = False) -> np.ndarray[Any, Any]:
+    def blocks(self, size: int, *, upper: bool = False) -> Array:
         """Return the number of ``size`` x ``size`` blocks of each block row; with ``upper`` none left of the diagonal."""
         if (size, upper) not in self._counts:
-            counts = count_blocks(
+            self._counts[size, upper] = count_blocks(
                 self.device, self.shape, self.row_offsets, self.column_indices, size, upper=0 if upper else None
             )
-            self._counts[size, upper] = CPU.asarray(counts)
         return self._counts[size, upper]
 
 

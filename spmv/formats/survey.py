@@ -29,7 +29,7 @@ CONVERSION_KERNELS = CudaSource("penstock.spmv.kernels", "conversion.cu")
 
 # Odd numbers with well mixed bits (Steele, Lea and Flood 2014, SplitMix64).
 _LOW, _HIGH, _MIX, _MIX_AGAIN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-# Groups of lanes that share the rows on a GPU; each adds its results to the same four numbers.
+# Groups of lanes that share the rows on a GPU; each adds its results to the same numbers.
 _GROUPS = 4 * NOMINAL_WARPS
 # Rows whose results a CPU thread adds up.
 _PIECE = 1024
@@ -43,8 +43,8 @@ class Survey:
     ----------
     defects : Defect
         Offsets that descend or run past the entries, columns out of range, rows that do not ascend, values that are not finite.
-    longest : int
-        Entries of the longest row.
+    longest, squares : int
+        Entries of the longest row, and the sum of the squares of all rows' entries.
     positive : int
         Rows with a positive entry on the diagonal.
     skew : int
@@ -55,6 +55,7 @@ class Survey:
 
     defects: Defect = Defect.NONE
     longest: int = 0
+    squares: int = 0
     positive: int = 0
     skew: int = 0
 
@@ -62,6 +63,7 @@ class Survey:
         return Survey(
             self.defects | other.defects,
             max(self.longest, other.longest),
+            self.squares + other.squares,
             self.positive + other.positive,
             (self.skew + other.skew) % (1 << 64),
         )
@@ -81,22 +83,22 @@ def survey(
     """
     rows = row_offsets.size - 1
     if device.kind == "cuda":
-        seen = device.xp.zeros(4, dtype=np.int64)
+        seen = device.xp.zeros(5, dtype=np.int64)
         bits = values.view(np.int64 if values.dtype.itemsize == 8 else np.int32)
         function = CONVERSION_KERNELS.function(f"survey<{type_names(bits, row_offsets)}>")
         numbers = (rows, first_row, columns, min(column_indices.size, values.size))
         arguments = (*map(np.int64, numbers), row_offsets, column_indices, bits, seen)
         launch(function, 32 * min(rows, _GROUPS), 256, arguments)
-        defects, longest, positive, skew = CPU.asarray(seen).tolist()
+        defects, longest, squares, positive, skew = CPU.asarray(seen).tolist()
     else:
         pieces = -(-rows // _PIECE)
-        seen = np.zeros((4, pieces), dtype=np.int64)
+        seen = np.zeros((5, pieces), dtype=np.int64)
         bits = values.view(np.uint64 if values.dtype.itemsize == 8 else np.uint32)
         infinite = np.uint64(0x7FF0000000000000 if values.dtype.itemsize == 8 else 0x7F800000)
         _survey(row_offsets.astype(np.int64, copy=False), column_indices, bits, infinite, first_row, columns, *seen)
         defects, longest = int(np.bitwise_or.reduce(seen[0])), int(seen[1].max(initial=0))
-        positive, skew = int(seen[2].sum()), int(seen[3].sum())
-    return Survey(Defect(defects), longest, positive, skew % (1 << 64))
+        squares, positive, skew = (int(of.sum()) for of in seen[2:])
+    return Survey(Defect(defects), longest, squares, positive, skew % (1 << 64))
 
 
 @serial_kernel
@@ -118,6 +120,7 @@ def _survey(
     columns: int,
     defects: Array,
     longest: Array,
+    squares: Array,
     positive: Array,
     skew: Array,
 ) -> None:
@@ -125,13 +128,14 @@ def _survey(
     # The sign bit stands just above the exponent, whose lowest bit the mask loses when it is doubled.
     negative_zero = (infinite << np.uint64(1)) & ~infinite
     for piece in prange(defects.shape[0]):
-        found, most, above, total = 0, 0, 0, np.uint64(0)
+        found, most, square, above, total = 0, 0, 0, 0, np.uint64(0)
         for place in range(piece * _PIECE, min(rows, (piece + 1) * _PIECE)):
             start, stop, row = row_offsets[place], row_offsets[place + 1], first_row + place
             if start < 0 or stop < start or stop > entries:
                 found |= 1
                 continue
             most, previous = max(most, stop - start), np.int64(-1)
+            square += (stop - start) ** 2
             for entry in range(start, stop):
                 column, value = np.int64(column_indices[entry]), np.uint64(bits[entry])
                 if column < 0 or column >= columns:
@@ -149,4 +153,5 @@ def _survey(
                     total -= _mixed(column, row, value)
                 elif value != 0 and value < negative_zero:
                     above += 1
-        defects[piece], longest[piece], positive[piece], skew[piece] = found, most, above, np.int64(total)
+        defects[piece], longest[piece], squares[piece] = found, most, square
+        positive[piece], skew[piece] = above, np.int64(total)

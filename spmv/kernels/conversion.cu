@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(256) fill_blocks(
 
 // Surveys rows of a CSR matrix, as survey.py describes; Bits is an integer as long as a value. Nothing is read that the offsets
 // lead to beyond `entries`. Each group of 32 lanes goes through rows, reads their entries side by side, and adds what it has
-// seen to seen[0..3] once: defects, longest row, positive diagonal entries, skew sum. Launch: any number of whole groups.
+// seen to seen[0..4] once: defects, longest row, squares of lengths, positive diagonal entries, skew sum. Launch: any number of whole groups.
 __device__ __forceinline__ unsigned long long mixed(
     const unsigned long long low, const unsigned long long high, const unsigned long long bits)
 {
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(256) survey(
     constexpr bool wide = sizeof(Bits) == 8;
     constexpr unsigned long long infinite = wide ? 0x7FF0000000000000ull : 0x7F800000ull;
     constexpr unsigned long long negative_zero = wide ? 1ull << 63 : 1ull << 31;
-    unsigned long long defects = 0, longest = 0, positive = 0, skew = 0;
+    unsigned long long defects = 0, longest = 0, squares = 0, positive = 0, skew = 0;
     const long long groups = (long long)gridDim.x * blockDim.x / 32;
     for (long long place = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32; place < rows; place += groups) {
         const long long start = row_offsets[place], stop = row_offsets[place + 1], row = first_row + place;
@@ -122,6 +122,7 @@ __global__ void __launch_bounds__(256) survey(
             continue;
         }
         if (longest < (unsigned long long)(stop - start)) longest = stop - start;
+        if (threadIdx.x % 32 == 0) squares += (unsigned long long)((stop - start) * (stop - start));
         for (long long entry = start + threadIdx.x % 32; entry < stop; entry += 32) {
             const long long column = source_columns[entry];
             unsigned long long value = (unsigned long long)values[entry];
@@ -145,8 +146,9 @@ __global__ void __launch_bounds__(256) survey(
     if (threadIdx.x % 32 == 0) {
         if (defects) atomicOr(&seen[0], defects);
         atomicMax(&seen[1], longest);
-        atomicAdd(&seen[2], positive);
-        atomicAdd(&seen[3], skew);
+        atomicAdd(&seen[2], squares);  // of the first lane, which counts for its group
+        atomicAdd(&seen[3], positive);
+        atomicAdd(&seen[4], skew);
     }
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.spmv import Array, BsrMatrix, SparseMatrix, device_of, format_named
+from penstock.spmv import Array, BsrMatrix, SparseMatrix, device_of
 from penstock.spmv.formats.convert import scalar_triplets, stored_blocks
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.products.block_rows import BlockRows, block_rows, row_numbers
@@ -21,8 +21,8 @@ class Completion:
     ``visit`` receives complete rows in ascending order, once the blocks of the slabs gathered take ``enough`` bytes.
     """
 
-    def __init__(self, format_name: str, block_size: int, visit: Callable[[BlockRows], None], enough: int = 0) -> None:
-        self._half, self._size, self._visit = format_named(format_name).traits.half, block_size, visit
+    def __init__(self, block_size: int, visit: Callable[[BlockRows], None], enough: int = 0) -> None:
+        self._size, self._visit = block_size, visit
         self._enough = enough
         # Blocks of rows that have arrived, and mirror images of blocks in later rows.
         self._arrived: list[_Blocks] = []
@@ -38,15 +38,15 @@ class Completion:
             blocks = blocks.copy()  # the memory of a slab is used again
         self._arrived.append((rows + start, columns, blocks))
         if last or sum(part[2].nbytes for part in self._arrived) >= self._enough:
-            self._complete(start + slab.shape[0] // stored, slab.shape[1], stored)
+            self._complete(start + slab.shape[0] // stored, slab.shape[1], stored, half=slab.traits.half)
 
-    def _complete(self, stop: int, width: int, stored: int) -> None:
+    def _complete(self, stop: int, width: int, stored: int, *, half: bool) -> None:
         """Visit the rows that have arrived, up to a row of stored blocks."""
         start, self._start = self._start, stop
         xp = device_of(self._arrived[0][2]).xp
         rows, columns, blocks = _joined(self._arrived)
         parts = [(rows, columns, blocks)]
-        if self._half:
+        if half:
             below = xp.flatnonzero(columns > rows)
             images = (columns[below], rows[below], blocks[below].swapaxes(1, 2))
             pending, self._pending = [*self._pending, images], []

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from penstock.spmv.device import Array
-from penstock.spmv.operator import Operator, unchecked_product
+from penstock.spmv.operator import Operator, SweptOperator, unchecked_product
 from penstock.spmv.vectors.space import VectorSpace
 
 
@@ -37,20 +36,6 @@ class RecurrenceStep:
     adds: bool = False
     forms_residual: bool = False
     keeps: int | None = None
-
-
-@runtime_checkable
-class AdvancesRecurrences(Protocol):
-    """An operator that computes several products of a recurrence in one pass over its matrix."""
-
-    def advance(self, recurrence: Recurrence) -> None:
-        """Perform all steps."""
-
-    def preferred_degree(self) -> int | None:
-        """Return the polynomial degree that makes the best use of a pass; None if it does not matter."""
-
-    def keeps_together(self, rows: int) -> bool:
-        """Return whether every block of ``rows`` rows, which D may couple, is always advanced as a whole."""
 
 
 @dataclass
@@ -95,7 +80,7 @@ class Recurrence:
 
     def run(self, A: Operator) -> Array:
         """Perform all steps and return the last vector, ``v`` or ``before``; the other is the one before it."""
-        if isinstance(A, AdvancesRecurrences):
+        if isinstance(A, SweptOperator):
             A.advance(self)
         else:
             self.run_whole(A, range(len(self.steps)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from penstock.spmv import format_named
 from penstock.streaming.planning.schedule import Schedule
@@ -130,17 +132,28 @@ class SweepTimes:
 
     def product(self, number: int) -> float:
         """Return the seconds of one product with a subdivision."""
+        subdivision = self._plan.index.subdivisions[number]
+        return float(self._seconds_of(subdivision.nbytes, subdivision.row_stop - subdivision.row_start))
+
+    def _seconds_of(self, nbytes: Any, rows: Any) -> Any:
         plan, rates = self._plan, self._rates
-        subdivision = plan.index.subdivisions[number]
         # A product writes its rows of the result and reads about the same number of vector entries. A step of a recurrence
         # is a separate pass that reads five vectors and writes one.
         values, gaps = (2, 1.0) if self._stages == 1 else (8, 2.0 / rates.side_by_side)
-        vectors = 8 * values * plan.workload.columns * (subdivision.row_stop - subdivision.row_start)
-        bandwidths = subdivision.nbytes / self._memory_rate + vectors / (EFFICIENCY * rates.memory)
+        vectors = 8 * values * plan.workload.columns * rows
+        bandwidths = nbytes / self._memory_rate + vectors / (EFFICIENCY * rates.memory)
         seconds = bandwidths + gaps * rates.product_gap
         # One call starts many products.
         one_call = self._stages > 1 or plan.workload.repeats >= LEAST_CAPTURED
-        return seconds if one_call else max(seconds, rates.product_start)
+        return seconds if one_call else np.maximum(seconds, rates.product_start)
+
+    def _products(self) -> list[float]:
+        """Return the seconds of one product with each subdivision."""
+        index = self._plan.index
+        nbytes = np.array([subdivision.nbytes for subdivision in index.subdivisions])
+        rows = np.diff([*index.row_starts, index.shape[0]])
+        seconds: list[float] = self._seconds_of(nbytes, rows).tolist()
+        return seconds
 
     def compute(self, number: int) -> float:
         """Return the seconds of all products with a subdivision in a sweep."""
@@ -148,13 +161,14 @@ class SweepTimes:
 
     def totals(self) -> tuple[float, float, float]:
         """Return the seconds of all transfers, of all computations, and those for which the link must wait."""
-        schedule, numbers = self._plan.schedule, range(len(self._plan.index.subdivisions))
+        schedule, products = self._plan.schedule, self._products()
         later = [number for number in (1, 2) if schedule.sweeps != "restart"] or [0]
         transferred = sum(sum(map(self.transfer, schedule.transfers(number))) for number in later) / len(later)
         # No transfer runs until all products with the first subdivision are done, nor after the last one has arrived.
         alternate, stages = schedule.sweeps == "alternate", self._stages
-        waiting = stages * (stages - 1) * max(map(self.product, numbers)) if alternate else 0.0
-        return transferred, sum(map(self.compute, numbers)), waiting
+        waiting = stages * (stages - 1) * max(products) if alternate else 0.0
+        repeats = self._plan.workload.repeats
+        return transferred, sum(repeats * stages * seconds for seconds in products), waiting
 
     def simulated(self, overlap: bool) -> float:
         """Return the mean of sweeps 1 and 2, one in each direction if they alternate."""

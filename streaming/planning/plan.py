@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -335,7 +337,8 @@ def _default_slots(degree: int, reach: int, sizes: list[int], available: int) ->
 def _spread_evenly(sizes: list[int], nbytes: int) -> frozenset[int]:
     """Return the largest set of pieces that fits, spread evenly over the sweep."""
     total = len(sizes)
-    for count in range(min(total, nbytes // max(min(sizes), 1)), 0, -1):
+    most = bisect.bisect_right(list(itertools.accumulate(sorted(sizes))), nbytes)  # of the smallest pieces
+    for count in range(most, 0, -1):
         pieces = frozenset((2 * position + 1) * total // (2 * count) for position in range(count))
         if sum(sizes[number] for number in pieces) <= nbytes:
             return pieces

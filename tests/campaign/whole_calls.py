@@ -17,7 +17,7 @@ from penstock.driver.inputs import GivenVectors, as_given_matrix
 from penstock.driver.opening import open_system
 from penstock.driver.request import Request
 from penstock.fem import Cantilever
-from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.solvers.amg.modes import rigid_body_modes
 from penstock.spmv import CPU, PenstockError
 
 NAMES = ("auto", "jacobi", "chebyshev", "smoothed_aggregation", "multigrid", "incomplete_cholesky")

@@ -12,7 +12,7 @@ import penstock
 from penstock import InputError, NotConvergedError, NotConvergedWarning, solve
 from penstock.fem import Cantilever
 from penstock.solvers import StopReason
-from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.solvers.amg.modes import rigid_body_modes
 
 
 def line(n):

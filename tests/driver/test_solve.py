@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ import penstock
 from penstock.driver import placement as placement_module
 from penstock.driver import slow_modes
 from penstock.fem import Cantilever, LognormalMaterial
+from penstock.solvers import SmoothedAggregationSpec
 from penstock.solvers.chebyshev import ChebyshevSpec
-from penstock.solvers.coarse.spec import SmoothedAggregationSpec
 from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, SymmetricBsrMatrix
 from penstock.spmv.formats import csr, statistics, symmetric_bsr
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
@@ -481,3 +482,21 @@ def test_several_right_hand_sides_with_a_coarse_level_are_solved():
     result = penstock.solve(beam.matrix("csr").to_csr(), B, coordinates=beam.mesh.coordinates())
     assert result.converged
     assert "smoothed_aggregation" in result.explain()
+
+
+@pytest.mark.parametrize("memory", [None, "1 MiB"])
+def test_the_parts_of_a_call_add_up_to_its_time(memory):
+    beam = Cantilever(nodes=(25, 7, 7), dof=3)
+    A, b, points = beam.matrix("csr").to_csr(), beam.load(), beam.mesh.coordinates()
+    options = {"coordinates": points, "memory": memory}
+    solve(A, b, **options)
+
+    began = time.perf_counter()
+    result = solve(A, b, **options)
+    seconds = time.perf_counter() - began
+
+    parts = {name: of for name, of in result.timings.items() if name.endswith("ing") or name in ("setting up", "rest")}
+    assert {"reading", "looking", "planning", "converting", "moving", "setting up", "iterating"} <= set(parts)
+    assert all(of >= 0 for of in parts.values())
+    assert 0.95 * seconds <= sum(parts.values()) <= seconds
+    assert "\nof which    " in result.explain()

@@ -7,7 +7,7 @@ from kernel_targets import DEVICES
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import block_cg, block_jacobi, cg
-from penstock.spmv import BudgetError, CountsTraffic, CsrMatrix, HasAbsoluteProduct, HasDiagonalBlocks, InputError
+from penstock.spmv import BudgetError, CsrMatrix, HasAbsoluteProduct, HasDiagonalBlocks, InputError, SweptOperator
 from penstock.streaming import (
     FileStore,
     HeterogeneousMatrix,
@@ -62,7 +62,7 @@ def test_products_are_those_of_the_whole_matrix(beam, name, count, device):
         absolute = abs(whole.to_csr()) @ A.device.to_host(x)
         np.testing.assert_allclose(A.device.to_host(A.apply_absolute(x)), absolute, rtol=1e-13)
         np.testing.assert_array_equal(A.device.to_host(A.diagonal_blocks(3)), whole.diagonal_blocks(3))
-        assert isinstance(A, CountsTraffic)
+        assert isinstance(A, SweptOperator)
         assert isinstance(A, HasAbsoluteProduct)
         assert isinstance(A, HasDiagonalBlocks)
         assert A.sweeps == 6

@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from penstock.spmv import BudgetError, CountsTraffic, CsrMatrix, HasAbsoluteProduct, InputError, StoreError
+from penstock import spmv, streaming
+from penstock.spmv import BudgetError, CsrMatrix, HasAbsoluteProduct, InputError, StoreError, SweptOperator
 from penstock.streaming import FileStore, HostStore, MemoryBudget, Ring, StreamedMatrix, Timeline, index_of, plan_stream
 from penstock.streaming.testing import CountingStore, FaultyStore, SlowStore
 
@@ -177,8 +178,14 @@ def test_the_ring_may_have_any_length_against_the_streamed_pieces(open_store, ma
 
 def test_it_is_an_operator_with_counters_and_an_absolute_product(store, smallest):
     with StreamedMatrix(store, smallest) as A:
-        assert isinstance(A, CountsTraffic)
+        assert isinstance(A, SweptOperator)
         assert isinstance(A, HasAbsoluteProduct)
+
+
+def test_earlier_names_still_name_what_solvers_ask_of_a_streamed_matrix():
+    names = [spmv.CountsTraffic, spmv.CountsWaiting, spmv.PlansWorkspace, streaming.Sweeps]
+
+    assert set(names) == {SweptOperator}
 
 
 class TestTraffic:

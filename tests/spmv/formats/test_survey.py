@@ -37,8 +37,8 @@ def test_a_sound_symmetric_matrix(target, dtype, offsets):
 
     seen = surveyed(target, A, offsets)
 
-    longest, positive = int(np.diff(A.indptr).max()), int((A.diagonal() > 0).sum())
-    assert seen == Survey(Defect.NONE, longest, positive, 0)
+    lengths, positive = np.diff(A.indptr), int((A.diagonal() > 0).sum())
+    assert seen == Survey(Defect.NONE, int(lengths.max()), int((lengths**2).sum()), positive, 0)
     assert 0 < positive < A.shape[0] or (A.diagonal() > 0).all()
 
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.coarse.boundary import Boundary
-from penstock.solvers.coarse.matrix_rows import visit_rows
-from penstock.solvers.coarse.tentative import Tentative
+from penstock.solvers.amg.matrix_rows import Boundary, visit_rows
+from penstock.solvers.amg.tentative import Tentative
 from penstock.spmv import Array, BsrMatrix, Operator, device_of
 from penstock.spmv.communicator import ALONE, Communicator
 from penstock.spmv.products.block_products import block_product, smoothed_rows

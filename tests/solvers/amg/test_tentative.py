@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from kernel_targets import TARGETS
 
-from penstock.solvers.coarse.aggregates import Aggregates
-from penstock.solvers.coarse.modes import rigid_body_modes
-from penstock.solvers.coarse.rigid_tentative import RigidTentative
-from penstock.solvers.coarse.tentative import StoredTentative
+from penstock.solvers.amg.aggregates import Aggregates
+from penstock.solvers.amg.modes import rigid_body_modes
+from penstock.solvers.amg.tentative import RigidTentative, StoredTentative
 from penstock.spmv import CPU, Device
 from penstock.spmv.compilation.table import find_kernel
 

@@ -6,11 +6,12 @@ import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
 from penstock.fem import Cantilever
-from penstock.solvers.coarse.aggregates import (
+from penstock.solvers.amg import aggregates as aggregates_module
+from penstock.solvers.amg.aggregates import (
     box_aggregates,
     coordinate_aggregates,
-    given_aggregates,
     graph_aggregates,
+    numbered_aggregates,
 )
 from penstock.spmv import InputError
 
@@ -67,6 +68,37 @@ def test_bisection_makes_equal_compact_parts(seed):
     assert max(extents) < 1.5
 
 
+_GRID = np.stack(np.meshgrid(*[np.arange(12.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        np.random.default_rng(0).random((5000, 3)),
+        _GRID,
+        _GRID[:, :2],
+        np.ones((3000, 3)),
+        1e15 + _GRID,
+        1e307 * (_GRID - 5.5) * 3,  # extents that overflow
+        np.where(_GRID == 3, 1e300, _GRID),
+    ],
+    ids=["random", "grid", "doubled", "one point", "far away", "overflow", "unlike"],
+)
+def test_all_threads_together_cut_as_each_alone_does(points, monkeypatch):
+    alone = coordinate_aggregates(points, 60)
+
+    monkeypatch.setattr(aggregates_module, "_LARGE", 100)
+
+    assert np.array_equal(coordinate_aggregates(points, 60).of_node, alone.of_node)
+
+
+def test_parts_do_not_depend_on_the_numbers_of_the_nodes():
+    order = np.random.default_rng(1).permutation(len(_GRID))
+    one, other = coordinate_aggregates(_GRID, 60).of_node, coordinate_aggregates(_GRID[order], 60).of_node
+
+    assert np.array_equal(one[order], other)
+
+
 def test_bisection_of_a_few_points_is_one_aggregate():
     assert coordinate_aggregates(np.zeros((7, 2)), 125).count == 1
 
@@ -98,11 +130,11 @@ def test_nodes_without_neighbours_are_gathered():
 
 
 def test_given_numbers_may_have_gaps_but_not_another_length():
-    assert given_aggregates([7, 3, 7, 9], 4).of_node.tolist() == [1, 0, 1, 2]
+    assert numbered_aggregates([7, 3, 7, 9], 4).of_node.tolist() == [1, 0, 1, 2]
     with pytest.raises(InputError, match="4 whole numbers"):
-        given_aggregates([7, 3, 7], 4)
+        numbered_aggregates([7, 3, 7], 4)
     with pytest.raises(InputError, match="whole numbers"):
-        given_aggregates([0.5, 1, 2, 3], 4)
+        numbered_aggregates([0.5, 1, 2, 3], 4)
 
 
 @pytest.mark.parametrize("coordinates", [np.zeros((0, 3)), np.zeros(5), np.array([[0.0, np.nan]])])

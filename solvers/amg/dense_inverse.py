@@ -6,18 +6,27 @@ import math
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from penstock.host.adaptive_threads import most_threads
 from penstock.host.threads import blas_limited
 from penstock.solvers.preconditioners import DiagonalBlocks
-from penstock.spmv import InputError
+from penstock.spmv import CsrMatrix, InputError, SparseMatrix
 
+#: Matrices of up to this many unknowns are inverted.
+DENSE_UNKNOWNS = 800
 # Eigenvalues below this share of the largest are zero but for rounding.
 _SINGULAR = 1e-13
 # So are those below the second share that are smaller by the third than the next one: rounding of the sums that made the matrix.
 _SUSPICIOUS, _GAP = 1e-10, 1e3
 #: A diagonal entry of a coarse matrix below this share of the largest one of the matrix that it is made of is zero.
 NEGLIGIBLE = 1e-13
+
+
+def inverse_of(A: SparseMatrix, negligible: float) -> CsrMatrix:
+    """Return the dense inverse of a small matrix, on its device; entries and eigenvalues below ``negligible`` are zero."""
+    inverse = dense_inverse(A.to_csr().toarray(), negligible)
+    return CsrMatrix.from_csr(scipy.sparse.csr_array(inverse)).to_device(A.device)
 
 
 def dense_inverse(A: np.ndarray[Any, Any], negligible: float = 0.0) -> np.ndarray[Any, Any]:

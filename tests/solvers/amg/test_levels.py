@@ -8,9 +8,9 @@ from kernel_targets import gpu_count
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import cg, smoothed_aggregation
-from penstock.solvers.coarse import matrix_rows
-from penstock.solvers.coarse.galerkin import coarse_matrix, with_unit_rows
-from penstock.solvers.coarse.modes import rigid_body_modes
+from penstock.solvers.amg import matrix_rows
+from penstock.solvers.amg.galerkin import coarse_matrix, with_unit_rows
+from penstock.solvers.amg.modes import rigid_body_modes
 from penstock.spmv import CsrMatrix, Device, FunctionOperator, InputError, format_named
 from penstock.streaming import HostStore, StreamedMatrix
 

@@ -1,4 +1,7 @@
-"""The tentative prolongator T: on each aggregate an orthonormal basis of the near-null space."""
+"""The tentative prolongator T: on each aggregate an orthonormal basis of the near-null space.
+
+Its entries are stored, or computed from coordinates; each of the ranks that share a matrix has the rows of its own nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,23 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numba import prange
 
-from penstock.solvers.coarse.aggregates import Aggregates
+from penstock.solvers.amg.aggregates import Aggregates
 from penstock.spmv import Array, Device
+from penstock.spmv.communicator import Communicator
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows
 
 AGGREGATE_KERNELS = CudaSource("penstock.solvers.kernels", "aggregates.cu")
+MOTION_KERNELS = CudaSource("penstock.solvers.kernels", "rigid_motions.cu")
 
-#: A mode whose part that is new on an aggregate is smaller than this share of it adds nothing there.
-DEPENDENT = 1e-6
+# A mode whose part that is new on an aggregate is smaller than this share of it adds nothing there.
+_DEPENDENT = 1e-6
 # Up to this many entries of T, one thread is faster than waking others.
 _SERIAL_ENTRIES = 1 << 18
 _CUDA_THREADS = 256
+_RIGID_MOTIONS = 6  # of a body in space
 
 
 class Tentative(ABC):
@@ -102,8 +108,138 @@ class StoredTentative(Tentative):
         return self.basis.reshape(-1, self.block_size, self.modes)[start:stop]
 
 
-def _vectors(array: Array) -> int:
-    return 1 if array.ndim == 1 else int(array.shape[1])
+class RigidTentative(Tentative):
+    """T whose near-null space is the rigid motions in space, on a GPU: a third of the memory of T, or less.
+
+    It takes 24 bytes a node for coordinates and 1 an unknown, where the entries would take 48 an unknown, and its products read
+    as much less. A host has the memory, and computing them there costs more than reading.
+
+    Coordinates, (nodes, 3), are relative to a point near the centre of the body: digits are lost far from it. ``free``, bool
+    (n,), is False at unknowns that the coarse level leaves out. ``factors``, (aggregates, 6, 6), are upper triangular: they
+    turn motions about the centre of the nodes into a basis that is orthonormal on the aggregate.
+    """
+
+    def __init__(
+        self, coordinates: Array, free: Array, aggregates: Aggregates, block_size: int, device: Device
+    ) -> None:
+        super().__init__(aggregates, block_size, _RIGID_MOTIONS, device)
+        xp = device.xp
+        self._coordinates = xp.ascontiguousarray(device.asarray(coordinates, dtype=np.float64))
+        self._free = device.asarray(free, dtype=np.bool_)
+        self.factors = xp.empty((aggregates.count, _RIGID_MOTIONS, _RIGID_MOTIONS))
+        self.candidates = xp.empty((self.unknowns, _RIGID_MOTIONS))
+        function = MOTION_KERNELS.function(f"factor_motions<{block_size}>")
+        arguments = (
+            np.int64(aggregates.count), self._offsets, self._order, self._free, self._coordinates, self.factors,
+            self.candidates, np.float64(_DEPENDENT**2),
+        )  # fmt: skip
+        launch(function, 32 * aggregates.count, _CUDA_THREADS // 2, arguments)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of T."""
+        return int(super().nbytes + self._coordinates.nbytes + self._free.nbytes + self.factors.nbytes)
+
+    def prolong(self, coarse: Array, out: Array) -> None:
+        """Set ``out = T coarse``, a vector or a block of vectors."""
+        motions = self._apply_factors(coarse, transposed=False)
+        function = MOTION_KERNELS.function(f"move_nodes<{self.block_size}>")
+        arguments = (np.int64(out.size), _vectors(out), self.of_node, self._free, self._coordinates, motions, out)
+        launch(function, int(out.size), _CUDA_THREADS, arguments)
+
+    def restrict(self, fine: Array, out: Array) -> None:
+        """Set ``out = T^T fine``, a vector or a block of vectors."""
+        loads, vectors, count = self.device.xp.empty_like(out), _vectors(fine), self.aggregates.count
+        function = MOTION_KERNELS.function(f"sum_loads<{self.block_size}>")
+        across = _across(vectors)
+        lists = (self._offsets, self._order, self._free, self._coordinates)
+        launch(function, 32 * count, _CUDA_THREADS, (np.int64(count), vectors, across, *lists, fine, loads))
+        out[...] = self._apply_factors(loads, transposed=True)
+
+    def _apply_factors(self, vectors: Array, *, transposed: bool) -> Array:
+        out = self.device.xp.empty_like(vectors)
+        function = MOTION_KERNELS.function(f"apply_factors<{str(transposed).lower()}>")
+        launch(function, int(out.size), _CUDA_THREADS, (np.int64(out.size), _vectors(out), self.factors, vectors, out))
+        return out
+
+    def _blocks(self, start: int, stop: int) -> Array:
+        out = self.device.xp.empty((stop - start, self.block_size, _RIGID_MOTIONS))
+        function = MOTION_KERNELS.function(f"motion_blocks<{self.block_size}>")
+        nodes = (self.of_node, self._free, self._coordinates)
+        arguments = (np.int64(out.size), np.int64(start), *nodes, self.factors, out)
+        launch(function, int(out.size), _CUDA_THREADS, arguments)
+        return out
+
+
+def shared(own: Tentative, communicator: Communicator) -> Tentative:
+    """Return T of all ranks from that of one; a single rank has the whole. Collective."""
+    return own if communicator.size == 1 else SharedTentative(own, communicator)
+
+
+class SharedTentative(Tentative):
+    """This rank's rows of T, from T of its own nodes. Constructing it is collective, as :meth:`restrict` is.
+
+    Aggregates do not cross ranks and are numbered rank after rank; coarse vectors are whole on all.
+    """
+
+    # It has what a Tentative has, but leaves the lists of nodes to that of the rank.
+    def __init__(self, own: Tentative, communicator: Communicator) -> None:
+        self._own, self._communicator = own, communicator
+        self.block_size, self.modes, self.device, self.of_node = own.block_size, own.modes, own.device, own.of_node
+        count = own.aggregates.count
+        of_ranks = communicator.of_all((own.aggregates.grid, count, own.device.to_host(own.candidates)))
+        total = sum(of_rank[1] for of_rank in of_ranks)
+        self._first = sum(of_rank[1] for of_rank in of_ranks[: communicator.rank])
+        self._rows = slice(self._first * self.modes, (self._first + count) * self.modes)
+        self.unknowns = total * self.modes
+        # Numbers of all aggregates, of which no list of nodes exists.
+        grid = _joined_grid([of_rank[0] for of_rank in of_ranks if of_rank[1]], total)
+        self.aggregates = Aggregates(np.empty(0, dtype=np.int32), grid, total)
+        self.candidates = own.device.asarray(np.concatenate([of_rank[2] for of_rank in of_ranks]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of T."""
+        return self._own.nbytes
+
+    def rows(self, start: int, stop: int) -> BlockRows:
+        """Return the rows of some nodes of this rank, with the columns of all ranks."""
+        own = self._own.rows(start, stop)
+        return BlockRows(own.start, own.offsets, own.columns + np.int32(self._first), own.blocks)
+
+    def prolong(self, coarse: Array, out: Array) -> None:
+        """Set ``out = T coarse`` for the rows of this rank."""
+        if len(out):
+            self._own.prolong(coarse[self._rows], out)
+
+    def restrict(self, fine: Array, out: Array) -> None:
+        """Set ``out = T^T fine``, the sum over all ranks. Collective."""
+        out[...] = 0
+        if len(fine):
+            self._own.restrict(fine, out[self._rows])
+        column = out.reshape(-1, 1)
+        self._communicator.add_up(column, column)
+
+    def _blocks(self, start: int, stop: int) -> Array:
+        return self._own._blocks(start, stop)
+
+
+def _joined_grid(grids: list[tuple[int, ...] | None], total: int) -> tuple[int, ...] | None:
+    """Return the grid of boxes that those of the ranks form along the first axis, or None if they do not."""
+    known = [grid for grid in grids if grid is not None]
+    if not known or len(known) < len(grids) or len({grid[1:] for grid in known}) > 1:
+        return None
+    joined = (sum(grid[0] for grid in known), *known[0][1:])
+    return joined if int(np.prod(joined)) == total else None
+
+
+def _vectors(array: Array) -> np.int32:
+    return np.int32(1 if array.ndim == 1 else array.shape[1])
+
+
+def _across(vectors: np.int32) -> np.int32:
+    """Return the lanes beside each other that read the vectors of a row."""
+    return np.int32(min(32, 1 << (int(vectors) - 1).bit_length()))
 
 
 def _as_block(array: Array) -> Array:
@@ -132,7 +268,7 @@ def _prolong_cuda(of_node: Array, basis: Array, coarse: Array, out: Array) -> No
     function = AGGREGATE_KERNELS.function(f"prolong<{basis.shape[1]}>")
     size = np.int32(len(basis) // len(of_node))
     entries = int(out.size)
-    arguments = (np.int64(entries), size, np.int32(_vectors(out)), of_node, basis, coarse, out)
+    arguments = (np.int64(entries), size, _vectors(out), of_node, basis, coarse, out)
     launch(function, entries, _CUDA_THREADS, arguments)
 
 
@@ -140,8 +276,7 @@ def _prolong_cuda(of_node: Array, basis: Array, coarse: Array, out: Array) -> No
 def _restrict_cuda(offsets: Array, order: Array, basis: Array, fine: Array, out: Array) -> None:
     function = AGGREGATE_KERNELS.function(f"restrict_rows<{basis.shape[1]}>")
     count, size, vectors = len(offsets) - 1, np.int32(len(basis) // len(order)), _vectors(fine)
-    across = np.int32(min(32, 1 << (vectors - 1).bit_length()))
-    arguments = (np.int64(count), size, np.int32(vectors), across, offsets, order, basis, fine, out)
+    arguments = (np.int64(count), size, vectors, _across(vectors), offsets, order, basis, fine, out)
     launch(function, 32 * count, _CUDA_THREADS, arguments)
 
 
@@ -149,7 +284,7 @@ def _restrict_cuda(offsets: Array, order: Array, basis: Array, fine: Array, out:
 def _orthonormalise_cuda(offsets: Array, order: Array, basis: Array, factors: Array) -> None:
     function = AGGREGATE_KERNELS.function(f"orthonormalise<{basis.shape[1]}>")
     count, size = len(offsets) - 1, np.int32(len(basis) // len(order))
-    arguments = (np.int64(count), size, offsets, order, basis, factors, np.float64(DEPENDENT**2))
+    arguments = (np.int64(count), size, offsets, order, basis, factors, np.float64(_DEPENDENT**2))
     launch(function, 32 * count, _CUDA_THREADS // 2, arguments)
 
 
@@ -207,7 +342,7 @@ def _orthonormalise(offsets: Array, order: Array, size: int, basis: Array, facto
             square = 0.0
             for i in range(count):
                 square += local[mode, i] * local[mode, i]
-            if square <= DEPENDENT * DEPENDENT * original or square == 0.0:
+            if square <= _DEPENDENT * _DEPENDENT * original or square == 0.0:
                 for i in range(count):
                     local[mode, i] = 0.0
             else:

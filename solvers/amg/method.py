@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from penstock.solvers.coarse.sweep import CoarseSweep
+from penstock.solvers.amg.sweep import CoarseSweep
 from penstock.solvers.columns import ColumnSpace, Numbers
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem

@@ -10,8 +10,19 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from penstock.spmv import InputError
-from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
+from penstock.spmv import Array, InputError, device_of
+from penstock.spmv.compilation.cuda_module import CudaSource, launch
+from penstock.spmv.compilation.jit import inlined, parallel_kernel, serial_kernel
+from penstock.spmv.compilation.table import find_kernel, register_kernel
+
+AGGREGATION_KERNELS = CudaSource("penstock.solvers.kernels", "aggregation.cu")
+
+#: Nodes a side of an aggregate of a coarse level.
+COARSE_SIDE = 3
+_ROOT = 2  # the mark of a root in the keys of the CUDA kernels
+
+# Parts of more nodes than this are cut by all threads together, in this many chunks, by bins along their longest extent.
+_LARGE, _CHUNKS, _BINS = 1 << 16, 64, 1024
 
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
@@ -60,7 +71,10 @@ def coordinate_aggregates(coordinates: np.ndarray[Any, Any], size: int) -> Aggre
     while (parts > 1).any():
         stops = np.append(starts[1:], nodes)
         cuts = starts + (stops - starts) * (parts // 2) // parts
-        _bisect(points, order, keys, starts, cuts, stops)
+        large = (stops - starts > _LARGE) & (parts > 1)
+        for start, cut, stop in np.stack([starts, cuts, stops], axis=1)[large].tolist():
+            _bisect_together(points, order, keys, start, cut, stop)
+        _bisect(points, order, keys, starts, np.where(large, starts, cuts), stops)
         whole = parts == 1  # stays as it is: its first half is empty
         starts = np.stack([starts, cuts], axis=1).reshape(-1)
         parts = np.stack([parts // 2, parts - parts // 2], axis=1).reshape(-1)
@@ -89,6 +103,97 @@ def _bisect(points: Any, order: Indices, keys: Any, starts: Indices, cuts: Indic
         for place in range(start, stop):
             keys[place] = points[order[place], axis]
         _select(keys, order, points, start, cut, stop - 1)
+
+
+def _bisect_together(points: Any, order: Indices, keys: Any, start: int, cut: int, stop: int) -> None:
+    """Do what :func:`_bisect` does to one large part, with all threads: bins along the axis leave few nodes to select from."""
+    lows, highs = np.empty((_CHUNKS, points.shape[1])), np.empty((_CHUNKS, points.shape[1]))
+    _find_extents(points, order, start, stop, lows, highs)
+    low, high = lows.min(axis=0), highs.max(axis=0)
+    with np.errstate(over="ignore"):
+        axis = int(np.argmax(high - low))
+        extent = high[axis] - low[axis]
+    if 0 < extent < np.inf:
+        scale, counts = _BINS / extent, np.zeros((_CHUNKS, _BINS), dtype=np.int64)
+        _count_bins(points, order, axis, low[axis], scale, start, stop, counts)
+        ends = np.cumsum(counts.sum(axis=0))
+        middle = int(np.searchsorted(ends, cut - start, side="right"))  # the bin in which the cut lies
+        shares = np.stack([counts[:, :middle].sum(axis=1), counts[:, middle], counts[:, middle + 1 :].sum(axis=1)])
+        places = start + np.cumsum(shares.reshape(-1)) - shares.reshape(-1)
+        moved = np.empty(stop - start, dtype=order.dtype)
+        _move_by_bin(
+            points, order, axis, low[axis], scale, start, stop, middle, places.reshape(3, _CHUNKS) - start, moved
+        )
+        order[start:stop] = moved
+        first = start + int(shares[0].sum())
+        start, stop = first, first + int(shares[1].sum())
+    if start < cut < stop:
+        keys[start:stop] = points[order[start:stop], axis]
+        _select(keys, order, points, start, cut, stop - 1)
+
+
+@inlined
+def _chunk(number: int, start: int, stop: int) -> tuple[int, int]:
+    """Return where a chunk of a part begins and ends."""
+    return start + (stop - start) * number // _CHUNKS, start + (stop - start) * (number + 1) // _CHUNKS
+
+
+@inlined
+def _bin_of(value: float, low: float, scale: float) -> int:
+    return min(int((value - low) * scale), _BINS - 1)
+
+
+@parallel_kernel
+def _find_extents(points: Any, order: Indices, start: int, stop: int, lows: Any, highs: Any) -> None:
+    for chunk in prange(_CHUNKS):
+        first, last = _chunk(chunk, start, stop)
+        for axis in range(points.shape[1]):
+            low = high = points[order[first], axis]
+            for place in range(first, last):
+                value = points[order[place], axis]
+                low, high = min(low, value), max(high, value)
+            lows[chunk, axis], highs[chunk, axis] = low, high
+
+
+@parallel_kernel
+def _count_bins(
+    points: Any, order: Indices, axis: int, low: float, scale: float, start: int, stop: int, counts: Indices
+) -> None:
+    for chunk in prange(_CHUNKS):
+        first, last = _chunk(chunk, start, stop)
+        for place in range(first, last):
+            counts[chunk, _bin_of(points[order[place], axis], low, scale)] += 1
+
+
+@parallel_kernel
+def _move_by_bin(
+    points: Any,
+    order: Indices,
+    axis: int,
+    low: float,
+    scale: float,
+    start: int,
+    stop: int,
+    middle: int,
+    places: Indices,
+    moved: Indices,
+) -> None:
+    """Put nodes of bins before the middle one first, those in it next; ``places``: where those of each chunk begin."""
+    for chunk in prange(_CHUNKS):
+        first, last = _chunk(chunk, start, stop)
+        before, within, after = places[0, chunk], places[1, chunk], places[2, chunk]
+        for place in range(first, last):
+            node = order[place]
+            number = _bin_of(points[node, axis], low, scale)
+            if number < middle:
+                moved[before] = node
+                before += 1
+            elif number == middle:
+                moved[within] = node
+                within += 1
+            else:
+                moved[after] = node
+                after += 1
 
 
 @serial_kernel
@@ -128,7 +233,7 @@ def _select(keys: Any, nodes: Indices, points: Any, low: int, place: int, high: 
             return
 
 
-def given_aggregates(of_node: Any, nodes: int) -> Aggregates:
+def numbered_aggregates(of_node: Any, nodes: int) -> Aggregates:
     """Return the caller's aggregates, numbered without gaps; refuse them unless there is one number for each node."""
     numbers = np.asarray(of_node)
     if numbers.shape != (nodes,) or numbers.dtype.kind not in "iu":
@@ -148,6 +253,52 @@ def graph_aggregates(offsets: Indices, neighbours: Indices, radius: int, size: i
     neighbours, which matter to no other, are gathered.
     """
     return Aggregates(_grow(np.asarray(offsets), np.asarray(neighbours), radius, math.ceil(size)))
+
+
+def device_aggregates(offsets: Array, columns: Array, active: Array, kind: str) -> Aggregates:
+    """Return aggregates of about three nodes a side of a graph in CSR, formed on its device: roots with nodes around them.
+
+    Nodes that are not ``active`` couple with no other and are put anywhere: they have no part in the coarse level. On a GPU by
+    maximal independent sets of distance 2 (Bell, Dalton and Olson 2012), the same in every run; on a CPU by the passes of
+    Vanek, Mandel and Brezina (1996).
+    """
+    aggregates: Aggregates = find_kernel("graph", "aggregates", kind)(offsets, columns, active)
+    return aggregates
+
+
+@register_kernel("graph", "aggregates", "cpu")
+def _aggregates_cpu(offsets: Array, columns: Array, active: Array) -> Aggregates:
+    return graph_aggregates(offsets, columns, 1, COARSE_SIDE**3)
+
+
+@register_kernel("graph", "aggregates", "cuda")
+def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregates:
+    xp, nodes = device_of(offsets).xp, len(offsets) - 1
+    keys, near, far = (xp.empty(nodes, dtype=np.uint64) for _ in range(3))
+    count = np.int32(nodes)
+    launch(AGGREGATION_KERNELS.function("make_keys"), nodes, 256, (count, active, keys))
+    find_largest, decide = (AGGREGATION_KERNELS.function(name) for name in ("find_largest", "decide"))
+    left = 1
+    while left:
+        open_ = xp.zeros(1, dtype=np.int32)
+        launch(find_largest, nodes, 256, (count, offsets, columns, active, keys, near))
+        launch(find_largest, nodes, 256, (count, offsets, columns, active, near, far))
+        launch(decide, nodes, 256, (count, far, keys, open_))
+        left = int(open_[0])
+    roots = (keys >> np.uint64(62)) == _ROOT
+    numbers = xp.cumsum(roots, dtype=np.int32)
+    labels = xp.where(roots, numbers - 1, np.int32(-1)).astype(np.int32)
+    for _ in range(3):  # active nodes are one or two edges from a root, and nodes beside them one more
+        joined = xp.empty_like(labels)
+        launch(
+            AGGREGATION_KERNELS.function("join_aggregates"),
+            nodes,
+            256,
+            (count, offsets, columns, active, labels, joined),
+        )
+        labels = joined
+    # What is left has no active neighbours, and no part in the coarse level. By number, so that one aggregate does not get all.
+    return Aggregates(xp.where(labels < 0, xp.maximum(numbers - 1, 0), labels))
 
 
 @serial_kernel

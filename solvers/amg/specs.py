@@ -1,4 +1,4 @@
-"""The specification of the coarse level, for YAML files, the command line and :func:`penstock.solve`."""
+"""Smoothed aggregation and multigrid by name, in YAML files, on the command line and in :func:`penstock.solve`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
+from penstock.solvers.amg.modes import in_order
+from penstock.solvers.amg.multigrid import Cycle, Smoother, multigrid
+from penstock.solvers.amg.smoothed_aggregation import (
+    COARSE_PRODUCTS,
+    SmoothedAggregation,
+    smoothed_aggregation,
+    with_new_values,
+)
 from penstock.solvers.chebyshev import check_degree
-from penstock.solvers.coarse.modes import in_order
-from penstock.solvers.coarse.setup import COARSE_PRODUCTS, smoothed_aggregation, with_new_values
-from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import InputError, Operator
 
@@ -49,6 +54,8 @@ _NEIGHBOURS, _ALL_LEVELS = 27, 1.2
 _VECTORS = 6
 # Rows of A and P that are held while the coarse matrix is formed on a GPU: that of a small one, or a window.
 _WINDOW_VECTORS, _WINDOW_NBYTES = 60, 4 << 30
+# Multigrid: vectors for prolongators, their transposes and the coarser matrices of 27-point stencils, and those of a cycle.
+_STORED, _WORK = {True: 400, False: 40}, 10
 
 
 @dataclass(frozen=True)
@@ -202,3 +209,62 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
 
 def _window_nbytes(vector: int) -> int:
     return min(_WINDOW_VECTORS * vector, _WINDOW_NBYTES)
+
+
+@dataclass(frozen=True)
+class MultigridSpec(PreconditionerSpec, name="multigrid"):
+    """Specification of :func:`multigrid`.
+
+    Parameters
+    ----------
+    block_size : int
+        Unknowns of a node.
+    degree : int or "auto"
+        Of the smoothing polynomial; ``auto`` is 3.
+    smoother, cycle, near_null_space, coordinates
+        As for :func:`multigrid`; coordinates may also be a function that makes them.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import MultigridSpec
+    >>> MultigridSpec(block_size=3, cycle="V").build(Cantilever(nodes=5, dof=3).matrix()).shape
+    (375, 375)
+    """
+
+    uses_near_null_space: ClassVar[bool] = True
+    needs_entries: ClassVar[bool] = True
+
+    degree: int | Literal["auto"] = "auto"
+    smoother: Smoother = "chebyshev"
+    cycle: Cycle = "W"
+    near_null_space: Any = field(default=None, compare=False, repr=False)
+    coordinates: Any = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_degree(self.degree)
+
+    def build(self, A: Operator) -> Operator:
+        """Return the preconditioner of a matrix that is held in memory."""
+        return multigrid(
+            A,
+            self.near_null_space,
+            self.smoother,
+            coordinates=self.coordinates() if callable(self.coordinates) else self.coordinates,
+            cycle=self.cycle,
+            degree=self.degree,
+            block_size=self.block_size,
+        )
+
+    def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
+        """Return about the vectors that the levels take."""
+        return _STORED[self.block_size > 1] + _WORK * columns
+
+    def with_nodes(self, coordinates: Callable[[], Any], node_counts: tuple[int, ...]) -> Self:
+        """Return this specification with what makes the coordinates."""
+        return replace(self, coordinates=coordinates)
+
+    def in_order(self, reorder: Callable[[Any], Any]) -> Self:
+        """Return this specification with what is known of the unknowns in another order."""
+        modes, points = in_order(self.near_null_space, self.coordinates, self.block_size, reorder)
+        return replace(self, near_null_space=modes, coordinates=points)

@@ -1,29 +1,19 @@
-"""One pass over A of conjugate gradients with a coarse level: see :mod:`penstock.solvers.coarse.method`."""
+"""One pass over A of conjugate gradients with a coarse level: see :mod:`penstock.solvers.amg.method`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
-from penstock.solvers.coarse.galerkin import PRODUCT
-from penstock.solvers.coarse.smoothed_aggregation import SmoothedAggregation
+from penstock.solvers.amg.galerkin import PRODUCT
+from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import StopReason
-from penstock.solvers.states import (
-    Alternates,
-    direction_kept,
-)
-from penstock.spmv import Array
+from penstock.solvers.states import direction_kept
+from penstock.spmv import Array, SweptOperator
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
-
-
-@runtime_checkable
-class _SharesSweeps(Alternates, Protocol):
-    """A streamed matrix, several products of which share a sweep."""
-
-    def powers_per_sweep(self) -> int: ...
 
 
 class CoarseSweep:
@@ -109,9 +99,8 @@ class CoarseSweep:
     def _turn_back(self) -> None:
         """Let the next sweep repeat the last one in its direction, because half of a matrix adds in the order of the rows."""
         A = self.problem.A
-        if isinstance(A, _SharesSweeps) and A.plan.ring.sweeps == "alternate":
-            sweeps = -(-len(self._recurrence.steps) // A.powers_per_sweep())
-            A.turn_to(-A.direction if sweeps % 2 else A.direction)
+        if isinstance(A, SweptOperator):
+            A.turn_back(len(self._recurrence.steps))
 
     def end(self) -> None:
         """Return the vectors, x and y among them, for the next solve."""

@@ -7,7 +7,7 @@ from kernel_targets import TARGETS, gpu_count
 
 from penstock.fem import Cantilever
 from penstock.solvers import Multigrid, block_cg, block_jacobi, cg, multigrid, preconditioner_spec
-from penstock.solvers.multigrid.aggregation import aggregate_nodes
+from penstock.solvers.amg.aggregates import device_aggregates
 from penstock.spmv import InputError
 from penstock.spmv.products.block_rows import BlockRows, as_csr
 
@@ -33,7 +33,7 @@ def test_aggregates_are_connected_and_cover_the_nodes_that_take_part(target, shu
     active = np.asarray(A.sum(axis=1)).ravel() > A.diagonal() * (1 + 1e-12)
     with target.running():
         arrays = (A.indptr.astype(np.int64), A.indices.astype(np.int32), active)
-        found = aggregate_nodes(*(target.put(array) for array in arrays), target.device_kind)
+        found = device_aggregates(*(target.put(array) for array in arrays), target.device_kind)
         of_node = target.get(found.of_node)
 
     assert of_node.min() >= 0

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from penstock.solvers.coarse.dense_inverse import dense_inverse
+from penstock.solvers.amg.dense_inverse import dense_inverse
 from penstock.spmv import InputError
 
 

@@ -1,4 +1,4 @@
-"""The rigid motions of a body, which its stiffness matrix nearly maps to zero."""
+"""The near-null space of a matrix: what the caller knows of it, or the rigid motions of a body."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.spmv import Array, Device, InputError, VectorSpace, device_of
-from penstock.spmv.communicator import ALONE, Communicator
+from penstock.spmv import Array, Device, InputError, Operator, VectorSpace, device_of
+from penstock.spmv.communicator import ALONE, Communicator, communicator_of
 
 
 def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
@@ -56,21 +56,42 @@ def motions_about_origin(coordinates: Array, block_size: int) -> Array:
     return modes.reshape(nodes * block_size, -1)
 
 
-def given_modes(near_null_space: Any, nodes: int, size: int, device: Device) -> Array | None:
-    """Return the near-null space on the device, ``(n, modes)``, or None if the caller has not given it."""
-    if near_null_space is None:
-        return None
+def modes_of(nodes: int, size: int, modes: Array | None, points: Array | None, device: Device) -> Array:
+    """Return a near-null space, or the rigid motions of points, or without both a constant for each unknown of a node."""
+    if modes is not None:
+        return modes
+    return device.xp.tile(device.xp.eye(size), (nodes, 1)) if points is None else motions_about_origin(points, size)
+
+
+def checked_near_null_space(
+    A: Operator, size: int, near_null_space: Any, coordinates: Any
+) -> tuple[Array | None, Array | None]:
+    """Return the near-null space, ``(n, modes)``, and centred coordinates, each None or on the device of A. Collective."""
+    nodes, communicator = A.shape[0] // size, communicator_of(A)
+    with communicator.together():
+        modes = None if near_null_space is None else _checked_modes(near_null_space, nodes * size, A.device)
+        points = None if coordinates is None else _checked_points(coordinates, nodes, A.device)
+        if modes is None and points is not None:
+            motions_about_origin(points[:1], size)  # its checks, before the matrix is read
+    widths = {
+        "modes": None if modes is None else modes.shape[1],
+        "dimensions": None if points is None else points.shape[1],
+    }
+    communicator.check_same(**widths)
+    return modes, None if points is None else centred(points, communicator)
+
+
+def _checked_modes(near_null_space: Any, unknowns: int, device: Device) -> Array:
     modes = device.asarray(near_null_space, dtype=np.float64)
     modes = modes.reshape(-1, 1) if modes.ndim == 1 else modes
-    if modes.ndim != 2 or modes.shape[0] != nodes * size or not 1 <= modes.shape[1] <= 8 or not _finite(modes):
+    if modes.ndim != 2 or modes.shape[0] != unknowns or not 1 <= modes.shape[1] <= 8 or not _finite(modes):
         raise InputError(
-            f"near_null_space must be finite and of shape ({nodes * size}, modes) with 1 to 8 modes, not {modes.shape}"
+            f"near_null_space must be finite and of shape ({unknowns}, modes) with 1 to 8 modes, not {modes.shape}"
         )
     return modes
 
 
-def given_points(coordinates: Any, nodes: int, device: Device) -> Array:
-    """Return coordinates of nodes on the device, ``(nodes, dimensions)``, after checks."""
+def _checked_points(coordinates: Any, nodes: int, device: Device) -> Array:
     points = device.asarray(coordinates, dtype=np.float64)
     if points.ndim != 2 or len(points) != nodes or not _finite(points):
         raise InputError(f"coordinates must be finite and of shape ({nodes}, dimensions), not {points.shape}")

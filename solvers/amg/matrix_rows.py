@@ -1,15 +1,26 @@
-"""What a rank's rows of a matrix have to do with nodes of other ranks, while a coarse matrix is formed."""
+"""The rows of a matrix as blocks, complete and in ascending order, whatever its format, on the device of the matrix.
+
+Of a matrix that ranks share, :class:`Boundary` adds what a rank's rows have to do with nodes of other ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from penstock.spmv import Array, Device, InputError, SparseMatrix
+from penstock.spmv import Array, BsrMatrix, Device, InputError, Operator, SparseMatrix, SweptOperator
 from penstock.spmv.communicator import Communicator
 from penstock.spmv.products.block_rows import BlockRows, block_rows, row_numbers
+from penstock.spmv.products.completion import Completion, stored_size
+
+# Of the rows that are visited at a time: on a CPU, what is formed from them stays in the cache; on a GPU, they occupy it, better
+# if there is room for more.
+_SLAB_NBYTES = {"cpu": 4 << 20, "cuda": 96 << 20}
+_LARGEST_SLAB_NBYTES, _SHARE_OF_FREE = 256 << 20, 256
 
 
 class _Coupling(Protocol):
@@ -29,6 +40,92 @@ class IsSharedOut(Protocol):
     square: Any
     couplings: Sequence[_Coupling]
     communicator: Communicator
+
+
+def block_size_of(A: Operator) -> int:
+    """Return the rows of the blocks that a matrix stores, 1 without blocks."""
+    if isinstance(A, IsSharedOut):
+        return A.couplings[0].block_size if A.couplings else block_size_of(A.square)
+    if isinstance(A, SparseMatrix):
+        return stored_size(A)
+    return A.block_size if isinstance(A, SweptOperator) else 1
+
+
+def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
+    """Return the dense blocks on the diagonal, and the sums of the absolute values of every row; one sweep if A is streamed."""
+    xp = A.device.xp
+    ones = xp.ones(A.shape[0], dtype=A.dtype)
+    if isinstance(A, IsSharedOut):
+        with _turned_back(A):
+            blocks, sums = diagonal_and_row_sums(A.square, size)
+        for coupling in A.couplings:
+            sums[coupling.rows] += coupling.matrix.apply_absolute(xp.ones(coupling.matrix.shape[1], dtype=A.dtype))
+        return blocks, sums
+    if not isinstance(A, SweptOperator):
+        matrix = _as_matrix(A)
+        return matrix.diagonal_blocks(size), matrix.apply_absolute(ones)
+    blocks, sums = xp.zeros((A.shape[0] // size, size, size), dtype=A.dtype), xp.zeros(A.shape[0], dtype=A.dtype)
+
+    def visit(first_row: int, slab: SparseMatrix) -> None:
+        slab.add_diagonal_blocks(first_row, blocks)
+        slab.add_absolute(first_row, ones, sums)
+
+    A.visit_slabs(visit)
+    return blocks, sums
+
+
+def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None]) -> None:
+    """Call ``visit(rows)`` for consecutive rows of A, with blocks of ``block_size``; one sweep if A is streamed.
+
+    Of a matrix that ranks share these are the rows of this rank's square. A matrix whose entries cannot be read is refused.
+    """
+    if isinstance(A, IsSharedOut):
+        with _turned_back(A):
+            visit_rows(A.square, block_size, visit)
+        return
+    if isinstance(A, SweptOperator):
+        completion = Completion(block_size, visit, _SLAB_NBYTES[A.device.kind])
+        A.turn_to(1)
+        A.visit_slabs(completion.add)
+        return
+    A = _as_matrix(A)
+    completion, granularity = Completion(block_size, visit), math.lcm(A.row_granularity, block_size)
+    enough = _SLAB_NBYTES[A.device.kind]
+    if A.device.kind == "cuda":
+        enough = max(enough, min(_LARGEST_SLAB_NBYTES, A.device.free_nbytes() // _SHARE_OF_FREE))
+    step = max(1, A.shape[0] * enough // max(A.nbytes, 1) // granularity) * granularity
+    for start in range(0, A.shape[0], step):
+        completion.add(start, A.rows(start, min(start + step, A.shape[0])))
+
+
+def graph_of(A: Operator, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the neighbours of every node of ``size`` unknowns, as in CSR, on the host; one sweep if A is streamed."""
+    if isinstance(A, BsrMatrix) and stored_size(A) == size:
+        return A.device.to_host(A.row_offsets), A.device.to_host(A.column_indices)
+    counts, columns = [np.zeros(1, dtype=np.int64)], []
+
+    def take(rows: BlockRows) -> None:
+        counts.append(np.diff(A.device.to_host(rows.offsets)))
+        columns.append(A.device.to_host(rows.columns))
+
+    visit_rows(A, size, take)
+    return np.cumsum(np.concatenate(counts)), np.concatenate(columns)
+
+
+@contextmanager
+def _turned_back(A: Any) -> Iterator[None]:
+    """Restore the direction in which this rank sweeps, so that neighbours sweep towards each other again."""
+    try:
+        yield
+    finally:
+        if isinstance(A, SweptOperator):
+            A.turn_to(1)
+
+
+def _as_matrix(A: Operator) -> SparseMatrix:
+    if not isinstance(A, SparseMatrix):
+        raise InputError(f"a coarse level is made of the entries of a matrix, which {type(A).__name__} does not show")
+    return A
 
 
 class Boundary:

@@ -1,0 +1,170 @@
+"""One coarsening for both users: multigrid, which stores its prolongators, and the coarse level of a sweep, which does not.
+
+Of a matrix A it needs D, the inverse of its diagonal blocks, a bound of the eigenvalues of ``D A``, and which unknowns couple
+with others; from aggregates and a near-null space it makes T, and of the prolongator ``P = p(D A) T`` the matrix ``P^T A P``.
+Sources: Vanek, Mandel and Brezina (1996), smoothed aggregation; Vanek, Brezina and Tezaur (1999), polynomial smoothing of the
+prolongator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.solvers.amg.aggregates import (
+    COARSE_SIDE,
+    Aggregates,
+    box_aggregates,
+    coordinate_aggregates,
+    device_aggregates,
+    graph_aggregates,
+    numbered_aggregates,
+)
+from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
+from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
+from penstock.solvers.amg.level import CoarseLevel
+from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
+from penstock.solvers.amg.modes import checked_near_null_space, modes_of
+from penstock.solvers.amg.tentative import RigidTentative, StoredTentative, Tentative, shared
+from penstock.solvers.chebyshev import largest_eigenvalue, scaled_row_sums
+from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SweptOperator
+from penstock.spmv.communicator import communicator_of
+from penstock.spmv.products.block_products import smoothed_rows
+from penstock.spmv.products.block_rows import as_csr, rows_of
+from penstock.spmv.products.multiply import product_of_rows
+from penstock.spmv.vectors.recurrence import RecurrenceStep
+
+# A level that is hardly smaller than the one before ends the coarsening.
+_LEAST_COARSENING = 0.8
+# An unknown whose couplings add up to less than this share of its diagonal is decoupled.
+_DECOUPLED = 1e-12
+
+
+def coarsen(
+    A: Operator,
+    size: int,
+    near_null_space: Any = None,
+    coordinates: Any = None,
+    aggregates: Any = None,
+    *,
+    nodes: int = COARSE_SIDE**3,
+    smoothing: int = 1,
+    stored: bool = False,
+    finest: bool = True,
+    **measuring: Any,
+) -> CoarseLevel | None:
+    """Return the level below a matrix of nodes of ``size`` unknowns; None if its graph cannot be coarsened. Collective.
+
+    The near-null space, coordinates and aggregates, and the ``nodes`` of an aggregate, are as for :func:`smoothed_aggregation`;
+    ``smoothing`` is the degree of p, and ``measuring`` are options of :func:`largest_eigenvalue`.
+
+    ``stored``: A is in memory as BSR or CSR, and P is stored. Aggregates of a graph then have three nodes a side and are formed
+    on its device. Otherwise the caller's level is made whatever its size, and coarse ones keep decoupled unknowns.
+    ``finest`` is False for matrices that coarsening has made: their largest eigenvalues may stand alone, so more rounds look for
+    them.
+    """
+    communicator, count = communicator_of(A), A.shape[0] // size
+    modes, points = checked_near_null_space(A, size, near_null_space, coordinates)
+    _check_cuts(A, size)
+    diagonal, high, free = measured(A, size, settled=not finest, **measuring)
+    if not (finest or stored):
+        free[...] = True
+    with communicator.together():
+        of_nodes = _aggregates(A, size, aggregates, points, free, nodes, smoothing, stored)
+        if of_nodes.count > _LEAST_COARSENING * count and (stored or not finest):
+            return None
+        T = _tentative(A, size, modes, points, free, of_nodes)
+    del modes, points, free  # as large as T
+    return _coarsened(A, diagonal, high, shared(T, communicator), smoothing, stored=stored)
+
+
+def coarsen_again(A: Operator, T: Tentative, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
+    """Return the level for new values of a matrix, with the same aggregates and T; P is not stored. Collective."""
+    diagonal, high, _ = measured(A, T.block_size, **measuring)
+    return _coarsened(A, diagonal, high, T, smoothing)
+
+
+def measured(
+    A: Operator, size: int, rounds: int, degree: int = 9, **options: Any
+) -> tuple[DiagonalBlocks, float, Array]:
+    """Return D, a bound of the eigenvalues of ``D A`` (:func:`largest_eigenvalue`), and which unknowns couple with others."""
+    with communicator_of(A).together():
+        blocks, of_rows = diagonal_and_row_sums(A, size)
+        diagonal = inverted_blocks(A, blocks)
+        sums = scaled_row_sums(diagonal, of_rows)
+    high = largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums, **options)
+    return diagonal, high, sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
+
+
+def _check_cuts(A: Operator, size: int) -> None:
+    if isinstance(A, SweptOperator) and not A.keeps_together(size):
+        raise InputError(
+            f"subdivisions of the matrix cut nodes of {size} unknowns; cut it at multiples of them, or choose another "
+            "preconditioner"
+        )
+
+
+def _aggregates(
+    A: Operator, size: int, aggregates: Any, points: Array | None, free: Array, nodes: int, radius: int, stored: bool
+) -> Aggregates:
+    """Return the caller's aggregates, or make them of boxes, of points, or of the graph of the matrix."""
+    count = A.shape[0] // size
+    if not count:
+        return Aggregates(np.empty(0, dtype=np.int32))
+    if isinstance(aggregates, tuple):
+        if int(np.prod(aggregates)) != count:
+            raise InputError(f"a mesh of {aggregates} nodes does not have the {count} nodes of the matrix")
+        return box_aggregates(aggregates, max(2, round(nodes ** (1 / len(aggregates)))))
+    if aggregates is not None:
+        return numbered_aggregates(aggregates, count)
+    if points is not None:
+        return coordinate_aggregates(A.device.to_host(points), nodes)
+    if stored:
+        assert isinstance(A, (BsrMatrix, CsrMatrix))
+        rows = rows_of(A)
+        return device_aggregates(rows.offsets, rows.columns, free.reshape(count, size).any(axis=1), A.device.kind)
+    return graph_aggregates(*graph_of(A, size), radius, nodes)
+
+
+def _tentative(
+    A: Operator, size: int, modes: Array | None, points: Array | None, free: Array, aggregates: Aggregates
+) -> Tentative:
+    on_gpu = A.device.kind == "cuda"  # a host has the memory for the entries
+    if modes is None and points is not None and on_gpu and points.shape[1] == 3 and size in (3, 6):
+        return RigidTentative(points, free, aggregates, size, A.device)
+    modes = modes_of(len(aggregates.of_node), size, modes, points, A.device)
+    return StoredTentative(modes, free, aggregates, size, A.device)
+
+
+def _coarsened(
+    A: Operator, diagonal: DiagonalBlocks, high: float, T: Tentative, smoothing: int, *, stored: bool = False
+) -> CoarseLevel:
+    steps = smoothing_steps(smoothing, high)
+    transfers: tuple[CsrMatrix, ...] = ()
+    if stored:
+        assert isinstance(A, (BsrMatrix, CsrMatrix))
+        matrix, transfers = _stored_product(A, diagonal, T, steps)
+    else:
+        matrix = coarse_matrix(A, diagonal.blocks, T, steps)
+    with_unit_rows(matrix, T.missing)
+    negligible = communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal))
+    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers)
+
+
+def _stored_product(
+    A: BsrMatrix | CsrMatrix, diagonal: DiagonalBlocks, T: Tentative, steps: list[RecurrenceStep]
+) -> tuple[BsrMatrix, tuple[CsrMatrix, CsrMatrix]]:
+    """Return ``P^T A P``, and P and its transpose, formed on the device of A."""
+    rows, count = rows_of(A), T.aggregates.count
+    rows.blocks = rows.blocks.astype(np.float64, copy=False)
+    nodes = len(rows.offsets) - 1
+    P = T.rows(0, nodes)
+    for step in steps:
+        P = smoothed_rows(product_of_rows(rows, P, count), P, diagonal.blocks, step.a)
+    R = P.transposed(count)
+    product = product_of_rows(R, product_of_rows(rows, P, count), count)
+    arrays = {"row_offsets": product.offsets, "column_indices": product.columns, "values": product.blocks}
+    matrix = BsrMatrix.from_arrays((T.unknowns, T.unknowns), np.float64, arrays, {})
+    return matrix, (as_csr(P, count), as_csr(R, nodes))

@@ -1,0 +1,44 @@
+"""The level below a matrix: what coarsening makes, and what a coarse level hands to the solver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.solvers.amg.tentative import Tentative
+from penstock.solvers.preconditioners import DiagonalBlocks
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, Operator, ValidatedOperator
+from penstock.spmv.compilation.cuda_graph import Replay
+
+
+@dataclass
+class CoarseLevel:
+    """The level below a matrix, as :func:`coarsen` makes it; its near-null space is ``T.candidates``.
+
+    For :meth:`solve` its user sets an inverse B, fixed and symmetric; the eigenvalues of ``B A`` are between 0 and 2.
+    """
+
+    finer: Operator
+    diagonal: DiagonalBlocks  # D, the inverse of the diagonal blocks of the finer matrix
+    high: float  # bounds the eigenvalues of D times that matrix
+    T: Tentative
+    A: BsrMatrix  # ``P^T A P``, with 1 on the diagonal where columns of T vanish
+    negligible: float  # entries and eigenvalues of it up to this size are zero but for rounding
+    transfers: tuple[CsrMatrix, ...] = ()  # P and its transpose, if they are stored
+    inverse: Operator = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._solves: dict[tuple[int, ...], tuple[Array, Array, Replay]] = {}
+
+    def solve(self, r: Array) -> Array:
+        """Return ``B r`` as a new vector or block; on a GPU its many small kernels are replayed as one CUDA graph."""
+        capturable = isinstance(self.inverse, ValidatedOperator) and self.inverse.capturable
+        if self.A.device.kind == "cpu" or not capturable:
+            return self.inverse.apply(r)
+        if r.shape not in self._solves:
+            right, e = (self.A.device.xp.zeros(r.shape) for _ in range(2))
+            replay = Replay(lambda: self.inverse.apply(right, e), capturable=True)
+            self._solves = {r.shape: (right, e, replay)}  # those of one shape
+        right, e, replay = self._solves[r.shape]
+        right[...] = r
+        replay()
+        return e.copy()

@@ -1,1 +1,0 @@
-"""The coarse level: aggregates, a smoothed prolongator that is never stored, one sweep an iteration."""
