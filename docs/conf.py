@@ -36,11 +36,6 @@ exclude_patterns = [
 ]
 templates_path = ["_templates"]
 nitpicky = True
-# Attributes of SmoothedAggregation whose values are classes that are not public.
-nitpick_ignore = [
-    ("py:class", "penstock.solvers.amg.method.CoarseConjugateGradients"),
-    ("py:class", "penstock.solvers.amg.block_method.CoarseBlockConjugateGradients"),
-]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

@@ -1,6 +1,6 @@
 """A method of one's own: steepest descent, chosen by name, with true residuals, counters and checkpoints as all have them."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,8 +26,8 @@ class SteepestDescent(Method, name="steepest_descent"):
     def __init__(self, problem):
         if problem.columns > 1:
             raise InputError(f"steepest_descent solves for one right-hand side, not {problem.columns}; choose cg")
-        problem.set_norms(np.array([problem.space.norm(problem.b)]))
-        self.problem, self.q, self.z = problem, np.empty_like(problem.b), np.empty_like(problem.b)
+        super().__init__(problem)
+        self.q, self.z = np.empty_like(problem.b), np.empty_like(problem.b)
 
     def start(self, x0):
         x = np.zeros_like(self.problem.b) if x0 is None else x0.copy()
@@ -46,11 +46,9 @@ class SteepestDescent(Method, name="steepest_descent"):
 
 
 def steepest_descent(A, b, x0=None, *, M=None, rtol=1e-5, atol=0.0, maxiter=None, monitor=None, state=None):
-    method = SteepestDescent(problem := LinearProblem(A, b, M, rtol=rtol, atol=atol))
-    state = method.begin(problem.guess(x0, state, "x0"), state)
-    method.run(state, maxiter=maxiter, monitor=monitor)
-    norms, spent = state.residual_norms, problem.spent()
-    return replace(problem.column_result(state.x, method.reason, norms, method.residual, **spent), state=state)
+    problem = LinearProblem(A, b, M, rtol=rtol, atol=atol)
+    method, x0 = SteepestDescent(problem), problem.guess(x0, state, "x0")
+    return method.solve(x0, state, shape=problem.b.shape, maxiter=maxiter, monitor=monitor)
 
 
 METHODS.add("steepest_descent", MethodChoice("steepest descent", steepest_descent, lambda n, columns, dtype: 32 * n))

@@ -1,14 +1,11 @@
 """Solves symmetric positive definite systems: CG, block CG and preconditioners."""
 
-from penstock.solvers.amg.block_method import CoarseBlockCgState
-from penstock.solvers.amg.method import CoarseCgState
+from penstock.solvers.amg.method import CoarseBlockCgState, CoarseCgState
 from penstock.solvers.amg.multigrid import Multigrid, multigrid
 from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation, smoothed_aggregation
 from penstock.solvers.amg.specs import MultigridSpec, SmoothedAggregationSpec
-from penstock.solvers.block_cg import block_cg, block_cg_workspace_nbytes
-from penstock.solvers.block_cg_method import BlockCgState
-from penstock.solvers.cg import cg, cg_workspace_nbytes
-from penstock.solvers.cg_state import CgState
+from penstock.solvers.block_cg import BlockCgState, block_cg, block_cg_workspace_nbytes
+from penstock.solvers.cg import CgState, cg, cg_workspace_nbytes
 from penstock.solvers.chebyshev import Chebyshev, chebyshev
 from penstock.solvers.choice import METHODS, MethodChoice, method_named
 from penstock.solvers.method import SOLVERS, Method
@@ -18,8 +15,8 @@ from penstock.solvers.preconditioner_spec import PRECONDITIONERS, Preconditioner
 from penstock.solvers.preconditioners import DiagonalBlocks, absolute_jacobi, block_jacobi, jacobi
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import BlockSolveResult, IterationRecord, SolveResult, StopReason
-from penstock.solvers.saved_state import SavedState
 from penstock.solvers.solve_many import choose_block_size, solve_many
+from penstock.solvers.states import SavedState
 from penstock.solvers.triangular.gauss_seidel import GaussSeidel, gauss_seidel
 from penstock.solvers.triangular.incomplete_cholesky import IncompleteCholesky, incomplete_cholesky
 from penstock.solvers.triangular.triangular_solve import TriangularSolve

@@ -24,19 +24,20 @@ The host computes the small matrices of coefficients and reads the residuals in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from penstock.solvers.block_cg_method import BlockCgState, BlockConjugateGradients
 from penstock.solvers.checks import check_maxiter
 from penstock.solvers.gram_factors import GramFactors, GramFault, factor_gram
-from penstock.solvers.method import handed_over, method_of
-from penstock.solvers.preconditioners import DiagonalBlocks, with_product
+from penstock.solvers.method import Method, own_method
+from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.solvers.problem import LinearProblem
-from penstock.solvers.result import BlockSolveResult, IterationRecord, StopReason
+from penstock.solvers.result import GOING_ON, BlockSolveResult, IterationRecord, StopReason
+from penstock.solvers.states import SavedState, StateLayout, check_numbers, direction_kept
 from penstock.spmv import Array, InputError
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK, BlockSpace
 
@@ -70,28 +71,105 @@ def block_cg_workspace_nbytes(n: int, columns: int, dtype: Any = np.float64, *, 
     return (7 if preconditioned else 6) * n * columns * int(np.dtype(dtype).itemsize)
 
 
+@dataclass
+class BlockCgState(SavedState):
+    """Everything that the next iteration needs; a checkpoint is a saved state.
+
+    Parameters
+    ----------
+    x : array, (n, columns)
+        Iterates.
+    w, p : array, (n, k)
+        The block of residuals before it is made orthonormal, and the search directions; k falls as columns converge.
+    t : float64 array on the host, (k, k)
+        ``Q = W T``.
+    phi : float64 array on the host, (k, active columns)
+        ``R = Q phi``.
+    active : list of int
+        Columns that the block still iterates on.
+    iteration : int
+    reasons : list of StopReason or None
+        For each column; None until it has ended and its true residual has been tested.
+    last_true_residuals : list of float
+        ``||b - A x||`` of each column when it was last computed to test convergence, or when the column ended; infinite
+        before.
+    residual_norms : list of list of float
+        Relative norms of each column, as in the result.
+    s : array, (n, k), optional
+        ``A P``, if the preconditioner computes it.
+    system : SystemMark, optional
+        What the state knows of its system.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import block_cg
+    >>> beam = Cantilever(nodes=(5, 3, 3), dof=3)
+    >>> A, B = beam.matrix(), beam.load("shear", "axial")
+    >>> state = block_cg(A, B, maxiter=5).state
+    >>> state.iteration, state.active, block_cg(A, B, state=state).converged
+    (5, [0, 1], True)
+    """
+
+    vectors: ClassVar[tuple[str, ...]] = ("x", "w", "p", "s")
+    host_arrays: ClassVar[tuple[str, ...]] = ("t", "phi")
+
+    x: Array
+    w: Array
+    p: Array
+    t: Matrix
+    phi: Matrix
+    active: list[int]
+    iteration: int
+    reasons: list[StopReason | None]
+    last_true_residuals: list[float]
+    residual_norms: list[list[float]] = field(default_factory=list)
+    s: Array | None = None
+
+    def check(self, layout: StateLayout) -> None:
+        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        super().check(layout)
+        for name in ("w", "p", *(() if self.s is None else ("s",))):
+            layout.check(name, getattr(self, name), columns=False)
+        tested = {f"last_true_residuals[{column}]": norm for column, norm in enumerate(self.last_true_residuals)}
+        check_numbers(tested, finite=False)
+        columns = layout.shape[1]
+        numbers = all(type(column) is int for column in self.active)  # booleans would select
+        within = numbers and self.active == sorted(set(self.active)) and all(0 <= of < columns for of in self.active)
+        block = bool(self.active) and self._block_fits(columns)
+        if len(self.last_true_residuals) != columns or not within or (self.goes_on and not block):
+            raise InputError("the parts of the state do not fit each other; it is damaged")
+
+    def _block_fits(self, columns: int) -> bool:
+        """Return whether the coefficients are matrices of the sizes of the block."""
+        w, p, s = (0 if of is None else of.shape[1] for of in (self.w, self.p, self.s))
+        shapes = (np.shape(self.t), np.shape(self.phi)) == ((w, p), (p, len(self.active)))
+        typed = shapes and all(getattr(of, "dtype", None) == np.float64 for of in (self.t, self.phi))
+        finite = typed and bool(np.isfinite(self.t).all() and np.isfinite(self.phi).all())
+        return finite and p <= columns and (self.s is None or s == p)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a solve would go on from the block, because a column has not ended or ran out of iterations."""
+        return any(reason in GOING_ON for reason in self.reasons)
+
+
 class BlockRecurrence:
     """The iteration and the memory of its blocks, for right-hand sides ``(n, columns)``."""
 
-    def __init__(self, problem: LinearProblem) -> None:
-        self.problem, A, M, B = problem, problem.A, problem.M, problem.b
+    def __init__(self, problem: LinearProblem, blocks: BlockSpace) -> None:
+        self.problem, self.blocks, A, M, B = problem, blocks, problem.A, problem.M, problem.b
         self.n, self.columns = B.shape
-        self.blocks = BlockSpace(A.device, self.n, self.columns, A.dtype, problem.space.communicator)
         # The passes apply a diagonal themselves; any other preconditioner writes a separate block.
         fused = isinstance(M, DiagonalBlocks) and M.blocks.shape[1] == 1
         self._diagonal = M.blocks.reshape(-1) if isinstance(M, DiagonalBlocks) and fused else None
         self._applied = M is not None and not fused
         self._single = A.dtype == np.float32
-        self.with_product = None if M is None else with_product(M, A)
-        # S is a scratch block only if every iteration computes it by a product.
-        self._spare = "s" if self.with_product is None else "spare"
-        names = ["w", "s", "p", *(["z"] if self._applied else []), *(["image", "spare"] if self.with_product else [])]
+        self._images = problem.with_product is not None
+        #: The block of scratch memory: S only if every iteration computes it by a product.
+        self.spare = "spare" if self._images else "s"
+        names = ["w", "s", "p", *(["z"] if self._applied else []), *(["image", "spare"] if self._images else [])]
         self._memory = {name: A.device.xp.empty(B.size, dtype=B.dtype) for name in names}
-
-    def norms(self, block: Array) -> Matrix:
-        """Return the norms of the columns of a block."""
-        norms: Matrix = np.sqrt(np.maximum(np.diag(self.blocks.gram(block, block)), 0.0))
-        return norms
 
     def view(self, name: str, columns: int) -> Array:
         """Return the memory of a block as a block with this number of columns."""
@@ -100,9 +178,18 @@ class BlockRecurrence:
     def _exchange(self, one: str, other: str) -> None:
         self._memory[one], self._memory[other] = self._memory[other], self._memory[one]
 
-    def true_residuals(self, x: Array) -> Array:
-        """Return ``B - A X`` in the memory of S or of the spare block, at the cost of one product."""
-        return self.problem.true_residual(x, self.view(self._spare, self.columns))
+    def take_up(self, state: BlockCgState) -> None:
+        """Copy the blocks of a state to the memory of this object, and compute ``A P`` if the state lacks it."""
+        for name in ("w", "p", *(["s"] if self._images and state.s is not None else [])):
+            block = getattr(state, name)
+            view = self.view(name, block.shape[1])
+            view[...] = block
+            setattr(state, name, view)
+        if not self._images:
+            state.s = None
+        elif state.s is None:  # the state is from a solve with another preconditioner
+            state.s = self.view("s", state.p.shape[1])
+            self.problem.product(state.p, state.s)
 
     def restart(self, state: BlockCgState, residuals: Array) -> StopReason | None:
         """Restart with the residuals ``B - A X`` of the active columns; return the reason if that fails."""
@@ -118,15 +205,10 @@ class BlockRecurrence:
 
     def _precondition(self, w: Array, grams: tuple[Matrix, Matrix] | None = None) -> Matrix:
         """Apply the preconditioner, unless the passes apply it; return ``W^T M W``."""
-        M = self.problem.M
-        if M is None or not self._applied:
+        if not self._applied:
             return self.blocks.gram(w, w, self._diagonal) if grams is None else grams[1]
         z = self.view("z", w.shape[1])
-        if self.with_product is None:
-            M.apply(w, z)
-        else:
-            self.with_product.apply_with_product(w, z, self.view("image", w.shape[1]))
-            self.problem.products += 1
+        self.problem.precondition(w, z, self.view("image", w.shape[1]) if self._images else None)
         return self.blocks.gram(w, z)
 
     def _factors(self, gram: Matrix, *, pending: bool) -> GramFactors | GramFault:
@@ -140,7 +222,7 @@ class BlockRecurrence:
         """Do one iteration; return the reason if the block cannot continue. Columns below threshold leave ``state.active``."""
         problem, k = self.problem, state.p.shape[1]
         s = self.view("s", k)
-        if self.with_product is None:
+        if not self._images:
             problem.product(state.p, s)
         curvature = factor_gram(self.blocks.gram(state.p, s), rounded=self._single)
         if isinstance(curvature, GramFault) or not curvature.rank:
@@ -176,9 +258,9 @@ class BlockRecurrence:
         if k == 0:
             phi = phi[:0]
         while k and (not well or k != state.w.shape[1]):  # rounding may leave fewer directions than were expected
-            q = self.view(self._spare, k)
+            q = self.view(self.spare, k)
             self.blocks.combine(q, state.w, t)
-            self._exchange("w", self._spare)
+            self._exchange("w", self.spare)
             state.w = q
             again = self._factors(self._precondition(q), pending=True)
             if isinstance(again, GramFault):
@@ -187,14 +269,14 @@ class BlockRecurrence:
             k = c.shape[0]
         z = self.view("z", state.w.shape[1]) if self._applied else state.w
         in_place = k == old
-        out = state.p if in_place else self.view(self._spare, k)
+        out = state.p if in_place else self.view(self.spare, k)
         if gamma is None:
             self.blocks.combine(out, z, t, self._diagonal)
         else:
             self.blocks.extend(out, z, t, self._diagonal, state.p, c.T, state.x, gamma)
         if not in_place:
-            self._exchange("p", self._spare)
-        if self.with_product is not None:
+            self._exchange("p", self.spare)
+        if self._images:
             state.s = self._updated_image(t, None if gamma is None else c.T, state.w.shape[1], old)
         state.p, state.t, state.phi = out, t, phi
         return None
@@ -206,10 +288,10 @@ class BlockRecurrence:
             s = self.view("s", k)
             self.blocks.combine(s, image, t)
             return s
-        s = self.view("s" if k == old else self._spare, k)
+        s = self.view("s" if k == old else self.spare, k)
         self.blocks.add(s, image, t, self.view("s", old), c)
         if k != old:
-            self._exchange("s", self._spare)
+            self._exchange("s", self.spare)
         return s
 
 
@@ -227,15 +309,112 @@ def _preconditioner_fault(fault: GramFault) -> StopReason:
     return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
 
 
-def _as_block(problem: LinearProblem) -> LinearProblem:
-    """Return the problem with its right-hand sides as a block."""
-    if problem.b.ndim == 1:
-        problem.b = problem.b.reshape(-1, 1)
-    if not 1 <= problem.columns <= LARGEST_VECTOR_BLOCK:
-        raise InputError(
-            f"a block has 1 to {LARGEST_VECTOR_BLOCK} columns, B has {problem.columns}; solve_many solves for any number"
-        )
-    return problem
+class BlockConjugateGradients(Method, name="block_cg"):
+    """Block conjugate gradients for one problem with right-hand sides ``(n, columns)``."""
+
+    State: ClassVar[type] = BlockCgState
+
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem)
+        self._recurrence = BlockRecurrence(problem, self.space.blocks)
+
+    def start(self, x0: Array | None) -> BlockCgState:
+        """Compute the first residuals and search directions."""
+        problem, columns = self.problem, self.columns
+        x = problem.A.device.xp.zeros_like(problem.b) if x0 is None else x0.copy()
+        for column in columns.aside:
+            x[:, column] = 0
+        residuals = problem.b if x0 is None else problem.true_residual(x, self.scratch())
+        columns.begin(problem.b_norms if x0 is None else self.space.norms(residuals))
+        none, empty = self._recurrence.view("p", 0), np.eye(0)
+        tested = [math.inf if columns.reasons[k] is None else norm for k, norm in enumerate(columns.residuals.tolist())]
+        state = BlockCgState(x, none, none, empty, empty, [], 0, columns.reasons, tested, columns.histories)
+        self._restart(state, residuals)
+        return state
+
+    def resume(self, state: BlockCgState) -> BlockCgState:
+        """Resume from a state: its blocks are copied to the memory of the recurrence."""
+        recurrence, problem, columns = self._recurrence, self.problem, self.columns
+        norms = self._checked_norms(state)
+        recurrence.take_up(state)
+        for column, reason in enumerate(state.reasons):
+            if reason in GOING_ON:
+                state.reasons[column] = None
+        before = len(columns.running)
+        for column in columns.ended:  # the tolerance may differ from that of the earlier call
+            columns.residuals[column] = norm = norms[column]
+            met, reason = norm <= problem.tolerances[column], state.reasons[column]
+            if met and reason in (StopReason.ROUNDING_FLOOR, StopReason.STAGNATED):
+                state.reasons[column] = StopReason.CONVERGED
+            elif reason is StopReason.CONVERGED and not met:
+                state.reasons[column] = None
+        if len(columns.running) > before:
+            self._restart(state, problem.true_residual(state.x, self.scratch()))
+        return state
+
+    def _checked_norms(self, state: BlockCgState) -> list[float]:
+        """Return ``||b - A x||`` of all columns, which must be those that the state records but for rounding."""
+        with direction_kept(self.problem.A):
+            norms = self.true_norms(state)
+        recorded = np.array(state.last_true_residuals)
+        for column, history in enumerate(state.residual_norms):
+            if state.reasons[column] in GOING_ON:
+                recorded[column] = self.problem.absolute(history[-1], column)
+        gaps = abs(norms - recorded)
+        self.columns.check_recorded(gaps, state.x)
+        # Those that only the order of sums makes differ do not decide anything again.
+        checked: list[float] = np.where(gaps <= 1e-6 * recorded, recorded, norms).tolist()
+        return checked
+
+    def _restart(self, state: BlockCgState, residuals: Array) -> None:
+        """Restart with the residuals ``B - A X`` of all pending columns."""
+        state.active = self.columns.running
+        if not state.active:
+            return
+        for column, reason in enumerate(state.reasons):
+            if reason is StopReason.NOT_FINITE and residuals is not self.problem.b:
+                residuals[:, column] = 0  # NaN times zero would be NaN in every other column
+        fault = self._recurrence.restart(state, residuals)
+        if fault is not None:
+            self.end(state, fault)
+
+    def advance(self, state: BlockCgState, iterations: int) -> StopReason | None:
+        """Iterate; when no column is active, test the true residuals."""
+        for _ in range(iterations):
+            reason = self._recurrence.iterate(state)
+            if reason is not None:
+                return reason
+            if not state.active:
+                self._test(state)
+                break
+        return None
+
+    def _test(self, state: BlockCgState) -> None:
+        """Compute the true residuals when the recursive ones are small; restart from those that are not small."""
+        residuals = self.problem.true_residual(state.x, self.scratch())
+        norms = self.space.norms(residuals)
+        for column in self.columns.running:
+            previous, norm = state.last_true_residuals[column], float(norms[column])
+            state.last_true_residuals[column] = norm
+            if not self.columns.test(column, norm) and self.problem.is_useless(norm, previous):
+                self.columns.end(column, self.problem.stagnation(state.x, norm, column))
+        self._restart(state, residuals)
+
+    def scratch(self) -> Array:
+        """Return the memory of S or of the spare block."""
+        return self._recurrence.view(self._recurrence.spare, self.problem.columns)
+
+    def end(self, state: BlockCgState, reason: StopReason) -> None:
+        """Compute the true residuals of the running columns and stop them."""
+        running, breakdown = self.columns.running, reason in (StopReason.NOT_POSITIVE_DEFINITE, StopReason.INCONSISTENT)
+        super().end(state, reason)
+        for column in running:
+            norm = float(self.columns.residuals[column])
+            if breakdown and state.reasons[column] is reason and math.isfinite(state.last_true_residuals[column]):
+                # Near the rounding floor directions are noise, and so may their curvature be.
+                self.columns.end(column, self.problem.stagnation(state.x, norm, column))
+            if state.reasons[column] not in GOING_ON:  # else a resumed solve must not depend on this test
+                state.last_true_residuals[column] = norm
 
 
 def block_cg(
@@ -298,17 +477,16 @@ def block_cg(
     (True, (243, 3))
     """
     check_maxiter(maxiter)
-    problem = _as_block(LinearProblem(A, B, M, rtol=rtol, atol=atol, name="B"))
+    problem = LinearProblem(A, B, M, rtol=rtol, atol=atol, name="B")
+    problem.b = problem.b.reshape(len(problem.b), problem.columns)
+    if not 1 <= problem.columns <= LARGEST_VECTOR_BLOCK:
+        raise InputError(
+            f"a block has 1 to {LARGEST_VECTOR_BLOCK} columns, B has {problem.columns}; solve_many solves for any number"
+        )
     X0 = problem.guess(X0, state, "X0")
     with problem.A.device.current():
         # The state of plain conjugate gradients is that of a method which has handed over to them.
-        own = None if isinstance(state, BlockCgState) else method_of(problem, "block_cg_method")
-        method: Any = BlockConjugateGradients(problem, BlockRecurrence) if own is None else own(problem)
-        state, limits = method.begin(X0, state), {"maxiter": maxiter, "callback": callback, "monitor": monitor}
-        method.run(state, **limits)
-        if method.has_lost_accuracy(state):
-            method, state = handed_over(
-                method, state, partial(BlockConjugateGradients, problem, BlockRecurrence), **limits
-            )
-        result: BlockSolveResult = method.result(state)
-        return result
+        own = None if isinstance(state, BlockCgState) else own_method(problem)
+        limits: dict[str, Any] = {"maxiter": maxiter, "callback": callback, "monitor": monitor}
+        method = own or BlockConjugateGradients(problem)
+        return cast(BlockSolveResult, method.solve(X0, state, plain=BlockConjugateGradients, **limits))

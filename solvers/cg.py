@@ -20,20 +20,34 @@ Examples
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from penstock.solvers.cg_method import ConjugateGradients
-from penstock.solvers.cg_state import CgState
+from penstock.solvers.cg_iteration import CgRecurrence
+from penstock.solvers.cg_kernels import Halt, Scalar
 from penstock.solvers.checks import check_maxiter
-from penstock.solvers.method import handed_over, method_of
+from penstock.solvers.method import MOST_UNREAD, Method, own_method
 from penstock.solvers.problem import LinearProblem
-from penstock.solvers.residual_checks import KEPT_NORMS, ResidualChecks
-from penstock.solvers.result import IterationRecord, SolveResult
+from penstock.solvers.result import IterationRecord, SolveResult, StopReason
+from penstock.solvers.states import (
+    SavedState,
+    StateLayout,
+    check_all,
+    check_counts,
+    check_numbers,
+    direction_kept,
+)
 from penstock.spmv import Array, InputError
+
+#: The energy is known to within this many times the estimate of its rounding.
+_ENERGY_FACTOR = 8
+#: Where another method was near its floor, the true residual grows by this factor only because directions have become noise.
+_GROWN = 1e3
 
 
 def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
@@ -59,38 +73,271 @@ def cg_workspace_nbytes(n: int, dtype: Any = np.float64) -> int:
     return 7 * n * int(np.dtype(dtype).itemsize)
 
 
-def _check_limits(maxiter: int | None, check_every: int | None) -> None:
-    check_maxiter(maxiter)
-    if check_every is not None and not 1 <= check_every <= KEPT_NORMS:
-        raise InputError(f"check_every must be 1 to {KEPT_NORMS}, but is {check_every}")
+@dataclass
+class CgState(SavedState):
+    """Everything that the next iteration needs; a checkpoint is a saved state.
+
+    Parameters
+    ----------
+    x, r, p : array, (n,)
+        Iterate, recursive residual, search direction.
+    rho : float
+        ``r . M r``.
+    iteration : int
+    last_true_residual : float
+        ``||b - A x||`` when it was last computed to test convergence; infinite before.
+    residual_norms : list of float
+        Relative, as in the result.
+    matrix_norm : float
+        Largest ``||A p|| / ||p||`` so far.
+    drift, first_drift : float
+        Bound of the distance, due to rounding, between the recursive and the true residual; its value when the residual was last
+        computed as ``b - A x``.
+    replacements : int
+        Number of times that the residual was computed as ``b - A x`` after the first time.
+    energy : float
+        Lower bound of ``x . (b + r) / 2`` when r was last computed so, which only rounding makes smaller; minus infinity before.
+    q : array, (n,), optional
+        ``A p``, if the preconditioner computes it.
+    system : SystemMark, optional
+        What the state knows of its system.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import cg
+    >>> beam = Cantilever(nodes=(5, 3, 3), dof=3)
+    >>> A, b = beam.matrix(), beam.load()
+    >>> state = cg(A, b, maxiter=10).state
+    >>> state.iteration, len(state.residual_norms), cg(A, b, state=state).converged
+    (10, 11, True)
+    """
+
+    vectors: ClassVar[tuple[str, ...]] = ("x", "r", "p", "q")
+
+    x: Array
+    r: Array
+    p: Array
+    rho: float
+    iteration: int = 0
+    last_true_residual: float = math.inf
+    residual_norms: list[float] = field(default_factory=list)
+    matrix_norm: float = 0.0
+    drift: float = 0.0
+    first_drift: float = 0.0
+    replacements: int = 0
+    energy: float = -math.inf
+    q: Array | None = None
+
+    def check(self, layout: StateLayout) -> None:
+        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        super().check(layout)
+        check_all(layout, self, ("r", "p", *(() if self.q is None else ("q",))))
+        check_numbers({"rho": self.rho}, positive=True)
+        check_numbers({name: getattr(self, name) for name in ("matrix_norm", "drift", "first_drift")})
+        check_numbers({"energy": self.energy}, least=-math.inf)
+        check_numbers({"last_true_residual": self.last_true_residual}, finite=False)
+        check_counts(replacements=self.replacements)
 
 
-def _prepare(problem: LinearProblem, maxiter: int | None, check_every: int | None) -> None:
-    """Check the limits, and make a vector of the one right-hand side."""
-    with problem.space.communicator.together():
-        _check_limits(maxiter, check_every)
-        if problem.columns != 1:
-            raise InputError(f"cg solves for one right-hand side, b has {problem.columns} columns; use block_cg")
-    problem.b = problem.b.reshape(-1)
+class ConjugateGradients(Method, name="cg"):
+    """Conjugate gradients for one problem, b (n,): start, restart, residual replacement, and the response to a halt.
+
+    ``at_once``: the iteration forms all sums at once, for which it needs the image of z.
+    """
+
+    State: ClassVar[type] = CgState
+
+    def __init__(self, problem: LinearProblem, *, at_once: bool = False) -> None:
+        super().__init__(problem)
+        empty_like, b = problem.A.device.xp.empty_like, problem.b
+        self.q = empty_like(b)
+        self.z: Array | None = None if problem.M is None else empty_like(b)
+        self.w: Array | None = empty_like(b) if at_once or problem.with_product is not None else None
+        self._at_once = at_once
+        self._tolerance, self._threshold = float(problem.tolerances[0]), float(problem.thresholds[0])
+        self._recurrence: CgRecurrence | None = None
+
+    def start(self, x0: Array | None) -> CgState:
+        """Compute the first residual and search direction."""
+        x, r = self.first_residual(x0)
+        self.columns.begin(self.space.norms(r))
+        state = CgState(x, r, self.problem.A.device.xp.zeros_like(r), 1.0, residual_norms=self.columns.histories[0])
+        if self.columns.running:
+            self.columns.end(0, self._restart(state))
+        return state
+
+    def resume(self, state: CgState) -> CgState:
+        """Resume from a state; that of a converged solve may need no iteration."""
+        problem, vectors = self.problem, self.problem.space
+        if self.columns.aside:
+            return self.start(None)
+        with direction_kept(problem.A):
+            residual = problem.true_residual(state.x, self.q)
+        norm = vectors.norm(residual)
+        vectors.combine(-1.0, state.r, 1.0, residual)
+        self.columns.check_recorded(self.space.norms(residual), state.x)
+        if vectors.norm(state.r) <= self._tolerance and norm <= self._tolerance:
+            self.columns.end(0, StopReason.CONVERGED, norm)
+        elif not vectors.any(state.p):  # the solve ended without a direction, or had converged
+            self.columns.end(0, self._restart(state))
+        elif self.w is None:
+            state.q = None
+        else:
+            if state.q is None:  # the state is from a solve with another preconditioner
+                problem.product(state.p, self.q)
+            else:
+                self.q[...] = state.q
+            state.q = self.q
+        return state
+
+    def advance(self, state: CgState, iterations: int) -> StopReason | None:
+        """Iterate, read the scalars, and respond to a halt."""
+        if self._recurrence is None:
+            problem = self.problem
+            vectors = (state.x, state.r, state.p, self.q, self.z, self.w)
+            self._recurrence = CgRecurrence(problem.A, problem.M, *vectors, at_once=self._at_once)
+            initial = {"threshold_squared": self._threshold**2, "unit": problem.unit, "iteration": state.iteration}
+            self._recurrence.put(**initial, **_scalars(state))
+        recurrence, before = self._recurrence, state.iteration
+        began, waited = time.perf_counter(), self.problem.waited_seconds
+        recurrence.advance(iterations)
+        self.starting_seconds = time.perf_counter() - began - (self.problem.waited_seconds - waited)
+        self.problem.products += iterations
+        scalars = recurrence.look()
+        state.iteration = int(scalars[Scalar.ITERATION])
+        state.rho, state.matrix_norm = float(scalars[Scalar.RHO]), float(scalars[Scalar.MATRIX_NORM])
+        state.drift = float(scalars[Scalar.DRIFT])
+        state.residual_norms += map(self.problem.relative, recurrence.norms(before))
+        self.columns.residuals[0] = math.nan
+        match Halt(int(scalars[Scalar.HALT])):
+            case Halt.SMALL:
+                self._test(state, recurrence)
+            case Halt.DRIFTED:
+                self._replace(state, recurrence)
+            case Halt.BAD_CURVATURE if self._at_once and self._true_curvature(state) > 0:
+                self._test(state, recurrence)  # rounding has made the deduced one negative
+            case Halt.BAD_CURVATURE:
+                return self._breakdown(float(scalars[Scalar.CURVATURE]), state)
+            case Halt.BAD_PRECONDITIONER:
+                return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
+            case Halt.NOT_FINITE:
+                return StopReason.NOT_FINITE
+        return None
+
+    def _true_curvature(self, state: CgState) -> float:
+        self.problem.product(state.p, self.q)
+        return self.problem.space.dot(state.p, self.q)
+
+    def _test(self, state: CgState, recurrence: CgRecurrence) -> None:
+        """Compute the true residual when the recursive one is small; restart from it if it is not small."""
+        previous, residual = state.last_true_residual, self._replaced_residual(state)
+        state.last_true_residual = residual
+        if self.columns.test(0, residual):
+            state.p[...] = 0  # a solve that resumes from this state restarts
+            return
+        reason = self._restart(state)
+        if reason is None and self.problem.is_useless(residual, previous):
+            reason = self.problem.stagnation(state.x, residual)
+        recurrence.put(**_scalars(state))
+        self.columns.end(0, reason, residual)
+
+    def _replace(self, state: CgState, recurrence: CgRecurrence) -> None:
+        """Replace the recursive residual by the true one and continue in the same direction."""
+        residual = self._replaced_residual(state)
+        if self.columns.test(0, residual):
+            return
+        grown = residual > _GROWN * self.problem.absolute(min(state.residual_norms))
+        if self._taken_over and grown and self._reached_floor(state):
+            state.p[...] = 0  # it is noise: a solve that resumes from this state restarts
+            self.columns.end(0, StopReason.ROUNDING_FLOOR, residual)
+            return
+        if self._lost_energy(state) and self._reached_floor(state):
+            reason = self._restart(state)  # the direction has become noise, which would lead further and further up
+        else:
+            reason, _ = self._precondition(state)
+            if state.q is not None:
+                self.problem.product(state.p, state.q)
+            self._reset_drift(state, residual)
+        recurrence.put(**_scalars(state))
+        self.columns.end(0, reason)
+
+    def _replaced_residual(self, state: CgState) -> float:
+        """Replace r by the true residual at the cost of one product, and return its norm."""
+        state.replacements += 1
+        return self.problem.space.norm(self.problem.true_residual(state.x, state.r))
+
+    def _lost_energy(self, state: CgState) -> bool:
+        """Return whether the energy, which every exact iteration raises, fell by more than the rounding of its computation."""
+        space, b, before = self.problem.space, self.problem.b, state.energy
+        energy, norm = (space.dot(state.x, b) + space.dot(state.x, state.r)) / 2, space.norm(state.x)
+        rounding = self.problem.unit * norm * (state.matrix_norm * norm + float(self.problem.b_norms[0]))
+        state.energy = energy - _ENERGY_FACTOR * rounding
+        return energy + _ENERGY_FACTOR * rounding < before
+
+    def _reached_floor(self, state: CgState) -> bool:
+        """Return whether the residual was once near the rounding floor."""
+        least = self.problem.absolute(min(state.residual_norms))
+        return self.problem.stagnation(state.x, least) is StopReason.ROUNDING_FLOOR
+
+    def _restart(self, state: CgState) -> StopReason | None:
+        """Restart with the preconditioned residual as direction; the residual was computed as ``b - A x``."""
+        reason, z = self._precondition(state)
+        if reason is None:
+            state.p[...] = z
+            if self._at_once and self.problem.with_product is None:
+                self.problem.product(z, self.w)
+            if self.w is not None:
+                self.q[...] = self.w
+                state.q = self.q
+            self._reset_drift(state, self.problem.space.norm(state.r))
+        return reason
+
+    def _precondition(self, state: CgState) -> tuple[StopReason | None, Array]:
+        """Set ``z = M r``, ``rho = r.z`` and, if the preconditioner computes it, ``w = A z``."""
+        z = state.r
+        if self.z is not None:
+            z = self.z
+            self.problem.precondition(state.r, z, self.w)
+        rho = self.problem.space.dot(state.r, z)
+        if not math.isfinite(rho):
+            return StopReason.NOT_FINITE, z
+        if rho <= 0:
+            return StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE, z
+        state.rho = rho
+        return None, z
+
+    def _reset_drift(self, state: CgState, residual: float) -> None:
+        problem = self.problem
+        state.drift = problem.unit * (state.matrix_norm * problem.space.norm(state.x) + residual)
+        state.first_drift = state.drift
+
+    def _breakdown(self, curvature: float, state: CgState) -> StopReason:
+        if not math.isfinite(curvature):
+            return StopReason.NOT_FINITE
+        if curvature == 0 and self.problem.space.norm(state.p) == 0:  # the squares of its entries underflow
+            return StopReason.NOT_FINITE
+        if curvature == 0 and not self.problem.space.any(self.q):
+            return StopReason.INCONSISTENT
+        # Near the rounding floor the direction is noise, and so may its curvature be.
+        if state.last_true_residual < math.inf:
+            return self.problem.stagnation(state.x, state.last_true_residual)
+        return StopReason.NOT_POSITIVE_DEFINITE
+
+    def scratch(self) -> Array:
+        """Return q or w, which the next iteration computes."""
+        return self.q if self.w is None else self.w
+
+    def finish(self, state: CgState) -> None:
+        """Add the time of the iterations to that of the solve."""
+        if self._recurrence is not None:
+            self.problem.matrix_seconds += self._recurrence.matrix_seconds
+            self.problem.preconditioner_seconds += self._recurrence.preconditioner_seconds
 
 
-def _method_for(problem: LinearProblem, reductions: int, state: object) -> Any:
-    # The state of plain conjugate gradients is that of a method which has handed over to them.
-    own = None if isinstance(state, CgState) else method_of(problem, "cg_method")
-    at_once = reductions == 1
-    problem.space.communicator.check_same(reductions=reductions)
-    with problem.space.communicator.together():
-        if reductions not in (1, 2):
-            raise InputError(f"reductions must be 1 or 2, not {reductions}")
-        if own is not None and at_once:
-            raise InputError("reductions=1 is for preconditioners without an iteration of their own; leave it out")
-    if own is not None:
-        return own(problem)
-    return ConjugateGradients(problem, at_once=at_once)
-
-
-def _residual_checks(problem: LinearProblem, every: int | None) -> ResidualChecks:
-    return ResidualChecks(every or 1, adaptive=every is None and problem.A.device.kind == "cuda")
+def _scalars(state: CgState) -> dict[str, float]:
+    names = ("matrix_norm", "drift", "first_drift")
+    return {"next_rho": state.rho, **{name: getattr(state, name) for name in names}}
 
 
 def cg(
@@ -156,13 +403,24 @@ def cg(
     (True, (243,), '-912.5')
     """
     problem = LinearProblem(A, b, M, rtol=rtol if tol is None else tol, atol=atol or 0.0)
-    _prepare(problem, maxiter, check_every)
-    x0, checks = problem.guess(x0, state, "x0"), _residual_checks(problem, 1 if callback else check_every)
+    with problem.space.communicator.together():
+        check_maxiter(maxiter)
+        if check_every is not None and not 1 <= check_every <= MOST_UNREAD:
+            raise InputError(f"check_every must be 1 to {MOST_UNREAD}, but is {check_every}")
+        if problem.columns != 1:
+            raise InputError(f"cg solves for one right-hand side, b has {problem.columns} columns; use block_cg")
+    problem.b = problem.b.reshape(-1)
+    x0 = problem.guess(x0, state, "x0")
+    problem.space.communicator.check_same(reductions=reductions)
     with problem.A.device.current():
-        method = _method_for(problem, reductions, state)
-        state = method.begin(x0, state)
-        method.run(state, maxiter=maxiter, callback=callback, monitor=monitor, checks=checks)
-        if method.has_lost_accuracy(state):
-            limits = {"maxiter": maxiter, "callback": callback, "monitor": monitor, "checks": checks}
-            method, state = handed_over(method, state, partial(ConjugateGradients, problem), **limits)
-        return cast(SolveResult, method.result(state, np.shape(b)))
+        # The state of plain conjugate gradients is that of a method which has handed over to them.
+        method = None if isinstance(state, CgState) else own_method(problem)
+        with problem.space.communicator.together():
+            if reductions not in (1, 2):
+                raise InputError(f"reductions must be 1 or 2, not {reductions}")
+            if method is not None and reductions == 1:
+                raise InputError("reductions=1 is for preconditioners without an iteration of their own; leave it out")
+        method = method or ConjugateGradients(problem, at_once=reductions == 1)
+        limits: dict[str, Any] = {"maxiter": maxiter, "callback": callback, "monitor": monitor}
+        limits["check_every"] = 1 if callback else check_every
+        return cast(SolveResult, method.solve(x0, state, shape=np.shape(b), plain=ConjugateGradients, **limits))

@@ -28,10 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.cg_kernels import Halt, Scalar
-from penstock.solvers.cg_passes import CgVectors, passes_for
+from penstock.solvers.cg_kernels import CpuPasses, CudaPasses, Halt, Passes, Scalar
+from penstock.solvers.method import MOST_UNREAD
 from penstock.solvers.preconditioners import DiagonalBlocks, with_product
-from penstock.solvers.residual_checks import KEPT_NORMS
 from penstock.spmv import Array, Operator, ValidatedOperator
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.compilation.cuda_graph import Replay
@@ -63,50 +62,52 @@ class CgRecurrence:
     ) -> None:
         device, self._at_once = A.device, at_once
         # One array, so that one copy transfers everything to the host.
-        self._ledger = device.xp.zeros(len(Scalar) + KEPT_NORMS)
+        self._ledger = device.xp.zeros(len(Scalar) + MOST_UNREAD)
         self._seen = device.pinned_like(self._ledger)
         self._seen[...] = 0.0
         blocks = M.blocks if isinstance(M, DiagonalBlocks) else None
         applied = M if blocks is None else None
         scalars, norms_squared = self._ledger[: len(Scalar)], self._ledger[len(Scalar) :]
         z = r if z is None else z
-        self._vectors = CgVectors(x, r, p, q, z, z if w is None else w, blocks, scalars, norms_squared)
-        self._passes = passes_for(self._vectors, device, communicator_of(A), at_once=at_once)
+        vectors, ledger = (x, r, p, q, z, z if w is None else w), (scalars, norms_squared)
+        kind = CudaPasses if device.kind == "cuda" else CpuPasses
+        self._passes: Passes = kind(*vectors, blocks, *ledger, device, communicator_of(A), at_once)
         self._device = device
         self._multiply = unchecked_product(A)
         self._precondition = None if applied is None else unchecked_product(applied)
         self._with_product = None if w is None else with_product(M, A)
         capturable = device.kind == "cuda" and all(_is_capturable(op) for op in (A, applied) if op is not None)
-        self._replay = Replay(self._iterate_with_one_sum if at_once else self._iterate, capturable=capturable)
+        iterate = self._iterate_with_one_sum if at_once else self._iterate
+        self._iterate_once = Replay(iterate, capturable=True) if capturable else iterate
         self.matrix_seconds = self.preconditioner_seconds = 0.0
 
     def advance(self, iterations: int) -> None:
-        """Start iterations, at most :data:`KEPT_NORMS`; on CUDA the host does not wait for them."""
+        """Start iterations, at most :data:`MOST_UNREAD`; on CUDA the host does not wait for them."""
         for _ in range(iterations):
-            self._replay()
+            self._iterate_once()
 
     def _iterate(self) -> None:
-        of, passes = self._vectors, self._passes
+        passes = self._passes
         if self._with_product is None:
-            self._product(of.p, of.q)
-        passes.curvature()
-        passes.descend()
-        self._apply_preconditioner()
-        passes.extend()
+            self._product(passes.p, passes.q)  # q = A p
+        passes.curvature()  # alpha = rho / p.q
+        passes.descend()  # r -= alpha q;  z = M r if M is diagonal
+        self._apply_preconditioner()  # z = M r;  w = A z
+        passes.extend()  # x += alpha p;  beta = r.z / rho;  p = z + beta p
         if self._with_product is not None:
-            passes.extend_image()
+            passes.extend_image()  # q = w + beta q
 
     def _iterate_with_one_sum(self) -> None:
         """Iterate by the recurrences of Chronopoulos and Gear (1989), with the image of z instead of that of p.
 
         The bound of the drift then uses the x.x of the iteration before: sums of this one come too early for its own.
         """
-        of, passes = self._vectors, self._passes
+        passes = self._passes
         passes.close()
         passes.descend()
         self._apply_preconditioner()
         if self._with_product is None:
-            self._product(of.z, of.w)
+            self._product(passes.z, passes.w)
         passes.image_product()
         passes.add_up()
         passes.foresee()
@@ -123,13 +124,13 @@ class CgRecurrence:
     def _apply_preconditioner(self) -> None:
         """Set z, and w if the preconditioner computes it, and sum r.z, unless a pass does."""
         if self._precondition is not None:
-            of, began = self._vectors, time.perf_counter()
+            of, began = self._passes, time.perf_counter()
             if self._with_product is None:
                 self._precondition(of.r, of.z, 1.0, 0.0)
             else:
                 self._with_product.apply_with_product(of.r, of.z, of.w)
             self.preconditioner_seconds += time.perf_counter() - began
-            self._passes.residual_product()
+            of.residual_product()
 
     def look(self) -> np.ndarray[Any, Any]:
         """Wait for all started iterations and return the scalars."""
@@ -140,14 +141,14 @@ class CgRecurrence:
     def norms(self, since: int) -> list[float]:
         """Return ``||r||`` after each iteration from number ``since`` on, as read by the last :meth:`look`."""
         norms, until = self._seen[len(Scalar) :], int(self._seen[Scalar.ITERATION])
-        squares = [float(norms[number % KEPT_NORMS]) for number in range(since, until)]
+        squares = [float(norms[number % MOST_UNREAD]) for number in range(since, until)]
         return [math.sqrt(square) if square >= 0 else math.nan for square in squares]
 
     def put(self, **scalars: float) -> None:
         """Change scalars, by their names in lower case, after a :meth:`look`; this ends a halt."""
         for name, value in {"halt": Halt.NO_HALT, **scalars}.items():
             self._seen[Scalar[name.upper()]] = value
-        self._vectors.numbers[...] = self._device.asarray(self._seen[: len(Scalar)])
+        self._passes.numbers[...] = self._device.asarray(self._seen[: len(Scalar)])
         if self._at_once:  # later directions' curvatures are deduced from that of this one
             self._passes.curvature()
             self._passes.add_up()

@@ -1,18 +1,24 @@
-"""The scalars of conjugate gradients, and the three fused passes over vectors of an iteration as Numba kernels."""
+"""The three fused passes over vectors of an iteration of conjugate gradients: as Numba kernels, as launches, and over ranks."""
 
 from __future__ import annotations
 
 import enum
+import functools
 import math
+from abc import ABC, abstractmethod
 from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numba import prange
 
-from penstock.spmv import Array
-from penstock.spmv.compilation.jit import serial_and_parallel, serial_kernel
-from penstock.spmv.vectors.space import dot_of_range
+from penstock.spmv import Array, Device
+from penstock.spmv.communicator import ALONE, Communicator
+from penstock.spmv.compilation.cuda_module import CudaSource, type_names
+from penstock.spmv.compilation.jit import KernelPair, serial_and_parallel, serial_kernel
+from penstock.spmv.vectors.space import CHUNK, SERIAL_CHUNKS, dot_of_range
 
 
 class Scalar(enum.IntEnum):
@@ -49,7 +55,7 @@ _SMALL, _DRIFTED, _BAD_CURVATURE, _BAD_PRECONDITIONER, _NOT_FINITE = map(float, 
 
 
 class Sum(enum.IntEnum):
-    """The rows of the partial sums; see :class:`penstock.solvers.cg_passes.Passes` for when ranks add them up."""
+    """The rows of the partial sums; see :class:`Passes` for when ranks add them up."""
 
     X_X = 0
     P_Q = 1
@@ -252,3 +258,145 @@ def extend_image(chunk: int, w: Array, q: Array, numbers: Array) -> None:
             of_w, of_q = w[k * chunk : (k + 1) * chunk], q[k * chunk : (k + 1) * chunk]
             for i in range(of_q.shape[0]):
                 of_q[i] = of_w[i] + beta * of_q[i]
+
+
+CG_KERNELS = CudaSource("penstock.solvers.kernels", "conjugate_gradients.cu", enums=(Scalar, Sum, Halt))
+
+Pass = Callable[[], None]
+_CUDA_THREADS, _CUDA_TILE, _CUDA_BLOCKS = 256, 1024, 512
+# Ranks add up the rows of partial sums before R_R after the first pass, the others before the last.
+_FIRST_SUMS, _LAST_SUMS = slice(0, int(Sum.R_R)), slice(int(Sum.R_R), int(Sum.W_Z))
+
+
+@dataclass(eq=False)
+class Passes(ABC):
+    """Three fused passes over vectors: curvature, descend and extend, those between and after them, and sums over ranks.
+
+    A pass writes partial sums, and the next one reads sums of all ranks: alone, both are the same memory.
+
+    Where all sums of an iteration are formed ``at_once``, by ``add_up`` after ``image_product``, ``foresee`` deduces from them
+    the curvature that the next iteration needs.
+    """
+
+    x: Array
+    r: Array
+    p: Array
+    q: Array  # image of p
+    z: Array  # preconditioned residual: r without a preconditioner
+    w: Array  # image of z, for updating the image of the direction; z itself if q is computed by a product
+    blocks: Array | None  # (n / b, b, b): a preconditioner that the passes apply
+    numbers: Array  # float64, (len(Scalar),)
+    norms_squared: Array  # r.r after each iteration, in float64; the newest overwrites the oldest
+    device: Device
+    communicator: Communicator = ALONE
+    at_once: bool = False
+    curvature: Pass = field(init=False)
+    descend: Pass = field(init=False)
+    residual_product: Pass = field(init=False)
+    image_product: Pass = field(init=False)
+    add_up: Pass = field(init=False)
+    foresee: Pass = field(init=False)
+    extend: Pass = field(init=False)
+    extend_image: Pass = field(init=False)
+    close: Pass = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Bind each pass to the arrays."""
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block of the preconditioner; 0 without one."""
+        return 0 if self.blocks is None else int(self.blocks.shape[1])
+
+    @property
+    def closes(self) -> bool:
+        """Whether the first pass also ends the last iteration."""
+        return self.communicator.size == 1 and not self.at_once
+
+    def _sums(self, parts: int) -> tuple[Array, Array]:
+        """Return memory for partial sums and for sums."""
+        partials = self.device.xp.zeros((len(Sum), parts))
+        return partials, partials if self.closes else self.device.xp.zeros((len(Sum), parts))
+
+    def _add_up_between(self, partials: Array, sums: Array) -> None:
+        """Let passes add up what they have summed, where there are several ranks."""
+        if self.closes:
+            return
+        alone, add_up = self.communicator.size == 1, self.communicator.add_up
+        if self.at_once:
+            self.add_up = functools.partial(_copy if alone else add_up, partials, sums)
+            return
+        first, last = (functools.partial(add_up, partials[rows], sums[rows]) for rows in (_FIRST_SUMS, _LAST_SUMS))
+        close = self.close
+        self.close = _in_turn(first, close)
+        self.curvature = _in_turn(self.curvature, first, close)
+        self.extend = _in_turn(last, self.extend)
+
+
+def _in_turn(*passes: Pass) -> Pass:
+    def run() -> None:
+        for one in passes:
+            one()
+
+    return run
+
+
+def _copy(partials: Array, sums: Array) -> None:
+    sums[...] = partials
+
+
+class CudaPasses(Passes):
+    """Starts the kernels of conjugate_gradients.cu."""
+
+    def _prepare(self) -> None:
+        # Ranks add up block by block, so all start the same number of blocks.
+        parts = int(self.communicator.largest(max(1, min(_CUDA_BLOCKS, -(-self.x.size // _CUDA_TILE)))))
+        partials, sums = self._sums(parts)
+        blocks = self.r if self.blocks is None else self.blocks
+        vector, n, tail = type_names(self.x), np.int64(self.x.size), (partials, sums, self.numbers)
+
+        def kernel(name: str, *arguments: Any, grid: int = parts) -> Pass:
+            return functools.partial(CG_KERNELS.function(name), (grid,), (_CUDA_THREADS,), arguments)
+
+        self.curvature = kernel(f"cg_curvature<{vector}>", n, self.p, self.q, *tail, np.bool_(self.closes))
+        self.descend = kernel(f"cg_descend<{vector}, {self.block_size}>", n, self.q, blocks, self.r, self.z, *tail)
+        product = f"cg_residual_product<{vector}>"
+        self.residual_product = kernel(product, n, self.r, self.z, partials, np.int32(Sum.R_Z))
+        self.image_product = kernel(product, n, self.w, self.z, partials, np.int32(Sum.W_Z))
+        self.foresee = kernel("cg_foresee", np.int32(parts), sums, self.numbers, grid=1)
+        history = (self.norms_squared, np.int32(self.norms_squared.size))
+        self.extend = kernel(f"cg_extend<{vector}>", n, self.z, self.x, self.p, *tail, *history)
+        self.extend_image = kernel(f"cg_extend_image<{vector}>", n, self.w, self.q, self.numbers)
+        self.close = kernel("cg_close", np.int32(parts), sums, self.numbers, grid=1)
+        self._add_up_between(partials, sums)
+
+
+class CpuPasses(Passes):
+    """The same passes as Numba kernels."""
+
+    def _prepare(self) -> None:
+        chunk = CHUNK if self.blocks is None else CHUNK // self.block_size * self.block_size
+        partials, sums = self._sums(max(1, -(-self.x.size // chunk)))
+        tail = (partials, sums, self.numbers)
+
+        def kernel(pair: KernelPair, *arguments: Any) -> Pass:
+            return functools.partial(pair[partials.shape[1] > SERIAL_CHUNKS], chunk, *arguments)
+
+        self.curvature = kernel(curvature, self.closes, self.p, self.q, *tail)
+        if self.blocks is None:
+            self.descend = kernel(descend, self.q, self.r, *tail)
+        elif self.block_size == 1:
+            self.descend = kernel(descend_diagonal, self.q, self.blocks.reshape(-1), self.r, self.z, *tail)
+        else:
+            self.descend = kernel(descend_blocks, self.q, self.blocks, self.r, self.z, *tail)
+        self.residual_product = kernel(residual_product, self.r, self.z, partials, int(Sum.R_Z))
+        self.image_product = kernel(residual_product, self.w, self.z, partials, int(Sum.W_Z))
+        self.foresee = functools.partial(foresee, sums, self.numbers)
+        self.extend = kernel(extend, self.z, self.x, self.p, *tail, self.norms_squared)
+        self.extend_image = kernel(extend_image, self.w, self.q, self.numbers)
+        self.close = functools.partial(close, sums, self.numbers)
+        self._add_up_between(partials, sums)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -13,14 +13,20 @@ import numpy as np
 
 from penstock.host.adaptive_threads import ThreadChoice, adaptive_threads, most_threads
 from penstock.host.threads import blas_limited
-from penstock.solvers.best_iterate import BestIterate
+from penstock.solvers.columns import BestIterate, Columns, ColumnSpace, Numbers
+from penstock.solvers.preconditioners import own_methods
 from penstock.solvers.problem import LinearProblem
-from penstock.solvers.residual_checks import ResidualChecks
-from penstock.solvers.result import BlockSolveResult, IterationRecord, StopReason
-from penstock.solvers.states import StateLayout, check_state, direction_kept
-from penstock.solvers.symmetry_check import SymmetryCheck
-from penstock.spmv import Array
+from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, IterationRecord, StopReason
+from penstock.solvers.states import StateLayout, check_state
+from penstock.spmv import Array, Operator, VectorSpace
 from penstock.spmv.registry import Registry
+from penstock.spmv.vectors.noise import noise
+
+# Reading the residual stalls a GPU for about _READ_SECONDS: read so rarely that stalls stay below _READ_SHARE of the time, but
+# at least every _PATIENCE_SECONDS, so that users see progress, and after at most MOST_UNREAD iterations.
+_READ_SECONDS, _READ_SHARE, _PATIENCE_SECONDS = 25e-6, 0.02, 0.5
+#: Largest number of iterations between two reads of the residual.
+MOST_UNREAD = 256
 
 
 class Check(Protocol):
@@ -35,12 +41,91 @@ class Check(Protocol):
         """Return why a solve ended for this reason, if that is known better."""
 
 
+class SymmetryCheck:
+    """Tests A and M once, when a solve has made some iterations and hardly gets on, or breaks down.
+
+    Conjugate gradients do not notice that an operator is not symmetric: they go on without ever converging.
+    """
+
+    # A solve makes progress if the residual halves in this many iterations, on average from the start.
+    _ITERATIONS = 64
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self._problem = problem
+        self._first: float | None = None
+        self._wrong: StopReason | None = None
+        self._done = False
+
+    def look(self, iteration: int, residual_norm: float) -> StopReason | None:
+        """Take note of a relative residual; return a reason to stop if it hardly falls and an operator is not symmetric."""
+        if self._first is None:
+            self._first = max(residual_norm, 1.0)
+        slow = iteration >= self._ITERATIONS and residual_norm > self._first * 0.5 ** (iteration / self._ITERATIONS)
+        return self._tested() if slow else None
+
+    def of_breakdown(self, reason: StopReason) -> StopReason:
+        """Return why a solve broke down: what is not symmetric shows as what is not positive definite, too."""
+        return (self._tested() if reason in (*BREAKDOWNS, StopReason.STAGNATED) else None) or reason
+
+    def _tested(self) -> StopReason | None:
+        """Test A and M if that has not been done; return what is wrong."""
+        if self._done:
+            return self._wrong
+        self._done, problem = True, self._problem
+        if not self._has_room():
+            return None
+        problem.products += 2
+        if not is_symmetric(problem.A, problem.space):
+            self._wrong = StopReason.NOT_SYMMETRIC
+        elif problem.M is not None and not is_symmetric(problem.M, problem.space):
+            self._wrong = StopReason.PRECONDITIONER_NOT_SYMMETRIC
+        return self._wrong
+
+    def _has_room(self) -> bool:
+        """Return whether every rank has memory for three vectors more; the solve itself has what it needs."""
+        room, A = 1.0, self._problem.A
+        with A.device.current():
+            try:
+                A.device.xp.empty((3, A.shape[0]), dtype=A.dtype)
+            except MemoryError:
+                room = 0.0
+        return self._problem.space.communicator.largest(-room) < 0
+
+
+def is_symmetric(A: Operator, space: VectorSpace) -> bool:
+    """Return whether ``u . A (A u)`` equals ``(A u) . (A u)`` for a vector u of random numbers, at the cost of two products.
+
+    For ``A = H + S``, H symmetric and S skew, they differ by about ``|S u|^2``, so a skew part of a thousandth of A or more is
+    detected; rounding, also in float32, and sums in another order stay far below. Collective on ranks; a streamed A sweeps in
+    the same direction afterwards.
+    """
+    with A.device.current():
+        u = noise(A.device, space.communicator.before(A.shape[0]), A.shape[0]).astype(A.dtype)
+        image = A.apply(u)
+        square = space.dot(image, image)
+        return not abs(space.dot(u, A.apply(image)) - square) > 1e-6 * square
+
+
 class Method(ABC):
-    """A Krylov method for a :class:`LinearProblem`: how it starts, iterates and ends.
+    """A Krylov method for a :class:`LinearProblem`: a subclass says how it starts and iterates, this class all the rest.
 
     A subclass is declared as ``class ConjugateGradients(Method, name="cg")``, which registers it in :data:`SOLVERS`. Its state
-    is a dataclass with at least ``x``, ``iteration`` and ``residual_norms``; checkpoints hold it if it is a :class:`SavedState`.
-    Where it has a method ``check``, that is called before a solve resumes from it.
+    is a dataclass with at least ``x``, ``iteration`` and ``residual_norms``, a list for one right-hand side and a list of lists
+    for several, and for several ``reasons``; checkpoints hold it if it is a :class:`SavedState`. Where it has a method
+    ``check``, that is called before a solve resumes from it.
+
+    Parameters
+    ----------
+    problem : LinearProblem
+    single : bool
+        Whether a block of one column is summed as a vector is.
+
+    Attributes
+    ----------
+    columns : Columns
+        What is known of each right-hand side.
+    space : ColumnSpace
+        Inner products of their vectors.
 
     Examples
     --------
@@ -52,23 +137,25 @@ class Method(ABC):
 
     name: ClassVar[str]
     State: ClassVar[type]
-    problem: LinearProblem
-    #: The reason for stopping and the final norm of the true residual, for methods with one right-hand side.
-    reason: StopReason | None = None
-    residual: float = math.nan
-    #: The iterate with the smallest residual so far.
-    best: BestIterate
-    #: Whether it goes on from another method.
-    _taken_over: bool = False
     #: What is looked at while it iterates, made with the problem: a check may end a solve, or say why one broke down.
     checks: ClassVar[tuple[type[Check], ...]] = (SymmetryCheck,)
+    #: The iterate with the smallest residual so far.
+    best: BestIterate
     #: Seconds of the last call of ``advance`` in which the host only started work for a GPU.
     starting_seconds: float = 0.0
+    #: Whether it goes on from another method.
+    _taken_over: bool = False
 
     def __init_subclass__(cls, *, name: str, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.name = name
         SOLVERS.add(name, cls)
+
+    def __init__(self, problem: LinearProblem, *, single: bool = False) -> None:
+        self.problem = problem
+        self.space = ColumnSpace(problem.b, problem.space.communicator, single=single)
+        problem.set_norms(self.space.norms(problem.b))
+        self.columns = Columns(problem)
 
     @abstractmethod
     def start(self, x0: Array | None) -> Any:
@@ -76,76 +163,50 @@ class Method(ABC):
 
     @abstractmethod
     def advance(self, state: Any, iterations: int) -> StopReason | None:
-        """Iterate; return the reason if the solve cannot continue."""
+        """Iterate; return why the columns that still run cannot go on, whose true residuals are computed then."""
 
     def resume(self, state: Any) -> Any:
         """Resume from the state of an earlier call."""
         return state
 
-    def running(self, state: Any) -> bool:
-        """Return whether any right-hand side is still being solved."""
-        return self.reason is None
+    def scratch(self) -> Array:
+        """Return memory for a residual that no iteration needs."""
+        return self.problem.A.device.xp.empty_like(self.problem.b)
+
+    def true_norms(self, state: Any) -> Numbers:
+        """Return ``||b - A x||`` of every column, at the cost of a product."""
+        return self.space.norms(self.problem.true_residual(state.x, self.scratch()))
 
     def end(self, state: Any, reason: StopReason) -> None:
-        """Stop the right-hand sides that still run and compute their true residuals."""
-        scratch = self.problem.A.device.xp.empty_like(self.problem.b)
-        self.residual = self.problem.space.norm(self.problem.true_residual(state.x, scratch))
-        self.reason = self.problem.verdict(reason, self.residual, state.residual_norms)
+        """End the columns that still run, with their true residuals."""
+        self.columns.stop(reason, self.true_norms(state))
 
-    def residual_norm(self, state: Any) -> float:
-        """Return the relative residual to report: the largest of the columns that still run."""
-        return float(state.residual_norms[-1])
+    def finish(self, state: Any) -> None:
+        """Give back what the method has borrowed, here nothing; the state keeps its vectors."""
+        return
 
-    def last_residuals(self, state: Any) -> list[float]:
-        """Return the last relative residual of every column."""
-        norms = state.residual_norms
-        return [of[-1] for of in norms] if isinstance(norms[0], list) else [norms[-1]]
+    def has_lost_accuracy(self, state: Any) -> bool:
+        """Return whether the solve ended for a reason that plain conjugate gradients with the same M may not meet."""
+        return False
 
-    def returned(self, x: Array, reason: StopReason, residual: float) -> tuple[Array, StopReason, float]:
-        """Return x, the reason for stopping and ``||b - A x||``: those of the best iterate where the last one is worse."""
-        problem, best = self.problem, self.best
-        if problem.out_of_range or not best.is_better(reason, problem.relative(residual)):
-            return x, reason, residual
-        with direction_kept(problem.A):
-            norm = problem.space.norm(problem.true_residual(best.x, problem.A.device.xp.empty_like(x)))
-        if not norm >= residual:
-            x, reason, residual = best.x, _after(problem, reason, norm), norm
-        if residual > problem.absolute(1.0) or not math.isfinite(residual):  # x = 0 is better
-            return problem.A.device.xp.zeros_like(x), reason, problem.absolute(1.0)
-        return x, reason, residual
+    def solve(
+        self,
+        x0: Array | None,
+        state: Any,
+        *,
+        shape: tuple[int, ...] | None = None,
+        plain: Callable[[LinearProblem], Method] | None = None,
+        **limits: Any,
+    ) -> Any:
+        """Return the result of a solve from a guess or a state, as ``run`` and ``result`` say.
 
-    def block_result(
-        self, state: Any, reasons: list[StopReason], residuals: Sequence[float], note: str = ""
-    ) -> BlockSolveResult:
-        """Return the result of a block of right-hand sides, each with its reason for stopping and ``||b - A x||``."""
-        problem, best, x = self.problem, self.best, state.x
-        reasons, residuals = list(reasons), list(residuals)
-        better = [
-            column
-            for column in set(range(problem.columns)).difference(problem.out_of_range)
-            if best.is_better(reasons[column], problem.relative(residuals[column], column), column)
-        ]
-        if better:
-            x = x.copy()  # the state goes on from the last iterates
-            with direction_kept(problem.A):
-                true_residuals = problem.true_residual(best.x, problem.A.device.xp.empty_like(x))
-            for column in better:
-                norm = problem.space.norm(problem.A.device.xp.ascontiguousarray(true_residuals[:, column]))
-                if not norm >= residuals[column]:
-                    x[:, column] = best.x[:, column]
-                    reasons[column], residuals[column] = _after(problem, reasons[column], norm, column), norm
-                if residuals[column] > problem.absolute(1.0, column) or not math.isfinite(residuals[column]):
-                    x[:, column], residuals[column] = 0, problem.absolute(1.0, column)  # which is better
-        spent, columns = problem.spent(matrix=problem.matrix_seconds), []
-        for column, (reason, residual) in enumerate(zip(reasons, residuals, strict=True)):
-            history = state.residual_norms[column]
-            one = problem.column_result(x[:, column], reason, history, residual, column, **spent)
-            columns.append(replace(one, message=one.message + note))
-        return BlockSolveResult(x, tuple(columns), state.iteration, **spent, state=state)
-
-    def iterations_left(self, state: Any) -> float:
-        """Return the expected number of further iterations; infinite if unknown."""
-        return math.inf
+        ``plain`` makes the method that goes on where this one has lost accuracy.
+        """
+        method, state = self, self.begin(x0, state)
+        self.run(state, **limits)
+        if plain is not None and self.has_lost_accuracy(state):
+            method, state = self._handed_over(state, plain, limits)
+        return method.result(state, shape)
 
     def begin(self, x0: Array | None, state: Any) -> Any:
         """Start, or resume from a state after checking that it belongs to this method and system."""
@@ -157,33 +218,21 @@ class Method(ABC):
                 check_state(state, self.State, StateLayout(self.problem.b.shape, A.dtype, A.device))
                 if getattr(state, "system", None) is not None:
                     state.system.check_same(mark, self.problem.unit)
+            self.columns.share(state)
             state = self.resume(state)
         state.system = mark
         return state
 
-    def take_over(self, method: Method, state: Any) -> Any:
-        """Go on from another method: from its solutions, and the best iterates of columns without one; iterations count on."""
-        self._taken_over = True
-        reasons, x = getattr(state, "reasons", [method.reason]), method.best.x
-        for column, reason in enumerate(reasons):
-            if reason is StopReason.CONVERGED:
-                x.reshape(len(x), -1)[:, column] = state.x.reshape(len(x), -1)[:, column]
-        own = self.start(x)
-        own.iteration, before, after = state.iteration, state.residual_norms, own.residual_norms
-        if isinstance(before[0], list):
-            own.residual_norms = [old[:-1] + new for old, new in zip(before, after, strict=True)]
-        else:
-            own.residual_norms = before[:-1] + after
-        own.system = state.system
-        return own
-
-    def has_lost_accuracy(self, state: Any) -> bool:
-        """Return whether the solve ended for a reason that plain conjugate gradients with the same M may not meet."""
-        return False
-
-    def finish(self, state: Any) -> None:
-        """Give back what the method has borrowed, here nothing; the state keeps its vectors."""
-        return
+    def first_residual(self, x0: Array | None) -> tuple[Array, Array]:
+        """Return the first iterate, zero without a guess and in columns that need no solve, and its residual."""
+        problem, aside = self.problem, self.columns.aside
+        x = problem.A.device.xp.zeros_like(problem.b) if x0 is None else x0.copy()
+        for column in aside:
+            problem.column(x, column)[...] = 0
+        r = problem.b.copy()
+        if x0 is not None and len(aside) < problem.columns:
+            problem.product(x, r, alpha=-1.0, beta=1.0)
+        return x, r
 
     def run(
         self,
@@ -192,52 +241,56 @@ class Method(ABC):
         maxiter: int | None = None,
         callback: Callable[[Array], object] | None = None,
         monitor: Callable[[IterationRecord], object] | None = None,
-        checks: ResidualChecks | None = None,
+        check_every: int | None = 1,
     ) -> None:
-        """Iterate until the method ends, iterations run out, or the monitor requests a stop."""
-        limit, checks = 10 * self.problem.n if maxiter is None else int(maxiter), checks or ResidualChecks()
+        """Iterate until the method ends, iterations run out, or the monitor requests a stop.
+
+        ``check_every`` is the number of iterations between two looks; None chooses it by the time of an iteration on a GPU.
+        """
+        limit = 10 * self.problem.n if maxiter is None else int(maxiter)
         self.problem.space.communicator.check_same(maxiter=limit, iteration=state.iteration)
-        every, _ = self._agreed(checks.every, False)
         with blas_limited(most_threads()), adaptive_threads() as choice:
-            self._iterate(state, limit, every, callback, monitor, checks, choice)
+            self._iterate(state, limit, check_every, callback, monitor, choice)
         self.problem.fewer_threads_seconds = choice.fewer_seconds
 
     def _iterate(
         self,
         state: Any,
         limit: int,
-        every: int,
+        check_every: int | None,
         callback: Callable[[Array], object] | None,
         monitor: Callable[[IterationRecord], object] | None,
-        checks: ResidualChecks,
         choice: ThreadChoice,
     ) -> None:
-        looks: list[Check] = [check(self.problem) for check in self.checks]
-        self.best = BestIterate(state.x, self.last_residuals(state))
-        while self.running(state):
+        columns, looks = self.columns, [check(self.problem) for check in self.checks]
+        columns.share(state)
+        self.best = BestIterate(state.x, columns.last)
+        adaptive, wanted = check_every is None and self.problem.A.device.kind == "cuda", check_every or 1
+        every, _ = self._agreed(wanted, False)
+        while columns.running:
             if state.iteration >= limit:
                 self.end(state, StopReason.MAXITER)
-                return
+                break
             before, began = state.iteration, time.perf_counter()
             count = min(every, limit - before)
             reason = self._advance_observed(state, count, choice)
-            self.best.note(state.x, self.last_residuals(state))
-            checks.adapt(time.perf_counter() - began, self.starting_seconds, count, self.iterations_left(state))
+            self.best.note(state.x, columns.last)
+            if adaptive:
+                wanted = self._next_look(time.perf_counter() - began, count)
             stops = False
             if state.iteration > before:  # a breakdown does not count as an iteration
                 if callback is not None:
                     callback(state.x)
                 stops = monitor is not None and bool(monitor(self._record(state)))
-            every, stops = self._agreed(checks.every, stops)
-            if reason is None and self.running(state):
-                ends = [look.look(state.iteration, self.residual_norm(state)) for look in looks]
+            every, stops = self._agreed(wanted, stops)
+            if reason is None and columns.running:
+                ends = [look.look(state.iteration, columns.residual_norm) for look in looks]
                 reason = next(filter(None, ends), None)
             if stops:
                 reason = reason or StopReason.STOPPED
-            if reason is not None and self.running(state):
+            if reason is not None and columns.running:
                 self.end(state, _explained(reason, looks))
-        if self.reason is not None:
-            self.reason = _explained(self.reason, looks)
+        columns.reasons[:] = [None if reason is None else _explained(reason, looks) for reason in columns.reasons]
 
     def _advance_observed(self, state: Any, count: int, choice: ThreadChoice) -> StopReason | None:
         """Iterate, and choose the number of threads for the next iterations."""
@@ -251,6 +304,16 @@ class Method(ABC):
             choice.observe(state.iteration - before, seconds)
         return reason
 
+    def _next_look(self, seconds: float, iterations: int) -> int:
+        """Return the number of iterations until the next look; the last ones and the look took some seconds.
+
+        Iterations started beyond the expected end are wasted.
+        """
+        each = seconds / iterations
+        wanted = (_READ_SECONDS + self.starting_seconds / iterations) / (_READ_SHARE * each)
+        left = max(1.0, self.columns.iterations_left / 3)
+        return math.ceil(min(wanted, MOST_UNREAD, max(1.0, _PATIENCE_SECONDS / each), left))
+
     def _agreed(self, every: int, stops: bool) -> tuple[int, bool]:
         """Return the first rank's number of iterations until the next look, and whether any rank wants to stop.
 
@@ -261,29 +324,57 @@ class Method(ABC):
         return int(totals[0]), bool(totals[1])
 
     def _record(self, state: Any) -> IterationRecord:
-        seconds = time.perf_counter() - self.problem.began
-        return IterationRecord(state.iteration, self.residual_norm(state), seconds, self.problem.bytes_streamed, state)
+        seconds, streamed = time.perf_counter() - self.problem.began, self.problem.bytes_streamed
+        return IterationRecord(state.iteration, self.columns.residual_norm, seconds, streamed, state)
 
+    def _handed_over(
+        self, state: Any, plain: Callable[[LinearProblem], Method], limits: dict[str, Any]
+    ) -> tuple[Method, Any]:
+        """Go on with plain conjugate gradients; return the method that ended and its state.
 
-class HasColumns:
-    """What methods for several right-hand sides share, whose states have ``reasons`` and ``residual_norms`` of each column.
+        Without memory for their vectors besides those of this method, its own result stands.
+        """
+        try:
+            self.finish(state)
+            other = plain(self.problem)
+            other_state = other._take_over(self, state)
+            other.run(other_state, **limits)
+        except MemoryError:
+            if self.problem.space.communicator.size > 1:  # the other ranks have gone on
+                raise
+            return self, state
+        return other, other_state
 
-    It stands before :class:`Method` among the bases.
-    """
+    def _take_over(self, method: Method, state: Any) -> Any:
+        """Go on from another method: from its solutions, and the best iterates of columns without one; iterations count on."""
+        self._taken_over = True
+        x, histories = method.best.x, method.columns.histories
+        for column, reason in enumerate(method.columns.reasons):
+            if reason is StopReason.CONVERGED:
+                self.problem.column(x, column)[...] = self.problem.column(state.x, column)
+        own = self.start(x)
+        own.iteration, own.system = state.iteration, state.system
+        for before, after in zip(histories, self.columns.histories, strict=True):
+            after[:0] = before[:-1]
+        return own
 
-    @staticmethod
-    def running_columns(state: Any) -> list[int]:
-        """Return the columns that are still being solved."""
-        return [column for column, reason in enumerate(state.reasons) if reason is None]
-
-    def running(self, state: Any) -> bool:
-        """Return whether any column is still being solved."""
-        return None in state.reasons
-
-    def residual_norm(self, state: Any) -> float:
-        """Return the largest relative residual of the running columns, or of all if none runs."""
-        running: list[float] = [state.residual_norms[column][-1] for column in self.running_columns(state)]
-        return max(running, default=max(norms[-1] for norms in state.residual_norms))
+    def result(self, state: Any, shape: tuple[int, ...] | None = None, note: str = "") -> Any:
+        """Return a :class:`BlockSolveResult`, or the :class:`SolveResult` of the one column with x in a shape."""
+        problem, columns = self.problem, self.columns
+        self.finish(state)
+        unknown = np.isnan(columns.residuals)
+        if unknown.any():
+            columns.residuals[unknown] = self.true_norms(state)[unknown]
+        x = columns.choose(state.x, self.best)
+        results, spent = [], problem.spent()
+        for column, (reason, history) in enumerate(zip(columns.reasons, columns.histories, strict=True)):
+            assert reason is not None, "the column has ended"
+            own, residual = problem.column(x, column), float(columns.residuals[column])
+            one = problem.column_result(own, reason, history, residual, column, **spent)
+            results.append(replace(one, message=one.message + note))
+        if shape is None:
+            return BlockSolveResult(x, tuple(results), state.iteration, **spent, state=state)
+        return replace(results[0], x=x.reshape(shape), state=state)
 
 
 #: All methods by name; packages add theirs in the entry point group ``penstock.solvers``.
@@ -297,30 +388,7 @@ def _explained(reason: StopReason, checks: list[Check]) -> StopReason:
     return reason
 
 
-def method_of(problem: LinearProblem, attribute: str) -> Callable[[LinearProblem], Any] | None:
-    """Return the method that a preconditioner made of products with this same A brings along under a name, or None."""
-    own: Callable[[LinearProblem], Any] | None = getattr(problem.M, attribute, None)
-    return own if getattr(problem.M, "A", None) is problem.A else None
-
-
-def _after(problem: LinearProblem, reason: StopReason, residual: float, column: int = 0) -> StopReason:
-    """Return the reason of a solve that returns its best iterate, which may meet the tolerance after all."""
-    met = residual <= problem.tolerances[column] and reason is not StopReason.NOT_FINITE
-    return StopReason.CONVERGED if met else reason
-
-
-def handed_over(method: Method, state: Any, plain: Callable[[], Method], **limits: Any) -> tuple[Method, Any]:
-    """Go on with plain conjugate gradients where a method has lost accuracy; return the method that ended and its state.
-
-    Without memory for their vectors besides those of the method, the method's own result stands.
-    """
-    try:
-        method.finish(state)
-        other = plain()
-        other_state = other.take_over(method, state)
-        other.run(other_state, **limits)
-    except MemoryError:
-        if method.problem.space.communicator.size > 1:  # the other ranks have gone on
-            raise
-        return method, state
-    return other, other_state
+def own_method(problem: LinearProblem) -> Method | None:
+    """Return the method that shares products with a preconditioner made of them, or None."""
+    names = own_methods(problem.M, problem.A)
+    return None if names is None else SOLVERS[names[problem.b.ndim - 1]](problem)

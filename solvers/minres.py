@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar
 
@@ -30,22 +30,19 @@ import numpy as np
 
 from penstock.solvers.checks import check_maxiter
 from penstock.solvers.choice import METHODS, MethodChoice
-from penstock.solvers.method import HasColumns, Method
+from penstock.solvers.columns import Numbers
+from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
 from penstock.solvers.result import GOING_ON, BlockSolveResult, IterationRecord, SolveResult, StopReason
-from penstock.solvers.saved_state import SavedState
 from penstock.solvers.states import (
+    SavedState,
     StateLayout,
     check_all,
-    check_counts,
-    check_history,
     check_numbers,
     direction_kept,
 )
 from penstock.spmv import Array, InputError
-from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK, BlockSpace
-
-Numbers = np.ndarray[Any, np.dtype[np.float64]]
+from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
 _VECTORS = 11
 # Where ``||A r|| / (||A|| ||r||)`` falls below this, or this number of rounding units, x may be a least-squares solution and is
@@ -134,17 +131,13 @@ class MinresState(SavedState):
 
     def check(self, layout: StateLayout) -> None:
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        super().check(layout)
         check_all(layout, self, self.vectors)
-        columns = layout.shape[1]
-        lengths = {len(self.reasons), len(self.residual_norms)}
-        if np.shape(self.scalars) != (len(Scalar), columns) or lengths != {columns}:
+        if np.shape(self.scalars) != (len(Scalar), layout.shape[1]):
             raise InputError("the parts of the state do not fit each other; it is damaged")
         for scalar in Scalar:
             numbers = {f"{scalar.name.lower()}[{k}]": float(of) for k, of in enumerate(self.scalars[scalar])}
             check_numbers(numbers, least=-math.inf, finite=scalar is not Scalar.TESTED)
-        for norms in self.residual_norms:
-            check_history(norms)
-        check_counts(iteration=self.iteration)
 
 
 @dataclass
@@ -160,72 +153,47 @@ class _LeastSquares:
     size: float
 
 
-class MinimumResiduals(HasColumns, Method, name="minres"):
+class MinimumResiduals(Method, name="minres"):
     """The minimum residual method for one problem with right-hand sides ``(n, columns)``."""
 
     State: ClassVar[type] = MinresState
 
     def __init__(self, problem: LinearProblem) -> None:
-        self.problem, device, (n, columns) = problem, problem.A.device, problem.b.shape
-        self._blocks = BlockSpace(device, n, columns, problem.b.dtype, problem.space.communicator)
-        self._v, self._other = (device.xp.empty_like(problem.b) for _ in range(2))
-        problem.set_norms(self._norms(problem.b))
-        self._aside = problem.aside
-        self.residuals = np.full(columns, math.nan)
+        super().__init__(problem, single=problem.columns == 1)
+        self._v, self._other = (problem.A.device.xp.empty_like(problem.b) for _ in range(2))
         # By column. They are not part of the state: a resumed solve finds them again.
         self._least_squares: dict[int, _LeastSquares] = {}
 
     def _dots(self, x: Array, y: Array) -> Numbers:
         """Return the inner products of equal columns, over all ranks."""
-        if x.shape[1] == 1:
-            return np.array([self.problem.space.dot(x.reshape(-1), y.reshape(-1))])
-        return self._blocks.dots(x, y)
-
-    def _norms(self, x: Array) -> Numbers:
-        """Return the norms of the columns."""
-        return np.sqrt(np.maximum(self._dots(x, x), 0.0))
+        dots: Numbers = self.space.dots((x, y))[0]
+        return dots
 
     def start(self, x0: Array | None) -> MinresState:
         """Compute the first residuals, and begin with them."""
-        problem, xp = self.problem, self.problem.A.device.xp
-        x = xp.zeros_like(problem.b) if x0 is None else x0.copy()
-        for column in self._aside:
-            x[:, column] = 0
-        r = problem.b.copy()
-        if x0 is not None:
-            problem.product(x, r, alpha=-1.0, beta=1.0)
-        vectors = {name: xp.zeros_like(r) for name in ("r1", "r2", "y", "w", "w_old")}
-        reasons = [self._aside.get(column) for column in range(problem.columns)]
-        state = MinresState(x=x, r=r, **vectors, scalars=np.zeros((len(Scalar), problem.columns)), reasons=reasons)
-        state.scalars[Scalar.TESTED] = math.inf
-        self.residuals = self._norms(r)
-        for column in self._aside:
-            self.residuals[column] = problem.b_norms[column]
-        state.residual_norms = [[problem.relative(float(of), column)] for column, of in enumerate(self.residuals)]
-        for column in self.running_columns(state):
-            if self.residuals[column] <= problem.tolerances[column]:  # r was computed from A, b and x
-                self._end_column(state, column, StopReason.CONVERGED)
-            elif not math.isfinite(self.residuals[column]):
-                self._end_column(state, column, StopReason.NOT_FINITE)
-        self._begin(state, self.running_columns(state))
+        columns, (x, r) = self.columns, self.first_residual(x0)
+        columns.begin(self.space.norms(r))
+        vectors = {name: self.problem.A.device.xp.zeros_like(r) for name in ("r1", "r2", "y", "w", "w_old")}
+        scalars = np.zeros((len(Scalar), self.problem.columns))
+        scalars[Scalar.TESTED] = math.inf
+        state = MinresState(
+            x=x, r=r, **vectors, scalars=scalars, reasons=columns.reasons, residual_norms=columns.histories
+        )
+        self._begin(state, columns.running)
         return state
 
     def resume(self, state: MinresState) -> MinresState:
         """Resume from a state; columns that had ended without meeting the tolerance begin anew."""
-        problem = self.problem
+        problem, columns = self.problem, self.columns
         with direction_kept(problem.A):
             residual = problem.true_residual(state.x, self._other)
-        norms = self._norms(residual)
-        difference = residual - state.r
-        gaps = self._norms(difference)
+        norms = self.space.norms(residual)
+        columns.check_recorded(self.space.norms(residual - state.r), state.x)
         anew = []
-        for column, known in enumerate(state.reasons):
-            if column in self._aside:
+        for column in columns.ended:
+            if column in columns.aside:
                 continue
-            problem.check_recorded(float(gaps[column]), state.residual_norms[column], state.x, column)
-            if known is None:
-                continue
-            state.reasons[column] = None
+            known, state.reasons[column] = state.reasons[column], None
             if norms[column] <= problem.tolerances[column]:
                 self._end_column(state, column, StopReason.CONVERGED, float(norms[column]))
             elif known not in GOING_ON:
@@ -239,7 +207,7 @@ class MinimumResiduals(HasColumns, Method, name="minres"):
         if not columns:
             return
         state.r2[:, columns] = state.r[:, columns]
-        self._precondition(state)
+        self.problem.precondition(state.r2, state.y)
         squares, scalars = self._dots(state.r2, state.y), state.scalars
         for vectors in (state.r1, state.w, state.w_old):
             vectors[:, columns] = 0
@@ -254,17 +222,9 @@ class MinimumResiduals(HasColumns, Method, name="minres"):
             else:
                 scalars[Scalar.BETA, column] = scalars[Scalar.PHIBAR, column] = math.sqrt(square)
 
-    def _precondition(self, state: MinresState) -> None:
-        if self.problem.M is None:
-            state.y[...] = state.r2
-        else:
-            self.problem.M.apply(state.r2, state.y)
-
     def _end_column(self, state: MinresState, column: int, reason: StopReason, residual: float | None = None) -> None:
         """Let a column stand still: its vectors are zero, so that they leave the range of numbers no more."""
-        state.reasons[column] = reason
-        if residual is not None:
-            self.residuals[column] = residual
+        self.columns.end(column, reason, residual)
         for vectors in (state.r1, state.r2, state.y, state.w, state.w_old):
             vectors[:, column] = 0
 
@@ -272,13 +232,13 @@ class MinimumResiduals(HasColumns, Method, name="minres"):
         """Iterate."""
         for _ in range(iterations):
             self._iterate_once(state)
-            if not self.running(state):
+            if not self.columns.running:
                 break
         return None
 
     def _iterate_once(self, state: MinresState) -> None:
-        problem, running, of = self.problem, self.running_columns(state), state.scalars
-        row, still = problem.A.device.asarray, [k for k, reason in enumerate(state.reasons) if reason is not None]
+        problem, running, of = self.problem, self.columns.running, state.scalars
+        row, still = problem.A.device.asarray, self.columns.ended
         beta, beta_old = (np.where(of[which] > 0, of[which], 1.0) for which in (Scalar.BETA, Scalar.BETA_OLD))
         v, image = self._v, self._other
         v[...] = state.y * row(1.0 / beta)
@@ -287,7 +247,7 @@ class MinimumResiduals(HasColumns, Method, name="minres"):
         alpha = self._dots(v, image)
         image -= row(alpha / beta) * state.r2
         state.r1, state.r2, self._other = state.r2, image, state.r1
-        self._precondition(state)
+        self.problem.precondition(state.r2, state.y)
         squares = self._dots(state.r2, state.y)
         with np.errstate(invalid="ignore", over="ignore"):
             following = np.sqrt(np.maximum(squares, 0.0))
@@ -345,20 +305,19 @@ class MinimumResiduals(HasColumns, Method, name="minres"):
     def _return_to_least_squares(self, state: MinresState, column: int) -> None:
         state.x[:, column] = self._least_squares[column].x
         self.best.residuals[column] = math.inf  # iterates since then are no better
-        self.residuals[column] = math.nan
-        self._end_column(state, column, StopReason.INCONSISTENT)
+        self._end_column(state, column, StopReason.INCONSISTENT, math.nan)
 
     def _look(self, state: MinresState, running: list[int], squares: Numbers) -> None:
         """Note the residuals, end what cannot go on, and compute those from A, b and x that seem to meet the tolerance."""
         problem = self.problem
-        norms = self._norms(state.r)
+        norms = self.space.norms(state.r)
         due: list[int] = []
         for column, history in enumerate(state.residual_norms):
             if column not in running:
                 history.append(history[-1])
                 continue
             norm, square = float(norms[column]), float(squares[column])
-            self.residuals[column] = math.nan
+            self.columns.residuals[column] = math.nan
             history.append(problem.relative(norm, column))
             if not (math.isfinite(norm) and math.isfinite(square)):
                 self._end_column(state, column, StopReason.NOT_FINITE)
@@ -375,7 +334,7 @@ class MinimumResiduals(HasColumns, Method, name="minres"):
         """Compute residuals of columns; begin anew with those that are larger than they seemed to be."""
         problem, of = self.problem, state.scalars
         residual = problem.true_residual(state.x, self._v)
-        norms, anew = self._norms(residual), []
+        norms, anew = self.space.norms(residual), []
         for column in due:
             norm, before = float(norms[column]), float(of[Scalar.TESTED, column])
             state.r[:, column] = residual[:, column]
@@ -394,28 +353,18 @@ class MinimumResiduals(HasColumns, Method, name="minres"):
                 anew.append(column)
         self._begin(state, anew)
 
+    def scratch(self) -> Array:
+        """Return v, which the next iteration computes."""
+        return self._v
+
     def end(self, state: MinresState, reason: StopReason) -> None:
         """Stop the running columns and compute their residuals."""
-        problem, running = self.problem, self.running_columns(state)
-        with direction_kept(problem.A):
-            residual = problem.true_residual(state.x, self._v)
-        norms = self._norms(residual)
+        running = self.columns.running
+        with direction_kept(self.problem.A):
+            super().end(state, reason)
         for column in running:
-            norm, history = float(norms[column]), state.residual_norms[column]
-            self.residuals[column] = norm
-            state.reasons[column] = problem.verdict(reason, norm, history, column)
             if state.reasons[column] in (StopReason.MAXITER, StopReason.INCONSISTENT) and column in self._least_squares:
                 self._return_to_least_squares(state, column)
-
-    def result(self, state: MinresState) -> BlockSolveResult:
-        """Return the result of all columns."""
-        unknown = [column for column, norm in enumerate(self.residuals) if math.isnan(norm)]
-        if unknown:
-            residual = self.problem.true_residual(state.x, self._v)
-            norms = self._norms(residual)
-            self.residuals[unknown] = norms[unknown]
-        reasons = [reason for reason in state.reasons if reason is not None]
-        return self.block_result(state, reasons, self.residuals.tolist())
 
 
 def minres(
@@ -480,14 +429,11 @@ def minres(
     problem.b = problem.b.reshape(-1, problem.columns)
     guess = problem.guess(x0, state, "x0")
     with problem.A.device.current():
-        method = MinimumResiduals(problem)
-        state = method.begin(guess, state)
-        method.run(state, maxiter=maxiter, callback=callback, monitor=monitor)
-        result = method.result(state)
-    if len(shape) == 2:
+        limits: dict[str, Any] = {"maxiter": maxiter, "callback": callback, "monitor": monitor}
+        result: SolveResult | BlockSolveResult = MinimumResiduals(problem).solve(
+            guess, state, shape=shape if len(shape) == 1 else None, **limits
+        )
         return result
-    [column] = result.columns
-    return replace(column, x=result.x.reshape(shape), state=state)
 
 
 METHODS.add("minres", MethodChoice("the minimum residual method", minres, minres_workspace_nbytes, definite=False))

@@ -44,6 +44,20 @@ def with_product(M: object, A: Operator) -> AppliesWithProduct | None:
     return M if isinstance(M, AppliesWithProduct) and M.A is A else None
 
 
+@runtime_checkable
+class HasMethods(Protocol):
+    """A preconditioner made of products with a matrix ``A``, which Krylov methods of its own share with their iteration."""
+
+    A: Operator
+    #: Their names in ``SOLVERS``: for one right-hand side, and for several.
+    methods: ClassVar[tuple[str, str]]
+
+
+def own_methods(M: object, A: Operator) -> tuple[str, str] | None:
+    """Return the methods of M if it is made of products with the same object A and has some, else None."""
+    return M.methods if isinstance(M, HasMethods) and M.A is A else None
+
+
 class DiagonalBlocks(ValidatedOperator):
     """Multiplication by a block-diagonal matrix, which CG applies inside its own passes.
 

@@ -1,4 +1,4 @@
-"""The linear problem and the iteration loop that all Krylov methods share."""
+"""The linear problem that all Krylov methods solve: right-hand sides, tolerances, products that are counted, true residuals."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.solvers.checks import check_finite, check_tolerances
 from penstock.solvers.own_preconditioner import as_preconditioner
+from penstock.solvers.preconditioners import with_product
 from penstock.solvers.result import SolveResult, StopReason
 from penstock.solvers.states import SystemMark, direction_kept
 from penstock.spmv import (
@@ -64,6 +65,8 @@ class LinearProblem:
         With the ranks among which A is shared out.
     unit : float
         Rounding unit of the vectors.
+    with_product : AppliesWithProduct, optional
+        The preconditioner, if it is made of products with A and can append one more.
     products : int
         Number of the solver's own products with A.
 
@@ -96,8 +99,9 @@ class LinearProblem:
         kind = type(self.M).__name__
         self.space.communicator.check_same(rtol=self.rtol, atol=self.atol, columns=self.columns, preconditioner=kind)
         self.unit = float(np.finfo(str(self.A.dtype)).eps) / 2
+        self.with_product = with_product(self.M, self.A)
         self.products = 0
-        self.matrix_seconds = 0.0
+        self.matrix_seconds = self.preconditioner_seconds = 0.0
         self.fewer_threads_seconds = 0.0
         self.floors: dict[int, float] = {}
         self.began = time.perf_counter()
@@ -138,7 +142,7 @@ class LinearProblem:
     def empty(self) -> list[int]:
         """Columns that ``x = 0`` solves: b is zero, or so small that its squares underflow, and below ``atol``."""
         small = (self.b_norms <= _SMALLEST_NORM) & (self.atol >= _SMALLEST_NORM)
-        return [column for column in self._unusual if small[column] or not self.space.any(self._column(self.b, column))]
+        return [column for column in self._unusual if small[column] or not self.space.any(self.column(self.b, column))]
 
     @property
     def out_of_range(self) -> list[int]:
@@ -159,7 +163,8 @@ class LinearProblem:
         return unusual
 
     @staticmethod
-    def _column(vectors: Array, column: int) -> Array:
+    def column(vectors: Array, column: int) -> Array:
+        """Return a view of a column of a vector or block."""
         return vectors if vectors.ndim == 1 else vectors[:, column]
 
     def product(self, x: Array, out: Array, alpha: float = 1.0, beta: float = 0.0) -> None:
@@ -168,6 +173,18 @@ class LinearProblem:
         self.A.apply(x, out, alpha=alpha, beta=beta)
         self.products += 1
         self.matrix_seconds += time.perf_counter() - began
+
+    def precondition(self, r: Array, z: Array, w: Array | None = None) -> None:
+        """Set ``z = M r``, and ``w = A z`` if M is made of products with A; counted and timed."""
+        began = time.perf_counter()
+        if self.M is None:
+            z[...] = r
+        elif w is None or self.with_product is None:
+            self.M.apply(r, z)
+        else:
+            self.with_product.apply_with_product(r, z, w)
+            self.products += 1
+        self.preconditioner_seconds += time.perf_counter() - began
 
     def true_residual(self, x: Array, out: Array) -> Array:
         """Set ``out = b - A x`` at the cost of one product, and return it."""
@@ -202,7 +219,7 @@ class LinearProblem:
     def _floor(self, A: HasAbsoluteProduct, x: Array, column: int) -> float:
         """Return an estimate of the rounding in ``b - A x``, at the cost of a product."""
         xp = self.A.device.xp
-        bound = A.apply_absolute(xp.abs(xp.ascontiguousarray(self._column(x, column))))
+        bound = A.apply_absolute(xp.abs(xp.ascontiguousarray(self.column(x, column))))
         self.products += 1
         return self.unit * self.space.norm(bound)
 
@@ -277,11 +294,11 @@ class LinearProblem:
         """Sweeps over the matrix since the solve began; for a resident matrix, the number of products."""
         return self.products if self._streamed is None else self._streamed.sweeps - self._before[0]
 
-    def spent(self, **timings: float) -> dict[str, Any]:
+    def spent(self) -> dict[str, Any]:
         """Return the entries of a result that describe the cost of the solve."""
         seconds = {"total": time.perf_counter() - self.began}
         if self.A.device.kind == "cpu":  # on a GPU the host only starts the parts
-            seconds |= timings
+            seconds |= {"matrix": self.matrix_seconds, "preconditioner": self.preconditioner_seconds}
             if self.fewer_threads_seconds:
                 seconds["fewer_threads"] = self.fewer_threads_seconds
         return {"sweeps": self.sweeps, "bytes_streamed": self.bytes_streamed, "timings": seconds}

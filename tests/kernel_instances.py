@@ -11,7 +11,7 @@ from itertools import product
 
 from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
 from penstock.solvers.amg.tentative import AGGREGATE_KERNELS, MOTION_KERNELS
-from penstock.solvers.cg_passes import CG_KERNELS
+from penstock.solvers.cg_kernels import CG_KERNELS
 from penstock.solvers.preconditioners import DIAGONAL_BLOCK_KERNELS
 from penstock.solvers.triangular.block_entries import ORDER_KERNELS
 from penstock.solvers.triangular.block_entries import SIZES as TRIANGLE_SIZES

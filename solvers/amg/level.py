@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from penstock.solvers.amg.tentative import Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Operator, ValidatedOperator
 from penstock.spmv.compilation.cuda_graph import Replay
-from penstock.spmv.vectors.recurrence import RecurrenceStep
 
 
 @dataclass
@@ -34,40 +31,14 @@ class CoarseLevel:
 
     def solve(self, r: Array) -> Array:
         """Return ``B r`` as a new vector or block; on a GPU its many small kernels are replayed as one CUDA graph."""
+        capturable = isinstance(self.inverse, ValidatedOperator) and self.inverse.capturable
+        if self.A.device.kind == "cpu" or not capturable:
+            return self.inverse.apply(r)
         if r.shape not in self._solves:
             right, e = (self.A.device.xp.zeros(r.shape) for _ in range(2))
-            capturable = isinstance(self.inverse, ValidatedOperator) and self.inverse.capturable
-            on_gpu = self.A.device.kind == "cuda"
-            replay = Replay(lambda: self.inverse.apply(right, e), capturable=on_gpu and capturable)
+            replay = Replay(lambda: self.inverse.apply(right, e), capturable=True)
             self._solves = {r.shape: (right, e, replay)}  # those of one shape
         right, e, replay = self._solves[r.shape]
         right[...] = r
         replay()
         return e.copy()
-
-
-class HasCoarseLevel(Protocol):
-    """A preconditioner coarse - polynomial - coarse, as the solver sees it.
-
-    The product of the steps ``smooth`` is ``p(D A)``, which smooths the prolongator. The first vector of the polynomial is
-    ``first D r``; its further steps are ``polynomial``.
-    """
-
-    A: Operator
-    diagonal: DiagonalBlocks
-    smooth: Sequence[RecurrenceStep]
-    first: float
-    polynomial: Sequence[RecurrenceStep]
-    level: CoarseLevel
-
-    def wide_polynomial(self) -> tuple[float, Sequence[RecurrenceStep]]:
-        """Return ``first`` and ``polynomial`` for a matrix whose slow modes the coarse level represents badly."""
-
-    def restrict(self, r: Array, out: Array, work: Sequence[Array]) -> None:
-        """Set ``out = P^T r`` by ``len(smooth)`` products; r and the three work vectors, the last zero, are overwritten."""
-
-    def lend_vectors(self, like: Array) -> list[Array]:
-        """Return eight vectors, those of the last solve if they have been returned."""
-
-    def return_vectors(self, vectors: list[Array]) -> None:
-        """Take them back."""

@@ -29,25 +29,85 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from penstock.solvers.amg.sweep import (
-    LOST_ACCURACY,
-    WIDENED,
-    CoarseState,
-    CoarseSweep,
-    breakdown,
-    ended,
-    is_slow,
-    is_stuck,
-)
+from penstock.solvers.amg.sweep import CoarseSweep
+from penstock.solvers.columns import ColumnSpace, Numbers
 from penstock.solvers.method import Method
 from penstock.solvers.problem import LinearProblem
-from penstock.solvers.result import BREAKDOWNS, SolveResult, StopReason
-from penstock.solvers.states import StateLayout, check_history, check_numbers
-from penstock.spmv import Array, VectorSpace
+from penstock.solvers.result import BREAKDOWNS, GOING_ON, StopReason
+from penstock.solvers.states import SavedState, StateLayout, check_all, check_numbers
+from penstock.spmv import Array, Device, InputError
+
+# Iterations without halving the smallest residual before, after which a solve stagnates.
+_PATIENCE = 500
+# Iterations between two tests for the rounding floor, each of which is a sweep.
+_TEST_EVERY = 8
+# Iterations after which the coarse level is judged, and the factor per iteration that is slow: a good one is ten digits in 25.
+_JUDGED, _SLOW = 8, 0.4
+# A residual above this multiple of its smallest value is dominated by rounding.
+_GROWN = 10.0
+# Below this many rounding units of its terms a curvature is noise.
+_NOISE = 16.0
+#: Reasons of this recurrence after which plain conjugate gradients go on.
+_LOST_ACCURACY = {StopReason.ROUNDING_FLOOR, *BREAKDOWNS}
+#: What a solve whose polynomial was widened says.
+_WIDENED = "the coarse level represents slow modes of this matrix badly, so the polynomial was widened"
+
+
+@dataclass(kw_only=True)
+class CoarseState(SavedState):
+    """What one right-hand side and a block of them keep between two iterations.
+
+    Parameters
+    ----------
+    x, y, p : array, (n,) or (n, columns)
+        The iterate, and the fine parts of the iterate and of the search direction.
+    c, p_c, h, rho : array, (unknowns of the coarse level,) or (..., columns)
+        Their coarse parts, ``P^T A p`` and ``P^T (b - A x)``. A state without them, see :meth:`without_coarse_parts`, goes on
+        from its iterate with new directions.
+    iteration : int
+    widened : bool
+        Whether the polynomial has been widened, because the coarse level represents slow modes badly.
+    system : SystemMark, optional
+        What the state knows of its system.
+    """
+
+    vectors: ClassVar[tuple[str, ...]] = ("x", "y", "p")
+    device_arrays: ClassVar[tuple[str, ...]] = ("c", "p_c", "h", "rho")
+
+    x: Array
+    y: Array
+    p: Array
+    c: Array
+    p_c: Array
+    h: Array
+    rho: Array
+    iteration: int = 0
+    widened: bool = False
+
+    def check(self, layout: StateLayout) -> None:
+        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        super().check(layout)
+        check_all(layout, self, ("y", "p"))
+        coarse = StateLayout((len(self.rho), *layout.shape[1:]), np.dtype(np.float64), layout.device)
+        check_all(coarse, self, ("c", "p_c", "h", "rho"))
+
+    @property
+    def has_coarse_parts(self) -> bool:
+        """Whether the state knows its coarse parts."""
+        return len(self.rho) > 0
+
+    def on(self, device: Device) -> Self:
+        """Return the state with its coarse parts on a device."""
+        c, p_c, h, rho = (device.asarray(part) for part in (self.c, self.p_c, self.h, self.rho))
+        return replace(self, c=c, p_c=p_c, h=h, rho=rho)
+
+    def without_coarse_parts(self) -> Self:
+        """Return what another coarse level can go on with."""
+        return replace(self, c=self.c[:0], p_c=self.p_c[:0], h=self.h[:0], rho=self.rho[:0])
 
 
 @dataclass(kw_only=True)
@@ -80,146 +140,308 @@ class CoarseCgState(CoarseState):
         """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
         super().check(layout)
         check_numbers({"curvature": self.curvature})
-        check_history(self.residual_norms)
+
+    @property
+    def curvatures(self) -> Numbers:
+        """The curvature, as of several right-hand sides."""
+        return np.array([self.curvature])
+
+    @curvatures.setter
+    def curvatures(self, curvatures: Numbers) -> None:
+        self.curvature = float(curvatures[0])
+
+
+@dataclass(kw_only=True)
+class CoarseBlockCgState(CoarseState):
+    """Everything that the next iteration needs, for a block of right-hand sides; a checkpoint is a saved state.
+
+    Parameters
+    ----------
+    curvatures : float64 array on the host, (columns,)
+        ``p.Ap`` of the last directions; 0 for a column without one.
+    reasons : list of StopReason or None
+        For each column; None until it has ended.
+    residual_norms : list of list of float
+        Relative norms of each column, as in the result.
+
+    Examples
+    --------
+    >>> from penstock.fem import Cantilever
+    >>> from penstock.solvers import block_cg, smoothed_aggregation
+    >>> beam = Cantilever(nodes=(9, 3, 3), dof=3)
+    >>> A, B = beam.matrix(), beam.load("shear", "axial")
+    >>> M = smoothed_aggregation(A, coordinates=beam.mesh.coordinates(), aggregate_nodes=27)
+    >>> state = block_cg(A, B, M=M, maxiter=2).state
+    >>> type(state).__name__, state.iteration, block_cg(A, B, M=M, state=state).converged
+    ('CoarseBlockCgState', 2, True)
+    """
+
+    host_arrays: ClassVar[tuple[str, ...]] = ("curvatures",)
+
+    curvatures: Numbers
+    reasons: list[StopReason | None]
+    residual_norms: list[list[float]] = field(default_factory=list)
+
+    def check(self, layout: StateLayout) -> None:
+        """Raise an InputError if arrays or numbers do not fit the layout, or cannot be; the message names the first."""
+        super().check(layout)
+        if np.shape(self.curvatures) != layout.shape[1:]:
+            raise InputError("the parts of the state do not fit each other; it is damaged")
+        check_numbers({f"curvatures[{column}]": of for column, of in enumerate(self.curvatures.tolist())})
+
+
+AnyState = CoarseCgState | CoarseBlockCgState
 
 
 class CoarseConjugateGradients(Method, name="coarse_cg"):
-    """Conjugate gradients with a coarse level for one problem with b of shape ``(n,)``."""
+    """Conjugate gradients with a coarse level for one problem, b ``(n,)`` or, in the subclass, ``(n, columns)``.
+
+    Each column has its own directions: after a dozen iterations columns have little to learn from each other, and all passes
+    over A are shared. Columns that have ended stand still.
+    """
 
     State: ClassVar[type] = CoarseCgState
 
     def __init__(self, problem: LinearProblem) -> None:
-        self.problem, self._space = problem, problem.space
+        super().__init__(problem)
+        self._sweep = CoarseSweep(problem, self._without_aside(problem.b))
         # All ranks that share a system have whole coarse vectors.
-        self._coarse_space = VectorSpace(problem.A.device)
-        problem.set_norms(np.array([problem.space.norm(problem.b)]))
-        self._sweep = CoarseSweep(problem, problem.b)
-        self._level = self._sweep.M.level
+        self._coarse = ColumnSpace(self._sweep.g)
 
-    def start(self, x0: Array | None) -> CoarseCgState:
-        """Solve for the coarse part and compute the first residual."""
-        problem, sweep = self.problem, self._sweep
-        state = CoarseCgState(**sweep.state_arrays())
-        if problem.empty or problem.out_of_range:
-            norm = float(problem.b_norms[0])
+    def _without_aside(self, vectors: Array) -> Array:
+        """Return vectors with zeros in the columns that need no solve."""
+        if self.columns.aside:
+            vectors = vectors.copy()
+        for column in self.columns.aside:
+            self.problem.column(vectors, column)[...] = 0
+        return vectors
+
+    def _new_state(self) -> AnyState:
+        return CoarseCgState(**self._sweep.state_arrays(), residual_norms=self.columns.histories[0])
+
+    def start(self, x0: Array | None) -> AnyState:
+        """Solve for the coarse parts and compute the first residuals."""
+        self.columns.reset()
+        state = self._new_state()
+        if self.columns.running:
+            self._sweep.start(None if x0 is None else self._without_aside(x0), state.c, state.rho)
+            self._next(state)
+        else:
             state.x[...] = state.y[...] = 0
-            self.reason, self.residual = StopReason.CONVERGED if problem.empty else StopReason.NOT_FINITE, norm
-            state.residual_norms = [norm if problem.empty else 1.0]
-            return state
-        sweep.start(x0, state.c, state.rho)
-        self._next(state)
+            self.columns.append(self.problem.b_norms)
         return state
 
-    def resume(self, state: CoarseCgState) -> CoarseCgState:
-        """Compute again what the last sweep of the state's solve left."""
-        if self.problem.empty or self.problem.out_of_range:
+    def resume(self, state: AnyState) -> AnyState:
+        """Compute again what the last sweep of the state's solve left; the tolerance may be another one."""
+        problem, columns, done = self.problem, self.columns, state.iteration
+        if len(columns.aside) == problem.columns:
             return self.start(None)
         if not state.has_coarse_parts:
+            before = columns.histories
             anew = self.start(state.x.copy())
-            anew.iteration = state.iteration
-            anew.residual_norms = state.residual_norms[: state.iteration] + anew.residual_norms
+            for old, new in zip(before, columns.histories, strict=True):
+                new[:0] = old[:done]
+            anew.iteration = done
             return anew
-        self._sweep.take_up(state)
-        recorded, state.residual_norms = state.residual_norms, state.residual_norms[: state.iteration]
+        if state.rho.shape != self._sweep.g.shape:
+            raise InputError(
+                f"the state has {len(state.rho)} unknowns of the coarse level, and this one {len(self._sweep.g)}; resume with "
+                "the coarse level that it came from, or with state.without_coarse_parts()"
+            )
+        state.x, state.y = self._sweep.take_up(state.x, state.y, widened=state.widened)
+        stopped = [reason not in GOING_ON for reason in columns.reasons]
+        state.curvatures = np.where(stopped, 0.0, state.curvatures)
+        for column, reason in enumerate(columns.reasons):
+            if reason is not StopReason.NOT_FINITE:
+                columns.reasons[column] = columns.aside.get(column)
+        recorded = [history[done:] for history in columns.histories]
+        for history in columns.histories:
+            del history[done:]
         self._next(state)
-        if len(recorded) > state.iteration:
-            gap = abs(self.residual - self.problem.absolute(recorded[state.iteration]))
-            self.problem.check_recorded(gap, recorded, state.x)
+        norms = [problem.absolute(of[0], column) if of else math.nan for column, of in enumerate(recorded)]
+        gaps = abs(columns.residuals - norms)
+        columns.check_recorded(np.where(np.isnan(norms), 0.0, gaps), state.x)
         return state
 
-    def _next(self, state: CoarseCgState) -> None:
-        """Compute the residual of the iterate, and stop if it is small enough or cannot fall."""
+    def _next(self, state: AnyState) -> None:
+        """Compute the residuals of the iterates, and end the columns whose residual is small enough or cannot fall."""
+        columns = self.columns
         self._sweep.run(state.c, state.rho)
-        self.residual = self._space.norm(self._sweep.r)
-        norms = state.residual_norms
-        norms.append(self.problem.relative(self.residual))
-        self.reason = ended(self._sweep, norms, self.residual, test=is_stuck(norms))
+        norms = self.space.norms(self._sweep.r)
+        columns.append(norms)
+        stuck = [column for column in columns.running if _is_stuck(columns.histories[column])]
+        # One test at a time: that of the column which is nearest to the rounding floor.
+        tested = min(stuck, key=lambda column: columns.histories[column][-1], default=None)
+        for column, norm in enumerate(norms.tolist()):
+            if column not in columns.aside:
+                columns.residuals[column] = norm
+        for column in columns.running:
+            if (reason := self._ended(column, test=column == tested)) is not None:
+                self._end_column(state, column, reason)
 
-    def advance(self, state: CoarseCgState, iterations: int) -> StopReason | None:
+    def _ended(self, column: int, *, test: bool) -> StopReason | None:
+        """Return why a right-hand side needs no further iteration of this kind, or None.
+
+        Where the residual has reached the rounding floor of this recurrence, or stays or grows, plain conjugate gradients with
+        the same preconditioner may still get on: their residuals are more accurate.
+        """
+        norms, residual = self.columns.histories[column], float(self.columns.residuals[column])
+        if self.columns.test(column, residual):
+            return self.columns.reasons[column]
+        if test and (_has_grown(norms) or self._sweep.at_floor(residual, column)):
+            return StopReason.ROUNDING_FLOOR
+        stalled = len(norms) > _PATIENCE and norms[-1] > 0.5 * min(norms[:-_PATIENCE])
+        return StopReason.STAGNATED if stalled else None
+
+    def _end_column(self, state: AnyState, column: int, reason: StopReason) -> None:
+        self.columns.end(column, reason)
+        if reason is StopReason.NOT_FINITE:  # NaN times zero would be NaN in every other column
+            sweep = self._sweep
+            of_state = (state.y, state.p, state.c, state.p_c, state.h, state.rho)
+            for vectors in (*of_state, sweep.m, sweep.u, sweep.g, sweep.e1):
+                self.problem.column(vectors, column)[...] = 0
+
+    def advance(self, state: AnyState, iterations: int) -> StopReason | None:
         """Iterate."""
+        columns = self.columns
         for _ in range(iterations):
-            reason = self._update(state)
-            if reason in BREAKDOWNS and state.curvature > 0:
-                self._begin_anew(state)
-                if self.reason is not None:
-                    break
-                reason = self._update(state)
-            if reason is not None:
-                return reason
+            self._update(state)
+            if not columns.running:
+                break
             state.iteration += 1
-            if not state.widened and is_slow(state.residual_norms):
+            if not state.widened and any(_is_slow(columns.histories[column]) for column in columns.running):
                 self._sweep.widen()
                 # Directions of another preconditioner would disturb those of this one: begin anew.
-                state.widened, state.curvature = True, 0.0
+                state.widened, state.curvatures = True, np.zeros(self.problem.columns)
             self._next(state)
-            if self.reason is not None:
+            if not columns.running:
                 break
         return None
 
-    def _begin_anew(self, state: CoarseCgState) -> None:
-        """Go on from the iterate without the directions so far: rounding in them may look like a matrix that is not definite."""
-        self._sweep.start(state.x, state.c, state.rho)
-        state.curvature = 0.0
-        state.residual_norms.pop()
-        self._next(state)
-
-    def _update(self, state: CoarseCgState) -> StopReason | None:
-        """Advance the iterate along the new direction; the vectors of the last sweep are used up."""
-        level, sweep = self._level, self._sweep
-        e1, g, A_c, m, u = sweep.e1, sweep.g, level.A, sweep.m, sweep.u
+    def _update(self, state: AnyState) -> None:
+        """Advance the iterates along the new directions; the vectors of the last sweep are used up."""
+        sweep, columns = self._sweep, self.columns
+        e1, g, level, A_c, m, u = sweep.e1, sweep.g, sweep.M.level, sweep.M.level.A, sweep.m, sweep.u
         e2 = level.solve(state.rho - A_c.apply(e1) - g)
         z_c = e1 + e2
         A_z = A_c.apply(z_c)
-        rm, mu, pu = self._space.dots((sweep.r, m), (m, u), (state.p, u))
-        eg, rho_z, gz, zAz, pg, hz = self._coarse_space.dots(
+        rm, mu, pu = self.space.dots((sweep.r, m), (m, u), (state.p, u))
+        eg, rho_z, gz, zAz, pg, hz = self._coarse.dots(
             (e1, g), (state.rho, z_c), (g, z_c), (z_c, A_z), (state.p_c, g), (state.h, z_c)
         )
-        rz, zq = rm + eg + rho_z, pu + pg + hz
-        beta = -zq / state.curvature if state.curvature > 0 else 0.0
-        terms = (mu, 2.0 * gz, zAz, beta * zq)
-        zw = sum(terms)
-        if (fault := breakdown(sweep, rz, zw, terms, self.residual)) is not None:
-            return fault
-        alpha = rz / zw
-        state.curvature = zw
-        self._space.combine(1.0, m, beta, state.p)
-        self._space.combine(alpha, state.p, 1.0, state.y)
+        rz, zq, curvatures = rm + eg + rho_z, pu + pg + hz, state.curvatures
+        moved = curvatures > 0
+        with np.errstate(all="ignore"):
+            beta = np.where(moved, -zq / curvatures, 0.0)
+            terms = (mu, 2.0 * gz, zAz, np.where(moved, beta * zq, 0.0))
+            zw = terms[0] + terms[1] + terms[2] + terms[3]
+            alpha = rz / zw
+        faults = self._faults(rz, zw, terms)
+        if any(fault in BREAKDOWNS and moved[column] for column, fault in faults.items()):
+            self._begin_anew(state)
+            if columns.running:
+                self._update(state)
+            return
+        for column, fault in faults.items():
+            self._end_column(state, column, fault)
+            for vectors in (z_c, A_z):
+                self.problem.column(vectors, column)[...] = 0
+        if not columns.running:
+            return
+        stands = np.array([reason is not None for reason in columns.reasons])
+        alpha, beta, one = np.where(stands, 0.0, alpha), np.where(stands, 0.0, beta), np.ones(len(stands))
+        state.curvatures = np.where(stands, 0.0, zw)
+        self.space.combine(one, m, beta, state.p)
+        self.space.combine(alpha, state.p, one, state.y)
         # In place: a checkpoint and a captured graph refer to these arrays.
-        state.p_c *= beta
+        of_alpha, of_beta = self.space.factor(alpha), self.space.factor(beta)
+        state.p_c *= of_beta
         state.p_c += z_c
-        state.c += alpha * state.p_c
-        state.h *= beta
+        state.c += of_alpha * state.p_c
+        state.h *= of_beta
         state.h += g + A_z
-        state.rho -= alpha * state.h
-        return None
+        state.rho -= of_alpha * state.h
 
-    def iterations_left(self, state: CoarseCgState) -> float:
-        """Return the expected number of further iterations at the mean rate so far."""
-        norms, target = state.residual_norms, self.problem.relative(float(self.problem.tolerances[0]))
-        if len(norms) < 2 or not 0 < norms[-1] < norms[0] or target <= 0:
-            return math.inf
-        return max(0.0, math.log(norms[-1] / target) / (math.log(norms[0] / norms[-1]) / (len(norms) - 1)))
+    def _faults(self, rz: Numbers, zw: Numbers, terms: tuple[Numbers, ...]) -> dict[int, StopReason]:
+        """Return why running columns cannot go on, from ``r.z`` and the curvatures of their new directions.
 
-    def end(self, state: CoarseCgState, reason: StopReason) -> None:
-        """Stop; the residual of the last sweep is that of the iterate."""
-        self.reason = self.problem.verdict(reason, self.residual, state.residual_norms)
+        A curvature is the sum of the terms. Where they cancel it is rounding, which says nothing of the matrix.
+        """
+        faults, noise = {}, _NOISE * self.problem.unit * np.asarray(sum(map(abs, terms)))
+        for column in self.columns.running:
+            if not (math.isfinite(rz[column]) and math.isfinite(zw[column])):
+                faults[column] = StopReason.NOT_FINITE
+            elif not (rz[column] > 0 and zw[column] > noise[column]):
+                definite = StopReason.NOT_POSITIVE_DEFINITE
+                fault = definite if rz[column] > 0 else StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
+                at_floor = self._sweep.at_floor(float(self.columns.residuals[column]), column)
+                faults[column] = StopReason.ROUNDING_FLOOR if at_floor else fault
+        return faults
 
-    def has_lost_accuracy(self, state: CoarseCgState) -> bool:
-        """Return whether the solve ended for a reason that plain conjugate gradients may not meet."""
-        return self.reason in LOST_ACCURACY
+    def _begin_anew(self, state: AnyState) -> None:
+        """Go on from the iterates without the directions so far, in which rounding may look like a matrix that is not definite.
 
-    def finish(self, state: CoarseCgState) -> None:
+        The iterates of columns that have ended stand still.
+        """
+        column_of, columns = self.problem.column, self.columns
+        for column, reason in enumerate(columns.reasons):
+            if reason is StopReason.NOT_FINITE:
+                column_of(state.x, column)[...] = 0
+        self._sweep.start(state.x, state.c, state.rho)
+        for column in columns.ended:
+            column_of(state.c, column)[...] = column_of(state.rho, column)[...] = 0
+        state.curvatures = np.zeros(self.problem.columns)
+        for norms in columns.histories:
+            norms.pop()
+        self._next(state)
+
+    def true_norms(self, state: AnyState) -> Numbers:
+        """Return the residuals of the last sweep, which are those of the iterates."""
+        return self.columns.residuals
+
+    def has_lost_accuracy(self, state: AnyState) -> bool:
+        """Return whether a column ended for a reason that plain conjugate gradients may not meet, and none was stopped."""
+        reasons = set(self.columns.reasons)
+        return not {StopReason.STOPPED, StopReason.MAXITER} & reasons and bool(reasons & _LOST_ACCURACY)
+
+    def finish(self, state: AnyState) -> None:
         """Give the vectors back to the preconditioner."""
         state.x, state.y = state.x.copy(), state.y.copy()
         self._sweep.end()
 
-    def result(self, state: CoarseCgState, shape: tuple[int, ...]) -> SolveResult:
-        """Return the result, with x in the shape of the caller's b."""
-        assert self.reason is not None, "the solve has ended"
-        self.finish(state)
-        x, self.reason, self.residual = self.returned(state.x, self.reason, self.residual)
-        spent = self.problem.spent(matrix=self.problem.matrix_seconds, preconditioner=0.0)
-        result = self.problem.column_result(
-            x.reshape(shape), self.reason, state.residual_norms, self.residual, state=state, **spent
+    def result(self, state: AnyState, shape: tuple[int, ...] | None = None, note: str = "") -> Any:
+        """Return the result, which says whether the polynomial was widened."""
+        return super().result(state, shape, f"; {_WIDENED}" if state.widened else note)
+
+
+class CoarseBlockConjugateGradients(CoarseConjugateGradients, name="coarse_block_cg"):
+    """The same for a block of right-hand sides, whose state holds the reasons of columns too."""
+
+    State: ClassVar[type] = CoarseBlockCgState
+
+    def _new_state(self) -> AnyState:
+        columns = self.columns
+        vectors, curvatures = self._sweep.state_arrays(), np.zeros(self.problem.columns)
+        return CoarseBlockCgState(
+            **vectors, curvatures=curvatures, reasons=columns.reasons, residual_norms=columns.histories
         )
-        return replace(result, message=f"{result.message}; {WIDENED}") if state.widened else result
+
+
+def _is_slow(norms: list[float]) -> bool:
+    """Return whether the residual falls so slowly that the polynomial should do more."""
+    count = len(norms) - 1
+    return count >= _JUDGED and norms[-1] > _SLOW**count * norms[0]
+
+
+def _is_stuck(norms: list[float]) -> bool:
+    """Return whether the residual has not halved lately, so that a test for the rounding floor is worth its sweep.
+
+    At the floor directions are noise, which makes the residual grow again.
+    """
+    count = len(norms) - 1
+    return count > 0 and count % _TEST_EVERY == 0 and norms[-1] > 0.5 * min(norms[:-_TEST_EVERY])
+
+
+def _has_grown(norms: list[float]) -> bool:
+    """Return whether the residual has grown far above the smallest one, as it does where directions have become noise."""
+    return len(norms) > _JUDGED and norms[-1] > _GROWN * min(norms)

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from penstock.solvers.amg.aggregates import COARSE_SIDE
-from penstock.solvers.amg.block_method import CoarseBlockConjugateGradients
 from penstock.solvers.amg.coarsening import coarsen, coarsen_again, measured
 from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, inverse_of
 from penstock.solvers.amg.galerkin import PRODUCT, smoothing_steps
 from penstock.solvers.amg.level import CoarseLevel
 from penstock.solvers.amg.matrix_rows import block_size_of
-from penstock.solvers.amg.method import CoarseConjugateGradients
 from penstock.solvers.chebyshev import Chebyshev, Interval, check_degree, rounds_from
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
@@ -80,10 +78,8 @@ class SmoothedAggregation(ValidatedOperator):
         #: A vector in the direction of the largest eigenvalue of ``D A``, once the values of A have changed.
         self.fastest: Array | None = None
 
-    #: How :func:`cg` solves with this preconditioner.
-    cg_method = CoarseConjugateGradients
-    #: How :func:`block_cg` does.
-    block_cg_method = CoarseBlockConjugateGradients
+    #: How :func:`cg` and :func:`block_cg` solve with this preconditioner.
+    methods: ClassVar[tuple[str, str]] = ("coarse_cg", "coarse_block_cg")
 
     def wide_polynomial(self) -> tuple[float, list[RecurrenceStep]]:
         """Return ``first`` and the further steps of a polynomial that is small on an interval that begins lower."""

@@ -17,7 +17,7 @@ from penstock.fem import Cantilever
 from penstock.host import adaptive_threads as module
 from penstock.host.adaptive_threads import ThreadChoice, adaptive_threads, cores_of_others, most_threads
 from penstock.solvers import block_cg, cg
-from penstock.solvers.cg_method import ConjugateGradients
+from penstock.solvers.cg import ConjugateGradients
 
 needs_threads = pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one thread")
 

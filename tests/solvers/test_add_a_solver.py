@@ -94,7 +94,7 @@ class TestSolver:
             for method in (Richardson, Checked):
                 made = method(LinearProblem(line, np.ones(n), rtol=1e-6, atol=0.0))
                 made.run(made.start(None), maxiter=50_000)
-                reasons.append(made.reason)
+                reasons += made.columns.reasons
         finally:
             for name in set(SOLVERS.keys()) - set(kept):
                 SOLVERS.remove(name)

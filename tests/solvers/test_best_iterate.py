@@ -6,7 +6,7 @@ import scipy.sparse
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import StopReason, block_cg, cg, chebyshev, jacobi, smoothed_aggregation
-from penstock.solvers.best_iterate import BestIterate
+from penstock.solvers.columns import BestIterate
 from penstock.spmv import as_operator
 
 

@@ -9,8 +9,7 @@ from kernel_targets import TARGETS
 
 from penstock.solvers import block_jacobi, chebyshev, jacobi
 from penstock.solvers.cg_iteration import CgRecurrence
-from penstock.solvers.cg_kernels import Halt, Scalar, Sum
-from penstock.solvers.cg_passes import CG_KERNELS, CgVectors, CpuPasses, CudaPasses
+from penstock.solvers.cg_kernels import CG_KERNELS, CpuPasses, CudaPasses, Halt, Scalar, Sum
 from penstock.spmv import Device
 
 EPS = np.finfo(np.float64).eps
@@ -41,11 +40,11 @@ class Passes:
         numbers, norms = put(self.numbers.copy()), put(self.norms.copy())
         blocks = None if self.blocks is None else put(self.blocks.copy())
         w = device_z if image_of_it is None else put(image_of_it.copy())
-        vectors = CgVectors(arrays[0], device_r, arrays[1], arrays[2], device_z, w, blocks, numbers, norms)
+        vectors = (arrays[0], device_r, arrays[1], arrays[2], device_z, w)
         kind = self.target.device_kind
         with self.target.running():
             device = Device("cuda") if self.target.name == "gpu" else Device("cpu")
-            passes = (CudaPasses if kind == "cuda" else CpuPasses)(vectors, device)
+            passes = (CudaPasses if kind == "cuda" else CpuPasses)(*vectors, blocks, numbers, norms, device)
             for _ in range(times):
                 passes.curvature()
                 passes.descend()
@@ -58,8 +57,8 @@ class Passes:
             passes.close()
         get = self.target.get
         return {
-            "x": get(vectors.x), "r": get(vectors.r), "p": get(vectors.p), "z": get(vectors.z),
-            "q": get(vectors.q), "numbers": get(numbers), "norms": get(norms),
+            "x": get(passes.x), "r": get(passes.r), "p": get(passes.p), "z": get(passes.z),
+            "q": get(passes.q), "numbers": get(numbers), "norms": get(norms),
         }  # fmt: skip
 
 

@@ -6,8 +6,7 @@ from kernel_targets import TARGETS
 
 from penstock.fem import Cantilever
 from penstock.solvers import StopReason, block_jacobi, cg, chebyshev, jacobi, smoothed_aggregation
-from penstock.solvers.cg_kernels import Halt, Scalar
-from penstock.solvers.cg_passes import CgVectors, CpuPasses, CudaPasses
+from penstock.solvers.cg_kernels import CpuPasses, CudaPasses, Halt, Scalar
 from penstock.spmv import Device, InputError
 
 BEAM = Cantilever(nodes=(21, 5, 5), dof=3)
@@ -36,10 +35,12 @@ def test_passes_make_the_steps_of_the_textbook(target, n):
     numbers = np.zeros(len(Scalar))
     numbers[[Scalar.NEXT_RHO, Scalar.UNIT]] = [b @ b, np.finfo(float).eps / 2]
     of_x, of_r, of_p, of_q, of_w = map(put, (np.zeros(n), b.copy(), b.copy(), A @ b, np.zeros(n)))
-    vectors = CgVectors(of_x, of_r, of_p, of_q, of_r, of_w, None, put(numbers), put(np.zeros(8)))
+    vectors, ledger = (of_x, of_r, of_p, of_q, of_r, of_w), (put(numbers), put(np.zeros(8)))
     with at():
         device = Device("cuda") if target.name == "gpu" else Device("cpu")
-        passes = (CudaPasses if target.device_kind == "cuda" else CpuPasses)(vectors, device, at_once=True)
+        passes = (CudaPasses if target.device_kind == "cuda" else CpuPasses)(
+            *vectors, None, *ledger, device, at_once=True
+        )
         passes.curvature()
         passes.add_up()
         for _ in range(6):
@@ -55,8 +56,8 @@ def test_passes_make_the_steps_of_the_textbook(target, n):
         passes.close()
 
     assert np.allclose(get(of_x), x, rtol=0, atol=1e-13 * abs(x).max())
-    assert np.allclose(get(vectors.norms_squared)[:6], norms, rtol=1e-11)
-    found = get(vectors.numbers)
+    assert np.allclose(get(passes.norms_squared)[:6], norms, rtol=1e-11)
+    found = get(passes.numbers)
     assert (found[Scalar.ITERATION], found[Scalar.HALT]) == (6, Halt.NO_HALT)
     assert np.allclose(get(of_q), A @ get(of_p), rtol=0, atol=1e-11 * abs(A @ p).max())
 
