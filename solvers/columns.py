@@ -173,6 +173,14 @@ class Columns:
             if column not in self.aside:
                 self._problem.check_recorded(float(gaps[column]), history, x, column)
 
+    def are_recorded(self, gaps: Numbers, x: Array) -> bool:
+        """Return whether the residuals of a state are those of its iterates but for rounding."""
+        return all(
+            self._problem.is_recorded(float(gaps[column]), history, x, column)
+            for column, history in enumerate(self.histories)
+            if column not in self.aside
+        )
+
     def choose(self, x: Array, best: BestIterate) -> Array:
         """Return the iterates, in columns where they are better those of ``best``, whose memory is used up, or zero."""
         problem, space = self._problem, self._problem.space

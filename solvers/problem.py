@@ -228,37 +228,32 @@ class LinearProblem:
         """What a state knows of this system."""
         return SystemMark(tuple(self.b_norms.tolist()), "none" if self.M is None else type(self.M).__name__)
 
-    def check_recorded(self, gap: float, history: list[float], x: Array, column: int = 0) -> None:
-        """Check that the residual that a state records is that of its iterate in this system.
+    def is_recorded(self, gap: float, history: list[float], x: Array, column: int = 0) -> bool:
+        """Return whether a residual that a state records is that of its iterate in this system, from which it differs by ``gap``.
 
-        Parameters
-        ----------
-        gap : float
-            By which they differ.
-        history : list of float
-            Relative residuals of the solve so far.
-        x : array
-            The iterate.
-        column : int
-
-        Raises
-        ------
-        InputError
-            If they differ by more than rounding in the iterations so far.
+        They may differ by the rounding in the iterations so far, of whose relative residuals ``history`` consists.
         """
-        b_norm = float(self.b_norms[column])
-        scale = max(1.0, history[0]) * b_norm if b_norm > 0 else history[0]
+        scale = self._first_residual(history, column)
         if gap <= _DRIFT * math.sqrt(self.unit) * scale:
-            return
+            return True
         allowed = _DRIFT_WITHOUT_FLOOR * scale
         if isinstance(self.A, HasAbsoluteProduct):
             with direction_kept(self.A):
                 allowed = _FLOOR_FACTOR * self._floor(self.A, x, column)
-        if not gap <= allowed:
+        return gap <= allowed
+
+    def check_recorded(self, gap: float, history: list[float], x: Array, column: int = 0) -> None:
+        """Refuse a state of another system with an InputError: one for which :meth:`is_recorded` is false."""
+        if not self.is_recorded(gap, history, x, column):
+            scale = self._first_residual(history, column)
             raise InputError(
                 f"the state belongs to another system: its residual differs from b - A x by {gap / scale if scale else gap:.1g} "
                 "of the first one, so A or b is another one; resume with the system that it came from"
             )
+
+    def _first_residual(self, history: list[float], column: int) -> float:
+        b_norm = float(self.b_norms[column])
+        return max(1.0, history[0]) * b_norm if b_norm > 0 else history[0]
 
     def verdict(self, reason: StopReason, residual: float, history: list[float], column: int = 0) -> StopReason:
         """Return the final reason to stop, given the true residual.

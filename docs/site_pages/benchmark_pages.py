@@ -16,7 +16,11 @@ MOST_ROWS = 26  # of a chart
 # In the order of the page: what was measured, and which of its records a chart shows (all with peers by default).
 BENCHMARKS = {
     "coarse_level": ("Solves with a coarse level", "To a true residual of 1e-8, set-up apart.", r"."),
-    "call": ("Whole calls", "From the caller's arrays to the solution, against upload and `cg` of CuPy or SciPy.", r"."),
+    "call": (
+        "Whole calls",
+        "From the caller's arrays to the solution, against upload and `cg` of CuPy or SciPy.",
+        r".",
+    ),
     "prepared": ("A prepared system", "A further solve, and new values, against setting everything up again.", None),
     "wavefront": ("Streamed solves with many powers of A a sweep", "Solves to 1e-8, and single sweeps.", r"/solve/"),
     "wavefront_large": ("One load on a matrix of 211.7 GB", "26 billion nonzeros on one GPU of 141 GB.", None),

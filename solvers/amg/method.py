@@ -248,6 +248,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
                 f"the state has {len(state.rho)} unknowns of the coarse level, and this one {len(self._sweep.g)}; resume with "
                 "the coarse level that it came from, or with state.without_coarse_parts()"
             )
+        iterates = state.x.copy()
         state.x, state.y = self._sweep.take_up(state.x, state.y, widened=state.widened)
         stopped = [reason not in GOING_ON for reason in columns.reasons]
         state.curvatures = np.where(stopped, 0.0, state.curvatures)
@@ -259,9 +260,14 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
             del history[done:]
         self._next(state)
         norms = [problem.absolute(of[0], column) if of else math.nan for column, of in enumerate(recorded)]
-        gaps = abs(columns.residuals - norms)
-        columns.check_recorded(np.where(np.isnan(norms), 0.0, gaps), state.x)
-        return state
+        if columns.are_recorded(_gaps(columns.residuals, norms), state.x):
+            return state
+        # Another coarse level, such as an earlier version made of the same coordinates, goes on from the iterates of the system.
+        residuals = self.space.norms(problem.true_residual(iterates, problem.A.device.xp.empty_like(iterates)))
+        columns.check_recorded(_gaps(residuals, norms), iterates)
+        for history in columns.histories:
+            del history[done:]
+        return self.resume(replace(state.without_coarse_parts(), x=iterates))
 
     def _next(self, state: AnyState) -> None:
         """Compute the residuals of the iterates, and end the columns whose residual is small enough or cannot fall."""
@@ -431,6 +437,11 @@ def _is_slow(norms: list[float]) -> bool:
     """Return whether the residual falls so slowly that the polynomial should do more."""
     count = len(norms) - 1
     return count >= _JUDGED and norms[-1] > _SLOW**count * norms[0]
+
+
+def _gaps(residuals: Any, recorded: list[float]) -> Any:
+    """Return by how much residuals differ from those that a state records; 0 where it records none."""
+    return np.where(np.isnan(recorded), 0.0, abs(residuals - np.array(recorded)))
 
 
 def _is_stuck(norms: list[float]) -> bool:
