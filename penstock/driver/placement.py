@@ -193,7 +193,7 @@ def _place_streamed(
         return choose(candidates, room, Ring(), rates=measured)
 
     extents, blocks = ColumnExtents.of(A.to_csr(), granularity), math.lcm(granularity, block_size)
-    rough = functools.partial(_rough_index, statistics, smallest, np.cumsum(statistics.lengths))
+    rough = functools.partial(_rough_index, statistics, smallest, np.cumsum(statistics.lengths, dtype=np.float64))
     order: LevelOrder | None = None
     cuts: Sequence[int] = CUTS
     with contextlib.suppress(BudgetError):  # of which only exact cuts can tell

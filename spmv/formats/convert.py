@@ -226,14 +226,15 @@ def _fill_blocks(
             column = next_block(block_row, entries, row_offsets, source_columns)
             if column > INT32_MAX:
                 break
-            selected = column >= block_row + upper
+            selected, begin = column >= block_row + upper, column * size
             for r in range(size):
-                stop = row_offsets[block_row * size + r + 1]
-                while entries[r] < stop and source_columns[entries[r]] // size == column:
+                entry, stop = entries[r], row_offsets[block_row * size + r + 1]
+                start = first * (size * size) + ((slot * size + r) * size - begin) * height + place
+                while entry < stop and source_columns[entry] < begin + size:
                     if selected:
-                        scalar = (slot * size + r) * size + source_columns[entries[r]] - column * size
-                        values[first * (size * size) + scalar * height + place] = source_values[entries[r]]
-                    entries[r] += 1
+                        values[start + source_columns[entry] * height] = source_values[entry]
+                    entry += 1
+                entries[r] = entry
             if selected:
                 column_indices[first + slot * height + place] = column
                 slot += 1

@@ -194,11 +194,12 @@ def wide_offsets(row_offsets: Array) -> Array:
 @serial_kernel
 def next_block(block_row: int, entries: Array, row_offsets: Array, source_columns: Array) -> int:
     """Return the next block column among the remaining entries of a block row, or a number above INT32_MAX at its end."""
-    size, column = entries.size, np.int64(INT32_MAX) + 1
+    size, none = entries.size, np.int64(INT32_MAX) + 1
+    column = none
     for r in range(size):
         if entries[r] < row_offsets[block_row * size + r + 1]:
-            column = min(column, np.int64(source_columns[entries[r]]) // size)
-    return column  # type: ignore[return-value]
+            column = min(column, np.int64(source_columns[entries[r]]))
+    return column if column == none else column // size  # type: ignore[return-value]
 
 
 @parallel_kernel
@@ -207,13 +208,16 @@ def _count_blocks(size: int, upper: int, row_offsets: Array, source_columns: Arr
         entries = np.empty(size, dtype=np.int64)  # how far each scalar row has come
         for r in range(size):
             entries[r] = row_offsets[block_row * size + r]
+        count = 0
         while True:
             column = next_block(block_row, entries, row_offsets, source_columns)
             if column > INT32_MAX:
                 break
+            end = column * size + size  # columns ascend, so those of the block are below its end: nothing is divided
             for r in range(size):
-                stop = row_offsets[block_row * size + r + 1]
-                while entries[r] < stop and source_columns[entries[r]] // size == column:
-                    entries[r] += 1
-            if column >= block_row + upper:
-                counts[block_row] += 1
+                entry, stop = entries[r], row_offsets[block_row * size + r + 1]
+                while entry < stop and source_columns[entry] < end:
+                    entry += 1
+                entries[r] = entry
+            count += column >= block_row + upper
+        counts[block_row] = count

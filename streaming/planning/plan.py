@@ -11,6 +11,7 @@ from penstock.spmv import BudgetError, InputError, format_nbytes, parse_nbytes
 from penstock.spmv.explanations import as_table
 from penstock.streaming.planning.estimate import (
     EFFICIENCY,
+    LEAST_CAPTURED,
     TYPICAL,
     LinkRates,
     SweepEstimate,
@@ -21,6 +22,8 @@ from penstock.streaming.planning.schedule import Schedule
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
 
+# Starts of a kernel for each product with a subdivision before sweeps are replayed: some in each of a few sweeps.
+_STARTS = 24
 _HALVED = 40  # at this degree a product saves half as many iterations
 
 
@@ -146,8 +149,8 @@ class StreamPlan:
     def estimated_solve_seconds(self) -> float:
         """Return the estimate by which plans are compared, at typical rates if none are known.
 
-        It is the time of the sweeps for all powers, times the iterations of the workload, or divided by the factor of
-        ``penstock.streaming.planning.plan.iterations_saved``.
+        It is the time of the sweeps for all powers, times the iterations of the workload and with what the host does before
+        sweeps are replayed, or divided by the factor of ``penstock.streaming.planning.plan.iterations_saved``.
         """
         return self._solve_seconds(self._estimate_at_typical_rates.seconds(self.ring.overlap))
 
@@ -158,7 +161,17 @@ class StreamPlan:
     def _solve_seconds(self, sweep_seconds: float) -> float:
         sweeps = -(-self.workload.degree // self.powers_per_sweep)
         expected = self.workload.iterations
-        return sweeps * sweep_seconds * (expected or 1 / iterations_saved(self.workload.degree))
+        if expected is None:
+            return sweeps * sweep_seconds / iterations_saved(self.workload.degree)
+        return sweeps * sweep_seconds * expected + self._starting_seconds
+
+    @property
+    def _starting_seconds(self) -> float:
+        """Seconds for which the host starts kernels one by one, until a GPU replays captured sweeps."""
+        rates = self.rates or TYPICAL
+        if rates.side_by_side <= 1 or self.powers_per_sweep < LEAST_CAPTURED:
+            return 0.0
+        return _STARTS * rates.product_start * len(self.index.subdivisions) * self.powers_per_sweep
 
     def predicted_seconds(self) -> float | None:
         """Return the predicted time of a sweep in steady state, if rates are known."""
