@@ -148,11 +148,13 @@ def as_operator(A: Any) -> Operator:
 def _csr_from_cupy(csr: Any, original: Any) -> CsrMatrix:
     """Wrap a CuPy CSR matrix without a copy after a look at its entries on the GPU; sort the rows of a copy if need be."""
     matrix = CsrMatrix.unchecked(csr)
-    if matrix.device.kind == "cuda" and matrix.survey.defects == Defect.ORDER:
+    defects = matrix.survey().defects
+    if defects == Defect.ORDER and matrix.device.kind == "cuda":
         csr = csr.copy() if csr is original else csr
         csr.has_canonical_format = False  # CuPy's cached flags may be wrong
         csr.sum_duplicates()
         matrix = CsrMatrix.unchecked(csr)
-    if matrix.device.kind == "cpu" or matrix.survey.defects:
+        defects = matrix.survey().defects
+    if defects or matrix.device.kind == "cpu":
         return CsrMatrix.from_csr(csr.get()).to_device(Device("cuda"))  # usually raises an error that names the entry
     return CsrMatrix.from_csr(matrix, strategy="auto")

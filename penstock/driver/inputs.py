@@ -17,6 +17,7 @@ from penstock.spmv.conversion import FunctionOperator, as_operator_for
 from penstock.spmv.device import cuda_device_count
 from penstock.spmv.errors import advice_on_type
 from penstock.spmv.foreign import as_array, is_foreign
+from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.validation import in_csr
 from penstock.streaming import FileStore, LevelOrder, Store
 
@@ -64,15 +65,17 @@ class GivenMatrix:
         A: CsrMatrix = self.matrix.to_device(device if self._fits(device, memory) else CPU)
         return A
 
-    def checked(self, A: CsrMatrix) -> CsrMatrix:
-        """Return the moved matrix once its entries have been looked at; refuse what no kernel may read.
+    def checked(self, A: CsrMatrix) -> MatrixStatistics:
+        """Return the statistics of the moved matrix, whose entries have been looked at; refuse what no kernel may read.
 
         Rows that are not sorted are sorted in a copy, and duplicates in them summed.
         """
-        if self.original is None or not A.survey.defects:
-            return A
+        statistics = MatrixStatistics.of(A)
+        if self.original is None or not statistics.survey.defects:
+            return statistics
         sound = CsrMatrix.from_csr(self.original, strategy="auto")
-        return CsrMatrix.from_arrays(A.shape, A.dtype, sound.arrays(), sound.parameters()).to_device(A.device)
+        A = CsrMatrix.from_arrays(A.shape, A.dtype, sound.arrays(), sound.parameters()).to_device(A.device)
+        return MatrixStatistics.of(A)
 
     def _fits(self, device: Device, memory: int | None) -> bool:
         if device.kind == "cpu" or self.matrix.device == device:

@@ -21,6 +21,7 @@ from penstock.host.scratch import scratch_folder
 from penstock.spmv import CPU, BudgetError, CsrMatrix, Device, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.pattern import Pattern
+from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming import (
     FileStore,
     HostStore,
@@ -158,29 +159,32 @@ class _Opener:
         return (yield from self._streamed(made, placement))
 
     def _open_csr(self, given: GivenMatrix) -> _Opening:
-        of_caller = given.matrix.values
-        with self.reporter.stage("move"):
-            matrix = given.moved(self.request.device, self.request.memory)
-        with self.reporter.stage("look"):
-            matrix = given.checked(matrix)
-        placement = self._place(matrix)
-        exact = ExactMatrix.of(given.matrix, placement.difference)
+        of_caller, report = given.matrix.values, self.reporter
         pattern = unreachable = None
-        with self.reporter.stage("look"):
-            if self.updatable:
-                pattern = Pattern.of(matrix)
-            if self.request.null_space is None:
-                known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
-                unreachable = NullSpace.found(matrix, known)
+        with report.stage("convert"):
+            with report.part("move"):
+                matrix = given.moved(self.request.device, self.request.memory)
+            with report.part("look"):
+                statistics = given.checked(matrix)
+            matrix = statistics.matrix
+            placement = self._place(statistics)
+            with report.part("look"):
+                if self.updatable:
+                    pattern = Pattern.of(matrix)
+                if self.request.null_space is None:
+                    known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
+                    unreachable = NullSpace.found(matrix, known)
+        exact = ExactMatrix.of(given.matrix, placement.difference)
+        del statistics
         del matrix, given  # whose structure may be large
         system = yield from self._open_placed(placement)
         system.exact, system.unreachable, system.pattern = exact, unreachable, pattern
         system.borrowed = system.uses(of_caller)
         return system
 
-    def _place(self, matrix: CsrMatrix) -> Placement:
-        with self.reporter.stage("plan"):
-            return place_matrix(matrix, self.request, rates=self._rates, reporter=self.reporter)
+    def _place(self, statistics: MatrixStatistics) -> Placement:
+        with self.reporter.part("plan"):
+            return place_matrix(statistics, self.request, rates=self._rates, reporter=self.reporter)
 
     def _open_placed(self, placement: Placement) -> _Opening:
         yield placement
@@ -188,7 +192,7 @@ class _Opener:
         assert whole is not None, "a matrix in memory is converted"
         plan = placement.plan
         if isinstance(plan, Resident) or not plan.slots:
-            with self.reporter.stage("move"):
+            with self.reporter.part("move"):
                 on_device = whole.to_device(self.request.device)
             return self._system(on_device, placement if on_device is whole else replace(placement, matrix=None))
         count = len(plan.index.subdivisions)
@@ -231,7 +235,7 @@ class _Opener:
         if placement.stream_plan.slots and powers < wanted and _REWRITE * store.index.nbytes < CPU.free_nbytes():
             with self.reporter.stage("read"):
                 whole = CsrMatrix.from_csr(read_whole(store), strategy="auto", check=False)
-            reordered = self._place(whole)
+            reordered = self._place(MatrixStatistics.of(whole))
             if reordered.order is not None:  # worth it: another copy of the matrix is made in that order
                 system = yield from self._open_placed(reordered)
                 system.exact = ExactMatrix.of(whole, reordered.difference)

@@ -121,10 +121,12 @@ def place_index(
     return _streamed(request, plan, specs, vectors, index.nnz, facts)
 
 
-def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates, reporter: Reporter | None = None) -> Placement:
-    """Place a valid CSR matrix in memory, on the host or the device: one pass for statistics and symmetry, one conversion."""
-    statistics, reporter = MatrixStatistics.of(A), reporter or Reporter()
-    with reporter.stage("look"):
+def place_matrix(
+    statistics: MatrixStatistics, request: Request, *, rates: Rates, reporter: Reporter | None = None
+) -> Placement:
+    """Place a valid CSR matrix in memory, on the host or the device, with its statistics: one conversion."""
+    A, reporter = statistics.matrix, reporter or Reporter()
+    with reporter.part("look"):
         symmetry = check_matrix(statistics, request.name, definite=request.chosen_method.definite)
     how = "exact"
     if not symmetry.exact:
@@ -141,7 +143,7 @@ def place_matrix(A: CsrMatrix, request: Request, *, rates: Rates, reporter: Repo
     ranking = rank_formats(statistics, request.device.kind, vectors.together, most_nbytes=most)
     fitting = next((one for one in ranking if request.format in (None, one.format_name)), None)
     if fitting is not None:
-        with reporter.stage("convert"):
+        with reporter.part("convert"):
             matrix = _converted(A, fitting)
         facts += [_SLOW] * slow
         facts.append(_format_fact(fitting, symmetry.exact, request, "fastest by the roofline model"))
@@ -193,12 +195,15 @@ def _place_streamed(
         return choose(candidates, room, Ring(), rates=measured)
 
     extents, blocks = ColumnExtents.of(A.to_csr(), granularity), math.lcm(granularity, block_size)
-    rough = functools.partial(_rough_index, statistics, smallest, np.cumsum(statistics.lengths, dtype=np.float64))
+    rough = functools.cache(
+        functools.partial(_rough_index, statistics, smallest, np.cumsum(statistics.lengths, dtype=float))
+    )
     order: LevelOrder | None = None
     cuts: Sequence[int] = CUTS
+    most = max(max(spec.products_per_iteration(streamed=True)) for spec in specs)
     with contextlib.suppress(BudgetError):  # of which only exact cuts can tell
         chosen = best_plan(rough, extents, A.shape[0] // granularity)
-        if 1 < max(max(spec.products_per_iteration(streamed=True)) for spec in specs) > chosen.powers_per_sweep:
+        if chosen.powers_per_sweep < most and not _has_room(rough, extents, room, most):
             by_levels = level_order(A.to_csr(), blocks)
             reordered = by_levels.matrix(A.to_csr())
             other_extents = ColumnExtents.of(reordered, granularity)
@@ -206,20 +211,37 @@ def _place_streamed(
             better, fact = _compared(chosen, other)
             facts += fact
             if better:
-                A, order, extents = CsrMatrix.from_csr(reordered, check=False), by_levels, other_extents
-                chosen = other
+                A, order = CsrMatrix.from_csr(reordered, check=False), by_levels
+                extents, chosen = other_extents, other
         cuts = _cuts_beside(chosen)
-    with reporter.stage("convert"):
+    with reporter.part("convert"):
         whole = _converted(A, smallest).to_device(CPU)  # to be cut there, and streamed from there
-    exact = functools.cache(lambda count: index_of(row_slabs(whole, count), whole.shape))
-    limit = -(-whole.shape[0] // whole.row_granularity)
-    try:
-        plan = best_plan(exact, extents, limit, cuts)
-    except BudgetError:
-        plan = best_plan(exact, extents, limit)
+    plan = _exact_plan(best_plan, whole, extents, cuts)
     difference = statistics.symmetry.skew_norm if format_named(smallest.format_name).traits.half else 0.0
     converted = {"matrix": whole, "order": order, "difference": difference}
     return _streamed(request, plan, specs, vectors, statistics.nnz, facts, **converted)
+
+
+def _exact_plan(
+    best_plan: Callable[..., StreamPlan], whole: SparseMatrix, extents: ColumnExtents, cuts: Sequence[int]
+) -> StreamPlan:
+    """Return the best plan for a converted matrix, with one of some numbers of subdivisions if it fits so."""
+    exact = functools.cache(lambda count: index_of(row_slabs(whole, count), whole.shape))
+    limit = -(-whole.shape[0] // whole.row_granularity)
+    try:
+        return best_plan(exact, extents, limit, cuts)
+    except BudgetError:
+        return best_plan(exact, extents, limit)
+
+
+def _has_room(index_for: Callable[[int], MatrixIndex], extents: ColumnExtents, room: int, products: int) -> bool:
+    """Return whether a sweep could compute all products in the order of the rows as it is, if that were the fastest way."""
+    for count in CUTS:
+        index = index_for(count)
+        slots = (products - 1) * extents.reach(index.row_starts) + 2
+        if slots * max(index.sizes["whole"]) <= room:
+            return True
+    return False
 
 
 def _compared(plan: StreamPlan, ordered: StreamPlan) -> tuple[bool, list[tuple[str, str]]]:

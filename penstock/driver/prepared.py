@@ -160,24 +160,25 @@ class PreparedSystem:
         folder: str | Path | None,
     ) -> None:
         self._clock = CallClock(reporter)
-        method_named(method)
-        if is_foreign(preconditioner):
-            preconditioner = as_matrix(preconditioner)
-        with self._clock.stage("read"):
-            given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
-        if block_size == "auto" and (points := options.get("coordinates")) is not None:
-            block_size = max(1, given.rows // max(1, len(points)))  # what does not fit is refused later
-        chosen: dict[str, Any] = {"null_space": null_space, "method": method}
-        place = given.find_device(device)
-        request = Request(place, columns, room, preconditioner, block_size, options, given.name, **chosen)
         self._resources = ExitStack()
         self._close = weakref.finalize(self, self._resources.close)
         self._lock, self._solver_thread = threading.Lock(), 0
-        opened = open_system(given, request, folder=folder, reporter=self._clock, updatable=updatable)
-        self._system: OpenSystem = self._resources.enter_context(opened)
+        with self._clock.running():
+            method_named(method)
+            if is_foreign(preconditioner):
+                preconditioner = as_matrix(preconditioner)
+            with self._clock.part("read"):
+                given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
+            if block_size == "auto" and (points := options.get("coordinates")) is not None:
+                block_size = max(1, given.rows // max(1, len(points)))  # what does not fit is refused later
+            chosen: dict[str, Any] = {"null_space": null_space, "method": method}
+            place = given.find_device(device)
+            request = Request(place, columns, room, preconditioner, block_size, options, given.name, **chosen)
+            opened = open_system(given, request, folder=folder, reporter=self._clock, updatable=updatable)
+            self._system: OpenSystem = self._resources.enter_context(opened)
         self.version, self._mixed, self._stale, self._refresh = 0, False, False, "auto"
         self._iterations_a_digit: float | None = None
-        self._opened_seconds: float | None = self._clock.opened()
+        self._opened_seconds: float | None = self._clock.seconds
         self.timings: dict[str, float] = {"open": self._opened_seconds}
 
     def set_up(self) -> None:

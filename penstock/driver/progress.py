@@ -70,6 +70,11 @@ class Reporter:
         """Open a part of the run that may take a while."""
         yield Stage()
 
+    @contextmanager
+    def part(self, title: str) -> Iterator[None]:
+        """Name a part of a stage, or a short one, which is not shown."""
+        yield
+
 
 class CallClock(Reporter):
     """Hands everything on to a reporter, and adds up what the parts of calls take.
@@ -77,7 +82,7 @@ class CallClock(Reporter):
     Examples
     --------
     >>> clock = CallClock(Reporter())
-    >>> with clock.running(), clock.stage("plan"), clock.stage("convert"):
+    >>> with clock.running(), clock.stage("convert"), clock.part("plan"):
     ...     pass
     >>> sorted(clock.take())
     ['compiling', 'converting', 'planning', 'rest']
@@ -85,34 +90,35 @@ class CallClock(Reporter):
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter, self._within = reporter, [0.0]
-        self._began, self._compiled, self._busy = time.perf_counter(), compile_seconds(), 0.0
+        self._busy = self._compiling = 0.0
         self._parts: dict[str, float] = {}
-
-    def opened(self) -> float:
-        """Count the time since the clock was made; return it, without that of compiling."""
-        self._busy += time.perf_counter() - self._began
-        return self._busy - (compile_seconds() - self._compiled)
 
     @contextmanager
     def running(self, reporter: Reporter | None = None) -> Iterator[None]:
         """Count the time of a call, which another reporter may hear of."""
-        before, began = self._reporter, time.perf_counter()
+        before, began, compiled = self._reporter, time.perf_counter(), compile_seconds()
         self._reporter = reporter or before
         try:
             yield
         finally:
             self._reporter = before
             self._busy += time.perf_counter() - began
+            self._compiling += compile_seconds() - compiled
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the calls since the last time, without those of compiling."""
+        return self._busy - self._compiling
 
     def take(self) -> dict[str, float]:
-        """Return the seconds of each part since the last time; they add up to those of the calls.
+        """Return the seconds of each part of the calls since the last time, which they add up to.
 
         Parts within parts are counted once, and what is compiled meanwhile on its own.
         """
-        parts, self._parts = self._parts, {}
-        parts["compiling"] = compile_seconds() - self._compiled
-        parts["rest"] = self._busy - sum(parts.values())
-        self._compiled, self._busy = compile_seconds(), 0.0
+        parts = {name: max(seconds, 0.0) for name, seconds in self._parts.items()}
+        parts["compiling"] = self._compiling
+        parts["rest"] = max(self._busy - sum(parts.values()), 0.0)
+        self._parts, self._busy, self._compiling = {}, 0.0, 0.0
         return parts
 
     def text(self, title: str, body: str) -> None:
@@ -121,12 +127,17 @@ class CallClock(Reporter):
 
     @contextmanager
     def stage(self, title: str) -> Iterator[Stage]:
-        """Open a part of the call, and count its time."""
+        """Open a stage of the call, and count its time."""
+        with self.part(title), self._reporter.stage(title) as stage:
+            yield stage
+
+    @contextmanager
+    def part(self, title: str) -> Iterator[None]:
+        """Count the time of a part of the call."""
         began, name = seconds_without_compiling(), _PARTS.get(title, title)
         self._within.append(0.0)
         try:
-            with self._reporter.stage(title) as stage:
-                yield stage
+            yield
         finally:
             seconds, within = seconds_without_compiling() - began, self._within.pop()
             self._within[-1] += seconds

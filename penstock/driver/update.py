@@ -43,10 +43,10 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
         raise InputError(
             "only a sparse matrix has values that could replace those of a prepared one; pass one, or prepare the new operator"
         )
-    matrix = _as_csr(given, system)
+    statistics = _checked(given, system)
+    matrix = statistics.matrix
     if system.pattern is not None:
         system.pattern.check(matrix)
-    statistics = MatrixStatistics.of(matrix)
     symmetry = check_matrix(statistics, "the new matrix", definite=system.request.chosen_method.definite)
     if system.null_space is not None:
         system.null_space.check(matrix)
@@ -71,12 +71,12 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
         system.exact, system.unreachable = exact, unreachable
 
 
-def _as_csr(given: GivenMatrix, system: OpenSystem) -> CsrMatrix:
+def _checked(given: GivenMatrix, system: OpenSystem) -> MatrixStatistics:
     on_host = system.A.device.kind == "cpu" or isinstance(system.A, StreamedMatrix)
     device = CPU if on_host else system.A.device
     if given.kind == "csr":
         return given.checked(given.moved(device, system.request.memory))
-    return CsrMatrix.from_csr(given.matrix.to_csr(), check=False).to_device(device)
+    return MatrixStatistics.of(CsrMatrix.from_csr(given.matrix.to_csr(), check=False).to_device(device))
 
 
 def _write_resident(system: OpenSystem, A: SparseMatrix, matrix: CsrMatrix) -> None:

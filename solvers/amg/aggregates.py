@@ -210,9 +210,14 @@ def _precedes(key: float, node: int, pivot: float, other: int, points: Any) -> b
 
 @serial_kernel
 def _select(keys: Any, nodes: Indices, points: Any, low: int, place: int, high: int) -> None:
-    """Move the node that belongs at a place there, and those before it to the front (Hoare 1961, quickselect)."""
+    """Move the node that belongs at a place there, and those before it to the front (Hoare 1961, quickselect).
+
+    Pivots are taken at random: where runs of ascending nodes follow each other, those in the middle are the worst.
+    """
+    random = np.uint64(place)
     while low < high:
-        middle = (low + high) // 2
+        random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)  # Knuth 1997, MMIX
+        middle = low + np.int64((random >> np.uint64(33)) % np.uint64(high - low + 1))
         pivot, node = keys[middle], nodes[middle]
         left, right = low, high
         while left <= right:

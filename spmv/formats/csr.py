@@ -128,7 +128,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
     @classmethod
     def _from_scipy(cls, A: Any, values_dtype: Any, check: bool) -> Self:
         matrix = cls.unchecked(A) if check else cls._wrapped(A)
-        if check and matrix.survey.defects:
+        if check and matrix.survey().defects:
             A = in_sorted_rows(A, "CSR matrix")
             check_values(A, "the matrix")
             matrix = cls._wrapped(A)
@@ -136,7 +136,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
 
     @classmethod
     def unchecked(cls, A: Any) -> Self:
-        """Wrap a SciPy or CuPy CSR matrix before a look at its entries: use it once its :attr:`survey` has no defects.
+        """Wrap a SciPy or CuPy CSR matrix before a look at its entries: use it once its :meth:`survey` has no defects.
 
         Arrays whose lengths do not fit each other are refused, with an InputError, and so are values that are not real.
         """
@@ -162,9 +162,8 @@ class CsrMatrix(SparseMatrix, name="csr"):
         matrix.check_shapes()
         return matrix
 
-    @functools.cached_property
     def survey(self) -> Survey:
-        """What one pass over the entries sees; computed at first use."""
+        """Return what one pass over the entries sees."""
         return survey(self.device, self.shape[1], self.row_offsets, self.column_indices, self.values)
 
     @staticmethod

@@ -39,7 +39,7 @@ class MatrixStatistics:
     row_offsets, column_indices, values : array
         The matrix in CSR, on that device.
     matrix : CsrMatrix, optional
-        That matrix, if it is one of penstock, which knows its survey and its :class:`CsrStrategy`.
+        That matrix, if it is one of penstock, which knows its :class:`CsrStrategy`.
     """
 
     shape: tuple[int, int]
@@ -80,8 +80,6 @@ class MatrixStatistics:
     @cached_property
     def survey(self) -> Survey:
         """What one pass over the entries sees."""
-        if self.matrix is not None:
-            return self.matrix.survey  # type: ignore[no-any-return]
         return survey(self.device, self.shape[1], self.row_offsets, self.column_indices, self.values)
 
     @property

@@ -509,3 +509,16 @@ def test_arguments_of_a_solve_are_checked():
         system.solve(B[:, 0], monitor=3)
     with pytest.raises(InputError, match="method must be"):
         penstock.solve(A, B[:, 0], method=["minres"])
+
+
+def test_what_others_compile_between_two_solves_is_no_part_of_them():
+    b = BEAM.load()
+    import numba
+
+    with penstock.prepare(A, device="cpu") as system:
+        system.solve(b)
+        numba.njit(lambda x: np.sin(x).sum() + 1.0)(b)
+        timings = system.solve(b).timings
+
+    assert timings["compiling"] == 0.0
+    assert min(timings.values()) >= 0.0

@@ -18,7 +18,7 @@ from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import SmoothedAggregationSpec
 from penstock.solvers.chebyshev import ChebyshevSpec
 from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, SymmetricBsrMatrix
-from penstock.spmv.formats import csr, statistics, symmetric_bsr
+from penstock.spmv.formats import statistics, symmetric_bsr
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
 
 BEAM = Cantilever(nodes=(17, 5, 5), dof=3, material=LognormalMaterial(sigma=0.5, seed=2))
@@ -214,7 +214,7 @@ class TestDecisions:
             return lambda *arguments, **options: (calls.append(name), function(*arguments, **options))[1]
 
         monkeypatch.setattr(placement_module, "_converted", counted("conversion", placement_module._converted))
-        monkeypatch.setattr(csr, "survey", counted("survey", csr.survey))
+        monkeypatch.setattr(statistics, "survey", counted("survey", statistics.survey))
         for module in (
             statistics,
             symmetric_bsr,

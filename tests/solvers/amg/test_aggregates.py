@@ -92,6 +92,12 @@ def test_all_threads_together_cut_as_each_alone_does(points, monkeypatch):
     assert np.array_equal(coordinate_aggregates(points, 60).of_node, alone.of_node)
 
 
+def test_runs_of_ascending_nodes_are_cut_as_others():
+    line = np.arange(200_000.0)  # whose middle nodes would be the worst pivots: this took a minute with them
+    for points in (np.concatenate([line, line]), np.concatenate([line, line[::-1]])):
+        assert sizes_of(coordinate_aggregates(points[:, None], 27)).max() <= 28
+
+
 def test_parts_do_not_depend_on_the_numbers_of_the_nodes():
     order = np.random.default_rng(1).permutation(len(_GRID))
     one, other = coordinate_aggregates(_GRID, 60).of_node, coordinate_aggregates(_GRID[order], 60).of_node
