@@ -214,6 +214,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--nodes", type=int, default=128, help="nodes a side of the cube on a GPU")
+    parser.add_argument("--brief", action="store_true", help="without BSR, files and first calls")
     parser.add_argument("--only", help="measure systems whose name begins so")
     arguments: argparse.Namespace = parser.parse_args()
     device, began, records = Device.parse(arguments.device), time.perf_counter(), []
@@ -222,9 +223,9 @@ def main() -> None:
         if arguments.only and not problem.name.startswith(arguments.only):
             continue
         kinds = ("scipy_csr",) if device == CPU else ("scipy_csr", "cupy_csr")
-        if not number:
-            kinds = (*kinds, "scipy_bsr", "npz")
-        records += measure_all(problem, device, rate, kinds=kinds, first=not number)
+        first = not number and not arguments.brief
+        kinds = (*kinds, "scipy_bsr", "npz") if first else kinds
+        records += measure_all(problem, device, rate, kinds=kinds, first=first)
         print(f"{time.perf_counter() - began:.0f} s", flush=True)
         write("call", arguments, {"copy": rate}, records)  # of what is measured so far
 
