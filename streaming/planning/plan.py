@@ -167,9 +167,9 @@ class StreamPlan:
 
     @property
     def _starting_seconds(self) -> float:
-        """Seconds for which the host starts kernels one by one, until a GPU replays captured sweeps."""
-        rates = self.rates or TYPICAL
-        if rates.side_by_side <= 1 or self.powers_per_sweep < LEAST_CAPTURED:
+        """Seconds in which the host starts kernels one by one, until a GPU replays sweeps; measured rates tell a GPU."""
+        rates = self.rates
+        if rates is None or rates.side_by_side <= 1 or self.powers_per_sweep < LEAST_CAPTURED:
             return 0.0
         return _STARTS * rates.product_start * len(self.index.subdivisions) * self.powers_per_sweep
 
