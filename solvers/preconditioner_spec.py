@@ -69,6 +69,11 @@ class PreconditionerSpec:
         """
         return self.build(A)
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the storage formats of which it uses the arrays as they are; none if it does not need the entries."""
+        return ()
+
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return the number of vectors the preconditioner stores when ``columns`` right-hand sides are solved together."""
         return 0

@@ -10,6 +10,7 @@ import re
 from itertools import product
 
 from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
+from penstock.solvers.amg.bisection import BISECTION_KERNELS
 from penstock.solvers.amg.tentative import AGGREGATE_KERNELS, MOTION_KERNELS
 from penstock.solvers.cg_kernels import CG_KERNELS
 from penstock.solvers.preconditioners import DIAGONAL_BLOCK_KERNELS
@@ -125,6 +126,7 @@ def _conversion(sizes) -> list[str]:
 
 def _vectors(sizes) -> list[str]:
     return [
+        "fill_noise",
         *(f"{kernel}<{type_}>" for kernel, type_ in product(("dot_partial", "combine"), ITEMSIZE)),
         *(f"three_terms<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)),
     ]
@@ -205,10 +207,11 @@ def _products(values) -> list[str]:
 
 
 # One template each, so a few of the many combinations stand for all; the rest would take a minute to compile.
-_PAIRS = tuple(product((1, 3, 6, 8), (1, 6, 8)))
+_PAIRS = (*product((1, 3, 6, 8), (1, 6, 8)), (3, 3))
 
 INSTANCES = {
     AGGREGATION_KERNELS: ["make_keys", "find_largest", "decide", "join_aggregates"],
+    BISECTION_KERNELS: ["rank_nodes", "find_extents", "choose_axes", "make_part_keys", "take_nodes", "number_parts"],
     AGGREGATE_KERNELS: [
         f"{kernel}<{modes}>" for kernel in ("prolong", "restrict_rows", "orthonormalise") for modes in SIZES
     ],

@@ -19,6 +19,7 @@ from penstock.driver.request import Placement, Request
 from penstock.driver.resident import Resident
 from penstock.host.scratch import scratch_folder
 from penstock.spmv import CPU, BudgetError, CsrMatrix, Device, Operator, SparseMatrix, format_nbytes
+from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, case_name
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.pattern import Pattern
 from penstock.spmv.formats.statistics import MatrixStatistics
@@ -74,6 +75,8 @@ def open_system(
     reporter = reporter or Reporter()
     null_space = None if request.null_space is None else NullSpace.given(request.null_space, given.rows)
     with ExitStack() as resources:
+        if given.kind == "csr" and request.device.kind == "cuda":
+            begin_compilation(OPENING, request.device)
         opener = _Opener(request, None if folder is None else Path(folder), reporter, resources, updatable)
         opening = opener.open(given.with_wide_vectors(), narrow=given.is_narrow, null_space=null_space)
         with request.device.current():
@@ -92,6 +95,10 @@ def _opened(opening: _Opening, announce: Callable[[Placement], object] | None, r
         if announce is not None:
             announce(placement)
         placement.check_room(request.device)
+        if request.device.kind == "cuda":
+            spec, streamed = placement.spec, placement.plan.slots > 0
+            case = case_name(spec.name, spec.block_size, placement.together, streamed=streamed)
+            begin_compilation(case, request.device)
 
 
 def plan_system(

@@ -48,7 +48,7 @@ from penstock.streaming import (
 _DENSE = 0.75
 # A piece of a matrix is padded to pages, its structure and its values each.
 _PADDING_NBYTES = 8192
-# With more rows than this a rough cut is as good as an exact one, of whole chunks of rows: only its neighbours are planned again.
+# With more rows than this a rough cut is as good as an exact one, of whole chunks of rows.
 _FINELY_CUT = 500_000
 # Another order of the rows must be worth its while.
 _BETTER = 0.9
@@ -140,13 +140,21 @@ def place_matrix(
     base = request.specs(block_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
     most = room - _PADDING_NBYTES
-    ranking = rank_formats(statistics, request.device.kind, vectors.together, most_nbytes=most)
-    fitting = next((one for one in ranking if request.format in (None, one.format_name)), None)
+
+    def best_of(*names: str) -> Suggestion | None:
+        ranking = rank_formats(statistics, request.device.kind, vectors.together, names=names, most_nbytes=most)
+        return next(ranking, None)
+
+    if request.format is not None:
+        fitting = best_of(request.format)
+    else:
+        fitting = (best_of(*base.formats) if base.formats else None) or best_of()
     if fitting is not None:
         with reporter.part("convert"):
-            matrix = _converted(A, fitting)
+            matrix = _converted(statistics, fitting)
         facts += [_SLOW] * slow
-        facts.append(_format_fact(fitting, symmetry.exact, request, "fastest by the roofline model"))
+        why = f"as {base.name} uses it" if fitting.format_name in base.formats else "fastest by the roofline model"
+        facts.append(_format_fact(fitting, symmetry.exact, request, why))
         difference = symmetry.skew_norm if format_named(fitting.format_name).traits.half else 0.0
         [products, *_] = base.products_per_iteration(streamed=False)
         spec, workload = base.with_products(products), vectors.workload(request, base, products)
@@ -155,16 +163,14 @@ def place_matrix(
     if undecided and not is_worth_measuring(A.shape[0], streamed=False):  # not measured above
         slow = is_worth_measuring(A.shape[0], streamed=True) and constants_are_slow(A, block_size)
     if slow:
-        placed = _place_streamed(
-            A, statistics, replace(without, constants_are_slow=True), block_size, [*facts, _SLOW], rates, reporter
-        )
+        coarse = replace(without, constants_are_slow=True)
+        placed = _place_streamed(statistics, coarse, block_size, [*facts, _SLOW], rates, reporter)
         if placed.stream_plan.powers_per_sweep > 1:
             return placed  # otherwise rows couple so widely that its set-up would hold most of the matrix
-    return _place_streamed(A, statistics, without, block_size, facts, rates, reporter)
+    return _place_streamed(statistics, without, block_size, facts, rates, reporter)
 
 
 def _place_streamed(
-    A: CsrMatrix,
     statistics: MatrixStatistics,
     request: Request,
     block_size: int,
@@ -172,6 +178,7 @@ def _place_streamed(
     rates: Rates,
     reporter: Reporter,
 ) -> Placement:
+    A: CsrMatrix = statistics.matrix
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_VECTOR_BLOCK)
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
@@ -195,11 +202,11 @@ def _place_streamed(
         return choose(candidates, room, Ring(), rates=measured)
 
     extents, blocks = ColumnExtents.of(A.to_csr(), granularity), math.lcm(granularity, block_size)
-    rough = functools.cache(
-        functools.partial(_rough_index, statistics, smallest, np.cumsum(statistics.lengths, dtype=float))
-    )
+    entries = CPU.asarray(A.row_offsets)[1:].astype(float)
+    rough = functools.cache(functools.partial(_rough_index, statistics, smallest, entries))
     order: LevelOrder | None = None
     cuts: Sequence[int] = CUTS
+    source = statistics
     most = max(max(spec.products_per_iteration(streamed=True)) for spec in specs)
     with contextlib.suppress(BudgetError):  # of which only exact cuts can tell
         chosen = best_plan(rough, extents, A.shape[0] // granularity)
@@ -211,11 +218,11 @@ def _place_streamed(
             better, fact = _compared(chosen, other)
             facts += fact
             if better:
-                A, order = CsrMatrix.from_csr(reordered, check=False), by_levels
+                source, order = MatrixStatistics.of(CsrMatrix.from_csr(reordered, check=False)), by_levels
                 extents, chosen = other_extents, other
-        cuts = _cuts_beside(chosen)
+        cuts = _cuts_like(chosen)
     with reporter.part("convert"):
-        whole = _converted(A, smallest).to_device(CPU)  # to be cut there, and streamed from there
+        whole = _converted(source, smallest).to_device(CPU)  # to be cut there, and streamed from there
     plan = _exact_plan(best_plan, whole, extents, cuts)
     difference = statistics.symmetry.skew_norm if format_named(smallest.format_name).traits.half else 0.0
     converted = {"matrix": whole, "order": order, "difference": difference}
@@ -253,12 +260,12 @@ def _compared(plan: StreamPlan, ordered: StreamPlan) -> tuple[bool, list[tuple[s
     return False, [("order", _COUPLED)] if 2 * ordered.reach >= len(ordered.index.subdivisions) else []
 
 
-def _cuts_beside(plan: StreamPlan) -> Sequence[int]:
-    """Return the numbers of subdivisions beside that of a plan for rough cuts; all, if whole chunks of rows matter."""
+def _cuts_like(plan: StreamPlan) -> Sequence[int]:
+    """Return the number of subdivisions of a plan for rough cuts; all numbers, if whole chunks of rows matter."""
     if plan.index.shape[0] <= _FINELY_CUT:
         return CUTS
     nearest = bisect.bisect_left(CUTS, len(plan.index.subdivisions))
-    return CUTS[max(nearest - 1, 0) : nearest + 2]
+    return CUTS[nearest : nearest + 1]
 
 
 def _resident(
@@ -292,9 +299,9 @@ def _streamed(
     return Placement(*decided, choices=choices if len(choices) > 1 else (), reasons=reasons, **converted)
 
 
-def _converted(A: CsrMatrix, suggestion: Suggestion) -> SparseMatrix:
+def _converted(statistics: MatrixStatistics, suggestion: Suggestion) -> SparseMatrix:
     """Convert without checking again what :func:`check_matrix` has seen."""
-    return format_named(suggestion.format_name).from_csr(A, check=False, **suggestion.parameters)
+    return format_named(suggestion.format_name).of_statistics(statistics, **suggestion.parameters)
 
 
 def _first_suitable(ranking: Iterator[Suggestion], request: Request) -> Suggestion:

@@ -51,9 +51,9 @@ class Request:
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.
 
-        ``auto`` is smoothed aggregation where the near-null space or the nodes are known, or constants are slow modes.
-        Otherwise it is Jacobi, by blocks where the matrix has them; where it is streamed, a Chebyshev polynomial as well, whose
-        products share sweeps.
+        ``auto`` is smoothed aggregation where the near-null space or the nodes are known, or constants are slow modes; of a
+        scalar matrix that stays on a GPU it is multigrid then, whose aggregates are made there. Otherwise it is Jacobi, by blocks
+        where the matrix has them; where it is streamed, a Chebyshev polynomial as well, whose products share sweeps.
         """
         if isinstance(self.preconditioner, PreconditionerSpec):
             return [self.preconditioner.with_block_size(block_size)]
@@ -66,6 +66,8 @@ class Request:
             return [spec]
         if not self.chosen_method.definite:
             return [preconditioner_spec("absolute_jacobi", block_size=block_size, **self.options)]
+        if self.constants_are_slow and block_size == 1 and self.device.kind == "cuda" and not streamed:
+            return [preconditioner_spec("multigrid", block_size=1, **self.options)]
         if self.options.keys() & {"near_null_space", "coordinates"} or self.constants_are_slow:
             return [preconditioner_spec("smoothed_aggregation", block_size=block_size, **self.options)]
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.spmv import CsrMatrix
+from penstock.spmv.device import count_true
 
 # A constant that A maps to less than this share of its absolute row sum, in this share of rows, is a slow mode. Rows at fixed
 # unknowns differ.
@@ -32,13 +33,13 @@ def constants_are_slow(A: CsrMatrix, block_size: int) -> bool:
     xp, most = A.device.xp, _MOST_ROWS * rows
     # Without a band the set-up would hold most of the matrix at once.
     widths = A.column_indices[A.row_offsets[1:] - 1] - A.column_indices[A.row_offsets[:-1]]
-    if float(xp.count_nonzero(widths <= _BAND * rows)) < most:
+    if count_true(widths <= _BAND * rows) < most:
         return False
     sums = A.apply_absolute(xp.ones(rows))
     for unknown in range(block_size):
         constant = xp.zeros(rows)
         constant[unknown::block_size] = 1.0
         small = xp.abs(A.apply(constant)) <= _SMALL * sums
-        if float(xp.count_nonzero(small)) < most:
+        if count_true(small) < most:
             return False
     return True

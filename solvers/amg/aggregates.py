@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import prange
 
 from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.compilation.jit import inlined, parallel_kernel, serial_kernel
+from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
 AGGREGATION_KERNELS = CudaSource("penstock.solvers.kernels", "aggregation.cu")
@@ -20,9 +19,6 @@ AGGREGATION_KERNELS = CudaSource("penstock.solvers.kernels", "aggregation.cu")
 #: Nodes a side of an aggregate of a coarse level.
 COARSE_SIDE = 3
 _ROOT = 2  # the mark of a root in the keys of the CUDA kernels
-
-# Parts of more nodes than this are cut by all threads together, in this many chunks, by bins along their longest extent.
-_LARGE, _CHUNKS, _BINS = 1 << 16, 64, 1024
 
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
@@ -34,7 +30,7 @@ class Aggregates:
     ``grid`` has the aggregates along each axis if they are boxes of a structured mesh, numbered with the last axis fastest.
     """
 
-    of_node: Indices
+    of_node: Array
     grid: tuple[int, ...] | None = None
     count: int = -1
 
@@ -55,187 +51,6 @@ def box_aggregates(counts: Sequence[int], size: int) -> Aggregates:
         line = np.arange(count, dtype=np.int64) * boxes // count
         of_node = (of_node[:, None] * np.int32(boxes) + line.astype(np.int32)).reshape(-1)
     return Aggregates(of_node, grid)
-
-
-def coordinate_aggregates(coordinates: np.ndarray[Any, Any], size: int) -> Aggregates:
-    """Bisect nodes, (nodes, dimensions), recursively across their longest extent, into parts of about ``size`` nodes.
-
-    All parts of a level are cut at once. Where a cut divides nodes of one plane, their other coordinates decide: the parts do
-    not depend on the numbers of the nodes.
-    """
-    if coordinates.ndim != 2 or not len(coordinates) or not np.isfinite(coordinates).all():
-        raise InputError(f"coordinates must be finite and of shape (nodes, dimensions), not {coordinates.shape}")
-    points, nodes = np.ascontiguousarray(coordinates, dtype=np.float64), len(coordinates)
-    order, keys = np.arange(nodes, dtype=np.int32), np.empty(nodes)
-    starts, parts = np.zeros(1, dtype=np.int64), np.array([max(1, round(nodes / size))])
-    while (parts > 1).any():
-        stops = np.append(starts[1:], nodes)
-        cuts = starts + (stops - starts) * (parts // 2) // parts
-        large = (stops - starts > _LARGE) & (parts > 1)
-        for start, cut, stop in np.stack([starts, cuts, stops], axis=1)[large].tolist():
-            _bisect_together(points, order, keys, start, cut, stop)
-        _bisect(points, order, keys, starts, np.where(large, starts, cuts), stops)
-        whole = parts == 1  # stays as it is: its first half is empty
-        starts = np.stack([starts, cuts], axis=1).reshape(-1)
-        parts = np.stack([parts // 2, parts - parts // 2], axis=1).reshape(-1)
-        kept = np.stack([~whole, np.ones_like(whole)], axis=1).reshape(-1)
-        starts, parts = starts[kept], parts[kept]
-    of_node = np.empty(nodes, dtype=np.int32)
-    of_node[order] = np.repeat(np.arange(len(starts), dtype=np.int32), np.diff(np.append(starts, nodes)))
-    return Aggregates(of_node)
-
-
-@parallel_kernel
-def _bisect(points: Any, order: Indices, keys: Any, starts: Indices, cuts: Indices, stops: Indices) -> None:
-    """Order the nodes of each part so that those before its cut come first along its longest extent."""
-    for part in prange(starts.shape[0]):
-        start, cut, stop = starts[part], cuts[part], stops[part]
-        if cut == start:
-            continue
-        axis, longest = 0, -1.0
-        for candidate in range(points.shape[1]):
-            least = most = points[order[start], candidate]
-            for place in range(start, stop):
-                value = points[order[place], candidate]
-                least, most = min(least, value), max(most, value)
-            if most - least > longest:
-                axis, longest = candidate, most - least
-        for place in range(start, stop):
-            keys[place] = points[order[place], axis]
-        _select(keys, order, points, start, cut, stop - 1)
-
-
-def _bisect_together(points: Any, order: Indices, keys: Any, start: int, cut: int, stop: int) -> None:
-    """Do what :func:`_bisect` does to one large part, with all threads: bins along the axis leave few nodes to select from."""
-    lows, highs = np.empty((_CHUNKS, points.shape[1])), np.empty((_CHUNKS, points.shape[1]))
-    _find_extents(points, order, start, stop, lows, highs)
-    low, high = lows.min(axis=0), highs.max(axis=0)
-    with np.errstate(over="ignore"):
-        axis = int(np.argmax(high - low))
-        extent = high[axis] - low[axis]
-    if 0 < extent < np.inf:
-        scale, counts = _BINS / extent, np.zeros((_CHUNKS, _BINS), dtype=np.int64)
-        _count_bins(points, order, axis, low[axis], scale, start, stop, counts)
-        ends = np.cumsum(counts.sum(axis=0))
-        middle = int(np.searchsorted(ends, cut - start, side="right"))  # the bin in which the cut lies
-        shares = np.stack([counts[:, :middle].sum(axis=1), counts[:, middle], counts[:, middle + 1 :].sum(axis=1)])
-        places = start + np.cumsum(shares.reshape(-1)) - shares.reshape(-1)
-        moved = np.empty(stop - start, dtype=order.dtype)
-        _move_by_bin(
-            points, order, axis, low[axis], scale, start, stop, middle, places.reshape(3, _CHUNKS) - start, moved
-        )
-        order[start:stop] = moved
-        first = start + int(shares[0].sum())
-        start, stop = first, first + int(shares[1].sum())
-    if start < cut < stop:
-        keys[start:stop] = points[order[start:stop], axis]
-        _select(keys, order, points, start, cut, stop - 1)
-
-
-@inlined
-def _chunk(number: int, start: int, stop: int) -> tuple[int, int]:
-    """Return where a chunk of a part begins and ends."""
-    return start + (stop - start) * number // _CHUNKS, start + (stop - start) * (number + 1) // _CHUNKS
-
-
-@inlined
-def _bin_of(value: float, low: float, scale: float) -> int:
-    return min(int((value - low) * scale), _BINS - 1)
-
-
-@parallel_kernel
-def _find_extents(points: Any, order: Indices, start: int, stop: int, lows: Any, highs: Any) -> None:
-    for chunk in prange(_CHUNKS):
-        first, last = _chunk(chunk, start, stop)
-        for axis in range(points.shape[1]):
-            low = high = points[order[first], axis]
-            for place in range(first, last):
-                value = points[order[place], axis]
-                low, high = min(low, value), max(high, value)
-            lows[chunk, axis], highs[chunk, axis] = low, high
-
-
-@parallel_kernel
-def _count_bins(
-    points: Any, order: Indices, axis: int, low: float, scale: float, start: int, stop: int, counts: Indices
-) -> None:
-    for chunk in prange(_CHUNKS):
-        first, last = _chunk(chunk, start, stop)
-        for place in range(first, last):
-            counts[chunk, _bin_of(points[order[place], axis], low, scale)] += 1
-
-
-@parallel_kernel
-def _move_by_bin(
-    points: Any,
-    order: Indices,
-    axis: int,
-    low: float,
-    scale: float,
-    start: int,
-    stop: int,
-    middle: int,
-    places: Indices,
-    moved: Indices,
-) -> None:
-    """Put nodes of bins before the middle one first, those in it next; ``places``: where those of each chunk begin."""
-    for chunk in prange(_CHUNKS):
-        first, last = _chunk(chunk, start, stop)
-        before, within, after = places[0, chunk], places[1, chunk], places[2, chunk]
-        for place in range(first, last):
-            node = order[place]
-            number = _bin_of(points[node, axis], low, scale)
-            if number < middle:
-                moved[before] = node
-                before += 1
-            elif number == middle:
-                moved[within] = node
-                within += 1
-            else:
-                moved[after] = node
-                after += 1
-
-
-@serial_kernel
-def _precedes(key: float, node: int, pivot: float, other: int, points: Any) -> bool:
-    """Return whether a node comes before another one: by their keys, where these are equal by all coordinates, then by number."""
-    if key != pivot:
-        return key < pivot
-    for axis in range(points.shape[1]):
-        one, two = points[node, axis], points[other, axis]
-        if one != two:
-            return one < two  # type: ignore[no-any-return]
-    return node < other
-
-
-@serial_kernel
-def _select(keys: Any, nodes: Indices, points: Any, low: int, place: int, high: int) -> None:
-    """Move the node that belongs at a place there, and those before it to the front (Hoare 1961, quickselect).
-
-    Pivots are taken at random: where runs of ascending nodes follow each other, those in the middle are the worst.
-    """
-    random = np.uint64(place)
-    while low < high:
-        random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)  # Knuth 1997, MMIX
-        middle = low + np.int64((random >> np.uint64(33)) % np.uint64(high - low + 1))
-        pivot, node = keys[middle], nodes[middle]
-        left, right = low, high
-        while left <= right:
-            while _precedes(keys[left], nodes[left], pivot, node, points):
-                left += 1
-            while _precedes(pivot, node, keys[right], nodes[right], points):
-                right -= 1
-            if left <= right:
-                keys[left], keys[right] = keys[right], keys[left]
-                nodes[left], nodes[right] = nodes[right], nodes[left]
-                left += 1
-                right -= 1
-        if place <= right:
-            high = right
-        elif place >= left:
-            low = left
-        else:
-            return
 
 
 def numbered_aggregates(of_node: Any, nodes: int) -> Aggregates:

@@ -16,11 +16,11 @@ from penstock.solvers.amg.aggregates import (
     COARSE_SIDE,
     Aggregates,
     box_aggregates,
-    coordinate_aggregates,
     device_aggregates,
     graph_aggregates,
     numbered_aggregates,
 )
+from penstock.solvers.amg.bisection import coordinate_aggregates
 from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
 from penstock.solvers.amg.level import CoarseLevel
@@ -120,7 +120,7 @@ def _aggregates(
     if aggregates is not None:
         return numbered_aggregates(aggregates, count)
     if points is not None:
-        return coordinate_aggregates(A.device.to_host(points), nodes)
+        return coordinate_aggregates(points, nodes)
     if stored:
         assert isinstance(A, (BsrMatrix, CsrMatrix))
         rows = rows_of(A)

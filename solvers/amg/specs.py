@@ -256,6 +256,11 @@ class MultigridSpec(PreconditionerSpec, name="multigrid"):
             block_size=self.block_size,
         )
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the storage formats of which it uses the arrays as they are."""
+        return ("csr",) if self.block_size == 1 else ("bsr",)
+
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return about the vectors that the levels take."""
         return _STORED[self.block_size > 1] + _WORK * columns

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import resources
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv.compilation.watch import compiling
-from penstock.spmv.device import Array, device_of
+from penstock.spmv.device import Array, Device, device_of
 
 #: Warps that an H200 runs at once, for choices that must not depend on the machine.
 NOMINAL_WARPS = 8448
@@ -24,6 +25,14 @@ KernelFunction = Callable[..., None]
 
 _TYPE_NAMES = {np.dtype(np.float64): "double", np.dtype(np.float32): "float", np.dtype(np.int32): "int"}
 _TYPE_NAMES[np.dtype(np.int64)] = "long long"
+
+
+_SOURCES: dict[str, CudaSource] = {}
+
+
+def known_sources() -> dict[str, CudaSource]:
+    """Return the sources of all modules that have been imported, by file name."""
+    return _SOURCES
 
 
 def type_names(*arrays: Array) -> str:
@@ -56,6 +65,9 @@ class CudaSource:
     file_name: str
     enums: tuple[type[IntEnum], ...] = ()
 
+    def __post_init__(self) -> None:
+        _SOURCES[self.file_name] = self
+
     def __str__(self) -> str:
         return self.file_name
 
@@ -83,15 +95,66 @@ def _in_cpp(enum: type[IntEnum]) -> str:
     return f"enum {enum.__name__} {{ {members} }};"
 
 
-@functools.cache
+_Key = tuple[CudaSource, str]
+_ready: dict[_Key, KernelFunction] = {}
+_functions: dict[_Key, Future[KernelFunction]] = {}  # also those that are being compiled
+_functions_lock = threading.Lock()
+
+
 def compile_function(source: CudaSource, expression: str) -> KernelFunction:
-    """Compile one instantiation, once in a process; CuPy caches the binary on disk."""
+    """Compile one instantiation, once in a process, or wait for the thread that compiles it; CuPy caches the binary on disk."""
+    ready = _ready.get((source, expression))
+    if ready is not None:
+        return ready
+    future, is_mine = _claimed(source, expression)
+    with compiling():
+        if is_mine:
+            _compile_into(future, source, expression)
+        function = _ready[source, expression] = future.result()
+    return function
+
+
+def compile_together(wanted: list[_Key], threads: int, device: Device) -> None:
+    """Begin to compile instantiations for a GPU in the background; NVRTC lets other threads run."""
+    claimed = [(source, expression) for source, expression in wanted if (source, expression) not in _functions]
+
+    def compile_one(source: CudaSource, expression: str) -> None:
+        future, is_mine = _claimed(source, expression)
+        if is_mine:
+            with device.current():
+                _compile_into(future, source, expression)
+
+    executor = ThreadPoolExecutor(threads, thread_name_prefix="penstock-compile")
+    for source, expression in claimed:
+        executor.submit(compile_one, source, expression)
+    executor.shutdown(wait=False)
+
+
+def compiled_functions() -> list[_Key]:
+    """Return the instantiations that this process has compiled or loaded."""
+    return list(_functions)
+
+
+def _claimed(source: CudaSource, expression: str) -> tuple[Future[KernelFunction], bool]:
+    """Return where an instantiation will be, and whether the caller has to compile it."""
+    with _functions_lock:
+        known = _functions.get((source, expression))
+        if known is not None:
+            return known, False
+        future = _functions[source, expression] = Future()
+        return future, True
+
+
+def _compile_into(future: Future[KernelFunction], source: CudaSource, expression: str) -> None:
     import cupy
 
-    module = cupy.RawModule(code=source.text(), options=("--std=c++17",), name_expressions=[expression])
-    with compiling():
-        function: KernelFunction = module.get_function(expression)
-    return function
+    try:
+        module = cupy.RawModule(code=source.text(), options=("--std=c++17",), name_expressions=[expression])
+        future.set_result(module.get_function(expression))
+    except BaseException as error:
+        with _functions_lock:  # the next call tries again
+            del _functions[source, expression]
+        future.set_exception(error)
 
 
 def launch(function: KernelFunction, threads: int, block: int, arguments: tuple[Any, ...]) -> None:

@@ -257,6 +257,11 @@ class SparseMatrix(ValidatedOperator):
         return int(self.triplets()[0].size)
 
     @classmethod
+    def of_statistics(cls, statistics: MatrixStatistics, **parameters: Any) -> Self:
+        """Convert a valid matrix, of which the statistics may know what the format needs; parameters as for ``from_csr``."""
+        return cls.from_csr(statistics.matrix, check=False, **parameters)
+
+    @classmethod
     def predicted_nbytes(cls, statistics: MatrixStatistics, **parameters: Any) -> int:
         """Return the bytes of a matrix in this format, without building it; parameters as for ``from_csr``.
 
@@ -414,7 +419,7 @@ class SparseMatrix(ValidatedOperator):
         )
 
     def apply_absolute(self, x: Array) -> Array:
-        """Return ``|A| @ x``, computed slab by slab in at most 32 MiB of additional memory."""
+        """Return ``|A| @ x``, computed slab by slab in at most 32 MiB of additional memory, or 256 MiB on a GPU."""
         x = as_vectors(x, self.shape[1], self, "x")
         if x.ndim != 1:
             raise InputError(f"x must have shape ({self.shape[1]},), not {x.shape}: this product needs one vector")
@@ -425,7 +430,8 @@ class SparseMatrix(ValidatedOperator):
 
     def add_absolute(self, first_row: int, x: Array, out: Array) -> None:
         """Add this slab's share of ``|A| @ x`` to ``out``, the result of the whole matrix, zeroed before."""
-        for start, slab in self.slabs():
+        nbytes = _SLAB_NBYTES if self.device.kind == "cpu" else _REFILLED_NBYTES  # waiting for a GPU costs as much as 1 GiB
+        for start, slab in self.slabs(nbytes):
             slab.absolute().apply_slab(first_row + start, x, out, 1.0, 0.0)
 
     def diagonal_blocks(self, size: int) -> Array:

@@ -122,24 +122,25 @@ class MatrixStatistics:
         """Return the share of the scalars in blocks of a size that are stored; 0 if the size does not divide the shape."""
         if self.shape[0] % size or self.shape[1] % size:
             return 0.0
-        shape, offsets, columns = self._sample
-        blocks = int(count_blocks(self.device, shape, offsets, columns, size).sum())
-        return int(columns.size) / max(1, blocks * size * size)
+        counts = [
+            count_blocks(self.device, (len(offsets) - 1, self.shape[1]), offsets, self.column_indices, size).sum()
+            for offsets in self._sampled_offsets
+        ]
+        blocks = int(sum(counts))  # a GPU is waited for once
+        return self._sampled_entries / max(1, blocks * size * size)
 
     @cached_property
-    def _sample(self) -> tuple[tuple[int, int], Array, Array]:
-        """The shape, row offsets and column indices of the rows from which fills are estimated."""
-        rows, xp = self.shape[0], self.device.xp
+    def _sampled_offsets(self) -> list[Array]:
+        """The row offsets of the runs of rows from which fills are estimated."""
+        rows = self.shape[0]
         if rows <= 4 * _RUN * _RUNS:
-            return self.shape, self.row_offsets, self.column_indices
+            return [self.row_offsets]
         apart = rows // _RUNS // _RUN * _RUN
-        starts = np.arange(0, apart * _RUNS, apart)
-        runs = [self.row_offsets[start : start + _RUN + 1] for start in starts.tolist()]
-        lengths = xp.concatenate([xp.diff(run) for run in runs])
-        offsets = xp.concatenate([xp.zeros(1, dtype=np.int64), xp.cumsum(lengths, dtype=np.int64)])
-        ends = CPU.asarray(xp.stack([run[[0, -1]] for run in runs])).tolist()
-        columns = [self.column_indices[first:stop] for first, stop in ends]
-        return (_RUN * _RUNS, self.shape[1]), offsets, xp.concatenate(columns)
+        return [self.row_offsets[start : start + _RUN + 1] for start in range(0, apart * _RUNS, apart)]
+
+    @cached_property
+    def _sampled_entries(self) -> int:
+        return sum(int(offsets[-1]) - int(offsets[0]) for offsets in self._sampled_offsets)
 
     def blocks(self, size: int, *, upper: bool = False) -> Array:
         """Return the number of ``size`` x ``size`` blocks of each block row; with ``upper`` none left of the diagonal."""

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.host.adaptive_threads import most_threads
 from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, CudaSource, launch, type_names
 from penstock.spmv.compilation.table import find_kernel, register_kernel
-from penstock.spmv.device import Array
+from penstock.spmv.device import Array, count_true
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.convert import (
@@ -143,6 +143,17 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         counts = count_blocks(A.device, A.shape, A.row_offsets, A.column_indices, block_size, upper=first)
         if first_row % block_size:
             raise InputError(f"a slab must begin at a multiple of the block size {block_size}, not at row {first_row}")
+        return cls._of_counts(A, counts, block_size, first)
+
+    @classmethod
+    def of_statistics(cls, statistics: MatrixStatistics, *, block_size: int = 3, **parameters: Any) -> Self:
+        """Convert a matrix whose blocks have been counted to predict its size."""
+        A = CsrMatrix.from_csr(statistics.matrix, check=False, **parameters)
+        return cls._of_counts(A, statistics.blocks(block_size, upper=True), block_size, 0)
+
+    @classmethod
+    def _of_counts(cls, A: CsrMatrix, counts: Array, block_size: int, first: int) -> Self:
+        """Convert a row slab that begins at a block row, from the number of blocks to be stored of each block row."""
         offsets, none = chunk_offsets(counts, HEIGHT), A.device.xp.empty(0, dtype=np.int32)
         indices, values = chunks_of_blocks(A, block_size, none, offsets, HEIGHT, A.values_dtype, upper=first)
         return cls(A.shape, A.dtype, offsets, indices, values, none, block_size)
@@ -195,7 +206,7 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
     @property
     def nnz(self) -> int:
         """Number of stored scalars, padding left out: about half of the matrix's."""
-        return int((self.column_indices >= 0).sum()) * self.block_size**2
+        return count_true(self.column_indices >= 0) * self.block_size**2
 
     @property
     def row_granularity(self) -> int:

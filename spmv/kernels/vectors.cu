@@ -63,3 +63,15 @@ __global__ void __launch_bounds__(256) three_terms(
         if (clears) y[i] = Vector(0);
     }
 }
+
+// Numbers between -1 and 1 without a pattern, those of row `first` and the ones after it (Steele, Lea and Flood 2014, SplitMix64).
+__global__ void __launch_bounds__(256) fill_noise(const long long n, const long long first, double* __restrict__ out)
+{
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    unsigned long long z = (unsigned long long)(first + 1 + i) * 0x9E3779B97F4A7C15ull;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
+    z ^= z >> 31;
+    out[i] = double(z >> 11) * 0x1p-52 - 1.0;
+}

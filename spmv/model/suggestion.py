@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -140,12 +140,13 @@ def rank_formats(
     *,
     bandwidth: float | None = None,
     by_bytes: bool = False,
+    names: Sequence[str] = (),
     most_nbytes: float = math.inf,
 ) -> Iterator[Suggestion]:
     """Yield all registered formats, best first, by the product time that the roofline model and their efficiency predict.
 
-    ``by_bytes`` ranks them by their size instead; those of more than ``most_nbytes`` are left out. A bandwidth in bytes a second
-    may replace the nominal one, which ranks just as well. Storage is worked out only for the formats that are asked for, and for
+    ``by_bytes`` ranks them by their size instead; those of other ``names``, if some are given, or of more than ``most_nbytes`` are
+    left out. A bandwidth in bytes a second may replace the nominal one, which ranks just as well. Storage is worked out only for the formats that are asked for, and for
     those that may be better: for the others a bound suffices.
     """
     rate = bandwidth or _NOMINAL_BANDWIDTH[device_kind]
@@ -156,6 +157,8 @@ def rank_formats(
 
     waiting: list[tuple[float, int, type[SparseMatrix], dict[str, Any], int | None]] = []
     for name in format_names():
+        if names and name not in names:
+            continue
         cls = format_named(name)
         for parameters in cls.candidates(statistics):
             bound = cls.least_nbytes(statistics, **parameters)

@@ -13,6 +13,7 @@ from penstock.spmv import CPU, Array, BudgetError, Device, format_nbytes
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows
 from penstock.spmv.products.hashing import Purpose, bins_of_bounds, bins_of_offsets, run
 
@@ -167,7 +168,7 @@ def teams_for(height: int, inner: int, across: int) -> tuple[Team, Team, Team]:
 
 def _team_for(A: BlockRows, C: BlockRows, teams: tuple[Team, Team, Team]) -> Team:
     short, usual, long = teams
-    rows = max(1, int(A.device.xp.count_nonzero(A.offsets[1:] != A.offsets[:-1])))
+    rows = max(1, count_true(A.offsets[1:] != A.offsets[:-1]))
     if rows < _FEW_ROWS or C.columns.size > _LONG_ROW * rows:
         return long
     return short if C.columns.size <= _SHORT_ROW * rows else usual

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.spmv.compilation.cuda_module import launch
 from penstock.spmv.device import Array, Device
+from penstock.spmv.vectors.space import VECTOR_KERNELS
 
 
 def noise(device: Device, first: int, n: int) -> Array:
@@ -12,7 +14,11 @@ def noise(device: Device, first: int, n: int) -> Array:
 
     Those of splitmix64 (Steele, Lea and Flood 2014), which can begin anywhere.
     """
-    z = device.xp.arange(first + 1, first + n + 1, dtype=np.uint64)
+    if device.kind == "cuda":
+        out = device.xp.empty(n)
+        launch(VECTOR_KERNELS.function("fill_noise"), n, 256, (np.int64(n), np.int64(first), out))
+        return out
+    z = np.arange(first + 1, first + n + 1, dtype=np.uint64)
     z *= np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z ^= z >> np.uint64(shift)

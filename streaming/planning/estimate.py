@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -114,6 +115,9 @@ class _PlannedSweeps(Protocol):
 
     def nbytes_of(self, number: int) -> int: ...
 
+    @property
+    def streamed_sizes(self) -> Sequence[int]: ...
+
 
 class SweepTimes:
     """The times of single transfers and computations of a sweep in steady state."""
@@ -163,7 +167,8 @@ class SweepTimes:
         """Return the seconds of all transfers, of all computations, and those for which the link must wait."""
         schedule, products = self._plan.schedule, self._products()
         later = [number for number in (1, 2) if schedule.sweeps != "restart"] or [0]
-        transferred = sum(sum(map(self.transfer, schedule.transfers(number))) for number in later) / len(later)
+        transfers = [nbytes / self._rates.link + self._rates.transfer_start for nbytes in self._plan.streamed_sizes]
+        transferred = sum(sum(map(transfers.__getitem__, schedule.transfers(number))) for number in later) / len(later)
         # No transfer runs until all products with the first subdivision are done, nor after the last one has arrived.
         alternate, stages = schedule.sweeps == "alternate", self._stages
         waiting = stages * (stages - 1) * max(products) if alternate else 0.0

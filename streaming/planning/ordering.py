@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class ColumnExtents:
 
     first: Integers
     last: Integers
+    _reaches: dict[tuple[int, ...], int] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, A: Any, block_size: int = 1) -> ColumnExtents:
@@ -59,11 +60,15 @@ class ColumnExtents:
 
     def reach(self, row_starts: Sequence[int]) -> int:
         """Return :func:`reach_of` slabs that begin at these rows."""
+        key = tuple(row_starts)
+        if key in self._reaches:
+            return self._reaches[key]
         starts = np.asarray(row_starts, dtype=np.int64)
         firsts, lasts = np.empty_like(starts), np.empty_like(starts)
         _join_extents(self.first, self.last, starts, firsts, lasts)
         bounds = zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)
-        return reach_of(row_starts, [range(*pair) for pair in bounds])
+        reach = self._reaches[key] = reach_of(row_starts, [range(*pair) for pair in bounds])
+        return reach
 
 
 @parallel_kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -107,7 +108,12 @@ class StreamPlan:
 
     def nbytes_of(self, number: int) -> int:
         """Return the bytes of a subdivision that are streamed."""
-        return self.index.sizes[self.part][number]
+        return self.streamed_sizes[number]
+
+    @cached_property
+    def streamed_sizes(self) -> Sequence[int]:
+        """The bytes of every subdivision that are streamed, unless it is resident."""
+        return self.index.sizes[self.part]
 
     @property
     def workspace_nbytes(self) -> int:

@@ -221,11 +221,11 @@ class TestDecisions:
         ):  # which search for the mirror images of a matrix that is not symmetric
             monkeypatch.setattr(module, "measure_symmetry", counted("search", module.measure_symmetry))
         for cls in (BsrMatrix, SymmetricBsrMatrix):
-            monkeypatch.setattr(cls, "from_csr", counted("from_csr", cls.from_csr))
+            monkeypatch.setattr(cls, "of_statistics", counted("of_statistics", cls.of_statistics))
         for memory in (None, BUDGET):
             calls.clear()
             solve(A, b, memory=memory)
-            assert sorted(calls) == ["conversion", "from_csr", "survey"]
+            assert sorted(calls) == ["conversion", "of_statistics", "survey"]
 
     @pytest.mark.parametrize("memory", [None, BUDGET])
     def test_a_matrix_symmetric_to_rounding_is_streamed_by_half(self, memory, A, b):

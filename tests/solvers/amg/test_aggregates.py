@@ -1,4 +1,4 @@
-"""Aggregates cover all nodes, are connected and about as large as wanted, whatever they are made from."""
+"""Aggregates cover all nodes, are connected and about as large as wanted, whether of boxes or of a graph."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,8 @@ import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
 from penstock.fem import Cantilever
-from penstock.solvers.amg import aggregates as aggregates_module
 from penstock.solvers.amg.aggregates import (
     box_aggregates,
-    coordinate_aggregates,
     graph_aggregates,
     numbered_aggregates,
 )
@@ -56,59 +54,6 @@ def test_boxes_that_couple_with_others_than_neighbours_are_not_made():
         assert widths.min() >= 5
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_bisection_makes_equal_compact_parts(seed):
-    points = np.random.default_rng(seed).random((4000, 3)) * [10, 1, 1]
-
-    aggregates = coordinate_aggregates(points, 125)
-
-    assert aggregates.count == 32
-    assert sizes_of(aggregates).max() - sizes_of(aggregates).min() <= 2
-    extents = [np.ptp(points[aggregates.of_node == number], axis=0).max() for number in range(aggregates.count)]
-    assert max(extents) < 1.5
-
-
-_GRID = np.stack(np.meshgrid(*[np.arange(12.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
-
-
-@pytest.mark.parametrize(
-    "points",
-    [
-        np.random.default_rng(0).random((5000, 3)),
-        _GRID,
-        _GRID[:, :2],
-        np.ones((3000, 3)),
-        1e15 + _GRID,
-        1e307 * (_GRID - 5.5) * 3,  # extents that overflow
-        np.where(_GRID == 3, 1e300, _GRID),
-    ],
-    ids=["random", "grid", "doubled", "one point", "far away", "overflow", "unlike"],
-)
-def test_all_threads_together_cut_as_each_alone_does(points, monkeypatch):
-    alone = coordinate_aggregates(points, 60)
-
-    monkeypatch.setattr(aggregates_module, "_LARGE", 100)
-
-    assert np.array_equal(coordinate_aggregates(points, 60).of_node, alone.of_node)
-
-
-def test_runs_of_ascending_nodes_are_cut_as_others():
-    line = np.arange(200_000.0)  # whose middle nodes would be the worst pivots: this took a minute with them
-    for points in (np.concatenate([line, line]), np.concatenate([line, line[::-1]])):
-        assert sizes_of(coordinate_aggregates(points[:, None], 27)).max() <= 28
-
-
-def test_parts_do_not_depend_on_the_numbers_of_the_nodes():
-    order = np.random.default_rng(1).permutation(len(_GRID))
-    one, other = coordinate_aggregates(_GRID, 60).of_node, coordinate_aggregates(_GRID[order], 60).of_node
-
-    assert np.array_equal(one[order], other)
-
-
-def test_bisection_of_a_few_points_is_one_aggregate():
-    assert coordinate_aggregates(np.zeros((7, 2)), 125).count == 1
-
-
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_graph_aggregates_are_connected(shuffled):
     offsets, neighbours = node_graph((20, 15, 10))
@@ -141,9 +86,3 @@ def test_given_numbers_may_have_gaps_but_not_another_length():
         numbered_aggregates([7, 3, 7], 4)
     with pytest.raises(InputError, match="whole numbers"):
         numbered_aggregates([0.5, 1, 2, 3], 4)
-
-
-@pytest.mark.parametrize("coordinates", [np.zeros((0, 3)), np.zeros(5), np.array([[0.0, np.nan]])])
-def test_coordinates_that_are_none_are_refused(coordinates):
-    with pytest.raises(InputError, match="coordinates must be finite"):
-        coordinate_aggregates(coordinates, 125)

@@ -1,0 +1,132 @@
+"""What usual solves on a GPU compile, and how long the first one on a machine takes for it.
+
+    python benchmarks/compilation.py h200                record the instantiations of every case, and time the first calls
+    python benchmarks/compilation.py h200 --brief        record the instantiations only
+    python benchmarks/compilation.py h200 --package      and write them into the package, whose solves then compile them at once
+
+Every case is a process of its own. ``seconds`` are those of its first call with empty caches of compiled kernels, most imports
+included; ``floor_seconds`` those of the first call of a process that finds them filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from record import argument_parser, printed, record, write
+
+PACKAGED = Path(__file__).parents[1] / "penstock" / "spmv" / "compilation" / "usual_kernels.json"
+# Unknowns a node, nodes a side, right-hand sides, whether coordinates are given, and whether the matrix is streamed.
+CASES = (
+    (3, 96, 1, True, False),
+    (3, 96, 1, True, True),
+    (3, 96, 8, True, False),
+    (3, 96, 8, True, True),
+    (3, 64, 1, False, False),
+    (3, 64, 1, False, True),
+    (6, 48, 1, True, False),
+    (6, 48, 1, True, True),
+    (1, 128, 1, False, False),
+    (1, 128, 1, True, False),
+    (1, 128, 1, True, True),
+    (1, 128, 1, False, True),
+)
+
+
+def run_case(dof: int, nodes: int, columns: int, given: bool, streamed: bool) -> dict[str, Any]:
+    """Solve in this process; return the case, the seconds and the instantiations, before it was decided what to do and after."""
+    import penstock
+    from penstock.driver import opening
+    from penstock.fem import Cantilever, LognormalMaterial
+    from penstock.spmv.compilation.usual_kernels import OPENING, recorded
+
+    beam = Cantilever(nodes=nodes, dof=dof, material=LognormalMaterial(sigma=0.5))
+    A, rng = beam.matrix("csr").to_csr(), np.random.default_rng(0)
+    b = rng.standard_normal((A.shape[0], columns) if columns > 1 else A.shape[0])
+    options: dict[str, Any] = {"coordinates": beam.mesh.coordinates()} if given else {}
+    options |= {"memory": A.nnz * 8 // 4} if streamed else {}
+    seen: dict[str, dict[str, list[str]]] = {}
+    begin = opening.begin_compilation
+
+    def noting(case: str, device: Any) -> None:
+        seen[case] = recorded()
+        begin(case, device)
+
+    opening.begin_compilation = noting
+    began = time.perf_counter()
+    result = penstock.solve(A, b, device="cuda", rtol=1e-6, maxiter=200, on_failure="return", **options)
+    seconds = time.perf_counter() - began
+    [case] = [name for name in seen if name != OPENING]
+    return {
+        "case": case,
+        "seconds": seconds,
+        "compiling": result.timings["compiling"],
+        "opening": seen[case],
+        "kernels": recorded(),
+    }
+
+
+def in_new_process(case: tuple[Any, ...], caches: str | None) -> dict[str, Any]:
+    """Return what :func:`run_case` does in a process of its own."""
+    command = [sys.executable, __file__, "--case", json.dumps(case)]
+    of_caches = {} if caches is None else dict.fromkeys(("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR"), caches)
+    done = subprocess.run(command, env={**os.environ, **of_caches}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def joined(one: dict[str, list[str]], other: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the instantiations of either."""
+    return {file: sorted({*one.get(file, ()), *other.get(file, ())}) for file in sorted({*one, *other})}
+
+
+def without(some: dict[str, list[str]], others: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the instantiations that are not among others."""
+    left = {file: sorted({*some[file]} - {*others.get(file, ())}) for file in some}
+    return {file: names for file, names in left.items() if names}
+
+
+def main() -> None:
+    """Record all cases, and write the JSON."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--brief", action="store_true", help="no first calls")
+    parser.add_argument("--package", action="store_true", help="write the instantiations into the package")
+    parser.add_argument("--packaged", type=Path, default=PACKAGED, help="or into another file")
+    arguments: argparse.Namespace = parser.parse_args()
+    records, kernels, opening = [], {}, {}
+    for case in CASES:
+        found = in_new_process(case, None)
+        opening = joined(opening, found["opening"])
+        kernels[found["case"]] = joined(kernels.get(found["case"], {}), found["kernels"])
+        print(f"{found['case']}: {sum(map(len, found['kernels'].values()))} instantiations", flush=True)
+        if arguments.brief:
+            continue
+        with tempfile.TemporaryDirectory() as caches:
+            first = in_new_process(case, caches)
+        again = in_new_process(case, None)["seconds"]
+        count = sum(map(len, found["kernels"].values()))
+        more = {"instantiations": count, "compiling": first["compiling"]}
+        entry = record(f"compilation/{found['case']}", [first["seconds"]], floor=again, nbytes=0, peers={}, **more)
+        records.append(printed(entry, "the first call"))
+    packaged = {"opening": opening, **{case: without(kernels[case], opening) for case in sorted(kernels)}}
+    if arguments.package:
+        arguments.packaged.write_text(json.dumps(packaged, indent=1) + "\n", encoding="utf-8")
+    if records:
+        write("compilation", arguments, {}, records)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--case"]:
+        print(json.dumps(run_case(*json.loads(sys.argv[2]))))
+    else:
+        main()

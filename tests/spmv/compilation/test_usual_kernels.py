@@ -1,0 +1,76 @@
+"""Instantiations that usual solves compile ahead exist, are compiled once, and are waited for by those who need them."""
+
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+from kernel_instances import INSTANCES
+
+from penstock.spmv import CPU
+from penstock.spmv.compilation import cuda_module
+from penstock.spmv.compilation.cuda_module import CudaSource, compile_function, compile_together, known_sources
+from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, usual_kernels
+
+SOURCE = CudaSource("penstock.spmv.kernels", "coo.cu")
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """A stand-in for CuPy whose modules note what they compile, and wait for ``go``."""
+    noted, go = [], threading.Event()
+    go.set()
+
+    class RawModule:
+        def __init__(self, code, options, name_expressions):
+            [self.expression] = name_expressions
+
+        def get_function(self, expression):
+            go.wait(60)
+            noted.append(expression)
+            if expression == "broken":
+                raise ValueError("no such kernel")
+            return f"compiled {expression}"
+
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(RawModule=RawModule))
+    monkeypatch.setattr(cuda_module, "_ready", {})
+    monkeypatch.setattr(cuda_module, "_functions", {})
+    return SimpleNamespace(noted=noted, go=go)
+
+
+def test_every_instantiation_exists():
+    known = {str(source): set(names) for source, names in INSTANCES.items()}
+
+    kernels = usual_kernels()
+
+    assert OPENING in kernels
+    assert len(kernels) > 5
+    for case, files in kernels.items():
+        for file, names in files.items():
+            assert set(names) <= known[file], (case, file)
+            assert file in known_sources()
+
+
+def test_what_is_compiled_in_the_background_is_waited_for_and_not_compiled_again(compiler):
+    compiler.go.clear()
+    compile_together([(SOURCE, "one"), (SOURCE, "two"), (SOURCE, "one")], 2, CPU)
+    threading.Timer(0.1, compiler.go.set).start()
+
+    assert compile_function(SOURCE, "two") == "compiled two"
+    assert compile_function(SOURCE, "one") == "compiled one"
+    assert compile_function(SOURCE, "one") == "compiled one"
+
+    assert sorted(compiler.noted) == ["one", "two"]
+
+
+def test_an_error_reaches_those_who_need_the_kernel_and_the_next_call_tries_again(compiler):
+    for count in (1, 2):
+        with pytest.raises(ValueError, match="no such kernel"):
+            compile_function(SOURCE, "broken")
+        assert compiler.noted == ["broken"] * count
+
+
+def test_an_unknown_case_compiles_nothing(compiler):
+    begin_compilation("gauss_seidel of 5 unknowns a node, one vector, in memory", CPU)
+
+    assert not compiler.noted
