@@ -7,7 +7,8 @@
 ``parts`` where they go. ``first_seconds`` is the same in a new process whose caches of compiled kernels are empty, and
 ``second_seconds`` in a new process that finds them filled; imports of penstock are included. ``floor_seconds`` is the time to
 bring the given arrays to the device, at the measured rate of copies from ordinary memory, with set-up and iterations; on a CPU,
-reading them once takes the place of the copy. ``cupy_csr`` lies on the GPU before the call. Peers have Jacobi.
+reading them once takes the place of the copy. ``cupy_csr`` lies on the GPU before the call. ``host_share`` is the host
+memory that a call takes beside those arrays, in their bytes. Peers have Jacobi.
 """
 
 from __future__ import annotations
@@ -91,6 +92,23 @@ def tetrahedra(nodes: int) -> Problem:
     return Problem(f"tetrahedra{nodes}-dof3", box.stiffness(moduli), box.points)
 
 
+def further_host_memory(call: Callable[[], Any]) -> int:
+    """Return the bytes of host memory that a call takes at most beside what there is before it; Linux only, elsewhere 0."""
+    status, peak = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    try:
+        peak.write_text("5")  # the peak is now what is in use
+    except OSError:
+        call()
+        return 0
+    before = _kilobytes(status.read_text(), "VmRSS")
+    call()
+    return (_kilobytes(status.read_text(), "VmHWM") - before) << 10
+
+
+def _kilobytes(status: str, name: str) -> int:
+    return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1])
+
+
 def copy_rate(device: Device) -> float:
     """Return the bytes a second at which ordinary memory reaches the device; on a CPU, at which it is read."""
     if device.kind == "cpu":
@@ -110,6 +128,7 @@ def measure(problem: Problem, kind: str, A: Any, device: Device, rate: float, me
         return penstock.solve(A, b, rtol=RTOL, **{name: of for name, of in options.items() if of is not None})
 
     call()  # compiles, and measures the link
+    further = further_host_memory(call)
     samples, results = zip(*(seconds_of(device, call) for _ in range(REPEATS)), strict=True)
     result = results[samples.index(statistics.median(samples))]
     assert result.converged, result
@@ -125,6 +144,7 @@ def measure(problem: Problem, kind: str, A: Any, device: Device, rate: float, me
         true_residual=result.true_residual,
         parts=parts,
         unknowns=problem.A.shape[0],
+        host_share=further / problem.nbytes,
     )
     gc.collect()
     return printed(entry, "the call")

@@ -24,7 +24,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -343,7 +343,7 @@ def _scalars(state: CgState) -> dict[str, float]:
 def cg(
     A: Any,
     b: Array,
-    x0: Array | None = None,
+    x0: Array | Literal["Mb"] | None = None,
     *,
     rtol: float = 1e-5,
     atol: float | None = 0.0,
@@ -364,8 +364,8 @@ def cg(
         Anything :func:`penstock.spmv.as_operator` accepts. Applied once per iteration, unless ``M`` is made of products with A
         and computes that product too, and once more to test convergence or to replace a residual.
     b : array, (n,) or (n, 1), finite, on the device of A
-    x0 : array, (n,), optional
-        Initial guess, zero by default. It is copied.
+    x0 : array, (n,), or "Mb", optional
+        Initial guess, zero by default. It is copied. ``"Mb"`` is M applied to b, as in SciPy.
     rtol, atol, tol : float
         Converged means ``||b - A x|| <= max(rtol ||b||, atol)``, computed from A, b and x; ``tol`` is CuPy's name of rtol.
     maxiter : int, 10 n by default
@@ -410,7 +410,7 @@ def cg(
         if problem.columns != 1:
             raise InputError(f"cg solves for one right-hand side, b has {problem.columns} columns; use block_cg")
     problem.b = problem.b.reshape(-1)
-    x0 = problem.guess(x0, state, "x0")
+    guess = problem.guess(x0, state, "x0")
     problem.space.communicator.check_same(reductions=reductions)
     with problem.A.device.current():
         # The state of plain conjugate gradients is that of a method which has handed over to them.
@@ -423,4 +423,4 @@ def cg(
         method = method or ConjugateGradients(problem, at_once=reductions == 1)
         limits: dict[str, Any] = {"maxiter": maxiter, "callback": callback, "monitor": monitor}
         limits["check_every"] = 1 if callback else check_every
-        return cast(SolveResult, method.solve(x0, state, shape=np.shape(b), plain=ConjugateGradients, **limits))
+        return cast(SolveResult, method.solve(guess, state, shape=np.shape(b), plain=ConjugateGradients, **limits))

@@ -114,8 +114,8 @@ class LinearProblem:
         check_finite(name, vectors, self.A.device)
         return vectors
 
-    def guess(self, array: Array | None, state: object, name: str) -> Array | None:
-        """Return an initial guess in the shape of b, or None."""
+    def guess(self, array: Array | str | None, state: object, name: str) -> Array | None:
+        """Return an initial guess in the shape of b, or None; ``"Mb"`` is M applied to b, as in SciPy."""
         self.space.communicator.check_same(
             **{f"whether {name} is given": array is not None, "whether a state is given": state is not None}
         )
@@ -124,6 +124,10 @@ class LinearProblem:
                 return None
             if state is not None:
                 raise InputError(f"a state contains the iterate to resume from; give {name} or state, not both")
+            if isinstance(array, str):
+                if array != "Mb":
+                    raise InputError(f"{name} must be an array or 'Mb', not {array!r}")
+                return self.b.copy() if self.M is None else self.M.apply(self.b)
             vectors = self.vectors(name, array)
             if vectors.size != self.b.size:
                 raise InputError(

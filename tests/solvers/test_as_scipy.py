@@ -74,6 +74,17 @@ class TestScripts:
         with pytest.raises(InputError, match="no rows"):
             StreamedMatrix(scipy.sparse.csr_array(empty), "1 MiB")
 
+    @pytest.mark.parametrize("M", [None, "jacobi"])
+    def test_the_preconditioned_right_hand_side_as_first_guess(self, M):
+        preconditioned = ONES if M is None else ONES / GRID.diagonal()
+        named, given = cg(GRID, ONES, "Mb", M=M, rtol=1e-10), cg(GRID, ONES, preconditioned, M=M, rtol=1e-10)
+
+        assert named.converged
+        assert np.array_equal(named.x, given.x)
+        assert ONES.max() == 1
+        with pytest.raises(InputError, match="or 'Mb', not 'b'"):
+            cg(GRID, ONES, "b")
+
     def test_a_matrix_given_for_arrays_is_told_what_to_call(self):
         with pytest.raises(InputError, match=r"CsrMatrix\.from_csr\(A\)"):
             CsrMatrix(GRID)
