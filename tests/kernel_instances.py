@@ -210,7 +210,10 @@ def _products(values) -> list[str]:
 _PAIRS = (*product((1, 3, 6, 8), (1, 6, 8)), (3, 3))
 
 INSTANCES = {
-    AGGREGATION_KERNELS: ["make_keys", "find_largest", "decide", "join_aggregates"],
+    AGGREGATION_KERNELS: [
+        *("make_keys", "find_largest", "decide", "join_aggregates"),
+        *("measure_diagonal", "count_strong", "list_strong"),
+    ],
     BISECTION_KERNELS: ["rank_nodes", "find_extents", "choose_axes", "make_part_keys", "take_nodes", "number_parts"],
     AGGREGATE_KERNELS: [
         f"{kernel}<{modes}>" for kernel in ("prolong", "restrict_rows", "orthonormalise") for modes in SIZES

@@ -131,6 +131,22 @@ class OpenSystem:
         with self.reporter.stage("prepare"), self.A.device.current():
             self._M = self._spec.rebuild(self._M, self.A)
 
+    def use_instead(self, spec: PreconditionerSpec, why: str) -> bool:
+        """Make another preconditioner of a matrix in memory; return whether there is memory for it, and the matrix has one."""
+        assert self.placement is not None, "an operator of the caller keeps its preconditioner"
+        n, together = self.A.shape[0], self.placement.together
+        wanted = spec.workspace_nbytes(n, together, self.A.dtype) + self.placement.plan.storage_nbytes
+        if wanted > self.A.device.free_nbytes():
+            return False
+        with self.reporter.stage("prepare"), self.A.device.current():
+            try:
+                self._M = spec.build(self.A)
+            except (InputError, MemoryError):
+                return False
+        self._spec = spec
+        self.placement = replace(self.placement, spec=spec, reasons={**self.placement.reasons, spec.name: why})
+        return True
+
     def _built(self) -> Operator | None:
         if self.placement is None:
             return self._built_of_operator()

@@ -26,6 +26,7 @@ from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps, with_u
 from penstock.solvers.amg.level import CoarseLevel
 from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
+from penstock.solvers.amg.strength import strong_graph
 from penstock.solvers.amg.tentative import RigidTentative, StoredTentative, Tentative, shared
 from penstock.solvers.chebyshev import largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
@@ -52,7 +53,7 @@ def coarsen(
     nodes: int = COARSE_SIDE**3,
     smoothing: int = 1,
     stored: bool = False,
-    finest: bool = True,
+    level: int = 0,
     **measuring: Any,
 ) -> CoarseLevel | None:
     """Return the level below a matrix of nodes of ``size`` unknowns; None if its graph cannot be coarsened. Collective.
@@ -62,9 +63,10 @@ def coarsen(
 
     ``stored``: A is in memory as BSR or CSR, and P is stored. Aggregates of a graph then have three nodes a side and are formed
     on its device. Otherwise the caller's level is made whatever its size, and coarse ones keep decoupled unknowns.
-    ``finest`` is False for matrices that coarsening has made: their largest eigenvalues may stand alone, so more rounds look for
-    them.
+    Only strong couplings count for these (:func:`~penstock.solvers.amg.strength.strong_graph`). ``level`` is the number of
+    coarsenings that have made A: the largest eigenvalues of such matrices may stand alone, so more rounds look for them.
     """
+    finest = level == 0
     communicator, count = communicator_of(A), A.shape[0] // size
     modes, points = checked_near_null_space(A, size, near_null_space, coordinates)
     _check_cuts(A, size)
@@ -72,7 +74,10 @@ def coarsen(
     if not (finest or stored):
         free[...] = True
     with communicator.together():
-        of_nodes = _aggregates(A, size, aggregates, points, free, nodes, smoothing, stored)
+        if stored and aggregates is None and points is None:
+            of_nodes = _aggregates_of_strong(A, size, free, level)
+        else:
+            of_nodes = _aggregates(A, size, aggregates, points, free, nodes, smoothing)
         if of_nodes.count > _LEAST_COARSENING * count and (stored or not finest):
             return None
         T = _tentative(A, size, modes, points, free, of_nodes)
@@ -106,8 +111,17 @@ def _check_cuts(A: Operator, size: int) -> None:
         )
 
 
+def _aggregates_of_strong(A: Operator, size: int, free: Array, level: int) -> Aggregates:
+    """Aggregate a stored matrix by its strong couplings; unknowns of nodes without any are not free: smoothing suffices."""
+    assert isinstance(A, (BsrMatrix, CsrMatrix))
+    offsets, columns = strong_graph(rows_of(A), level)
+    of_nodes = free.reshape(-1, size)
+    of_nodes &= (offsets[1:] > offsets[:-1])[:, None]
+    return device_aggregates(offsets, columns, of_nodes.any(axis=1), A.device.kind)
+
+
 def _aggregates(
-    A: Operator, size: int, aggregates: Any, points: Array | None, free: Array, nodes: int, radius: int, stored: bool
+    A: Operator, size: int, aggregates: Any, points: Array | None, free: Array, nodes: int, radius: int
 ) -> Aggregates:
     """Return the caller's aggregates, or make them of boxes, of points, or of the graph of the matrix."""
     count = A.shape[0] // size
@@ -121,10 +135,6 @@ def _aggregates(
         return numbered_aggregates(aggregates, count)
     if points is not None:
         return coordinate_aggregates(points, nodes)
-    if stored:
-        assert isinstance(A, (BsrMatrix, CsrMatrix))
-        rows = rows_of(A)
-        return device_aggregates(rows.offsets, rows.columns, free.reshape(count, size).any(axis=1), A.device.kind)
     return graph_aggregates(*graph_of(A, size), radius, nodes)
 
 

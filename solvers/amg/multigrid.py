@@ -11,6 +11,7 @@ import scipy.sparse
 
 from penstock.solvers.amg.coarsening import coarsen
 from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, dense_inverse, inverse_of
+from penstock.solvers.amg.matrix_rows import visit_rows
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
 from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue
 from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi
@@ -28,7 +29,7 @@ from penstock.spmv import (
     as_operator,
 )
 from penstock.spmv.operator import unchecked_product
-from penstock.spmv.products.block_rows import as_csr, csr_of, rows_of
+from penstock.spmv.products.block_rows import BlockRows, as_csr, rows_of
 
 Cycle = Literal["V", "W"]
 Smoother = Literal["chebyshev", "gauss_seidel"]
@@ -196,7 +197,8 @@ def multigrid(
     -----
     Vanek, Mandel and Brezina (1996), with the prolongator stored: about half of the bytes of A. Everything but the inverse of the
     last matrix is set up on the device. :func:`smoothed_aggregation` needs fewer iterations and no prolongator, and works on
-    streamed matrices; this is for matrices of any kind in memory, and to compare with.
+    streamed matrices; this is for matrices of any kind in memory. Aggregates follow strong couplings only, so that jumps of a
+    coefficient and anisotropy cost few iterations.
 
     Examples
     --------
@@ -221,7 +223,7 @@ def multigrid(
         levels: list[Level] = []
         negligible = 0.0
         while matrix.shape[0] > DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
-            level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, finest=not levels)
+            level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, level=len(levels))
             if level is None:
                 break
             smooth = _make_smoother(matrix, level.diagonal, level.high, smoother, products)
@@ -243,8 +245,13 @@ def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
         raise InputError(f"multigrid needs vectors of float64, not {A.dtype}")
     if isinstance(A, (BsrMatrix, CsrMatrix)) and block_size in (None, _size_of(A)):
         return A
-    matrix = A if isinstance(A, CsrMatrix) else csr_of(A)
-    return matrix if block_size in (None, 1) else BsrMatrix.from_csr(matrix, block_size=block_size)
+    size, parts = block_size or 1, list[BlockRows]()
+    visit_rows(A, size, parts.append)
+    rows = BlockRows.joined(parts, 0)
+    if size == 1:
+        return as_csr(rows, A.shape[1], A.dtype)
+    arrays = {"row_offsets": rows.offsets, "column_indices": rows.columns, "values": rows.blocks}
+    return BsrMatrix.from_arrays(A.shape, np.dtype(np.float64), arrays, {})
 
 
 def _last(A: SparseMatrix, smoother: Smoother, degree: int, negligible: float) -> Operator:

@@ -274,7 +274,7 @@ def _inverse(level: CoarseLevel, before: Operator | None) -> Operator:
         return _preconditioner(again, _COARSE_DEGREE, _COARSE_SMOOTHING, before)
     grid = T.aggregates.grid
     nodes = COARSE_SIDE ** (3 if grid is None else len(grid))
-    coarser = coarsen(A, T.modes, T.candidates, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, finest=False)
+    coarser = coarsen(A, T.modes, T.candidates, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, level=1)
     if coarser is None:
         diagonal, high, _ = measured(A, T.modes, _COARSE_ROUNDS, settled=True)
         return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)

@@ -75,3 +75,52 @@ __global__ void __launch_bounds__(256) join_aggregates(
         }
     after[node] = best;
 }
+
+// Frobenius norms of the blocks on the diagonal; a block has `size` scalars.
+__global__ void __launch_bounds__(256) measure_diagonal(
+    const int nodes, const int size, const long long* __restrict__ offsets, const int* __restrict__ columns,
+    const double* __restrict__ blocks, double* __restrict__ norms)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (node >= nodes) return;
+    for (long long place = offsets[node]; place < offsets[node + 1]; ++place)
+        if (columns[place] == node) {
+            double squares = 0.0;
+            for (int i = 0; i < size; ++i) squares += blocks[place * size + i] * blocks[place * size + i];
+            norms[node] = sqrt(squares);
+        }
+}
+
+// Whether the block at a place, in the row of a node, couples it strongly with another one.
+__device__ __forceinline__ bool is_strong(
+    const long long place, const int node, const int size, const int* __restrict__ columns, const double* __restrict__ blocks,
+    const double theta, const double* __restrict__ norms)
+{
+    double squares = 0.0;
+    for (int i = 0; i < size; ++i) squares += blocks[place * size + i] * blocks[place * size + i];
+    return columns[place] != node && squares > theta * theta * norms[node] * norms[columns[place]];
+}
+
+__global__ void __launch_bounds__(256) count_strong(
+    const int nodes, const int size, const long long* __restrict__ offsets, const int* __restrict__ columns,
+    const double* __restrict__ blocks, const double theta, const double* __restrict__ norms, long long* __restrict__ counts)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (node >= nodes) return;
+    long long count = 0;
+    for (long long place = offsets[node]; place < offsets[node + 1]; ++place)
+        count += is_strong(place, node, size, columns, blocks, theta, norms);
+    counts[node] = count;
+}
+
+__global__ void __launch_bounds__(256) list_strong(
+    const int nodes, const int size, const long long* __restrict__ offsets, const int* __restrict__ columns,
+    const double* __restrict__ blocks, const double theta, const double* __restrict__ norms,
+    const long long* __restrict__ of_strong, int* __restrict__ strong)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (node >= nodes) return;
+    long long following = of_strong[node];
+    for (long long place = offsets[node]; place < offsets[node + 1]; ++place)
+        if (is_strong(place, node, size, columns, blocks, theta, norms)) strong[following++] = columns[place];
+}

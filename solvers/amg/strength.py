@@ -1,0 +1,102 @@
+"""Strength of connection: which neighbours of a node may be in its aggregate (Vanek, Mandel and Brezina 1996, section 4)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
+from penstock.spmv import Array
+from penstock.spmv.compilation.cuda_module import launch
+from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.products.block_rows import BlockRows
+
+# Of the finest level; weaker couplings are followed on coarser ones, where entries are more alike.
+_STRONG, _OF_NEXT_LEVEL = 0.02, 0.5
+
+
+def strong_graph(rows: BlockRows, level: int) -> tuple[Array, Array]:
+    """Return offsets and columns of the strong couplings of a square matrix, without its diagonal, on its device.
+
+    Nodes i and j are coupled strongly if ``||A_ij||^2 > theta^2 ||A_ii|| ||A_jj||``, in Frobenius norms. Reads the matrix twice.
+    """
+    theta = _STRONG * _OF_NEXT_LEVEL**level
+    xp, nodes = rows.device.xp, len(rows.offsets) - 1
+    counts, norms = xp.zeros(nodes, dtype=np.int64), xp.zeros(nodes)
+    kind = rows.device.kind
+    find_kernel("graph", "count_strong", kind)(rows, theta, norms, counts)
+    offsets = xp.zeros(nodes + 1, dtype=np.int64)
+    xp.cumsum(counts, out=offsets[1:])
+    columns = xp.empty(int(offsets[-1]), dtype=np.int32)
+    find_kernel("graph", "list_strong", kind)(rows, theta, norms, offsets, columns)
+    return offsets, columns
+
+
+def _entries(rows: BlockRows) -> Array:
+    """Return the scalars of the blocks, ``(blocks, scalars)``."""
+    return rows.blocks.reshape(len(rows.blocks), -1)
+
+
+@register_kernel("graph", "count_strong", "cpu")
+def _count_cpu(rows: BlockRows, theta: float, norms: Array, counts: Array) -> None:
+    _measure_diagonal(rows.offsets, rows.columns, _entries(rows), norms)
+    _count(rows.offsets, rows.columns, _entries(rows), theta, norms, counts)
+
+
+@register_kernel("graph", "list_strong", "cpu")
+def _list_cpu(rows: BlockRows, theta: float, norms: Array, offsets: Array, columns: Array) -> None:
+    _list(rows.offsets, rows.columns, _entries(rows), theta, norms, offsets, columns)
+
+
+@register_kernel("graph", "count_strong", "cuda")
+def _count_cuda(rows: BlockRows, theta: float, norms: Array, counts: Array) -> None:
+    nodes, size = len(rows.offsets) - 1, np.int32(rows.blocks.shape[1] * rows.blocks.shape[2])
+    matrix = (np.int32(nodes), size, rows.offsets, rows.columns, rows.blocks)
+    launch(AGGREGATION_KERNELS.function("measure_diagonal"), nodes, 256, (*matrix, norms))
+    launch(AGGREGATION_KERNELS.function("count_strong"), nodes, 256, (*matrix, np.float64(theta), norms, counts))
+
+
+@register_kernel("graph", "list_strong", "cuda")
+def _list_cuda(rows: BlockRows, theta: float, norms: Array, offsets: Array, columns: Array) -> None:
+    nodes, size = len(rows.offsets) - 1, np.int32(rows.blocks.shape[1] * rows.blocks.shape[2])
+    matrix = (np.int32(nodes), size, rows.offsets, rows.columns, rows.blocks)
+    launch(
+        AGGREGATION_KERNELS.function("list_strong"), nodes, 256, (*matrix, np.float64(theta), norms, offsets, columns)
+    )
+
+
+@parallel_kernel
+def _measure_diagonal(offsets: Array, columns: Array, entries: Array, norms: Array) -> None:
+    """Set the Frobenius norms of the diagonal blocks."""
+    for node in prange(norms.shape[0]):
+        for place in range(offsets[node], offsets[node + 1]):
+            if columns[place] == node:
+                norms[node] = np.sqrt(np.sum(entries[place] ** 2))
+
+
+@parallel_kernel
+def _count(offsets: Array, columns: Array, entries: Array, theta: float, norms: Array, counts: Array) -> None:
+    for node in prange(norms.shape[0]):
+        count, limit = 0, theta**2 * norms[node]
+        for place in range(offsets[node], offsets[node + 1]):
+            squares = 0.0
+            for entry in range(entries.shape[1]):
+                squares += entries[place, entry] ** 2
+            count += columns[place] != node and squares > limit * norms[columns[place]]
+        counts[node] = count
+
+
+@parallel_kernel
+def _list(
+    offsets: Array, columns: Array, entries: Array, theta: float, norms: Array, of_strong: Array, strong: Array
+) -> None:
+    for node in prange(norms.shape[0]):
+        following, limit = of_strong[node], theta**2 * norms[node]
+        for place in range(offsets[node], offsets[node + 1]):
+            squares = 0.0
+            for entry in range(entries.shape[1]):
+                squares += entries[place, entry] ** 2
+            if columns[place] != node and squares > limit * norms[columns[place]]:
+                strong[following] = columns[place]
+                following += 1
