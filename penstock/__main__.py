@@ -4,6 +4,8 @@ import os
 import re
 import sys
 
+from penstock.host.start import command_begins
+
 __all__ = ["main"]
 
 
@@ -21,6 +23,7 @@ def main() -> None:
     ):  # Numba refuses it with a traceback while it is imported
         print(f"error: NUMBA_NUM_THREADS must be a number of threads, 1 or more, not {threads!r}", file=sys.stderr)
         sys.exit(2)
+    command_begins()
     try:
         from penstock.commands.app import main as command
 

@@ -92,6 +92,11 @@ class RankedRun(SingleRun):
 
     def place(self, request: Request) -> Placement:
         """Plan on the first rank, for the most planes that a rank has; others follow when it has compiled the kernels."""
+        with self.reporter.part("plan"):
+            return self._placed(request)
+
+    def _placed(self, request: Request) -> Placement:
+        """Return the decisions that all ranks make together."""
         planes = [planes_of(self.experiment, self.partition.of(rank)) for rank in range(self.rank_count)]
         counts = [part.stop - part.start for part in planes]
         streams = self.experiment.memory.budget is not None

@@ -64,6 +64,8 @@ class ResultsFolder(BaseFolder):
             error.add_note(f"the work so far is saved; resume with: penstock {command} --resume {self.path}")
         elif self.solution.exists():
             error.add_note(f"the solution is saved in {self.solution}")
+        elif self.result.exists():
+            error.add_note(f"the results are in {self.path}")
         else:
             self.remove()
 
