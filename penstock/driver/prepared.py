@@ -34,7 +34,7 @@ from penstock.driver.foreign import as_matrix
 from penstock.driver.inputs import GivenVectors, as_given_matrix
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.opening import open_system
-from penstock.driver.progress import Reporter, RichReporter
+from penstock.driver.progress import CallClock, Reporter, RichReporter
 from penstock.driver.request import Request
 from penstock.driver.resident import Resident
 from penstock.driver.update import update_values

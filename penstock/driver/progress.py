@@ -24,6 +24,10 @@ _LOG_SECONDS = 60.0
 _FIRST_SECONDS = 2.0
 # Seconds between two states of a line in a notebook.
 _NOTEBOOK_SECONDS = 0.25
+# What results call the parts of a call.
+_PARTS = {"read": "reading", "look": "looking", "survey": "looking", "plan": "planning", "try": "planning"}
+_PARTS |= {"convert": "converting", "write": "converting", "move": "moving", "copy": "moving", "open": "moving"}
+_PARTS |= {"prepare": "setting up", "solve": "iterating", "update": "updating"}
 # Seconds of compilation from which on they are reported.
 _NOTICED_SECONDS = 1.0
 
@@ -70,6 +74,74 @@ class Reporter:
     def part(self, title: str) -> Iterator[None]:
         """Name a part of a stage, or a short one, which is not shown."""
         yield
+
+
+class CallClock(Reporter):
+    """Hands everything on to a reporter, and adds up what the parts of calls take.
+
+    Examples
+    --------
+    >>> clock = CallClock(Reporter())
+    >>> with clock.running(), clock.stage("convert"), clock.part("plan"):
+    ...     pass
+    >>> sorted(clock.take())
+    ['compiling', 'converting', 'planning', 'rest']
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter, self._within = reporter, [0.0]
+        self._busy = self._compiling = 0.0
+        self._parts: dict[str, float] = {}
+
+    @contextmanager
+    def running(self, reporter: Reporter | None = None) -> Iterator[None]:
+        """Count the time of a call, which another reporter may hear of."""
+        before, began, compiled = self._reporter, time.perf_counter(), compile_seconds()
+        self._reporter = reporter or before
+        try:
+            yield
+        finally:
+            self._reporter = before
+            self._busy += time.perf_counter() - began
+            self._compiling += compile_seconds() - compiled
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the calls since the last time, without those of compiling."""
+        return self._busy - self._compiling
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each part of the calls since the last time, which they add up to.
+
+        Parts within parts are counted once, and what is compiled meanwhile on its own.
+        """
+        parts = {name: max(seconds, 0.0) for name, seconds in self._parts.items()}
+        parts["compiling"] = self._compiling
+        parts["rest"] = max(self._busy - sum(parts.values()), 0.0)
+        self._parts, self._busy, self._compiling = {}, 0.0, 0.0
+        return parts
+
+    def text(self, title: str, body: str) -> None:
+        """Show a text under a title."""
+        self._reporter.text(title, body)
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[Stage]:
+        """Open a stage of the call, and count its time."""
+        with self.part(title), self._reporter.stage(title) as stage:
+            yield stage
+
+    @contextmanager
+    def part(self, title: str) -> Iterator[None]:
+        """Count the time of a part of the call."""
+        began, name = seconds_without_compiling(), _PARTS.get(title, title)
+        self._within.append(0.0)
+        try:
+            yield
+        finally:
+            seconds, within = seconds_without_compiling() - began, self._within.pop()
+            self._within[-1] += seconds
+            self._parts[name] = self._parts.get(name, 0.0) + seconds - within
 
 
 class _LineStage(Stage, ABC):
