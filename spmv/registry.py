@@ -79,14 +79,15 @@ class Registry(Generic[Key, Thing]):
 
 
 @functools.cache
-def _installed() -> importlib.metadata.EntryPoints:
+def _installed() -> Any:  # SelectableGroups before Python 3.12, then EntryPoints
     """Return what all installed packages offer: one scan of them, which takes long where there are hundreds."""
     return importlib.metadata.entry_points()
 
 
 def entry_points(group: str) -> importlib.metadata.EntryPoints:
     """Return what installed packages offer in a group."""
-    return _installed().select(group=group)
+    offered: importlib.metadata.EntryPoints = _installed().select(group=group)
+    return offered
 
 
 def _same_definition(one: Any, other: Any) -> bool:
