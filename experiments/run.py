@@ -25,7 +25,6 @@ from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
-from penstock.experiments.reporting.summary import summary_of
 from penstock.fem import Cantilever
 from penstock.host.start import take_starting_seconds
 from penstock.solvers import IterationRecord, StopReason
@@ -71,7 +70,7 @@ class Run(ABC):
         with self.reporter.running():
             reason = self._run(resume=resume)
         if self._result is not None:
-            self._conclude({"starting": starting, **self.reporter.take()})
+            self.folder.conclude(self._result, {"starting": starting, **self.reporter.take()}, self.reporter)
         return RunOutcome(self.folder, reason)
 
     def _run(self, *, resume: bool) -> StopReason:
@@ -213,13 +212,3 @@ class Run(ABC):
             with self.reporter.stage("draw") as stage:
                 folder.draw(self.cantilever)
                 stage.advance(1.0)
-
-    def _conclude(self, timings: dict[str, float]) -> None:
-        """Add to the result what the parts of this run took, its end included, and show it."""
-        assert self._result is not None, "only what was reported is concluded"
-        result = {**self._result, "timings": timings}
-        try:
-            write_json(self.folder.result, result)
-        except StoreError as error:  # the result is there without them
-            self.reporter.text("Warning", str(error))
-        self.reporter.text("Result", summary_of(result))

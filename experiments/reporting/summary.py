@@ -56,7 +56,7 @@ def _seconds(result: dict[str, Any]) -> list[str]:
         return [f"seconds          {_parts(result['seconds'])}"]
     shown = {name: value for name, value in timings.items() if value >= _LEAST_SECONDS}
     lines = [f"seconds          {sum(timings.values()):.2f} in all: {_parts(shown)}"]
-    if result["earlier_seconds"]:
+    if result.get("earlier_seconds"):
         lines.append(f"earlier runs     {result['earlier_seconds']:.2f} seconds of iterations, before this one resumed")
     return lines
 
@@ -136,6 +136,6 @@ def _samples_summary(result: dict[str, Any]) -> str:
         + (f"; not those of seeds {', '.join(failed)}" if failed else ""),
         f"{quantity_of(result):<16} {_deflection(result)}",
         f"iterations       {min(iterations)} to {max(iterations)} a sample, {result['unknowns']:,} unknowns",
-        f"seconds          {result['seconds']['solve']:.2f} for set-ups and solves",
+        f"all samples      {result['seconds']['solve']:.2f} seconds of set-ups and solves",
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_seconds(result) if "timings" in result else ())])

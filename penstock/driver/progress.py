@@ -139,7 +139,8 @@ class CallClock(Reporter):
         began, name = seconds_without_compiling(), _PARTS.get(title, title)
         self._within.append(0.0)
         try:
-            yield
+            with self._reporter.part(title):
+                yield
         finally:
             seconds, within = seconds_without_compiling() - began, self._within.pop()
             self._within[-1] += seconds
