@@ -21,6 +21,7 @@ from penstock.experiments.reporting.checkpoint import (
     write_checkpoint,
 )
 from penstock.experiments.reporting.environment import describe_environment
+from penstock.experiments.reporting.figures_ahead import load_figures_ahead
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
@@ -130,6 +131,8 @@ class Run(ABC):
             before, now = self._lasting(self.before.settings), self._lasting(self._settings(placement))
             check_settings(before, now, self.advice)
         self._write_plan(placement)
+        if self.draws:  # not sooner: rates are measured on idle cores
+            load_figures_ahead()
 
     def _lasting(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings that must be the same when a run is resumed."""

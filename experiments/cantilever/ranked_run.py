@@ -83,6 +83,7 @@ class RankedRun(SingleRun):
     ) -> None:
         super().__init__(experiment, folder, reporter)
         self.communicator, self.rank_count, self._checkpoint = ranks, ranks.size, checkpoint
+        self.draws = self.draws and not ranks.rank
         if isinstance(ranks, NcclCommunicator):
             self.device = ranks.device
         beam = self.cantilever
