@@ -11,8 +11,11 @@ import scipy.io
 import scipy.sparse
 import yaml
 
+from penstock.experiments import Experiment, run_experiment
+from penstock.experiments.reporting import folder
 from penstock.experiments.reporting.summary import summary_of
 from penstock.host import start
+from penstock.spmv import StoreError
 
 CANTILEVER = {
     "model": {"nodes": 10},
@@ -30,9 +33,9 @@ def timed(*arguments):
     return time.perf_counter() - began, ran
 
 
-def named(folder, ran):
+def named(results, ran):
     """Return the parts in a results folder, which the summary that was printed sums up."""
-    parts = json.loads((folder / "result.json").read_text())["timings"]
+    parts = json.loads((results / "result.json").read_text())["timings"]
     told = float(re.search(r"^seconds +([\d.]+) in all: ", ran.stdout, re.MULTILINE)[1])
     assert told == pytest.approx(sum(parts.values()), abs=0.006)
     assert all(seconds >= 0 for seconds in parts.values())
@@ -58,16 +61,41 @@ def test_runs_their_resumptions_samples_and_files_name_their_whole_time(tmp_path
         "samples": {"assembling", "loads", "drawing", "planning"},
         "solve": {"reading", "looking", "converting", "drawing", "planning"},
     }
-    for name, (folder, arguments) in commands.items():
+    for name, (results, arguments) in commands.items():
         seconds, ran = timed(*arguments)
         assert ran.returncode == (1 if name == "run" else 0), ran.stderr
-        parts = named(folder, ran)
+        parts = named(results, ran)
         assert {"starting", "setting up", "iterating", "writing", "compiling", "rest"} | expected[name] <= set(parts)
         assert 0.8 * seconds <= sum(parts.values()) <= 1.02 * seconds
         assert parts["rest"] <= 0.1 * seconds
     result = json.loads((beam / "result.json").read_text())
     assert result["earlier_seconds"] > 0
     assert "earlier runs " in summary_of(result)
+
+
+def refusing(error):
+    def write(path, data):
+        raise error
+
+    return write
+
+
+def test_results_stay_where_there_is_no_room_for_the_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "write_json", refusing(StoreError("the disk is full")))
+    outcome = run_experiment(Experiment(**CANTILEVER), tmp_path / "beam")
+    assert outcome.reason.name == "CONVERGED"
+    result = outcome.folder.read_json(outcome.folder.result)
+    assert result["converged"]
+    assert "timings" not in result
+    assert "seconds          compile " in outcome.folder.summary()
+
+
+def test_an_interrupt_at_the_end_costs_no_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "write_json", refusing(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        run_experiment(Experiment(**CANTILEVER), tmp_path / "beam")
+    assert interrupt.value.__notes__ == [f"the results are in {tmp_path / 'beam'}"]
+    assert {"result.json", "solution.vtkhdf", "deformed.png"} <= {file.name for file in (tmp_path / "beam").iterdir()}
 
 
 def test_results_of_earlier_versions_are_summed_up_as_they_were(tmp_path):
