@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from penstock.driver.inputs import GivenMatrix, GivenVectors
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.opening import open_system
-from penstock.driver.progress import Reporter
+from penstock.driver.progress import CallClock, Reporter
 from penstock.driver.request import Placement, Request
 from penstock.experiments.reporting.atomic import write_json
 from penstock.experiments.reporting.checkpoint import (
@@ -21,11 +21,13 @@ from penstock.experiments.reporting.checkpoint import (
     write_checkpoint,
 )
 from penstock.experiments.reporting.environment import describe_environment
+from penstock.experiments.reporting.figures_ahead import load_figures_ahead
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.interrupts import stop_requests
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of, describe_solve, reason_of, record_sweep
 from penstock.fem import Cantilever
+from penstock.host.start import take_starting_seconds
 from penstock.solvers import IterationRecord, StopReason
 from penstock.spmv import Device, Operator, StoreError, SweptOperator
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
@@ -50,18 +52,30 @@ class Run(ABC):
     advice: ClassVar[str]
 
     def __init__(self, folder: ResultsFolder, reporter: Reporter) -> None:
-        self.folder, self.reporter = folder, reporter
+        self.folder = folder
+        #: Hands on what is reported, and adds up the seconds of all parts.
+        self.reporter = CallClock(reporter)
         #: A folder on the disk from which the matrix is streamed.
         self.streams_from = folder.path
         #: What earlier runs left, from which this one resumes.
         self.before = Checkpoint(None)
         #: Seconds of the parts of the run, without compilation.
         self.seconds: dict[str, float] = {}
+        self._result: dict[str, Any] | None = None
         self.began, self.compiled = time.perf_counter(), compile_seconds()
         self._part_began = seconds_without_compiling()
 
     def run(self, *, resume: bool) -> RunOutcome:
         """Open the system, solve and report."""
+        starting = take_starting_seconds()
+        with self.reporter.running():
+            reason = self._run(resume=resume)
+        if self._result is not None:
+            self.folder.conclude(self._result, {"starting": starting, **self.reporter.take()}, self.reporter)
+        return RunOutcome(self.folder, reason)
+
+    def _run(self, *, resume: bool) -> StopReason:
+        """Open the system, solve and report, except for what all of this takes."""
         matrix, request = self._asked()
         if resume:
             self.before = self._read_checkpoint(matrix.rows, request.device)
@@ -70,14 +84,16 @@ class Run(ABC):
             self._ends("open")
             result, spent = self._solve(system)
             # Also before reporting: an interrupt or a full disk from here on must not cost the solution.
-            self._keep(result, spent)
+            with self.reporter.part("writing"):
+                self._keep(result, spent)
             reason = reason_of(result)
             if reason is not StopReason.STOPPED or self.reports_stopped:
-                record_sweep(self.folder, system, result)
+                with self.reporter.part("recording"):
+                    record_sweep(self.folder, system, result)
                 self._report(system, result, spent)
         if result.converged:  # otherwise a resumed run with a larger maxiter may go on
             self.folder.checkpoint.unlink(missing_ok=True)
-        return RunOutcome(self.folder, reason)
+        return reason
 
     @abstractmethod
     def _asked(self) -> tuple[GivenMatrix, Request]:
@@ -115,6 +131,8 @@ class Run(ABC):
             before, now = self._lasting(self.before.settings), self._lasting(self._settings(placement))
             check_settings(before, now, self.advice)
         self._write_plan(placement)
+        if self.draws:  # not sooner: rates are measured on idle cores
+            load_figures_ahead()
 
     def _lasting(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings that must be the same when a run is resumed."""
@@ -127,9 +145,10 @@ class Run(ABC):
     def _save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint; a disk that is full must not end a solve that can go on."""
         try:
-            if self.settings_file is not None:
-                write_json(self.settings_file, checkpoint.settings)
-            write_checkpoint(self.folder.checkpoint, checkpoint)
+            with self.reporter.part("writing"):
+                if self.settings_file is not None:
+                    write_json(self.settings_file, checkpoint.settings)
+                write_checkpoint(self.folder.checkpoint, checkpoint)
         except StoreError as error:
             self.reporter.text("Warning", str(error))
 
@@ -186,12 +205,13 @@ class Run(ABC):
         self.seconds["compile"] = compile_seconds() - self.compiled
         self.seconds["total"] = time.perf_counter() - self.began
         summary = describe_solve(system, result, spent, rtol=self.rtol, setup_seconds=setup)
-        summary |= self._facts(system, result, spent)
-        write_json(folder.environment, describe_environment())
-        folder.write_residuals([column.residual_norms for column in columns_of(result)])
-        write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
+        summary |= {**self._facts(system, result, spent), "earlier_seconds": self.before.seconds}
+        with self.reporter.part("writing"):
+            write_json(folder.environment, describe_environment())
+            folder.write_residuals([column.residual_norms for column in columns_of(result)])
+            write_json(folder.result, summary)  # last of the data: a folder with a result is a whole one
+        self._result = summary
         if self.draws:
             with self.reporter.stage("draw") as stage:
                 folder.draw(self.cantilever)
                 stage.advance(1.0)
-        self.reporter.text("Result", folder.summary())

@@ -241,9 +241,13 @@ class Cantilever:
             load = body_load(self.mesh, density)
         elif kind == "torsion":
             load = end_load(self.mesh, self._twist, self.dof)
-            arms = self.mesh.coordinates() - np.array([0, y / 2, z / 2])
-            forces = load.reshape(-1, self.dof)
-            load *= magnitude / float((arms[:, 1] * forces[:, 2] - arms[:, 2] * forces[:, 1]).sum())
+            arms = self.mesh.coordinates(slice(-1, None)) - np.array([0, y / 2, z / 2])
+            forces = load.reshape(-1, self.dof)[-len(arms) :]
+            # Summed with the zeros of all other nodes: in another order the sum might be rounded otherwise, and a checkpoint of
+            # an earlier version would not know its load again.
+            moments = np.zeros(self.mesh.node_count)
+            moments[-len(arms) :] = arms[:, 1] * forces[:, 2] - arms[:, 2] * forces[:, 1]
+            forces *= magnitude / float(moments.sum())
         else:
             direction = {"shear": (0, 0, -1), "shear_y": (0, 1, 0), "axial": (1, 0, 0)}[kind]
             force = np.zeros(self.dof)
@@ -289,5 +293,5 @@ class Cantilever:
         _, ny, nz = self.mesh.node_counts
         _, y, z = self.mesh.side_lengths
         moved = np.asarray(solution).reshape(-1, self.dof)[-ny * nz :, 1:3]
-        arms = self.mesh.coordinates()[-ny * nz :, 1:3] - np.array([y / 2, z / 2])
+        arms = self.mesh.coordinates(slice(-1, None))[:, 1:3] - np.array([y / 2, z / 2])
         return float((arms[:, 0] * moved[:, 1] - arms[:, 1] * moved[:, 0]).sum() / (arms**2).sum())

@@ -75,11 +75,10 @@ def end_load(mesh: BoxMesh, traction: Field, dof: int) -> Array:
     >>> load.shape, load.reshape(-1, 3).sum(axis=0).tolist()
     ((81,), [0.0, 0.0, -4.0])
     """
-    nx, ny, nz = mesh.node_counts
     _, y, z = (_nodal_lengths(*pair) for pair in zip(mesh.node_counts, mesh.side_lengths, strict=True))
-    nodes = np.arange((nx - 1) * ny * nz, nx * ny * nz)
+    face = mesh.coordinates(slice(-1, None))
     load = np.zeros((mesh.node_count, dof))
-    load[nodes] = (y[:, None] * z).reshape(-1, 1) * traction(mesh.coordinates()[nodes])
+    load[-len(face) :] = (y[:, None] * z).reshape(-1, 1) * traction(face)
     return load.reshape(-1)
 
 

@@ -1,8 +1,12 @@
 """The ``penstock`` command, also as ``python -m penstock``; an interrupt while it is being loaded ends in one line."""
 
+import atexit
+import gc
 import os
 import re
 import sys
+
+from penstock.host.start import command_begins
 
 __all__ = ["main"]
 
@@ -21,6 +25,9 @@ def main() -> None:
     ):  # Numba refuses it with a traceback while it is imported
         print(f"error: NUMBA_NUM_THREADS must be a number of threads, 1 or more, not {threads!r}", file=sys.stderr)
         sys.exit(2)
+    command_begins()
+    # Else the collector looks once more through all that was imported before the process ends, which takes half a second.
+    atexit.register(gc.freeze)
     try:
         from penstock.commands.app import main as command
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import warnings
 from collections.abc import Hashable
 from dataclasses import fields, is_dataclass
-from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from penstock.spmv.errors import InputError
@@ -75,6 +76,18 @@ class Registry(Generic[Key, Thing]):
                     RuntimeWarning,
                     stacklevel=2,
                 )
+
+
+@functools.cache
+def _installed() -> Any:  # SelectableGroups before Python 3.12, then EntryPoints
+    """Return what all installed packages offer: one scan of them, which takes long where there are hundreds."""
+    return importlib.metadata.entry_points()
+
+
+def entry_points(group: str) -> importlib.metadata.EntryPoints:
+    """Return what installed packages offer in a group."""
+    offered: importlib.metadata.EntryPoints = _installed().select(group=group)
+    return offered
 
 
 def _same_definition(one: Any, other: Any) -> bool:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from penstock.driver.progress import Reporter, Stage
+from penstock.driver.progress import CallClock, Reporter, Stage
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.sample_fields import write_statistics
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
@@ -19,6 +19,7 @@ from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.study import Record, Study, StudyStopped
 from penstock.experiments.reporting.summary import solve_seconds
+from penstock.host.start import take_starting_seconds
 from penstock.solvers import StopReason
 
 _FROM_RESULT = ("seed", "tip_deflection", "iterations", "true_residual", "sweeps", "bytes_streamed", "converged")
@@ -37,7 +38,11 @@ class SampleStudy(Study[int, ResultsFolder]):
         super().__init__(folder, reporter)
         self.experiment = experiment
         self.reason = StopReason.CONVERGED
+        #: Adds up the parts of the runs of all samples, which go on below one bar.
+        self.clock = CallClock(Reporter())
         self._stage = Stage()
+        #: Of all samples together, once it is written.
+        self.result: dict[str, Any] = {}
 
     def points(self) -> Sequence[int]:
         """Return the numbers of the samples."""
@@ -63,7 +68,7 @@ class SampleStudy(Study[int, ResultsFolder]):
     def measure(self, point: int) -> list[Record]:
         """Solve for a sample, or resume it."""
         count = len(self.points())
-        reporter = _SampleReporter(self._stage, point, count)
+        reporter = _SampleReporter(self._stage, self.clock, point, count)
         outcome = _run_sample(self.experiment, self._seed(point), self._folder_of(point), reporter)
         if outcome.interrupted:
             self.reason = outcome.reason
@@ -76,13 +81,15 @@ class SampleStudy(Study[int, ResultsFolder]):
         results = sorted(self.records, key=lambda record: int(record["seed"]))
         failed = [result["reason"] for result in results if not result["converged"]]
         self.reason = StopReason[failed[0].upper()] if failed else StopReason.CONVERGED
-        write_text(self.folder.plan, self._folder_of(0).plan.read_text(encoding="utf-8"))
-        write_json(self.folder.environment, describe_environment())
-        self._write_field({int(result["seed"]) for result in results if result["converged"]})
-        write_json(self.folder.result, _summary(self.experiment, results, self.reason))
+        with self.clock.part("writing"):
+            write_text(self.folder.plan, self._folder_of(0).plan.read_text(encoding="utf-8"))
+            write_json(self.folder.environment, describe_environment())
+            self._write_field({int(result["seed"]) for result in results if result["converged"]})
+            self.result = _summary(self.experiment, results, self.reason)
+            write_json(self.folder.result, self.result)
         if self.experiment.output.figures:
-            self.folder.draw(None)
-        self.reporter.text("Result", self.folder.summary())
+            with self.clock.part("drawing"):
+                self.folder.draw(None)
 
     def _write_field(self, converged: set[int]) -> None:
         """Write mean and deviation of the samples' fields, unless a sample of an older version has none."""
@@ -104,8 +111,14 @@ class SampleStudy(Study[int, ResultsFolder]):
 class _SampleReporter(Reporter):
     """Shows the progress of one sample on the bar of all samples."""
 
-    def __init__(self, stage: Stage, number: int, count: int) -> None:
-        self._stage, self._number, self._count = stage, number, count
+    def __init__(self, stage: Stage, clock: CallClock, number: int, count: int) -> None:
+        self._stage, self._clock, self._number, self._count = stage, clock, number, count
+
+    @contextlib.contextmanager
+    def part(self, title: str) -> Iterator[None]:
+        """Count the time of a part of all runs."""
+        with self._clock.part(title):
+            yield
 
     @contextlib.contextmanager
     def stage(self, title: str) -> Iterator[Stage]:
@@ -124,8 +137,11 @@ class _SampleReporter(Reporter):
 
 def run_samples(experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> RunOutcome:
     """Solve for all samples missing in the folder, and return the outcome with the first reason other than convergence."""
-    study = SampleStudy(experiment, folder, reporter)
-    study.run()
+    study, starting = SampleStudy(experiment, folder, reporter), take_starting_seconds()
+    with study.clock.running():
+        finished = study.run()
+    if finished:
+        folder.conclude(study.result, {"starting": starting, **study.clock.take()}, reporter)
     return RunOutcome(folder, study.reason)
 
 

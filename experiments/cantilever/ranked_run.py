@@ -83,6 +83,7 @@ class RankedRun(SingleRun):
     ) -> None:
         super().__init__(experiment, folder, reporter)
         self.communicator, self.rank_count, self._checkpoint = ranks, ranks.size, checkpoint
+        self.draws = self.draws and not ranks.rank
         if isinstance(ranks, NcclCommunicator):
             self.device = ranks.device
         beam = self.cantilever
@@ -92,6 +93,11 @@ class RankedRun(SingleRun):
 
     def place(self, request: Request) -> Placement:
         """Plan on the first rank, for the most planes that a rank has; others follow when it has compiled the kernels."""
+        with self.reporter.part("plan"):
+            return self._placed(request)
+
+    def _placed(self, request: Request) -> Placement:
+        """Return the decisions that all ranks make together."""
         planes = [planes_of(self.experiment, self.partition.of(rank)) for rank in range(self.rank_count)]
         counts = [part.stop - part.start for part in planes]
         streams = self.experiment.memory.budget is not None

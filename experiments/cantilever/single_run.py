@@ -31,11 +31,10 @@ from penstock.experiments.cantilever.matrix_storage import (
 from penstock.experiments.cantilever.tips import beam_theory, quantities, tips
 from penstock.experiments.reporting.checkpoint import Checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder
-from penstock.experiments.reporting.outcome import RunOutcome
 from penstock.experiments.reporting.solve_report import columns_of
 from penstock.experiments.run import Run
 from penstock.fem import Cantilever
-from penstock.solvers import SolveResult
+from penstock.solvers import SolveResult, StopReason
 from penstock.spmv import CPU, Array, Device, Operator
 from penstock.spmv.compilation.ahead import Compilation
 from penstock.streaming import HeterogeneousMatrix, MemoryBudget, Store, StreamPlan
@@ -73,20 +72,21 @@ class SingleRun(Run):
         self.rtol, self.maxiter = experiment.solver.rtol, experiment.solver.maxiter
         self.draws, self.checkpoint_seconds = experiment.output.figures, experiment.output.checkpoint_seconds
 
-    def run(self, *, resume: bool) -> RunOutcome:
+    def _run(self, *, resume: bool) -> StopReason:
         """Plan, assemble, solve and report; a run that was stopped leaves the matrix to the one that resumes it."""
-        outcome, matrix = super().run(resume=resume), self.folder.matrix
-        if not outcome.interrupted:
+        reason, matrix = super()._run(resume=resume), self.folder.matrix
+        if reason is not StopReason.STOPPED:
             for left in (matrix, *self.folder.path.glob(f"{matrix.name}.partial-*")):
                 shutil.rmtree(left, ignore_errors=True)  # the other ones are of runs that were killed while they wrote
-        return outcome
+        return reason
 
     def _asked(self) -> tuple[GivenMatrix, Request]:
         return GivenMatrix(self, "source"), request_of(self.experiment, self.device)
 
     def place(self, request: Request) -> Placement:
         """Plan the run, and compile the kernels of the CPU that are not cached."""
-        return place_experiment(self.experiment, request, self._planned(self.experiment))
+        with self.reporter.part("plan"):
+            return place_experiment(self.experiment, request, self._planned(self.experiment))
 
     def _planned(self, experiment: Experiment) -> StreamPlan:
         with start_compilation(self.experiment) as compilation:
@@ -168,7 +168,8 @@ class SingleRun(Run):
         return self.experiment.model_dump(mode="json", exclude_none=True, include=_OF_SYSTEM)
 
     def _posed(self, system: OpenSystem) -> tuple[GivenVectors, None]:
-        b = self._right_hand_sides()
+        with self.reporter.part("loads"):
+            b = self._right_hand_sides()
         self._ends("loads")
         system.preconditioner()  # which is timed by itself
         self.device.synchronize()
@@ -181,7 +182,8 @@ class SingleRun(Run):
     def _report(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> None:
         if self.experiment.output.field:
             names = load_names(self.experiment.load) if self.experiment.load.cases else None
-            self.folder.write_field(self.cantilever, self._solution(result), names=names)
+            with self.reporter.part("writing"):
+                self.folder.write_field(self.cantilever, self._solution(result), names=names)
         super()._report(system, result, spent)
 
     def _facts(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
 from penstock.fem import BoxMesh
@@ -26,6 +27,27 @@ _ROWS: dict[SpanKind, tuple[str, str]] = {
 }
 _LARGEST_DRAWN = 0.15  # of the longest side
 _FACE_POINTS = 33  # most points drawn along a side of the box
+_RESIDUAL = "‖r‖ / ‖b‖"
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+class _PowersOfTen(LogFormatter):
+    """Labels of a logarithmic axis in plain characters: typesetting formulas takes longer than all the rest of a picture."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """Return the label of a value, empty where the axis has enough of them."""
+        if not super().__call__(x, pos) or not x > 0:
+            return ""
+        exponent = int(np.floor(np.log10(x) + 1e-9))
+        factor = x / 10.0**exponent
+        power = f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+        return power if abs(factor - 1) < 1e-6 else f"{factor:.3g}\N{MULTIPLICATION SIGN}{power}"
+
+
+def _use_powers_of_ten(axis: Any) -> None:
+    """Label a logarithmic axis as Matplotlib does, without formulas."""
+    axis.set_major_formatter(_PowersOfTen())
+    axis.set_minor_formatter(_PowersOfTen(labelOnlyBase=False))
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -49,7 +71,9 @@ def draw_convergence(path: Path, histories: list[list[float]], true_residual: fl
     if rtol > 0:
         axes.axhline(rtol, color=_GREY, linestyle="--", linewidth=1, label=f"tolerance {rtol:.0e}")
     title = f"convergence of {len(histories)} right-hand sides" if several else "convergence"
-    axes.set(title=title, xlabel="iteration", ylabel=r"$\|r\| / \|b\|$")
+    if axes.get_yscale() == "log":
+        _use_powers_of_ten(axes.yaxis)
+    axes.set(title=title, xlabel="iteration", ylabel=_RESIDUAL)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     _save(figure, path)
@@ -132,7 +156,9 @@ def draw_comparison(path: Path, records: list[dict[str, Any]], histories: list[l
         yticklabels=[record["title"] for record in records],
     )
     bars.invert_yaxis()
-    curves.set(title="residual", xscale="log", yscale="log", xlabel="seconds", ylabel=r"$\|r\| / \|b\|$")
+    curves.set(title="residual", xscale="log", yscale="log", xlabel="seconds", ylabel=_RESIDUAL)
+    _use_powers_of_ten(curves.xaxis)
+    _use_powers_of_ten(curves.yaxis)
     figure.legend(*curves.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     for axes in (bars, curves):
         axes.grid(alpha=0.3, axis="x" if axes is bars else "both")
@@ -154,16 +180,20 @@ def draw_spans(axes: Any, timeline: Timeline) -> None:
     kinds = [kind for kind in _ROWS if kind in ("compute", "transfer") or any(span.kind == kind for span in spans)]
     begin = min((span.start for span in spans), default=0.0)
     length = max((span.stop for span in spans), default=1.0) - begin
-    for span in spans:
-        row, color = kinds.index(span.kind), _ROWS[span.kind][1]
-        start, width = (span.start - begin) * 1e3, (span.stop - span.start) * 1e3
-        wide = width > 0.028 * length * 1e3
-        edge = "white" if wide else color  # a thin bar keeps its colour, and stays visible
-        axes.broken_barh([(start, width)], (row - 0.38, 0.76), facecolor=color, edgecolor=edge, linewidth=0.4)
-        if wide:
-            axes.text(
-                start + width / 2, row, str(span.subdivision), ha="center", va="center", color="white", fontsize=7
-            )
+    for row, kind in enumerate(kinds):
+        color, bars, edges = _ROWS[kind][1], [], []
+        for span in spans:
+            if span.kind != kind:
+                continue
+            start, width = (span.start - begin) * 1e3, (span.stop - span.start) * 1e3
+            wide = width > 0.028 * length * 1e3
+            bars.append((start, width))
+            edges.append("white" if wide else color)  # a thin bar keeps its colour, and stays visible
+            if wide:
+                number = str(span.subdivision)
+                axes.text(start + width / 2, row, number, ha="center", va="center", color="white", fontsize=7)
+        # All bars of a row at once: one by one, hundreds of them would take longer than any other picture.
+        axes.broken_barh(bars, (row - 0.38, 0.76), facecolor=color, edgecolor=edges, linewidth=0.4)
     axes.set_yticks(range(len(kinds)), [_ROWS[kind][0] for kind in kinds])
     axes.set_ylim(-0.6, len(kinds) - 0.4)
     axes.spines[["top", "right"]].set_visible(False)
@@ -173,19 +203,23 @@ def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any], tit
     """Draw the box, displaced by the solution ``(nodes, dof)`` and coloured by its magnitude; a temperature only colours it."""
     values = np.asarray(solution, dtype=float).reshape(*mesh.node_counts, -1)
     moves = values.shape[-1] >= 3
-    displacement = values[..., :3] if moves else np.zeros((*mesh.node_counts, 3))
-    amount = np.linalg.norm(displacement, axis=-1) if moves else values[..., 0]
-    largest = float(np.abs(displacement).max())
+    largest = max(float(values[..., :3].max()), -float(values[..., :3].min())) if moves else 0.0
     scale = _LARGEST_DRAWN * max(mesh.side_lengths) / largest if largest > 0 else 1.0
-    positions = mesh.coordinates().reshape(*mesh.node_counts, 3) + scale * displacement
+    # Only points that are drawn: those of the whole body may be millions.
+    picks = [np.unique(np.linspace(0, count - 1, min(count, _FACE_POINTS)).astype(int)) for count in mesh.node_counts]
+    lines = [
+        np.linspace(0, length, count)[pick]
+        for pick, count, length in zip(picks, mesh.node_counts, mesh.side_lengths, strict=True)
+    ]
     polygons, colors = [], []
     for axis in range(3):
         for end in (0, -1):
-            face, shade = np.take(positions, end, axis=axis), np.take(amount, end, axis=axis)
-            picks = [
-                np.unique(np.linspace(0, count - 1, min(count, _FACE_POINTS)).astype(int)) for count in shade.shape
-            ]
-            face, shade = face[np.ix_(*picks)], shade[np.ix_(*picks)]
+            on_face = [pick[[end]] if side == axis else pick for side, pick in enumerate(picks)]
+            at_rest = [line[[end]] if side == axis else line for side, line in enumerate(lines)]
+            drawn = values[np.ix_(*on_face)].squeeze(axis)
+            displacement = drawn[..., :3] if moves else np.zeros((*drawn.shape[:-1], 3))
+            shade = np.linalg.norm(displacement, axis=-1) if moves else drawn[..., 0]
+            face = np.stack(np.meshgrid(*at_rest, indexing="ij"), axis=-1).squeeze(axis) + scale * displacement
             quads = np.stack([face[:-1, :-1], face[1:, :-1], face[1:, 1:], face[:-1, 1:]], axis=2)
             polygons.append(quads.reshape(-1, 4, 3))
             colors.append(((shade[:-1, :-1] + shade[1:, :-1] + shade[1:, 1:] + shade[:-1, 1:]) / 4).ravel())

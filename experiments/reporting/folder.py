@@ -12,10 +12,11 @@ import h5py
 import numpy as np
 
 from penstock.driver.progress import Reporter
-from penstock.experiments.reporting.atomic import replacing, write_text
+from penstock.experiments.reporting.atomic import replacing, write_json, write_text
 from penstock.experiments.reporting.base_folder import BaseFolder
 from penstock.experiments.reporting.summary import quantity_of, summary_of
 from penstock.fem import Cantilever, vtkhdf_writer
+from penstock.spmv import StoreError
 from penstock.streaming import Timeline
 
 FIELD_NAMES = {1: "temperature", 3: "displacement", 6: "displacement"}
@@ -64,6 +65,8 @@ class ResultsFolder(BaseFolder):
             error.add_note(f"the work so far is saved; resume with: penstock {command} --resume {self.path}")
         elif self.solution.exists():
             error.add_note(f"the solution is saved in {self.solution}")
+        elif self.result.exists():
+            error.add_note(f"the results are in {self.path}")
         else:
             self.remove()
 
@@ -148,6 +151,15 @@ class ResultsFolder(BaseFolder):
         title = "mean of the samples" if result.get("samples") else first.replace("_", " ", 1)
         figures.draw_deformed(path, cantilever.mesh, values, title)
         return [path]
+
+    def conclude(self, result: dict[str, Any], timings: dict[str, float], reporter: Reporter) -> None:
+        """Add to a result, which is written, what the parts of the command took until now, and show it."""
+        result = {**result, "timings": timings}
+        try:
+            write_json(self.result, result)
+        except StoreError as error:  # the result is there without them
+            reporter.text("Warning", str(error))
+        reporter.text("Result", summary_of(result))
 
     def summary(self) -> str:
         """Return the result in words, one line per fact."""

@@ -12,6 +12,8 @@ _UNITS = {
     "tip twist": "radians",
     "tip temperature": "in the model's unit of temperature",
 }
+#: Parts of a run that are shorter are not shown.
+_LEAST_SECONDS = 0.005
 
 
 def summary_of(result: dict[str, Any]) -> str:
@@ -44,8 +46,23 @@ def summary_of(result: dict[str, Any]) -> str:
         lines.append(_traffic(result))
     if result["link_fraction"] is not None:
         lines.append(_sweeps(result))
-    lines.append("seconds          " + ", ".join(f"{name} {value:.2f}" for name, value in result["seconds"].items()))
-    return "\n".join(lines)
+    return "\n".join([*lines, *_seconds(result)])
+
+
+def _seconds(result: dict[str, Any]) -> list[str]:
+    """Return where the time of the command went; results of old versions only name parts of it."""
+    timings = result.get("timings")
+    if timings is None:
+        return [f"seconds          {_parts(result['seconds'])}"]
+    shown = {name: value for name, value in timings.items() if value >= _LEAST_SECONDS}
+    lines = [f"seconds          {sum(timings.values()):.2f} in all: {_parts(shown)}"]
+    if result.get("earlier_seconds"):
+        lines.append(f"earlier runs     {result['earlier_seconds']:.2f} seconds of iterations, before this one resumed")
+    return lines
+
+
+def _parts(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
 
 
 def quantity_of(result: dict[str, Any]) -> str:
@@ -119,6 +136,6 @@ def _samples_summary(result: dict[str, Any]) -> str:
         + (f"; not those of seeds {', '.join(failed)}" if failed else ""),
         f"{quantity_of(result):<16} {_deflection(result)}",
         f"iterations       {min(iterations)} to {max(iterations)} a sample, {result['unknowns']:,} unknowns",
-        f"seconds          {result['seconds']['solve']:.2f} for set-ups and solves",
+        f"all samples      {result['seconds']['solve']:.2f} seconds of set-ups and solves",
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_seconds(result) if "timings" in result else ())])

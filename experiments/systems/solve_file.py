@@ -128,7 +128,8 @@ class SystemRun(Run):
         return lasting_settings(settings)
 
     def _asked(self) -> tuple[GivenMatrix, Request]:
-        self.right_side = self._read_right_hand_sides()  # before the matrix, which may take longer
+        with self.reporter.part("read"):
+            self.right_side = self._read_right_hand_sides()  # before the matrix, which may take longer
         settings = self.request
         with self.reporter.stage("read") as stage:
             matrix = as_given_matrix(settings.matrix)
@@ -138,7 +139,8 @@ class SystemRun(Run):
                 f"{matrix.name} is stored in a format; convert it with: penstock store {settings.matrix} ANOTHER --format "
                 f"{settings.format}"
             )
-        modes = self._modes()
+        with self.reporter.part("read"):
+            modes = self._modes()
         options = modes if settings.degree is None else {**modes, "degree": settings.degree}
         request = Request(
             matrix.find_device(settings.device),
@@ -193,7 +195,8 @@ class SystemRun(Run):
         return GivenVectors(product if system.order is None else system.order.back(product), "B")
 
     def _posed(self, system: OpenSystem) -> tuple[GivenVectors, GivenVectors | None]:
-        b = self._right_hand_sides(system)
+        with self.reporter.part("loads"):
+            b = self._right_hand_sides(system)
         if self.request.guess is None or self.spec is not None:
             return b, None
         return b, GivenVectors(read_guess(self.request.guess, (system.A.shape[0], self.columns)), "the guess")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markdown import Markdown
 
 from penstock.commands.command import command
 from penstock.commands.terminal import complete, open_terminal, study_directory
@@ -22,6 +21,8 @@ def compare(
     resume: Annotated[Path | None, typer.Option(help="Resume the comparison in this folder.")] = None,
 ) -> None:
     """Solve one system in memory, streamed without and with overlap, and with several powers of A per sweep."""
+    from rich.markdown import Markdown
+
     from penstock.experiments import read_experiment
     from penstock.experiments.cantilever.comparison import ComparisonFolder, compare_experiment
 

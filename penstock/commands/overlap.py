@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markdown import Markdown
 
 from penstock.commands.command import command
 from penstock.commands.terminal import complete, open_terminal, study_directory
@@ -22,6 +21,8 @@ def overlap(
     resume: Annotated[Path | None, typer.Option(help="Resume the study in this folder.")] = None,
 ) -> None:
     """Measure which part of the transfers is hidden behind computation; writes a table, a JSON file and figures."""
+    from rich.markdown import Markdown
+
     from penstock.experiments.overlap.configuration import read_overlap_study
     from penstock.experiments.overlap.report import OverlapFolder, run_overlap_study
 

@@ -28,6 +28,8 @@ _NOTEBOOK_SECONDS = 0.25
 _PARTS = {"read": "reading", "look": "looking", "survey": "looking", "plan": "planning", "try": "planning"}
 _PARTS |= {"convert": "converting", "write": "converting", "move": "moving", "copy": "moving", "open": "moving"}
 _PARTS |= {"prepare": "setting up", "solve": "iterating", "update": "updating"}
+# And what runs of experiments have besides.
+_PARTS |= {"compile": "compiling", "assemble": "assembling", "divide": "planning", "draw": "drawing"}
 # Seconds of compilation from which on they are reported.
 _NOTICED_SECONDS = 1.0
 
@@ -116,7 +118,7 @@ class CallClock(Reporter):
         Parts within parts are counted once, and what is compiled meanwhile on its own.
         """
         parts = {name: max(seconds, 0.0) for name, seconds in self._parts.items()}
-        parts["compiling"] = self._compiling
+        parts["compiling"] = parts.get("compiling", 0.0) + self._compiling  # waited for others, and done here
         parts["rest"] = max(self._busy - sum(parts.values()), 0.0)
         self._parts, self._busy, self._compiling = {}, 0.0, 0.0
         return parts
@@ -137,7 +139,8 @@ class CallClock(Reporter):
         began, name = seconds_without_compiling(), _PARTS.get(title, title)
         self._within.append(0.0)
         try:
-            yield
+            with self._reporter.part(title):
+                yield
         finally:
             seconds, within = seconds_without_compiling() - began, self._within.pop()
             self._within[-1] += seconds

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 from numba import prange
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from penstock.spmv import Array, InputError
 from penstock.spmv.compilation.jit import parallel_kernel
@@ -262,4 +261,6 @@ def level_order(A: Any, block_size: int = 1) -> LevelOrder:
         graph = scipy.sparse.csr_array((ones, A.indices, A.indptr), shape=(count, count))
     else:
         graph = scipy.sparse.coo_array((ones, (rows, A.indices // size)), shape=(count, count)).tocsr()
+    from scipy.sparse.csgraph import reverse_cuthill_mckee  # here, as it loads all of scipy.linalg
+
     return LevelOrder(reverse_cuthill_mckee(graph, symmetric_mode=True).astype(np.int64), block_size)

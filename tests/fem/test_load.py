@@ -66,6 +66,29 @@ def test_the_moment_of_torsion_does_not_depend_on_the_mesh(nodes):
     np.testing.assert_allclose(moment, (-MAGNITUDE, 0, 0), atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("nodes", [NODES, (40, 21, 17)])
+@pytest.mark.parametrize("kind", ON_THE_END)
+def test_loads_on_the_end_have_the_bits_of_a_formula_over_all_nodes(nodes, kind):
+    """A checkpoint knows its load by its bits, also one of a version that looked at all nodes."""
+    problem = Cantilever(nodes, 3, LENGTHS)
+    mesh, (_, y, z) = problem.mesh, LENGTHS
+    points = mesh.coordinates()
+    shares = [np.where((np.arange(count) % (count - 1)) > 0, 1, 0.5) for count in nodes[1:]]
+    areas = ((y / (nodes[1] - 1) * shares[0])[:, None] * (z / (nodes[2] - 1) * shares[1])).ravel()
+    tractions = np.zeros((mesh.node_count, 3))
+    if kind == "torsion":
+        tractions[:, 1], tractions[:, 2] = z / 2 - points[:, 2], points[:, 1] - y / 2
+    else:
+        tractions[:] = MAGNITUDE / (y * z) * np.array(FORCE[kind])
+    expected = np.zeros((mesh.node_count, 3))
+    expected[-areas.size :] = areas[:, None] * tractions[-areas.size :]
+    if kind == "torsion":
+        arms = points - np.array([0, y / 2, z / 2])
+        expected *= MAGNITUDE / float((arms[:, 1] * expected[:, 2] - arms[:, 2] * expected[:, 1]).sum())
+
+    assert np.array_equal(problem.load(kind, magnitude=MAGNITUDE), expected.ravel())
+
+
 @pytest.mark.parametrize(("dof", "component", "sign"), [(1, 0, 1), (3, 2, -1), (6, 2, -1)])
 def test_a_body_load_on_a_free_box_adds_up_to_its_magnitude(dof, component, sign):
     problem = box(dof, clamped=False)

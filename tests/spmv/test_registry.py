@@ -1,6 +1,7 @@
 """Registries refuse names that are taken, whatever the things are, and let a module be loaded again."""
 
 import importlib
+import importlib.metadata
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from penstock.files import mat, npz
 from penstock.files.reader import READERS
 from penstock.solvers import METHODS
-from penstock.spmv import InputError
+from penstock.spmv import InputError, registry
 from penstock.spmv.registry import Registry
 
 
@@ -44,6 +45,15 @@ def test_what_installed_packages_offer_is_contained(monkeypatch):
     monkeypatch.setattr("penstock.spmv.registry.entry_points", lambda group: [Entry()])
     assert "blue" in colours
     assert "green" not in colours
+
+
+def test_all_registries_share_one_look_at_the_installed_packages(monkeypatch):
+    looks, look = [], importlib.metadata.entry_points
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda: looks.append(1) or look())
+    registry._installed.cache_clear()
+    for group in ("penstock.colours", "penstock.sounds"):
+        assert Registry("thing", group).keys() == []
+    assert looks == [1]
 
 
 def test_a_package_that_cannot_be_loaded_is_a_warning_and_others_are_there(monkeypatch):
