@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.driver.argument_checks import checked_failure, checked_options
+from penstock.driver.direct import solve_directly
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.open_system import AnyResult
 from penstock.driver.prepared import OnFailure, PreparedSystem
@@ -119,5 +120,10 @@ def solve(
     choices |= {"block_size": block_size, "null_space": null_space, "method": method, "folder": folder}
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
     limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
+    unset = all(value is None for value in (memory, maxiter, null_space, x0, monitor, folder)) and not options
+    if unset and all(isinstance(name, str) and name == "auto" for name in (preconditioner, block_size, method)):
+        answer = solve_directly(A, vectors, device=device, rtol=rtol, atol=atol, reporter=reporter)
+        if answer is not None:
+            return answer
     with PreparedSystem(A, vectors.columns, reporter, updatable=False, **choices) as system:
         return system.solve_vectors(vectors, guess, limits, on_failure)
