@@ -71,7 +71,7 @@ def _may_be_small(A: Any) -> bool:
     """Whether something may become a CSR matrix on the host that is small and square."""
     if not (scipy.sparse.issparse(A) or isinstance(A, CsrMatrix) or is_foreign(A) or is_sparse_of_jax(A)):
         return False
-    shape = tuple(A.shape)
+    shape = tuple(getattr(A, "shape", ()))
     return len(shape) == 2 and 0 < shape[0] == shape[1] <= LARGEST_ROWS
 
 
@@ -143,18 +143,18 @@ class _Factor:
     @classmethod
     def of(cls, A: scipy.sparse.csr_array) -> Self | None:
         """Return the factor of a symmetric matrix; None if that takes too long, or the matrix is not positive definite."""
-        count, (rows, columns) = A.shape[0], A.tocoo().coords
+        half, count = scipy.sparse.tril(A, format="coo"), A.shape[0]
         given, narrow = np.arange(count), np.zeros(count, dtype=np.int64)
         narrow[reverse_cuthill_mckee(A, symmetric_mode=True)] = given
+        rows, columns = half.coords
         widths = [int(abs(places[rows] - places[columns]).max()) for places in (given, narrow)]
         width, reordered = min(widths), widths[1] < widths[0]
         if count * width**2 > _MOST_WORK:
             return None
         places = narrow if reordered else given
-        below, column = places[rows] - places[columns], places[columns]
-        kept = below >= 0
+        rows, columns = places[rows], places[columns]
         band = np.zeros((count, width + 1))
-        band[column[kept], below[kept]] = A.data[kept]
+        band[np.minimum(rows, columns), abs(rows - columns)] = half.data
         factor, failed = lapack.dpbtrf(band.T, lower=1, overwrite_ab=1)
         return None if failed else cls(factor, places, reordered)
 

@@ -6,6 +6,9 @@ is large or streamed and nearly maps constants to zero; else it is Jacobi, by bl
 Chebyshev polynomial where the plan expects it to be faster. A matrix that is symmetric to rounding, as every assembled one is,
 may be stored by its upper half; ``explain()`` says so.
 
+Up to 5,000 unknowns on a CPU, of which the caller decides nothing but tolerances, are not iterated: LAPACK factorises A, and no
+kernel is compiled.
+
 Errors: :class:`InputError` if A is not square, not symmetric to rounding, or has a diagonal entry that is not positive, or if an
 option or a vector does not fit; :class:`BudgetError` if the memory holds neither the matrix nor two slots of it, or not the
 vectors; :class:`DeviceError` if the device is not there.
