@@ -34,6 +34,9 @@ _FIRST = (
     "test_registries.py",
 )
 
+# Modules that run what a user would run.
+_AS_FOR_USERS = ("test_direct.py", "test_pages.py", "test_docstrings.py", "test_examples.py", "test_gallery.py")
+
 
 def pytest_collection_modifyitems(items):
     """Move the modules of that list to the front, in its order; the order inside modules stays."""
@@ -49,6 +52,17 @@ def pytest_collection_finish():
     """Take what lives as long as the session out of the garbage collector's sight: thousands of tests, and all modules."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_systems(request):
+    """Solve small systems as large ones are, which these tests are about: where users' own code runs they are factorised."""
+    from penstock.driver import direct  # not before the settings above
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name not in _AS_FOR_USERS:
+            patch.setattr(direct, "LARGEST_ROWS", 0)
+        yield
 
 
 @pytest.fixture(scope="session")

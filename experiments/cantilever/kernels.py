@@ -51,6 +51,9 @@ def _iterations(experiment: Experiment) -> list[CompileTask]:
         tasks.append(
             CompileTask(f"{_CALLS}:aggregate", ("penstock.solvers.amg.tentative:_orthonormalise",), {"dof": dof})
         )
+        tasks.append(
+            CompileTask(f"{_CALLS}:multiply_coarse", ("penstock.spmv.formats.bsr:_diagonal_blocks",), {"dof": dof})
+        )
     elif not experiment.is_block:
         last = "penstock.solvers.cg_kernels:extend"
         tasks.append(CompileTask(f"{_CALLS}:iterate", (last,), {"dof": dof, "preconditioner": preconditioner}))

@@ -84,7 +84,9 @@ def usual_tasks(device: str) -> list[Task]:
 
     tasks: list[Task] = [partial(solve_small, device, *how) for how in itertools.product(_DOFS, (1, 4), _HOW)]
     for dof in _DOFS:
-        tasks += [partial(of, dof) for of in (calls.aggregate, calls.multiply_blocks, calls.polynomial)]
+        tasks += [
+            partial(of, dof) for of in (calls.aggregate, calls.multiply_coarse, calls.multiply_blocks, calls.polynomial)
+        ]
         tasks += [partial(of, name, dof) for name in _FORMATS for of in (calls.multiply, calls.assemble)]
         tasks += [partial(calls.iterate, dof, name) for name in ("block_jacobi", "chebyshev")]
     return [*tasks, calls.invert, calls.list_fonts]

@@ -6,19 +6,21 @@ Most call CPU kernels on small data, so that Numba compiles them.
 from __future__ import annotations
 
 import numpy as np
+import scipy.sparse
 
 from penstock.fem import Cantilever
 from penstock.solvers import DiagonalBlocks, block_jacobi, chebyshev
 from penstock.solvers.amg.aggregates import Aggregates
-from penstock.solvers.amg.tentative import StoredTentative
+from penstock.solvers.amg.tentative import SERIAL_ENTRIES, StoredTentative
 from penstock.solvers.cg_iteration import CgRecurrence
-from penstock.spmv import CPU, Array, BsrMatrix, Operator, ValidatedOperator, VectorSpace
+from penstock.spmv import CPU, Array, BsrMatrix, CsrMatrix, Operator, ValidatedOperator, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.spmv.products.block_products import block_product, smoothed_rows
 from penstock.spmv.products.block_rows import BlockRows
 from penstock.streaming import HostStore, StreamedMatrix
 
 _NODES, _SIDE, _BLOCKS = (9, 17, 17), 24, 8400
+_FEW_ROWS, _SOME_ROWS = 32, 200
 
 
 def assemble(format_name: str, dof: int) -> None:
@@ -79,18 +81,27 @@ def _diagonal(size: int) -> BsrMatrix:
 
 
 def aggregate(dof: int) -> None:
-    """Call the kernels of the transfer to a coarse level, of products there, and of updates of vectors."""
+    """Call the kernels of the transfer to a coarse level, for one thread and for all of them."""
     modes = 1 if dof == 1 else 6
-    candidates, free = np.ones((_BLOCKS * dof, modes)), np.ones(_BLOCKS * dof, dtype=np.bool_)
-    T = StoredTentative(candidates, free, Aggregates(np.arange(_BLOCKS, dtype=np.int32) // 100), dof, CPU)
-    coarse, fine = np.ones(T.unknowns), np.empty(_BLOCKS * dof)
-    T.prolong(coarse, fine)
-    T.restrict(fine, coarse)
-    A, space = _diagonal(modes), VectorSpace(CPU)
+    for nodes in (_BLOCKS, SERIAL_ENTRIES // (dof * modes) + 1):
+        candidates, free = np.ones((nodes * dof, modes)), np.ones(nodes * dof, dtype=np.bool_)
+        T = StoredTentative(candidates, free, Aggregates(np.arange(nodes, dtype=np.int32) // 100), dof, CPU)
+        coarse, fine = np.ones(T.unknowns), np.empty(nodes * dof)
+        T.prolong(coarse, fine)
+        T.restrict(fine, coarse)
+
+
+def multiply_coarse(dof: int) -> None:
+    """Call the kernels of products on a coarse level, of updates of vectors, and of the measurement of rates."""
+    modes, space = 1 if dof == 1 else 6, VectorSpace(CPU)
+    A = _diagonal(modes)
     A.apply(np.ones(32 * modes))
     A.apply_absolute(np.ones(32 * modes))
     A.diagonal_blocks(modes)
-    for vector in (coarse, fine):
+    for rows in (_FEW_ROWS, _SOME_ROWS):  # of dense inverses, for one thread and for all of them
+        inverse = scipy.sparse.csr_array(np.ones((rows, rows)))
+        CsrMatrix.from_csr(inverse, check=False).apply(np.ones(rows))
+    for vector in (np.ones(32 * modes), np.ones(_BLOCKS * dof)):
         space.combine(1.0, vector, 0.5, vector)
         space.dot(vector, vector)
     _measure_rates()

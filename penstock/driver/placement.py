@@ -128,10 +128,7 @@ def place_matrix(
     A, reporter = statistics.matrix, reporter or Reporter()
     with reporter.part("look"):
         symmetry = check_matrix(statistics, request.name, definite=request.chosen_method.definite)
-    how = "exact"
-    if not symmetry.exact:
-        how = f"to rounding: mirror images differ by up to {symmetry.largest:.2g} of the diagonal"
-    facts = [("symmetry", how)]
+    facts = [("symmetry", symmetry.description)]
     block_size = _dense_block_size(statistics) if request.block_size == "auto" else request.block_size
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_RESIDENT_BLOCK)
     undecided = request.is_auto and not request.options and request.chosen_method.definite

@@ -34,7 +34,7 @@ from penstock.driver.foreign import as_matrix
 from penstock.driver.inputs import GivenVectors, as_given_matrix
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.opening import open_system
-from penstock.driver.progress import CallClock, Reporter, RichReporter
+from penstock.driver.progress import CallClock, Reporter, RichReporter, time_facts
 from penstock.driver.request import Request
 from penstock.driver.resident import Resident
 from penstock.driver.slow_convergence import ConvergenceWatch, multigrid_instead, worthwhile_iterations
@@ -56,10 +56,6 @@ from penstock.spmv.foreign import is_foreign
 from penstock.spmv.reordered import Reordered
 from penstock.streaming import LevelOrder, StreamPlan
 
-# Seconds of compilation from which on a result mentions them.
-_NOTED_SECONDS = 0.1
-# Parts of a call below this share of it are not explained.
-_TOLD = 0.01
 # A preconditioner of earlier values is made again when a solve needs this many times the iterations for a digit; a few iterations
 # more are no sign of it.
 _RISEN, _FEW = 1.5, 8
@@ -361,11 +357,7 @@ class PreparedSystem:
             cost = f"opened in {self._opened_seconds:.3g} s, {cost}"
             self._opened_seconds = None
         parts = self._clock.take()
-        if parts["compiling"] >= _NOTED_SECONDS:
-            cost += f", {parts['compiling']:.3g} s more for compiling kernels, once on a machine"
-        shares = ", ".join(f"{part} {of:.3g}" for part, of in parts.items() if of > _TOLD * sum(parts.values()))
-        lines = [f"{'time':<11} {cost}", f"{'of which':<11} {shares} s"]
-        decisions = "\n".join([*self._system.explain(), *self._update_facts(), *lines])
+        decisions = "\n".join([*self._system.explain(), *self._update_facts(), *time_facts(cost, parts)])
         if self._stale and not result.converged:
             note = "; the preconditioner is that of earlier values: update(A, preconditioner='values') makes it again"
             result = _with_note(result, note)

@@ -32,6 +32,8 @@ _PARTS |= {"prepare": "setting up", "solve": "iterating", "update": "updating"}
 _PARTS |= {"compile": "compiling", "assemble": "assembling", "divide": "planning", "draw": "drawing"}
 # Seconds of compilation from which on they are reported.
 _NOTICED_SECONDS = 1.0
+# Those from which on a result mentions them, and the share of a call below which its parts are not explained.
+_NOTED_SECONDS, _TOLD = 0.1, 0.01
 
 
 class Stage:
@@ -145,6 +147,14 @@ class CallClock(Reporter):
             seconds, within = seconds_without_compiling() - began, self._within.pop()
             self._within[-1] += seconds
             self._parts[name] = self._parts.get(name, 0.0) + seconds - within
+
+
+def time_facts(cost: str, parts: dict[str, float]) -> list[str]:
+    """Return lines of what a call has cost, with its larger parts, which a :class:`CallClock` has taken."""
+    if parts["compiling"] >= _NOTED_SECONDS:
+        cost += f", {parts['compiling']:.3g} s more for compiling kernels, once on a machine"
+    shares = ", ".join(f"{part} {of:.3g}" for part, of in parts.items() if of > _TOLD * sum(parts.values()))
+    return [f"{'time':<11} {cost}", f"{'of which':<11} {shares} s"]
 
 
 class _LineStage(Stage, ABC):

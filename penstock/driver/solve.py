@@ -6,6 +6,9 @@ is large or streamed and nearly maps constants to zero; else it is Jacobi, by bl
 Chebyshev polynomial where the plan expects it to be faster. A matrix that is symmetric to rounding, as every assembled one is,
 may be stored by its upper half; ``explain()`` says so.
 
+Up to 5,000 unknowns on a CPU, of which the caller decides nothing but tolerances, are not iterated: LAPACK factorises A, and no
+kernel is compiled.
+
 Errors: :class:`InputError` if A is not square, not symmetric to rounding, or has a diagonal entry that is not positive, or if an
 option or a vector does not fit; :class:`BudgetError` if the memory holds neither the matrix nor two slots of it, or not the
 vectors; :class:`DeviceError` if the device is not there.
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.driver.argument_checks import checked_failure, checked_options
+from penstock.driver.direct import solve_directly
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.open_system import AnyResult
 from penstock.driver.prepared import OnFailure, PreparedSystem
@@ -119,5 +123,10 @@ def solve(
     choices |= {"block_size": block_size, "null_space": null_space, "method": method, "folder": folder}
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
     limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
+    unset = all(value is None for value in (memory, maxiter, null_space, x0, monitor, folder)) and not options
+    if unset and all(isinstance(name, str) and name == "auto" for name in (preconditioner, block_size, method)):
+        answer = solve_directly(A, vectors, device=device, rtol=rtol, atol=atol, reporter=reporter)
+        if answer is not None:
+            return answer
     with PreparedSystem(A, vectors.columns, reporter, updatable=False, **choices) as system:
         return system.solve_vectors(vectors, guess, limits, on_failure)

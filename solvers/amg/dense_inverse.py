@@ -26,7 +26,8 @@ NEGLIGIBLE = 1e-13
 def inverse_of(A: SparseMatrix, negligible: float) -> CsrMatrix:
     """Return the dense inverse of a small matrix, on its device; entries and eigenvalues below ``negligible`` are zero."""
     inverse = dense_inverse(A.to_csr().toarray(), negligible)
-    return CsrMatrix.from_csr(scipy.sparse.csr_array(inverse), check=False).to_device(A.device)
+    damaged = not np.isfinite(inverse).all()  # the check then says where
+    return CsrMatrix.from_csr(scipy.sparse.csr_array(inverse), check=damaged).to_device(A.device)
 
 
 def dense_inverse(A: np.ndarray[Any, Any], negligible: float = 0.0) -> np.ndarray[Any, Any]:

@@ -24,7 +24,7 @@ MOTION_KERNELS = CudaSource("penstock.solvers.kernels", "rigid_motions.cu")
 # A mode whose part that is new on an aggregate is smaller than this share of it adds nothing there.
 _DEPENDENT = 1e-6
 # Up to this many entries of T, one thread is faster than waking others.
-_SERIAL_ENTRIES = 1 << 18
+SERIAL_ENTRIES = 1 << 18
 _CUDA_THREADS = 256
 _RIGID_MOTIONS = 6  # of a body in space
 
@@ -248,19 +248,19 @@ def _as_block(array: Array) -> Array:
 
 @register_kernel("aggregates", "prolong", "cpu")
 def _prolong_cpu(of_node: Array, basis: Array, coarse: Array, out: Array) -> None:
-    _prolong[basis.size > _SERIAL_ENTRIES](of_node, basis, _as_block(coarse), _as_block(out))
+    _prolong[basis.size > SERIAL_ENTRIES](of_node, basis, _as_block(coarse), _as_block(out))
 
 
 @register_kernel("aggregates", "restrict", "cpu")
 def _restrict_cpu(offsets: Array, order: Array, basis: Array, fine: Array, out: Array) -> None:
     size = len(basis) // len(order)
-    _restrict[basis.size > _SERIAL_ENTRIES](offsets, order, size, basis, _as_block(fine), _as_block(out))
+    _restrict[basis.size > SERIAL_ENTRIES](offsets, order, size, basis, _as_block(fine), _as_block(out))
 
 
 @register_kernel("aggregates", "orthonormalise", "cpu")
 def _orthonormalise_cpu(offsets: Array, order: Array, basis: Array, factors: Array) -> None:
     size = len(basis) // len(order)
-    _orthonormalise[basis.size > _SERIAL_ENTRIES](offsets, order, size, basis, factors)
+    _orthonormalise[basis.size > SERIAL_ENTRIES](offsets, order, size, basis, factors)
 
 
 @register_kernel("aggregates", "prolong", "cuda")

@@ -52,15 +52,18 @@ def is_cached(kernel: Any) -> bool:
 
 
 class Compilation:
-    """Processes that compile kernels, one per core, in a ``with`` statement; the longest tasks come first.
+    """Processes that compile kernels, one per core, in a ``with`` statement; each takes the next task when it has ended one.
 
     A task that fails is ignored: its kernels are compiled when they are first called, and an error is reported then.
     """
 
     def __init__(self, tasks: Sequence[CompileTask]) -> None:
         self._tasks = [task for task in tasks if task.needed]
-        cores = usable_cores()
-        self._running = [_start(self._tasks[first::cores]) for first in range(min(cores, len(self._tasks)))]
+        numbers, writer = os.pipe()  # of the tasks, a byte each, which all processes read
+        os.write(writer, bytes(range(len(self._tasks))))
+        os.close(writer)
+        self._running = [_start(self._tasks, numbers) for _ in range(min(usable_cores(), len(self._tasks)))]
+        os.close(numbers)
 
     def __enter__(self) -> Compilation:
         return self
@@ -86,13 +89,13 @@ class Compilation:
             time.sleep(_POLL_SECONDS)
 
 
-def _start(tasks: Sequence[CompileTask]) -> subprocess.Popen[bytes]:
+def _start(tasks: Sequence[CompileTask], numbers: int) -> subprocess.Popen[bytes]:
     code = "import sys; from penstock.spmv.compilation.ahead import run_tasks; run_tasks(sys.argv[1])"
     listed = json.dumps([(task.function, task.arguments) for task in tasks])
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # threads that wait must not slow the other processes
     return subprocess.Popen(
         [sys.executable, "-c", code, listed],
-        stdin=subprocess.DEVNULL,
+        stdin=numbers,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
@@ -100,7 +103,9 @@ def _start(tasks: Sequence[CompileTask]) -> subprocess.Popen[bytes]:
 
 
 def run_tasks(listed: str) -> None:
-    """Run tasks in this process, one after the other."""
-    for function, arguments in json.loads(listed):
+    """Run tasks in this process, one after the other, whose numbers come from the standard input."""
+    tasks = json.loads(listed)
+    while number := os.read(0, 1):
+        function, arguments = tasks[number[0]]
         with contextlib.suppress(Exception):
             _named(function)(**arguments)

@@ -15,7 +15,7 @@ from penstock.spmv.formats.survey import CONVERSION_KERNELS
 
 #: Largest difference of mirror images, relative to the diagonal entries of row and column, that counts as rounding: sums of
 #: element matrices in another order differ by some 1e-16 of these.
-_ROUNDING = 1e-12
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,13 @@ class Symmetry:
         """Mirror images differ by no more than rounding, as sums in another order do; true of exact symmetry, too."""
         return self.differing >= 0 and self.beyond_rounding == 0
 
+    @property
+    def description(self) -> str:
+        """How symmetric a matrix is that is so to rounding, in words."""
+        if self.exact:
+            return "exact"
+        return f"to rounding: mirror images differ by up to {self.largest:.2g} of the diagonal"
+
 
 def measure_symmetry(
     device: Device, shape: tuple[int, int], row_offsets: Array, column_indices: Array, values: Array
@@ -78,9 +85,9 @@ def measure_symmetry(
             break  # as many entries above the diagonal have an image as there are entries below it
         arrays = (row_offsets, column_indices, values, lengths)
         if device.kind == "cpu":
-            _compare(*arrays, _ROUNDING, below, *results)
+            _compare(*arrays, ROUNDING, below, *results)
         else:
-            launch(compare_mirrors, rows, 256, (count, *arrays, np.float64(_ROUNDING), np.int32(below), *results))
+            launch(compare_mirrors, rows, 256, (count, *arrays, np.float64(ROUNDING), np.int32(below), *results))
     worst = int(largest.argmax()) if rows else 0
     where: dict[str, Any] = {"row": worst, "column": int(columns[worst])} if rows else {}
     counts = {"differing": int(differing.sum()), "beyond_rounding": int(beyond.sum())}

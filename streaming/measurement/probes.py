@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 
 from penstock.host.scratch import scratch_folder
-from penstock.spmv import CPU, BsrMatrix, Device, DeviceError, VectorSpace
+from penstock.spmv import CPU, BsrMatrix, CsrMatrix, Device, DeviceError, VectorSpace
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.spmv.model.timing import time_in_turn
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
@@ -52,14 +51,13 @@ def measure_memory(device: Device, nbytes: int = 256 << 20) -> float:
     return 2 * int(x.nbytes) / _seconds(lambda: VectorSpace(device).dot(x, y), device)
 
 
-def _random_slabs(nbytes: int, count: int) -> list[scipy.sparse.csr_array]:
+def _random_slabs(nbytes: int, count: int) -> list[CsrMatrix]:
     """Return row slabs of random values with a total of about ``nbytes``."""
     generator = np.random.default_rng()
     entries = nbytes // count // 12
     offsets, columns = np.array([0, entries]), np.arange(entries, dtype=np.int32)
-    return [
-        scipy.sparse.csr_array((generator.random(entries), columns, offsets), shape=(1, entries)) for _ in range(count)
-    ]
+    of_float, shape = np.dtype(np.float64), (1, entries)
+    return [CsrMatrix(shape, of_float, offsets, columns, generator.random(entries)) for _ in range(count)]
 
 
 def measure_link(device: Device, nbytes: int = 512 << 20) -> float:

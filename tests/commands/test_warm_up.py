@@ -30,7 +30,7 @@ def test_every_kind_of_task_runs(device):
             kinds.setdefault(task.args[-1], task)
         else:
             kinds.setdefault(task.func, task)
-    assert len(kinds) == 12
+    assert len(kinds) == 13
     for task in kinds.values():
         task()
 

@@ -20,7 +20,12 @@ def experiment(**sections):
 def tasks_of(monkeypatch, described, cached=False):
     """The tasks that an experiment starts."""
     started = []
-    monkeypatch.setattr(ahead, "_start", lambda tasks: started.extend(tasks) or _Ended())
+
+    def start(tasks, numbers):
+        started[:] = tasks
+        return _Ended()
+
+    monkeypatch.setattr(ahead, "_start", start)
     monkeypatch.setattr(ahead, "is_cached", lambda kernel: cached)
     with kernels.start_compilation(described) as compilation:
         compilation.wait(lambda share, text: None)
