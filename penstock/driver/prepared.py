@@ -37,9 +37,9 @@ from penstock.driver.opening import open_system
 from penstock.driver.progress import CallClock, Reporter, RichReporter, time_facts
 from penstock.driver.request import Request
 from penstock.driver.resident import Resident
-from penstock.driver.slow_convergence import ConvergenceWatch, multigrid_instead, worthwhile_iterations
+from penstock.driver.slow_convergence import ConvergenceWatch, may_change, multigrid_instead, worthwhile_iterations
 from penstock.driver.update import update_values
-from penstock.solvers import IterationRecord, PreconditionerSpec, SolveResult, StopReason, method_named
+from penstock.solvers import IterationRecord, SolveResult, StopReason, method_named
 from penstock.solvers.result import cost_of_both
 from penstock.spmv import (
     Array,
@@ -232,9 +232,8 @@ class PreparedSystem:
     def _solved(self, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]) -> AnyResult:
         """Solve, and make another preconditioner where the iterations show that this one does not suit the matrix."""
         system, maxiter = self._system, limits["maxiter"]
-        other = multigrid_instead(system.placement, system.request)
-        if other is not None and 0 < limits["rtol"] < 1 and not self._stale:
-            return self._solved_by_either(other, b, guess, limits)
+        if may_change(system.placement, system.request) and 0 < limits["rtol"] < 1 and not self._stale:
+            return self._solved_by_either(b, guess, limits)
         usual = self._iterations_a_digit if self._stale and self._refresh == "auto" else None
         if usual is None or not 0 < limits["rtol"] < 1:
             result = system.solve(b, guess, **limits)
@@ -253,20 +252,15 @@ class PreparedSystem:
             self._iterations_a_digit = _iterations_a_digit(result)
         return result
 
-    def _solved_by_either(
-        self, other: PreconditionerSpec, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
-    ) -> AnyResult:
-        """Solve with Jacobi, and go on with another preconditioner if it promises to need many iterations."""
-        system, maxiter = self._system, limits["maxiter"]
-        plan, kind = system.decided.plan, system.A.device.kind
-        worth = worthwhile_iterations(plan.storage_nbytes, other.block_size, kind)
+    def _solved_by_either(self, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]) -> AnyResult:
+        """Solve with Jacobi, and go on with multigrid if that promises to need many iterations."""
+        system, maxiter, placement = self._system, limits["maxiter"], self._system.decided
+        worth = worthwhile_iterations(placement.plan.storage_nbytes, placement.spec.block_size, system.A.device.kind)
         watch = ConvergenceWatch(worth, limits["rtol"], limits["monitor"])
         result = system.solve(b, guess, **{**limits, "monitor": watch})
         if watch.expected and not result.converged:
-            before = system.decided.spec.name
-            system.use_instead(
-                other, f"{before} promised more than {worth} iterations after the first {result.iterations}"
-            )
+            why = f"{placement.spec.name} promised more than {worth} iterations after the first {result.iterations}"
+            system.use_instead(multigrid_instead(placement), why)
             left = None if maxiter is None else maxiter - result.iterations
             x = GivenVectors.of(result.x, "x0")
             result = _joined(result, system.solve(b, x, **{**limits, "maxiter": left}))

@@ -22,12 +22,15 @@ _WORTH_SCALAR, _WORTH_BLOCKS, _OVERHEAD_SECONDS = 400, 250, {"cpu": 0.02, "cuda"
 _BANDWIDTH, _START_SECONDS = {"cpu": 30e9, "cuda": 4.4e12}, {"cpu": 20e-6, "cuda": 40e-6}
 
 
-def multigrid_instead(placement: Placement | None, request: Request) -> PreconditionerSpec | None:
-    """Return multigrid if it may take the place of the preconditioner that was chosen without knowing more, else None."""
+def may_change(placement: Placement | None, request: Request) -> bool:
+    """Return whether multigrid may take the place of Jacobi: in memory, if nothing was known by which to choose."""
     if placement is None or not request.is_auto or request.options or not request.chosen_method.definite:
-        return None
-    if placement.plan.slots or placement.spec.name not in ("jacobi", "block_jacobi"):
-        return None
+        return False
+    return not placement.plan.slots and placement.spec.name in ("jacobi", "block_jacobi")
+
+
+def multigrid_instead(placement: Placement) -> PreconditionerSpec:
+    """Return what takes the place of Jacobi."""
     return preconditioner_spec("multigrid", block_size=placement.spec.block_size)
 
 

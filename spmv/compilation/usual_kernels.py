@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from importlib import resources
-from typing import Any
 
 from penstock.host.threads import usable_cores
 from penstock.spmv.compilation.cuda_module import compile_together, compiled_functions, known_sources

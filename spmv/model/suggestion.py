@@ -145,9 +145,9 @@ def rank_formats(
 ) -> Iterator[Suggestion]:
     """Yield all registered formats, best first, by the product time that the roofline model and their efficiency predict.
 
-    ``by_bytes`` ranks them by their size instead; those of other ``names``, if some are given, or of more than ``most_nbytes`` are
-    left out. A bandwidth in bytes a second may replace the nominal one, which ranks just as well. Storage is worked out only for the formats that are asked for, and for
-    those that may be better: for the others a bound suffices.
+    ``by_bytes`` ranks them by their size instead; those of other ``names``, if some are given, or of more than ``most_nbytes``
+    are left out. A bandwidth in bytes a second may replace the nominal one, which ranks just as well. Storage is worked out only
+    for the formats that are asked for, and for those that may be better: for the others a bound suffices.
     """
     rate = bandwidth or _NOMINAL_BANDWIDTH[device_kind]
     vectors = columns * sum(statistics.shape) * statistics.dtype.itemsize
