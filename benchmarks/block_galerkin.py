@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from peer import seconds_of
-from record import record, told
+from record import printed, record
 from systems import System
 
 from penstock.solvers.amg.aggregates import box_aggregates
@@ -88,7 +88,7 @@ def block_galerkin(device: Device, bandwidth: float) -> list[dict[str, Any]]:
             pattern_seconds=sum(factor.pattern_seconds for factor in factors),
             error=error,
         )
-        told(entry, f"{entry['seconds'] / entry['floor_seconds']:.2f} floors, error {error:.0e},")
+        printed(entry, f"{entry['seconds'] / entry['floor_seconds']:.2f} floors, error {error:.0e},")
         records.append(entry)
 
     csr_T = as_csr(own, coarse)

@@ -20,7 +20,7 @@ from typing import Any
 
 from calls import CallTrace
 from peer import Peer, seconds_of
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 
 from penstock.experiments import Experiment
 from penstock.experiments.cantilever.loads import right_hand_sides
@@ -95,7 +95,7 @@ def measure_cg(cube: Cube, formats: tuple[str, ...], few: int, many: int) -> lis
         entry = record(
             f"cg/memory/{cube.name}/{name}", samples[name], floor=nbytes / cube.limit, nbytes=nbytes, peers=peers
         )
-        records.append(told(entry, "an iteration"))
+        records.append(printed(entry, "an iteration"))
     return records
 
 
@@ -118,7 +118,7 @@ def measure_block_iteration(cube: Cube, format_name: str, columns: int) -> list[
     samples = iteration_seconds(cube.device, {"block": solve}, 5, 25, repeats=5)["block"]
     nbytes = A.nbytes + BLOCK_CG_VALUES * B.nbytes + DIAGONALS * 8 * cube.n
     name = f"block_cg/memory/{cube.name}/k{columns}/iteration"
-    return [told(record(name, samples, floor=nbytes / cube.limit, nbytes=nbytes, peers={}), "an iteration")]
+    return [printed(record(name, samples, floor=nbytes / cube.limit, nbytes=nbytes, peers={}), "an iteration")]
 
 
 def measure_block_solve(cube: Cube, format_name: str, columns: int) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ def measure_block_solve(cube: Cube, format_name: str, columns: int) -> list[dict
         largest_true_residual=max(column.true_residual for column in result.columns),
         largest_peer_residual=max(residuals),
     )
-    return [told(entry, f"{result.iterations} iterations")]
+    return [printed(entry, f"{result.iterations} iterations")]
 
 
 def measure_streamed(cube: Cube, columns: int, link: float) -> list[dict[str, Any]]:
@@ -208,7 +208,7 @@ def measure_streamed(cube: Cube, columns: int, link: float) -> list[dict[str, An
         "times_faster": all_seconds / seconds,
     }
     for one in (of_block, of_one):
-        told(one, f"{one['iterations']} iterations, {one['bytes'] / 1e9:.1f} GB")
+        printed(one, f"{one['iterations']} iterations, {one['bytes'] / 1e9:.1f} GB")
     print(
         f"  bytes {of_block['bytes_ratio']:.5f} of {columns} single solves' (iterations alone: "
         f"{of_block['iterations_ratio']:.5f}), {of_block['times_faster']:.1f} x faster"

@@ -24,7 +24,7 @@ from typing import Any
 
 from amg_peers import amg_figures
 from peer import Peer, seconds_of
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 from systems import Reordered, System
 
 from penstock.experiments import Experiment
@@ -204,7 +204,7 @@ class Solves:
         entry = record(
             f"coarse_level/{way}/{self.system.name}{more}", samples, floor=floor, nbytes=nbytes, peers=peers, **found
         )
-        told(entry, f"{found['iterations']} iterations, set-up {found['setup_seconds']:.3f} s, solve")
+        printed(entry, f"{found['iterations']} iterations, set-up {found['setup_seconds']:.3f} s, solve")
         return entry
 
 

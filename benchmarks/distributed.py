@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 
 from penstock.distributed import (
     Coupling,
@@ -215,7 +215,7 @@ class Study:
                 predicted_efficiency=expected, nodes=sizes[count > 1], reduction_seconds=reduction,
                 exchange_seconds=exchange,
             )  # fmt: skip
-            self.records.append(told(entry, f"efficiency {ideal / seconds:.3f}, predicted {expected:.3f},"))
+            self.records.append(printed(entry, f"efficiency {ideal / seconds:.3f}, predicted {expected:.3f},"))
 
     def both(self, edge: int) -> None:
         """Solve one system with one GPU and with all, each with the same limit of its memory pool."""
@@ -256,7 +256,7 @@ class Study:
                     limit_nbytes=limit, iterations=iterations, true_residual=residual,
                 )  # fmt: skip
                 self.records.append(
-                    told(entry, f"{iterations} iterations, {residual:.1e}, x {seconds[1] / seconds[size]:.2f},")
+                    printed(entry, f"{iterations} iterations, {residual:.1e}, x {seconds[1] / seconds[size]:.2f},")
                 )
 
     def links(self) -> None:
@@ -290,7 +290,7 @@ class Study:
                     peers={},
                     GBps=rate / 1e9,
                 )
-                self.records.append(told(entry, f"{rate / 1e9:.1f} GB/s,"))
+                self.records.append(printed(entry, f"{rate / 1e9:.1f} GB/s,"))
 
 
 def main() -> None:

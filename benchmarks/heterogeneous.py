@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from peer import seconds_of
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 
 from penstock.experiments.reporting.figures import draw_timeline
 from penstock.fem import Cantilever, LognormalMaterial
@@ -81,7 +81,7 @@ def measured(
         opening_seconds=opened,
     )
     ratio = entry["peers"]["gpu_alone"] / entry["seconds"]
-    told(
+    printed(
         entry,
         f"{ratio:.2f} x the GPU alone, predicted {1e3 * entry['predicted_seconds']:.4g} ms, opened in {opened:.2f} s;",
     )

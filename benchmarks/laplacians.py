@@ -23,7 +23,7 @@ import numpy as np
 from cusparse import TriangularPeer
 from peer import seconds_of
 from products import cupy_csr, prolongator
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 from triangular import samples_of
 
 from penstock.solvers import TriangularSolve, galerkin, transpose
@@ -66,7 +66,7 @@ class Laplacian:
         entry = record(
             f"{name}/{self.name}", samples, floor=nbytes / self.bandwidth, nbytes=nbytes, peers=peers, **more
         )
-        return told(entry, f"{more['gflops']:.1f} GFLOPS,")
+        return printed(entry, f"{more['gflops']:.1f} GFLOPS,")
 
     def product(self) -> dict[str, Any]:
         """Measure a product with a vector."""
@@ -122,7 +122,7 @@ class Laplacian:
             peers[f"{_CORES} cores"] = seconds_of(CPU, lambda: galerkin(A, P))[0]
             numba.set_num_threads(threads)
         entry = record(f"galerkin/RAP/{self.name}", samples, floor=nbytes / self.bandwidth, nbytes=nbytes, peers=peers)
-        return told(entry, f"{self.A.shape[0]} rows,")
+        return printed(entry, f"{self.A.shape[0]} rows,")
 
 
 def main() -> None:

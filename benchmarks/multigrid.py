@@ -15,7 +15,7 @@ from typing import Any
 import graphs
 import numpy as np
 from peer import seconds_of
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 from systems import System
 
 from penstock.solvers import cg, multigrid
@@ -90,7 +90,7 @@ def measured(
         iterations=result.iterations,
         **more,
     )
-    return told(entry, f"{result.iterations} iterations, set-up {setup:.3f} s (first {first_setup:.2f}), solve")
+    return printed(entry, f"{result.iterations} iterations, set-up {setup:.3f} s (first {first_setup:.2f}), solve")
 
 
 def main() -> None:

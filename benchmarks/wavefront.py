@@ -24,7 +24,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from peer import seconds_of
-from record import argument_parser, record, told, write
+from record import argument_parser, printed, record, write
 from systems import FORMATS, Reordered, System
 
 from penstock.solvers import block_jacobi, cg, chebyshev, jacobi
@@ -58,7 +58,7 @@ def measure_sweeps(system: System, rates: LinkRates, link: float, many: int) -> 
             single = single or statistics.median(samples)
             entry = record(f"wavefront/sweep/{name}/{system.name}/p{products}", samples, floor=moved / link, nbytes=moved,
                            peers={"p1": single}, **described(plan))  # fmt: skip
-            records.append(told(entry, "a sweep"))
+            records.append(printed(entry, "a sweep"))
     return records
 
 
@@ -122,7 +122,7 @@ def measure_solves(system: System, rates: LinkRates, link: float) -> list[dict[s
     moved, name = result.bytes_streamed, f"wavefront/solve/wavefront/{system.name}"
     entries.append(record(name, seconds, floor=moved / link, nbytes=moved, peers=peers, **more))
     for entry in entries:
-        told(entry, "a solve")
+        printed(entry, "a solve")
     print(f"  {middle / memory:.2f} x memory, {peers['streamed'] / middle:.1f} x faster than overlap alone", flush=True)
     return entries
 
