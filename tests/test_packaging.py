@@ -25,10 +25,10 @@ def bounds(requirements):
     return dict(re.fullmatch(r"([\w-]+)(?:\[\w+\])? ?>=([\d.]+)", one).groups() for one in requirements if ">=" in one)
 
 
-def test_the_wheel_has_the_cuda_sources_of_every_folder():
+def test_the_wheel_has_the_cuda_sources_of_every_folder_and_what_modules_read():
     on_disk: dict[str, set[str]] = {}
-    for path in ROOT.glob("*/kernels/*.cu*"):
-        on_disk.setdefault(f"penstock.{path.parts[-3]}.kernels", set()).add(f"*{path.suffix}")
+    for path in (*ROOT.glob("*/kernels/*.cu*"), *ROOT.glob("*/compilation/*.json")):
+        on_disk.setdefault(f"penstock.{path.parts[-3]}.{path.parts[-2]}", set()).add(f"*{path.suffix}")
     data = SETTINGS["tool"]["setuptools"]["package-data"]
 
     assert {package: set(patterns) for package, patterns in data.items() if package != "penstock"} == on_disk

@@ -116,7 +116,9 @@ def compile_function(source: CudaSource, expression: str) -> KernelFunction:
 
 def compile_together(wanted: list[_Key], threads: int, device: Device) -> None:
     """Begin to compile instantiations for a GPU in the background; NVRTC lets other threads run."""
-    claimed = [(source, expression) for source, expression in wanted if (source, expression) not in _functions]
+    missing = [(source, expression) for source, expression in wanted if (source, expression) not in _functions]
+    if not missing:
+        return
 
     def compile_one(source: CudaSource, expression: str) -> None:
         future, is_mine = _claimed(source, expression)
@@ -125,7 +127,7 @@ def compile_together(wanted: list[_Key], threads: int, device: Device) -> None:
                 _compile_into(future, source, expression)
 
     executor = ThreadPoolExecutor(threads, thread_name_prefix="penstock-compile")
-    for source, expression in claimed:
+    for source, expression in missing:
         executor.submit(compile_one, source, expression)
     executor.shutdown(wait=False)
 
