@@ -11,7 +11,7 @@ import numpy as np
 from numba import prange
 
 from penstock.spmv.compilation.cuda_module import launch, type_names
-from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
+from penstock.spmv.compilation.jit import serial_and_parallel, serial_kernel
 from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX, LARGEST_DENSE_BLOCK, check_block_size
@@ -22,6 +22,8 @@ from penstock.spmv.formats.symmetry import Symmetry, measure_symmetry
 _WORTHWHILE_FILL = 0.5
 # Fills of large matrices are those of some runs of rows, evenly spaced; whole blocks of every size fit into a run.
 _RUN, _RUNS = math.lcm(*range(2, LARGEST_DENSE_BLOCK + 1)), 32
+# Blocks of fewer block rows are counted by one thread, whose kernel is compiled in a third of the time.
+_SERIAL_ROWS = 1 << 15
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +174,7 @@ def count_blocks(
     block_rows = check_block_size(size, shape[0])
     counts = device.xp.zeros(block_rows, dtype=np.int64)
     if device.kind == "cpu":
-        _count_blocks(size, first_kept(upper), wide_offsets(row_offsets), column_indices, counts)
+        _count_blocks[block_rows > _SERIAL_ROWS](size, first_kept(upper), wide_offsets(row_offsets), column_indices, counts)
     else:
         function = CONVERSION_KERNELS.function(f"count_blocks<{type_names(row_offsets)}, {size}>")
         arguments = (np.int64(block_rows), np.int64(first_kept(upper)), row_offsets, column_indices, counts)
@@ -201,7 +203,7 @@ def next_block(block_row: int, entries: Array, row_offsets: Array, source_column
     return column if column == none else column // size  # type: ignore[return-value]
 
 
-@parallel_kernel
+@serial_and_parallel
 def _count_blocks(size: int, upper: int, row_offsets: Array, source_columns: Array, counts: Array) -> None:
     for block_row in prange(counts.shape[0]):
         entries = np.empty(size, dtype=np.int64)  # how far each scalar row has come
