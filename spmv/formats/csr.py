@@ -18,6 +18,7 @@ from penstock.spmv.formats.base import UNEVEN_VARIATION, SparseMatrix
 from penstock.spmv.formats.csr_kernels import _diagonal_blocks, _spmm, _spmv
 from penstock.spmv.formats.csr_strategy import CsrStrategy, Lanes, choose_lanes, choose_strategy
 from penstock.spmv.formats.limits import INT32_MAX, narrow_offsets
+from penstock.spmv.formats.narrowing import narrowed, within
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.survey import Survey, survey
 from penstock.spmv.formats.traits import Traits
@@ -152,11 +153,12 @@ class CsrMatrix(SparseMatrix, name="csr"):
                 f"{A.shape[1]:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
             )
         entries = int(A.indptr[-1])  # SciPy's arrays may be longer than that
+        columns = A.indices[:entries]
         matrix = cls(
             shape=(int(A.shape[0]), int(A.shape[1])),
             dtype=values.dtype,
             row_offsets=A.indptr.astype(np.int64, copy=False),
-            column_indices=A.indices[:entries].astype(np.int32, copy=False),
+            column_indices=narrowed(columns) if columns.dtype.itemsize > 4 else columns.astype(np.int32, copy=False),
             values=values[:entries],
         )
         matrix.check_shapes()
@@ -288,8 +290,7 @@ def _arrays_fit(A: Any) -> bool:
         return False
     if int(offsets[0]) or not 0 <= int(offsets[-1]) <= min(indices.size, A.data.size):
         return False
-    wide = indices.dtype.itemsize > 4 and indices.size
-    return not wide or (int(indices.min()) >= 0 and int(indices.max()) < min(A.shape[1], INT32_MAX))
+    return indices.dtype.itemsize <= 4 or within(indices, min(A.shape[1], INT32_MAX))
 
 
 # Up to this many entries, one thread is faster than waking others.

@@ -174,7 +174,9 @@ def count_blocks(
     block_rows = check_block_size(size, shape[0])
     counts = device.xp.zeros(block_rows, dtype=np.int64)
     if device.kind == "cpu":
-        _count_blocks[block_rows > _SERIAL_ROWS](size, first_kept(upper), wide_offsets(row_offsets), column_indices, counts)
+        _count_blocks[block_rows > _SERIAL_ROWS](
+            size, first_kept(upper), wide_offsets(row_offsets), column_indices, counts
+        )
     else:
         function = CONVERSION_KERNELS.function(f"count_blocks<{type_names(row_offsets)}, {size}>")
         arguments = (np.int64(block_rows), np.int64(first_kept(upper)), row_offsets, column_indices, counts)
