@@ -23,7 +23,7 @@ from penstock.solvers import (
     solve_many,
 )
 from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
-from penstock.spmv import Array, InputError, Operator, SparseMatrix, SweptOperator, device_of
+from penstock.spmv import Array, BudgetError, InputError, Operator, SparseMatrix, SweptOperator, device_of
 from penstock.spmv.formats.pattern import Pattern
 from penstock.streaming import LevelOrder, StreamedMatrix
 
@@ -141,7 +141,7 @@ class OpenSystem:
         with self.reporter.stage("prepare"), self.A.device.current():
             try:
                 self._M = spec.build(self.A)
-            except (InputError, MemoryError):
+            except (InputError, BudgetError, MemoryError):
                 return False
         self._spec = spec
         self.placement = replace(self.placement, spec=spec, reasons={**self.placement.reasons, spec.name: why})

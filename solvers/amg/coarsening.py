@@ -32,13 +32,17 @@ from penstock.solvers.chebyshev import largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SweptOperator
 from penstock.spmv.communicator import communicator_of
+from penstock.spmv.device import count_true
 from penstock.spmv.products.block_products import smoothed_rows
-from penstock.spmv.products.block_rows import as_csr, rows_of
+from penstock.spmv.products.block_rows import BlockRows, as_csr, row_numbers, rows_of
 from penstock.spmv.products.multiply import product_of_rows
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
 # A level that is hardly smaller than the one before ends the coarsening.
 _LEAST_COARSENING = 0.8
+# Nodes with more couplings than this many times the mean, and some more, are left to the smoother: a smoothed prolongator would
+# couple all aggregates around such a hub with each other.
+_HUB, _MORE = 16, 64
 # An unknown whose couplings add up to less than this share of its diagonal is decoupled.
 _DECOUPLED = 1e-12
 
@@ -114,10 +118,27 @@ def _check_cuts(A: Operator, size: int) -> None:
 def _aggregates_of_strong(A: Operator, size: int, free: Array, level: int) -> Aggregates:
     """Aggregate a stored matrix by its strong couplings; unknowns of nodes without any are not free: smoothing suffices."""
     assert isinstance(A, (BsrMatrix, CsrMatrix))
-    offsets, columns = strong_graph(rows_of(A), level)
+    rows = rows_of(A)
+    offsets, columns = strong_graph(rows, level)
     of_nodes = free.reshape(-1, size)
     of_nodes &= (offsets[1:] > offsets[:-1])[:, None]
+    of_nodes &= ~_hubs(rows)[:, None]
     return device_aggregates(offsets, columns, of_nodes.any(axis=1), A.device.kind)
+
+
+def _hubs(rows: BlockRows) -> Array:
+    """Return which nodes have very many couplings: bool, (nodes,)."""
+    nodes = len(rows.offsets) - 1
+    return rows.offsets[1:] - rows.offsets[:-1] > _HUB * (rows.columns.size // max(1, nodes)) + _MORE
+
+
+def _without(rows: BlockRows, dropped: Array) -> BlockRows:
+    """Return rows of which some are empty."""
+    xp = rows.device.xp
+    lengths = xp.where(dropped, 0, rows.offsets[1:] - rows.offsets[:-1])
+    offsets = xp.concatenate([xp.zeros(1, dtype=np.int64), xp.cumsum(lengths)])
+    kept = xp.flatnonzero(~dropped[row_numbers(rows.offsets, rows.columns.size)])
+    return BlockRows(rows.start, offsets, rows.columns[kept], rows.blocks[kept], rows.width)
 
 
 def _aggregates(
@@ -170,9 +191,10 @@ def _stored_product(
     rows, count = rows_of(A), T.aggregates.count
     rows.blocks = rows.blocks.astype(np.float64, copy=False)
     nodes = len(rows.offsets) - 1
-    P = T.rows(0, nodes)
+    P, hubs = T.rows(0, nodes), _hubs(rows)
+    smoothed = _without(rows, hubs) if count_true(hubs) else rows  # rows of P of hubs are empty
     for step in steps:
-        P = smoothed_rows(product_of_rows(rows, P, count), P, diagonal.blocks, step.a)
+        P = smoothed_rows(product_of_rows(smoothed, P, count), P, diagonal.blocks, step.a)
     R = P.transposed(count)
     product = product_of_rows(R, product_of_rows(rows, P, count), count)
     arrays = {"row_offsets": product.offsets, "column_indices": product.columns, "values": product.blocks}

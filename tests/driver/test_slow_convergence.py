@@ -10,6 +10,7 @@ import penstock
 from penstock.driver import slow_convergence
 from penstock.driver.slow_convergence import ConvergenceWatch, worthwhile_iterations
 from penstock.solvers import IterationRecord, StopReason
+from penstock.spmv import BudgetError, InputError
 
 N = 70
 LINE = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(N, N))
@@ -74,7 +75,7 @@ def test_the_callers_choice_and_monitor_and_limit_are_kept():
     assert limited.columns[0].reason is StopReason.MAXITER
 
 
-@pytest.mark.parametrize("failure", [MemoryError("none"), penstock.spmv.InputError("no level")])
+@pytest.mark.parametrize("failure", [MemoryError("none"), InputError("no level"), BudgetError("no room")])
 def test_jacobi_goes_on_where_multigrid_cannot_be_made(monkeypatch, failure):
     from penstock.solvers.amg.specs import MultigridSpec
 

@@ -104,3 +104,20 @@ def test_a_node_without_strong_couplings_is_left_to_the_smoother():
     b = np.random.default_rng(1).normal(size=A.shape[0])
 
     assert cg(A, b, M=multigrid(A), rtol=1e-8).iterations < 40
+
+
+def test_a_hub_does_not_couple_all_aggregates():
+    """Its row of a smoothed prolongator would name every aggregate, and the coarse matrix would be dense."""
+    n = 6000
+    chain = scipy.sparse.coo_array((np.ones(n - 1), (np.arange(n - 1), np.arange(1, n))), shape=(n, n))
+    spokes = scipy.sparse.coo_array((np.full(n - 1, 1e-3), (np.zeros(n - 1, int), np.arange(1, n))), shape=(n, n))
+    W = (chain + spokes).tocsr()
+    W = W + W.T
+    A = (scipy.sparse.diags_array(W.sum(axis=1) + 1e-6) - W).tocsr()
+    A.sort_indices()
+    b = np.random.default_rng(2).normal(size=n)
+
+    M = multigrid(A)
+
+    assert M.operator_complexity < 2
+    assert cg(A, b, M=M, rtol=1e-8).iterations < 40
