@@ -108,13 +108,13 @@ def main() -> None:
         found = in_new_process(case, None)
         opening = joined(opening, found["opening"])
         kernels[found["case"]] = joined(kernels.get(found["case"], {}), found["kernels"])
-        print(f"{found['case']}: {sum(map(len, found['kernels'].values()))} instantiations", flush=True)
+        count = sum(map(len, found["kernels"].values()))
+        print(f"{found['case']}: {count} instantiations", flush=True)
         if arguments.brief:
             continue
         with tempfile.TemporaryDirectory() as caches:
             first = in_new_process(case, caches)
         again = in_new_process(case, None)["seconds"]
-        count = sum(map(len, found["kernels"].values()))
         more = {"instantiations": count, "compiling": first["compiling"]}
         entry = record(f"compilation/{found['case']}", [first["seconds"]], floor=again, nbytes=0, peers={}, **more)
         records.append(printed(entry, "the first call"))

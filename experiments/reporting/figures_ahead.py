@@ -13,7 +13,7 @@ def load_figures_ahead() -> None:
 
 
 def _load() -> None:
-    with contextlib.suppress(Exception):  # who draws is told
+    with contextlib.suppress(Exception):  # the import that draws raises the error again
         import matplotlib.backends.backend_agg  # noqa: F401
         import PIL.Image
 

@@ -131,21 +131,20 @@ class OpenSystem:
         with self.reporter.stage("prepare"), self.A.device.current():
             self._M = self._spec.rebuild(self._M, self.A)
 
-    def use_instead(self, spec: PreconditionerSpec, why: str) -> bool:
-        """Make another preconditioner of a matrix in memory; return whether there is memory for it, and the matrix has one."""
+    def use_instead(self, spec: PreconditionerSpec, why: str) -> None:
+        """Make another preconditioner of a matrix in memory; keep this one if there is no room, or the matrix has no other."""
         assert self.placement is not None, "an operator of the caller keeps its preconditioner"
         n, together = self.A.shape[0], self.placement.together
         wanted = spec.workspace_nbytes(n, together, self.A.dtype) + self.placement.plan.storage_nbytes
         if wanted > self.A.device.free_nbytes():
-            return False
+            return
         with self.reporter.stage("prepare"), self.A.device.current():
             try:
                 self._M = spec.build(self.A)
             except (InputError, BudgetError, MemoryError):
-                return False
+                return
         self._spec = spec
         self.placement = replace(self.placement, spec=spec, reasons={**self.placement.reasons, spec.name: why})
-        return True
 
     def _built(self) -> Operator | None:
         if self.placement is None:

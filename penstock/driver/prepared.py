@@ -245,28 +245,30 @@ class PreparedSystem:
             if not result.converged and may_go_on and not reasons & {StopReason.STOPPED, StopReason.INCONSISTENT}:
                 system.rebuild_preconditioner()
                 self._stale = False
-                left = None if maxiter is None else maxiter - result.iterations
-                x = GivenVectors.of(result.x, "x0")
-                return _joined(result, system.solve(b, x, **{**limits, "maxiter": left}))
+                return self._gone_on(result, b, limits)
         if not self._stale and result.converged:
             self._iterations_a_digit = _iterations_a_digit(result)
         return result
 
     def _solved_by_either(self, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]) -> AnyResult:
         """Solve with Jacobi, and go on with multigrid if that promises to need many iterations."""
-        system, maxiter, placement = self._system, limits["maxiter"], self._system.decided
+        system, placement = self._system, self._system.decided
         worth = worthwhile_iterations(placement.plan.storage_nbytes, placement.spec.block_size, system.A.device.kind)
         watch = ConvergenceWatch(worth, limits["rtol"], limits["monitor"])
         result = system.solve(b, guess, **{**limits, "monitor": watch})
         if watch.expected and not result.converged:
             why = f"{placement.spec.name} promised more than {worth} iterations after the first {result.iterations}"
             system.use_instead(multigrid_instead(placement), why)
-            left = None if maxiter is None else maxiter - result.iterations
-            x = GivenVectors.of(result.x, "x0")
-            result = _joined(result, system.solve(b, x, **{**limits, "maxiter": left}))
+            result = self._gone_on(result, b, limits)
         if result.converged:
             self._iterations_a_digit = _iterations_a_digit(result)
         return result
+
+    def _gone_on(self, result: AnyResult, b: GivenVectors, limits: dict[str, Any]) -> AnyResult:
+        """Go on from the iterate of a result, with another preconditioner and the iterations that are left."""
+        maxiter, x = limits["maxiter"], GivenVectors.of(result.x, "x0")
+        left = None if maxiter is None else maxiter - result.iterations
+        return _joined(result, self._system.solve(b, x, **{**limits, "maxiter": left}))
 
     def update(self, A: Any, preconditioner: Refresh = "auto") -> None:
         """Replace the values of the matrix by those of another one with the same pattern.

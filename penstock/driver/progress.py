@@ -358,13 +358,16 @@ class RichReporter(Reporter):
             yield _RichStage(progress, title, lines)
 
 
+def first_residual_norm(record: IterationRecord) -> float:
+    """Return the residual with which a solve began; of several columns, the largest."""
+    norms = record.state.residual_norms
+    return float(max(of[0] for of in norms) if isinstance(norms[0], list) else norms[0])
+
+
 def solve_progress(record: IterationRecord, rtol: float) -> tuple[float, str]:
     """Return the share done, on a logarithmic scale of the residual, and a line with residual and bytes."""
-    norms = record.state.residual_norms
-    first_residual = max(of[0] for of in norms) if isinstance(norms[0], list) else norms[0]  # several columns, or one
-    goal, reached = (
-        math.log(max(first_residual, 1e-300)) - math.log(max(to, 1e-300)) for to in (rtol, record.residual_norm)
-    )
+    first = first_residual_norm(record)
+    goal, reached = (math.log(max(first, 1e-300)) - math.log(max(to, 1e-300)) for to in (rtol, record.residual_norm))
     share = reached / goal if goal > 0 else 1.0
     streamed = f", {format_nbytes(record.bytes_streamed)} streamed" if record.bytes_streamed else ""
     detail = f"iteration {record.iteration}, residual {record.residual_norm:.2e}{streamed}"

@@ -10,16 +10,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.driver.progress import first_residual_norm
 from penstock.driver.request import Placement, Request
 from penstock.solvers import IterationRecord, PreconditionerSpec, preconditioner_spec
+from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
 
 # Iterations before the convergence is judged, and after which each look judges it anew.
 _TRIED = 50
 # Multigrid's set-up and solve take about as long as this many iterations with Jacobi, of a scalar matrix and of blocks, whose
 # coarse levels have relatively fewer entries; and some time that no matrix is too small for.
 _WORTH_SCALAR, _WORTH_BLOCKS, _OVERHEAD_SECONDS = 400, 250, {"cpu": 0.02, "cuda": 0.06}
-# Nominal rates of an iteration with Jacobi: bytes a second, and seconds to start it.
-_BANDWIDTH, _START_SECONDS = {"cpu": 30e9, "cuda": 4.4e12}, {"cpu": 20e-6, "cuda": 40e-6}
+# To start an iteration with Jacobi.
+_START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
 
 
 def may_change(placement: Placement | None, request: Request) -> bool:
@@ -35,8 +37,8 @@ def multigrid_instead(placement: Placement) -> PreconditionerSpec:
 
 
 def worthwhile_iterations(storage_nbytes: int, block_size: int, device_kind: str) -> int:
-    """Return the iterations with Jacobi that take about as long as multigrid does, of a matrix of so many bytes."""
-    seconds = storage_nbytes / _BANDWIDTH[device_kind] + _START_SECONDS[device_kind]
+    """Return the number of Jacobi iterations that cost about as much as set-up and solve with multigrid."""
+    seconds = storage_nbytes / NOMINAL_BANDWIDTH[device_kind] + _START_SECONDS[device_kind]
     return (_WORTH_SCALAR if block_size == 1 else _WORTH_BLOCKS) + round(_OVERHEAD_SECONDS[device_kind] / seconds)
 
 
@@ -61,8 +63,7 @@ class ConvergenceWatch:
 
     def _expected(self, record: IterationRecord) -> float:
         """Return how many iterations the tolerance takes at the mean rate of those so far."""
-        norms = record.state.residual_norms
-        first = max(of[0] for of in norms) if isinstance(norms[0], list) else norms[0]  # several columns, or one
+        first = first_residual_norm(record)
         if not (0 < record.residual_norm < math.inf and self.rtol > 0 and first > 0):
             return 0.0
         reached = math.log(first / record.residual_norm)

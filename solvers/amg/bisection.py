@@ -26,7 +26,7 @@ def coordinate_aggregates(coordinates: Array, size: int) -> Aggregates:
     All parts of a level are cut at once, where the coordinates are. Where a cut divides nodes of one plane, their other
     coordinates decide: the parts do not depend on the numbers of the nodes, nor on the device.
     """
-    if coordinates.ndim != 2 or not len(coordinates) or not _extents_are_finite(coordinates):
+    if coordinates.ndim != 2 or not len(coordinates) or not _are_finite(coordinates):
         raise InputError(f"coordinates must be finite and of shape (nodes, dimensions), not {coordinates.shape}")
     device = device_of(coordinates)
     points = device.xp.ascontiguousarray(coordinates, dtype=np.float64)
@@ -35,7 +35,7 @@ def coordinate_aggregates(coordinates: Array, size: int) -> Aggregates:
     return Aggregates(of_node, count=len(starts))
 
 
-def _extents_are_finite(coordinates: Array) -> bool:
+def _are_finite(coordinates: Array) -> bool:
     """Return whether all coordinates are finite."""
     flat = coordinates.reshape(-1)
     return bool(np.isfinite(float(flat.max()))) and bool(np.isfinite(float(flat.min())))

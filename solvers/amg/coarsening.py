@@ -67,8 +67,8 @@ def coarsen(
 
     ``stored``: A is in memory as BSR or CSR, and P is stored. Aggregates of a graph then have three nodes a side and are formed
     on its device. Otherwise the caller's level is made whatever its size, and coarse ones keep decoupled unknowns.
-    Only strong couplings count for these (:func:`~penstock.solvers.amg.strength.strong_graph`). ``level`` is the number of
-    coarsenings that have made A: the largest eigenvalues of such matrices may stand alone, so more rounds look for them.
+    Only strong couplings count for these (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a ``level``, which is 0
+    for the caller's matrix: the largest eigenvalues of others may stand alone, so more rounds look for them.
     """
     finest = level == 0
     communicator, count = communicator_of(A), A.shape[0] // size
@@ -78,10 +78,7 @@ def coarsen(
     if not (finest or stored):
         free[...] = True
     with communicator.together():
-        if stored and aggregates is None and points is None:
-            of_nodes = _aggregates_of_strong(A, size, free, level)
-        else:
-            of_nodes = _aggregates(A, size, aggregates, points, free, nodes, smoothing)
+        of_nodes = _aggregates(A, size, aggregates, points, free, nodes, smoothing, level if stored else None)
         if of_nodes.count > _LEAST_COARSENING * count and (stored or not finest):
             return None
         T = _tentative(A, size, modes, points, free, of_nodes)
@@ -142,7 +139,14 @@ def _without(rows: BlockRows, dropped: Array) -> BlockRows:
 
 
 def _aggregates(
-    A: Operator, size: int, aggregates: Any, points: Array | None, free: Array, nodes: int, radius: int
+    A: Operator,
+    size: int,
+    aggregates: Any,
+    points: Array | None,
+    free: Array,
+    nodes: int,
+    radius: int,
+    stored_level: int | None,
 ) -> Aggregates:
     """Return the caller's aggregates, or make them of boxes, of points, or of the graph of the matrix."""
     count = A.shape[0] // size
@@ -156,6 +160,8 @@ def _aggregates(
         return numbered_aggregates(aggregates, count)
     if points is not None:
         return coordinate_aggregates(points, nodes)
+    if stored_level is not None:
+        return _aggregates_of_strong(A, size, free, stored_level)
     return graph_aggregates(*graph_of(A, size), radius, nodes)
 
 

@@ -246,6 +246,8 @@ def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
     if isinstance(A, (BsrMatrix, CsrMatrix)) and block_size in (None, _size_of(A)):
         return A
     size, parts = block_size or 1, list[BlockRows]()
+    if isinstance(A, CsrMatrix):
+        return BsrMatrix.from_csr(A, block_size=size)
     visit_rows(A, size, parts.append)
     rows = BlockRows.joined(parts, 0)
     if size == 1:

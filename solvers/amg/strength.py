@@ -8,7 +8,7 @@ from numba import prange
 from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
 from penstock.spmv import Array
 from penstock.spmv.compilation.cuda_module import launch
-from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.compilation.jit import inlined, parallel_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows
 
@@ -75,15 +75,21 @@ def _measure_diagonal(offsets: Array, columns: Array, entries: Array, norms: Arr
                 norms[node] = np.sqrt(np.sum(entries[place] ** 2))
 
 
+@inlined
+def _is_strong(place: int, node: int, columns: Array, entries: Array, theta: float, norms: Array) -> bool:
+    """Return whether the block at a place, in the row of a node, couples it strongly with another one."""
+    squares = 0.0
+    for entry in range(entries.shape[1]):
+        squares += entries[place, entry] ** 2
+    return columns[place] != node and squares > theta**2 * norms[node] * norms[columns[place]]  # type: ignore[no-any-return]
+
+
 @parallel_kernel
 def _count(offsets: Array, columns: Array, entries: Array, theta: float, norms: Array, counts: Array) -> None:
     for node in prange(norms.shape[0]):
-        count, limit = 0, theta**2 * norms[node]
+        count = 0
         for place in range(offsets[node], offsets[node + 1]):
-            squares = 0.0
-            for entry in range(entries.shape[1]):
-                squares += entries[place, entry] ** 2
-            count += columns[place] != node and squares > limit * norms[columns[place]]
+            count += _is_strong(place, node, columns, entries, theta, norms)
         counts[node] = count
 
 
@@ -92,11 +98,8 @@ def _list(
     offsets: Array, columns: Array, entries: Array, theta: float, norms: Array, of_strong: Array, strong: Array
 ) -> None:
     for node in prange(norms.shape[0]):
-        following, limit = of_strong[node], theta**2 * norms[node]
+        following = of_strong[node]
         for place in range(offsets[node], offsets[node + 1]):
-            squares = 0.0
-            for entry in range(entries.shape[1]):
-                squares += entries[place, entry] ** 2
-            if columns[place] != node and squares > limit * norms[columns[place]]:
+            if _is_strong(place, node, columns, entries, theta, norms):
                 strong[following] = columns[place]
                 following += 1

@@ -433,9 +433,8 @@ class SparseMatrix(ValidatedOperator):
 
     def add_absolute(self, first_row: int, x: Array, out: Array) -> None:
         """Add this slab's share of ``|A| @ x`` to ``out``, the result of the whole matrix, zeroed before."""
-        nbytes = (
-            _SLAB_NBYTES if self.device.kind == "cpu" else _REFILLED_NBYTES
-        )  # waiting for a GPU costs as much as 1 GiB
+        # Between slabs a GPU is waited for, which takes as long as reading 1 GiB.
+        nbytes = _SLAB_NBYTES if self.device.kind == "cpu" else _REFILLED_NBYTES
         for start, slab in self.slabs(nbytes):
             slab.absolute().apply_slab(first_row + start, x, out, 1.0, 0.0)
 

@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import numpy as np
 
 from penstock.host.threads import usable_cores
-from penstock.spmv.device import Array
+from penstock.spmv.device import Array, device_of
 
 # Entries that a thread looks at or converts at a time; fewer are not worth threads.
 _PIECE = 1 << 21
 
-Result = TypeVar("Result")
-
 
 def within(indices: Array, stop: int) -> bool:
     """Return whether all indices are 0 or more and below ``stop``."""
-    if not indices.size:
-        return True
 
-    def looked_at(piece: Array) -> bool:
-        return int(piece.min()) >= 0 and int(piece.max()) < stop
+    def is_within(place: slice) -> bool:
+        return int(indices[place].min()) >= 0 and int(indices[place].max()) < stop
 
-    return all(_of_pieces(looked_at, indices))
+    return all(_in_pieces(is_within, indices))
 
 
 def narrowed(indices: Array) -> Array:
-    """Return indices as int32, themselves if they are; they are known to fit."""
-    if indices.dtype == np.int32 or indices.size <= _PIECE or hasattr(indices, "get"):
-        return indices.astype(np.int32, copy=False)
-    out = np.empty(indices.size, dtype=np.int32)
+    """Return indices that fit as int32, themselves if they are."""
+    if indices.dtype == np.int32:
+        return indices
+    out = device_of(indices).xp.empty(indices.size, dtype=np.int32)
 
-    def convert(start: int) -> None:
-        out[start : start + _PIECE] = indices[start : start + _PIECE]
+    def convert(place: slice) -> bool:
+        out[place] = indices[place]
+        return True
 
-    with ThreadPoolExecutor(usable_cores()) as threads:
-        list(threads.map(convert, range(0, indices.size, _PIECE)))
+    _in_pieces(convert, indices)
     return out
 
 
-def _of_pieces(function: Callable[[Array], Result], array: Array) -> Iterator[Result]:
-    """Yield what a function returns for each piece of an array; one of a GPU is a single piece."""
-    if hasattr(array, "get") or array.size <= _PIECE:
-        yield function(array)
-        return
+def _in_pieces(function: Callable[[slice], bool], indices: Array) -> list[bool]:
+    """Return what a function returns for the places of all pieces of an array; on a GPU that is a single piece."""
+    if indices.size <= _PIECE or device_of(indices).kind == "cuda":
+        return [function(slice(0, indices.size))] if indices.size else []
     with ThreadPoolExecutor(usable_cores()) as threads:
-        yield from threads.map(function, (array[start : start + _PIECE] for start in range(0, array.size, _PIECE)))
+        return list(threads.map(function, (slice(start, start + _PIECE) for start in range(0, indices.size, _PIECE))))

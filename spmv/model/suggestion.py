@@ -20,7 +20,8 @@ from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.model.timing import time_by_host_clock
 from penstock.spmv.sizes import format_nbytes
 
-_NOMINAL_BANDWIDTH = {"cpu": 30e9, "cuda": 4.4e12}
+#: Bytes a second of memory, for choices that must not depend on the machine.
+NOMINAL_BANDWIDTH = {"cpu": 30e9, "cuda": 4.4e12}
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def rank_formats(
     are left out. A bandwidth in bytes a second may replace the nominal one, which ranks just as well. Storage is worked out only
     for the formats that are asked for, and for those that may be better: for the others a bound suffices.
     """
-    rate = bandwidth or _NOMINAL_BANDWIDTH[device_kind]
+    rate = bandwidth or NOMINAL_BANDWIDTH[device_kind]
     vectors = columns * sum(statistics.shape) * statistics.dtype.itemsize
 
     def seconds(cls: type[SparseMatrix], nbytes: float) -> float:

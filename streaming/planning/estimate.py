@@ -113,8 +113,6 @@ class _PlannedSweeps(Protocol):
     @property
     def powers_per_sweep(self) -> int: ...
 
-    def nbytes_of(self, number: int) -> int: ...
-
     @property
     def streamed_sizes(self) -> Sequence[int]: ...
 
@@ -125,6 +123,7 @@ class SweepTimes:
     def __init__(self, plan: _PlannedSweeps, rates: LinkRates) -> None:
         self._plan, self._rates = plan, rates
         self._stages = plan.powers_per_sweep
+        self._transfers = [nbytes / rates.link + rates.transfer_start for nbytes in plan.streamed_sizes]
         traits = format_named(plan.index.format_name).traits
         self._memory_rate = rates.memory * (rates.scattering if traits.half else EFFICIENCY)
         if rates.side_by_side > 1:  # a GPU
@@ -132,7 +131,7 @@ class SweepTimes:
 
     def transfer(self, number: int) -> float:
         """Return the seconds to transfer a subdivision."""
-        return self._plan.nbytes_of(number) / self._rates.link + self._rates.transfer_start
+        return self._transfers[number]
 
     def product(self, number: int) -> float:
         """Return the seconds of one product with a subdivision."""
@@ -167,8 +166,9 @@ class SweepTimes:
         """Return the seconds of all transfers, of all computations, and those for which the link must wait."""
         schedule, products = self._plan.schedule, self._products()
         later = [number for number in (1, 2) if schedule.sweeps != "restart"] or [0]
-        transfers = [nbytes / self._rates.link + self._rates.transfer_start for nbytes in self._plan.streamed_sizes]
-        transferred = sum(sum(map(transfers.__getitem__, schedule.transfers(number))) for number in later) / len(later)
+        transferred = sum(sum(map(self._transfers.__getitem__, schedule.transfers(number))) for number in later) / len(
+            later
+        )
         # No transfer runs until all products with the first subdivision are done, nor after the last one has arrived.
         alternate, stages = schedule.sweeps == "alternate", self._stages
         waiting = stages * (stages - 1) * max(products) if alternate else 0.0

@@ -10,6 +10,7 @@ import scipy.io
 import scipy.sparse
 import scipy.sparse.linalg
 from kernel_targets import gpu_count
+from labelled import Series
 
 import penstock
 from penstock.driver import placement as placement_module
@@ -156,13 +157,6 @@ class TestVectors:
         check(narrow.astype(np.float64), b, result)
 
     def test_pandas_come_back_with_their_labels(self, A, b):
-        class Series:  # the two attributes that tell a pandas object
-            def __init__(self, values, index=None):
-                self.values, self.index = np.asarray(values), index
-
-            def to_numpy(self):
-                return self.values
-
         result = solve(A, Series(b, index="labels"))
 
         assert type(result.x) is Series
