@@ -136,8 +136,11 @@ def _bisect_together(points: Any, order: Indices, keys: Any, start: int, cut: in
     with np.errstate(over="ignore"):
         axis = int(np.argmax(high - low))
         extent = high[axis] - low[axis]
-    if 0 < extent < np.inf:
-        scale, counts = _BINS / extent, np.zeros((_CHUNKS, _BINS), dtype=np.int64)
+        scale = (
+            _BINS / extent if extent > 0 else 0.0
+        )  # infinite for a tiny extent, 0 for an infinite one: then without bins
+    if 0 < scale < np.inf:
+        counts = np.zeros((_CHUNKS, _BINS), dtype=np.int64)
         _count_bins(points, order, axis, low[axis], scale, start, stop, counts)
         ends = np.cumsum(counts.sum(axis=0))
         middle = int(np.searchsorted(ends, cut - start, side="right"))  # the bin in which the cut lies

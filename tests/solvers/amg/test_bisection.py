@@ -36,6 +36,8 @@ _BODIES = {
     "one point": np.ones((3000, 3)),
     "far away": 1e15 + _GRID,
     "overflow": 1e307 * (_GRID - 5.5) * 3,  # extents that overflow
+    "tiny": 1e-307 * np.random.default_rng(2).random((2000, 3)),
+    "smallest": 5e-324 * _GRID,
     "unlike": np.where(_GRID == 3, 1e300, _GRID),
     "line": np.linspace(1, 0, 1000)[:, None],
     "signed zeros": np.where(_GRID < 6, -0.0, 0.0) * np.sign(_GRID - 3),
