@@ -200,7 +200,7 @@ class SolveResult:
     def continued(self, further: SolveResult, scale: float = 1.0) -> Self:
         """Return this result with the iterations and the cost of a further solve, whose residuals are relative to ``scale``."""
         norms = [*self.residual_norms, *(float(scale * norm) for norm in further.residual_norms[1:])]
-        return replace(self, iterations=len(norms) - 1, residual_norms=norms, **cost_of_both(self, further))
+        return replace(self, iterations=len(norms) - 1, residual_norms=norms, **_cost_of_both(self, further))
 
     def check(self) -> Self:
         """Return the result itself if it has converged, else raise a NotConvergedError with the message."""
@@ -319,7 +319,22 @@ class BlockSolveResult:
         return as_table(self.explain())
 
 
-def cost_of_both(one: SolveResult | BlockSolveResult, other: SolveResult | BlockSolveResult) -> dict[str, Any]:
+def joined_results(
+    before: SolveResult | BlockSolveResult, after: SolveResult | BlockSolveResult
+) -> SolveResult | BlockSolveResult:
+    """Return the result of a solve that went on from another one, with the cost of both."""
+    columns = tuple(
+        replace(one.continued(other), x=other.x, reason=other.reason, message=other.message, state=other.state,
+                true_residual=other.true_residual, rounding_floor=other.rounding_floor)
+        for one, other in zip(before.columns, after.columns, strict=True)
+    )  # fmt: skip
+    if isinstance(after, SolveResult):
+        return columns[0]
+    iterations = before.iterations + after.iterations
+    return replace(after, columns=columns, iterations=iterations, **_cost_of_both(before, after))
+
+
+def _cost_of_both(one: SolveResult | BlockSolveResult, other: SolveResult | BlockSolveResult) -> dict[str, Any]:
     """Return the entries of a result that describe the cost, summed over two solves."""
     timings = {
         name: one.timings.get(name, 0.0) + other.timings.get(name, 0.0) for name in {**one.timings, **other.timings}

@@ -40,7 +40,7 @@ from penstock.driver.resident import Resident
 from penstock.driver.slow_convergence import ConvergenceWatch, may_change, multigrid_instead, worthwhile_iterations
 from penstock.driver.update import update_values
 from penstock.solvers import IterationRecord, SolveResult, StopReason, method_named
-from penstock.solvers.result import cost_of_both
+from penstock.solvers.result import joined_results
 from penstock.spmv import (
     Array,
     Device,
@@ -268,7 +268,7 @@ class PreparedSystem:
         """Go on from the iterate of a result, with another preconditioner and the iterations that are left."""
         maxiter, x = limits["maxiter"], GivenVectors.of(result.x, "x0")
         left = None if maxiter is None else maxiter - result.iterations
-        return _joined(result, self._system.solve(b, x, **{**limits, "maxiter": left}))
+        return joined_results(result, self._system.solve(b, x, **{**limits, "maxiter": left}))
 
     def update(self, A: Any, preconditioner: Refresh = "auto") -> None:
         """Replace the values of the matrix by those of another one with the same pattern.
@@ -478,19 +478,6 @@ def _iterations_a_digit(result: AnyResult) -> float | None:
         if 0 < last < 0.1 * first:
             rates.append(column.iterations / math.log10(first / last))
     return max(rates, default=None)
-
-
-def _joined(before: AnyResult, after: AnyResult) -> AnyResult:
-    """Return the result of a solve that went on from another one, with the cost of both."""
-    columns = tuple(
-        replace(one.continued(other), x=other.x, reason=other.reason, message=other.message, state=other.state,
-                true_residual=other.true_residual, rounding_floor=other.rounding_floor)
-        for one, other in zip(before.columns, after.columns, strict=True)
-    )  # fmt: skip
-    if isinstance(after, SolveResult):
-        return columns[0]
-    iterations = before.iterations + after.iterations
-    return replace(after, columns=columns, iterations=iterations, **cost_of_both(before, after))
 
 
 def _with_note(result: AnyResult, note: str) -> AnyResult:
