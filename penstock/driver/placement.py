@@ -134,18 +134,25 @@ def place_matrix(
     undecided = request.is_auto and not request.options and request.chosen_method.definite
     slow = undecided and is_worth_measuring(A.shape[0], streamed=False) and constants_are_slow(A, block_size)
     without, request = request, replace(request, constants_are_slow=slow)
-    base = request.specs(block_size, streamed=False)[0]
-    room = room_for_matrix(request, vectors.nbytes(request, base))
-    most = room - _PADDING_NBYTES
 
-    def best_of(*names: str) -> Suggestion | None:
-        ranking = rank_formats(statistics, request.device.kind, vectors.together, names=names, most_nbytes=most)
-        return next(ranking, None)
+    def fitting_for(spec: PreconditionerSpec) -> Suggestion | None:
+        """Return the format in which the matrix is used with a preconditioner, or None if there is no room for both."""
+        try:
+            most = room_for_matrix(request, vectors.nbytes(request, spec)) - _PADDING_NBYTES
+        except BudgetError:
+            if spec is specs[-1]:
+                raise
+            return None
+        names: Sequence[tuple[str, ...]] = (spec.formats, ()) if spec.formats else ((),)
+        if request.format is not None:
+            names = ((request.format,),)
+        rankings = (
+            rank_formats(statistics, request.device.kind, vectors.together, names=of, most_nbytes=most) for of in names
+        )
+        return next(itertools.chain.from_iterable(rankings), None)
 
-    if request.format is not None:
-        fitting = best_of(request.format)
-    else:
-        fitting = (best_of(*base.formats) if base.formats else None) or best_of()
+    specs = request.specs_in_memory(block_size)
+    base, fitting = next(((spec, one) for spec in specs if (one := fitting_for(spec))), (specs[-1], None))
     if fitting is not None:
         with reporter.part("convert"):
             matrix = _converted(statistics, fitting)

@@ -51,9 +51,9 @@ class Request:
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.
 
-        ``auto`` is smoothed aggregation where the near-null space or the nodes are known, or constants are slow modes; of a
-        scalar matrix that stays on a GPU it is multigrid then, whose aggregates are made there. Otherwise it is Jacobi, by blocks
-        where the matrix has them; where it is streamed, a Chebyshev polynomial as well, whose products share sweeps.
+        ``auto`` is smoothed aggregation where the near-null space or the nodes are known, or constants are slow modes. Otherwise
+        it is Jacobi, by blocks where the matrix has them; where it is streamed, a Chebyshev polynomial as well, whose products
+        share sweeps.
         """
         if isinstance(self.preconditioner, PreconditionerSpec):
             return [self.preconditioner.with_block_size(block_size)]
@@ -66,12 +66,24 @@ class Request:
             return [spec]
         if not self.chosen_method.definite:
             return [preconditioner_spec("absolute_jacobi", block_size=block_size, **self.options)]
-        if self.constants_are_slow and block_size == 1 and self.device.kind == "cuda" and not streamed:
-            return [preconditioner_spec("multigrid", block_size=1, **self.options)]
         if self.options.keys() & {"near_null_space", "coordinates"} or self.constants_are_slow:
             return [preconditioner_spec("smoothed_aggregation", block_size=block_size, **self.options)]
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
         return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]
+
+    def specs_in_memory(self, block_size: int) -> list[PreconditionerSpec]:
+        """Return the preconditioners of a matrix whose entries are at hand: the first for which there is room is used.
+
+        ``auto`` is multigrid where :meth:`specs` says smoothed aggregation. Products cost the same in both, multigrid needs
+        fewer, and its aggregates follow the entries. On a GPU blocks of several unknowns are left to smoothed aggregation, which
+        reads half of a symmetric matrix there.
+        """
+        specs = self.specs(block_size, streamed=False)
+        for_both = self.options.keys() <= {"near_null_space", "coordinates"}
+        replaceable = self.is_auto and specs[0].uses_near_null_space and for_both
+        if replaceable and (self.device.kind == "cpu" or block_size == 1):
+            return [preconditioner_spec("multigrid", block_size=block_size, **self.options), *specs]
+        return specs
 
     def specs_that_stream(self, block_size: int) -> list[PreconditionerSpec]:
         """Return the preconditioners of a matrix that is streamed, or refuse one that needs its entries."""

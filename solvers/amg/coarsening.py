@@ -23,6 +23,8 @@ from penstock.solvers.amg.aggregates import (
 from penstock.solvers.amg.bisection import coordinate_aggregates
 from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
+from penstock.solvers.amg.group_inverses import GroupInverses
+from penstock.solvers.amg.groups import Groups, linked_groups
 from penstock.solvers.amg.level import CoarseLevel
 from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
@@ -57,6 +59,7 @@ def coarsen(
     nodes: int = COARSE_SIDE**3,
     smoothing: int = 1,
     stored: bool = False,
+    grouped: bool = False,
     level: int = 0,
     **measuring: Any,
 ) -> CoarseLevel | None:
@@ -66,42 +69,64 @@ def coarsen(
     ``smoothing`` is the degree of p, and ``measuring`` are options of :func:`largest_eigenvalue`.
 
     ``stored``: A is in memory as BSR or CSR, and P is stored. Aggregates of a graph then have three nodes a side and are formed
-    on its device. Otherwise the caller's level is made whatever its size, and coarse ones keep decoupled unknowns.
-    Only strong couplings count for these (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a ``level``, which is 0
-    for the caller's matrix: the largest eigenvalues of others may stand alone, so more rounds look for them.
+    on its device; ``grouped``: of groups of linked nodes where there are any, and so is D. Otherwise the caller's level is made
+    whatever its size, and coarse ones keep decoupled unknowns. Only strong couplings count for stored matrices
+    (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a ``level``, which is 0 for the caller's matrix: the largest
+    eigenvalues of others may stand alone, so more rounds look for them.
     """
     finest = level == 0
     communicator, count = communicator_of(A), A.shape[0] // size
     modes, points = checked_near_null_space(A, size, near_null_space, coordinates)
     _check_cuts(A, size)
-    diagonal, high, free = measured(A, size, settled=not finest, **measuring)
+    diagonal, sums = _diagonal(A, size)
+    free = sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
+    groups = _group_inverses(A) if grouped else None
+    measuring |= {"row_sums": sums, "settled": not finest}
+    high = largest_eigenvalue(A, diagonal, **measuring) if groups is None else groups.high
     if not (finest or stored):
         free[...] = True
     with communicator.together():
-        of_nodes = _aggregates(A, size, aggregates, points, free, nodes, smoothing, level if stored else None)
+        if stored and points is None and aggregates is None:
+            of_nodes = _aggregates_of_strong(A, size, free, level, groups)
+        else:
+            of_nodes = _aggregates(A, size, aggregates, points, nodes, smoothing)
         if of_nodes.count > _LEAST_COARSENING * count and (stored or not finest):
             return None
         T = _tentative(A, size, modes, points, free, of_nodes)
-    del modes, points, free  # as large as T
-    return _coarsened(A, diagonal, high, shared(T, communicator), smoothing, stored=stored)
+    del modes, points, free, sums, measuring  # as large as T
+    return _coarsened(A, diagonal, high, shared(T, communicator), smoothing, groups, stored=stored)
 
 
 def coarsen_again(A: Operator, T: Tentative, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
     """Return the level for new values of a matrix, with the same aggregates and T; P is not stored. Collective."""
-    diagonal, high, _ = measured(A, T.block_size, **measuring)
+    diagonal, high = measured(A, T.block_size, **measuring)
     return _coarsened(A, diagonal, high, T, smoothing)
 
 
-def measured(
-    A: Operator, size: int, rounds: int, degree: int = 9, **options: Any
-) -> tuple[DiagonalBlocks, float, Array]:
-    """Return D, a bound of the eigenvalues of ``D A`` (:func:`largest_eigenvalue`), and which unknowns couple with others."""
+def measured(A: Operator, size: int, **options: Any) -> tuple[DiagonalBlocks, float]:
+    """Return D, the inverses of the diagonal blocks, and a bound of the eigenvalues of ``D A`` (:func:`largest_eigenvalue`)."""
+    diagonal, sums = _diagonal(A, size)
+    return diagonal, largest_eigenvalue(A, diagonal, row_sums=sums, **options)
+
+
+def _diagonal(A: Operator, size: int) -> tuple[DiagonalBlocks, Array]:
+    """Return D, and the row sums of ``|D| |A|``."""
     with communicator_of(A).together():
         blocks, of_rows = diagonal_and_row_sums(A, size)
         diagonal = inverted_blocks(A, blocks)
-        sums = scaled_row_sums(diagonal, of_rows)
-    high = largest_eigenvalue(A, diagonal, rounds, degree, row_sums=sums, **options)
-    return diagonal, high, sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
+        return diagonal, scaled_row_sums(diagonal, of_rows)
+
+
+def _group_inverses(A: Operator) -> GroupInverses | None:
+    """Return D of groups of linked nodes, or None if no nodes are linked."""
+    assert isinstance(A, (BsrMatrix, CsrMatrix))
+    groups = linked_groups(_float64(rows_of(A)))
+    return None if groups is None else GroupInverses(A, groups)
+
+
+def _float64(rows: BlockRows) -> BlockRows:
+    rows.blocks = rows.blocks.astype(np.float64, copy=False)
+    return rows
 
 
 def _check_cuts(A: Operator, size: int) -> None:
@@ -112,15 +137,37 @@ def _check_cuts(A: Operator, size: int) -> None:
         )
 
 
-def _aggregates_of_strong(A: Operator, size: int, free: Array, level: int) -> Aggregates:
-    """Aggregate a stored matrix by its strong couplings; unknowns of nodes without any are not free: smoothing suffices."""
+def _aggregates_of_strong(A: Operator, size: int, free: Array, level: int, groups: GroupInverses | None) -> Aggregates:
+    """Aggregate the nodes of a stored matrix, or its groups, by strong couplings.
+
+    Unknowns of nodes or groups without any are not free: smoothing suffices.
+    """
     assert isinstance(A, (BsrMatrix, CsrMatrix))
     rows = rows_of(A)
+    free = free.reshape(-1, size)
+    of_node = None if groups is None else groups.groups.of_node
+    if groups is not None:
+        free &= ~_hubs(rows)[:, None]
+        rows = _between_groups(_float64(rows), groups.groups)
     offsets, columns = strong_graph(rows, level)
-    of_nodes = free.reshape(-1, size)
-    of_nodes &= (offsets[1:] > offsets[:-1])[:, None]
-    of_nodes &= ~_hubs(rows)[:, None]
-    return device_aggregates(offsets, columns, of_nodes.any(axis=1), A.device.kind)
+    coupled = (offsets[1:] > offsets[:-1]) & ~_hubs(rows)
+    if of_node is None:
+        free &= coupled[:, None]
+        return device_aggregates(offsets, columns, free.any(axis=1), A.device.kind)
+    free &= coupled[of_node][:, None]
+    active = rows.device.xp.zeros(len(coupled), dtype=bool)
+    active[of_node[free.any(axis=1)]] = True
+    of_groups = device_aggregates(offsets, columns, active, A.device.kind)
+    return Aggregates(rows.device.asarray(of_groups.of_node)[of_node], count=of_groups.count)
+
+
+def _between_groups(rows: BlockRows, groups: Groups) -> BlockRows:
+    """Return the matrix of vectors that are constant on groups."""
+    xp, nodes, size = rows.device.xp, len(rows.offsets) - 1, int(rows.blocks.shape[1])
+    ones = xp.tile(xp.eye(size), (nodes, 1, 1))
+    constants = BlockRows(0, xp.arange(nodes + 1), groups.of_node, ones, groups.count)
+    image = product_of_rows(rows, constants, groups.count)
+    return product_of_rows(constants.transposed(groups.count), image, groups.count)
 
 
 def _hubs(rows: BlockRows) -> Array:
@@ -138,16 +185,7 @@ def _without(rows: BlockRows, dropped: Array) -> BlockRows:
     return BlockRows(rows.start, offsets, rows.columns[kept], rows.blocks[kept], rows.width)
 
 
-def _aggregates(
-    A: Operator,
-    size: int,
-    aggregates: Any,
-    points: Array | None,
-    free: Array,
-    nodes: int,
-    radius: int,
-    stored_level: int | None,
-) -> Aggregates:
+def _aggregates(A: Operator, size: int, aggregates: Any, points: Array | None, nodes: int, radius: int) -> Aggregates:
     """Return the caller's aggregates, or make them of boxes, of points, or of the graph of the matrix."""
     count = A.shape[0] // size
     if not count:
@@ -160,8 +198,6 @@ def _aggregates(
         return numbered_aggregates(aggregates, count)
     if points is not None:
         return coordinate_aggregates(points, nodes)
-    if stored_level is not None:
-        return _aggregates_of_strong(A, size, free, stored_level)
     return graph_aggregates(*graph_of(A, size), radius, nodes)
 
 
@@ -176,31 +212,43 @@ def _tentative(
 
 
 def _coarsened(
-    A: Operator, diagonal: DiagonalBlocks, high: float, T: Tentative, smoothing: int, *, stored: bool = False
+    A: Operator,
+    diagonal: DiagonalBlocks,
+    high: float,
+    T: Tentative,
+    smoothing: int,
+    groups: GroupInverses | None = None,
+    *,
+    stored: bool = False,
 ) -> CoarseLevel:
     steps = smoothing_steps(smoothing, high)
     transfers: tuple[CsrMatrix, ...] = ()
     if stored:
         assert isinstance(A, (BsrMatrix, CsrMatrix))
-        matrix, transfers = _stored_product(A, diagonal, T, steps)
+        matrix, transfers = _stored_product(A, diagonal, T, steps, groups)
     else:
         matrix = coarse_matrix(A, diagonal.blocks, T, steps)
     with_unit_rows(matrix, T.missing)
     negligible = communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal))
-    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers)
+    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers, groups)
 
 
 def _stored_product(
-    A: BsrMatrix | CsrMatrix, diagonal: DiagonalBlocks, T: Tentative, steps: list[RecurrenceStep]
+    A: BsrMatrix | CsrMatrix,
+    diagonal: DiagonalBlocks,
+    T: Tentative,
+    steps: list[RecurrenceStep],
+    groups: GroupInverses | None,
 ) -> tuple[BsrMatrix, tuple[CsrMatrix, CsrMatrix]]:
     """Return ``P^T A P``, and P and its transpose, formed on the device of A."""
-    rows, count = rows_of(A), T.aggregates.count
-    rows.blocks = rows.blocks.astype(np.float64, copy=False)
+    rows, count = _float64(rows_of(A)), T.aggregates.count
     nodes = len(rows.offsets) - 1
     P, hubs = T.rows(0, nodes), _hubs(rows)
     smoothed = _without(rows, hubs) if count_true(hubs) else rows  # rows of P of hubs are empty
     for step in steps:
-        P = smoothed_rows(product_of_rows(smoothed, P, count), P, diagonal.blocks, step.a)
+        image = product_of_rows(smoothed, P, count)
+        blocks, factor = diagonal.blocks, step.a
+        P = smoothed_rows(image, P, blocks, factor) if groups is None else groups.smoothed(image, P, factor, count)
     R = P.transposed(count)
     product = product_of_rows(R, product_of_rows(rows, P, count), count)
     arrays = {"row_offsets": product.offsets, "column_indices": product.columns, "values": product.blocks}

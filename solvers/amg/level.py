@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.solvers.amg.group_inverses import GroupInverses
 from penstock.solvers.amg.tentative import Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Operator, ValidatedOperator
@@ -24,6 +25,9 @@ class CoarseLevel:
     A: BsrMatrix  # ``P^T A P``, with 1 on the diagonal where columns of T vanish
     negligible: float  # entries and eigenvalues of it up to this size are zero but for rounding
     transfers: tuple[CsrMatrix, ...] = ()  # P and its transpose, if they are stored
+    groups: GroupInverses | None = (
+        None  # D of groups of linked nodes, in place of ``diagonal``; ``high`` is for it then
+    )
     inverse: Operator = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

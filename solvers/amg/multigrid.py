@@ -11,6 +11,7 @@ import scipy.sparse
 
 from penstock.solvers.amg.coarsening import coarsen
 from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, dense_inverse, inverse_of
+from penstock.solvers.amg.group_inverses import GroupChebyshev
 from penstock.solvers.amg.matrix_rows import visit_rows
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
 from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue
@@ -198,7 +199,8 @@ def multigrid(
     Vanek, Mandel and Brezina (1996), with the prolongator stored: about half of the bytes of A. Everything but the inverse of the
     last matrix is set up on the device. :func:`smoothed_aggregation` needs fewer iterations and no prolongator, and works on
     streamed matrices; this is for matrices of any kind in memory. Aggregates follow strong couplings only, so that jumps of a
-    coefficient and anisotropy cost few iterations.
+    coefficient and anisotropy cost few iterations. Nodes that lie on lines across flat elements, and tied nodes, are smoothed
+    and aggregated together: D then inverts the blocks of A on such groups, which takes up to the bytes of A once more.
 
     Examples
     --------
@@ -223,10 +225,17 @@ def multigrid(
         levels: list[Level] = []
         negligible = 0.0
         while matrix.shape[0] > DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
-            level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, level=len(levels))
+            by_polynomial = smoother == "chebyshev"
+            level = coarsen(
+                matrix, _size_of(matrix), modes, rounds=1, stored=True, grouped=by_polynomial, level=len(levels)
+            )
             if level is None:
                 break
-            smooth = _make_smoother(matrix, level.diagonal, level.high, smoother, products)
+            smooth: Operator
+            if level.groups is not None:
+                smooth = GroupChebyshev(matrix, level.groups, products, level.high * _SMOOTHED_FROM, level.high)
+            else:
+                smooth = _make_smoother(matrix, level.diagonal, level.high, smoother, products)
             P, R = level.transfers
             levels.append(Level(matrix, smooth, P, R))
             negligible, modes = max(negligible, level.negligible), level.T.candidates

@@ -276,6 +276,6 @@ def _inverse(level: CoarseLevel, before: Operator | None) -> Operator:
     nodes = COARSE_SIDE ** (3 if grid is None else len(grid))
     coarser = coarsen(A, T.modes, T.candidates, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, level=1)
     if coarser is None:
-        diagonal, high, _ = measured(A, T.modes, _COARSE_ROUNDS, settled=True)
+        diagonal, high = measured(A, T.modes, rounds=_COARSE_ROUNDS, settled=True)
         return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
     return _preconditioner(coarser, _COARSE_DEGREE, _COARSE_SMOOTHING)

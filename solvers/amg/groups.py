@@ -1,0 +1,182 @@
+"""Groups of nodes that only together can be smoothed: the lines of nodes across flat elements, and nodes that are tied.
+
+The coupling of two nodes is the mean of ``-a_ij / sqrt(a_ii a_jj)`` over their unknowns of the same name: 1/2 between
+neighbours on a line, nearly 1 between tied nodes. Flat finite elements also couple nodes beside each other, about as strongly
+and with the opposite sign, as a mass matrix does; so the size of an entry does not show which nodes move alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse
+from numba import prange
+from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
+
+from penstock.spmv import Array, device_of
+from penstock.spmv.compilation.cuda_module import CudaSource, launch
+from penstock.spmv.compilation.jit import inlined, parallel_kernel
+from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.products.block_rows import BlockRows
+
+LINK_KERNELS = CudaSource("penstock.solvers.kernels", "links.cu")
+
+# Neighbours on a line have 1/2, in smooth meshes at most 0.3. Beside a line the negative couplings add up to 1 or more, at an
+# edge of the body to 0.6. With more than two strong neighbours a node is not on a line, as of the biharmonic operator.
+_STRONG, _OPPOSITE, _TIE = 0.35, 0.5, 0.75
+# A group has at most so many nodes, and unknowns: its inverse is dense. Longer lines are cut into equal parts. (For a line of
+# 121 nodes, elements 1:1000, two parts need 110 iterations and one 10; but D then has five times the entries of A.)
+_MOST_NODES, _MOST_UNKNOWNS = 64, 192
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The group of every node: ``of_node``, int32 array (nodes,) on the device of the matrix, numbers from 0 without gaps."""
+
+    of_node: Array
+    count: int
+
+    @cached_property
+    def lists(self) -> tuple[Array, Array]:
+        """Where the nodes of each group begin, int64 (count + 1,), and the nodes by group, each in ascending order."""
+        xp = device_of(self.of_node).xp
+        order = xp.argsort(self.of_node, kind="stable")
+        return xp.searchsorted(self.of_node[order], xp.arange(self.count + 1)).astype(np.int64), order
+
+
+def linked_groups(rows: BlockRows) -> Groups | None:
+    """Return the groups of a square matrix of blocks of float64, or None if no nodes are linked. Reads its diagonals four times.
+
+    Groups are the connected components of the links; larger ones are cut along their reverse Cuthill-McKee order, in which the
+    nodes of a line follow each other. Links are few, so this is done on the host.
+    """
+    device, nodes, size = rows.device, len(rows.offsets) - 1, int(rows.blocks.shape[1])
+    xp, kind = device.xp, device.kind
+    scales, flat, counts = xp.zeros((nodes, size)), xp.zeros(nodes, dtype=bool), xp.zeros(nodes, dtype=np.int64)
+    find_kernel("links", "count", kind)(rows, scales, flat, counts)
+    offsets = xp.zeros(nodes + 1, dtype=np.int64)
+    xp.cumsum(counts, out=offsets[1:])
+    if not (total := int(offsets[-1])):
+        return None
+    links = xp.empty(total, dtype=np.int32)
+    find_kernel("links", "list", kind)(rows, scales, flat, offsets, links)
+    most = max(2, min(_MOST_NODES, _MOST_UNKNOWNS // size))
+    of_node = _cut_components(device.to_host(offsets), device.to_host(links), most)
+    return Groups(device.asarray(of_node), int(of_node.max()) + 1)
+
+
+def _cut_components(offsets: Array, links: Array, most: int) -> Array:
+    """Return the connected component of every node of a graph, those of more than ``most`` nodes cut into equal parts."""
+    nodes = len(offsets) - 1
+    graph = scipy.sparse.csr_matrix((np.ones(len(links), dtype=np.int8), links, offsets), shape=(nodes, nodes))
+    order = reverse_cuthill_mckee(graph, symmetric_mode=True)  # component by component
+    of_place = connected_components(graph, directed=False)[1][order]
+    starts = np.flatnonzero(np.concatenate([[True], of_place[1:] != of_place[:-1]]))
+    sizes = np.diff(starts, append=nodes)
+    parts = -(-sizes // most)
+    place = np.arange(nodes) - np.repeat(starts, sizes)
+    part = place * np.repeat(parts, sizes) // np.repeat(sizes, sizes)
+    of_node = np.empty(nodes, dtype=np.int32)
+    of_node[order] = np.repeat(np.cumsum(parts) - parts, sizes) + part
+    return of_node
+
+
+@register_kernel("links", "count", "cpu")
+def _count_cpu(rows: BlockRows, scales: Array, flat: Array, counts: Array) -> None:
+    matrix = (rows.offsets, rows.columns, rows.blocks)
+    _scale_unknowns(*matrix, scales)
+    _find_flat(*matrix, scales, _STRONG, _OPPOSITE, flat)
+    _count(*matrix, scales, _STRONG, _TIE, flat, counts)
+
+
+@register_kernel("links", "list", "cpu")
+def _list_cpu(rows: BlockRows, scales: Array, flat: Array, offsets: Array, links: Array) -> None:
+    _list(rows.offsets, rows.columns, rows.blocks, scales, _STRONG, _TIE, flat, offsets, links)
+
+
+@register_kernel("links", "count", "cuda")
+def _count_cuda(rows: BlockRows, scales: Array, flat: Array, counts: Array) -> None:
+    nodes, limits = len(scales), (np.float64(_STRONG), np.float64(_TIE))
+    matrix = (np.int32(nodes), np.int32(rows.blocks.shape[1]), rows.offsets, rows.columns, rows.blocks)
+    launch(LINK_KERNELS.function("scale_unknowns"), nodes, 256, (*matrix, scales))
+    of_flat = (np.float64(_STRONG), np.float64(_OPPOSITE), flat)
+    launch(LINK_KERNELS.function("find_flat"), nodes, 256, (*matrix, scales, *of_flat))
+    launch(LINK_KERNELS.function("count_links"), nodes, 256, (*matrix, scales, *limits, flat, counts))
+
+
+@register_kernel("links", "list", "cuda")
+def _list_cuda(rows: BlockRows, scales: Array, flat: Array, offsets: Array, links: Array) -> None:
+    nodes, limits = len(scales), (np.float64(_STRONG), np.float64(_TIE))
+    matrix = (np.int32(nodes), np.int32(rows.blocks.shape[1]), rows.offsets, rows.columns, rows.blocks)
+    launch(LINK_KERNELS.function("list_links"), nodes, 256, (*matrix, scales, *limits, flat, offsets, links))
+
+
+@parallel_kernel
+def _scale_unknowns(offsets: Array, columns: Array, blocks: Array, scales: Array) -> None:
+    """Set the reciprocal roots of the diagonal; 0 where it is not positive."""
+    for node in prange(scales.shape[0]):
+        for place in range(offsets[node], offsets[node + 1]):
+            if columns[place] == node:
+                for k in range(scales.shape[1]):
+                    entry = blocks[place, k, k]
+                    scales[node, k] = 1.0 / np.sqrt(entry) if entry > 0.0 else 0.0
+
+
+@inlined
+def _coupling_at(place: int, node: int, columns: Array, blocks: Array, scales: Array) -> float:
+    """Return the coupling of the block at a place in the row of a node: positive where both want to move alike."""
+    total = 0.0
+    for k in range(scales.shape[1]):
+        total -= blocks[place, k, k] * scales[node, k] * scales[columns[place], k]
+    return total / scales.shape[1]  # type: ignore[no-any-return]
+
+
+@parallel_kernel
+def _find_flat(
+    offsets: Array, columns: Array, blocks: Array, scales: Array, strong: float, opposite: float, flat: Array
+) -> None:
+    """Find the nodes with one or two couplings above ``strong``, and others that add up to less than ``-opposite``."""
+    for node in prange(scales.shape[0]):
+        above, negative = 0, 0.0
+        for place in range(offsets[node], offsets[node + 1]):
+            if columns[place] != node:
+                coupling = _coupling_at(place, node, columns, blocks, scales)
+                above += coupling > strong
+                negative -= min(coupling, 0.0)
+        flat[node] = 0 < above < 3 and negative > opposite
+
+
+@inlined
+def _is_link(
+    place: int, node: int, columns: Array, blocks: Array, scales: Array, strong: float, tie: float, flat: Array
+) -> bool:
+    """Return whether a place links its node with another one: a strong coupling of two flat nodes, or a tie."""
+    other = columns[place]
+    coupling = _coupling_at(place, node, columns, blocks, scales)
+    return other != node and (coupling > tie or (coupling > strong and flat[node] and flat[other]))  # type: ignore[no-any-return]
+
+
+@parallel_kernel
+def _count(
+    offsets: Array, columns: Array, blocks: Array, scales: Array, strong: float, tie: float, flat: Array, counts: Array
+) -> None:
+    for node in prange(scales.shape[0]):
+        count = 0
+        for place in range(offsets[node], offsets[node + 1]):
+            count += _is_link(place, node, columns, blocks, scales, strong, tie, flat)
+        counts[node] = count
+
+
+@parallel_kernel
+def _list(
+    offsets: Array, columns: Array, blocks: Array, scales: Array, strong: float, tie: float, flat: Array,
+    of_links: Array, links: Array,
+) -> None:  # fmt: skip
+    for node in prange(scales.shape[0]):
+        following = of_links[node]
+        for place in range(offsets[node], offsets[node + 1]):
+            if _is_link(place, node, columns, blocks, scales, strong, tie, flat):
+                links[following] = columns[place]
+                following += 1

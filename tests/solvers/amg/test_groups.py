@@ -1,0 +1,234 @@
+"""Groups of nodes that are smoothed together: which nodes are linked, D of them, and systems that need them."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from kernel_targets import TARGETS, gpu_count
+
+from penstock.fem import Cantilever
+from penstock.solvers import DiagonalBlocks, cg, multigrid
+from penstock.solvers.amg import coarsening
+from penstock.solvers.amg.group_inverses import GroupChebyshev, GroupInverses, largest_eigenvalue
+from penstock.solvers.amg.groups import Groups, _cut_components, linked_groups
+from penstock.solvers.chebyshev import Chebyshev
+from penstock.spmv import BsrMatrix, CsrMatrix
+from penstock.spmv.compilation.table import find_kernel
+from penstock.spmv.products.block_rows import BlockRows, rows_of
+
+
+def flat_hexahedra(nodes, ratio):
+    """Trilinear finite elements of a Laplacian, of the height ``1 / ratio``, with the plane x = 0 held."""
+    K, M = [], []
+    for count, height in zip(nodes, (1.0, 1.0, 1 / ratio), strict=True):
+        ends = np.ones(count)
+        ends[[0, -1]] = 0.5
+        K.append(
+            scipy.sparse.diags_array([-np.ones(count - 1), 2 * ends, -np.ones(count - 1)], offsets=[-1, 0, 1]) / height
+        )
+        M.append(
+            scipy.sparse.diags_array([np.ones(count - 1), 4 * ends, np.ones(count - 1)], offsets=[-1, 0, 1])
+            * height
+            / 6
+        )
+    parts = ((K[0], M[1], M[2]), (M[0], K[1], M[2]), (M[0], M[1], K[2]))
+    A = sum(scipy.sparse.kron(scipy.sparse.kron(x, y), z) for x, y, z in parts).tocsr()
+    free = np.arange(nodes[1] * nodes[2], A.shape[0])
+    A = A[free][:, free].tocsr()
+    A.sort_indices()
+    return A
+
+
+def random_rows(size, nodes=90, seed=0):
+    """Rows of a symmetric matrix of blocks whose couplings are of both signs and all sizes."""
+    rng = np.random.default_rng(seed)
+    pattern = scipy.sparse.random_array((nodes, nodes), density=0.02, rng=rng).tocsr()
+    pattern = (pattern + pattern.T + scipy.sparse.eye_array(nodes)).tocsr()
+    pattern.sort_indices()
+    of_row = np.repeat(np.arange(nodes), np.diff(pattern.indptr))
+    blocks = rng.uniform(-1.0, 0.6, (pattern.nnz, size, size))
+    blocks[of_row == pattern.indices] += 1.2 * np.eye(size)
+    return BlockRows(0, pattern.indptr.astype(np.int64), pattern.indices.astype(np.int32), blocks, nodes), of_row
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("target", TARGETS)
+def test_links_are_those_of_the_definition(target, size):
+    rows, of_row = random_rows(size)
+    unknowns = np.einsum("eii->ei", rows.blocks)
+    diagonal = unknowns[of_row == rows.columns]
+    scales = np.where(diagonal > 0, 1 / np.sqrt(np.maximum(diagonal, 1e-300)), 0.0)
+    coupling = -(unknowns * scales[of_row] * scales[rows.columns]).mean(axis=1)
+    other = of_row != rows.columns
+    above = np.bincount(of_row[other & (coupling > 0.35)], minlength=90)
+    negative = np.bincount(of_row[other], np.maximum(-coupling[other], 0.0), minlength=90)
+    flat = (above > 0) & (above < 3) & (negative > 0.5)
+    linked = other & ((coupling > 0.75) | ((coupling > 0.35) & flat[of_row] & flat[rows.columns]))
+    assert 5 < flat.sum() < 85
+    assert set(above.tolist()) >= {0, 1, 2, 3}
+    assert linked.sum() > (coupling[other] > 0.75).sum() > 0
+
+    with target.running():
+        there = BlockRows(0, *(target.put(array) for array in (rows.offsets, rows.columns, rows.blocks)), 90)
+        found, counts = target.put(np.zeros(90, dtype=bool)), target.put(np.zeros(90, dtype=np.int64))
+        found_scales = target.put(np.zeros((90, size)))
+        find_kernel("links", "count", target.device_kind)(there, found_scales, found, counts)
+        offsets = np.concatenate([[0], np.cumsum(target.get(counts))])
+        links = target.put(np.empty(offsets[-1], dtype=np.int32))
+        arguments = (there, found_scales, found, target.put(offsets), links)
+        find_kernel("links", "list", target.device_kind)(*arguments)
+
+    np.testing.assert_allclose(target.get(found_scales), scales, rtol=1e-14)
+    assert np.array_equal(target.get(found), flat)
+    assert np.array_equal(target.get(links), rows.columns[linked])
+    assert np.array_equal(np.diff(offsets), np.bincount(of_row[linked], minlength=90))
+
+
+def test_lines_are_cut_into_equal_parts_of_neighbours():
+    """A line of 150 nodes, one of 3, and single nodes, all in random order."""
+    place = np.random.default_rng(3).permutation(200)
+    line, short = place[:150], place[150:153]
+    i, j = np.concatenate([line[:-1], short[:-1]]), np.concatenate([line[1:], short[1:]])
+    graph = scipy.sparse.coo_array((np.ones(2 * len(i)), (np.r_[i, j], np.r_[j, i])), shape=(200, 200)).tocsr()
+
+    of_node = _cut_components(graph.indptr.astype(np.int64), graph.indices.astype(np.int32), 64)
+
+    assert np.array_equal(np.unique(of_node), np.arange(3 + 1 + 47))
+    on_line = of_node[line]
+    assert np.count_nonzero(np.diff(on_line)) == 2  # each part is a piece of the line
+    assert sorted(np.unique(on_line, return_counts=True)[1].tolist()) == [50, 50, 50]
+    assert len(set(of_node[short].tolist())) == 1
+
+
+def test_smooth_meshes_have_no_groups():
+    assert linked_groups(rows_of(Cantilever(nodes=7, dof=3).matrix("bsr"))) is None
+    assert linked_groups(rows_of(CsrMatrix.from_csr(flat_hexahedra((8, 8, 8), 1.0)))) is None
+
+
+def test_lines_across_flat_elements_are_groups():
+    groups = linked_groups(rows_of(CsrMatrix.from_csr(flat_hexahedra((6, 5, 7), 20.0))))
+
+    assert groups is not None
+    assert groups.count == 25
+    assert np.array_equal(groups.of_node.reshape(25, 7), np.broadcast_to(groups.of_node[::7, None], (25, 7)))
+
+
+def grouped(size, seed=1):
+    """Return a positive definite matrix of blocks, groups of its nodes of 1 to 9 nodes, and both as dense arrays."""
+    rng, nodes = np.random.default_rng(seed), 40
+    rows, _ = random_rows(size, nodes, seed)
+    dense = BsrMatrix.from_arrays(
+        (nodes * size, nodes * size), np.float64,
+        {"row_offsets": rows.offsets, "column_indices": rows.columns, "values": rows.blocks}, {},
+    ).to_csr().toarray()  # fmt: skip
+    dense = (dense + dense.T) / 2
+    dense += np.diag(np.abs(dense).sum(axis=1))
+    A = scipy.sparse.csr_array(dense)
+    matrix = CsrMatrix.from_csr(A) if size == 1 else BsrMatrix.from_csr(A, block_size=size)
+    of_node = np.repeat(np.arange(9), [1, 9, 2, 3, 8, 4, 1, 7, 5])[rng.permutation(nodes)].astype(np.int32)
+    unknown = np.repeat(of_node, size)
+    inside = np.where(unknown[:, None] == unknown, dense, 0.0)
+    return matrix, Groups(of_node, 9), dense, np.linalg.inv(inside)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_inverses_polynomial_and_prolongator_agree_with_dense_arithmetic(size):
+    A, groups, dense, inverse = grouped(size)
+    rng, n = np.random.default_rng(5), A.shape[0]
+    D = GroupInverses(A, groups)
+    stored = D.matrix.to_csr().toarray()
+    assert np.array_equal(stored, stored.T)
+    # The diagonal is raised a little.
+    np.testing.assert_allclose(stored, inverse, rtol=1e-8, atol=1e-9 * abs(inverse).max())
+
+    exact = np.linalg.eigvals(inverse @ dense).real.max()
+    assert exact <= largest_eigenvalue(A, D) <= 1.06 * exact
+
+    x = rng.normal(size=(n, 2))
+    z, before = np.zeros_like(x), np.zeros_like(x)
+    M = GroupChebyshev(A, D, 5, D.high / 8, D.high)
+    for a, c in [(M._first, 0.0), *M._steps]:
+        z, before = z + c * (z - before) + a * inverse @ (x - dense @ z), z
+    for vectors, expected in ((x, z), (x[:, 0].copy(), z[:, 0])):
+        np.testing.assert_allclose(M.apply(vectors), expected, rtol=1e-7, atol=1e-9)
+    out = x.copy()
+    M.apply(x, out, alpha=2.0, beta=-1.0)
+    np.testing.assert_allclose(out, 2 * z - x, rtol=1e-7, atol=1e-9)
+
+    P = BlockRows(0, np.arange(41), rng.integers(0, 6, 40).astype(np.int32), rng.normal(size=(40, size, 2)), 6)
+    image = coarsening.product_of_rows(rows_of(A), P, 6)
+    found = _dense(D.smoothed(image, P, 0.3, 6), 6)
+    np.testing.assert_allclose(found, _dense(P, 6) - 0.3 * inverse @ dense @ _dense(P, 6), rtol=1e-7, atol=1e-9)
+
+
+def _dense(rows, width):
+    count, (tall, wide) = len(rows.offsets) - 1, rows.blocks.shape[1:]
+    out = np.zeros((count, tall, width, wide))
+    of_row = np.repeat(np.arange(count), np.diff(rows.offsets))
+    out[of_row, :, rows.columns] = rows.blocks
+    return out.reshape(count * tall, width * wide)
+
+
+def test_groups_of_single_nodes_are_block_jacobi():
+    A, _, _, _ = grouped(3)
+    D = GroupInverses(A, Groups(np.arange(40, dtype=np.int32), 40))
+    blocks = DiagonalBlocks(np.ascontiguousarray(D.matrix.values))
+    r = np.random.default_rng(2).normal(size=120)
+
+    expected = Chebyshev(A, blocks, 3, D.high / 8, D.high).apply(r)
+
+    np.testing.assert_allclose(GroupChebyshev(A, D, 3, D.high / 8, D.high).apply(r), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("ratio", [8.0, 1000.0])
+def test_flat_elements_cost_few_iterations(ratio, monkeypatch):
+    A = CsrMatrix.from_csr(flat_hexahedra((15, 15, 15), ratio))
+    b = np.random.default_rng(0).normal(size=A.shape[0])
+
+    together = cg(A, b, M=multigrid(A), rtol=1e-8)
+    monkeypatch.setattr(coarsening, "linked_groups", lambda rows: None)
+    single = cg(A, b, M=multigrid(A), rtol=1e-8)
+
+    assert together.converged
+    assert together.iterations <= 14
+    assert single.iterations > 2 * together.iterations
+
+
+def test_tied_nodes_are_smoothed_together():
+    beam = Cantilever(nodes=11, dof=3)
+    A = beam.matrix("bsr").to_csr()
+    pairs = 3 * np.random.default_rng(4).permutation(np.arange(121, 1331))[:60].reshape(-1, 2)
+    i, j = (np.concatenate([pairs[:, side] + unknown for unknown in range(3)]) for side in (0, 1))
+    ties = scipy.sparse.coo_array((np.ones(len(i)), (i, j)), shape=A.shape)
+    ties = 1e6 * (scipy.sparse.diags_array((ties + ties.T).sum(axis=1)) - ties - ties.T) * abs(A.data).max()
+    A = BsrMatrix.from_csr((A + ties).tocsr(), block_size=3)
+    x = np.random.default_rng(6).normal(size=A.shape[0])
+    x[i] = x[j]
+
+    result = cg(A, A @ x, M=multigrid(A, coordinates=beam.mesh.coordinates()), rtol=1e-8)
+
+    assert result.converged
+    assert result.iterations < 30
+
+
+def test_a_body_that_is_one_group_may_be_free():
+    """A chain without supports is a single group: its block is singular."""
+    n = 40
+    A = scipy.sparse.diags_array([-np.ones(n - 1), np.r_[1, np.full(n - 2, 2), 1], -np.ones(n - 1)], offsets=[-1, 0, 1])
+    D = GroupInverses(CsrMatrix.from_csr(A.tocsr()), Groups(np.zeros(n, dtype=np.int32), 1))
+
+    assert np.isfinite(D.matrix.values).all()
+    assert np.isfinite(D.high)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")
+def test_flat_elements_on_a_gpu():
+    A = CsrMatrix.from_csr(flat_hexahedra((15, 15, 30), 100.0)).to_device("cuda")
+    b = A.device.asarray(np.random.default_rng(0).normal(size=A.shape[0]))
+
+    M = multigrid(A)
+    result = cg(A, b, M=M, rtol=1e-8)
+
+    assert result.converged
+    assert result.iterations <= 14
+    assert bool((multigrid(A) @ b == M @ b).all())
