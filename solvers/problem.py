@@ -37,6 +37,14 @@ _DRIFT, _DRIFT_WITHOUT_FLOOR = 16, 0.01
 _SMALLEST_NORM, _LARGEST_NORM = 1e-100, 1e140
 
 
+def has_diverged(residual: float, first: float, unit: float) -> bool:
+    """Return whether a relative residual is larger than conjugate gradients produce for any consistent system.
+
+    ``first`` is that of the guess, ``unit`` the rounding unit; :meth:`LinearProblem.verdict` says why.
+    """
+    return residual > max(1.0, first) / math.sqrt(unit)
+
+
 class LinearProblem:
     """``A x = b`` for one or several right-hand sides, with a preconditioner and tolerances.
 
@@ -270,13 +278,9 @@ class LinearProblem:
             return StopReason.CONVERGED
         if not math.isfinite(residual) and reason is not StopReason.STOPPED:
             return StopReason.NOT_FINITE
-        if reason is StopReason.MAXITER and self.has_diverged(self.relative(residual, column), history[0]):
+        if reason is StopReason.MAXITER and has_diverged(self.relative(residual, column), history[0], self.unit):
             return StopReason.INCONSISTENT
         return reason
-
-    def has_diverged(self, residual: float, first: float) -> bool:
-        """Return whether a relative residual is larger than conjugate gradients produce for any consistent system."""
-        return residual > max(1.0, first) / math.sqrt(self.unit)
 
     @property
     def bytes_streamed(self) -> int:

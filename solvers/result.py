@@ -322,16 +322,28 @@ class BlockSolveResult:
 def joined_results(
     before: SolveResult | BlockSolveResult, after: SolveResult | BlockSolveResult
 ) -> SolveResult | BlockSolveResult:
-    """Return the result of a solve that went on from another one, with the cost of both."""
-    columns = tuple(
-        replace(one.continued(other), x=other.x, reason=other.reason, message=other.message, state=other.state,
-                true_residual=other.true_residual, rounding_floor=other.rounding_floor)
-        for one, other in zip(before.columns, after.columns, strict=True)
-    )  # fmt: skip
+    """Return the result of a solve that went on from another one, with the cost of both.
+
+    Columns have the solution with the smaller residual, unless the later one has converged; ``x`` of a block is the later one's.
+    """
+    columns = tuple(_joined(one, other) for one, other in zip(before.columns, after.columns, strict=True))
     if isinstance(after, SolveResult):
         return columns[0]
     iterations = before.iterations + after.iterations
     return replace(after, columns=columns, iterations=iterations, **_cost_of_both(before, after))
+
+
+def _joined(one: SolveResult, other: SolveResult) -> SolveResult:
+    """Return the result of one right-hand side whose solve went on."""
+    both = one.continued(other)
+    if other.converged or (not one.converged and other.true_residual <= one.true_residual):
+        message = other.message.replace(f"(iteration {other.iterations},", f"(iteration {both.iterations},", 1)
+        return replace(other, message=message, iterations=both.iterations,
+                       residual_norms=both.residual_norms, **_cost_of_both(one, other))  # fmt: skip
+    # The further solve has made it worse, or was stopped before it came to it.
+    reason = one.reason if one.converged else other.reason
+    spent = {**_cost_of_both(one, other), "state": other.state}
+    return SolveResult.of(one.x, reason, both.residual_norms, one.true_residual, other.rounding_floor, **spent)
 
 
 def _cost_of_both(one: SolveResult | BlockSolveResult, other: SolveResult | BlockSolveResult) -> dict[str, Any]:

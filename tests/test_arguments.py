@@ -42,7 +42,15 @@ LINE = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(6,
 @pytest.mark.parametrize(
     ("given", "advice"),
     [
-        ({"block_size": "2"}, "block_size must be a whole number of rows or 'auto', not '2'"),
+        ({"block_size": "2"}, "block_size must be a whole number of rows, 1 or more, or 'auto', not '2'"),
+        ({"block_size": 0}, "block_size must be .* 1 or more, or 'auto', not 0"),
+        ({"block_size": 0, "preconditioner": "smoothed_aggregation"}, "block_size must be .* not 0"),
+        ({"block_size": 9, "preconditioner": "multigrid"}, "block_size must be a whole number, 1 to 8, not 9"),
+        ({"rtol": None}, "rtol must be a number, finite and not negative, not None"),
+        ({"rtol": "1e-8"}, "rtol must be a number, finite and not negative, not '1e-8'"),
+        ({"rtol": [1e-8, 1e-8]}, "rtol must be a number"),
+        ({"atol": None}, "atol must be a number, finite and not negative, not None"),
+        ({"maxiter": "x"}, "maxiter must be a whole number and not negative, not 'x'"),
         ({"block_size": [1]}, "block_size must be .* not a list"),
         ({"block_size": 2.0}, "block_size must be .* not 2.0"),
         ({"preconditioner": np.eye(3)}, "the preconditioner has shape"),
@@ -62,6 +70,15 @@ LINE = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(6,
 def test_an_argument_of_solve_is_refused(given, advice):
     with pytest.raises(InputError, match=advice):
         penstock.solve(LINE, **{"b": np.ones(6), "device": "cpu", **given})
+
+
+@pytest.mark.parametrize("given", [{"rtol": None}, {"atol": "x"}, {"maxiter": -1}])
+def test_an_argument_of_a_prepared_solve_is_refused(given):
+    with (
+        penstock.prepare(LINE, device="cpu") as system,
+        pytest.raises(InputError, match=f"{next(iter(given))} must be"),
+    ):
+        system.solve(np.ones(6), **given)
 
 
 def test_formats_of_penstock_are_ranked_too():

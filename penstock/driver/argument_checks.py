@@ -30,8 +30,8 @@ def checked_options(
             f"ChebyshevSpec(degree=9), or an operator, a matrix or a function that maps r to z, not {_short(preconditioner)}"
         )
     whole = isinstance(block_size, Integral) and not isinstance(block_size, bool)
-    if block_size != "auto" if isinstance(block_size, str) else not whole:
-        raise InputError(f"block_size must be a whole number of rows or 'auto', not {_short(block_size)}")
+    if block_size != "auto" if isinstance(block_size, str) else not (whole and block_size >= 1):
+        raise InputError(f"block_size must be a whole number of rows, 1 or more, or 'auto', not {_short(block_size)}")
     if folder is not None and not isinstance(folder, str | os.PathLike):
         raise InputError(f"folder must be the path of a folder, not {_short(folder)}")
     _check_numbers("near_null_space", near_null_space, "(n,) or (n, k)", (1, 2))

@@ -23,7 +23,16 @@ from penstock.solvers import (
     solve_many,
 )
 from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
-from penstock.spmv import Array, BudgetError, InputError, Operator, SparseMatrix, SweptOperator, device_of
+from penstock.spmv import (
+    Array,
+    BudgetError,
+    InputError,
+    Operator,
+    SparseMatrix,
+    SweptOperator,
+    device_of,
+    format_nbytes,
+)
 from penstock.spmv.formats.pattern import Pattern
 from penstock.streaming import LevelOrder, StreamedMatrix
 
@@ -131,20 +140,35 @@ class OpenSystem:
         with self.reporter.stage("prepare"), self.A.device.current():
             self._M = self._spec.rebuild(self._M, self.A)
 
-    def use_instead(self, spec: PreconditionerSpec, why: str) -> None:
-        """Make another preconditioner of a matrix in memory; keep this one if there is no room, or the matrix has no other."""
-        assert self.placement is not None, "an operator of the caller keeps its preconditioner"
-        n, together = self.A.shape[0], self.placement.together
-        wanted = spec.workspace_nbytes(n, together, self.A.dtype) + self.placement.plan.storage_nbytes
-        if wanted > self.A.device.free_nbytes():
-            return
+    def use_instead(self, spec: PreconditionerSpec, why: str) -> str:
+        """Make another preconditioner of a matrix in memory, and use it; keep this one and return why if it cannot be made."""
+        n, decided = self.A.shape[0], self.decided
+        wanted = spec.workspace_nbytes(n, decided.together, self.A.dtype) + decided.plan.storage_nbytes
+        free = self.A.device.free_nbytes()
+        if wanted > free:
+            return f"its set-up needs {format_nbytes(wanted)}, and {format_nbytes(free)} are free"
         with self.reporter.stage("prepare"), self.A.device.current():
             try:
-                self._M = spec.build(self.A)
-            except (InputError, BudgetError, MemoryError):
-                return
-        self._spec = spec
-        self.placement = replace(self.placement, spec=spec, reasons={**self.placement.reasons, spec.name: why})
+                M = spec.build(self.A)
+            except (InputError, BudgetError, MemoryError) as error:
+                return str(error) or type(error).__name__
+        self._decide(spec, why, instead_of=decided.spec)
+        self._M, self._spec = M, spec
+        return ""
+
+    def settle_on(self, spec: PreconditionerSpec, why: str) -> None:
+        """Use a preconditioner, which is made when it is needed unless it is in use, and no other until values change."""
+        if spec != self.decided.spec:
+            self._M = self._spec = None
+        self._decide(spec, why, instead_of=None, is_settled=True)
+
+    def unsettle(self) -> None:
+        """Let another preconditioner be tried again: the values of the matrix are others now."""
+        self.placement = replace(self.decided, is_settled=False)
+
+    def _decide(self, spec: PreconditionerSpec, why: str, **more: Any) -> None:
+        reasons = {**self.decided.reasons, spec.name: why}
+        self.placement = replace(self.decided, spec=spec, reasons=reasons, **more)
 
     def _built(self) -> Operator | None:
         if self.placement is None:
@@ -199,8 +223,7 @@ class OpenSystem:
         check_maxiter(maxiter)
         if x0 is not None:
             check_finite(x0.name, x0.array, device_of(x0.array))
-        narrow = self.narrow and b.is_narrow and self.A.dtype == np.float64
-        rtol = max(rtol, _SINGLE_ROUNDING) if narrow else rtol
+        narrow, rtol = self._is_narrow(b), self.meant_rtol(b, rtol)
         with self.A.device.current():
             shares = self._unreachable_shares(b, rtol, atol)
             posed = self._posed(b, shares)
@@ -234,6 +257,13 @@ class OpenSystem:
             if narrow:
                 columns, x = self._narrowed(posed, columns, x, rtol)
             return self._returned(result, b, columns, x, shares)
+
+    def meant_rtol(self, b: GivenVectors, rtol: float) -> float:
+        """Return the relative tolerance of a solve: not below what numbers of float32 can mean, if A and b consist of them."""
+        return max(rtol, _SINGLE_ROUNDING) if self._is_narrow(b) else rtol
+
+    def _is_narrow(self, b: GivenVectors) -> bool:
+        return self.narrow and b.is_narrow and self.A.dtype == np.float64
 
     def _unreachable_shares(self, b: GivenVectors, rtol: float, atol: float) -> np.ndarray[Any, Any]:
         """Return the share of each right-hand side that no x reaches; 0 where it is within the tolerance."""

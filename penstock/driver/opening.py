@@ -6,14 +6,15 @@ import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from penstock.driver.exact_matrix import ExactMatrix
 from penstock.driver.inputs import GivenMatrix
 from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import HeldStore, OpenSystem
-from penstock.driver.placement import place_index, place_matrix
+from penstock.driver.placement import dense_block_size, place_index, place_matrix
 from penstock.driver.progress import Reporter, Stage
 from penstock.driver.request import Placement, Request
 from penstock.driver.resident import Resident
@@ -221,7 +222,9 @@ class _Opener:
             return reach_of(index.row_starts, [slab.column_range() for slab in slabs])
 
         index = index_for(1 + matrix.nbytes // (1 << 31))
-        placement = place_index(index, self.request, reach_for=reach_for, rates=self._rates, index_for=index_for)
+        cut: dict[str, Any] = {"reach_for": reach_for, "index_for": index_for}
+        dense_blocks = partial(dense_block_size, host)
+        placement = place_index(index, self.request, rates=self._rates, dense_blocks=dense_blocks, **cut)
         system = yield from self._open_placed(replace(placement, matrix=matrix))
         if self.updatable:
             system.pattern = Pattern.of(CsrMatrix.from_csr(matrix.to_csr(), check=False))

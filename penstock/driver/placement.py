@@ -23,6 +23,7 @@ from penstock.solvers import (
 )
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
 from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
+from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.model.suggestion import Suggestion, rank_formats
@@ -46,6 +47,8 @@ from penstock.streaming import (
 
 # Dense blocks, such as those of the unknowns of a node, are stored almost whole.
 _DENSE = 0.75
+# Rows, about, by which the blocks of a matrix in a scalar format are recognised.
+_LOOKED_AT = 10_000
 # A piece of a matrix is padded to pages, its structure and its values each.
 _PADDING_NBYTES = 8192
 # With more rows than this a rough cut is as good as an exact one, of whole chunks of rows.
@@ -92,18 +95,22 @@ def place_index(
     reach_for: Callable[[MatrixIndex], int],
     rates: Rates,
     index_for: Callable[[int], MatrixIndex] | None = None,
+    dense_blocks: Callable[[], int] | None = None,
 ) -> Placement:
     """Place a matrix whose format is fixed, as that of a store or of a penstock matrix is.
 
     ``reach_for`` returns the reach of a cut, and is called only if the matrix does not fit. ``rates(nbytes)`` returns the
     measured rates, or None for a small matrix. ``index_for`` returns the index in another number of subdivisions, if the matrix
-    can still be cut.
+    can still be cut. ``dense_blocks`` finds the size of the dense blocks of a scalar format, which count where nothing is cut.
     """
     check_square(index.shape, request.name)
     block_size = index.block_size if request.block_size == "auto" else request.block_size
+    whole_size = block_size
+    if request.block_size == "auto" and block_size == 1 and dense_blocks is not None:
+        whole_size = dense_blocks()
     vectors = Vectors.fitting(request, index.shape[0], index.dtype, LARGEST_VECTOR_BLOCK)
     facts = [("symmetry", "not checked: the matrix is used as it is stored, and taken to be symmetric")]
-    base = request.specs(block_size, streamed=False)[0]
+    base = request.specs(whole_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
     if index.nbytes <= room:
         [products, *_] = base.products_per_iteration(streamed=False)
@@ -345,6 +352,14 @@ def _dense_block_size(statistics: MatrixStatistics) -> int:
     """Return the size of the dense blocks that a matrix consists of; 1 without blocks."""
     dense = {size: fill for size, fill in statistics.fills.items() if fill > _DENSE}
     return max(dense, key=lambda size: (dense[size], size), default=1)
+
+
+def dense_block_size(A: SparseMatrix) -> int:
+    """Return the size of the dense blocks that some rows in the middle of a matrix on the CPU consist of; 1 without blocks."""
+    granule = math.lcm(A.row_granularity, *range(2, LARGEST_DENSE_BLOCK + 1))
+    count, start = granule * -(-_LOOKED_AT // granule), A.shape[0] // 2 // granule * granule
+    some = A.rows(start, start + count) if start + count < A.shape[0] else A
+    return _dense_block_size(MatrixStatistics.of(CsrMatrix.from_csr(some.to_csr(), check=False)))
 
 
 def _rough_index(

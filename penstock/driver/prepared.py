@@ -37,10 +37,10 @@ from penstock.driver.opening import open_system
 from penstock.driver.progress import CallClock, Reporter, RichReporter, time_facts
 from penstock.driver.request import Request
 from penstock.driver.resident import Resident
-from penstock.driver.slow_convergence import ConvergenceWatch, may_change, multigrid_instead, worthwhile_iterations
+from penstock.driver.slow_convergence import go_on_as_advised, solve_as_advised
 from penstock.driver.update import update_values
 from penstock.solvers import IterationRecord, SolveResult, StopReason, method_named
-from penstock.solvers.result import joined_results
+from penstock.solvers.checks import check_maxiter, check_tolerances
 from penstock.spmv import (
     Array,
     Device,
@@ -203,6 +203,8 @@ class PreparedSystem:
         More right-hand sides than the system was prepared for are solved one block after another.
         """
         checked_failure(on_failure)
+        check_tolerances(rtol, atol)
+        check_maxiter(maxiter)
         vectors = GivenVectors.of(b, "b")
         guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
         limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
@@ -231,11 +233,12 @@ class PreparedSystem:
 
     def _solved(self, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]) -> AnyResult:
         """Solve, and make another preconditioner where the iterations show that this one does not suit the matrix."""
-        system, maxiter = self._system, limits["maxiter"]
-        if may_change(system.placement, system.request) and 0 < limits["rtol"] < 1 and not self._stale:
-            return self._solved_by_either(b, guess, limits)
-        usual = self._iterations_a_digit if self._stale and self._refresh == "auto" else None
-        if usual is None or not 0 < limits["rtol"] < 1:
+        system, maxiter, usual = self._system, limits["maxiter"], self._iterations_a_digit
+        if not self._stale or usual is None:  # a preconditioner that no solve has tried is as open as before an update
+            of_earlier = system.preconditioner() if self._stale else None
+            result = solve_as_advised(system, b, guess, limits)
+            self._stale = self._stale and system.preconditioner() is of_earlier
+        elif self._refresh == "keep" or not 0 < limits["rtol"] < 1:
             result = system.solve(b, guess, **limits)
         else:
             most = math.ceil(_RISEN * usual * -math.log10(limits["rtol"])) + _FEW
@@ -245,30 +248,10 @@ class PreparedSystem:
             if not result.converged and may_go_on and not reasons & {StopReason.STOPPED, StopReason.INCONSISTENT}:
                 system.rebuild_preconditioner()
                 self._stale = False
-                return self._gone_on(result, b, limits)
+                return go_on_as_advised(system, result, b, limits)
         if not self._stale and result.converged:
             self._iterations_a_digit = _iterations_a_digit(result)
         return result
-
-    def _solved_by_either(self, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]) -> AnyResult:
-        """Solve with Jacobi, and go on with multigrid if that promises to need many iterations."""
-        system, placement = self._system, self._system.decided
-        worth = worthwhile_iterations(placement.plan.storage_nbytes, placement.spec.block_size, system.A.device.kind)
-        watch = ConvergenceWatch(worth, limits["rtol"], limits["monitor"])
-        result = system.solve(b, guess, **{**limits, "monitor": watch})
-        if watch.expected and not result.converged:
-            why = f"{placement.spec.name} promised more than {worth} iterations after the first {result.iterations}"
-            system.use_instead(multigrid_instead(placement), why)
-            result = self._gone_on(result, b, limits)
-        if result.converged:
-            self._iterations_a_digit = _iterations_a_digit(result)
-        return result
-
-    def _gone_on(self, result: AnyResult, b: GivenVectors, limits: dict[str, Any]) -> AnyResult:
-        """Go on from the iterate of a result, with another preconditioner and the iterations that are left."""
-        maxiter, x = limits["maxiter"], GivenVectors.of(result.x, "x0")
-        left = None if maxiter is None else maxiter - result.iterations
-        return joined_results(result, self._system.solve(b, x, **{**limits, "maxiter": left}))
 
     def update(self, A: Any, preconditioner: Refresh = "auto") -> None:
         """Replace the values of the matrix by those of another one with the same pattern.
@@ -301,6 +284,7 @@ class PreparedSystem:
             began, system = seconds_without_compiling(), self._system
             with system.reporter.stage("update"):
                 update_values(system, given, partial(self._write, preconditioner))
+            system.unsettle()
             # Without an earlier solve there is nothing to compare iterations with.
             unjudged = preconditioner == "auto" and self._iterations_a_digit is None
             if preconditioner == "values" or system.must_rebuild or unjudged:

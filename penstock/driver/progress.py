@@ -358,15 +358,10 @@ class RichReporter(Reporter):
             yield _RichStage(progress, title, lines)
 
 
-def first_residual_norm(record: IterationRecord) -> float:
-    """Return the residual with which a solve began; of several columns, the largest."""
-    norms = record.state.residual_norms
-    return float(max(of[0] for of in norms) if isinstance(norms[0], list) else norms[0])
-
-
 def solve_progress(record: IterationRecord, rtol: float) -> tuple[float, str]:
     """Return the share done, on a logarithmic scale of the residual, and a line with residual and bytes."""
-    first = first_residual_norm(record)
+    norms = record.state.residual_norms
+    first = float(max(of[0] for of in norms) if isinstance(norms[0], list) else norms[0])  # of several, the largest
     goal, reached = (math.log(max(first, 1e-300)) - math.log(max(to, 1e-300)) for to in (rtol, record.residual_norm))
     share = reached / goal if goal > 0 else 1.0
     streamed = f", {format_nbytes(record.bytes_streamed)} streamed" if record.bytes_streamed else ""

@@ -135,6 +135,8 @@ class Placement:
     method: str = "conjugate gradients"
     is_definite: bool = False  # known to be; otherwise the diagonal of a matrix that nothing else looks at is checked
     room_nbytes: int | None = None  # that the device must have, if not for the plan alone
+    instead_of: PreconditionerSpec | None = None  # whose place the preconditioner took when iterations were slow
+    is_settled: bool = False  # another preconditioner has been tried in vain
 
     @property
     def stream_plan(self) -> StreamPlan:

@@ -1,7 +1,10 @@
-"""Watches how fast Jacobi converges, and tells when multigrid is worth its set-up.
+"""Jacobi or multigrid, where the choice is left open: Jacobi begins, and multigrid goes on if Jacobi promises to be slow.
 
 Nothing but iterations shows what a matrix is like, and the first ones are not lost: multigrid goes on from their iterate. So a
 solve for which the choice was left open begins with Jacobi; where that is soon seen to be slow, it costs these iterations more.
+
+Multigrid may break down where Jacobi does not: the coarse matrices of a singular one are singular but for rounding. Then Jacobi
+goes on, and has the last word.
 """
 
 from __future__ import annotations
@@ -9,31 +12,53 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from penstock.driver.progress import first_residual_norm
-from penstock.driver.request import Placement, Request
-from penstock.solvers import IterationRecord, PreconditionerSpec, preconditioner_spec
+import numpy as np
+
+from penstock.driver.going_on import go_on
+from penstock.driver.inputs import GivenVectors
+from penstock.driver.open_system import AnyResult, OpenSystem
+from penstock.solvers import IterationRecord, StopReason, preconditioner_spec
+from penstock.solvers.problem import has_diverged
 from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
 
 # Iterations before the convergence is judged, and after which each look judges it anew.
 _TRIED = 50
+# Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little.
+_FEWEST_LEFT = 10
 # Multigrid's set-up and solve take about as long as this many iterations with Jacobi, of a scalar matrix and of blocks, whose
 # coarse levels have relatively fewer entries; and some time that no matrix is too small for.
 _WORTH_SCALAR, _WORTH_BLOCKS, _OVERHEAD_SECONDS = 400, 250, {"cpu": 0.02, "cuda": 0.06}
 # To start an iteration with Jacobi.
 _START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
+# Iterations that multigrid has in any case, and iterations with Jacobi that take the time of one with it, about.
+_FAIR_TRY, _COST = 200, 20
+# Reasons that an ill-suited preconditioner may have caused.
+_DOUBTFUL = (
+    StopReason.NOT_FINITE,
+    StopReason.NOT_POSITIVE_DEFINITE,
+    StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE,
+    StopReason.PRECONDITIONER_NOT_SYMMETRIC,
+    StopReason.STAGNATED,
+)
+# Rounding unit of the vectors of every solve here.
+_UNIT = float(np.finfo(np.float64).eps) / 2
 
 
-def may_change(placement: Placement | None, request: Request) -> bool:
-    """Return whether multigrid may take the place of Jacobi: in memory, if nothing was known by which to choose."""
-    if placement is None or not request.is_auto or request.options or not request.chosen_method.definite:
-        return False
-    return not placement.plan.slots and placement.spec.name in ("jacobi", "block_jacobi")
+def solve_as_advised(
+    system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
+) -> AnyResult:
+    """Solve, and change the preconditioner as the iterations advise, if nothing was known by which to choose."""
+    if _may_change(system):
+        return _begun_with_jacobi(system, b, guess, limits)
+    return _with_last_word(system, b, limits, lambda watched: system.solve(b, guess, **watched))
 
 
-def multigrid_instead(placement: Placement) -> PreconditionerSpec:
-    """Return what takes the place of Jacobi."""
-    return preconditioner_spec("multigrid", block_size=placement.spec.block_size)
+def go_on_as_advised(system: OpenSystem, result: AnyResult, b: GivenVectors, limits: dict[str, Any]) -> AnyResult:
+    """Go on from a result that has not converged with the preconditioner that is used now."""
+    return _with_last_word(system, b, limits, partial(go_on, system, result, b))
 
 
 def worthwhile_iterations(storage_nbytes: int, block_size: int, device_kind: str) -> int:
@@ -42,12 +67,61 @@ def worthwhile_iterations(storage_nbytes: int, block_size: int, device_kind: str
     return (_WORTH_SCALAR if block_size == 1 else _WORTH_BLOCKS) + round(_OVERHEAD_SECONDS[device_kind] / seconds)
 
 
+def _may_change(system: OpenSystem) -> bool:
+    """Return whether multigrid may take the place of Jacobi: in memory, if nothing was known by which to choose."""
+    placement, request = system.placement, system.request
+    if placement is None or not request.is_auto or request.options or not request.chosen_method.definite:
+        return False
+    return not placement.is_settled and not placement.plan.slots and placement.spec.name in ("jacobi", "block_jacobi")
+
+
+def _begun_with_jacobi(
+    system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
+) -> AnyResult:
+    """Solve with Jacobi, and go on with multigrid if that promises to need many iterations."""
+    jacobi, nbytes = system.decided.spec, system.decided.plan.storage_nbytes
+    worth = worthwhile_iterations(nbytes, jacobi.block_size, system.A.device.kind)
+    rtol = system.meant_rtol(b, limits["rtol"])
+    watch = ConvergenceWatch(worth, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
+    result = system.solve(b, guess, **{**limits, "monitor": watch})
+    if not watch.expected or result.converged:
+        return result
+    promised = f"promised more than {worth} iterations after the first {result.iterations}"
+    multigrid = preconditioner_spec("multigrid", block_size=jacobi.block_size)
+    refused = system.use_instead(multigrid, f"{jacobi.name} {promised}")
+    if refused:
+        system.settle_on(jacobi, f"it {promised}, but multigrid cannot be made: {refused}")
+    return go_on_as_advised(system, result, b, limits)
+
+
+def _with_last_word(
+    system: OpenSystem, b: GivenVectors, limits: dict[str, Any], run: Callable[[dict[str, Any]], AnyResult]
+) -> AnyResult:
+    """Solve by ``run(limits)``; where multigrid in the place of Jacobi does not end well, Jacobi goes on, and stays."""
+    jacobi = None if system.placement is None else system.placement.instead_of
+    if jacobi is None:
+        return run(limits)
+    most = 10 * system.A.shape[0] if limits["maxiter"] is None else limits["maxiter"]
+    rtol = system.meant_rtol(b, limits["rtol"])
+    watch = FairTry(max(_FAIR_TRY, most // _COST), rtol, limits["atol"], limits["monitor"])
+    result = run({**limits, "monitor": watch})
+    reasons = {column.reason for column in result.columns}
+    how = watch.failed or next((of.name.lower().replace("_", " ") for of in _DOUBTFUL if of in reasons), "")
+    on_request = StopReason.STOPPED in reasons and not watch.failed
+    if result.converged or on_request or not how:
+        return result
+    system.settle_on(jacobi, f"again, as multigrid in its place did not end well ({how})")
+    return go_on(system, result, b, limits)
+
+
 @dataclass
 class ConvergenceWatch:
-    """A monitor that stops a solve which promises to take more than some iterations to a tolerance."""
+    """A monitor that stops a solve which promises to take more than some iterations to its tolerance, if enough are left."""
 
     worth: int
     rtol: float
+    atol: float
+    maxiter: int | None
     monitor: Callable[[IterationRecord], object] | None
     expected: float = field(default=0.0, init=False)  # iterations, once it has stopped the solve
 
@@ -55,16 +129,56 @@ class ConvergenceWatch:
         """Ask the caller's monitor, and judge the convergence so far."""
         if self.monitor is not None and self.monitor(record):
             return True
-        if record.iteration >= _TRIED:
-            expected = self._expected(record)
+        enough_left = self.maxiter is None or record.iteration + _FEWEST_LEFT <= self.maxiter
+        if record.iteration >= _TRIED and enough_left:
+            expected = _expected_iterations(record, self.rtol, self.atol)
             if expected > max(self.worth, 2 * record.iteration):
                 self.expected = expected
         return self.expected > 0
 
-    def _expected(self, record: IterationRecord) -> float:
-        """Return how many iterations the tolerance takes at the mean rate of those so far."""
-        first = first_residual_norm(record)
-        if not (0 < record.residual_norm < math.inf and self.rtol > 0 and first > 0):
+
+@dataclass
+class FairTry:
+    """A monitor that stops a solve which diverges, or which after its share of iterations is not half done."""
+
+    share: int
+    rtol: float
+    atol: float
+    monitor: Callable[[IterationRecord], object] | None
+    failed: str = field(default="", init=False)  # how, once it has stopped the solve
+
+    def __call__(self, record: IterationRecord) -> bool:
+        """Ask the caller's monitor, and judge the solve so far."""
+        if self.monitor is not None and self.monitor(record):
+            return True
+        iterations = record.state.iteration
+        if any(has_diverged(last, first, _UNIT) for first, last, _ in _running_norms(record)):
+            self.failed = "the residual grew"
+        elif iterations >= self.share and _expected_iterations(record, self.rtol, self.atol) > 2 * iterations:
+            self.failed = f"slow after {iterations} iterations"
+        return bool(self.failed)
+
+
+def _expected_iterations(record: IterationRecord, rtol: float, atol: float) -> float:
+    """Return how many iterations the slowest right-hand side takes to its tolerance, at the mean rate of those so far."""
+    most = 0.0
+    for first, last, b_norm in _running_norms(record):
+        if not (0 < last < math.inf and first > 0 and b_norm > 0):
             return 0.0
-        reached = math.log(first / record.residual_norm)
-        return record.iteration * math.log(first / self.rtol) / reached if reached > 0 else math.inf
+        # A residual below the rounding unit of b carries no information: solvers test the true one there.
+        tolerance = max(rtol, atol / b_norm, _UNIT)
+        if last <= tolerance:  # and is about to be tested
+            continue
+        reached = math.log(first / last)
+        most = max(most, record.state.iteration * math.log(first / tolerance) / reached if reached > 0 else math.inf)
+    return most
+
+
+def _running_norms(record: IterationRecord) -> list[tuple[float, float, float]]:
+    """Return of each right-hand side that is still being solved the first residual and the last, relative to b, and its norm."""
+    state = record.state
+    several = isinstance(state.residual_norms[0], list)
+    histories = state.residual_norms if several else [state.residual_norms]
+    reasons = getattr(state, "reasons", [None] * len(histories))
+    of_columns = zip(histories, reasons, state.system.b_norms, strict=True)
+    return [(norms[0], norms[-1], b_norm) for norms, reason, b_norm in of_columns if reason is None]

@@ -34,6 +34,7 @@ from penstock.driver.open_system import AnyResult
 from penstock.driver.prepared import OnFailure, PreparedSystem
 from penstock.driver.progress import Reporter, RichReporter
 from penstock.solvers import IterationRecord
+from penstock.solvers.checks import check_maxiter, check_tolerances
 
 
 def solve(
@@ -117,6 +118,8 @@ def solve(
     """
     vectors = GivenVectors.of(b, "b")
     checked_failure(on_failure)
+    check_tolerances(rtol, atol)
+    check_maxiter(maxiter)
     options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
     reporter = RichReporter.on_terminal() if progress else Reporter()
     choices: dict[str, Any] = {"device": device, "memory": memory, "preconditioner": preconditioner, "options": options}

@@ -26,8 +26,14 @@ def coordinate_aggregates(coordinates: Array, size: int) -> Aggregates:
     All parts of a level are cut at once, where the coordinates are. Where a cut divides nodes of one plane, their other
     coordinates decide: the parts do not depend on the numbers of the nodes, nor on the device.
     """
-    if coordinates.ndim != 2 or not len(coordinates) or not _are_finite(coordinates):
-        raise InputError(f"coordinates must be finite and of shape (nodes, dimensions), not {coordinates.shape}")
+    real = coordinates.dtype.kind in "fiub"
+    if not real or coordinates.ndim != 2 or not coordinates.size or not _are_finite(coordinates):
+        raise InputError(
+            f"coordinates must be finite, real and of shape (nodes, dimensions), not {coordinates.dtype} of shape "
+            f"{coordinates.shape}"
+        )
+    if not size > 0:
+        raise InputError(f"size must be a positive number of nodes, not {size!r}")
     device = device_of(coordinates)
     points = device.xp.ascontiguousarray(coordinates, dtype=np.float64)
     levels, starts = _levels(len(points), size)

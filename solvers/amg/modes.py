@@ -82,7 +82,7 @@ def checked_near_null_space(
 
 
 def _checked_modes(near_null_space: Any, unknowns: int, device: Device) -> Array:
-    modes = device.asarray(near_null_space, dtype=np.float64)
+    modes = _real(near_null_space, "near_null_space", device)
     modes = modes.reshape(-1, 1) if modes.ndim == 1 else modes
     if modes.ndim != 2 or modes.shape[0] != unknowns or not 1 <= modes.shape[1] <= 8 or not _finite(modes):
         raise InputError(
@@ -92,10 +92,18 @@ def _checked_modes(near_null_space: Any, unknowns: int, device: Device) -> Array
 
 
 def _checked_points(coordinates: Any, nodes: int, device: Device) -> Array:
-    points = device.asarray(coordinates, dtype=np.float64)
+    points = _real(coordinates, "coordinates", device)
     if points.ndim != 2 or len(points) != nodes or not _finite(points):
         raise InputError(f"coordinates must be finite and of shape ({nodes}, dimensions), not {points.shape}")
     return points
+
+
+def _real(values: Any, name: str, device: Device) -> Array:
+    """Return an array on a device as float64; refuse complex numbers, of which a part would be lost."""
+    kind = np.dtype(getattr(values, "dtype", None) or np.asarray(values).dtype)
+    if kind.kind == "c":
+        raise InputError(f"{name} must be real numbers, not {kind}")
+    return device.asarray(values, dtype=np.float64)
 
 
 def in_order(modes: Any, points: Any, block_size: int, reorder: Callable[[Any], Any]) -> tuple[Any, Any]:

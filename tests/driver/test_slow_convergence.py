@@ -1,4 +1,4 @@
-"""A solve that is left open begins with Jacobi, and goes on with multigrid where that promises to be faster."""
+"""A solve that is left open begins with Jacobi, goes on with multigrid where that promises to be faster, and back if it fails."""
 
 from types import SimpleNamespace
 
@@ -8,9 +8,10 @@ import scipy.sparse
 
 import penstock
 from penstock.driver import slow_convergence
-from penstock.driver.slow_convergence import ConvergenceWatch, worthwhile_iterations
+from penstock.driver.slow_convergence import ConvergenceWatch, FairTry, worthwhile_iterations
 from penstock.solvers import IterationRecord, StopReason
-from penstock.spmv import BudgetError, InputError
+from penstock.solvers.amg.specs import MultigridSpec
+from penstock.spmv import CPU, BudgetError, InputError
 
 N = 70
 LINE = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(N, N))
@@ -75,33 +76,213 @@ def test_the_callers_choice_and_monitor_and_limit_are_kept():
     assert limited.columns[0].reason is StopReason.MAXITER
 
 
+def free_chains(*lengths):
+    """Return a matrix of free chains, each of which maps a constant to zero, and of some rows of their own."""
+    chains = []
+    for length in lengths:
+        chain = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(length, length)).tolil()
+        chain[0, 0] = chain[length - 1, length - 1] = 1.0
+        chains.append(chain)
+    return scipy.sparse.block_diag([*chains, 1e-8 * scipy.sparse.eye_array(50)]).tocsr()
+
+
+def residuals(A, b, x):
+    return np.linalg.norm((b - A @ x).reshape(len(b), -1), axis=0) / np.linalg.norm(b.reshape(len(b), -1), axis=0)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("lengths", [(400, 400), (120,) * 7], ids=["two", "seven"])
+def test_a_system_without_a_solution_ends_as_with_jacobi(lengths, columns):
+    A = free_chains(*lengths)
+    b = np.random.default_rng(1).normal(size=(A.shape[0], columns))
+    b = b[:, 0] if columns == 1 else b
+    options = {"device": "cpu", "on_failure": "return"}
+    early = penstock.solve(A, b, preconditioner="jacobi", maxiter=50, **options)
+    alone = penstock.solve(A, b, preconditioner="jacobi", **options)
+    result = penstock.solve(A, b, **options)
+
+    assert {column.reason for column in alone.columns} == {StopReason.INCONSISTENT}
+    assert {column.reason for column in result.columns} == {StopReason.INCONSISTENT}
+    assert "choice      jacobi: again, as multigrid in its place did not end well" in result.explain()
+    assert (residuals(A, b, result.x) <= 1.001 * residuals(A, b, early.x)).all()
+    assert result.columns[0].true_residual == pytest.approx(residuals(A, b, result.x)[0])
+    assert result.iterations < 1.1 * alone.iterations
+
+
+@pytest.mark.parametrize("reason", ["NOT_FINITE", "PRECONDITIONER_NOT_POSITIVE_DEFINITE"])
+def test_what_multigrid_spoils_jacobi_solves_and_stays(monkeypatch, reason):
+    made = []
+
+    class Spoilt:
+        shape, dtype, device = SLOW.shape, np.dtype(np.float64), CPU
+
+        def apply(self, x, out=None, alpha=1.0, beta=0.0):
+            result = np.full_like(x, np.nan) if reason == "NOT_FINITE" else -x
+            if out is None:
+                return result
+            out[...] = result
+            return out
+
+    monkeypatch.setattr(MultigridSpec, "build", lambda self, A: made.append(A) or Spoilt())
+    with penstock.prepare(SLOW, device="cpu") as system:
+        for number in range(2):
+            result = system.solve(B[:, number])
+            assert result.converged
+            told = f"again, as multigrid in its place did not end well ({reason.lower().replace('_', ' ')})"
+            assert told in result.explain()
+        assert len(made) == 1
+        system.update(2.0 * SLOW, "values")
+        assert system.solve(B[:, 2]).converged
+        assert len(made) == 2
+
+
+def test_a_later_right_hand_side_without_a_solution_is_found_out_too():
+    A = free_chains(1000, 1000)
+    solvable = A @ np.random.default_rng(1).normal(size=A.shape[0])
+    with penstock.prepare(A, device="cpu") as system:
+        first = system.solve(solvable, rtol=1e-8)
+        assert "choice      multigrid" in first.explain()
+        assert first.converged
+        other = system.solve(np.random.default_rng(2).normal(size=A.shape[0]), on_failure="return")
+        assert other.reason is StopReason.INCONSISTENT
+        assert system.solve(solvable, rtol=1e-8).converged
+
+
+def test_a_solve_that_is_stopped_on_request_is_not_gone_on_with(monkeypatch):
+    monkeypatch.setattr(slow_convergence, "_DOUBTFUL", (StopReason.STOPPED,))
+    stopped = penstock.solve(SLOW, B[:, 0], device="cpu", monitor=lambda record: record.iteration >= 53)
+
+    assert stopped.iterations == 53
+    assert stopped.reason is StopReason.STOPPED
+
+
 @pytest.mark.parametrize("failure", [MemoryError("none"), InputError("no level"), BudgetError("no room")])
 def test_jacobi_goes_on_where_multigrid_cannot_be_made(monkeypatch, failure):
-    from penstock.solvers.amg.specs import MultigridSpec
+    made = []
 
     def refused(self, A):
+        made.append(A)
         raise failure
 
     monkeypatch.setattr(MultigridSpec, "build", refused)
+    with penstock.prepare(SLOW, device="cpu") as system:
+        for number in range(3):
+            result = system.solve(B[:, number])
+            assert result.converged
+            choice = "choice      jacobi: it promised more than 70 iterations after the first 50, but multigrid cannot be made: "
+            assert choice + str(failure) in result.explain()
+    assert len(made) == 1
+
+
+def test_without_room_for_multigrid_jacobi_goes_on(monkeypatch):
+    monkeypatch.setattr(MultigridSpec, "workspace_nbytes", lambda *arguments, **options: 1 << 60)
     result = penstock.solve(SLOW, B[:, 0], device="cpu")
 
     assert result.converged
-    assert "choice      jacobi" in result.explain()
+    assert "but multigrid cannot be made: its set-up needs" in result.explain()
+
+
+@pytest.mark.parametrize("refresh", ["auto", "values", "keep"])
+def test_an_update_before_the_first_solve_leaves_the_choice_open(refresh):
+    with penstock.prepare(SLOW, device="cpu") as system:
+        system.update(3.0 * SLOW, refresh)
+        result = system.solve(B[:, 0])
+        assert result.converged
+        assert "choice      multigrid" in result.explain()
+        assert "preconditioner of the values now" in result.explain()
+        assert system.solve(B[:, 1]).iterations < 15
+        system.update(2.0 * SLOW, "keep")
+        assert "preconditioner of earlier values" in system.explain()
+        assert system.solve(B[:, 1]).iterations < 15
+
+
+def looked(iteration, *norms, b_norms=None, reasons=None):
+    """Return what a monitor sees of right-hand sides that began with the residual 1, a list of them if there are several."""
+    histories = [[1.0, norm] for norm in norms]
+    mark = SimpleNamespace(b_norms=b_norms or (1.0,) * len(norms))
+    state = SimpleNamespace(residual_norms=histories[0], iteration=iteration, system=mark)
+    if len(norms) > 1:
+        state.residual_norms, state.reasons = histories, reasons or [None] * len(norms)
+    return IterationRecord(iteration, max(norms), 0.0, 0, state)
+
+
+def judged(record, rtol=1e-8, atol=0.0, maxiter=None, worth=100):
+    watch = ConvergenceWatch(worth, rtol, atol, maxiter, None)
+    return watch(record), watch.expected
 
 
 def test_the_mean_rate_promises():
-    state = SimpleNamespace(residual_norms=[1.0])
+    assert judged(looked(10, 0.9)) == (False, 0.0)  # too early
+    assert judged(looked(50, 1e-4)) == (False, 0.0)  # promises 100
+    assert judged(looked(50, 1e-2)) == (True, pytest.approx(200))
+    assert judged(looked(50, 2.0)) == (True, np.inf)
+    assert judged(looked(180, 1e-5)) == (False, 0.0)  # more than half is done
+    assert judged(looked(50, np.nan)) == (False, 0.0)
 
-    def judged(iteration, norm, worth=100):
-        watch = ConvergenceWatch(worth, 1e-8, None)
-        return watch(IterationRecord(iteration, norm, 0.0, 0, state)), watch.expected
 
-    assert judged(10, 0.9) == (False, 0.0)  # too early
-    assert judged(50, 1e-4) == (False, 0.0)  # promises 100
-    assert judged(50, 1e-2) == (True, pytest.approx(200))
-    assert judged(50, 2.0) == (True, np.inf)
-    assert judged(180, 1e-5) == (False, 0.0)  # more than half is done
-    assert judged(50, np.nan) == (False, 0.0)
+def test_the_tolerance_is_that_of_the_solve():
+    slow = looked(50, 1e-2, b_norms=(1e3,))
+    assert judged(slow, rtol=0.0, atol=1e-5) == (True, pytest.approx(200))
+    assert judged(slow, rtol=1e-8, atol=1.0) == (False, 0.0)  # promises 75
+    assert judged(slow, rtol=1e-8, atol=100.0) == (False, 0.0)  # is about to be tested
+    assert judged(slow, rtol=0.0, atol=0.0) == (True, pytest.approx(50 * np.log(2.0**53) / np.log(100)))
+
+
+def test_of_several_right_hand_sides_the_slowest_that_still_runs_counts():
+    two = looked(50, 1e-4, 1e-2, b_norms=(1.0, 1e3))
+    assert judged(two) == (True, pytest.approx(200))
+    assert judged(two, atol=1.0) == (False, 0.0)
+    assert judged(looked(50, 1e-4, 1e-2, reasons=[None, StopReason.CONVERGED])) == (False, 0.0)
+
+
+def test_with_hardly_an_iteration_left_jacobi_stays():
+    assert judged(looked(50, 1e-2), maxiter=55) == (False, 0.0)
+    assert judged(looked(50, 1e-2), maxiter=150) == (True, pytest.approx(200))
+
+
+@pytest.mark.parametrize("b", [B[:, 0], B], ids=["one", "several"])
+def test_an_absolute_tolerance_decides_as_a_relative_one_does(b):
+    norm = np.linalg.norm(b, axis=0).max()
+    hard = penstock.solve(SLOW, b, device="cpu", rtol=0.0, atol=1e-8 * norm)
+    assert hard.converged
+    assert "choice      multigrid" in hard.explain()
+    easy = penstock.solve(SLOW, b, device="cpu", rtol=1e-12, atol=0.02 * norm)
+    assert easy.converged
+    assert "choice      jacobi" in easy.explain()
+
+
+def test_what_numbers_of_float32_can_mean_is_the_tolerance():
+    narrow = QUICK.astype(np.float32) - 1.9 * scipy.sparse.eye_array(N * N, dtype=np.float32)
+    b = B[:, 0].astype(np.float32)
+    seen = penstock.solve(narrow, b, device="cpu", rtol=1e-16, preconditioner="jacobi").iterations
+    assert 50 < seen < 100
+    assert "choice      jacobi" in penstock.solve(narrow, b, device="cpu", rtol=1e-16).explain()
+
+
+def test_multigrid_is_not_made_for_hardly_an_iteration(monkeypatch):
+    made = []
+    build = MultigridSpec.build
+    monkeypatch.setattr(MultigridSpec, "build", lambda self, A: made.append(A) or build(self, A))
+    for maxiter in (50, 51, 59):
+        limited = penstock.solve(SLOW, B[:, 0], device="cpu", maxiter=maxiter, on_failure="return")
+        assert limited.iterations == maxiter
+        assert limited.reason is StopReason.MAXITER
+    assert not made
+    assert penstock.solve(SLOW, B[:, 0], device="cpu", maxiter=90).converged
+    assert made
+
+
+def test_a_try_is_fair():
+    def judged(record):
+        watch = FairTry(200, 1e-8, 0.0, None)
+        return watch(record)
+
+    assert not judged(looked(199, 0.9))
+    assert judged(looked(200, 0.9))
+    assert not judged(looked(200, 1e-5))  # more than half is done
+    assert not judged(looked(20, 1e7))
+    assert judged(looked(20, 1e9))  # no system with a solution has such a residual
+    assert judged(looked(20, 1e9, 0.1))
 
 
 def test_large_matrices_are_worth_fewer_iterations():

@@ -89,7 +89,17 @@ def test_bisection_of_a_few_points_is_one_aggregate():
     assert coordinate_aggregates(np.zeros((7, 2)), 125).count == 1
 
 
-@pytest.mark.parametrize("coordinates", [np.zeros((0, 3)), np.zeros(5), np.array([[0.0, np.nan]])])
+@pytest.mark.parametrize(
+    "coordinates",
+    [np.zeros((0, 3)), np.zeros((5, 0)), np.zeros(5), np.array([[0.0, np.nan]]), np.zeros((5, 2)) + 1j],
+    ids=["no nodes", "no columns", "one dimension", "NaN", "complex"],
+)
 def test_coordinates_that_are_none_are_refused(coordinates):
     with pytest.raises(InputError, match="coordinates must be finite"):
         coordinate_aggregates(coordinates, 125)
+
+
+@pytest.mark.parametrize("size", [0, -1, float("nan")])
+def test_a_size_that_is_none_is_refused(size):
+    with pytest.raises(InputError, match=f"size must be a positive number of nodes, not {size}"):
+        coordinate_aggregates(_GRID, size)

@@ -174,6 +174,13 @@ def test_refusals():
         multigrid(A, coordinates=np.ones((3, 3)))
     with pytest.raises(InputError, match="near_null_space must be finite and of shape"):
         multigrid(A, np.ones((3, 3)))
+    for size in (0, 9, -1, 2.0, True, "3"):
+        with pytest.raises(InputError, match=f"block_size must be a whole number, 1 to 8, not {size!r}"):
+            multigrid(A, block_size=size)
+    with pytest.raises(InputError, match="coordinates must be real numbers, not complex128"):
+        multigrid(A, coordinates=np.ones((A.shape[0] // 3, 3)) + 1j)
+    with pytest.raises(InputError, match="near_null_space must be real numbers, not complex128"):
+        multigrid(A, np.ones(A.shape[0]) + 1j)
 
 
 @pytest.mark.gpu
