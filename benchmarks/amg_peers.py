@@ -119,8 +119,8 @@ def petsc_solver(
 ) -> Any:
     """Return PETSc's CG with one of its preconditioners.
 
-    As its manual advises for elasticity: blocks, and the near-null space, where there is one. The null space of a singular matrix is
-    taken out of residuals.
+    As its manual advises for elasticity: blocks, and the near-null space, where there is one. The null space of a singular matrix
+    is taken out of residuals.
     """
     indices = (A.indptr.astype(PETSc.IntType), A.indices.astype(PETSc.IntType), A.data)
     matrix = PETSc.Mat().createAIJ(A.shape, bsize=size, csr=indices)

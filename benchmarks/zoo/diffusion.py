@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import scipy.sparse
+
+from penstock.fem import HeatConduction
 from zoo.laplacian import laplacian
 from zoo.meshes import assembled, box, gaussian_field, largest_part, voxel_matrix
 from zoo.system import Array, Generator, System, family
-
-from penstock.fem import HeatConduction
 
 
 def finite_volumes(k: tuple[Array, ...] | Array, widths: tuple[float, ...], held: tuple[int, ...] = ()) -> Array:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.spatial import Voronoi
-from zoo.meshes import assembled, box, connected, supported
-from zoo.system import Array, Generator, System, family
 
 from penstock.solvers.amg.modes import rigid_body_modes
+from zoo.meshes import assembled, box, connected, supported
+from zoo.system import Array, Generator, System, family
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import scipy.sparse
+
 from zoo.system import Array
 
 __all__ = ["laplacian"]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 from scipy import ndimage
-from zoo.system import Array, Generator, System
 
 from penstock.fem import LinearElasticity
+from zoo.system import Array, Generator, System
 
 __all__ = [
     "assembled",

@@ -6,11 +6,11 @@ import graphs
 import numpy as np
 import scipy.sparse
 from scipy.spatial import Delaunay, cKDTree
+
+from penstock.spmv import CPU
 from zoo.laplacian import laplacian
 from zoo.meshes import box, connected, gaussian_field
 from zoo.system import Array, Generator, System, family
-
-from penstock.spmv import CPU
 
 
 def _balanced(A: Array, rng: Generator) -> System:

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zoo.child import cap_cpu, leave, timed
-from zoo.system import System, load_system
-
 import penstock
 from penstock.spmv import PenstockError
+from zoo.child import cap_cpu, leave, timed
+from zoo.system import System, load_system
 
 
 def preconditioner_named(decisions: str) -> str:

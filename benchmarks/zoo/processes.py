@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from zoo.peers import PEERS
 from zoo.system import System
 

@@ -5,13 +5,15 @@
     python benchmarks/zoo cpu2 --resume          (goes on with what an interrupted run has left)
 
 Families are in the files beside this one; each gives what a user of such a problem knows: coordinates, a near-null space, a null
-space, or nothing. Every solver gets the same knowledge, and runs in a process of its own on one core with one thread, to a relative
-residual of 1e-8. ``seconds`` and ``peers`` are CPU seconds of set-up and solve together, after kernels have been compiled; only
-peers that solved the system are among ``peers``. ``true_residual`` is computed here from A, b and x. A solve that takes more than
-``--cap`` CPU seconds is ended and has not converged. ``solvers`` says what each peer did. CHOLMOD factorises, the others iterate.
+space, or nothing. Every solver gets the same knowledge, and runs in a process of its own on one core with one thread, to a
+relative residual of 1e-8. ``seconds`` and ``peers`` are CPU seconds of set-up and solve together, after kernels have been
+compiled; only peers that solved the system are among ``peers``. ``true_residual`` is computed here from A, b and x. A solve that
+takes more than ``--cap`` CPU seconds is ended and has not converged. ``solvers`` says what each peer did. CHOLMOD factorises, the
+others iterate.
 
-Peers: PyAMG, and with Debian's packages python3-petsc4py and, for scikit-sparse, libsuitesparse-dev: GAMG, BoomerAMG and CHOLMOD.
-They may be installed for another Python, that of the system. Missing ones are left out.
+Peers: PyAMG, and with Debian's packages python3-petsc4py, python3-scipy and, for scikit-sparse, libsuitesparse-dev: GAMG,
+BoomerAMG and CHOLMOD. They may be installed for another Python, that of the system; ``PETSC_DIR`` says where PETSc is, if it is not found.
+An optimised BLAS, such as libopenblas0-serial, makes CHOLMOD several times as fast. Missing peers are left out.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from record import argument_parser, current_commit, record, write
+
+from penstock.experiments.reporting.environment import check_same_machine
 from zoo.families import FAMILIES, SIZES, System, build
 from zoo.peers import PEERS
 from zoo.processes import Limits, measured, pythons_of_peers
 from zoo.summary import summary
-
-from penstock.experiments.reporting.environment import check_same_machine
 
 RTOL = 1e-8
 

@@ -9,10 +9,10 @@ import skfem
 from skfem.helpers import curl, ddot, dot, eye, grad, trace
 from skfem.models.elasticity import lame_parameters, linear_elasticity
 from tetrahedra import TetrahedralBox
-from zoo.meshes import gaussian_field, supported
-from zoo.system import Array, Generator, System, family
 
 from penstock.solvers.amg.modes import rigid_body_modes
+from zoo.meshes import gaussian_field, supported
+from zoo.system import Array, Generator, System, family
 
 
 def _cube(nodes: int, rng: Generator, grading: float = 1.0) -> Any:

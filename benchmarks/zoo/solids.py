@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from scipy import ndimage
-from zoo.meshes import body, box, gaussian_field, largest_part
-from zoo.system import Array, Generator, System, family
 
 from penstock.fem import LinearElasticity
+from zoo.meshes import body, box, gaussian_field, largest_part
+from zoo.system import Array, Generator, System, family
 
 
 def _grid(size: int, proportions: tuple[float, ...] = (1, 1, 1), filled: float = 1.0) -> tuple[int, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import scipy.sparse
-from zoo.meshes import body, box, supported, voxel_matrix
-from zoo.system import Array, Generator, System, family
 
 from penstock.fem import LinearElasticity
 from penstock.solvers.amg.modes import rigid_body_modes
+from zoo.meshes import body, box, supported, voxel_matrix
+from zoo.system import Array, Generator, System, family
 
 
 def _free_block(size: int, proportions: tuple[float, ...] = (2, 1, 1)) -> tuple[scipy.sparse.csr_array, Array]:
@@ -52,7 +52,7 @@ def penalty_supports(size: int, rng: Generator) -> System:
 def ties(size: int, rng: Generator) -> System:
     """Two bodies, one on the other, whose facing nodes are tied by springs of 1e8 in all directions."""
     A, points = _free_block(size // 2)
-    upper = points + [0.0, 0.0, points[:, 2].max()]
+    upper = points + np.array([0.0, 0.0, points[:, 2].max()])
     both = scipy.sparse.block_diag([A, 3.0 * A], format="csr")
     first = np.flatnonzero(points[:, 2] == points[:, 2].max())
     second = len(points) + np.flatnonzero(points[:, 2] == 0)  # in the same order

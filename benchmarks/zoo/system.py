@@ -19,7 +19,8 @@ __all__ = ["FAMILIES", "SIZES", "Array", "Generator", "System", "build", "family
 Array = np.ndarray[Any, Any]
 Generator = np.random.Generator
 
-#: Unknowns, about, of every family. The tiny ones are for tests, the least ones to compile kernels: LAPACK answers smaller systems.
+#: Unknowns, about, of every family. The tiny ones are for tests, the least ones to compile kernels: LAPACK answers smaller
+#: systems.
 SIZES = {"tiny": 700, "least": 7_000, "small": 25_000, "large": 90_000}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse
+
 from zoo.child import leave, timed
 from zoo.peers import PEERS, Problem
 
@@ -19,7 +20,7 @@ def load_problem(folder: Path, rtol: float) -> Problem:
     """Return what a peer is told of a system."""
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     with np.load(folder / "arrays.npz") as arrays:
-        b, modes, kernel = (arrays[name] if name in arrays else None for name in ("b", "slow_modes", "kernel"))
+        b, modes, kernel = (arrays.get(name) for name in ("b", "slow_modes", "kernel"))
     A = scipy.sparse.csr_matrix(scipy.sparse.load_npz(folder / "A.npz"))
     return Problem(A, b, modes, kernel, facts["unknowns_per_node"], facts["dimensions"], rtol)
 
