@@ -28,7 +28,7 @@ def main() -> None:
 
     cap_cpu(cap)
     try:
-        solve(load_system(folder / "least"))
+        solve(load_system(folder / "first"))
         system = load_system(folder)
         result, seconds = timed(lambda: solve(system), cap)
     except PenstockError as error:

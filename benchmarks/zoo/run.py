@@ -12,8 +12,8 @@ takes more than ``--cap`` CPU seconds is ended and has not converged. ``solvers`
 others iterate.
 
 Peers: PyAMG, and with Debian's packages python3-petsc4py, python3-scipy and, for scikit-sparse, libsuitesparse-dev: GAMG,
-BoomerAMG and CHOLMOD. They may be installed for another Python, that of the system; ``PETSC_DIR`` says where PETSc is, if it is not found.
-An optimised BLAS, such as libopenblas0-serial, makes CHOLMOD several times as fast. Missing peers are left out.
+BoomerAMG and CHOLMOD. They may be installed for another Python, that of the system; ``PETSC_DIR`` says where PETSc is, if it
+is not found. An optimised BLAS, such as libopenblas0-serial, makes CHOLMOD several times as fast. Missing peers are left out.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Run:
         with tempfile.TemporaryDirectory() as directory:
             folder = Path(directory)
             system.save(folder)
-            (folder / "least").mkdir()
-            build(name, SIZES["least"]).save(folder / "least")
+            (folder / "first").mkdir()
+            build(name, min(SIZES[size], SIZES["least"])).save(folder / "first")
             own = measured(system, folder, self.limits, sys.executable)
             self._told("penstock", own)
             solvers = {}
