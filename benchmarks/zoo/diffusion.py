@@ -37,7 +37,7 @@ def finite_volumes(k: tuple[Array, ...] | Array, widths: tuple[float, ...], held
 
 @family
 def poisson(size: int, rng: Generator) -> System:
-    """Poisson's equation by 7-point finite volumes, held on three faces; nothing is given, as in all families here."""
+    """Poisson's equation by 7-point finite volumes, held on three faces; nothing is given, as in most families of diffusion."""
     shape = box(size)
     return System(finite_volumes(np.ones(shape), (1.0, 1.0, 1.0), (0, 1, 2)), rng.standard_normal(np.prod(shape)))
 
