@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 from amg_peers import Array, petsc_cg, petsc_solver, scipy_cg
+from scipy.sparse.linalg import LinearOperator
 
 __all__ = ["DIRECT", "PEERS", "Peer", "Problem"]
 
@@ -65,13 +66,25 @@ class Peer:
 
 
 def _pyamg(problem: Problem) -> tuple[Array, int]:
-    """CG with smoothed aggregation of PyAMG as it is, and its near-null space."""
+    """CG with smoothed aggregation of PyAMG as it is, and its near-null space.
+
+    The null space of a singular system is taken out of what goes into its cycles and comes out: they amplify it.
+    """
     import pyamg
 
     A = problem.A.tobsr((problem.size,) * 2) if problem.size > 1 else problem.A
     modes = problem.slow_modes if problem.slow_modes is not None else problem.kernel
     levels = pyamg.smoothed_aggregation_solver(scipy.sparse.bsr_matrix(A), B=modes, symmetry="hermitian")
-    return scipy_cg(problem.A, problem.b, levels.aspreconditioner(), problem.rtol, _MOST_ITERATIONS)
+    M = levels.aspreconditioner()
+    if problem.kernel is not None:
+        Q, cycle = np.linalg.qr(problem.kernel)[0], M
+        M = LinearOperator(M.shape, lambda r: _without(Q, cycle.matvec(_without(Q, r))), dtype=np.float64)
+    return scipy_cg(problem.A, problem.b, M, problem.rtol, _MOST_ITERATIONS)
+
+
+def _without(Q: Array, x: Array) -> Array:
+    """Return a vector without its part in the span of orthonormal columns."""
+    return x - Q @ (Q.T @ x)
 
 
 def _gamg(problem: Problem) -> tuple[Array, int]:
