@@ -120,8 +120,23 @@ def test_a_wrong_solution_has_not_converged(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_run", leave_half)
     outcome = processes.measured(system, tmp_path, processes.Limits(1e-8, 1.0, 0), sys.executable)
 
+    processes.judge(outcome, {}, 1e-8)
+
     assert outcome["true_residual"] == pytest.approx(0.5)
     assert not outcome["converged"]
+
+
+def test_what_rounding_leaves_is_enough_where_it_is_more_than_the_tolerance():
+    own, good = {"true_residual": 4e-7, "rounding_floor": 1e-7}, {"true_residual": 2e-7, "rounding_floor": 1e-7}
+    wrong, ended = {"true_residual": 1.0, "rounding_floor": 1.0}, {"message": "ended"}
+    processes.judge(own, {"good": good, "wrong": wrong, "ended": ended}, 1e-8)
+    exact, updated = {"true_residual": 2e-8, "rounding_floor": 1e-12}, {"true_residual": 2e-8, "rounding_floor": 1e-12}
+    processes.judge(exact, {"updated": updated}, 1e-8)
+
+    assert (own["converged"], own["at_rounding_floor"]) == (True, True)
+    assert [of["converged"] for of in (good, wrong, ended)] == [True, False, False]
+    assert [of["converged"] for of in (exact, updated)] == [False, True]
+    assert not updated["at_rounding_floor"]
 
 
 def test_the_system_ends_what_exceeds_its_cap():
@@ -137,6 +152,7 @@ def entry(name, seconds, converged=True, **peers):
     solved = {peer: of for peer, of in peers.items() if of is not None}
     return {
         "name": name, "seconds": seconds, "converged": converged, "peers": solved, "solvers": solvers, "message": "tired",
+        "at_rounding_floor": False,
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from zoo.peers import PEERS
 from zoo.system import System
 
-__all__ = ["Limits", "measured", "pythons_of_peers"]
+__all__ = ["Limits", "judge", "measured", "pythons_of_peers"]
 
 _BENCHMARKS = Path(__file__).parents[1]
 _ONE_THREAD = dict.fromkeys(
@@ -25,6 +25,8 @@ _ONE_THREAD = dict.fromkeys(
 )
 #: A peer ends by a residual that it updates, which may be smaller than the true one; it has solved the system up to this factor.
 _SLACK_OF_PEERS = 10.0
+#: Times the residual that rounding the solution leaves: no solver gets much lower, and iterations end some way above.
+_SLACK_OF_ROUNDING = 10.0
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ def measured(system: System, folder: Path, limits: Limits, python: str, peer: st
     Returns
     -------
     dict
-        ``converged``, ``message``, and unless the process was ended, ``cpu_seconds``, ``wall_seconds``, ``iterations``,
-        ``true_residual``, and ``preconditioner`` of penstock.
+        ``message``, and unless the process was ended, ``samples``, ``cpu_seconds``, ``wall_seconds``, ``iterations``,
+        ``true_residual``, ``rounding_floor``, and ``preconditioner`` of penstock.
     """
     for name in ("outcome.json", "x.npy"):
         (folder / name).unlink(missing_ok=True)
@@ -86,16 +88,31 @@ def measured(system: System, folder: Path, limits: Limits, python: str, peer: st
     try:
         done = _run(command, limits.core, 10 * limits.cap + 600)
     except subprocess.TimeoutExpired:
-        return {"converged": False, "message": "the process did not end"}
+        return {"message": "the process did not end"}
     if not (folder / "outcome.json").exists():
-        return {"converged": False, "message": _cause(done, limits)}
+        return {"message": _cause(done, limits)}
     outcome = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
-    outcome["converged"] = False
     if (folder / "x.npy").exists():
-        residual = np.linalg.norm(system.b - system.A @ np.load(folder / "x.npy")) / np.linalg.norm(system.b)
-        outcome["true_residual"] = float(residual) if np.isfinite(residual) else None
-        outcome["converged"] = bool(residual <= limits.rtol * (_SLACK_OF_PEERS if peer else 1.0))
+        x, scale = np.load(folder / "x.npy"), np.linalg.norm(system.b)
+        residual = np.linalg.norm(system.b - system.A @ x) / scale
+        if np.isfinite(residual):
+            outcome["true_residual"] = float(residual)
+            outcome["rounding_floor"] = float(2.0**-53 * np.linalg.norm(abs(system.A) @ abs(x)) / scale)
     return outcome
+
+
+def judge(own: dict[str, Any], peers: dict[str, dict[str, Any]], rtol: float) -> None:
+    """Enter in outcomes whether each is ``converged``: to the tolerance, or to what rounding allows, seen at the best solution.
+
+    ``at_rounding_floor`` tells the latter.
+    """
+    reached = [of for of in (own, *peers.values()) if "true_residual" in of]
+    best = min(reached, key=lambda of: of["true_residual"], default={"rounding_floor": 0.0})
+    allowed = _SLACK_OF_ROUNDING * best["rounding_floor"]
+    for outcome, slack in [(own, 1.0), *((of, _SLACK_OF_PEERS) for of in peers.values())]:
+        residual = outcome.get("true_residual", np.inf)
+        outcome["converged"] = bool(residual <= max(slack * rtol, allowed))
+        outcome["at_rounding_floor"] = bool(outcome["converged"] and residual > slack * rtol)
 
 
 def _cause(done: subprocess.CompletedProcess[str], limits: Limits) -> str:

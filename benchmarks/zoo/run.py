@@ -9,7 +9,7 @@ space, or nothing. Every solver gets the same knowledge, and runs in a process o
 relative residual of 1e-8. ``seconds`` and ``peers`` are CPU seconds of set-up and solve together, after kernels have been
 compiled; only peers that solved the system are among ``peers``. ``true_residual`` is computed here from A, b and x. A solve that
 takes more than ``--cap`` CPU seconds is ended and has not converged. ``solvers`` says what each peer did. CHOLMOD factorises, the
-others iterate.
+others iterate. Where rounding alone leaves more than that residual, ten times what it leaves is enough (``at_rounding_floor``).
 
 Peers: PyAMG, and with Debian's packages python3-petsc4py, python3-scipy and, for scikit-sparse, libsuitesparse-dev: GAMG,
 BoomerAMG and CHOLMOD. They may be installed for another Python, that of the system; ``PETSC_DIR`` says where PETSc is, if it
@@ -32,7 +32,7 @@ from record import argument_parser, current_commit, record, write
 from penstock.experiments.reporting.environment import check_same_machine
 from zoo.families import FAMILIES, SIZES, System, build
 from zoo.peers import PEERS
-from zoo.processes import Limits, measured, pythons_of_peers
+from zoo.processes import Limits, judge, measured, pythons_of_peers
 from zoo.summary import summary
 
 RTOL = 1e-8
@@ -68,6 +68,7 @@ class Run:
                 if system.null_space is None or PEERS[peer].singular:
                     solvers[peer] = measured(system, folder, self.limits, python, peer)
                     self._told(peer, solvers[peer])
+        judge(own, solvers, self.limits.rtol)
         return self._entry(f"zoo/{size}/{name}", system, own, solvers)
 
     def _told(self, name: str, outcome: dict[str, Any]) -> None:

@@ -29,7 +29,10 @@ def geometric_mean(numbers: Iterable[float]) -> float:
 def summary(records: list[Record]) -> str:
     """Return the summary as lines of text."""
     solved = [record for record in records if record["converged"]]
-    lines = [f"{len(solved)} of {len(records)} systems converged"]
+    rounded = sum(record["at_rounding_floor"] for record in solved)
+    lines = [
+        f"{len(solved)} of {len(records)} systems converged" + (f", {rounded} to the rounding floor" * (rounded > 0))
+    ]
     for peer in sorted({name for record in records for name in record["solvers"]}):
         tried = [record["solvers"][peer] for record in records if peer in record["solvers"]]
         lines.append(f"  {peer}: {sum(of['converged'] for of in tried)} of {len(tried)}")
