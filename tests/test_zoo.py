@@ -107,7 +107,7 @@ def test_the_runner_measures_a_family_and_resumes(tmp_path, monkeypatch, capsys)
     assert entry["seconds"] == entry["cpu_seconds"] > 0
     assert entry["given"] == ["coordinates"]
     assert entry["peers"] == {}
-    assert [of["name"] for of in json.loads(path.read_text())["records"]] == ["zoo/tiny/truss", "zoo/tiny/poisson"]
+    assert [of["name"] for of in json.loads(path.read_text())["records"]] == ["zoo/tiny/poisson", "zoo/tiny/truss"]
     assert "2 of 2 systems converged" in capsys.readouterr().out
 
 

@@ -127,11 +127,16 @@ def main(given: list[str] | None = None) -> None:
     run = Run(limits, {} if arguments.no_peers else pythons_of_peers(arguments.core))
     records = earlier_records(arguments.output / f"zoo-{arguments.machine}.json") if arguments.resume else []
     done = {entry["name"] for entry in records}
+    names = (f"zoo/{size}/{name}" for size in SIZES for name in FAMILIES)
+    places = {name: place for place, name in enumerate(names)}
     for size in arguments.size or ("small", "large"):
         for name in arguments.family or FAMILIES:
             if f"zoo/{size}/{name}" not in done:
                 print(f"zoo/{size}/{name}", flush=True)
                 records.append(run.measure(size, name))
+                records.sort(
+                    key=lambda entry: places.get(entry["name"], len(places))
+                )  # as if it had not been interrupted
                 write("zoo", arguments, {}, records)
     print(summary(records))
 
