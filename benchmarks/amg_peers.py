@@ -70,12 +70,19 @@ def amg_figures(A: Any, modes: Array, b: Array, size: int, rtol: float) -> Itera
             def make(smoothing: dict[str, Any] = smoothing) -> Any:
                 return pyamg.smoothed_aggregation_solver(blocks, B=modes, symmetry="hermitian", **smoothing)
 
-            yield _figures(name, A, b, make, lambda ml: _scipy_cg(A, b, ml.aspreconditioner(), rtol))
+            yield _figures(name, A, b, make, lambda ml: scipy_cg(A, b, ml.aspreconditioner(), rtol))
     try:
         from petsc4py import PETSc
     except ImportError:
         return
-    yield _figures("gamg", A, b, lambda: _gamg(PETSc, A, modes, size, rtol), lambda solver: _petsc_cg(PETSc, solver, b))
+
+    def gamg() -> Any:
+        solver = petsc_solver(PETSc, A, size, "gamg", modes)
+        solver.setTolerances(rtol=rtol, max_it=5000)
+        solver.setUp()
+        return solver
+
+    yield _figures("gamg", A, b, gamg, lambda solver: petsc_cg(PETSc, solver, b))
 
 
 def _figures(
@@ -95,35 +102,51 @@ def _figures(
     return AmgFigures(name, made - began, ended - made, cpu, iterations, residual)
 
 
-def _scipy_cg(A: Any, b: Array, M: Any, rtol: float) -> tuple[Array, int]:
+def scipy_cg(A: Any, b: Array, M: Any, rtol: float, maxiter: int = 5000) -> tuple[Array, int]:
+    """Solve by SciPy's CG; return x and the iterations."""
     iterations = 0
 
     def count(_: Array) -> None:
         nonlocal iterations
         iterations += 1
 
-    x, _ = scipy.sparse.linalg.cg(A, b, M=M, rtol=rtol, maxiter=5000, callback=count)
+    x, _ = scipy.sparse.linalg.cg(A, b, M=M, rtol=rtol, maxiter=maxiter, callback=count)
     return x, iterations
 
 
-def _gamg(PETSc: Any, A: Any, modes: Array, size: int, rtol: float) -> Any:
-    """Return CG with GAMG as its manual advises for elasticity: blocks, and the near-null space."""
+def petsc_solver(
+    PETSc: Any, A: Any, size: int, preconditioner: str, modes: Array | None, kernel: Array | None = None
+) -> Any:
+    """Return PETSc's CG with one of its preconditioners.
+
+    As its manual advises for elasticity: blocks, and the near-null space, where there is one. The null space of a singular matrix
+    is taken out of residuals.
+    """
     indices = (A.indptr.astype(PETSc.IntType), A.indices.astype(PETSc.IntType), A.data)
     matrix = PETSc.Mat().createAIJ(A.shape, bsize=size, csr=indices)
-    matrix.setOption(PETSc.Mat.Option.SPD, True)
-    vectors = [PETSc.Vec().createWithArray(np.ascontiguousarray(q), bsize=size) for q in np.linalg.qr(modes)[0].T]
-    matrix.setNearNullSpace(PETSc.NullSpace().create(vectors=vectors))
+    matrix.setOption(PETSc.Mat.Option.SPD, kernel is None)
+    if modes is not None:
+        matrix.setNearNullSpace(_spanned(PETSc, modes, size))
+    if kernel is not None:
+        matrix.setNullSpace(_spanned(PETSc, kernel, size))
     solver = PETSc.KSP().create()
     solver.setOperators(matrix)
     solver.setType("cg")
-    solver.getPC().setType("gamg")
+    solver.getPC().setType(preconditioner)
     solver.setNormType(PETSc.KSP.NormType.UNPRECONDITIONED)
-    solver.setTolerances(rtol=rtol, max_it=5000)
-    solver.setUp()
+    solver.setFromOptions()
     return solver
 
 
-def _petsc_cg(PETSc: Any, solver: Any, b: Array) -> tuple[Array, int]:
+def _spanned(PETSc: Any, modes: Array, size: int) -> Any:
+    columns = np.linalg.qr(modes)[0].T
+    return PETSc.NullSpace().create(
+        vectors=[PETSc.Vec().createWithArray(np.ascontiguousarray(q), bsize=size) for q in columns]
+    )
+
+
+def petsc_cg(PETSc: Any, solver: Any, b: Array) -> tuple[Array, int]:
+    """Solve by such a solver; return x and the iterations."""
     given, x = PETSc.Vec().createWithArray(b.copy()), PETSc.Vec().createWithArray(np.zeros_like(b))
     solver.solve(given, x)
     return x.getArray().copy(), int(solver.getIterationNumber())

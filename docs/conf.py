@@ -9,7 +9,7 @@ import matplotlib
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent / "benchmarks")]
 
-from site_pages import benchmark_pages, reference_pages  # noqa: E402 - it stands beside this file
+from site_pages import benchmark_pages, reference_pages, zoo_page  # noqa: E402 - it stands beside this file
 
 matplotlib.use("Agg")
 
@@ -33,6 +33,7 @@ exclude_patterns = [
     "generated/benchmarks.md",
     "generated/command-line.md",
     "generated/schema.md",
+    "generated/zoo.md",
 ]
 templates_path = ["_templates"]
 nitpicky = True
@@ -83,3 +84,4 @@ def setup(app):
     generated = DOCS / "generated"
     app.connect("config-inited", lambda app, config: reference_pages.write(generated))
     app.connect("config-inited", lambda app, config: benchmark_pages.write(generated))
+    app.connect("config-inited", lambda app, config: zoo_page.write(generated))

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+#: Scripts by the names under which they import each other: `zoo.run` in a package, `cg` beside it.
+SCRIPTS = {".".join(path.relative_to(FOLDER).with_suffix("").parts): path for path in sorted(FOLDER.rglob("*.py"))}
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_imported_names_exist(path, monkeypatch):
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_imported_names_exist(script, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-    own = {other.stem for other in FOLDER.glob("*.py")}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module in own or node.module.startswith("penstock")):
+    for node in ast.walk(ast.parse(SCRIPTS[script].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (
+            node.module in {"zoo", *SCRIPTS} or node.module.startswith("penstock")
+        ):
             module = importlib.import_module(node.module)
             missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
             missing = [name for name in missing if not _is_module(f"{node.module}.{name}")]

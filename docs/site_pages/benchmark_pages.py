@@ -48,6 +48,11 @@ BENCHMARKS = {
         "A solve in memory, against all threads all the time.",
         r".",
     ),
+    "zoo": (
+        "Systems as people have them",
+        "CPU seconds of whole calls, set-up included; [what they are](real-systems.md).",
+        r".",
+    ),
     "assembly": ("Assembly", "Of stiffness matrices.", None),
 }
 
@@ -125,7 +130,7 @@ def _machine(data: dict[str, Any]) -> str:
     machine = data["machine"]
     gpus = [gpu["name"] if isinstance(gpu, dict) else str(gpu) for gpu in machine.get("gpus", ())]
     counted = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
-    return f"On {', '.join(counted)}" if gpus else f"On {machine['cores']} CPU cores"
+    return f"On {', '.join(counted)}" if gpus else f"On {machine['cores']} CPU core{'s' * (machine['cores'] > 1)}"
 
 
 def _file_page(title: str, path: Path, data: dict[str, Any], records: list[dict[str, Any]], drawn: list[Any]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -75,6 +76,43 @@ def plot_points(axes: Axes, competitor: str, points: Sequence[tuple[float, float
         axes.plot(
             across, up, marker, color=color, markersize=6, markeredgecolor="white", markeredgewidth=0.5, label=label
         )
+
+
+def plot_profile(
+    axes: Axes,
+    seconds: Iterable[Mapping[str, float]],
+    competitors: Iterable[str],
+    largest: float,
+    style: Callable[[str, int], dict[str, Any]],
+) -> None:
+    """Draw the percentage of problems on which each competitor is within a factor of the fastest.
+
+    The performance profile of Dolan and More (2002).
+
+    Parameters
+    ----------
+    axes : Axes
+    seconds : iterable of dict
+        Of each problem, by competitors. One that is missing counts as infinitely slow.
+    competitors : iterable of str
+    largest : float
+        Factor at which the curves end.
+    style : callable
+        Returns the line's style of a competitor at a place, from the uppermost curve, 0, to the lowest: in this order the legend
+        reads as the picture does.
+    """
+    rows = list(seconds)
+    best = [min(row.values(), default=1.0) for row in rows]
+    ratios = {
+        name: np.array([row.get(name, np.inf) / least for row, least in zip(rows, best, strict=True)])
+        for name in competitors
+    }
+    areas = {name: float(np.clip(largest - of, 0, None).sum()) for name, of in ratios.items()}
+    for place, name in enumerate(sorted(ratios, key=areas.__getitem__, reverse=True)):
+        factors = np.unique([1.0, *ratios[name][ratios[name] <= largest], largest])
+        shares = [100 * float(np.mean(ratios[name] <= factor)) for factor in factors]
+        axes.step(factors, shares, where="post", **style(name, place))
+    axes.set(xlim=(0.95, largest), ylim=(-2, 103))
 
 
 def plot_bars(axes: Axes, groups: Sequence[str], series: Sequence[BarSeries], horizontal: bool = False) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 from matplotlib.figure import Figure
 
 from penstock.experiments.formats.drawing import (
@@ -12,6 +13,7 @@ from penstock.experiments.formats.drawing import (
     new_axes,
     plot_bars,
     plot_points,
+    plot_profile,
     style_of,
     use_plain_log,
 )
@@ -132,18 +134,13 @@ def figure_performance_profile(records: Records, limits: Limits) -> Figure | Non
         return None
     title = f"Speed relative to the fastest on {len(table)} matrices"
     figure, axes = new_axes("within this factor of the fastest", "matrices, %", title)
-    ratios = {
-        name: np.array([row.get(name, np.inf) / min(row.values()) for row in table.values()]) for name in competitors
-    }
-    # From the uppermost curve to the lowest: in this order the legend reads as the picture does.
-    areas = {name: float(np.clip(_LARGEST_FACTOR - of, 0, None).sum()) for name, of in ratios.items()}
-    for place, name in enumerate(sorted(competitors, key=areas.__getitem__, reverse=True)):
-        factors = np.unique([1.0, *ratios[name][ratios[name] <= _LARGEST_FACTOR], _LARGEST_FACTOR])
-        shares = [100 * float(np.mean(ratios[name] <= factor)) for factor in factors]
+
+    def style(name: str, place: int) -> dict[str, Any]:
         label, color, _ = style_of(name)
         dashes, width = "--" if name in peers else "-", 2.4 if place < _BEST else 1.2
-        axes.step(factors, shares, where="post", color=color, linestyle=dashes, linewidth=width, label=label)
-    axes.set(xlim=(0.95, _LARGEST_FACTOR), ylim=(-2, 103))
+        return {"color": color, "linestyle": dashes, "linewidth": width, "label": label}
+
+    plot_profile(axes, table.values(), competitors, _LARGEST_FACTOR, style)
     add_legend(figure, axes)
     return figure
 
