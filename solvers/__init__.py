@@ -8,6 +8,7 @@ from penstock.solvers.block_cg import BlockCgState, block_cg, block_cg_workspace
 from penstock.solvers.cg import CgState, cg, cg_workspace_nbytes
 from penstock.solvers.chebyshev import Chebyshev, chebyshev
 from penstock.solvers.choice import METHODS, MethodChoice, method_named
+from penstock.solvers.factorisation import FactorisationSpec, SparseFactors
 from penstock.solvers.method import SOLVERS, Method
 from penstock.solvers.minres import MinresState, minres, minres_workspace_nbytes
 from penstock.solvers.own_preconditioner import OwnPreconditioner, as_preconditioner
@@ -41,6 +42,7 @@ __all__ = [
     "CoarseBlockCgState",
     "CoarseCgState",
     "DiagonalBlocks",
+    "FactorisationSpec",
     "GalerkinPattern",
     "GaussSeidel",
     "IncompleteCholesky",
@@ -58,6 +60,7 @@ __all__ = [
     "SmoothedAggregation",
     "SmoothedAggregationSpec",
     "SolveResult",
+    "SparseFactors",
     "StopReason",
     "TriangularSolve",
     "absolute_jacobi",

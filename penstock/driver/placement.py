@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.driver.matrix_checks import check_matrix, check_square
+from penstock.driver.predicted import cheap_factorisation
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Vectors, room_for_matrix
 from penstock.driver.resident import Resident
@@ -159,6 +160,12 @@ def place_matrix(
         return next(itertools.chain.from_iterable(rankings), None)
 
     specs = request.specs_in_memory(block_size)
+    if (
+        request.is_auto
+        and specs[0].name == "multigrid"
+        and (found := cheap_factorisation(A, near_null_space_known=True))
+    ):
+        specs = [found[0], *specs]
     base, fitting = next(((spec, one) for spec in specs if (one := fitting_for(spec))), (specs[-1], None))
     if fitting is not None:
         with reporter.part("convert"):

@@ -15,6 +15,7 @@ from penstock.solvers import (
     method_named,
     preconditioner_spec,
 )
+from penstock.solvers.factorisation import FactorisationSpec
 from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_nbytes
 from penstock.streaming import LevelOrder, Ring, StreamPlan, Workload
 from penstock.streaming.execution.budget import check_room
@@ -96,6 +97,8 @@ class Request:
         """Return why a preconditioner is used, which is one of the choices that :meth:`specs` returned."""
         if not self.is_auto:
             return "as requested"
+        if isinstance(spec, FactorisationSpec):
+            return "its factor has so few entries that it takes less time than multigrid"
         if spec.uses_near_null_space:
             sources = {"coordinates": "the coordinates of the nodes are", "near_null_space": "its near-null space is"}
             known = next((f"{words} given" for name, words in sources.items() if name in self.options), None)

@@ -1,6 +1,6 @@
-"""Jacobi or multigrid, where the choice is left open: Jacobi begins, and multigrid goes on if Jacobi promises to be slow.
+"""Where the choice is left open, Jacobi begins; if it promises to be slow, a sparse factorisation or multigrid goes on.
 
-Nothing but iterations shows what a matrix is like, and the first ones are not lost: multigrid goes on from their iterate. So a
+Nothing but iterations shows what a matrix is like, and the first ones are not lost: others go on from their iterate. So a
 solve for which the choice was left open begins with Jacobi; where that is soon seen to be slow, it costs these iterations more.
 
 Multigrid may break down where Jacobi does not: the coarse matrices of a singular one are singular but for rounding. Then Jacobi
@@ -20,19 +20,15 @@ import numpy as np
 from penstock.driver.going_on import go_on
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.open_system import AnyResult, OpenSystem
-from penstock.solvers import IterationRecord, StopReason, preconditioner_spec
+from penstock.driver.predicted import cheap_factorisation, multigrid_iterations
+from penstock.solvers import IterationRecord, PreconditionerSpec, StopReason, preconditioner_spec
 from penstock.solvers.problem import has_diverged
-from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
+from penstock.spmv import SparseMatrix
 
 # Iterations before the convergence is judged, and after which each look judges it anew.
 _TRIED = 50
 # Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little.
 _FEWEST_LEFT = 10
-# Multigrid's set-up and solve take about as long as this many iterations with Jacobi, of a scalar matrix and of blocks, whose
-# coarse levels have relatively fewer entries; and some time that no matrix is too small for.
-_WORTH_SCALAR, _WORTH_BLOCKS, _OVERHEAD_SECONDS = 400, 250, {"cpu": 0.02, "cuda": 0.06}
-# To start an iteration with Jacobi.
-_START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
 # Iterations that multigrid has in any case, and iterations with Jacobi that take the time of one with it, about.
 _FAIR_TRY, _COST = 200, 20
 # Reasons that an ill-suited preconditioner may have caused.
@@ -61,12 +57,6 @@ def go_on_as_advised(system: OpenSystem, result: AnyResult, b: GivenVectors, lim
     return _with_last_word(system, b, limits, partial(go_on, system, result, b))
 
 
-def worthwhile_iterations(storage_nbytes: int, block_size: int, device_kind: str) -> int:
-    """Return the number of Jacobi iterations that cost about as much as set-up and solve with multigrid."""
-    seconds = storage_nbytes / NOMINAL_BANDWIDTH[device_kind] + _START_SECONDS[device_kind]
-    return (_WORTH_SCALAR if block_size == 1 else _WORTH_BLOCKS) + round(_OVERHEAD_SECONDS[device_kind] / seconds)
-
-
 def _may_change(system: OpenSystem) -> bool:
     """Return whether multigrid may take the place of Jacobi: in memory, if nothing was known by which to choose."""
     placement, request = system.placement, system.request
@@ -78,26 +68,33 @@ def _may_change(system: OpenSystem) -> bool:
 def _begun_with_jacobi(
     system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
 ) -> AnyResult:
-    """Solve with Jacobi, and go on with multigrid if that promises to need many iterations."""
+    """Solve with Jacobi, and go on with what is faster if that promises to need many iterations."""
     jacobi, nbytes = system.decided.spec, system.decided.plan.storage_nbytes
-    worth = worthwhile_iterations(nbytes, jacobi.block_size, system.A.device.kind)
+    worth = multigrid_iterations(nbytes, jacobi.block_size, system.A.device.kind)
     rtol = system.meant_rtol(b, limits["rtol"])
     watch = ConvergenceWatch(worth, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
     result = system.solve(b, guess, **{**limits, "monitor": watch})
     if not watch.expected or result.converged:
         return result
     promised = f"promised more than {worth} iterations after the first {result.iterations}"
-    multigrid = preconditioner_spec("multigrid", block_size=jacobi.block_size)
-    refused = system.use_instead(multigrid, f"{jacobi.name} {promised}")
+    other, why = _faster_than_jacobi(system)
+    refused = system.use_instead(other, f"{jacobi.name} {promised}{why}")
     if refused:
-        system.settle_on(jacobi, f"it {promised}, but multigrid cannot be made: {refused}")
+        system.settle_on(jacobi, f"it {promised}, but {other.name} cannot be made: {refused}")
     return go_on_as_advised(system, result, b, limits)
+
+
+def _faster_than_jacobi(system: OpenSystem) -> tuple[PreconditionerSpec, str]:
+    """Return a factorisation if it takes less time than multigrid, else multigrid, and what is to be said of it."""
+    if isinstance(system.A, SparseMatrix) and (found := cheap_factorisation(system.A, near_null_space_known=False)):
+        return found[0], f", the factorisation takes about {found[1]:.2g} s"
+    return preconditioner_spec("multigrid", block_size=system.decided.spec.block_size), ""
 
 
 def _with_last_word(
     system: OpenSystem, b: GivenVectors, limits: dict[str, Any], run: Callable[[dict[str, Any]], AnyResult]
 ) -> AnyResult:
-    """Solve by ``run(limits)``; where multigrid in the place of Jacobi does not end well, Jacobi goes on, and stays."""
+    """Solve by ``run(limits)``; where what took the place of Jacobi does not end well, Jacobi goes on, and stays."""
     jacobi = None if system.placement is None else system.placement.instead_of
     if jacobi is None:
         return run(limits)
@@ -110,7 +107,7 @@ def _with_last_word(
     on_request = StopReason.STOPPED in reasons and not watch.failed
     if result.converged or on_request or not how:
         return result
-    system.settle_on(jacobi, f"again, as multigrid in its place did not end well ({how})")
+    system.settle_on(jacobi, f"again, as {system.decided.spec.name} in its place did not end well ({how})")
     return go_on(system, result, b, limits)
 
 
@@ -134,6 +131,12 @@ class ConvergenceWatch:
             expected = _expected_iterations(record, self.rtol, self.atol)
             if expected > max(self.worth, 2 * record.iteration):
                 self.expected = expected
+            elif (
+                record.iteration >= self.worth
+            ):  # as much again must not be spent on a residual that hardly falls any more
+                expected = _expected_iterations(record, self.rtol, self.atol, recently=True)
+                if expected > record.iteration + self.worth:
+                    self.expected = expected
         return self.expected > 0
 
 
@@ -159,10 +162,14 @@ class FairTry:
         return bool(self.failed)
 
 
-def _expected_iterations(record: IterationRecord, rtol: float, atol: float) -> float:
-    """Return how many iterations the slowest right-hand side takes to its tolerance, at the mean rate of those so far."""
-    most = 0.0
-    for first, last, b_norm in _running_norms(record):
+def _expected_iterations(record: IterationRecord, rtol: float, atol: float, *, recently: bool = False) -> float:
+    """Return how many iterations the slowest right-hand side takes to its tolerance, at the mean rate of those so far.
+
+    ``recently``: at the rate of the last half of them.
+    """
+    most, share = 0.0, 0.5 if recently else 0.0
+    iterations = (1.0 - share) * record.state.iteration
+    for first, last, b_norm in _running_norms(record, share):
         if not (0 < last < math.inf and first > 0 and b_norm > 0):
             return 0.0
         # A residual below the rounding unit of b carries no information: solvers test the true one there.
@@ -170,15 +177,21 @@ def _expected_iterations(record: IterationRecord, rtol: float, atol: float) -> f
         if last <= tolerance:  # and is about to be tested
             continue
         reached = math.log(first / last)
-        most = max(most, record.state.iteration * math.log(first / tolerance) / reached if reached > 0 else math.inf)
+        left = iterations * math.log(last / tolerance) / reached if reached > 0 else math.inf
+        most = max(most, record.state.iteration + left)
     return most
 
 
-def _running_norms(record: IterationRecord) -> list[tuple[float, float, float]]:
-    """Return of each right-hand side that is still being solved the first residual and the last, relative to b, and its norm."""
+def _running_norms(record: IterationRecord, share: float = 0.0) -> list[tuple[float, float, float]]:
+    """Return of each right-hand side that is still being solved a residual and the last, relative to b, and its norm.
+
+    The former one is the first, or that after a ``share`` of the iterations.
+    """
     state = record.state
     several = isinstance(state.residual_norms[0], list)
     histories = state.residual_norms if several else [state.residual_norms]
     reasons = getattr(state, "reasons", [None] * len(histories))
     of_columns = zip(histories, reasons, state.system.b_norms, strict=True)
-    return [(norms[0], norms[-1], b_norm) for norms, reason, b_norm in of_columns if reason is None]
+    return [
+        (norms[int(share * len(norms))], norms[-1], b_norm) for norms, reason, b_norm in of_columns if reason is None
+    ]

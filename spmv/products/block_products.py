@@ -11,7 +11,7 @@ from numba import get_num_threads, prange
 
 from penstock.spmv import CPU, Array, BudgetError, Device, format_nbytes
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
+from penstock.spmv.compilation.jit import inlined, parallel_kernel, serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows
@@ -21,6 +21,8 @@ BLOCK_PRODUCT_KERNELS = CudaSource("penstock.spmv.kernels", "block_products.cu")
 
 # Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
 _SERIAL_ROWS = 1 << 18
+# Up to this many columns of a row are sorted by insertion.
+_FEW_COLUMNS = 64
 # On a GPU: rows of the product of up to _SHORT_ROW blocks on average are formed by a few lanes each; those of more than _LONG_ROW
 # by a thread block each, as are fewer than _FEW_ROWS rows, which do not fill the device; others by a warp.
 _SHORT_ROW, _LONG_ROW, _FEW_ROWS = 8, 64, 1024
@@ -192,6 +194,20 @@ def _count(
             counts[row + 1] = count
 
 
+@inlined
+def _sort(columns: Array, start: int, stop: int) -> None:
+    """Sort some columns in place, few of them by insertion."""
+    if stop - start > _FEW_COLUMNS:
+        columns[start:stop].sort()
+        return
+    for place in range(start + 1, stop):
+        column, before = columns[place], place - 1
+        while before >= start and columns[before] > column:
+            columns[before + 1] = columns[before]
+            before -= 1
+        columns[before + 1] = column
+
+
 @serial_and_parallel
 def _find(
     parts: int,
@@ -216,7 +232,7 @@ def _find(
                         seen[b_columns[place]] = row
                         c_columns[following] = b_columns[place]
                         following += 1
-            c_columns[of_c[row] : of_c[row + 1]].sort()
+            _sort(c_columns, of_c[row], of_c[row + 1])
 
 
 @parallel_kernel

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse
 
 import penstock
-from penstock.driver import slow_convergence
+from penstock.driver import predicted, slow_convergence
 from penstock.driver.going_on import CountingOn
 from penstock.solvers import IterationRecord, SolveResult, StopReason
 from penstock.solvers.result import joined_results
@@ -18,8 +18,9 @@ B = np.random.default_rng(0).normal(size=(N * N, 3))
 
 @pytest.fixture(autouse=True)
 def small_matrices_are_worth_it(monkeypatch):
-    monkeypatch.setitem(slow_convergence._OVERHEAD_SECONDS, "cpu", 0.0)
-    monkeypatch.setattr(slow_convergence, "_WORTH_SCALAR", 70)
+    monkeypatch.setitem(predicted._OVERHEAD_SECONDS, "cpu", 0.0)
+    monkeypatch.setattr(predicted, "_WORTH_SCALAR", 70)
+    monkeypatch.setattr(slow_convergence, "cheap_factorisation", lambda A, **known: None)
 
 
 @pytest.mark.parametrize("b", [B[:, 0], B], ids=["one", "several"])

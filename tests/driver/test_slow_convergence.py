@@ -7,8 +7,9 @@ import pytest
 import scipy.sparse
 
 import penstock
-from penstock.driver import slow_convergence
-from penstock.driver.slow_convergence import ConvergenceWatch, FairTry, worthwhile_iterations
+from penstock.driver import predicted, slow_convergence
+from penstock.driver.predicted import multigrid_iterations
+from penstock.driver.slow_convergence import ConvergenceWatch, FairTry
 from penstock.solvers import IterationRecord, StopReason
 from penstock.solvers.amg.specs import MultigridSpec
 from penstock.spmv import CPU, BudgetError, InputError
@@ -23,8 +24,9 @@ B = RNG.normal(size=(N * N, 3))
 
 @pytest.fixture(autouse=True)
 def small_matrices_are_worth_it(monkeypatch):
-    monkeypatch.setitem(slow_convergence._OVERHEAD_SECONDS, "cpu", 0.0)
-    monkeypatch.setattr(slow_convergence, "_WORTH_SCALAR", 70)
+    monkeypatch.setitem(predicted._OVERHEAD_SECONDS, "cpu", 0.0)
+    monkeypatch.setattr(predicted, "_WORTH_SCALAR", 70)
+    monkeypatch.setattr(slow_convergence, "cheap_factorisation", lambda A, **known: None)
 
 
 @pytest.mark.parametrize("b", [B[:, 0], B], ids=["one", "several"])
@@ -216,7 +218,7 @@ def test_the_mean_rate_promises():
     assert judged(looked(50, 1e-4)) == (False, 0.0)  # promises 100
     assert judged(looked(50, 1e-2)) == (True, pytest.approx(200))
     assert judged(looked(50, 2.0)) == (True, np.inf)
-    assert judged(looked(180, 1e-5)) == (False, 0.0)  # more than half is done
+    assert judged(looked(180, 1e-5), worth=190) == (False, 0.0)  # more than half is done
     assert judged(looked(50, np.nan)) == (False, 0.0)
 
 
@@ -286,5 +288,18 @@ def test_a_try_is_fair():
 
 
 def test_large_matrices_are_worth_fewer_iterations():
-    assert worthwhile_iterations(10**6, 1, "cuda") > worthwhile_iterations(10**10, 1, "cuda") >= 70
-    assert worthwhile_iterations(10**10, 3, "cuda") == 250 + round(0.06 / (1e10 / 4.4e12 + 40e-6))
+    assert multigrid_iterations(10**6, 1, "cuda") > multigrid_iterations(10**10, 1, "cuda") >= 70
+    assert multigrid_iterations(10**10, 3, "cuda") == 250 + round(0.06 / (1e10 / 4.4e12 + 40e-6))
+
+
+def test_a_residual_that_hardly_falls_any_more_is_not_waited_for():
+    """More than half of the digits came at once: the mean rate promises well, the last half of the iterations does not."""
+    norms = [10.0 ** -min(0.1 * i, 5 + 1e-3 * i) for i in range(400)]
+    records = {}
+    for iteration in (150, 260):
+        records[iteration] = looked(iteration, norms[iteration])
+        records[iteration].state.residual_norms = norms[: iteration + 1]
+
+    assert judged(records[150], worth=200) == (False, 0.0)  # not more than what another way costs has been spent
+    assert judged(records[260], worth=200) == (True, pytest.approx(260 + 2740, rel=0.02))
+    assert judged(records[260], worth=3000) == (False, 0.0)

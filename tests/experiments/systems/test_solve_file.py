@@ -421,7 +421,7 @@ class TestSolveWithANearNullSpace:
             )
         )
 
-        assert result["preconditioner"] == "smoothed_aggregation"
+        assert result["preconditioner"] == ("smoothed_aggregation" if matrix == "store" else "multigrid")
         plain = result_of(
             solve(
                 tmp_path / "plain",
@@ -438,7 +438,7 @@ class TestSolveWithANearNullSpace:
         asked = {"rtol": 1e-10, option: modes[option]}
         whole = solve(tmp_path / "whole", files / "A.npz", right_hand_sides=files / "B.npy", columns="0", **asked)
         folder = solve(
-            tmp_path / "run", files / "A.npz", right_hand_sides=files / "B.npy", columns="0", maxiter=4, **asked
+            tmp_path / "run", files / "A.npz", right_hand_sides=files / "B.npy", columns="0", maxiter=2, **asked
         )
         assert not result_of(folder)["converged"]
 
@@ -469,7 +469,7 @@ class TestSolveWithANearNullSpace:
     def test_the_command_has_the_options(self, files, modes, tmp_path):
         arguments = ["solve", files / "A.npz", "--coordinates", modes["coordinates"], "--output", tmp_path / "run"]
         assert CliRunner().invoke(app, list(map(str, arguments))).exit_code == 0
-        assert json.loads((tmp_path / "run" / "result.json").read_text())["preconditioner"] == "smoothed_aggregation"
+        assert json.loads((tmp_path / "run" / "result.json").read_text())["preconditioner"] == "multigrid"
 
 
 @pytest.mark.parametrize("option", [["--rtol", "1e-3"], ["--device", "cpu"], ["--precond", "jacobi"], ["--dry-run"]])

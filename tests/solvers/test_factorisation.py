@@ -1,0 +1,132 @@
+"""A sparse factorisation as a preconditioner: its order, the count of its entries, its factors, and when it is chosen."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import scipy.sparse.linalg
+
+import penstock
+from penstock.driver import predicted
+from penstock.driver.predicted import cheap_factorisation
+from penstock.solvers import FactorisationSpec, SparseFactors, cg
+from penstock.solvers.factorisation import factor_entries, in_order, minimum_degree_order
+from penstock.spmv import CsrMatrix, InputError
+
+
+def laplacian(*sides):
+    """Of a mesh with as many nodes along each axis, with values given around it."""
+    lines = [scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n)) for n in sides]
+    total = lines[0]
+    for line in lines[1:]:
+        total = scipy.sparse.kron(total, scipy.sparse.eye_array(line.shape[0])) + scipy.sparse.kron(
+            scipy.sparse.eye_array(total.shape[0]), line
+        )
+    A = scipy.sparse.csr_array(total)
+    A.sort_indices()
+    return A
+
+
+def path_of_stiffness(n, contrast):
+    """A chain of springs whose stiffness varies, held at one end: Jacobi needs n iterations."""
+    k = contrast ** np.random.default_rng(0).random(n)
+    return scipy.sparse.csr_array(
+        scipy.sparse.diags_array([-k[1:], k + np.append(k[1:], 0.0), -k[1:]], offsets=[-1, 0, 1])
+    )
+
+
+@pytest.mark.parametrize("sides", [(7,), (9, 11), (5, 6, 7)])
+def test_entries_are_counted_as_a_dense_factorisation_fills_them(sides):
+    A = laplacian(*sides)
+    order = minimum_degree_order(A)
+    assert np.array_equal(np.sort(order), np.arange(A.shape[0]))
+
+    factor = np.linalg.cholesky(in_order(A, order).toarray() + 0.1 * np.eye(A.shape[0]))
+    expected = int(np.count_nonzero(np.abs(factor) > 1e-14))
+
+    assert factor_entries(A, order, 10**6) == expected
+    assert factor_entries(A, order, expected) == expected
+    assert factor_entries(A, order, expected - 1) is None
+    assert expected < np.count_nonzero(np.abs(np.linalg.cholesky(A.toarray())) > 1e-14) or len(sides) == 1
+
+
+def test_the_factors_solve_one_and_several_right_hand_sides():
+    A = laplacian(12, 13)
+    M = FactorisationSpec().build(CsrMatrix.from_csr(A))
+    assert isinstance(M, SparseFactors)
+    assert not M.capturable
+    rng = np.random.default_rng(1)
+    for b in (rng.normal(size=156), rng.normal(size=(156, 3))):
+        x = M.apply(b)
+        np.testing.assert_allclose(A @ x, b, atol=1e-9)
+        out = np.ones_like(b)
+        M.apply(b, out, alpha=2.0, beta=3.0)
+        np.testing.assert_allclose(out, 2 * x + 3.0, atol=1e-9)
+    left, right = rng.normal(size=(2, 156))
+    assert abs(left @ M.apply(right) - right @ M.apply(left)) < 1e-11 * np.linalg.norm(left) * np.linalg.norm(right)
+    assert M.entries == 2 * factor_entries(A, minimum_degree_order(A), 10**6)
+
+
+def test_cg_with_the_factors_is_refinement():
+    A = path_of_stiffness(6000, 100.0)
+    b = A @ np.random.default_rng(2).normal(size=6000)
+
+    result = cg(A, b, M=FactorisationSpec().build(CsrMatrix.from_csr(A)), rtol=1e-8)
+
+    assert result.converged
+    assert result.iterations <= 3
+
+
+def test_a_singular_matrix_is_solved_where_a_solution_exists():
+    n = 7000
+    k = 1e4 ** np.random.default_rng(3).random(n - 1)
+    A = scipy.sparse.csr_array(
+        scipy.sparse.diags_array([-k, np.append(k, 0.0) + np.append(0.0, k), -k], offsets=[-1, 0, 1])
+    )
+    b = A @ np.random.default_rng(4).normal(size=n)
+
+    result = penstock.solve(A, b, preconditioner="factorisation", null_space="constants", rtol=1e-8)
+
+    assert result.converged
+    assert result.iterations <= 5
+    assert np.linalg.norm(b - A @ result.x) <= 1e-8 * np.linalg.norm(b)
+
+
+def test_what_cannot_be_factorised_is_refused():
+    with pytest.raises(InputError, match="held in the memory of the host"):
+        FactorisationSpec().build(scipy.sparse.linalg.aslinearoperator(laplacian(3, 3)))
+    with pytest.raises(InputError, match="cannot be factorised without pivoting"):
+        FactorisationSpec().build(CsrMatrix.from_csr(scipy.sparse.csr_array(np.array([[0.0, 1.0], [1.0, 0.0]]))))
+    assert FactorisationSpec().build(CsrMatrix.from_csr(scipy.sparse.csr_array((0, 0)))).shape == (0, 0)
+
+
+def test_it_is_chosen_where_its_factor_is_small():
+    plane, cube = (CsrMatrix.from_csr(laplacian(*sides)) for sides in ((120, 120), (26, 26, 26)))
+    found = cheap_factorisation(plane, near_null_space_known=False)
+    assert found is not None
+    assert 0 < found[1] < 0.2
+    assert cheap_factorisation(cube, near_null_space_known=False) is None
+
+
+def test_slow_convergence_leads_to_it_and_updates_go_on_with_it():
+    A = path_of_stiffness(6000, 100.0)
+    b = A @ np.random.default_rng(5).normal(size=6000)
+    with penstock.prepare(A, device="cpu") as system:
+        result = system.solve(b, rtol=1e-8)
+        assert result.converged
+        assert 50 <= result.iterations < 1500  # the residual falls at once, and then hardly any more
+        assert "factorisation: jacobi promised more than" in system.explain()
+        assert system.solve(2 * b, rtol=1e-8).iterations <= 3
+        system.update(2.0 * A)
+        assert system.solve(b, rtol=1e-8).iterations <= 3
+        residual = b - 2.0 * (A @ system.solve(b, rtol=1e-8).x)
+        assert np.linalg.norm(residual) <= 1e-8 * np.linalg.norm(b)
+
+
+def test_with_coordinates_it_takes_the_place_of_multigrid(monkeypatch):
+    A = laplacian(90, 90)
+    points = np.stack(np.meshgrid(np.arange(90.0), np.arange(90.0), indexing="ij"), axis=-1).reshape(-1, 2)
+    b = np.ones(A.shape[0])
+
+    assert "factorisation: its factor has so few entries" in penstock.solve(A, b, coordinates=points).explain()
+    monkeypatch.setattr(predicted, "_MOST_ROWS", 100)
+    assert "multigrid: a coarse level" in penstock.solve(A, b, coordinates=points).explain()
