@@ -45,6 +45,8 @@ _LEAST_COARSENING = 0.8
 # Nodes with more couplings than this many times the mean, and some more, are left to the smoother: a smoothed prolongator would
 # couple all aggregates around such a hub with each other.
 _HUB, _MORE = 16, 64
+# Groups of so many nodes on average are aggregates themselves, if some are parts of a longer line.
+_MANY = 8
 # An unknown whose couplings add up to less than this share of its diagonal is decoupled.
 _DECOUPLED = 1e-12
 
@@ -157,6 +159,9 @@ def _aggregates_of_strong(A: Operator, size: int, free: Array, level: int, group
     free &= coupled[of_node][:, None]
     active = rows.device.xp.zeros(len(coupled), dtype=bool)
     active[of_node[free.any(axis=1)]] = True
+    if groups is not None and groups.groups.cut and _MANY * len(coupled) <= len(of_node):
+        # The smoother does not carry along a line that is cut: the next level must have its parts as nodes.
+        return Aggregates(of_node, count=len(coupled))
     of_groups = device_aggregates(offsets, columns, active, A.device.kind)
     return Aggregates(rows.device.asarray(of_groups.of_node)[of_node], count=of_groups.count)
 

@@ -26,17 +26,20 @@ LINK_KERNELS = CudaSource("penstock.solvers.kernels", "links.cu")
 # Neighbours on a line have 1/2, in smooth meshes at most 0.3. Beside a line the negative couplings add up to 1 or more, at an
 # edge of the body to 0.6. With more than two strong neighbours a node is not on a line, as of the biharmonic operator.
 _STRONG, _OPPOSITE, _TIE = 0.35, 0.5, 0.75
-# A group has at most so many nodes, and unknowns: its inverse is dense. Longer lines are cut into equal parts. (For a line of
-# 121 nodes, elements 1:1000, two parts need 110 iterations and one 10; but D then has five times the entries of A.)
+# A group has at most so many nodes, and unknowns: its inverse is dense. Longer lines are cut into equal parts.
 _MOST_NODES, _MOST_UNKNOWNS = 64, 192
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The group of every node: ``of_node``, int32 array (nodes,) on the device of the matrix, numbers from 0 without gaps."""
+    """The group of every node: ``of_node``, int32 array (nodes,) on the device of the matrix, numbers from 0 without gaps.
+
+    ``cut``: nodes that are linked are in different groups, as their group would be too large.
+    """
 
     of_node: Array
     count: int
+    cut: bool = False
 
     @cached_property
     def lists(self) -> tuple[Array, Array]:
@@ -63,12 +66,12 @@ def linked_groups(rows: BlockRows) -> Groups | None:
     links = xp.empty(total, dtype=np.int32)
     find_kernel("links", "list", kind)(rows, scales, flat, offsets, links)
     most = max(2, min(_MOST_NODES, _MOST_UNKNOWNS // size))
-    of_node = _cut_components(device.to_host(offsets), device.to_host(links), most)
-    return Groups(device.asarray(of_node), int(of_node.max()) + 1)
+    of_node, cut = _cut_components(device.to_host(offsets), device.to_host(links), most)
+    return Groups(device.asarray(of_node), int(of_node.max()) + 1, cut)
 
 
-def _cut_components(offsets: Array, links: Array, most: int) -> Array:
-    """Return the connected component of every node of a graph, those of more than ``most`` nodes cut into equal parts."""
+def _cut_components(offsets: Array, links: Array, most: int) -> tuple[Array, bool]:
+    """Return the connected component of every node of a graph, those of more than ``most`` nodes cut, and whether any was."""
     nodes = len(offsets) - 1
     graph = scipy.sparse.csr_matrix((np.ones(len(links), dtype=np.int8), links, offsets), shape=(nodes, nodes))
     order = reverse_cuthill_mckee(graph, symmetric_mode=True)  # component by component
@@ -80,7 +83,7 @@ def _cut_components(offsets: Array, links: Array, most: int) -> Array:
     part = place * np.repeat(parts, sizes) // np.repeat(sizes, sizes)
     of_node = np.empty(nodes, dtype=np.int32)
     of_node[order] = np.repeat(np.cumsum(parts) - parts, sizes) + part
-    return of_node
+    return of_node, bool((parts > 1).any())
 
 
 @register_kernel("links", "count", "cpu")

@@ -90,8 +90,10 @@ def test_lines_are_cut_into_equal_parts_of_neighbours():
     i, j = np.concatenate([line[:-1], short[:-1]]), np.concatenate([line[1:], short[1:]])
     graph = scipy.sparse.coo_array((np.ones(2 * len(i)), (np.r_[i, j], np.r_[j, i])), shape=(200, 200)).tocsr()
 
-    of_node = _cut_components(graph.indptr.astype(np.int64), graph.indices.astype(np.int32), 64)
+    of_node, cut = _cut_components(graph.indptr.astype(np.int64), graph.indices.astype(np.int32), 64)
 
+    assert cut
+    assert not _cut_components(graph.indptr.astype(np.int64), graph.indices.astype(np.int32), 150)[1]
     assert np.array_equal(np.unique(of_node), np.arange(3 + 1 + 47))
     on_line = of_node[line]
     assert np.count_nonzero(np.diff(on_line)) == 2  # each part is a piece of the line
@@ -191,6 +193,16 @@ def test_flat_elements_cost_few_iterations(ratio, monkeypatch):
     assert together.converged
     assert together.iterations <= 14
     assert single.iterations > 2 * together.iterations
+
+
+def test_lines_longer_than_a_group_cost_few_iterations():
+    A = CsrMatrix.from_csr(flat_hexahedra((10, 10, 140), 1000.0))
+    b = np.random.default_rng(0).normal(size=A.shape[0])
+
+    result = cg(A, b, M=multigrid(A), rtol=1e-8)
+
+    assert result.converged
+    assert result.iterations <= 60  # it takes hundreds with aggregates across the parts of a line
 
 
 def test_tied_nodes_are_smoothed_together():
