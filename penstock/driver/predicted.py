@@ -19,7 +19,7 @@ _MOST_ENTRIES_A_ROW, _MOST_ROWS = 30, 100_000
 # Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry.
 _MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS, _MULTIGRID_ENTRY_SECONDS = 0.04, 2e-6, 0.13e-6
 # Where Jacobi is slow and no near-null space is known, it needs more iterations.
-_NOTHING_KNOWN = 1.7
+_NOTHING_KNOWN = 1.35
 
 
 def jacobi_seconds(storage_nbytes: int, device_kind: str) -> float:
