@@ -159,7 +159,7 @@ def place_matrix(
         )
         return next(itertools.chain.from_iterable(rankings), None)
 
-    specs = request.specs_in_memory(block_size)
+    specs = request.specs_in_memory(A, block_size)
     if (
         request.is_auto
         and specs[0].name == "multigrid"

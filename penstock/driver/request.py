@@ -15,11 +15,15 @@ from penstock.solvers import (
     method_named,
     preconditioner_spec,
 )
+from penstock.solvers.amg.groups import share_of_flat
 from penstock.solvers.factorisation import FactorisationSpec
-from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_nbytes
+from penstock.spmv import BudgetError, CsrMatrix, Device, InputError, SparseMatrix, format_nbytes
+from penstock.spmv.products.block_rows import rows_of
 from penstock.streaming import LevelOrder, Ring, StreamPlan, Workload
 from penstock.streaming.execution.budget import check_room
 
+# Unknowns on lines across flat elements, as a share of all, for which multigrid is better on a GPU too.
+_MOSTLY = 0.75
 # Share of the free memory that matrix and vectors leave to others.
 _LEFT_FREE = 0.1
 
@@ -72,17 +76,19 @@ class Request:
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
         return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]
 
-    def specs_in_memory(self, block_size: int) -> list[PreconditionerSpec]:
+    def specs_in_memory(self, A: CsrMatrix, block_size: int) -> list[PreconditionerSpec]:
         """Return the preconditioners of a matrix whose entries are at hand: the first for which there is room is used.
 
         ``auto`` is multigrid where :meth:`specs` says smoothed aggregation. Products cost the same in both, multigrid needs
         fewer, and its aggregates follow the entries. On a GPU blocks of several unknowns are left to smoothed aggregation, which
-        reads half of a symmetric matrix there.
+        reads half of a symmetric matrix there, unless most elements are flat.
         """
         specs = self.specs(block_size, streamed=False)
         for_both = self.options.keys() <= {"near_null_space", "coordinates"}
         replaceable = self.is_auto and specs[0].uses_near_null_space and for_both
-        if replaceable and (self.device.kind == "cpu" or block_size == 1):
+        on_cpu_or_scalar = self.device.kind == "cpu" or block_size == 1
+        # A matrix that is still on the host does not fit the GPU.
+        if replaceable and (on_cpu_or_scalar or (A.device.kind == "cuda" and share_of_flat(rows_of(A)) > _MOSTLY)):
             return [preconditioner_spec("multigrid", block_size=block_size, **self.options), *specs]
         return specs
 

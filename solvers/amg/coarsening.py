@@ -122,7 +122,7 @@ def _diagonal(A: Operator, size: int) -> tuple[DiagonalBlocks, Array]:
 def _group_inverses(A: Operator) -> GroupInverses | None:
     """Return D of groups of linked nodes, or None if no nodes are linked."""
     assert isinstance(A, (BsrMatrix, CsrMatrix))
-    groups = linked_groups(_float64(rows_of(A)))
+    groups = linked_groups(rows_of(A))
     return None if groups is None else GroupInverses(A, groups)
 
 

@@ -5,11 +5,12 @@ import pytest
 import scipy.sparse
 from kernel_targets import TARGETS, gpu_count
 
+import penstock
 from penstock.fem import Cantilever
 from penstock.solvers import DiagonalBlocks, cg, multigrid
 from penstock.solvers.amg import coarsening
 from penstock.solvers.amg.group_inverses import GroupChebyshev, GroupInverses, largest_eigenvalue
-from penstock.solvers.amg.groups import Groups, _cut_components, linked_groups
+from penstock.solvers.amg.groups import Groups, _cut_components, linked_groups, share_of_flat
 from penstock.solvers.chebyshev import Chebyshev
 from penstock.spmv import BsrMatrix, CsrMatrix
 from penstock.spmv.compilation.table import find_kernel
@@ -106,11 +107,20 @@ def test_smooth_meshes_have_no_groups():
     assert linked_groups(rows_of(CsrMatrix.from_csr(flat_hexahedra((8, 8, 8), 1.0)))) is None
 
 
+def test_the_share_of_flat_nodes():
+    assert share_of_flat(rows_of(CsrMatrix.from_csr(flat_hexahedra((8, 8, 8), 1.0)))) == 0.0
+    assert share_of_flat(rows_of(CsrMatrix.from_csr(flat_hexahedra((8, 8, 8), 20.0)))) > 0.75
+    assert share_of_flat(rows_of(Cantilever(nodes=9, dof=3).matrix("csr"))) < 0.25
+    assert share_of_flat(rows_of(CsrMatrix.from_csr(scipy.sparse.csr_array((0, 0))))) == 0.0
+
+
 def test_lines_across_flat_elements_are_groups():
     groups = linked_groups(rows_of(CsrMatrix.from_csr(flat_hexahedra((6, 5, 7), 20.0))))
 
     assert groups is not None
     assert groups.count == 25
+    single = CsrMatrix.from_csr(flat_hexahedra((6, 5, 7), 20.0), values_dtype=np.float32)
+    assert linked_groups(rows_of(single)).count == 25
     assert np.array_equal(groups.of_node.reshape(25, 7), np.broadcast_to(groups.of_node[::7, None], (25, 7)))
 
 
@@ -244,3 +254,18 @@ def test_flat_elements_on_a_gpu():
     assert result.converged
     assert result.iterations <= 14
     assert bool((multigrid(A) @ b == M @ b).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")
+@pytest.mark.parametrize(("ratio", "name"), [(1.0, "smoothed_aggregation"), (20.0, "multigrid")])
+def test_on_a_gpu_flat_elements_with_several_unknowns_get_multigrid(ratio, name):
+    """Two unknowns a node that hardly couple with each other."""
+    scalar = flat_hexahedra((12, 12, 12), ratio)
+    A = scipy.sparse.kron(scalar, np.array([[1.0, 1e-3], [1e-3, 1.0]])).tocsr()
+    modes = np.tile(np.eye(2), (scalar.shape[0], 1))
+
+    result = penstock.solve(A, np.ones(A.shape[0]), near_null_space=modes, block_size=2, device="cuda")
+
+    assert result.converged
+    assert f"{name}: a coarse level" in result.explain()
