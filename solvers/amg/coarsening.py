@@ -82,7 +82,7 @@ def coarsen(
     _check_cuts(A, size)
     diagonal, sums = _diagonal(A, size)
     free = sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
-    groups = _group_inverses(A) if grouped else None
+    groups = _group_inverses(A, ties=finest) if grouped else None
     measuring |= {"row_sums": sums, "settled": not finest}
     high = largest_eigenvalue(A, diagonal, **measuring) if groups is None else groups.high
     if not (finest or stored):
@@ -119,10 +119,10 @@ def _diagonal(A: Operator, size: int) -> tuple[DiagonalBlocks, Array]:
         return diagonal, scaled_row_sums(diagonal, of_rows)
 
 
-def _group_inverses(A: Operator) -> GroupInverses | None:
+def _group_inverses(A: Operator, *, ties: bool) -> GroupInverses | None:
     """Return D of groups of linked nodes, or None if no nodes are linked."""
     assert isinstance(A, (BsrMatrix, CsrMatrix))
-    groups = linked_groups(rows_of(A))
+    groups = linked_groups(rows_of(A), ties=ties)
     return None if groups is None else GroupInverses(A, groups)
 
 

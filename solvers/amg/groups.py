@@ -7,6 +7,7 @@ and with the opposite sign, as a mass matrix does; so the size of an entry does 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,8 +51,11 @@ class Groups:
         return xp.searchsorted(self.of_node[order], xp.arange(self.count + 1)).astype(np.int64), order
 
 
-def linked_groups(rows: BlockRows) -> Groups | None:
+def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     """Return the groups of a square matrix of blocks, or None if no nodes are linked. Reads its diagonals four times.
+
+    Without ``ties`` only lines across flat elements count: coarse levels have pairs of nodes that couple with hardly any other,
+    as the ends of lines that have been coarsened, and these need no groups.
 
     Groups are the connected components of the links; larger ones are cut along their reverse Cuthill-McKee order, in which the
     nodes of a line follow each other. Links are few, so this is done on the host.
@@ -60,13 +64,14 @@ def linked_groups(rows: BlockRows) -> Groups | None:
     device, nodes, size = rows.device, len(rows.offsets) - 1, int(rows.blocks.shape[1])
     xp, kind = device.xp, device.kind
     scales, flat, counts = xp.zeros((nodes, size)), xp.zeros(nodes, dtype=bool), xp.zeros(nodes, dtype=np.int64)
-    find_kernel("links", "count", kind)(rows, scales, flat, counts)
+    tie = _TIE if ties else math.inf
+    find_kernel("links", "count", kind)(rows, scales, flat, counts, tie)
     offsets = xp.zeros(nodes + 1, dtype=np.int64)
     xp.cumsum(counts, out=offsets[1:])
     if not (total := int(offsets[-1])):
         return None
     links = xp.empty(total, dtype=np.int32)
-    find_kernel("links", "list", kind)(rows, scales, flat, offsets, links)
+    find_kernel("links", "list", kind)(rows, scales, flat, offsets, links, tie)
     most = max(2, min(_MOST_NODES, _MOST_UNKNOWNS // size))
     of_node, cut = _cut_components(device.to_host(offsets), device.to_host(links), most)
     return Groups(device.asarray(of_node), int(of_node.max()) + 1, cut)
@@ -81,7 +86,9 @@ def share_of_flat(rows: BlockRows) -> float:
     """Return the share of nodes on lines across flat elements. Reads the diagonals of the blocks three times."""
     xp, nodes = rows.device.xp, len(rows.offsets) - 1
     scales, flat = xp.zeros((nodes, int(rows.blocks.shape[1]))), xp.zeros(nodes, dtype=bool)
-    find_kernel("links", "count", rows.device.kind)(_in_float64(rows), scales, flat, xp.zeros(nodes, dtype=np.int64))
+    find_kernel("links", "count", rows.device.kind)(
+        _in_float64(rows), scales, flat, xp.zeros(nodes, dtype=np.int64), _TIE
+    )
     return count_true(flat) / max(1, nodes)
 
 
@@ -102,21 +109,21 @@ def _cut_components(offsets: Array, links: Array, most: int) -> tuple[Array, boo
 
 
 @register_kernel("links", "count", "cpu")
-def _count_cpu(rows: BlockRows, scales: Array, flat: Array, counts: Array) -> None:
+def _count_cpu(rows: BlockRows, scales: Array, flat: Array, counts: Array, tie: float) -> None:
     matrix = (rows.offsets, rows.columns, rows.blocks)
     _scale_unknowns(*matrix, scales)
     _find_flat(*matrix, scales, _STRONG, _OPPOSITE, flat)
-    _count(*matrix, scales, _STRONG, _TIE, flat, counts)
+    _count(*matrix, scales, _STRONG, tie, flat, counts)
 
 
 @register_kernel("links", "list", "cpu")
-def _list_cpu(rows: BlockRows, scales: Array, flat: Array, offsets: Array, links: Array) -> None:
-    _list(rows.offsets, rows.columns, rows.blocks, scales, _STRONG, _TIE, flat, offsets, links)
+def _list_cpu(rows: BlockRows, scales: Array, flat: Array, offsets: Array, links: Array, tie: float) -> None:
+    _list(rows.offsets, rows.columns, rows.blocks, scales, _STRONG, tie, flat, offsets, links)
 
 
 @register_kernel("links", "count", "cuda")
-def _count_cuda(rows: BlockRows, scales: Array, flat: Array, counts: Array) -> None:
-    nodes, limits = len(scales), (np.float64(_STRONG), np.float64(_TIE))
+def _count_cuda(rows: BlockRows, scales: Array, flat: Array, counts: Array, tie: float) -> None:
+    nodes, limits = len(scales), (np.float64(_STRONG), np.float64(tie))
     matrix = (np.int32(nodes), np.int32(rows.blocks.shape[1]), rows.offsets, rows.columns, rows.blocks)
     launch(LINK_KERNELS.function("scale_unknowns"), nodes, 256, (*matrix, scales))
     of_flat = (np.float64(_STRONG), np.float64(_OPPOSITE), flat)
@@ -125,8 +132,8 @@ def _count_cuda(rows: BlockRows, scales: Array, flat: Array, counts: Array) -> N
 
 
 @register_kernel("links", "list", "cuda")
-def _list_cuda(rows: BlockRows, scales: Array, flat: Array, offsets: Array, links: Array) -> None:
-    nodes, limits = len(scales), (np.float64(_STRONG), np.float64(_TIE))
+def _list_cuda(rows: BlockRows, scales: Array, flat: Array, offsets: Array, links: Array, tie: float) -> None:
+    nodes, limits = len(scales), (np.float64(_STRONG), np.float64(tie))
     matrix = (np.int32(nodes), np.int32(rows.blocks.shape[1]), rows.offsets, rows.columns, rows.blocks)
     launch(LINK_KERNELS.function("list_links"), nodes, 256, (*matrix, scales, *limits, flat, offsets, links))
 

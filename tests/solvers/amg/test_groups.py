@@ -72,10 +72,10 @@ def test_links_are_those_of_the_definition(target, size):
         there = BlockRows(0, *(target.put(array) for array in (rows.offsets, rows.columns, rows.blocks)), 90)
         found, counts = target.put(np.zeros(90, dtype=bool)), target.put(np.zeros(90, dtype=np.int64))
         found_scales = target.put(np.zeros((90, size)))
-        find_kernel("links", "count", target.device_kind)(there, found_scales, found, counts)
+        find_kernel("links", "count", target.device_kind)(there, found_scales, found, counts, 0.75)
         offsets = np.concatenate([[0], np.cumsum(target.get(counts))])
         links = target.put(np.empty(offsets[-1], dtype=np.int32))
-        arguments = (there, found_scales, found, target.put(offsets), links)
+        arguments = (there, found_scales, found, target.put(offsets), links, 0.75)
         find_kernel("links", "list", target.device_kind)(*arguments)
 
     np.testing.assert_allclose(target.get(found_scales), scales, rtol=1e-14)
@@ -105,6 +105,13 @@ def test_lines_are_cut_into_equal_parts_of_neighbours():
 def test_smooth_meshes_have_no_groups():
     assert linked_groups(rows_of(Cantilever(nodes=7, dof=3).matrix("bsr"))) is None
     assert linked_groups(rows_of(CsrMatrix.from_csr(flat_hexahedra((8, 8, 8), 1.0)))) is None
+
+
+def test_ties_may_be_left_out():
+    tied = scipy.sparse.csr_array(np.array([[1.0, -0.9, 0.0], [-0.9, 1.0, -0.1], [0.0, -0.1, 1.0]]))
+    rows = rows_of(CsrMatrix.from_csr(tied))
+    assert linked_groups(rows).of_node.tolist() in ([0, 0, 1], [1, 1, 0])
+    assert linked_groups(rows, ties=False) is None
 
 
 def test_the_share_of_flat_nodes():
@@ -197,7 +204,7 @@ def test_flat_elements_cost_few_iterations(ratio, monkeypatch):
     b = np.random.default_rng(0).normal(size=A.shape[0])
 
     together = cg(A, b, M=multigrid(A), rtol=1e-8)
-    monkeypatch.setattr(coarsening, "linked_groups", lambda rows: None)
+    monkeypatch.setattr(coarsening, "linked_groups", lambda rows, ties: None)
     single = cg(A, b, M=multigrid(A), rtol=1e-8)
 
     assert together.converged
