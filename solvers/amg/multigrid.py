@@ -228,12 +228,10 @@ def multigrid(
         known = checked_near_null_space(matrix, size, near_null_space, coordinates)
         modes = modes_of(matrix.shape[0] // size, size, *known, matrix.device)
         levels: list[Level] = []
-        negligible = 0.0
+        # Coarse levels of what needs no groups only look as if they did.
+        negligible, grouped = 0.0, smoother == "chebyshev"
         while matrix.shape[0] > DENSE_UNKNOWNS and len(levels) < _MOST_LEVELS:
-            by_polynomial = smoother == "chebyshev"
-            level = coarsen(
-                matrix, _size_of(matrix), modes, rounds=1, stored=True, grouped=by_polynomial, level=len(levels)
-            )
+            level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, grouped=grouped, level=len(levels))
             if level is None:
                 break
             smooth: Operator
@@ -241,6 +239,7 @@ def multigrid(
                 smooth = GroupChebyshev(matrix, level.groups, products, level.high * _SMOOTHED_FROM, level.high)
             else:
                 smooth = _make_smoother(matrix, level.diagonal, level.high, smoother, products)
+            grouped = level.groups is not None
             P, R = level.transfers
             levels.append(Level(matrix, smooth, P, R))
             negligible, modes = max(negligible, level.negligible), level.T.candidates
