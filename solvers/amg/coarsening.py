@@ -145,24 +145,27 @@ def _aggregates_of_strong(A: Operator, size: int, free: Array, level: int, group
     Unknowns of nodes or groups without any are not free: smoothing suffices.
     """
     assert isinstance(A, (BsrMatrix, CsrMatrix))
-    rows = rows_of(A)
-    free = free.reshape(-1, size)
-    of_node = None if groups is None else groups.groups.of_node
+    rows, free = _float64(rows_of(A)), free.reshape(-1, size)
+    free &= ~_hubs(rows)[:, None]
     if groups is not None:
-        free &= ~_hubs(rows)[:, None]
-        rows = _between_groups(_float64(rows), groups.groups)
+        return _aggregates_of_groups(rows, free, level, groups.groups)
     offsets, columns = strong_graph(rows, level)
-    coupled = (offsets[1:] > offsets[:-1]) & ~_hubs(rows)
-    if of_node is None:
-        free &= coupled[:, None]
-        return device_aggregates(offsets, columns, free.any(axis=1), A.device.kind)
+    free &= (offsets[1:] > offsets[:-1])[:, None]
+    return device_aggregates(offsets, columns, free.any(axis=1), A.device.kind)
+
+
+def _aggregates_of_groups(rows: BlockRows, free: Array, level: int, groups: Groups) -> Aggregates:
+    """Aggregate whole groups by the strong couplings between them."""
+    between, of_node = _between_groups(rows, groups), groups.of_node
+    offsets, columns = strong_graph(between, level)
+    coupled = (offsets[1:] > offsets[:-1]) & ~_hubs(between)
     free &= coupled[of_node][:, None]
-    active = rows.device.xp.zeros(len(coupled), dtype=bool)
-    active[of_node[free.any(axis=1)]] = True
-    if groups is not None and groups.groups.cut and _MANY * len(coupled) <= len(of_node):
+    if groups.cut and _MANY * groups.count <= len(of_node):
         # The smoother does not carry along a line that is cut: the next level must have its parts as nodes.
-        return Aggregates(of_node, count=len(coupled))
-    of_groups = device_aggregates(offsets, columns, active, A.device.kind)
+        return Aggregates(of_node, count=groups.count)
+    active = rows.device.xp.zeros(groups.count, dtype=bool)
+    active[of_node[free.any(axis=1)]] = True
+    of_groups = device_aggregates(offsets, columns, active, rows.device.kind)
     return Aggregates(rows.device.asarray(of_groups.of_node)[of_node], count=of_groups.count)
 
 
