@@ -20,7 +20,7 @@ from penstock.spmv.compilation.jit import serial_kernel
 # This share of the diagonal is added: the factors of a singular matrix exist then, and those of others hardly change.
 _ADDED = 1e-12
 _MINIMUM_DEGREE = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
-# Of the factor for a mesh in a plane, at most: 1.9 million unknowns have as many entries a row.
+# Memory of both factors, in vectors: that of about 70 entries a row in each, of 12 bytes.
 _VECTORS = 200
 
 

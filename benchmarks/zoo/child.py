@@ -23,7 +23,7 @@ _BRIEF, _ENOUGH, _MOST_CALLS = 10.0, 2.0, 5
 
 
 def cap_cpu(seconds: float) -> None:
-    """Let the system end this process when it has used so many CPU seconds more, wherever it is then."""
+    """Let the operating system end this process once it has used a number of further CPU seconds."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + 1, hard))

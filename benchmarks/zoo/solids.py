@@ -11,7 +11,7 @@ from zoo.system import Array, Generator, System, family
 
 
 def _grid(size: int, proportions: tuple[float, ...] = (1, 1, 1), filled: float = 1.0) -> tuple[int, ...]:
-    """Return elements along each axis for so many unknowns, if a part of the box is filled."""
+    """Return the elements along each axis that give a number of unknowns, if a part of the box is filled."""
     return tuple(max(3, nodes - 1) for nodes in box(size / 3 / filled, proportions))
 
 

@@ -106,7 +106,7 @@ def family(make: Family) -> Family:
 
 
 def build(name: str, size: int) -> System:
-    """Return the system of a family with about so many unknowns, the same one at every call."""
+    """Return the system of a family with about a number of unknowns, the same one at every call."""
     system = FAMILIES[name](size, np.random.default_rng(zlib.crc32(name.encode())))
     A = scipy.sparse.csr_array(system.A)
     A.sum_duplicates()

@@ -17,7 +17,7 @@ from zoo.peers import PEERS, Problem
 
 
 def load_problem(folder: Path, rtol: float) -> Problem:
-    """Return what a peer is told of a system."""
+    """Return the data of a system that is given to a peer."""
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     with np.load(folder / "arrays.npz") as arrays:
         b, modes, kernel = (arrays.get(name) for name in ("b", "slow_modes", "kernel"))

@@ -34,7 +34,7 @@ def multigrid_iterations(storage_nbytes: int, block_size: int, device_kind: str)
 
 
 def cheap_factorisation(A: SparseMatrix, *, near_null_space_known: bool) -> tuple[FactorisationSpec, float] | None:
-    """Return a factorisation of a matrix that takes less time than multigrid, and its seconds; None if there is none.
+    """Return the specification of a factorisation and its predicted seconds, or None if multigrid is predicted to be faster.
 
     The entries of the factor are counted exactly, in an order of the rows that the factorisation then takes.
     """

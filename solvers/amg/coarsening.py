@@ -36,7 +36,7 @@ from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, Swe
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_products import smoothed_rows
-from penstock.spmv.products.block_rows import BlockRows, as_csr, row_numbers, rows_of
+from penstock.spmv.products.block_rows import BlockRows, as_csr, in_float64, row_numbers, rows_of
 from penstock.spmv.products.multiply import product_of_rows
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
@@ -45,7 +45,7 @@ _LEAST_COARSENING = 0.8
 # Nodes with more couplings than this many times the mean, and some more, are left to the smoother: a smoothed prolongator would
 # couple all aggregates around such a hub with each other.
 _HUB, _MORE = 16, 64
-# Groups of so many nodes on average are aggregates themselves, if some are parts of a longer line.
+# Where lines were cut, each group becomes an aggregate if groups have at least this many nodes on average.
 _MANY = 8
 # An unknown whose couplings add up to less than this share of its diagonal is decoupled.
 _DECOUPLED = 1e-12
@@ -126,11 +126,6 @@ def _group_inverses(A: Operator, *, ties: bool) -> GroupInverses | None:
     return None if groups is None else GroupInverses(A, groups)
 
 
-def _float64(rows: BlockRows) -> BlockRows:
-    rows.blocks = rows.blocks.astype(np.float64, copy=False)
-    return rows
-
-
 def _check_cuts(A: Operator, size: int) -> None:
     if isinstance(A, SweptOperator) and not A.keeps_together(size):
         raise InputError(
@@ -145,7 +140,7 @@ def _aggregates_of_strong(A: Operator, size: int, free: Array, level: int, group
     Unknowns of nodes or groups without any are not free: smoothing suffices.
     """
     assert isinstance(A, (BsrMatrix, CsrMatrix))
-    rows, free = _float64(rows_of(A)), free.reshape(-1, size)
+    rows, free = in_float64(rows_of(A)), free.reshape(-1, size)
     free &= ~_hubs(rows)[:, None]
     if groups is not None:
         return _aggregates_of_groups(rows, free, level, groups.groups)
@@ -249,7 +244,7 @@ def _stored_product(
     groups: GroupInverses | None,
 ) -> tuple[BsrMatrix, tuple[CsrMatrix, CsrMatrix]]:
     """Return ``P^T A P``, and P and its transpose, formed on the device of A."""
-    rows, count = _float64(rows_of(A)), T.aggregates.count
+    rows, count = in_float64(rows_of(A)), T.aggregates.count
     nodes = len(rows.offsets) - 1
     P, hubs = T.rows(0, nodes), _hubs(rows)
     smoothed = _without(rows, hubs) if count_true(hubs) else rows  # rows of P of hubs are empty

@@ -21,7 +21,7 @@ from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import inlined, parallel_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import count_true
-from penstock.spmv.products.block_rows import BlockRows
+from penstock.spmv.products.block_rows import BlockRows, in_float64
 
 LINK_KERNELS = CudaSource("penstock.solvers.kernels", "links.cu")
 
@@ -60,7 +60,7 @@ def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     Groups are the connected components of the links; larger ones are cut along their reverse Cuthill-McKee order, in which the
     nodes of a line follow each other. Links are few, so this is done on the host.
     """
-    rows = _in_float64(rows)
+    rows = in_float64(rows)
     device, nodes, size = rows.device, len(rows.offsets) - 1, int(rows.blocks.shape[1])
     xp, kind = device.xp, device.kind
     scales, flat, counts = xp.zeros((nodes, size)), xp.zeros(nodes, dtype=bool), xp.zeros(nodes, dtype=np.int64)
@@ -77,17 +77,12 @@ def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     return Groups(device.asarray(of_node), int(of_node.max()) + 1, cut)
 
 
-def _in_float64(rows: BlockRows) -> BlockRows:
-    """Return rows with blocks as the kernels read them."""
-    return BlockRows(rows.start, rows.offsets, rows.columns, rows.blocks.astype(np.float64, copy=False), rows.width)
-
-
 def share_of_flat(rows: BlockRows) -> float:
     """Return the share of nodes on lines across flat elements. Reads the diagonals of the blocks three times."""
     xp, nodes = rows.device.xp, len(rows.offsets) - 1
     scales, flat = xp.zeros((nodes, int(rows.blocks.shape[1]))), xp.zeros(nodes, dtype=bool)
     find_kernel("links", "count", rows.device.kind)(
-        _in_float64(rows), scales, flat, xp.zeros(nodes, dtype=np.int64), _TIE
+        in_float64(rows), scales, flat, xp.zeros(nodes, dtype=np.int64), _TIE
     )
     return count_true(flat) / max(1, nodes)
 

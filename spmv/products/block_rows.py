@@ -95,6 +95,11 @@ def rows_of(A: BsrMatrix | CsrMatrix) -> BlockRows:
     return BlockRows(0, offsets, arrays["column_indices"], A.values.reshape(-1, size, size), A.shape[1] // size)
 
 
+def in_float64(rows: BlockRows) -> BlockRows:
+    """Return rows with blocks of float64, which kernels read; they are shared if they are of that type."""
+    return BlockRows(rows.start, rows.offsets, rows.columns, rows.blocks.astype(np.float64, copy=False), rows.width)
+
+
 def as_csr(rows: BlockRows, columns: int, dtype: Any = None) -> CsrMatrix:
     """Return all rows of a matrix of ``columns`` columns of blocks as CSR, for vectors of its own type or another."""
     dtype = rows.blocks.dtype if dtype is None else dtype

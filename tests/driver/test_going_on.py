@@ -5,7 +5,6 @@ import pytest
 import scipy.sparse
 
 import penstock
-from penstock.driver import predicted, slow_convergence
 from penstock.driver.going_on import CountingOn
 from penstock.solvers import IterationRecord, SolveResult, StopReason
 from penstock.solvers.result import joined_results
@@ -16,11 +15,7 @@ SLOW = (scipy.sparse.kronsum(LINE, LINE) + 1e-6 * scipy.sparse.eye_array(N * N))
 B = np.random.default_rng(0).normal(size=(N * N, 3))
 
 
-@pytest.fixture(autouse=True)
-def small_matrices_are_worth_it(monkeypatch):
-    monkeypatch.setitem(predicted._OVERHEAD_SECONDS, "cpu", 0.0)
-    monkeypatch.setattr(predicted, "_WORTH_SCALAR", 70)
-    monkeypatch.setattr(slow_convergence, "cheap_factorisation", lambda A, **known: None)
+pytestmark = pytest.mark.usefixtures("small_matrices_are_worth_it")
 
 
 @pytest.mark.parametrize("b", [B[:, 0], B], ids=["one", "several"])

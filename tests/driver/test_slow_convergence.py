@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 
 import penstock
-from penstock.driver import predicted, slow_convergence
+from penstock.driver import slow_convergence
 from penstock.driver.predicted import multigrid_iterations
 from penstock.driver.slow_convergence import ConvergenceWatch, FairTry
 from penstock.solvers import IterationRecord, StopReason
@@ -22,11 +22,7 @@ RNG = np.random.default_rng(0)
 B = RNG.normal(size=(N * N, 3))
 
 
-@pytest.fixture(autouse=True)
-def small_matrices_are_worth_it(monkeypatch):
-    monkeypatch.setitem(predicted._OVERHEAD_SECONDS, "cpu", 0.0)
-    monkeypatch.setattr(predicted, "_WORTH_SCALAR", 70)
-    monkeypatch.setattr(slow_convergence, "cheap_factorisation", lambda A, **known: None)
+pytestmark = pytest.mark.usefixtures("small_matrices_are_worth_it")
 
 
 @pytest.mark.parametrize("b", [B[:, 0], B], ids=["one", "several"])

@@ -1,0 +1,13 @@
+"""What several tests of the driver share."""
+
+import pytest
+
+from penstock.driver import predicted, slow_convergence
+
+
+@pytest.fixture
+def small_matrices_are_worth_it(monkeypatch):
+    """Let multigrid take the place of Jacobi for small matrices too, and nothing else do so."""
+    monkeypatch.setitem(predicted._OVERHEAD_SECONDS, "cpu", 0.0)
+    monkeypatch.setattr(predicted, "_WORTH_SCALAR", 70)
+    monkeypatch.setattr(slow_convergence, "cheap_factorisation", lambda A, **known: None)
