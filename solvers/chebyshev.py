@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from penstock.spmv import (
 )
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.noise import noise
-from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
+from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep, ScalesRows
 
 # The largest eigenvalue is estimated from below; a bound that is slightly too high costs less than one that is too low.
 _MARGIN = 1.05
@@ -36,6 +36,12 @@ _FURTHEST, _GROWTH_DIGITS = 10.0, 15.0
 # Further rounds end when the estimate rises by less than this factor, or after this number.
 _SETTLED, _MOST_FURTHER = 1.002, 12
 _PRODUCT = RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)
+
+
+class Scaling(ScalesRows, Protocol):
+    """D that multiplies rows within recurrences, and on its own."""
+
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -305,7 +311,7 @@ def rounds_from(A: Operator, vector: Array | None) -> tuple[int, Array]:
 
 def largest_eigenvalue(
     A: Operator,
-    diagonal: DiagonalBlocks,
+    diagonal: DiagonalBlocks | Scaling,
     rounds: int,
     degree: int = _DEGREE,
     *,
@@ -315,7 +321,8 @@ def largest_eigenvalue(
 ) -> float:
     """Return a bound of the largest eigenvalue of ``D A``: ``||D A||_inf``, or the measured value plus a margin if smaller.
 
-    D is the inverse of the diagonal of A or of the blocks on it. Each round applies to a vector, at first a random one, the
+    D is the inverse of the diagonal of A or of the blocks on it, or of blocks on groups of nodes, for which there is no bound but
+    the measured one. Each round applies to a vector, at first a random one, the
     Chebyshev polynomial that is smallest below the last estimate (Zhou et al. 2006), and computes the Rayleigh quotient of the
     result. The bound is then good but not rigorous.
 
@@ -326,7 +333,8 @@ def largest_eigenvalue(
     xp, n, space = A.device.xp, A.shape[0], VectorSpace.of(A)
     bound = math.inf
     image = xp.empty(n, dtype=A.dtype)
-    if row_sums is None and isinstance(A, HasAbsoluteProduct):
+    blocks = diagonal.blocks if isinstance(diagonal, DiagonalBlocks) else diagonal
+    if row_sums is None and isinstance(diagonal, DiagonalBlocks) and isinstance(A, HasAbsoluteProduct):
         row_sums = scaled_row_sums(diagonal, A.apply_absolute(xp.ones(n, dtype=A.dtype)))
     if row_sums is not None:
         bound = space.maximum(row_sums)
@@ -353,7 +361,7 @@ def largest_eigenvalue(
         growth = 4 * max(1.0, min(bound / estimate, _FURTHEST))
         stable_degree = min(round_degree, int(_GROWTH_DIGITS / math.log10(growth)) // 2 * 2)
         steps = [first, *[later] * (stable_degree - 1)][:stable_degree]
-        Recurrence([*steps, _PRODUCT], v, product, v, diagonal.blocks, image, space, repeats=False).run(A)
+        Recurrence([*steps, _PRODUCT], v, product, v, blocks, image, space, repeats=False).run(A)
         # The Rayleigh quotient in the inner product of A, in which D A is symmetric.
         diagonal._apply(product, image, 1.0, 0.0)
         energy, quotient = space.dot(v, product), space.dot(product, image)

@@ -235,6 +235,9 @@ class BestIterate:
 
     The copy is renewed when the residual has halved, and between halvings at most once in 16 looks: on the way down it lags by
     less than a factor of two, on a plateau hardly at all.
+
+    Residuals of a recurrence drift from the true ones. They grow by at most the root of the condition number, and rounding is
+    about u times that number: where a residual has grown by a factor g, one below ``u g^2`` counts as that much.
     """
 
     def __init__(self, x: Array, residuals: Sequence[float]) -> None:
@@ -244,12 +247,16 @@ class BestIterate:
                 (self.x if x.ndim == 1 else self.x[:, column])[...] = 0
                 self.residuals[column] = 1.0
         self._looks = self._copies = 0
+        self._first = [max(1.0, residual) for residual in self.residuals]
+        self._largest, self._unit = list(self._first), float(np.finfo(x.dtype).eps) / 2
 
     def note(self, x: Array, residuals: Sequence[float]) -> None:
         """Copy the columns of an iterate that are better than the copy."""
         self._looks += 1
         self.last = list(residuals)
-        pairs = list(zip(residuals, self.residuals, strict=True))
+        self._largest = [max(pair) for pair in zip(self._largest, residuals, strict=True)]
+        drifted = [self._unit * (most / first) ** 2 for most, first in zip(self._largest, self._first, strict=True)]
+        pairs = list(zip(map(max, residuals, drifted), self.residuals, strict=True))
         between = _LOOKS_PER_COPY * self._copies < self._looks
         better = [residual < 0.5 * best or (between and residual < best) for residual, best in pairs]
         if not any(better):

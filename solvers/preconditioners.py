@@ -25,6 +25,8 @@ from penstock.spmv.communicator import communicator_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
+from penstock.spmv.products.block_products import smoothed_rows
+from penstock.spmv.products.block_rows import BlockRows
 
 DIAGONAL_BLOCK_KERNELS = CudaSource("penstock.solvers.kernels", "diagonal_blocks.cu")
 
@@ -91,6 +93,11 @@ class DiagonalBlocks(ValidatedOperator):
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         # alpha D x as -alpha D (0 - x)
         self._space.three_terms(-alpha, self.blocks, None, x, 0.0, x, beta, out)
+
+    def smoothed(self, image: BlockRows, own: BlockRows, factor: float, width: int) -> BlockRows:
+        """Turn rows of ``A P`` into those of ``P - factor D A P``, in place; ``own`` are rows of P, of ``width`` columns."""
+        blocks = self.blocks[image.start : image.stop].astype(np.float64, copy=False)
+        return smoothed_rows(image, own, blocks, factor)
 
 
 @dataclass(frozen=True)

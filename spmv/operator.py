@@ -214,6 +214,11 @@ class SweptOperator(ValidatedOperator):
         return True
 
     @property
+    def row_bounds(self) -> tuple[int, ...] | None:
+        """Rows between which rows are always advanced as a whole, from 0 to the number of rows; None if they are not known."""
+        return None
+
+    @property
     def block_size(self) -> int:
         """Rows of the dense blocks that are stored; 1 without blocks."""
         return 1

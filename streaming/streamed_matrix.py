@@ -240,6 +240,11 @@ class StreamedMatrix(SweptMatrix):
         """Rows of the dense blocks that are stored; 1 without blocks."""
         return self.plan.index.block_size
 
+    @property
+    def row_bounds(self) -> tuple[int, ...]:
+        """Rows at which subdivisions begin, and the number of rows: what lies between is advanced as a whole."""
+        return (*self.plan.index.row_starts, self.shape[0])
+
     def preferred_degree(self) -> int | None:
         """Return the planned polynomial degree, or else the powers of one sweep; None if nothing is streamed."""
         if not self.plan.slots:

@@ -11,6 +11,7 @@ from itertools import product
 
 from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
 from penstock.solvers.amg.bisection import BISECTION_KERNELS
+from penstock.solvers.amg.group_factors import GROUP_FACTOR_KERNELS
 from penstock.solvers.amg.groups import LINK_KERNELS
 from penstock.solvers.amg.tentative import AGGREGATE_KERNELS, MOTION_KERNELS
 from penstock.solvers.cg_kernels import CG_KERNELS
@@ -228,6 +229,7 @@ INSTANCES = {
     CSR_KERNELS: _csr(),
     DIAGONAL_BLOCK_KERNELS: _diagonal_blocks(SIZES),
     ELL_KERNELS: _ell(),
+    GROUP_FACTOR_KERNELS: ["group_step", "group_solve"],
     LINK_KERNELS: ["scale_unknowns", "find_flat", "count_links", "list_links"],
     CHOLESKY_KERNELS: [f"factor_rows<{size}>" for size in TRIANGLE_SIZES],
     PRODUCT_KERNELS: _products(ITEMSIZE),

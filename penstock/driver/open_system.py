@@ -141,15 +141,16 @@ class OpenSystem:
             self._M = self._spec.rebuild(self._M, self.A)
 
     def use_instead(self, spec: PreconditionerSpec, why: str) -> str:
-        """Make another preconditioner of a matrix in memory, and use it; keep this one and return why if it cannot be made."""
+        """Make another preconditioner, and use it; keep this one and return why if it cannot be made."""
         n, decided = self.A.shape[0], self.decided
         wanted = spec.workspace_nbytes(n, decided.together, self.A.dtype) + decided.plan.storage_nbytes
         free = self.A.device.free_nbytes()
         if wanted > free:
             return f"its set-up needs {format_nbytes(wanted)}, and {format_nbytes(free)} are free"
+        order = decided.order
         with self.reporter.stage("prepare"), self.A.device.current():
             try:
-                M = spec.build(self.A)
+                M = (spec if order is None else spec.in_order(order.forward)).build(self.A)
             except (InputError, BudgetError, MemoryError) as error:
                 return str(error) or type(error).__name__
         self._decide(spec, why, instead_of=decided.spec)

@@ -3,6 +3,8 @@
 Nothing but iterations shows what a matrix is like, and the first ones are not lost: others go on from their iterate. So a
 solve for which the choice was left open begins with Jacobi; where that is soon seen to be slow, it costs these iterations more.
 
+A coarse level of a matrix that is streamed begins with D of nodes alone, and goes on with groups of nodes in the same way.
+
 Multigrid may break down where Jacobi does not: the coarse matrices of a singular one are singular but for rounding. Then Jacobi
 goes on, and has the last word.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,14 +23,23 @@ from penstock.driver.going_on import go_on
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.predicted import cheap_factorisation, multigrid_iterations
-from penstock.solvers import IterationRecord, PreconditionerSpec, StopReason, preconditioner_spec
+from penstock.solvers import (
+    IterationRecord,
+    PreconditionerSpec,
+    SmoothedAggregation,
+    SmoothedAggregationSpec,
+    StopReason,
+    preconditioner_spec,
+)
 from penstock.solvers.problem import has_diverged
-from penstock.spmv import SparseMatrix
+from penstock.spmv import SparseMatrix, SweptOperator
 
 # Iterations before the convergence is judged, and after which each look judges it anew.
 _TRIED = 50
 # Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little.
 _FEWEST_LEFT = 10
+# Iterations of a coarse level of nodes beyond which one of groups is worth its set-up.
+_WORTH_GROUPS = 100
 # Iterations that multigrid has in any case, and iterations with Jacobi that take the time of one with it, about.
 _FAIR_TRY, _COST = 200, 20
 # Reasons that an ill-suited preconditioner may have caused.
@@ -49,6 +60,8 @@ def solve_as_advised(
     """Solve, and change the preconditioner as the iterations advise, if nothing was known by which to choose."""
     if _may_change(system):
         return _begun_with_jacobi(system, b, guess, limits)
+    if _may_group(system):
+        return _begun_with_nodes(system, b, guess, limits)
     return _with_last_word(system, b, limits, lambda watched: system.solve(b, guess, **watched))
 
 
@@ -63,6 +76,36 @@ def _may_change(system: OpenSystem) -> bool:
     if placement is None or not request.is_auto or request.options or not request.chosen_method.definite:
         return False
     return not placement.is_settled and not placement.plan.slots and placement.spec.name in ("jacobi", "block_jacobi")
+
+
+def _may_group(system: OpenSystem) -> bool:
+    """Return whether groups of nodes may take the place of nodes: in a coarse level of a streamed matrix that was left open."""
+    placement, request = system.placement, system.request
+    if placement is None or not request.is_auto or placement.is_settled or not placement.plan.slots:
+        return False
+    spec = placement.spec
+    open_spec = isinstance(spec, SmoothedAggregationSpec) and spec.grouped == "auto" and spec.aggregates is None
+    return open_spec and isinstance(system.A, SweptOperator) and system.A.row_bounds is not None
+
+
+def _begun_with_nodes(
+    system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
+) -> AnyResult:
+    """Solve with the coarse level as it is, and go on with one of groups if that promises to need many iterations."""
+    spec = system.decided.spec
+    assert isinstance(spec, SmoothedAggregationSpec)
+    rtol = system.meant_rtol(b, limits["rtol"])
+    watch = ConvergenceWatch(_WORTH_GROUPS, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
+    result = system.solve(b, guess, **{**limits, "monitor": watch})
+    M = system.preconditioner()
+    grouped = isinstance(M, SmoothedAggregation) and M.level.groups is not None
+    if not watch.expected or result.converged or grouped:
+        return result
+    promised = f"nodes alone promised more than {_WORTH_GROUPS} iterations after the first {result.iterations}"
+    refused = system.use_instead(replace(spec, grouped=True), f"of groups, because {promised}")
+    if refused:
+        system.settle_on(spec, f"{promised}, but groups of them cannot be used: {refused}")
+    return go_on_as_advised(system, result, b, limits)
 
 
 def _begun_with_jacobi(

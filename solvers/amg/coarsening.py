@@ -8,7 +8,8 @@ prolongator.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,21 +22,23 @@ from penstock.solvers.amg.aggregates import (
     numbered_aggregates,
 )
 from penstock.solvers.amg.bisection import coordinate_aggregates
+from penstock.solvers.amg.coupling_sample import CouplingSample
 from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
+from penstock.solvers.amg.group_factors import GroupFactors
 from penstock.solvers.amg.group_inverses import GroupInverses
 from penstock.solvers.amg.groups import Groups, linked_groups
 from penstock.solvers.amg.level import CoarseLevel
+from penstock.solvers.amg.local_space import local_space, with_new_values
 from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
 from penstock.solvers.amg.strength import strong_graph
 from penstock.solvers.amg.tentative import RigidTentative, StoredTentative, Tentative, shared
 from penstock.solvers.chebyshev import largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SweptOperator
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SparseMatrix, SweptOperator
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.device import count_true
-from penstock.spmv.products.block_products import smoothed_rows
 from penstock.spmv.products.block_rows import BlockRows, as_csr, in_float64, row_numbers, rows_of
 from penstock.spmv.products.multiply import product_of_rows
 from penstock.spmv.vectors.recurrence import RecurrenceStep
@@ -61,7 +64,7 @@ def coarsen(
     nodes: int = COARSE_SIDE**3,
     smoothing: int = 1,
     stored: bool = False,
-    grouped: bool = False,
+    grouped: bool | Literal["auto"] = False,
     level: int = 0,
     **measuring: Any,
 ) -> CoarseLevel | None:
@@ -71,18 +74,25 @@ def coarsen(
     ``smoothing`` is the degree of p, and ``measuring`` are options of :func:`largest_eigenvalue`.
 
     ``stored``: A is in memory as BSR or CSR, and P is stored. Aggregates of a graph then have three nodes a side and are formed
-    on its device; ``grouped``: of groups of linked nodes where there are any, and so is D. Otherwise the caller's level is made
-    whatever its size, and coarse ones keep decoupled unknowns. Only strong couplings count for stored matrices
-    (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a ``level``, which is 0 for the caller's matrix: the largest
-    eigenvalues of others may stand alone, so more rounds look for them.
+    on its device; ``grouped``: of groups of linked nodes where there are any, and so is D. Where P is not stored, D and
+    aggregates are ``grouped`` as in :mod:`~penstock.solvers.amg.local_space`; ``auto``: if some rows show the need. Otherwise
+    the caller's level is made whatever its size, and coarse ones keep decoupled unknowns. For stored matrices only strong
+    couplings count (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a
+    ``level``, which is 0 for the caller's matrix: the largest eigenvalues of others may stand alone, so more rounds look for
+    them.
     """
     finest = level == 0
     communicator, count = communicator_of(A), A.shape[0] // size
     modes, points = checked_near_null_space(A, size, near_null_space, coordinates)
     _check_cuts(A, size)
-    diagonal, sums = _diagonal(A, size)
+    diagonal, sums, needs_groups = _looked_at(A, size, auto=grouped == "auto")
     free = sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
-    groups = _group_inverses(A, ties=finest) if grouped else None
+    groups = _group_inverses(A, ties=finest) if grouped and stored else None
+    if not stored and (needs_groups if grouped == "auto" else grouped):
+        known = modes_of(count, size, modes, points, A.device)
+        if (space := local_space(A, diagonal, known, smoothing, **measuring)) is not None:
+            of_groups = StoredTentative(space.modes, free, space.aggregates, size, A.device)
+            return _coarsened(A, diagonal, space.high, of_groups, smoothing, space.D, known=space.known)
     measuring |= {"row_sums": sums, "settled": not finest}
     high = largest_eigenvalue(A, diagonal, **measuring) if groups is None else groups.high
     if not (finest or stored):
@@ -99,10 +109,14 @@ def coarsen(
     return _coarsened(A, diagonal, high, shared(T, communicator), smoothing, groups, stored=stored)
 
 
-def coarsen_again(A: Operator, T: Tentative, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
-    """Return the level for new values of a matrix, with the same aggregates and T; P is not stored. Collective."""
-    diagonal, high = measured(A, T.block_size, **measuring)
-    return _coarsened(A, diagonal, high, T, smoothing)
+def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
+    """Return the level for new values of a matrix, with aggregates, T and groups of that before; P is not stored. Collective."""
+    if isinstance(before.groups, GroupFactors):
+        D = with_new_values(A, before.groups)
+        high = largest_eigenvalue(A, D, **measuring)
+        return _coarsened(A, _diagonal(A, before.T.block_size)[0], high, before.T, smoothing, D, known=before.known)
+    diagonal, high = measured(A, before.T.block_size, **measuring)
+    return _coarsened(A, diagonal, high, before.T, smoothing)
 
 
 def measured(A: Operator, size: int, **options: Any) -> tuple[DiagonalBlocks, float]:
@@ -111,12 +125,26 @@ def measured(A: Operator, size: int, **options: Any) -> tuple[DiagonalBlocks, fl
     return diagonal, largest_eigenvalue(A, diagonal, row_sums=sums, **options)
 
 
-def _diagonal(A: Operator, size: int) -> tuple[DiagonalBlocks, Array]:
-    """Return D, and the row sums of ``|D| |A|``."""
+def _diagonal(
+    A: Operator, size: int, look: Callable[[int, SparseMatrix], None] | None = None
+) -> tuple[DiagonalBlocks, Array]:
+    """Return D, and the row sums of ``|D| |A|``; ``look(first_row, slab)`` sees the slabs of a matrix that is streamed."""
     with communicator_of(A).together():
-        blocks, of_rows = diagonal_and_row_sums(A, size)
+        blocks, of_rows = diagonal_and_row_sums(A, size, look)
         diagonal = inverted_blocks(A, blocks)
         return diagonal, scaled_row_sums(diagonal, of_rows)
+
+
+def _looked_at(A: Operator, size: int, *, auto: bool) -> tuple[DiagonalBlocks, Array, bool]:
+    """Return what :func:`_diagonal` does, and whether groups of nodes are needed, if that is to be found out."""
+    shows_rows = isinstance(A, SparseMatrix) or (isinstance(A, SweptOperator) and A.row_bounds is not None)
+    if not (auto and shows_rows and A.shape[0]):
+        return *_diagonal(A, size), False
+    sample = CouplingSample(A, size)  # type: ignore[arg-type]
+    diagonal, sums = _diagonal(A, size, sample.take)
+    if isinstance(A, SparseMatrix):
+        sample.take_places()
+    return diagonal, sums, sample.shows_need(A.device.to_host(diagonal.blocks))
 
 
 def _group_inverses(A: Operator, *, ties: bool) -> GroupInverses | None:
@@ -220,20 +248,22 @@ def _coarsened(
     high: float,
     T: Tentative,
     smoothing: int,
-    groups: GroupInverses | None = None,
+    groups: GroupInverses | GroupFactors | None = None,
     *,
     stored: bool = False,
+    known: int | None = None,
 ) -> CoarseLevel:
     steps = smoothing_steps(smoothing, high)
     transfers: tuple[CsrMatrix, ...] = ()
     if stored:
         assert isinstance(A, (BsrMatrix, CsrMatrix))
+        assert groups is None or isinstance(groups, GroupInverses)
         matrix, transfers = _stored_product(A, diagonal, T, steps, groups)
     else:
-        matrix = coarse_matrix(A, diagonal.blocks, T, steps)
+        matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
     with_unit_rows(matrix, T.missing)
     negligible = communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal))
-    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers, groups)
+    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers, groups, known)
 
 
 def _stored_product(
@@ -250,8 +280,7 @@ def _stored_product(
     smoothed = _without(rows, hubs) if count_true(hubs) else rows  # rows of P of hubs are empty
     for step in steps:
         image = product_of_rows(smoothed, P, count)
-        blocks, factor = diagonal.blocks, step.a
-        P = smoothed_rows(image, P, blocks, factor) if groups is None else groups.smoothed(image, P, factor, count)
+        P = (diagonal if groups is None else groups).smoothed(image, P, step.a, count)
     R = P.transposed(count)
     product = product_of_rows(R, product_of_rows(rows, P, count), count)
     arrays = {"row_offsets": product.offsets, "column_indices": product.columns, "values": product.blocks}

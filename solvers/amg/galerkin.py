@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from penstock.solvers.amg.matrix_rows import Boundary, visit_rows
 from penstock.solvers.amg.tentative import Tentative
 from penstock.spmv import Array, BsrMatrix, Operator, device_of
 from penstock.spmv.communicator import ALONE, Communicator
-from penstock.spmv.products.block_products import block_product, smoothed_rows
+from penstock.spmv.products.block_products import block_product
 from penstock.spmv.products.block_rows import BlockRows, row_numbers
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
@@ -31,12 +31,19 @@ def smoothing_steps(degree: int, high: float) -> list[RecurrenceStep]:
     return [RecurrenceStep(float(1 / (high * root)), 1.0, 0.0, driven=False) for root in roots]
 
 
-def coarse_matrix(A: Operator, diagonal: Array, T: Tentative, steps: Sequence[RecurrenceStep]) -> BsrMatrix:
+class Smooths(Protocol):
+    """D, which turns rows of ``A P`` into rows of a smoother prolongator."""
+
+    def smoothed(self, image: BlockRows, own: BlockRows, factor: float, width: int) -> BlockRows:
+        """Return the rows of ``P - factor D A P``, of ``width`` columns of blocks, from those of ``A P`` and of P."""
+
+
+def coarse_matrix(A: Operator, D: Smooths, T: Tentative, steps: Sequence[RecurrenceStep]) -> BsrMatrix:
     """Return ``P^T A P`` from the rows of A, in one pass, on the device of A. Collective; all ranks get the whole of it."""
-    wave = GalerkinWave(T, diagonal.astype(np.float64, copy=False), [step.a for step in steps])
+    wave = GalerkinWave(T, D, [step.a for step in steps])
     boundary = Boundary.of(A, T.block_size)
     if boundary is None:
-        visit_rows(A, T.block_size, wave.add)
+        visit_rows(A, T.block_size, wave.add, getattr(D, "row_bounds", None))
         return wave.finish()
     together = boundary.communicator.together
     border = boundary.exchange(T.rows)
@@ -76,9 +83,9 @@ class GalerkinWave:
     of the smoothing steps ``P <- P - w D A P``.
     """
 
-    def __init__(self, T: Tentative, diagonal: Array, factors: Sequence[float]) -> None:
+    def __init__(self, T: Tentative, D: Smooths, factors: Sequence[float]) -> None:
         self._T, self._count, self._modes, self._device = T, T.aggregates.count, T.modes, T.device
-        self._diagonal, self._factors, self._nodes = diagonal, factors, len(T.of_node)
+        self._D, self._factors, self._nodes = D, factors, len(T.of_node)
         xp, stages = T.device.xp, range(len(factors) + 1)
         self._slabs: list[_Slab] = []  # that have arrived, in ascending order
         self._waiting: list[list[tuple[_Slab, BlockRows]]] = [[] for _ in stages]  # before each stage
@@ -143,8 +150,8 @@ class GalerkinWave:
         own = P.part(rows.start, rows.stop)
         self._passed[stage].add(slab.start)
         if stage < len(self._factors):
-            diagonal = self._diagonal[rows.start : rows.stop]
-            self._levels[stage + 1][slab.start] = smoothed_rows(image, own, diagonal, self._factors[stage])
+            smoothed = self._D.smoothed(image, own, self._factors[stage], self._count)
+            self._levels[stage + 1][slab.start] = smoothed
             self._waiting[stage + 1].append((slab, rows))
         else:
             self._collect(own, image)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
 from penstock.solvers.amg.groups import Groups
@@ -51,18 +53,7 @@ class GroupInverses(ValidatedOperator):
 
     def smoothed(self, image: BlockRows, own: BlockRows, factor: float, width: int) -> BlockRows:
         """Return the rows of ``P - factor D A P``, of ``width`` columns of blocks, from those of ``A P`` and of P."""
-        rows = rows_of(self.matrix)
-        xp, nodes = self.device.xp, len(rows.offsets) - 1
-        numbers = xp.arange(nodes)
-        place = xp.arange(rows.columns.size) + row_numbers(rows.offsets, rows.columns.size)
-        columns = xp.empty(rows.columns.size + nodes, dtype=np.int32)
-        blocks = xp.empty((len(columns), *rows.blocks.shape[1:]))
-        columns[place], blocks[place] = rows.columns, -factor * rows.blocks
-        ends = rows.offsets[1:] + numbers
-        columns[ends], blocks[ends] = numbers + nodes, xp.eye(rows.blocks.shape[1])
-        factors = BlockRows(0, rows.offsets + xp.arange(nodes + 1), columns, blocks, 2 * nodes)  # (-factor D, I)
-        below = BlockRows(nodes, own.offsets, own.columns, own.blocks)
-        return product_of_rows(factors, BlockRows.joined([image, below], 0), width)
+        return smoothed_by(rows_of(self.matrix), image, own, factor, width)
 
 
 class GroupChebyshev(ValidatedOperator):
@@ -133,31 +124,67 @@ def _root(square: float) -> float:
 
 def _inverses(rows: BlockRows, groups: Groups) -> BlockRows:
     """Return the inverses of the blocks of a matrix on groups, as rows of a matrix of the same nodes."""
-    xp, nodes, size = rows.device.xp, len(rows.offsets) - 1, int(rows.blocks.shape[1])
-    starts, order = groups.lists
-    sizes, of_node = xp.diff(starts), groups.of_node
-    local = xp.empty(nodes, dtype=np.int64)  # the place of a node in its group
-    local[order] = xp.arange(nodes) - starts[of_node[order]]
+    size = int(rows.blocks.shape[1])
+    inverses = ((chosen, _inverted(dense)) for chosen, dense in dense_groups(rows, groups))
+    return rows_on_groups(*groups.lists, size, inverses)
+
+
+def rows_on_groups(starts: Array, order: Array, size: int, dense: Iterable[tuple[Array, Array]]) -> BlockRows:
+    """Return a matrix of dense blocks on groups as rows of blocks of ``size``.
+
+    ``order`` holds the nodes by group, all from 0 on, those of group g from ``starts[g]``; ``dense`` yields numbers of groups and
+    their blocks, ``(groups, most, most)`` numbers, as :func:`dense_groups` does.
+    """
+    xp, nodes, groups = device_of(order).xp, len(order), len(starts) - 1
+    sizes, group = xp.diff(starts), row_numbers(starts, nodes)
+    of_node, local = xp.empty(nodes, dtype=np.int64), xp.empty(nodes, dtype=np.int64)
+    of_node[order], local[order] = group, xp.arange(nodes) - starts[group]
     offsets = xp.zeros(nodes + 1, dtype=np.int64)
     xp.cumsum(sizes[of_node], out=offsets[1:])
     row = row_numbers(offsets, int(offsets[-1]))
     other = xp.arange(row.size) - offsets[row]
-    of_entry = row_numbers(rows.offsets, rows.columns.size)
-    inside = xp.flatnonzero(of_node[of_entry] == of_node[rows.columns])
     blocks = xp.empty((row.size, size, size))
-    for most in (1 << k for k in range((int(sizes.max()) - 1).bit_length() + 1)):  # groups of similar size together
-        chosen = (sizes <= most) & (sizes > most // 2)
-        number = xp.cumsum(chosen) - 1
-        entries = inside[chosen[of_node[of_entry[inside]]]]
-        of_row, of_column = of_entry[entries], rows.columns[entries]
-        dense = xp.zeros((int(chosen.sum()), most, most, size, size))
-        dense[number[of_node[of_row]], local[of_row], local[of_column]] = rows.blocks[entries]
-        _complete_diagonal(dense, sizes[chosen])
-        place = xp.flatnonzero(chosen[of_node[row]])
-        of_row = row[place]
-        blocks[place] = _inverted(dense)[number[of_node[of_row]], local[of_row], other[place]]
+    for chosen, numbers in dense:
+        most = numbers.shape[1] // size
+        of_groups = numbers.reshape(len(chosen), most, size, most, size).swapaxes(2, 3)
+        place = xp.full(groups, -1, dtype=np.int64)
+        place[chosen] = xp.arange(len(chosen))
+        entries = xp.flatnonzero(place[of_node[row]] >= 0)
+        of_row = row[entries]
+        blocks[entries] = of_groups[place[of_node[of_row]], local[of_row], other[entries]]
     columns = order[starts[of_node[row]] + other].astype(np.int32)
     return BlockRows(0, offsets, columns, blocks, nodes)
+
+
+def size_classes(sizes: Array) -> list[int]:
+    """Return powers of two up to which groups of similar sizes are computed together."""
+    return [1 << k for k in range((int(sizes.max()) - 1).bit_length() + 1)] if len(sizes) else []
+
+
+def dense_groups(rows: BlockRows, groups: Groups) -> Iterator[tuple[Array, Array]]:
+    """Yield numbers of groups of similar size, and the dense blocks of a matrix on them, ``(groups, most, most)`` numbers.
+
+    ``rows`` are those of the nodes of the groups; entries in other columns are left out. Diagonals are raised a little, and are
+    1 where a group has no more nodes.
+    """
+    xp, nodes, size = rows.device.xp, len(rows.offsets) - 1, int(rows.blocks.shape[1])
+    starts, order = groups.lists
+    sizes, of_node = xp.diff(starts), groups.of_node
+    local = xp.empty(nodes, dtype=np.int64)
+    local[order] = xp.arange(nodes) - starts[of_node[order]]
+    of_entry, columns = row_numbers(rows.offsets, rows.columns.size), rows.columns - rows.start
+    near = xp.flatnonzero((columns >= 0) & (columns < nodes))
+    inside = near[of_node[of_entry[near]] == of_node[columns[near]]]
+    for most in size_classes(sizes):  # groups of similar size together
+        chosen = xp.flatnonzero((sizes <= most) & (sizes > most // 2))
+        number = xp.full(groups.count, -1, dtype=np.int64)
+        number[chosen] = xp.arange(len(chosen))
+        entries = inside[number[of_node[of_entry[inside]]] >= 0]
+        of_row, of_column = of_entry[entries], columns[entries]
+        dense = xp.zeros((len(chosen), most, most, size, size))
+        dense[number[of_node[of_row]], local[of_row], local[of_column]] = rows.blocks[entries]
+        _complete_diagonal(dense, sizes[chosen])
+        yield chosen, dense.swapaxes(2, 3).reshape(len(chosen), most * size, most * size)
 
 
 def _complete_diagonal(dense: Array, sizes: Array) -> None:
@@ -170,12 +197,30 @@ def _complete_diagonal(dense: Array, sizes: Array) -> None:
 
 
 def _inverted(dense: Array) -> Array:
-    """Return the symmetric inverses of blocks ``(groups, most, most, size, size)``."""
-    count, most, _, size, _ = dense.shape
-    scalars = dense.swapaxes(2, 3).reshape(count, most * size, most * size)
+    """Return the symmetric inverses of matrices."""
     try:
-        inverses = device_of(dense).xp.linalg.inv(scalars)
+        inverses = device_of(dense).xp.linalg.inv(dense)
     except np.linalg.LinAlgError as error:
         raise InputError("the matrix is not positive definite: the block of some nodes of it is singular") from error
-    symmetric = 0.5 * (inverses + inverses.swapaxes(1, 2))
-    return symmetric.reshape(count, most, size, most, size).swapaxes(2, 3)
+    return 0.5 * (inverses + inverses.swapaxes(1, 2))
+
+
+def smoothed_by(D: BlockRows, image: BlockRows, own: BlockRows, factor: float, width: int) -> BlockRows:
+    """Return rows of ``P - factor D A P``, of ``width`` columns of blocks, from those of ``A P`` and of P.
+
+    D holds the same rows, with columns numbered from the first of them.
+    """
+    xp, nodes, size = D.device.xp, len(D.offsets) - 1, int(D.blocks.shape[1])
+    numbers = xp.arange(nodes)
+    place = xp.arange(D.columns.size) + row_numbers(D.offsets, D.columns.size)
+    columns = xp.empty(D.columns.size + nodes, dtype=np.int32)
+    blocks = xp.empty((len(columns), size, size))
+    columns[place], blocks[place] = D.columns, -factor * D.blocks
+    ends = D.offsets[1:] + numbers
+    columns[ends], blocks[ends] = numbers + nodes, xp.eye(size)
+    factors = BlockRows(0, D.offsets + xp.arange(nodes + 1), columns, blocks, 2 * nodes)  # (-factor D, I)
+    above = BlockRows(0, image.offsets, image.columns, image.blocks)
+    below = BlockRows(nodes, own.offsets, own.columns, own.blocks)
+    rows = product_of_rows(factors, BlockRows.joined([above, below], 0), width)
+    rows.start = image.start
+    return rows

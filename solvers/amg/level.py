@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.solvers.amg.group_factors import GroupFactors
 from penstock.solvers.amg.group_inverses import GroupInverses
 from penstock.solvers.amg.tentative import Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks
@@ -13,7 +14,7 @@ from penstock.spmv.compilation.cuda_graph import Replay
 
 @dataclass
 class CoarseLevel:
-    """The level below a matrix, as :func:`coarsen` makes it; its near-null space is ``T.candidates``.
+    """The level below a matrix, as :func:`coarsen` makes it; see :attr:`near_null_space`.
 
     For :meth:`solve` its user sets an inverse B, fixed and symmetric; the eigenvalues of ``B A`` are between 0 and 2.
     """
@@ -25,10 +26,15 @@ class CoarseLevel:
     A: BsrMatrix  # ``P^T A P``, with 1 on the diagonal where columns of T vanish
     negligible: float  # entries and eigenvalues of it up to this size are zero but for rounding
     transfers: tuple[CsrMatrix, ...] = ()  # P and its transpose, if they are stored
-    groups: GroupInverses | None = (
-        None  # D of groups of linked nodes, in place of ``diagonal``; ``high`` is for it then
-    )
+    # D of groups of nodes, in place of ``diagonal``; ``high`` is for it then.
+    groups: GroupInverses | GroupFactors | None = None
+    known: int | None = None  # columns of T, the first ones, that stand for the near-null space; None: all
     inverse: Operator = field(init=False, repr=False)
+
+    @property
+    def near_null_space(self) -> Array:
+        """That of the coarse matrix."""
+        return self.T.candidates[:, : self.known]
 
     def __post_init__(self) -> None:
         self._solves: dict[tuple[int, ...], tuple[Array, Array, Replay]] = {}

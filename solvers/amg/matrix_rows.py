@@ -5,6 +5,7 @@ Of a matrix that ranks share, :class:`Boundary` adds what a rank's rows have to 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,8 +52,13 @@ def block_size_of(A: Operator) -> int:
     return A.block_size if isinstance(A, SweptOperator) else 1
 
 
-def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
-    """Return the dense blocks on the diagonal, and the sums of the absolute values of every row; one sweep if A is streamed."""
+def diagonal_and_row_sums(
+    A: Operator, size: int, look: Callable[[int, SparseMatrix], None] | None = None
+) -> tuple[Array, Array]:
+    """Return the dense blocks on the diagonal, and the sums of the absolute values of every row; one sweep if A is streamed.
+
+    Of a matrix that is streamed, ``look(first_row, slab)`` sees the slabs.
+    """
     xp = A.device.xp
     ones = xp.ones(A.shape[0], dtype=A.dtype)
     if isinstance(A, IsSharedOut):
@@ -69,19 +75,25 @@ def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
     def visit(first_row: int, slab: SparseMatrix) -> None:
         slab.add_diagonal_blocks(first_row, blocks)
         slab.add_absolute(first_row, ones, sums)
+        if look is not None:
+            look(first_row, slab)
 
     A.visit_slabs(visit)
     return blocks, sums
 
 
-def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None]) -> None:
+def visit_rows(
+    A: Operator, block_size: int, visit: Callable[[BlockRows], None], bounds: Sequence[int] | None = None
+) -> None:
     """Call ``visit(rows)`` for consecutive rows of A, with blocks of ``block_size``; one sweep if A is streamed.
 
     Of a matrix that ranks share these are the rows of this rank's square. A matrix whose entries cannot be read is refused.
+    ``bounds``, from 0 to the number of rows, are those between which rows of a matrix in memory are not cut; subdivisions of
+    one that is streamed never are.
     """
     if isinstance(A, IsSharedOut):
         with _turned_back(A):
-            visit_rows(A.square, block_size, visit)
+            visit_rows(A.square, block_size, visit, bounds)
         return
     if isinstance(A, SweptOperator):
         completion = Completion(block_size, visit, _SLAB_NBYTES[A.device.kind])
@@ -94,8 +106,8 @@ def visit_rows(A: Operator, block_size: int, visit: Callable[[BlockRows], None])
     if A.device.kind == "cuda":
         enough = max(enough, min(_LARGEST_SLAB_NBYTES, A.device.free_nbytes() // _SHARE_OF_FREE))
     step = max(1, A.shape[0] * enough // max(A.nbytes, 1) // granularity) * granularity
-    for start in range(0, A.shape[0], step):
-        completion.add(start, A.rows(start, min(start + step, A.shape[0])))
+    for start, stop in itertools.pairwise(bounds or (*range(0, A.shape[0], step), A.shape[0])):
+        completion.add(start, A.rows(start, stop))
 
 
 def graph_of(A: Operator, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -53,7 +53,8 @@ _GROWN = 10.0
 _NOISE = 16.0
 #: Reasons of this recurrence after which plain conjugate gradients go on.
 _LOST_ACCURACY = {StopReason.ROUNDING_FLOOR, *BREAKDOWNS}
-#: What a solve whose polynomial was widened says.
+#: What a solve with groups of nodes says, and one whose polynomial was widened.
+_GROUPED = "many nodes are unlike their neighbours, so strongly coupled ones are smoothed together"
 _WIDENED = "the coarse level represents slow modes of this matrix badly, so the polynomial was widened"
 
 
@@ -416,8 +417,9 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         self._sweep.end()
 
     def result(self, state: AnyState, shape: tuple[int, ...] | None = None, note: str = "") -> Any:
-        """Return the result, which says whether the polynomial was widened."""
-        return super().result(state, shape, f"; {_WIDENED}" if state.widened else note)
+        """Return the result, which says whether nodes were grouped and whether the polynomial was widened."""
+        grouped = f"; {_GROUPED}" if self._sweep.M.level.groups is not None else ""
+        return super().result(state, shape, f"{grouped}; {_WIDENED}" if state.widened else f"{note}{grouped}")
 
 
 class CoarseBlockConjugateGradients(CoarseConjugateGradients, name="coarse_block_cg"):

@@ -12,7 +12,7 @@ import scipy.sparse
 
 from penstock.solvers.amg.coarsening import coarsen
 from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, dense_inverse, inverse_of
-from penstock.solvers.amg.group_inverses import GroupChebyshev
+from penstock.solvers.amg.group_inverses import GroupChebyshev, GroupInverses
 from penstock.solvers.amg.matrix_rows import visit_rows
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
 from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue
@@ -235,7 +235,7 @@ def multigrid(
             if level is None:
                 break
             smooth: Operator
-            if level.groups is not None:
+            if isinstance(level.groups, GroupInverses):
                 smooth = GroupChebyshev(matrix, level.groups, products, level.high * _SMOOTHED_FROM, level.high)
             else:
                 smooth = _make_smoother(matrix, level.diagonal, level.high, smoother, products)

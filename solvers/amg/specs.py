@@ -70,7 +70,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         Of the polynomial; ``auto`` is 9.
     aggregate_nodes : int or "auto"
         Nodes in an aggregate, about; ``auto`` is 125. For a streamed matrix a plan chooses both, if both are ``auto``.
-    near_null_space, coordinates, aggregates : optional
+    near_null_space, coordinates, aggregates, grouped : optional
         As for :func:`smoothed_aggregation`; coordinates may also be a function that makes them.
 
     Examples
@@ -93,9 +93,12 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     near_null_space: Any = field(default=None, compare=False, repr=False)
     coordinates: Any = field(default=None, compare=False, repr=False)
     aggregates: Any = field(default=None, compare=False, repr=False)
+    grouped: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         check_degree(self.degree)
+        if self.grouped not in (True, False, "auto"):
+            raise InputError(f"grouped must be true, false or auto, not {self.grouped!r}")
         if self.aggregate_nodes != "auto" and not self.aggregate_nodes >= 2:
             raise InputError(f"aggregate_nodes must be 2 or more, not {self.aggregate_nodes}")
 
@@ -130,6 +133,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
             aggregate_nodes=nodes,
             smoothing=smoothing,
             degree=degree,
+            grouped=self.grouped,
         )
 
     def rebuild(self, M: Operator | None, A: Operator) -> Operator | None:
@@ -186,7 +190,8 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     @property
     def description(self) -> str:
         """The name, and the degree of the polynomial between the coarse solves."""
-        return self.name if self.degree == "auto" else f"{self.name} of degree {self.degree}"
+        of_degree = self.name if self.degree == "auto" else f"{self.name} of degree {self.degree}"
+        return f"{of_degree} with groups of nodes" if self.grouped is True else of_degree
 
     def with_products(self, products: int) -> Self:
         """Return this specification with the products of a plan."""

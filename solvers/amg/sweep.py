@@ -46,7 +46,7 @@ class CoarseSweep:
             PRODUCT,
         ]
         self._recurrence = Recurrence(
-            steps, self._v, self._other, self.r, self.M.diagonal.blocks, self._image, self.problem.space,
+            steps, self._v, self._other, self.r, self.M.scaling, self._image, self.problem.space,
             added=self.y, kept=((self.x, None), (self.m, self.u)),
         )  # fmt: skip
 

@@ -4,10 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.spmv.device import Array
 from penstock.spmv.operator import Operator, SweptOperator, unchecked_product
 from penstock.spmv.vectors.space import VectorSpace
+
+
+@runtime_checkable
+class ScalesRows(Protocol):
+    """D of a recurrence that is more than dense blocks on the diagonal."""
+
+    @property
+    def device_arrays(self) -> tuple[Array, ...]:
+        """Its arrays, on whose addresses a captured graph depends."""
+
+    def three_terms(
+        self,
+        rows: slice,
+        a: float,
+        f: Array | None,
+        y: Array,
+        b: float,
+        v: Array,
+        c: float,
+        out: Array,
+        clears: bool = False,
+    ) -> None:
+        """Set ``out = a D (f - y) + b v + c out`` for some rows, of which the arrays are, as :meth:`VectorSpace.three_terms`."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +44,8 @@ class RecurrenceStep:
     scaled, driven : bool
         Whether D and f are present. Without them, ``RecurrenceStep(-1, 0, 0, scaled=False, driven=False)`` is the product
         ``A v[j]``, and steps with nonzero ``b`` build a Newton basis.
-    adds : bool
-        Whether :attr:`Recurrence.added` is added to ``v[j+1]``.
+    adds : float
+        Multiple of :attr:`Recurrence.added` that is added to ``v[j+1]``; 1 where steps are repeated, as others take memory.
     forms_residual : bool
         Whether ``f - A v[j]`` also replaces f; requires D and f, and no other terms.
     keeps : int, optional
@@ -33,7 +57,7 @@ class RecurrenceStep:
     c: float
     scaled: bool = True
     driven: bool = True
-    adds: bool = False
+    adds: float = 0.0
     forms_residual: bool = False
     keeps: int | None = None
 
@@ -48,8 +72,8 @@ class Recurrence:
     v, before : array, (n,) or (n, k)
         ``v[0]`` and ``v[-1]``; every step overwrites the older one of them.
     f : array, (n,) or (n, k)
-    diagonal : array, (n,) or (n / size, size, size)
-        D: a diagonal, or dense blocks on it.
+    diagonal : array, (n,) or (n / size, size, size), or ScalesRows
+        D: a diagonal, dense blocks on it, or what multiplies rows that are advanced together.
     image : array of the shape of v
         Workspace. :meth:`scatter` and :meth:`complete` expect it to be zero and leave it zero.
     space : VectorSpace
@@ -71,7 +95,7 @@ class Recurrence:
     v: Array
     before: Array
     f: Array
-    diagonal: Array
+    diagonal: Array | ScalesRows
     image: Array
     space: VectorSpace
     added: Array | None = None
@@ -113,9 +137,7 @@ class Recurrence:
 
     def _step(self, stage: int, rows: slice, image: Array, *, clears: bool) -> None:
         step, (v, new) = self.steps[stage], self.vectors(stage)
-        size = self.diagonal.shape[-1] if self.diagonal.ndim == 3 else 1
-        blocks = slice(rows.start // size, rows.stop // size)
-        diagonal, f = self.diagonal[blocks] if step.scaled else None, self.f[rows] if step.driven else None
+        f = self.f[rows] if step.driven else None
         if step.keeps is not None:
             vector, product = self.kept[step.keeps]
             vector[rows] = v[rows]
@@ -125,23 +147,39 @@ class Recurrence:
             # With the residual in place of the product and without f, the step computes the same with both signs reversed.
             residual = self.f[rows]
             residual -= image
-            self.space.three_terms(-step.a, diagonal, None, residual, 0.0, residual, 0.0, new[rows], False)
+            self._three_terms(rows, step.scaled, -step.a, None, residual, 0.0, residual, 0.0, new[rows], False)
             if clears:
                 image[...] = 0
         else:
-            self.space.three_terms(step.a, diagonal, f, image, step.b, v[rows], step.c, new[rows], clears)
+            self._three_terms(rows, step.scaled, step.a, f, image, step.b, v[rows], step.c, new[rows], clears)
         if step.adds and self.added is not None:
-            sums = new[rows]
-            sums += self.added[rows]
+            sums, added = new[rows], self.added[rows]
+            sums += added if step.adds == 1.0 else step.adds * added
+
+    def _three_terms(self, rows: slice, scaled: bool, a: float, *others: Any) -> None:
+        """Set ``out = a D (f - y) + b v + c out``, with D or without it; ``others`` are f, y and what follows."""
+        diagonal = self.diagonal
+        if not scaled:
+            self.space.three_terms(a, None, *others)
+        elif isinstance(diagonal, ScalesRows):
+            diagonal.three_terms(rows, a, *others)
+        else:
+            size = diagonal.shape[-1] if diagonal.ndim == 3 else 1
+            self.space.three_terms(a, diagonal[rows.start // size : rows.stop // size], *others)
 
     def capture_key(self) -> tuple[object, ...]:
         """Return what a captured graph depends on: the steps and, on CUDA, the addresses of the vectors."""
         further = [array for pair in [(self.added,), *self.kept] for array in pair if array is not None]
-        vectors = (self.v, self.before, self.f, self.diagonal, self.image, *further)
+        scaling = self.diagonal.device_arrays if isinstance(self.diagonal, ScalesRows) else (self.diagonal,)
+        vectors = (self.v, self.before, self.f, *scaling, self.image, *further)
         addresses = (int(vector.data.ptr) for vector in vectors)
-        return (*self.steps, self.v.shape, self.diagonal.shape, str(self.v.dtype), *addresses)
+        return (*self.steps, self.v.shape, *self._kind_of_diagonal(), str(self.v.dtype), *addresses)
 
     def kernels(self) -> tuple[object, ...]:
         """Return what selects the kernels of the steps, regardless of the vectors' addresses."""
-        kinds = {(step.scaled, step.adds, step.forms_residual, step.keeps is not None) for step in self.steps}
-        return (self.v.shape[1:], self.diagonal.shape[1:], *sorted(kinds))
+        kinds = {(step.scaled, bool(step.adds), step.forms_residual, step.keeps is not None) for step in self.steps}
+        return (self.v.shape[1:], *self._kind_of_diagonal(), *sorted(kinds))
+
+    def _kind_of_diagonal(self) -> tuple[object, ...]:
+        """Return what selects the kernels that multiply by D."""
+        return (type(self.diagonal),) if isinstance(self.diagonal, ScalesRows) else tuple(self.diagonal.shape[1:])

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse
+from awkward_systems import flat_hexahedra
 
 import penstock
 from penstock.driver import slow_convergence
+from penstock.driver.open_system import OpenSystem
 from penstock.driver.predicted import multigrid_iterations
 from penstock.driver.slow_convergence import ConvergenceWatch, FairTry
 from penstock.solvers import IterationRecord, StopReason
+from penstock.solvers.amg.coupling_sample import CouplingSample
 from penstock.solvers.amg.specs import MultigridSpec
 from penstock.spmv import CPU, BudgetError, InputError
 
@@ -299,3 +302,37 @@ def test_a_residual_that_hardly_falls_any_more_is_not_waited_for():
     assert judged(records[150], worth=200) == (False, 0.0)  # not more than what another way costs has been spent
     assert judged(records[260], worth=200) == (True, pytest.approx(260 + 2740, rel=0.02))
     assert judged(records[260], worth=3000) == (False, 0.0)
+
+
+def test_a_streamed_matrix_goes_on_with_groups_of_nodes(monkeypatch):
+    """Flat elements, of which the sample of couplings is kept from telling."""
+    monkeypatch.setattr(CouplingSample, "shows_need", lambda sample, blocks: False)
+    A = flat_hexahedra((14, 14, 26), 300.0)
+    b = np.random.default_rng(1).standard_normal(A.shape[0])
+    given = {"near_null_space": np.ones(A.shape[0]), "memory": A.nnz * 3, "device": "cpu"}
+
+    with penstock.prepare(A, **given) as system:
+        first = system.solve(b)
+        second = system.solve(b + 1.0)
+
+    assert first.converged
+    assert second.converged
+    assert "of groups, because nodes alone promised more than 100 iterations" in first.explain()
+    assert "smoothed together" in first.message
+    assert 50 <= first.iterations < 100
+    assert second.iterations < 40
+    assert np.linalg.norm(b - A @ first.x) <= 1e-8 * np.linalg.norm(b)
+
+
+def test_groups_that_are_refused_leave_the_nodes(monkeypatch):
+    monkeypatch.setattr(CouplingSample, "shows_need", lambda sample, blocks: False)
+    monkeypatch.setattr(OpenSystem, "use_instead", lambda system, spec, why: "for a test")
+    A = flat_hexahedra((14, 14, 26), 300.0)
+    b = np.random.default_rng(1).standard_normal(A.shape[0])
+    given = {"near_null_space": np.ones(A.shape[0]), "memory": A.nnz * 3, "device": "cpu", "maxiter": 120}
+
+    with pytest.warns(penstock.NotConvergedWarning):
+        result = penstock.solve(A, b, **given)
+
+    assert "groups of them cannot be used: for a test" in result.explain()
+    assert result.iterations == 120

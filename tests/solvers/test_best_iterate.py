@@ -23,6 +23,12 @@ def outside(A, columns=1):
     return B[:, 0] if columns == 1 else B
 
 
+def before_it_grew(norms):
+    """Residuals up to the first that has grown a hundredfold: later ones may have drifted from the true ones."""
+    grown = np.flatnonzero(np.array(norms) > 100 * norms[0])
+    return norms[: grown[0]] if grown.size else norms
+
+
 PRECONDITIONERS = {
     "none": lambda A: None,
     "jacobi": jacobi,
@@ -44,7 +50,7 @@ def test_of_an_inconsistent_system(name, columns):
     for number, column in enumerate(result.columns):
         assert not column.converged
         # No x does better than the part of b outside the range; the iterates of the way down came near it.
-        assert column.true_residual <= max(3 * least[number], 2 * min(column.residual_norms))
+        assert column.true_residual <= max(3 * least[number], 2 * min(before_it_grew(column.residual_norms)))
         assert np.abs(column.x).max() < 1e6
         b = B if columns == 1 else B[:, number]
         found = np.linalg.norm(b - A.apply(np.ascontiguousarray(column.x))) / np.linalg.norm(b)
@@ -97,7 +103,7 @@ def test_a_coarse_level_goes_on_as_plain_conjugate_gradients_at_its_floor(column
 
     for column in result.columns:
         assert column.reason is StopReason.ROUNDING_FLOOR
-        assert column.true_residual <= 2 * min(column.residual_norms) + 100 * column.rounding_floor
+        assert column.true_residual <= 2 * min(before_it_grew(column.residual_norms)) + 100 * column.rounding_floor
     assert type(result.state).__name__ in ("CgState", "BlockCgState")
 
 

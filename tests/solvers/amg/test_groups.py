@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
+from awkward_systems import flat_hexahedra
 from kernel_targets import TARGETS, gpu_count
 
 import penstock
@@ -15,28 +16,6 @@ from penstock.solvers.chebyshev import Chebyshev
 from penstock.spmv import BsrMatrix, CsrMatrix
 from penstock.spmv.compilation.table import find_kernel
 from penstock.spmv.products.block_rows import BlockRows, rows_of
-
-
-def flat_hexahedra(nodes, ratio):
-    """Trilinear finite elements of a Laplacian, of the height ``1 / ratio``, with the plane x = 0 held."""
-    K, M = [], []
-    for count, height in zip(nodes, (1.0, 1.0, 1 / ratio), strict=True):
-        ends = np.ones(count)
-        ends[[0, -1]] = 0.5
-        K.append(
-            scipy.sparse.diags_array([-np.ones(count - 1), 2 * ends, -np.ones(count - 1)], offsets=[-1, 0, 1]) / height
-        )
-        M.append(
-            scipy.sparse.diags_array([np.ones(count - 1), 4 * ends, np.ones(count - 1)], offsets=[-1, 0, 1])
-            * height
-            / 6
-        )
-    parts = ((K[0], M[1], M[2]), (M[0], K[1], M[2]), (M[0], M[1], K[2]))
-    A = sum(scipy.sparse.kron(scipy.sparse.kron(x, y), z) for x, y, z in parts).tocsr()
-    free = np.arange(nodes[1] * nodes[2], A.shape[0])
-    A = A[free][:, free].tocsr()
-    A.sort_indices()
-    return A
 
 
 def random_rows(size, nodes=90, seed=0):

@@ -177,7 +177,7 @@ def test_streamed_rows_make_the_same_coarse_matrix(name, count):
     steps, T = M.smooth, M.level.T
     store = HostStore.create(beam.subdivisions(count, name))
     with store, StreamedMatrix(store, 3 * max(store.index.sizes["whole"])) as streamed:
-        found = coarse_matrix(streamed, M.diagonal.blocks, T, steps)
+        found = coarse_matrix(streamed, M.diagonal, T, steps)
 
     assert (
         abs(with_unit_rows(found, T.missing).to_csr() - M.level.A.to_csr()).max()

@@ -1,0 +1,55 @@
+"""An approximate inverse of a coarse matrix that is applied by iterations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.spmv import Array, Operator, ValidatedOperator
+
+# By how much an application reduces the residual, and its iterations at most.
+_REDUCED, _MOST = 1e-3, 40
+
+
+class InnerIterations(ValidatedOperator):
+    """About ``A^-1``, by some iterations of preconditioned conjugate gradients (Saad 2003, algorithm 9.1) from zero.
+
+    It differs a little from a linear operator, which flexible methods tolerate. All right-hand sides of a block iterate together,
+    each with its own directions, until the last one has reached its tolerance.
+    """
+
+    def __init__(self, A: Operator, M: Operator) -> None:
+        self.A, self.M = A, M
+        self.shape, self.dtype, self.device = A.shape, np.dtype(A.dtype), A.device
+
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        solved = alpha * self._solve(x)
+        out[...] = solved if beta == 0.0 else solved + beta * out
+
+    def _solve(self, b: Array) -> Array:
+        xp = self.device.xp
+        x, r = xp.zeros_like(b), b.copy()
+        p, before, limit = None, None, _REDUCED**2 * _products(b, b, xp)
+        for _ in range(_MOST):
+            z = self.M.apply(r)
+            product = _products(r, z, xp)
+            p = z if p is None else z + _ratio(product, before, xp) * p
+            image = self.A.apply(p)
+            step = _ratio(product, _products(p, image, xp), xp)
+            x += step * p
+            r -= step * image
+            before = product
+            if bool((_products(r, r, xp) <= limit).all()):
+                break
+        return x
+
+
+def _products(left: Array, right: Array, xp: Any) -> Array:
+    return (left * right).sum(axis=0)
+
+
+def _ratio(above: Array, below: Array, xp: Any) -> Array:
+    """Return ``above / below``, and 0 where the latter is not positive: that column has ended."""
+    positive = below > 0
+    return xp.where(positive, above / xp.where(positive, below, 1.0), 0.0)

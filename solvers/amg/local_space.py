@@ -1,0 +1,326 @@
+"""What a coarse level is made of where nodes alone are too small: D of groups, aggregates of groups, and further columns.
+
+Where coefficients jump, elements are flat, nodes are tied or no coordinates are known, three things differ from a smooth system:
+D inverts the blocks of A on groups of strongly coupled nodes, aggregates are unions of groups, and T has beside the near-null
+space those slow modes that the near-null space misses. They are found in relaxed random vectors X, the columns of ``f(D A) R``
+with ``f(t) = (t + 1/K^2)^-1/2 / (1 + (cut t)^2)``: random sums of slow modes of about equal energy. An aggregate needs a column
+for each direction of X in which the weak approximation property breaks, ``|x - T w|_M^2 <= k / high x.Ax``, with M the inverse
+of D. M has no entries between groups, so the Gram matrices of an aggregate are sums of those of its groups.
+
+Sources: Brezina, Falgout, MacLachlan, Manteuffel, McCormick and Ruge (2005), relaxed vectors; Mandel (2003), local estimates of
+the weak approximation property; D'Ambra and Vassilevski (2019), aggregates by matching of couplings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from penstock.solvers.amg.aggregates import Aggregates
+from penstock.solvers.amg.galerkin import PRODUCT, coarse_matrix
+from penstock.solvers.amg.group_factors import GroupFactors, GroupPart, factored
+from penstock.solvers.amg.group_growth import Couplings, couplings, grown_groups
+from penstock.solvers.amg.group_inverses import size_classes
+from penstock.solvers.amg.matrix_rows import visit_rows
+from penstock.solvers.amg.tentative import StoredTentative
+from penstock.solvers.chebyshev import largest_eigenvalue
+from penstock.solvers.preconditioners import DiagonalBlocks
+from penstock.spmv import Array, Operator, SweptOperator, VectorSpace
+from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_of
+from penstock.spmv.vectors.noise import noise
+from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
+
+# Columns of an aggregate, at most, as of blocks of the coarse matrix; and those beside the near-null space: a dozen random
+# vectors show a few more directions, not many.
+_COLUMNS, _FURTHER = 8, 3
+# Unknowns of a group, from which the largest is taken for which there is memory, and nodes of a group at most.
+_GROUP_UNKNOWNS, _GROUP_NODES = (96, 48, 24), 32
+# A sum of couplings below this share of that of their norms does not join a node to a group.
+_ALIKE = 0.1
+# Groups in an aggregate, and couplings below which groups are not joined.
+_SIZES, _WEAK = (3, 4, 6, 8, 12, 16, 24, 32, 48), (0.02, 0.0)
+# Random vectors, products that relax them, and modes below which share of the largest eigenvalue stay in them.
+_VECTORS, _RELAXED, _CUT = 12, 27, 30.0
+# Entries of the coarse matrix, as a share of those of A.
+_BUDGET = 0.05
+# What the space may miss on the given share of aggregates, see :func:`_missing`; directions that miss less are left out.
+_ACCURACY, _MOST_AGGREGATES, _WORTH = 1.0, 0.95, 0.01
+# Squares smaller than this share of others are rounding.
+_ROUNDING, _TINY = 1e-10, 1e-300
+# Groups, and nodes, of which vectors are multiplied at a time.
+_GROUPS_AT_A_TIME, _NODES_AT_A_TIME = 4096, 1 << 16
+# Bytes for each unknown during the set-up: test vectors and those of the recurrence, beside D.
+_SETUP_NBYTES = 8 * (4 * _VECTORS + 8)
+
+
+@dataclass
+class LocalSpace:
+    """D of groups and what T is made of.
+
+    ``modes``, (n, columns), begins with the ``known`` near-null space; further columns are zero on aggregates that need fewer.
+    ``missed`` compares what T does not represent of relaxed random vectors with their energy: some units at most are good.
+    """
+
+    D: GroupFactors
+    high: float
+    aggregates: Aggregates
+    modes: Array
+    known: int
+    missed: float
+
+
+def local_space(
+    A: Operator, diagonal: DiagonalBlocks, known: Array, smoothing: int, **measuring: Any
+) -> LocalSpace | None:
+    """Return what a coarse level of groups is made of, in about seven sweeps; None if there is no memory for it.
+
+    ``known``, (n, modes), is the near-null space; ``measuring`` are options of :func:`largest_eigenvalue`.
+    """
+    size, xp = int(diagonal.blocks.shape[1]), A.device.xp
+    most = _group_nodes(A, size)
+    if not most:
+        return None
+    scales = _scales(diagonal)
+    D, entries = _group_factors(A, scales, size, most)
+    high = largest_eigenvalue(A, D, **measuring)
+    graph = _graph_of_groups(A, D, size)
+    sums = RelaxedVectors(A, D, high, known, scales)
+    chosen = best_aggregates(graph, sums, high, smoothing, int(_BUDGET * entries))
+    of_node = xp.asarray(chosen.of_group)[D.of_node]
+    modes = sums.with_columns(of_node, chosen.coefficients)
+    aggregates = Aggregates(A.device.to_host(of_node), count=int(chosen.of_group.max()) + 1)
+    return LocalSpace(D, high, aggregates, modes, int(known.shape[1]), chosen.missed)
+
+
+def _scales(diagonal: DiagonalBlocks) -> Array:
+    """Return ``1 / sqrt(a_ii)``, (nodes, size), from the inverses of the diagonal blocks."""
+    xp = diagonal.device.xp
+    return 1.0 / xp.sqrt(xp.einsum("nii->ni", xp.linalg.inv(diagonal.blocks.astype(np.float64, copy=False))))
+
+
+def _group_nodes(A: Operator, size: int) -> int:
+    """Return the nodes of a group for which there is memory, at most; 0 if there is none for any."""
+    free = A.device.free_nbytes() // 2
+    for unknowns in _GROUP_UNKNOWNS:
+        if (2 * unknowns + _SETUP_NBYTES) * A.shape[0] <= free:
+            return min(_GROUP_NODES, unknowns // size)
+    return 0
+
+
+def _group_factors(A: Operator, scales: Array, size: int, most: int) -> tuple[GroupFactors, int]:
+    """Return D of groups of about ``most`` nodes at most, and the entries of A; one sweep."""
+    bounds = A.row_bounds if isinstance(A, SweptOperator) else None
+    bounds = (0, A.shape[0]) if bounds is None else bounds  # rows that are advanced together
+    parts, blocks = list[GroupPart](), 0
+
+    def visit(rows: BlockRows) -> None:
+        nonlocal blocks
+        inside = [bound // size for bound in bounds if rows.start <= bound // size <= rows.stop]
+        of_node = grown_groups(rows.start, couplings(rows, scales), inside, most, alike=_ALIKE)
+        parts.append(factored(rows, A.device.asarray(of_node)))
+        blocks += rows.columns.size
+
+    visit_rows(A, size, visit, bounds)
+    return GroupFactors(parts, bounds, size, A.device), blocks * size**2
+
+
+def with_new_values(A: Operator, D: GroupFactors) -> GroupFactors:
+    """Return D of the same groups for new values of a matrix; one sweep."""
+    of_node, parts = D.of_node, list[GroupPart]()
+
+    def visit(rows: BlockRows) -> None:
+        of_rows = of_node[rows.start : rows.stop]
+        parts.append(factored(rows, of_rows - of_rows.min() if len(of_rows) else of_rows))
+
+    visit_rows(A, D.block_size, visit, D.row_bounds)
+    return GroupFactors(parts, D.row_bounds, D.block_size, A.device)
+
+
+def _graph_of_groups(A: Operator, D: GroupFactors, size: int) -> Couplings:
+    """Return the couplings of groups, those of the matrix of constants on groups; one sweep."""
+    xp, n = A.device.xp, A.shape[0]
+    constants = xp.tile(xp.eye(size), (n // size, 1))
+    groups = Aggregates(A.device.to_host(D.of_node), count=D.count)
+    T = StoredTentative(constants, xp.ones(n, dtype=bool), groups, size, A.device)
+    rows = rows_of(coarse_matrix(A, D, T, []))
+    own = xp.flatnonzero(row_numbers(rows.offsets, rows.columns.size) == rows.columns)
+    unknowns = xp.einsum("gii->gi", rows.blocks[own])
+    scales = xp.where(unknowns > 0, 1.0 / xp.sqrt(xp.where(unknowns > 0, unknowns, 1.0)), 0.0)
+    return couplings(rows, scales)
+
+
+class RelaxedVectors:
+    """Random sums of slow modes, and what is known of them and of the near-null space on every group.
+
+    Parameters
+    ----------
+    A : Operator
+    D : GroupFactors
+    high : float
+        Bound of the eigenvalues of ``D A``.
+    known : array, (n, modes)
+        The near-null space.
+    scales : array, (nodes, size)
+        ``1 / sqrt(a_ii)``.
+
+    Notes
+    -----
+    Of the vectors C, the near-null space and the relaxed ones, ``grams`` holds ``C^T M C`` of every group, with M the
+    inverse of D, and ``energies`` those of the relaxed vectors, ``x.A x`` and ``(A x).D A x / high``, summed over x. Both are on
+    the host. 28 products.
+    """
+
+    def __init__(self, A: Operator, D: GroupFactors, high: float, known: Array, scales: Array) -> None:
+        self._D, self._known, xp = D, known, A.device.xp
+        self._X, product = _relaxed(A, D, high, scales)
+        groups = D.of_node
+
+        def of_groups(terms: Array) -> Array:
+            of_nodes = terms.sum(axis=1).reshape(-1, D.block_size).sum(axis=1)
+            return A.device.to_host(xp.bincount(groups, weights=of_nodes, minlength=D.count))
+
+        self.energies = np.stack([of_groups(self._X * product), of_groups(product * D.apply(product)) / high], axis=1)
+        del product
+        self.grams = self._grams()
+
+    @property
+    def known(self) -> int:
+        """Columns of the near-null space."""
+        return int(self._known.shape[1])
+
+    def _grams(self) -> Array:
+        D, xp = self._D, self._D.device.xp
+        vectors = xp.concatenate([self._known, self._X], axis=1)
+        images, size, width = D.solve(vectors), D.block_size, vectors.shape[1]
+        sizes = xp.diff(D.starts)
+        grams = xp.empty((D.count, width, width))
+        for most in size_classes(sizes):
+            chosen = xp.flatnonzero((sizes <= most) & (sizes > most // 2))
+            for part in range(0, len(chosen), _GROUPS_AT_A_TIME):
+                some = chosen[part : part + _GROUPS_AT_A_TIME]
+                place = xp.arange(most)[None, :]
+                inside = place < sizes[some][:, None]
+                nodes = D.order[xp.where(inside, D.starts[some][:, None] + place, 0)]
+                rows = (nodes[:, :, None] * np.int64(size) + xp.arange(size)).reshape(len(some), -1)
+                left = vectors[rows] * xp.repeat(inside, size, axis=1)[:, :, None]
+                grams[some] = xp.matmul(left.swapaxes(1, 2), images[rows])
+        return D.device.to_host(grams)
+
+    def with_columns(self, of_node: Array, coefficients: Array) -> Array:
+        """Return the near-null space and combinations of all vectors, whose factors are (aggregates, vectors, columns)."""
+        xp, size, known = self._D.device.xp, self._D.block_size, self.known
+        modes = xp.zeros((len(self._X), known + coefficients.shape[2]))
+        modes[:, :known], of_aggregates = self._known, xp.asarray(coefficients)
+        for start in range(0, len(of_node), _NODES_AT_A_TIME):
+            aggregate = xp.repeat(of_node[start : start + _NODES_AT_A_TIME], size)
+            rows = slice(start * size, start * size + len(aggregate))
+            vectors = xp.concatenate([self._known[rows], self._X[rows]], axis=1)
+            modes[rows, known:] = xp.matmul(vectors[:, None, :], of_aggregates[aggregate])[:, 0, :]
+        return modes
+
+
+def _relaxed(A: Operator, D: GroupFactors, high: float, scales: Array) -> tuple[Array, Array]:
+    """Return ``f(D A) R`` for random vectors R, and its product with A: Clenshaw's recurrence for a Chebyshev series."""
+    xp, n = A.device.xp, A.shape[0]
+    first, *middle, last = _series(lambda t: (t + _RELAXED**-2.0) ** -0.5 / (1.0 + (_CUT * t) ** 2), _RELAXED)
+    R = xp.stack([noise(A.device, column * n, n) for column in range(_VECTORS)], axis=1) * scales.reshape(-1, 1)
+    v, before, image = last * R, xp.zeros_like(R), xp.zeros_like(R)
+    step = RecurrenceStep(-4.0 / high, -2.0, -1.0, driven=False)
+    steps = [replace(step, adds=factor) for factor in reversed(middle)]
+    steps += [RecurrenceStep(-2.0 / high, -1.0, -1.0, driven=False, adds=first), PRODUCT]
+    recurrence = Recurrence(steps, v, before, R, D, image, VectorSpace.of(A), added=R, repeats=False)
+    product = recurrence.run(A)
+    return (before if product is v else v), product
+
+
+def _series(f: Callable[[Any], Any], degree: int) -> list[float]:
+    """Return the coefficients of f on [0, 1] in Chebyshev polynomials of ``2 t - 1``, up to a degree."""
+    angles = np.pi * (np.arange(4 * degree) + 0.5) / (4 * degree)
+    values = f((np.cos(angles) + 1.0) / 2.0)
+    return [float((values * np.cos(k * angles)).mean() * (2 if k else 1)) for k in range(degree + 1)]
+
+
+@dataclass
+class Chosen:
+    """Aggregates of groups and the columns of T on them beside the near-null space.
+
+    ``coefficients``, (aggregates, vectors, columns), combine all vectors of :class:`RelaxedVectors`.
+    """
+
+    of_group: Array
+    coefficients: Array
+    missed: float
+
+
+def best_aggregates(graph: Couplings, sums: RelaxedVectors, high: float, smoothing: int, budget: int) -> Chosen:
+    """Return the aggregates and columns that miss least of the relaxed vectors; up to ``budget`` entries in the coarse matrix.
+
+    The smallest aggregates are taken that represent them well and whose coarse matrix fits; if there are none, those that miss
+    the smallest share of their energy.
+    """
+    offsets, columns, _, _ = graph
+    count = len(offsets) - 1
+    pattern = scipy.sparse.csr_array((np.ones(len(columns), dtype=np.float32), columns, offsets), shape=(count, count))
+    most = max(sums.known, min(_COLUMNS, sums.known + _FURTHER))
+    best: Chosen | None = None
+    for weak, size in itertools.product(_WEAK, _SIZES):
+        of_group = grown_groups(0, graph, (0, count), size, weak=weak)
+        pairs = _coupled_pairs(pattern, of_group, 2 * smoothing + 1)
+        widths = [width for width in range(sums.known, most + 1) if pairs * width**2 <= budget]
+        if not widths and size < _SIZES[-1]:
+            continue
+        worth, directions, energies = _missing(of_group, sums, high)
+        further = (widths[-1] if widths else sums.known) - sums.known
+        missed = float(worth[:, further:].sum(axis=1) @ energies / energies.sum()) if widths else math.inf
+        if best is None or missed < best.missed:
+            wanted = int((worth[:, :further] > _WORTH).any(axis=0).sum())
+            kept = directions[:, :, :wanted] * (worth[:, None, :wanted] > _WORTH)
+            best = Chosen(of_group, kept, missed)
+        if widths and np.quantile(worth[:, further], _MOST_AGGREGATES) <= _ACCURACY:
+            break
+    assert best is not None, "the largest aggregates are always considered"
+    return best
+
+
+def _missing(of_group: Array, sums: RelaxedVectors, high: float) -> tuple[Array, Array, Array]:
+    """Return of every aggregate how much of the relaxed vectors the near-null space misses, by directions, largest first.
+
+    The first array, (aggregates, vectors), holds the squares of these parts in the norm of M, times ``high`` over their energy;
+    the second one, (aggregates, all vectors, vectors), combinations of all vectors that span them; the third one the energies.
+    """
+    order = np.argsort(of_group, kind="stable")
+    first = np.flatnonzero(np.diff(of_group[order], prepend=-1))
+    grams = np.add.reduceat(sums.grams[order], first)
+    energies = np.add.reduceat(sums.energies[order], first).max(axis=1)
+    known = sums.known
+    scale = 1.0 / np.sqrt(np.maximum(np.einsum("gii->gi", grams[:, :known, :known]), _TINY))
+    values, vectors = np.linalg.eigh(grams[:, :known, :known] * scale[:, :, None] * scale[:, None, :])
+    inverses = np.where(values > _ROUNDING * values[:, -1:], 1.0 / np.maximum(values, _TINY), 0.0)
+    basis = scale[:, :, None] * vectors
+    share = basis @ (inverses[:, :, None] * (basis.swapaxes(1, 2) @ grams[:, :known, known:]))
+    parts = np.concatenate([-share, np.broadcast_to(np.eye(_VECTORS), (len(first), _VECTORS, _VECTORS))], axis=1)
+    values, vectors = np.linalg.eigh(parts.swapaxes(1, 2) @ grams @ parts)
+    values, vectors = values[:, ::-1], vectors[:, :, ::-1]
+    present = values > _ROUNDING * np.maximum(np.einsum("gii->g", grams)[:, None], _TINY)
+    values = np.where(present, values, 0.0)
+    worth = values * high / np.maximum(energies, _TINY)[:, None]
+    return worth, parts @ (vectors / np.sqrt(np.maximum(values, _TINY))[:, None, :]), energies
+
+
+def _coupled_pairs(pattern: Any, of_group: Array, products: int) -> int:
+    """Return how many pairs of aggregates a coarse matrix couples: those which some steps between groups connect."""
+    count = len(of_group)
+    members = scipy.sparse.csr_array(
+        (np.ones(count, dtype=np.float32), of_group, np.arange(count + 1)), shape=(count, int(of_group.max()) + 1)
+    )
+    reached = members
+    for _ in range(products):
+        reached = pattern @ reached
+        reached.data[...] = 1.0
+    return int((members.T @ reached).nnz)

@@ -1,0 +1,245 @@
+"""Coarse levels of groups of nodes for matrices that are streamed: D, groups, aggregates, further columns, and solves."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from awkward_systems import flat_hexahedra, jumping
+from kernel_targets import TARGETS, gpu_count
+
+import penstock
+from penstock.fem import Cantilever
+from penstock.solvers import SmoothedAggregationSpec, block_cg, cg, smoothed_aggregation
+from penstock.solvers.amg import local_space as local_space_module
+from penstock.solvers.amg.coupling_sample import CouplingSample
+from penstock.solvers.amg.group_factors import GroupFactors, GroupPart, factored
+from penstock.solvers.amg.group_growth import couplings, grown_groups
+from penstock.solvers.amg.inner_iterations import InnerIterations
+from penstock.solvers.amg.local_space import with_new_values
+from penstock.spmv import CPU, BsrMatrix, CsrMatrix, Device
+from penstock.spmv.compilation.table import find_kernel
+from penstock.spmv.products.block_rows import BlockRows, rows_of
+from penstock.streaming import HostStore, StreamedMatrix, Workload
+
+GPU = (pytest.mark.gpu, pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device"))
+
+
+def grouped_blocks(size, nodes=37, seed=2):
+    """Return rows of a positive definite matrix of blocks, the group of each node, and the matrix as a dense array."""
+    rng = np.random.default_rng(seed)
+    dense = rng.standard_normal((nodes * size, nodes * size))
+    dense = dense @ dense.T + nodes * size * np.eye(nodes * size)
+    blocks = dense.reshape(nodes, size, nodes, size).swapaxes(1, 2).reshape(-1, size, size)
+    rows = BlockRows(0, np.arange(nodes + 1) * nodes, np.tile(np.arange(nodes, dtype=np.int32), nodes), blocks.copy())
+    of_node = rng.integers(0, 7, nodes)
+    of_node[5] = 7  # a group of a single node
+    return rows, np.unique(of_node, return_inverse=True)[1].astype(np.int32), dense
+
+
+def dense_of(D, n):
+    return D @ np.eye(n)
+
+
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_factors_are_those_of_the_inverse_blocks(size):
+    rows, of_node, dense = grouped_blocks(size)
+    n = len(dense)
+    D = GroupFactors([factored(rows, of_node)], (0, n), size, CPU)
+    unknown = np.repeat(of_node, size)
+    expected = np.linalg.inv(np.where(unknown[:, None] == unknown, dense, 0.0))
+    found = dense_of(D, n)
+    assert np.array_equal(D.of_node, of_node)
+    assert D.nbytes < 4 * sum((np.bincount(of_node) * size) ** 2) + 200 * n
+    np.testing.assert_allclose(found, expected, atol=1e-5 * abs(expected).max())
+    np.testing.assert_allclose(found @ D.solve(np.eye(n)), np.eye(n), atol=1e-10)
+
+
+@pytest.mark.parametrize("vectors", [None, 2])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_apply_the_factors_that_are_stored(target, size, vectors):
+    rows, of_node, dense = grouped_blocks(size)
+    n, rng = len(dense), np.random.default_rng(1)
+    part = factored(rows, of_node)
+    on_cpu = GroupFactors([part], (0, n), size, CPU)
+    W = np.zeros((n, n))
+    for group in range(on_cpu.count):
+        nodes = part.order[part.starts[group] : part.starts[group + 1]]
+        own = (nodes[:, None] * size + np.arange(size)).ravel()
+        i, j = np.tril_indices(len(own))
+        W[own[i], own[j]] = part.factors[part.places[group] : part.places[group + 1]]
+    D = W.T @ W
+    shape = (n,) if vectors is None else (n, vectors)
+    f, y, v, out = (rng.standard_normal(shape) for _ in range(4))
+    expected = 0.7 * D @ (f - y) - 1.3 * v + 0.4 * out
+    scale = abs(D).sum(axis=1).max() * 4 + 4
+
+    with target.running():
+        there = GroupFactors([GroupPart(*map(target.put, part))], (0, n), size, CPU)
+        on_target = [target.put(array.copy()) for array in (f, y, v, out)]
+        step = find_kernel("group_factors", "step", target.device_kind)
+        step(there, 0, there.count, 0, 0.7, *on_target[:2], -1.3, on_target[2], 0.4, on_target[3], True)
+        assert not np.any(target.get(on_target[1]))  # cleared
+        first = target.get(on_target[3]).copy()
+        step(there, 0, there.count, 0, -1.0, None, target.put(f), 0.0, target.put(v), 0.0, on_target[3], False)
+        second = target.get(on_target[3]).copy()
+        find_kernel("group_factors", "solve", target.device_kind)(there, on_target[3])
+        third = target.get(on_target[3])
+
+    np.testing.assert_allclose(first, expected, atol=1e-14 * n * scale)
+    np.testing.assert_allclose(second, D @ f, atol=1e-14 * n * scale)
+    np.testing.assert_allclose(third, f, atol=1e-12 * np.linalg.cond(D))
+
+
+def test_tied_nodes_keep_a_positive_definite_inverse():
+    tied = np.array([[1.0, -1.0], [-1.0, 1.0]]) * 1e10 + np.eye(2)
+    blocks = tied.reshape(4, 1, 1)
+    rows = BlockRows(0, np.array([0, 2, 4]), np.array([0, 1, 0, 1], dtype=np.int32), blocks)
+    D = dense_of(GroupFactors([factored(rows, np.zeros(2, dtype=np.int32))], (0, 2), 1, CPU), 2)
+    assert np.linalg.eigvalsh(D).min() > 0
+    values = np.sort(np.linalg.eigvals(D @ tied).real)
+    assert values[0] > 0.2
+    assert values[1] < 1.1  # in float32, D itself would be off by more than 1
+
+
+def test_groups_follow_lines_across_flat_elements():
+    counts = (6, 5, 7)
+    A = flat_hexahedra(counts, 50.0)
+    rows = rows_of(CsrMatrix.from_csr(A))
+    scales = 1 / np.sqrt(A.diagonal())[:, None]
+    of_node = grown_groups(0, couplings(rows, scales), (0, A.shape[0]), 32, alike=0.1)
+    assert np.array_equal(of_node.reshape(25, 7), np.broadcast_to(of_node[::7, None], (25, 7)))
+    assert np.bincount(of_node).max() <= 48
+
+
+@pytest.mark.parametrize("most", [4, 12, 32])
+def test_groups_stay_small_and_inside_their_parts(most):
+    A = jumping()
+    rows, parts = rows_of(CsrMatrix.from_csr(A)), (0, 200, 201, 500, A.shape[0])
+    found = couplings(rows, 1 / np.sqrt(A.diagonal())[:, None])
+    of_node = grown_groups(0, found, parts, most, alike=0.1)
+    sizes = np.bincount(of_node)
+    assert sizes.min() >= 1
+    assert sizes.max() <= 1.5 * most
+    part = np.searchsorted(parts, np.arange(A.shape[0]), side="right")
+    assert all(len(set(part[of_node == group])) == 1 for group in range(len(sizes)))
+    assert np.array_equal(of_node, grown_groups(0, found, parts, most, alike=0.1))
+    # Those of a part do not depend on the others.
+    some = rows.part(201, 500)
+    alone = grown_groups(201, couplings(some, 1 / np.sqrt(A.diagonal())[:, None]), (201, 500), most, alike=0.1)
+    assert np.array_equal(alone, of_node[201:500] - of_node[201])
+
+
+def test_a_matrix_without_rows_has_no_groups():
+    empty = (np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int32), np.empty(0), np.empty(0))
+    assert len(grown_groups(0, empty, (0, 0), 8)) == 0
+
+
+def needs(A, size):
+    matrix = CsrMatrix.from_csr(A) if size == 1 else BsrMatrix.from_csr(A, block_size=size)
+    sample = CouplingSample(matrix, size)
+    sample.take_places()
+    return sample.shows_need(np.linalg.inv(matrix.diagonal_blocks(size)))
+
+
+def test_smooth_systems_need_no_groups_and_others_do():
+    assert not needs(Cantilever(nodes=9, dof=3).matrix().to_csr(), 3)
+    assert not needs(Cantilever(nodes=(17, 5, 5), dof=6).matrix().to_csr(), 6)
+    assert not needs(flat_hexahedra((8, 8, 8), 1.0), 1)
+    assert not needs(scipy.sparse.csr_array(scipy.sparse.eye_array(30)), 1)
+    assert needs(flat_hexahedra((8, 8, 8), 30.0), 1)
+
+
+def test_smooth_systems_keep_their_level():
+    beam = Cantilever(nodes=(17, 7, 7), dof=3)
+    A, given = beam.matrix(), {"coordinates": beam.mesh.coordinates(), "aggregate_nodes": 27}
+    auto, without = smoothed_aggregation(A, **given), smoothed_aggregation(A, **given, grouped=False)
+    assert auto.level.groups is None
+    assert auto.high == without.high
+    assert np.array_equal(auto.level.A.values, without.level.A.values)
+
+
+@pytest.fixture(scope="module", params=["jumps", "flat"])
+def system(request):
+    A = jumping((14, 14, 20)) if request.param == "jumps" else flat_hexahedra((12, 12, 30), 1000.0)
+    return A, np.random.default_rng(5).standard_normal((A.shape[0], 2))
+
+
+def test_groups_save_iterations(system):
+    A, B = system
+    matrix, b = CsrMatrix.from_csr(A), B[:, 0].copy()
+    M = smoothed_aggregation(matrix, grouped=True)
+    assert isinstance(M.level.groups, GroupFactors)
+    result = cg(matrix, b, M=M, rtol=1e-8, maxiter=60)
+    before = cg(matrix, b, M=smoothed_aggregation(matrix, grouped=False), rtol=1e-8, maxiter=60)
+    assert result.converged
+    assert result.iterations <= 20
+    assert result.iterations < 0.7 * before.iterations
+    assert "smoothed together" in result.message
+    assert np.linalg.norm(b - A @ result.x) <= 1e-8 * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_streamed_matrix_is_solved_alike(system, half, device):
+    A, B = system
+    name = "symmetric_bsr" if half else "csr"
+    options = {"block_size": 1} if half else {}
+    matrix = penstock.spmv.as_operator(CsrMatrix.from_csr(A))
+    stored = penstock.spmv.format_named(name).from_csr(A, **options)
+    store = HostStore.create(penstock.spmv.formats.partition.row_slabs(stored, 6))
+    workload, there = Workload(degree=5), Device.parse(device)
+    with StreamedMatrix(store, stored.nbytes * 3 // 4, workload=workload, device=device) as streamed:
+        M = smoothed_aggregation(streamed, grouped=True)
+        assert isinstance(M.level.groups, GroupFactors)
+        bounds = M.level.groups.row_bounds
+        assert len(bounds) == len(streamed.plan.index.subdivisions) + 1
+        result = block_cg(streamed, there.asarray(B), M=M, rtol=1e-8, maxiter=60)
+    x = there.to_host(result.x)
+    assert result.converged
+    alone = cg(matrix, B[:, 0].copy(), M=smoothed_aggregation(matrix, grouped=True), rtol=1e-8, maxiter=60)
+    assert result.iterations <= 1.6 * alone.iterations + 3  # groups are cut between subdivisions
+    assert (np.linalg.norm(B - A @ x, axis=0) <= 1e-8 * np.linalg.norm(B, axis=0)).all()
+
+
+def test_new_values_keep_groups_and_make_the_same_level(system):
+    A, _ = system
+    matrix = CsrMatrix.from_csr(A)
+    first = smoothed_aggregation(matrix, grouped=True)
+    D, again = first.level.groups, with_new_values(matrix, first.level.groups)
+    assert np.array_equal(again.factors, D.factors)
+    scaled = with_new_values(CsrMatrix.from_csr(4.0 * A), D)
+    np.testing.assert_allclose(scaled.factors, 0.5 * D.factors, rtol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_a_prepared_system_is_updated(system, device):
+    A, B = system
+    b = B[:, 0].copy()
+    given = {"preconditioner": SmoothedAggregationSpec(grouped=True), "memory": A.nnz * 3, "device": device}
+    with penstock.prepare(A, **given) as prepared:
+        first = prepared.solve(b, rtol=1e-8)
+        prepared.update(2.0 * A, preconditioner="values")
+        second = prepared.solve(b, rtol=1e-8)
+    assert first.converged
+    assert second.converged
+    assert abs(second.iterations - first.iterations) <= 2
+    np.testing.assert_allclose(2.0 * second.x, first.x, atol=1e-5 * abs(first.x).max())
+
+
+def test_without_memory_nodes_are_not_grouped(system, monkeypatch):
+    A, _ = system
+    monkeypatch.setattr(local_space_module, "_SETUP_NBYTES", 1 << 60)
+    assert smoothed_aggregation(CsrMatrix.from_csr(A), grouped=True).level.groups is None
+
+
+def test_inner_iterations_solve_blocks_with_columns_of_zeros():
+    A = CsrMatrix.from_csr(jumping((6, 6, 6)))
+    B = np.random.default_rng(3).standard_normal((A.shape[0], 3))
+    B[:, 1] = 0.0
+    inverse = InnerIterations(A, penstock.solvers.jacobi(A))
+    X = inverse.apply(B)
+    assert not X[:, 1].any()
+    residuals = np.linalg.norm(B - A.apply(X), axis=0)
+    assert (residuals[[0, 2]] < 0.3 * np.linalg.norm(B[:, [0, 2]], axis=0)).all()
+    twice = inverse.apply(B, X.copy(), alpha=2.0, beta=-1.0)
+    np.testing.assert_allclose(twice, X, atol=1e-12 * abs(X).max())
