@@ -106,7 +106,7 @@ def coarsen(
             return None
         T = _tentative(A, size, modes, points, free, of_nodes)
     del modes, points, free, sums, measuring  # as large as T
-    return _coarsened(A, diagonal, high, shared(T, communicator), smoothing, groups, stored=stored)
+    return _coarsened(A, diagonal, high, shared(T, communicator), smoothing, groups, stored=stored, level=level)
 
 
 def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
@@ -207,6 +207,36 @@ def _hubs(rows: BlockRows) -> Array:
     return rows.offsets[1:] - rows.offsets[:-1] > _HUB * (rows.columns.size // max(1, nodes)) + _MORE
 
 
+def _filtered(rows: BlockRows, level: int) -> BlockRows:
+    """Return rows whose weak couplings are added to the diagonal, if most couplings are weak (Vanek, Mandel and Brezina 1996).
+
+    Along lines of strong couplings aggregates grow in one direction. A prolongator that is smoothed by weak couplings too would
+    reach into all directions, and after a few levels everything would couple with everything.
+    """
+    xp, nodes = rows.device.xp, len(rows.offsets) - 1
+    offsets, columns = strong_graph(rows, level)
+    if 2 * columns.size >= rows.columns.size - nodes:
+        return rows
+    row = row_numbers(rows.offsets, rows.columns.size)
+    keys = row_numbers(offsets, columns.size) * np.int64(nodes) + columns
+    own = row * np.int64(nodes) + rows.columns
+    place = xp.minimum(xp.searchsorted(keys, own), max(0, columns.size - 1))
+    strong = keys[place] == own if columns.size else xp.zeros(own.size, dtype=bool)
+    diagonal = rows.columns == row
+    weak, blocks = xp.flatnonzero(~(strong | diagonal)), rows.blocks.copy()
+    size = int(blocks.shape[1])
+    sums = xp.stack(
+        [xp.bincount(row[weak], weights=blocks[weak, i, j], minlength=nodes) for i in range(size) for j in range(size)],
+        axis=1,
+    ).reshape(nodes, size, size)
+    on_diagonal = xp.flatnonzero(diagonal)
+    blocks[on_diagonal] += sums[row[on_diagonal]]
+    kept = xp.flatnonzero(strong | diagonal)
+    ends = xp.zeros(nodes + 1, dtype=np.int64)
+    xp.cumsum(xp.bincount(row[kept], minlength=nodes), out=ends[1:])
+    return BlockRows(rows.start, ends, rows.columns[kept], blocks[kept], rows.width)
+
+
 def _without(rows: BlockRows, dropped: Array) -> BlockRows:
     """Return rows of which some are empty."""
     xp = rows.device.xp
@@ -252,13 +282,14 @@ def _coarsened(
     *,
     stored: bool = False,
     known: int | None = None,
+    level: int = 0,
 ) -> CoarseLevel:
     steps = smoothing_steps(smoothing, high)
     transfers: tuple[CsrMatrix, ...] = ()
     if stored:
         assert isinstance(A, (BsrMatrix, CsrMatrix))
         assert groups is None or isinstance(groups, GroupInverses)
-        matrix, transfers = _stored_product(A, diagonal, T, steps, groups)
+        matrix, transfers = _stored_product(A, diagonal, T, steps, groups, level)
     else:
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
     with_unit_rows(matrix, T.missing)
@@ -272,12 +303,17 @@ def _stored_product(
     T: Tentative,
     steps: list[RecurrenceStep],
     groups: GroupInverses | None,
+    level: int,
 ) -> tuple[BsrMatrix, tuple[CsrMatrix, CsrMatrix]]:
     """Return ``P^T A P``, and P and its transpose, formed on the device of A."""
     rows, count = in_float64(rows_of(A)), T.aggregates.count
     nodes = len(rows.offsets) - 1
     P, hubs = T.rows(0, nodes), _hubs(rows)
-    smoothed = _without(rows, hubs) if count_true(hubs) else rows  # rows of P of hubs are empty
+    smoothed = rows
+    if count_true(hubs):
+        smoothed = _without(rows, hubs)  # rows of P of hubs are empty
+    elif groups is None:
+        smoothed = _filtered(rows, level)
     for step in steps:
         image = product_of_rows(smoothed, P, count)
         P = (diagonal if groups is None else groups).smoothed(image, P, step.a, count)

@@ -53,6 +53,8 @@ _BUDGET = 0.05
 _ACCURACY, _MOST_AGGREGATES, _WORTH = 1.0, 0.95, 0.01
 # Squares smaller than this share of others are rounding.
 _ROUNDING, _TINY = 1e-10, 1e-300
+# Roots of diagonal entries are between this and its reciprocal where D is stored in float32.
+_SMALL = 1e-15
 # Groups, and nodes, of which vectors are multiplied at a time.
 _GROUPS_AT_A_TIME, _NODES_AT_A_TIME = 4096, 1 << 16
 # Bytes for each unknown during the set-up: test vectors and those of the recurrence, beside D.
@@ -78,7 +80,9 @@ class LocalSpace:
 def local_space(
     A: Operator, diagonal: DiagonalBlocks, known: Array, smoothing: int, **measuring: Any
 ) -> LocalSpace | None:
-    """Return what a coarse level of groups is made of, in about seven sweeps; None if there is no memory for it.
+    """Return what a coarse level of groups is made of, in about seven sweeps.
+
+    None if there is no memory for it, or where the factors of D would leave the range of float32.
 
     ``known``, (n, modes), is the near-null space; ``measuring`` are options of :func:`largest_eigenvalue`.
     """
@@ -87,6 +91,8 @@ def local_space(
     if not most:
         return None
     scales = _scales(diagonal)
+    if not (float(scales.min()) > _SMALL and float(scales.max()) < 1.0 / _SMALL):  # factors in float32 would overflow
+        return None
     D, entries = _group_factors(A, scales, size, most)
     high = largest_eigenvalue(A, D, **measuring)
     graph = _graph_of_groups(A, D, size)

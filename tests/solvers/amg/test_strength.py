@@ -121,3 +121,21 @@ def test_a_hub_does_not_couple_all_aggregates():
 
     assert M.operator_complexity < 2
     assert cg(A, b, M=M, rtol=1e-8).iterations < 40
+
+
+def test_lines_of_strong_couplings_do_not_fill_in():
+    """Weak couplings between lines would couple all aggregates with all others after a few levels."""
+    n = 24
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n))
+    one = scipy.sparse.eye_array(n)
+    A = scipy.sparse.kron(scipy.sparse.kron(line, one), one) + scipy.sparse.kron(scipy.sparse.kron(one, line), one)
+    A = (A + 1e6 * scipy.sparse.kron(scipy.sparse.kron(one, one), line)).tocsr()
+    A.sort_indices()
+    b = np.random.default_rng(4).normal(size=n**3)
+
+    M = multigrid(A)
+
+    assert M.operator_complexity < 2
+    result = cg(A, b, M=M, rtol=1e-8)
+    assert result.converged
+    assert result.iterations < 15
