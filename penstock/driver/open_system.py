@@ -147,15 +147,20 @@ class OpenSystem:
         free = self.A.device.free_nbytes()
         if wanted > free:
             return f"its set-up needs {format_nbytes(wanted)}, and {format_nbytes(free)} are free"
-        order = decided.order
         with self.reporter.stage("prepare"), self.A.device.current():
             try:
-                M = (spec if order is None else spec.in_order(order.forward)).build(self.A)
+                spec_in_order = self._in_order(spec)
+                M = spec_in_order.build(self.A)
             except (InputError, BudgetError, MemoryError) as error:
                 return str(error) or type(error).__name__
         self._decide(spec, why, instead_of=decided.spec)
-        self._M, self._spec = M, spec
+        self._M, self._spec = M, spec_in_order
         return ""
+
+    def _in_order(self, spec: PreconditionerSpec) -> PreconditionerSpec:
+        """Return a specification for the order of the rows in which the matrix is stored."""
+        order = self.decided.order
+        return spec if order is None else spec.in_order(order.forward)
 
     def settle_on(self, spec: PreconditionerSpec, why: str) -> None:
         """Use a preconditioner, which is made when it is needed unless it is in use, and no other until values change."""
@@ -178,8 +183,7 @@ class OpenSystem:
         unseen = isinstance(self.A, StreamedMatrix) and not self.placement.is_definite
         if spec.name == "none" and unseen and self.request.chosen_method.definite:
             check_diagonal(self.A)
-        if self.placement.order is not None:
-            spec = spec.in_order(self.placement.order.forward)
+        spec = self._in_order(spec)
         try:
             M = spec.build(self.A)
         except InputError:

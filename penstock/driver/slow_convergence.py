@@ -94,17 +94,13 @@ def _begun_with_nodes(
     """Solve with the coarse level as it is, and go on with one of groups if that promises to need many iterations."""
     spec = system.decided.spec
     assert isinstance(spec, SmoothedAggregationSpec)
-    rtol = system.meant_rtol(b, limits["rtol"])
-    watch = ConvergenceWatch(_WORTH_GROUPS, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
-    result = system.solve(b, guess, **{**limits, "monitor": watch})
+    result, promised = _watched(system, b, guess, limits, _WORTH_GROUPS)
     M = system.preconditioner()
-    grouped = isinstance(M, SmoothedAggregation) and M.level.groups is not None
-    if not watch.expected or result.converged or grouped:
+    if not promised or (isinstance(M, SmoothedAggregation) and M.level.groups is not None):
         return result
-    promised = f"nodes alone promised more than {_WORTH_GROUPS} iterations after the first {result.iterations}"
-    refused = system.use_instead(replace(spec, grouped=True), f"of groups, because {promised}")
+    refused = system.use_instead(replace(spec, grouped=True), f"of groups, because nodes alone {promised}")
     if refused:
-        system.settle_on(spec, f"{promised}, but groups of them cannot be used: {refused}")
+        system.settle_on(spec, f"nodes alone {promised}, but groups of them cannot be used: {refused}")
     return go_on_as_advised(system, result, b, limits)
 
 
@@ -114,17 +110,26 @@ def _begun_with_jacobi(
     """Solve with Jacobi, and go on with what is faster if that promises to need many iterations."""
     jacobi, nbytes = system.decided.spec, system.decided.plan.storage_nbytes
     worth = multigrid_iterations(nbytes, jacobi.block_size, system.A.device.kind)
-    rtol = system.meant_rtol(b, limits["rtol"])
-    watch = ConvergenceWatch(worth, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
-    result = system.solve(b, guess, **{**limits, "monitor": watch})
-    if not watch.expected or result.converged:
+    result, promised = _watched(system, b, guess, limits, worth)
+    if not promised:
         return result
-    promised = f"promised more than {worth} iterations after the first {result.iterations}"
     other, why = _faster_than_jacobi(system)
     refused = system.use_instead(other, f"{jacobi.name} {promised}{why}")
     if refused:
         system.settle_on(jacobi, f"it {promised}, but {other.name} cannot be made: {refused}")
     return go_on_as_advised(system, result, b, limits)
+
+
+def _watched(
+    system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any], worth: int
+) -> tuple[AnyResult, str]:
+    """Solve until more than ``worth`` iterations are to be expected; return also what was promised then, "" if it was not."""
+    rtol = system.meant_rtol(b, limits["rtol"])
+    watch = ConvergenceWatch(worth, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
+    result = system.solve(b, guess, **{**limits, "monitor": watch})
+    if not watch.expected or result.converged:
+        return result, ""
+    return result, f"promised more than {worth} iterations after the first {result.iterations}"
 
 
 def _faster_than_jacobi(system: OpenSystem) -> tuple[PreconditionerSpec, str]:

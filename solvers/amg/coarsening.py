@@ -43,6 +43,8 @@ from penstock.spmv.products.block_rows import BlockRows, as_csr, in_float64, row
 from penstock.spmv.products.multiply import product_of_rows
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
+#: Offsets and columns of the couplings of nodes, without the diagonal.
+_Graph = tuple[Array, Array]
 # A level that is hardly smaller than the one before ends the coarsening.
 _LEAST_COARSENING = 0.8
 # Nodes with more couplings than this many times the mean, and some more, are left to the smoother: a smoothed prolongator would
@@ -77,9 +79,8 @@ def coarsen(
     on its device; ``grouped``: of groups of linked nodes where there are any, and so is D. Where P is not stored, D and
     aggregates are ``grouped`` as in :mod:`~penstock.solvers.amg.local_space`; ``auto``: if some rows show the need. Otherwise
     the caller's level is made whatever its size, and coarse ones keep decoupled unknowns. For stored matrices only strong
-    couplings count (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a
-    ``level``, which is 0 for the caller's matrix: the largest eigenvalues of others may stand alone, so more rounds look for
-    them.
+    couplings count (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a ``level``, which is 0 for the caller's
+    matrix: the largest eigenvalues of others may stand alone, so more rounds look for them.
     """
     finest = level == 0
     communicator, count = communicator_of(A), A.shape[0] // size
@@ -97,16 +98,17 @@ def coarsen(
     high = largest_eigenvalue(A, diagonal, **measuring) if groups is None else groups.high
     if not (finest or stored):
         free[...] = True
+    strong: _Graph | None = None
     with communicator.together():
         if stored and points is None and aggregates is None:
-            of_nodes = _aggregates_of_strong(A, size, free, level, groups)
+            of_nodes, strong = _aggregates_of_strong(A, size, free, level, groups)
         else:
             of_nodes = _aggregates(A, size, aggregates, points, nodes, smoothing)
         if of_nodes.count > _LEAST_COARSENING * count and (stored or not finest):
             return None
         T = _tentative(A, size, modes, points, free, of_nodes)
     del modes, points, free, sums, measuring  # as large as T
-    return _coarsened(A, diagonal, high, shared(T, communicator), smoothing, groups, stored=stored, level=level)
+    return _coarsened(A, diagonal, high, shared(T, communicator), smoothing, groups, stored=stored, strong=strong)
 
 
 def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
@@ -144,7 +146,7 @@ def _looked_at(A: Operator, size: int, *, auto: bool) -> tuple[DiagonalBlocks, A
     diagonal, sums = _diagonal(A, size, sample.take)
     if isinstance(A, SparseMatrix):
         sample.take_places()
-    return diagonal, sums, sample.shows_need(A.device.to_host(diagonal.blocks))
+    return diagonal, sums, sample.shows_need(diagonal)
 
 
 def _group_inverses(A: Operator, *, ties: bool) -> GroupInverses | None:
@@ -162,8 +164,10 @@ def _check_cuts(A: Operator, size: int) -> None:
         )
 
 
-def _aggregates_of_strong(A: Operator, size: int, free: Array, level: int, groups: GroupInverses | None) -> Aggregates:
-    """Aggregate the nodes of a stored matrix, or its groups, by strong couplings.
+def _aggregates_of_strong(
+    A: Operator, size: int, free: Array, level: int, groups: GroupInverses | None
+) -> tuple[Aggregates, _Graph | None]:
+    """Aggregate the nodes of a stored matrix, or its groups, by strong couplings; return also those of nodes.
 
     Unknowns of nodes or groups without any are not free: smoothing suffices.
     """
@@ -171,10 +175,10 @@ def _aggregates_of_strong(A: Operator, size: int, free: Array, level: int, group
     rows, free = in_float64(rows_of(A)), free.reshape(-1, size)
     free &= ~_hubs(rows)[:, None]
     if groups is not None:
-        return _aggregates_of_groups(rows, free, level, groups.groups)
-    offsets, columns = strong_graph(rows, level)
+        return _aggregates_of_groups(rows, free, level, groups.groups), None
+    offsets, columns = strong = strong_graph(rows, level)
     free &= (offsets[1:] > offsets[:-1])[:, None]
-    return device_aggregates(offsets, columns, free.any(axis=1), A.device.kind)
+    return device_aggregates(offsets, columns, free.any(axis=1), A.device.kind), strong
 
 
 def _aggregates_of_groups(rows: BlockRows, free: Array, level: int, groups: Groups) -> Aggregates:
@@ -207,23 +211,22 @@ def _hubs(rows: BlockRows) -> Array:
     return rows.offsets[1:] - rows.offsets[:-1] > _HUB * (rows.columns.size // max(1, nodes)) + _MORE
 
 
-def _filtered(rows: BlockRows, level: int) -> BlockRows:
+def _filtered(rows: BlockRows, strong: _Graph) -> BlockRows:
     """Return rows whose weak couplings are added to the diagonal, if most couplings are weak (Vanek, Mandel and Brezina 1996).
 
     Along lines of strong couplings aggregates grow in one direction. A prolongator that is smoothed by weak couplings too would
     reach into all directions, and after a few levels everything would couple with everything.
     """
-    xp, nodes = rows.device.xp, len(rows.offsets) - 1
-    offsets, columns = strong_graph(rows, level)
+    xp, nodes, (offsets, columns) = rows.device.xp, len(rows.offsets) - 1, strong
     if 2 * columns.size >= rows.columns.size - nodes:
         return rows
     row = row_numbers(rows.offsets, rows.columns.size)
     keys = row_numbers(offsets, columns.size) * np.int64(nodes) + columns
     own = row * np.int64(nodes) + rows.columns
     place = xp.minimum(xp.searchsorted(keys, own), max(0, columns.size - 1))
-    strong = keys[place] == own if columns.size else xp.zeros(own.size, dtype=bool)
     diagonal = rows.columns == row
-    weak, blocks = xp.flatnonzero(~(strong | diagonal)), rows.blocks.copy()
+    kept = diagonal | (keys[place] == own) if columns.size else diagonal
+    weak, blocks = xp.flatnonzero(~kept), rows.blocks.copy()
     size = int(blocks.shape[1])
     sums = xp.stack(
         [xp.bincount(row[weak], weights=blocks[weak, i, j], minlength=nodes) for i in range(size) for j in range(size)],
@@ -231,19 +234,21 @@ def _filtered(rows: BlockRows, level: int) -> BlockRows:
     ).reshape(nodes, size, size)
     on_diagonal = xp.flatnonzero(diagonal)
     blocks[on_diagonal] += sums[row[on_diagonal]]
-    kept = xp.flatnonzero(strong | diagonal)
-    ends = xp.zeros(nodes + 1, dtype=np.int64)
-    xp.cumsum(xp.bincount(row[kept], minlength=nodes), out=ends[1:])
-    return BlockRows(rows.start, ends, rows.columns[kept], blocks[kept], rows.width)
+    return _entries_of(rows, row, kept, blocks)
 
 
 def _without(rows: BlockRows, dropped: Array) -> BlockRows:
     """Return rows of which some are empty."""
-    xp = rows.device.xp
-    lengths = xp.where(dropped, 0, rows.offsets[1:] - rows.offsets[:-1])
-    offsets = xp.concatenate([xp.zeros(1, dtype=np.int64), xp.cumsum(lengths)])
-    kept = xp.flatnonzero(~dropped[row_numbers(rows.offsets, rows.columns.size)])
-    return BlockRows(rows.start, offsets, rows.columns[kept], rows.blocks[kept], rows.width)
+    row = row_numbers(rows.offsets, rows.columns.size)
+    return _entries_of(rows, row, ~dropped[row], rows.blocks)
+
+
+def _entries_of(rows: BlockRows, row: Array, kept: Array, blocks: Array) -> BlockRows:
+    """Return rows with some of their entries, those ``kept``, and their ``blocks``; ``row`` is that of every entry, from 0."""
+    xp, nodes, entries = rows.device.xp, len(rows.offsets) - 1, rows.device.xp.flatnonzero(kept)
+    offsets = xp.zeros(nodes + 1, dtype=np.int64)
+    xp.cumsum(xp.bincount(row[entries], minlength=nodes), out=offsets[1:])
+    return BlockRows(rows.start, offsets, rows.columns[entries], blocks[entries], rows.width)
 
 
 def _aggregates(A: Operator, size: int, aggregates: Any, points: Array | None, nodes: int, radius: int) -> Aggregates:
@@ -282,14 +287,14 @@ def _coarsened(
     *,
     stored: bool = False,
     known: int | None = None,
-    level: int = 0,
+    strong: _Graph | None = None,
 ) -> CoarseLevel:
     steps = smoothing_steps(smoothing, high)
     transfers: tuple[CsrMatrix, ...] = ()
     if stored:
         assert isinstance(A, (BsrMatrix, CsrMatrix))
         assert groups is None or isinstance(groups, GroupInverses)
-        matrix, transfers = _stored_product(A, diagonal, T, steps, groups, level)
+        matrix, transfers = _stored_product(A, diagonal, T, steps, groups, strong)
     else:
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
     with_unit_rows(matrix, T.missing)
@@ -303,7 +308,7 @@ def _stored_product(
     T: Tentative,
     steps: list[RecurrenceStep],
     groups: GroupInverses | None,
-    level: int,
+    strong: _Graph | None,
 ) -> tuple[BsrMatrix, tuple[CsrMatrix, CsrMatrix]]:
     """Return ``P^T A P``, and P and its transpose, formed on the device of A."""
     rows, count = in_float64(rows_of(A)), T.aggregates.count
@@ -312,8 +317,8 @@ def _stored_product(
     smoothed = rows
     if count_true(hubs):
         smoothed = _without(rows, hubs)  # rows of P of hubs are empty
-    elif groups is None:
-        smoothed = _filtered(rows, level)
+    elif strong is not None:
+        smoothed = _filtered(rows, strong)
     for step in steps:
         image = product_of_rows(smoothed, P, count)
         P = (diagonal if groups is None else groups).smoothed(image, P, step.a, count)

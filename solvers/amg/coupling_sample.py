@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import SparseMatrix, SweptOperator
 from penstock.spmv.products.completion import node_blocks
 
@@ -44,8 +45,8 @@ class CouplingSample:
             if start < A.shape[0]:
                 self.take(start, A.rows(start, A.shape[0]))
 
-    def shows_need(self, diagonal_blocks: np.ndarray[Any, Any]) -> bool:
-        """Return whether many nodes cannot be smoothed alone, from the inverse diagonal blocks of all nodes, on the host.
+    def shows_need(self, diagonal: DiagonalBlocks) -> bool:
+        """Return whether many nodes cannot be smoothed alone, from the inverses of the diagonal blocks of all nodes.
 
         Elements are flat, or nodes are tied there. Unknowns that couple with no other do not count. Where coefficients jump
         between cells, nodes alone often suffice: iterations tell.
@@ -55,19 +56,15 @@ class CouplingSample:
         rows, columns, blocks = rows[coupled], columns[coupled], blocks[coupled]
         if not len(rows):
             return False
-        nodes, place = np.unique(rows, return_inverse=True)
-        scales = 1.0 / np.sqrt(np.einsum("nii->ni", np.linalg.inv(diagonal_blocks)))
-        norms = np.sqrt(
-            ((blocks * scales[rows][:, :, None] * scales[columns][:, None, :]) ** 2).sum(axis=(1, 2)) / self._size
-        )
+        # Of all nodes that take part, few among many, the diagonal blocks themselves.
+        nodes, place = np.unique(np.concatenate([rows, columns]), return_inverse=True)
+        rows, columns = np.split(place.reshape(-1), 2)
+        own = np.linalg.inv(diagonal.device.to_host(diagonal.blocks[diagonal.device.asarray(nodes)]))
+        scales = 1.0 / np.sqrt(np.einsum("nii->ni", own))
+        scaled = blocks * scales[rows][:, :, None] * scales[columns][:, None, :]
+        strong = np.sqrt((scaled**2).sum(axis=(1, 2)) / self._size) > _STRONG
+        looked_at = np.unique(rows)
         alike = min(self._size, _ALIKE)  # rotations, which follow them, have other units
-        values = np.linalg.eigvalsh(np.linalg.inv(diagonal_blocks[nodes])[:, :alike, :alike])
-        signs = (
-            _any(place, norms > _STRONG, len(nodes)),
-            values[:, -1] > _UNLIKE * values[:, 0],
-        )
-        return max(float(sign.mean()) for sign in signs) > _SHARE
-
-
-def _any(place: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    return np.bincount(place[chosen], minlength=count) > 0
+        values = np.linalg.eigvalsh(own[looked_at][:, :alike, :alike])
+        shares = len(np.unique(rows[strong])) / len(looked_at), float((values[:, -1] > _UNLIKE * values[:, 0]).mean())
+        return max(shares) > _SHARE

@@ -172,8 +172,7 @@ def _inverse_factors(dense: Array, xp: Array) -> Array:
 def _products(starts: Array, places: Array, factors: Array, size: int) -> Iterator[tuple[Array, Array]]:
     """Yield numbers of groups of similar size, and ``W^T W`` of them."""
     xp, sizes = device_of(factors).xp, device_of(factors).xp.diff(starts)
-    for most in size_classes(sizes):
-        chosen = xp.flatnonzero((sizes <= most) & (sizes > most // 2))
+    for most, chosen in size_classes(sizes):
         i, j = (xp.asarray(index) for index in np.tril_indices(most * size))
         inside = i[None, :] < (sizes[chosen] * size)[:, None]
         place = xp.where(inside, places[chosen][:, None] + (i * (i + 1) // 2 + j)[None, :], 0)

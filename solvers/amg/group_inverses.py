@@ -156,9 +156,12 @@ def rows_on_groups(starts: Array, order: Array, size: int, dense: Iterable[tuple
     return BlockRows(0, offsets, columns, blocks, nodes)
 
 
-def size_classes(sizes: Array) -> list[int]:
-    """Return powers of two up to which groups of similar sizes are computed together."""
-    return [1 << k for k in range((int(sizes.max()) - 1).bit_length() + 1)] if len(sizes) else []
+def size_classes(sizes: Array) -> Iterator[tuple[int, Array]]:
+    """Yield powers of two, and the numbers of the groups up to this size and above half of it, which are computed together."""
+    xp = device_of(sizes).xp
+    for k in range((int(sizes.max()) - 1).bit_length() + 1 if len(sizes) else 0):
+        most = 1 << k
+        yield most, xp.flatnonzero((sizes <= most) & (sizes > most // 2))
 
 
 def dense_groups(rows: BlockRows, groups: Groups) -> Iterator[tuple[Array, Array]]:
@@ -175,8 +178,7 @@ def dense_groups(rows: BlockRows, groups: Groups) -> Iterator[tuple[Array, Array
     of_entry, columns = row_numbers(rows.offsets, rows.columns.size), rows.columns - rows.start
     near = xp.flatnonzero((columns >= 0) & (columns < nodes))
     inside = near[of_node[of_entry[near]] == of_node[columns[near]]]
-    for most in size_classes(sizes):  # groups of similar size together
-        chosen = xp.flatnonzero((sizes <= most) & (sizes > most // 2))
+    for most, chosen in size_classes(sizes):
         number = xp.full(groups.count, -1, dtype=np.int64)
         number[chosen] = xp.arange(len(chosen))
         entries = inside[number[of_node[of_entry[inside]]] >= 0]

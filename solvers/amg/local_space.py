@@ -66,7 +66,6 @@ class LocalSpace:
     """D of groups and what T is made of.
 
     ``modes``, (n, columns), begins with the ``known`` near-null space; further columns are zero on aggregates that need fewer.
-    ``missed`` compares what T does not represent of relaxed random vectors with their energy: some units at most are good.
     """
 
     D: GroupFactors
@@ -74,7 +73,6 @@ class LocalSpace:
     aggregates: Aggregates
     modes: Array
     known: int
-    missed: float
 
 
 def local_space(
@@ -101,7 +99,7 @@ def local_space(
     of_node = xp.asarray(chosen.of_group)[D.of_node]
     modes = sums.with_columns(of_node, chosen.coefficients)
     aggregates = Aggregates(A.device.to_host(of_node), count=int(chosen.of_group.max()) + 1)
-    return LocalSpace(D, high, aggregates, modes, int(known.shape[1]), chosen.missed)
+    return LocalSpace(D, high, aggregates, modes, int(known.shape[1]))
 
 
 def _scales(diagonal: DiagonalBlocks) -> Array:
@@ -111,7 +109,7 @@ def _scales(diagonal: DiagonalBlocks) -> Array:
 
 
 def _group_nodes(A: Operator, size: int) -> int:
-    """Return the nodes of a group for which there is memory, at most; 0 if there is none for any."""
+    """Return how many nodes a group may have in the free memory; 0 if even small groups do not fit."""
     free = A.device.free_nbytes() // 2
     for unknowns in _GROUP_UNKNOWNS:
         if (2 * unknowns + _SETUP_NBYTES) * A.shape[0] <= free:
@@ -206,8 +204,7 @@ class RelaxedVectors:
         images, size, width = D.solve(vectors), D.block_size, vectors.shape[1]
         sizes = xp.diff(D.starts)
         grams = xp.empty((D.count, width, width))
-        for most in size_classes(sizes):
-            chosen = xp.flatnonzero((sizes <= most) & (sizes > most // 2))
+        for most, chosen in size_classes(sizes):
             for part in range(0, len(chosen), _GROUPS_AT_A_TIME):
                 some = chosen[part : part + _GROUPS_AT_A_TIME]
                 place = xp.arange(most)[None, :]

@@ -294,7 +294,7 @@ def _inverse(level: CoarseLevel, before: Operator | None) -> Operator:
 
 
 def _coarser_inverse(level: CoarseLevel, before: Operator | None) -> Operator:
-    """Return the preconditioner of the next level, or a polynomial if there is none."""
+    """Return the preconditioner made of the next coarser level, or a Chebyshev polynomial if the matrix cannot be coarsened."""
     A, T = level.A, level.T
     if isinstance(before, SmoothedAggregation):
         again = coarsen_again(A, before.level, _COARSE_SMOOTHING, rounds=_COARSE_ROUNDS, settled=True)

@@ -8,7 +8,7 @@ from kernel_targets import TARGETS, gpu_count
 
 import penstock
 from penstock.fem import Cantilever
-from penstock.solvers import SmoothedAggregationSpec, block_cg, cg, smoothed_aggregation
+from penstock.solvers import DiagonalBlocks, SmoothedAggregationSpec, block_cg, cg, smoothed_aggregation
 from penstock.solvers.amg import local_space as local_space_module
 from penstock.solvers.amg.coupling_sample import CouplingSample
 from penstock.solvers.amg.group_factors import GroupFactors, GroupPart, factored
@@ -138,7 +138,7 @@ def needs(A, size):
     matrix = CsrMatrix.from_csr(A) if size == 1 else BsrMatrix.from_csr(A, block_size=size)
     sample = CouplingSample(matrix, size)
     sample.take_places()
-    return sample.shows_need(np.linalg.inv(matrix.diagonal_blocks(size)))
+    return sample.shows_need(DiagonalBlocks(np.linalg.inv(matrix.diagonal_blocks(size))))
 
 
 def test_smooth_systems_need_no_groups_and_others_do():
