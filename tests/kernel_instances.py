@@ -13,6 +13,7 @@ from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
 from penstock.solvers.amg.bisection import BISECTION_KERNELS
 from penstock.solvers.amg.group_factors import GROUP_FACTOR_KERNELS
 from penstock.solvers.amg.groups import LINK_KERNELS
+from penstock.solvers.amg.lines import LINE_KERNELS
 from penstock.solvers.amg.tentative import AGGREGATE_KERNELS, MOTION_KERNELS
 from penstock.solvers.cg_kernels import CG_KERNELS
 from penstock.solvers.preconditioners import DIAGONAL_BLOCK_KERNELS
@@ -230,6 +231,7 @@ INSTANCES = {
     DIAGONAL_BLOCK_KERNELS: _diagonal_blocks(SIZES),
     ELL_KERNELS: _ell(),
     GROUP_FACTOR_KERNELS: ["group_step", "group_solve"],
+    LINE_KERNELS: [f"solve_lines<{size}>" for size in SIZES],
     LINK_KERNELS: ["scale_unknowns", "find_flat", "count_links", "list_links"],
     CHOLESKY_KERNELS: [f"factor_rows<{size}>" for size in TRIANGLE_SIZES],
     PRODUCT_KERNELS: _products(ITEMSIZE),
@@ -255,6 +257,7 @@ _NOT_LAUNCHED = {
     CONVERSION_KERNELS: r"^fill_blocks<(double, double, int|float, float, long|float, double, [a-z ]+, [126]>)",
     CSR_KERNELS: r"^csr_diagonal_blocks<(float|double, double, long)|<float.*, (4|8|32)>",
     ELL_KERNELS: r"^ell_spmv_lanes<.*, (1|2|8|16|32)>",
+    LINE_KERNELS: r"<[4578]>",
     SELL_KERNELS: r"^sell_spmm<\w+, \w+, [26], .*false>",
     TRIANGLE_KERNELS: r"^substitute_level<(?!double, double, 1, 1>)",
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from penstock.solvers.amg.groups import Groups
+from penstock.solvers.amg.lines import LineInverses
 from penstock.solvers.chebyshev import Interval
 from penstock.spmv import (
     Array,
@@ -31,7 +32,8 @@ _STEPS, _MARGIN = 12, 1.05
 class GroupInverses(ValidatedOperator):
     """D, a symmetric positive definite matrix of dense blocks on groups of nodes; ``high`` bounds the eigenvalues of ``D A``.
 
-    It is stored as a sparse matrix of the blocks of A, BSR or CSR, in which a node has those of all nodes of its group.
+    It is stored as a sparse matrix of the blocks of A, BSR or CSR, in which a node has those of all nodes of its group; the
+    inverses of lines are factorised instead.
     """
 
     def __init__(self, A: BsrMatrix | CsrMatrix, groups: Groups) -> None:
@@ -41,6 +43,7 @@ class GroupInverses(ValidatedOperator):
         matrix = as_matrix(_inverses(rows, groups), len(rows.offsets) - 1, np.float64)
         assert isinstance(matrix, (BsrMatrix, CsrMatrix))
         self.matrix = matrix
+        self.lines = None if groups.on_line is None else LineInverses(rows, groups, _ADDED)
         self.high = largest_eigenvalue(A, self)
 
     @property
@@ -50,10 +53,15 @@ class GroupInverses(ValidatedOperator):
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         self.matrix._apply(x, out, alpha, beta)
+        if self.lines is not None:
+            self.lines.add_product(x, out, alpha)
 
     def smoothed(self, image: BlockRows, own: BlockRows, factor: float, width: int) -> BlockRows:
         """Return the rows of ``P - factor D A P``, of ``width`` columns of blocks, from those of ``A P`` and of P."""
-        return smoothed_by(rows_of(self.matrix), image, own, factor, width)
+        rows = smoothed_by(rows_of(self.matrix), image, own, factor, width)
+        if self.lines is None:
+            return rows
+        return smoothed_by(self.lines.identity(), self.lines.product_of(image), rows, factor, width)
 
 
 class GroupChebyshev(ValidatedOperator):
@@ -126,17 +134,19 @@ def _inverses(rows: BlockRows, groups: Groups) -> BlockRows:
     """Return the inverses of the blocks of a matrix on groups, as rows of a matrix of the same nodes."""
     size = int(rows.blocks.shape[1])
     inverses = ((chosen, _inverted(dense)) for chosen, dense in dense_groups(rows, groups))
-    return rows_on_groups(*groups.lists, size, inverses)
+    return rows_on_groups(*groups.lists, size, inverses, groups.dense_sizes)
 
 
-def rows_on_groups(starts: Array, order: Array, size: int, dense: Iterable[tuple[Array, Array]]) -> BlockRows:
+def rows_on_groups(
+    starts: Array, order: Array, size: int, dense: Iterable[tuple[Array, Array]], sizes: Array | None = None
+) -> BlockRows:
     """Return a matrix of dense blocks on groups as rows of blocks of ``size``.
 
     ``order`` holds the nodes by group, all from 0 on, those of group g from ``starts[g]``; ``dense`` yields numbers of groups and
-    their blocks, ``(groups, most, most)`` numbers, as :func:`dense_groups` does.
+    their blocks, ``(groups, most, most)`` numbers, as :func:`dense_groups` does. ``sizes`` are 0 for groups without rows.
     """
     xp, nodes, groups = device_of(order).xp, len(order), len(starts) - 1
-    sizes, group = xp.diff(starts), row_numbers(starts, nodes)
+    sizes, group = xp.diff(starts) if sizes is None else sizes, row_numbers(starts, nodes)
     of_node, local = xp.empty(nodes, dtype=np.int64), xp.empty(nodes, dtype=np.int64)
     of_node[order], local[order] = group, xp.arange(nodes) - starts[group]
     offsets = xp.zeros(nodes + 1, dtype=np.int64)
@@ -165,14 +175,14 @@ def size_classes(sizes: Array) -> Iterator[tuple[int, Array]]:
 
 
 def dense_groups(rows: BlockRows, groups: Groups) -> Iterator[tuple[Array, Array]]:
-    """Yield numbers of groups of similar size, and the dense blocks of a matrix on them, ``(groups, most, most)`` numbers.
+    """Yield numbers of groups of similar size but lines, and the dense blocks of a matrix on them, ``(groups, most, most)``.
 
     ``rows`` are those of the nodes of the groups; entries in other columns are left out. Diagonals are raised a little, and are
     1 where a group has no more nodes.
     """
     xp, nodes, size = rows.device.xp, len(rows.offsets) - 1, int(rows.blocks.shape[1])
     starts, order = groups.lists
-    sizes, of_node = xp.diff(starts), groups.of_node
+    sizes, of_node = groups.dense_sizes, groups.of_node
     local = xp.empty(nodes, dtype=np.int64)
     local[order] = xp.arange(nodes) - starts[of_node[order]]
     of_entry, columns = row_numbers(rows.offsets, rows.columns.size), rows.columns - rows.start

@@ -16,32 +16,49 @@ import scipy.sparse
 from numba import prange
 from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
 
+from penstock.solvers.amg.paths import long_paths
 from penstock.spmv import Array, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import inlined, parallel_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import count_true
-from penstock.spmv.products.block_rows import BlockRows, in_float64
+from penstock.spmv.products.block_rows import BlockRows, in_float64, row_numbers
 
 LINK_KERNELS = CudaSource("penstock.solvers.kernels", "links.cu")
 
 # Neighbours on a line have 1/2, in smooth meshes at most 0.3. Beside a line the negative couplings add up to 1 or more, at an
 # edge of the body to 0.6. With more than two strong neighbours a node is not on a line, as of the biharmonic operator.
 _STRONG, _OPPOSITE, _TIE = 0.35, 0.5, 0.75
-# A group has at most so many nodes, and unknowns: its inverse is dense. Longer lines are cut into equal parts.
+# A group whose inverse is dense has at most so many nodes, and unknowns. Larger ones are cut into equal parts.
 _MOST_NODES, _MOST_UNKNOWNS = 64, 192
+# Lines of at least so many nodes are factorised instead, and never cut: the inverse of a shorter one is as small as its factors.
+_LEAST_LINE = 6
 
 
 @dataclass(frozen=True)
 class Groups:
     """The group of every node: ``of_node``, int32 array (nodes,) on the device of the matrix, numbers from 0 without gaps.
 
-    ``cut``: nodes that are linked are in different groups, as their group would be too large.
+    ``cut``: nodes that are linked are in different groups, as their group would be too large. ``on_line``, bool array (groups,):
+    groups that are lines, of which only neighbours couple within the line; ``place``, int64 array (nodes,), is the place of a
+    node there. None: there are no lines.
     """
 
     of_node: Array
     count: int
     cut: bool = False
+    on_line: Array | None = None
+    place: Array | None = None
+
+    @cached_property
+    def sizes(self) -> Array:
+        """The nodes of each group, int64 (count,)."""
+        return device_of(self.of_node).xp.bincount(self.of_node, minlength=self.count)
+
+    @property
+    def dense_sizes(self) -> Array:
+        """The nodes of each group whose inverse is dense, 0 for lines."""
+        return self.sizes if self.on_line is None else self.sizes * ~self.on_line
 
     @cached_property
     def lists(self) -> tuple[Array, Array]:
@@ -57,8 +74,8 @@ def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     Without ``ties`` only lines across flat elements count: coarse levels have pairs of nodes that couple with hardly any other,
     as the ends of lines that have been coarsened, and these need no groups.
 
-    Groups are the connected components of the links; larger ones are cut along their reverse Cuthill-McKee order, in which the
-    nodes of a line follow each other. Links are few, so this is done on the host.
+    Groups are the connected components of the links. Those that are no lines and too large are cut along their reverse
+    Cuthill-McKee order, on the host.
     """
     rows = in_float64(rows)
     device, nodes, size = rows.device, len(rows.offsets) - 1, int(rows.blocks.shape[1])
@@ -73,8 +90,18 @@ def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     links = xp.empty(total, dtype=np.int32)
     find_kernel("links", "list", kind)(rows, scales, flat, offsets, links, tie)
     most = max(2, min(_MOST_NODES, _MOST_UNKNOWNS // size))
-    of_node, cut = _cut_components(device.to_host(offsets), device.to_host(links), most)
-    return Groups(device.asarray(of_node), int(of_node.max()) + 1, cut)
+    path, place = long_paths(offsets, links, _LEAST_LINE)
+    _drop_coupled(rows, path, place)
+    first, cut = _first_of_groups(offsets, links, path, most)
+    starts = xp.zeros(nodes, dtype=bool)
+    starts[first] = True
+    of_node = (xp.cumsum(starts) - 1)[first].astype(np.int32)
+    count, lines = count_true(starts), path >= 0
+    if not count_true(lines):
+        return Groups(of_node, count, cut)
+    on_line = xp.zeros(count, dtype=bool)
+    on_line[of_node[lines]] = True
+    return Groups(of_node, count, cut, on_line, place)
 
 
 def share_of_flat(rows: BlockRows) -> float:
@@ -85,6 +112,40 @@ def share_of_flat(rows: BlockRows) -> float:
         in_float64(rows), scales, flat, xp.zeros(nodes, dtype=np.int64), _TIE
     )
     return count_true(flat) / max(1, nodes)
+
+
+def _drop_coupled(rows: BlockRows, path: Array, place: Array) -> None:
+    """Set the path of all nodes to -1 where nodes of it couple that do not follow each other."""
+    xp, row = rows.device.xp, row_numbers(rows.offsets, rows.columns.size)
+    far = xp.flatnonzero(
+        (path[row] >= 0) & (path[row] == path[rows.columns]) & (abs(place[row] - place[rows.columns]) > 1)
+    )
+    far = far[(rows.blocks[far] != 0.0).any(axis=(1, 2))]
+    dropped = xp.zeros(len(path), dtype=bool)
+    dropped[path[row[far]]] = True
+    path[dropped[xp.maximum(path, 0)] & (path >= 0)] = -1
+
+
+def _first_of_groups(offsets: Array, links: Array, path: Array, most: int) -> tuple[Array, bool]:
+    """Return the node that a group is known by, for every node, and whether any group was cut.
+
+    That is the path of nodes on paths. The other nodes are few where they are linked: they are sent to the host.
+    """
+    device = device_of(links)
+    xp, nodes = device.xp, len(path)
+    first = xp.where(path >= 0, path, xp.arange(nodes))
+    rest = xp.flatnonzero((path < 0) & (xp.diff(offsets) > 0))
+    if not rest.size:
+        return first, False
+    number = xp.full(nodes, -1, dtype=np.int64)
+    number[rest] = xp.arange(rest.size)
+    row = number[row_numbers(offsets, links.size)]
+    kept = xp.flatnonzero((row >= 0) & (number[links] >= 0))
+    of_rest = xp.zeros(rest.size + 1, dtype=np.int64)
+    xp.cumsum(xp.bincount(row[kept], minlength=rest.size), out=of_rest[1:])
+    part, cut = _cut_components(device.to_host(of_rest), device.to_host(number[links[kept]].astype(np.int32)), most)
+    first[rest] = rest[device.asarray(np.unique(part, return_index=True)[1][part])]
+    return first, cut
 
 
 def _cut_components(offsets: Array, links: Array, most: int) -> tuple[Array, bool]:

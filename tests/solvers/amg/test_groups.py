@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from awkward_systems import flat_hexahedra
-from kernel_targets import TARGETS, gpu_count
+from kernel_targets import DEVICES, TARGETS, gpu_count
 
 import penstock
 from penstock.fem import Cantilever
@@ -12,10 +12,13 @@ from penstock.solvers import DiagonalBlocks, cg, multigrid
 from penstock.solvers.amg import coarsening
 from penstock.solvers.amg.group_inverses import GroupChebyshev, GroupInverses, largest_eigenvalue
 from penstock.solvers.amg.groups import Groups, _cut_components, linked_groups, share_of_flat
+from penstock.solvers.amg.lines import LineInverses
+from penstock.solvers.amg.paths import long_paths
 from penstock.solvers.chebyshev import Chebyshev
-from penstock.spmv import BsrMatrix, CsrMatrix
+from penstock.spmv import BsrMatrix, CsrMatrix, Device
 from penstock.spmv.compilation.table import find_kernel
-from penstock.spmv.products.block_rows import BlockRows, rows_of
+from penstock.spmv.products.block_rows import BlockRows, block_rows, rows_of
+from penstock.spmv.products.multiply import product_of_rows
 
 
 def random_rows(size, nodes=90, seed=0):
@@ -63,22 +66,78 @@ def test_links_are_those_of_the_definition(target, size):
     assert np.array_equal(np.diff(offsets), np.bincount(of_row[linked], minlength=90))
 
 
-def test_lines_are_cut_into_equal_parts_of_neighbours():
-    """A line of 150 nodes, one of 3, and single nodes, all in random order."""
-    place = np.random.default_rng(3).permutation(200)
-    line, short = place[:150], place[150:153]
-    i, j = np.concatenate([line[:-1], short[:-1]]), np.concatenate([line[1:], short[1:]])
-    graph = scipy.sparse.coo_array((np.ones(2 * len(i)), (np.r_[i, j], np.r_[j, i])), shape=(200, 200)).tocsr()
+def joined(nodes, *pairs, seed=3):
+    """Return a graph whose nodes are numbered at random, as offsets and neighbours, and these numbers."""
+    number = np.random.default_rng(seed).permutation(nodes)
+    i, j = (number[np.concatenate(side)] for side in zip(*pairs, strict=True))
+    graph = scipy.sparse.coo_array((np.ones(2 * len(i)), (np.r_[i, j], np.r_[j, i])), shape=(nodes, nodes)).tocsr()
+    return graph.indptr.astype(np.int64), graph.indices.astype(np.int32), number
 
-    of_node, cut = _cut_components(graph.indptr.astype(np.int64), graph.indices.astype(np.int32), 64)
+
+def test_large_groups_are_cut_into_equal_parts_of_neighbours():
+    """A line of 150 nodes, one of 3, and single nodes, all in random order."""
+    place = np.arange(200)
+    offsets, links, number = joined(200, (place[:149], place[1:150]), (place[150:152], place[151:153]))
+
+    of_node, cut = _cut_components(offsets, links, 64)
 
     assert cut
-    assert not _cut_components(graph.indptr.astype(np.int64), graph.indices.astype(np.int32), 150)[1]
+    assert not _cut_components(offsets, links, 150)[1]
     assert np.array_equal(np.unique(of_node), np.arange(3 + 1 + 47))
-    on_line = of_node[line]
+    on_line = of_node[number[:150]]
     assert np.count_nonzero(np.diff(on_line)) == 2  # each part is a piece of the line
     assert sorted(np.unique(on_line, return_counts=True)[1].tolist()) == [50, 50, 50]
-    assert len(set(of_node[short].tolist())) == 1
+    assert len(set(of_node[number[150:153]].tolist())) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_long_paths_are_found_and_walked(device):
+    """Two paths, one just too short, a ring, a fork of three long arms, and a single node, all in random order."""
+    parts = [("path", 70), ("path", 6), ("path", 5), ("ring", 20), ("fork", 22), ("path", 1)]
+    pairs, expected, begin = [], [], 0
+    for kind, count in parts:
+        here = np.arange(begin, begin + count)
+        begin += count
+        if kind == "fork":  # from its first node on
+            arms = here[1:].reshape(3, 7)
+            pairs.append(
+                (
+                    np.concatenate([np.full(3, here[0]), arms[:, :-1].ravel()]),
+                    np.concatenate([arms[:, 0], arms[:, 1:].ravel()]),
+                )
+            )
+        else:
+            pairs.append((here[:-1], here[1:]) if kind == "path" else (here, np.roll(here, -1)))
+        expected.append(kind == "path" and count >= 6)
+    offsets, links, number = joined(begin, *pairs)
+    put = Device.parse(device).asarray
+
+    path, place = (Device.parse(device).to_host(one) for one in long_paths(put(offsets), put(links), 6))
+
+    begin = 0
+    for (_, count), is_path in zip(parts, expected, strict=True):
+        here = number[begin : begin + count]
+        begin += count
+        if not is_path:
+            assert np.all(path[here] == -1)
+            continue
+        assert np.all(path[here] == min(here[0], here[-1]))
+        assert place[here].tolist() == (list(range(count)) if here[0] < here[-1] else list(range(count))[::-1])
+
+
+def test_links_in_one_direction_only_end_a_path():
+    """Rounding may make a coupling a link from one side only."""
+    place = np.arange(30)
+    offsets, links, _ = joined(30, (place[:-1], place[1:]), seed=0)
+    graph = scipy.sparse.csr_array((np.ones(len(links)), links, offsets), shape=(30, 30)).tolil()
+    order = long_paths(offsets, links, 6)[1].argsort()
+    graph[order[11], order[12]] = 0  # which 12 still has to 11
+    graph = graph.tocsr()
+    graph.eliminate_zeros()
+    path, _ = long_paths(graph.indptr.astype(np.int64), graph.indices.astype(np.int32), 6)
+    assert np.all(path[order[:12]] == path[order[0]])
+    assert path[order[0]] >= 0
+    assert np.all(path[order[12:]] == -1)
 
 
 def test_smooth_meshes_have_no_groups():
@@ -110,6 +169,21 @@ def test_lines_across_flat_elements_are_groups():
     assert np.array_equal(groups.of_node.reshape(25, 7), np.broadcast_to(groups.of_node[::7, None], (25, 7)))
 
 
+def test_a_line_of_which_distant_nodes_couple_is_no_line():
+    """Its block is not tridiagonal, so it is cut and inverted as other groups are."""
+    A = flat_hexahedra((4, 4, 100), 1000.0).tolil()
+    plain = linked_groups(rows_of(CsrMatrix.from_csr(A.tocsr())))
+    assert bool(plain.on_line.all())
+    assert not plain.cut
+    assert plain.sizes.tolist() == [100] * plain.count
+    A[3, 9] = A[9, 3] = 1e-3
+    groups = linked_groups(rows_of(CsrMatrix.from_csr(A.tocsr())))
+    assert groups.cut
+    assert int(groups.on_line.sum()) == plain.count - 1
+    assert not groups.on_line[groups.of_node[3]]
+    assert sorted(groups.sizes.tolist()) == [50, 50, *[100] * (plain.count - 1)]
+
+
 def grouped(size, seed=1):
     """Return a positive definite matrix of blocks, groups of its nodes of 1 to 9 nodes, and both as dense arrays."""
     rng, nodes = np.random.default_rng(seed), 40
@@ -126,6 +200,86 @@ def grouped(size, seed=1):
     unknown = np.repeat(of_node, size)
     inside = np.where(unknown[:, None] == unknown, dense, 0.0)
     return matrix, Groups(of_node, 9), dense, np.linalg.inv(inside)
+
+
+def lined(size, seed=2):
+    """Return a matrix of blocks, groups of its nodes among which are lines of 1 to 11 nodes, and both as dense arrays."""
+    rng, lengths = np.random.default_rng(seed), [3, 11, 2, 6, 6, 9, 3]
+    on_line = np.array([False, True, False, True, True, True, False])
+    nodes = sum(lengths)
+    group, place = np.repeat(np.arange(7), lengths), np.concatenate([np.arange(n) for n in lengths])
+    shuffle = rng.permutation(nodes)
+    group, place = group[shuffle], place[shuffle]
+    same = group[:, None] == group
+    far = same & on_line[group][:, None] & (abs(place[:, None] - place) > 1)
+    blocks = (
+        rng.uniform(-1.0, 1.0, (nodes, size, nodes, size))
+        * (~far & (same | (rng.random((nodes, nodes)) < 0.1)))[:, None, :, None]
+    )
+    dense = blocks.reshape(nodes * size, nodes * size)
+    dense = dense + dense.T
+    dense += np.diag(1.01 * np.abs(dense).sum(axis=1))
+    A = scipy.sparse.csr_array(dense)
+    matrix = CsrMatrix.from_csr(A) if size == 1 else BsrMatrix.from_csr(A, block_size=size)
+    inside = np.where(np.kron(same, np.ones((size, size), dtype=bool)), dense, 0.0)
+    groups = Groups(group.astype(np.int32), 7, False, on_line, place.astype(np.int64))
+    return matrix, groups, dense, np.linalg.inv(inside)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("target", TARGETS)
+def test_lines_are_solved(target, size):
+    A, groups, _, inverse = lined(size)
+    on_line = np.repeat(groups.on_line[groups.of_node], size)
+    rng, n = np.random.default_rng(1), A.shape[0]
+    D = LineInverses(rows_of(A), groups, 0.0)
+    for name in ("lengths", "starts", "nodes", "pivots", "below"):
+        setattr(D, name, target.put(getattr(D, name)))
+    for shape in ((n,), (n, 3)):
+        x, out = rng.normal(size=shape), rng.normal(size=shape)
+        expected = out - 0.5 * np.where(on_line, (inverse @ x).T, 0.0).T
+        there, found = target.put(x), target.put(out)
+        work = target.put(np.full((len(D.nodes) * size, *shape[1:]), np.nan))
+        with target.running():
+            find_kernel("lines", "solve", target.device_kind)(D, there, work, found, -0.5)
+        np.testing.assert_allclose(target.get(found), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [1, 3])
+def test_groups_some_of_which_are_lines_agree_with_dense_arithmetic(size, device):
+    A, groups, dense, inverse = lined(size)
+    there = A.to_device(device)
+    put = there.device.asarray
+    D = GroupInverses(there, Groups(put(groups.of_node), 7, False, put(groups.on_line), put(groups.place)))
+    assert D.matrix.to_device("cpu").to_csr().nnz == size**2 * (9 + 4 + 9)  # lines are not stored there
+    rng, n = np.random.default_rng(5), A.shape[0]
+    x = rng.normal(size=(n, 2))
+    np.testing.assert_allclose(there.device.to_host(D.apply(put(x))), inverse @ x, rtol=1e-7, atol=1e-9)
+    exact = np.linalg.eigvals(inverse @ dense).real.max()
+    assert exact <= D.high <= 1.06 * exact
+
+    nodes = n // size
+    T = np.kron(np.eye(nodes)[:, rng.permutation(nodes) < 5], np.ones((size, 2)))  # most rows are empty
+    places, of_columns = np.nonzero(np.kron(np.eye(nodes), np.ones((1, size))) @ T[:, ::2])
+    own = block_rows(0, nodes, put(places), put(of_columns), put(np.ones((len(places), size, 2))), 5)
+    image = product_of_rows(rows_of(there), own, 5)
+    rows = D.smoothed(image, own, 0.7, 5)
+    found = BlockRows(0, *(there.device.to_host(one) for one in (rows.offsets, rows.columns, rows.blocks)))
+    wide = scipy.sparse.bsr_array((found.blocks, found.columns, found.offsets), shape=(n, 10)).toarray()
+    np.testing.assert_allclose(wide, T - 0.7 * inverse @ dense @ T, rtol=1e-7, atol=1e-9)
+    for row in range(nodes):
+        assert np.all(np.diff(found.columns[found.offsets[row] : found.offsets[row + 1]]) > 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_long_lines_across_flat_elements_take_few_iterations(device):
+    """They are solved as a whole; cut into parts of 64 nodes they take 70 iterations and more."""
+    A = flat_hexahedra((10, 10, 150), 1000.0)
+    b = np.random.default_rng(1).standard_normal(A.shape[0])
+    result = penstock.solve(A, b, rtol=1e-8, preconditioner="multigrid", device=device)
+    assert result.converged
+    assert result.iterations <= 14
 
 
 @pytest.mark.parametrize("size", [1, 3])
