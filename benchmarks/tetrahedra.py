@@ -21,13 +21,17 @@ class TetrahedralBox:
         grid = np.stack(np.meshgrid(sides, sides, sides, indexing="ij"), axis=-1).reshape(-1, 3)
         inner = ((grid > 0) & (grid < nodes - 1)).all(axis=1)
         points = grid + 0.2 * rng.uniform(-1, 1, grid.shape) * inner[:, None]
-        self._elements = _tetrahedra(nodes)
-        self._gradients, self._volumes = _gradients(points[self._elements] / (nodes - 1))
+        self._elements, self._all_points = _tetrahedra(nodes), points / (nodes - 1)
+        self._gradients, self._volumes = _gradients(self._all_points[self._elements])
         free = grid[:, 0] > 0
         self.points = points[free] / (nodes - 1)
         self._numbers = np.where(free, np.cumsum(free) - 1, -1)
         self.unknowns = 3 * int(free.sum())
         self.elements = len(self._elements)
+
+    def centres(self) -> Array:
+        """Return the centre of each element, (elements, 3)."""
+        return self._all_points[self._elements].mean(axis=1)
 
     def stiffness(self, moduli: Array) -> scipy.sparse.csr_array:
         """Return the matrix for a Young's modulus of each element; Poisson's ratio is 0.3. The pattern is always the same."""
