@@ -47,8 +47,8 @@ _ALIKE = 0.1
 _SIZES, _WEAK = (3, 4, 6, 8, 12, 16, 24, 32, 48), (0.02, 0.0)
 # Random vectors, products that relax them, and modes below which share of the largest eigenvalue stay in them.
 _VECTORS, _RELAXED, _CUT = 12, 27, 30.0
-# Entries of the coarse matrix, as a share of those of A.
-_BUDGET = 0.05
+# Entries of the coarse matrix, as a share of those of A, and of how many aggregates they are counted to know those of all.
+_BUDGET, _SAMPLED = 0.05, 128
 # What the space may miss on the given share of aggregates, see :func:`_missing`; directions that miss less are left out.
 _ACCURACY, _MOST_AGGREGATES, _WORTH = 1.0, 0.95, 0.01
 # Squares smaller than this share of others are rounding.
@@ -317,13 +317,19 @@ def _missing(of_group: Array, sums: RelaxedVectors, high: float) -> tuple[Array,
 
 
 def _coupled_pairs(pattern: Any, of_group: Array, products: int) -> int:
-    """Return how many pairs of aggregates a coarse matrix couples: those which some steps between groups connect."""
-    count = len(of_group)
-    members = scipy.sparse.csr_array(
-        (np.ones(count, dtype=np.float32), of_group, np.arange(count + 1)), shape=(count, int(of_group.max()) + 1)
-    )
-    reached = members
+    """Return about how many pairs of aggregates a coarse matrix couples: those which some steps between groups connect.
+
+    The pairs of some aggregates, evenly spread, stand for those of all; exact where there are no more than these.
+    """
+    total = int(of_group.max()) + 1
+    sampled = np.unique(np.linspace(0, total - 1, min(total, _SAMPLED)).astype(np.int64))
+    number = np.full(total, -1, dtype=np.int64)
+    number[sampled] = np.arange(len(sampled))
+    members = np.flatnonzero(number[of_group] >= 0)
+    ones = np.ones(len(members), dtype=np.float32)
+    reached = scipy.sparse.csr_array((ones, (number[of_group[members]], members)), shape=(len(sampled), len(of_group)))
     for _ in range(products):
-        reached = pattern @ reached
+        reached = reached @ pattern
         reached.data[...] = 1.0
-    return int((members.T @ reached).nnz)
+    onto = scipy.sparse.csr_array((np.ones(len(of_group), dtype=np.float32), of_group, np.arange(len(of_group) + 1)))
+    return int((reached @ onto).nnz) * total // len(sampled)

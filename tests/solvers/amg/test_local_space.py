@@ -243,3 +243,20 @@ def test_inner_iterations_solve_blocks_with_columns_of_zeros():
     assert (residuals[[0, 2]] < 0.3 * np.linalg.norm(B[:, [0, 2]], axis=0)).all()
     twice = inverse.apply(B, X.copy(), alpha=2.0, beta=-1.0)
     np.testing.assert_allclose(twice, X, atol=1e-12 * abs(X).max())
+
+
+def test_pairs_of_coarse_unknowns_are_counted_on_a_sample(monkeypatch):
+    """Against the pattern of the coarse matrix, on a grid of groups, with aggregates of different sizes."""
+    A = abs(jumping((16, 15, 14))).tocsr()
+    A.data[...] = 1.0
+    count = A.shape[0]
+    of_group = np.unique(np.random.default_rng(0).geometric(0.3, count).cumsum() // 9, return_inverse=True)[1]
+    total = of_group.max() + 1
+    T = scipy.sparse.csr_array((np.ones(count), (np.arange(count), of_group)), shape=(count, total))
+    exact = (T.T @ A @ A @ A @ T).nnz
+    assert total > 128
+    monkeypatch.setattr(local_space_module, "_SAMPLED", total)
+    assert local_space_module._coupled_pairs(A, of_group, 3) == exact
+    monkeypatch.setattr(local_space_module, "_SAMPLED", total // 3)
+    assert local_space_module._coupled_pairs(A, of_group, 3) == pytest.approx(exact, rel=0.1)
+    assert local_space_module._coupled_pairs(A, of_group, 3) != exact
