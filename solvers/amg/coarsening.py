@@ -317,8 +317,8 @@ def _stored_product(
     smoothed = rows
     if count_true(hubs):
         smoothed = _without(rows, hubs)  # rows of P of hubs are empty
-    elif strong is not None:
-        smoothed = _filtered(rows, strong)
+    elif strong is not None and T.modes == T.block_size == 1:
+        smoothed = _filtered(rows, strong)  # which maps constants as A does, but not rotations
     for step in steps:
         image = product_of_rows(smoothed, P, count)
         P = (diagonal if groups is None else groups).smoothed(image, P, step.a, count)
