@@ -31,8 +31,9 @@ LINK_KERNELS = CudaSource("penstock.solvers.kernels", "links.cu")
 _STRONG, _OPPOSITE, _TIE = 0.35, 0.5, 0.75
 # A group whose inverse is dense has at most so many nodes, and unknowns. Larger ones are cut into equal parts.
 _MOST_NODES, _MOST_UNKNOWNS = 64, 192
-# Lines of at least so many nodes are factorised instead, and never cut: the inverse of a shorter one is as small as its factors.
-_LEAST_LINE = 6
+# Lines of so many nodes are factorised instead, and not cut: the inverse of a shorter one is as small as its factors, and along a
+# longer one substitution has too many steps, one after another.
+_LEAST_LINE, _MOST_LINE = 6, 4096
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     links = xp.empty(total, dtype=np.int32)
     find_kernel("links", "list", kind)(rows, scales, flat, offsets, links, tie)
     most = max(2, min(_MOST_NODES, _MOST_UNKNOWNS // size))
-    path, place = long_paths(offsets, links, _LEAST_LINE)
+    path, place = long_paths(offsets, links, _LEAST_LINE, _MOST_LINE)
     _drop_coupled(rows, path, place)
     first, cut = _first_of_groups(offsets, links, path, most)
     starts = xp.zeros(nodes, dtype=bool)

@@ -1,7 +1,7 @@
 """D of lines of nodes: the inverses of the block tridiagonal matrices that A is on them, factorised.
 
 The inverse of a line of n nodes has n^2 blocks, its factors have 2 n; a product with it is a substitution along the line, forth
-and back, of all lines at once (Golub and Van Loan 2013, section 4.5.1). So lines need not be cut, however long they are.
+and back, of all lines at once (Golub and Van Loan 2013, section 4.5.1). So a line of thousands of nodes need not be cut.
 """
 
 from __future__ import annotations

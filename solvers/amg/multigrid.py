@@ -202,8 +202,8 @@ def multigrid(
     last matrix is set up on the device. :func:`smoothed_aggregation` needs fewer iterations and no prolongator, and works on
     streamed matrices; this is for matrices of any kind in memory. Aggregates follow strong couplings only, so that jumps of a
     coefficient and anisotropy cost few iterations. Nodes that lie on lines across flat elements, and tied nodes, are smoothed
-    and aggregated together: D then inverts the blocks of A on such groups. Lines are factorised, however long they are, in two
-    blocks for each node; other groups are inverted as dense blocks, of up to 64 nodes.
+    and aggregated together: D then inverts the blocks of A on such groups. Lines of up to 4,096 nodes are
+    factorised, in two blocks for each node; other groups are inverted as dense blocks, of up to 64 nodes.
 
     Examples
     --------

@@ -9,10 +9,11 @@ from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import row_numbers
 
 
-def long_paths(offsets: Array, neighbours: Array, least: int) -> tuple[Array, Array]:
-    """Return where each node of a path of ``least`` nodes or more belongs, int64 arrays (nodes,): its path and its place there.
+def long_paths(offsets: Array, neighbours: Array, least: int, most: int) -> tuple[Array, Array]:
+    """Return where each node of a path of ``least`` to ``most`` nodes belongs: its path, and its place there.
 
-    A path has the number of that of its two ends which is smaller, and places count from there; other nodes have path -1.
+    Both are int64 arrays (nodes,). A path has the number of that of its two ends which is smaller, and places count from there;
+    other nodes have path -1.
     ``offsets``, ``neighbours``: the graph, as the rows of a CSR matrix without a diagonal. A path of n nodes takes ``log2(n)``
     rounds, each of which reads three numbers for every entry of the graph.
     """
@@ -45,7 +46,8 @@ def long_paths(offsets: Array, neighbours: Array, least: int) -> tuple[Array, Ar
     is_end = one == other
     end_one, end_other = end[one], xp.where(is_end, numbers[linked], end[other])
     far_one, far_other = distance[one], xp.where(is_end, 0, distance[other])
-    kept = arrives[one] & arrives[other] & (far_one + far_other + 1 >= least)
+    length = far_one + far_other + 1
+    kept = arrives[one] & arrives[other] & (length >= least) & (length <= most)
     linked, nearer = linked[kept], end_one < end_other
     path[linked] = xp.where(nearer, end_one, end_other)[kept]
     place[linked] = xp.where(nearer, far_one, far_other)[kept]

@@ -92,8 +92,8 @@ def test_large_groups_are_cut_into_equal_parts_of_neighbours():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_long_paths_are_found_and_walked(device):
-    """Two paths, one just too short, a ring, a fork of three long arms, and a single node, all in random order."""
-    parts = [("path", 70), ("path", 6), ("path", 5), ("ring", 20), ("fork", 22), ("path", 1)]
+    """Two paths, one just too short, one just too long, a ring, a fork, and a single node, all in random order."""
+    parts = [("path", 70), ("path", 71), ("path", 6), ("path", 5), ("ring", 20), ("fork", 22), ("path", 1)]
     pairs, expected, begin = [], [], 0
     for kind, count in parts:
         here = np.arange(begin, begin + count)
@@ -108,11 +108,11 @@ def test_long_paths_are_found_and_walked(device):
             )
         else:
             pairs.append((here[:-1], here[1:]) if kind == "path" else (here, np.roll(here, -1)))
-        expected.append(kind == "path" and count >= 6)
+        expected.append(kind == "path" and 6 <= count <= 70)
     offsets, links, number = joined(begin, *pairs)
     put = Device.parse(device).asarray
 
-    path, place = (Device.parse(device).to_host(one) for one in long_paths(put(offsets), put(links), 6))
+    path, place = (Device.parse(device).to_host(one) for one in long_paths(put(offsets), put(links), 6, 70))
 
     begin = 0
     for (_, count), is_path in zip(parts, expected, strict=True):
@@ -130,11 +130,11 @@ def test_links_in_one_direction_only_end_a_path():
     place = np.arange(30)
     offsets, links, _ = joined(30, (place[:-1], place[1:]), seed=0)
     graph = scipy.sparse.csr_array((np.ones(len(links)), links, offsets), shape=(30, 30)).tolil()
-    order = long_paths(offsets, links, 6)[1].argsort()
+    order = long_paths(offsets, links, 6, 30)[1].argsort()
     graph[order[11], order[12]] = 0  # which 12 still has to 11
     graph = graph.tocsr()
     graph.eliminate_zeros()
-    path, _ = long_paths(graph.indptr.astype(np.int64), graph.indices.astype(np.int32), 6)
+    path, _ = long_paths(graph.indptr.astype(np.int64), graph.indices.astype(np.int32), 6, 30)
     assert np.all(path[order[:12]] == path[order[0]])
     assert path[order[0]] >= 0
     assert np.all(path[order[12:]] == -1)
