@@ -8,7 +8,7 @@ thousand times as wide as high. ``elements``: a cantilever of which 30 % of the 
 ``inclusions``: an unstructured mesh of tetrahedra with balls that are 1e4 times as stiff. Streamed, the call may use a quarter of
 the bytes of the values.
 
-``seconds`` is the second call from SciPy's arrays to a solution, ``setup_seconds`` and ``iterating_seconds`` are parts of it, and
+``seconds`` is a later call, from SciPy's arrays to a solution, ``setup_seconds`` and ``iterating_seconds`` are parts of it, and
 ``converged`` says whether the true residual is below 1e-8 after at most ``LIMIT`` iterations. ``floor_seconds`` is the time to
 bring the arrays to the device and read them once an iteration. The peer is CG with Jacobi, of CuPy or SciPy, with the upload; it
 may take 5,000 iterations, and ``peer_residual`` is what it leaves.

@@ -24,7 +24,7 @@ class TetrahedralBox:
         self._elements, self._all_points = _tetrahedra(nodes), points / (nodes - 1)
         self._gradients, self._volumes = _gradients(self._all_points[self._elements])
         free = grid[:, 0] > 0
-        self.points = points[free] / (nodes - 1)
+        self.points = self._all_points[free]
         self._numbers = np.where(free, np.cumsum(free) - 1, -1)
         self.unknowns = 3 * int(free.sum())
         self.elements = len(self._elements)

@@ -212,8 +212,9 @@ def _hubs(rows: BlockRows) -> Array:
 
 
 def _filtered(rows: BlockRows, strong: _Graph) -> BlockRows:
-    """Return rows whose weak couplings are added to the diagonal, if most couplings are weak (Vanek, Mandel and Brezina 1996).
+    """Return scalar rows whose weak entries are added to the diagonal, if most are weak (Vanek, Mandel and Brezina 1996).
 
+    The filtered matrix maps constants as A does, but not rotations, so this is for scalar matrices with one mode only.
     Along lines of strong couplings aggregates grow in one direction. A prolongator that is smoothed by weak couplings too would
     reach into all directions, and after a few levels everything would couple with everything.
     """
@@ -227,13 +228,9 @@ def _filtered(rows: BlockRows, strong: _Graph) -> BlockRows:
     diagonal = rows.columns == row
     kept = diagonal | (keys[place] == own) if columns.size else diagonal
     weak, blocks = xp.flatnonzero(~kept), rows.blocks.copy()
-    size = int(blocks.shape[1])
-    sums = xp.stack(
-        [xp.bincount(row[weak], weights=blocks[weak, i, j], minlength=nodes) for i in range(size) for j in range(size)],
-        axis=1,
-    ).reshape(nodes, size, size)
+    sums = xp.bincount(row[weak], weights=blocks[weak, 0, 0], minlength=nodes)
     on_diagonal = xp.flatnonzero(diagonal)
-    blocks[on_diagonal] += sums[row[on_diagonal]]
+    blocks[on_diagonal, 0, 0] += sums[row[on_diagonal]]
     return _entries_of(rows, row, kept, blocks)
 
 
@@ -318,7 +315,7 @@ def _stored_product(
     if count_true(hubs):
         smoothed = _without(rows, hubs)  # rows of P of hubs are empty
     elif strong is not None and T.modes == T.block_size == 1:
-        smoothed = _filtered(rows, strong)  # which maps constants as A does, but not rotations
+        smoothed = _filtered(rows, strong)
     for step in steps:
         image = product_of_rows(smoothed, P, count)
         P = (diagonal if groups is None else groups).smoothed(image, P, step.a, count)

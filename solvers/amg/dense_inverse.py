@@ -1,4 +1,4 @@
-"""Inverses of the small matrices of the coarsest levels."""
+"""Inverses of small dense matrices: those of the coarsest levels, and many blocks of nodes at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import scipy.sparse
 from penstock.host.adaptive_threads import most_threads
 from penstock.host.threads import blas_limited
 from penstock.solvers.preconditioners import DiagonalBlocks
-from penstock.spmv import CsrMatrix, InputError, SparseMatrix
+from penstock.spmv import Array, CsrMatrix, InputError, SparseMatrix, device_of
 
 #: Matrices of up to this many unknowns are inverted.
 DENSE_UNKNOWNS = 800
@@ -84,3 +84,12 @@ def largest_diagonal(diagonal: DiagonalBlocks) -> float:
     of_rows = range(diagonal.blocks.shape[1])
     least = float(diagonal.blocks[:, of_rows, of_rows].min()) if diagonal.blocks.size else 0.0
     return 1 / least if least > 0 else 0.0
+
+
+def symmetric_inverses(blocks: Array) -> Array:
+    """Return the inverses of symmetric positive definite blocks, ``(count, rows, rows)``, made exactly symmetric."""
+    try:
+        inverses = device_of(blocks).xp.linalg.inv(blocks)
+    except np.linalg.LinAlgError as error:
+        raise InputError("the matrix is not positive definite: the block of some nodes of it is singular") from error
+    return 0.5 * (inverses + inverses.swapaxes(1, 2))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from penstock.solvers.amg.dense_inverse import symmetric_inverses
 from penstock.solvers.amg.groups import Groups
 from penstock.solvers.amg.lines import LineInverses
 from penstock.solvers.chebyshev import Interval
@@ -133,7 +134,7 @@ def _root(square: float) -> float:
 def _inverses(rows: BlockRows, groups: Groups) -> BlockRows:
     """Return the inverses of the blocks of a matrix on groups, as rows of a matrix of the same nodes."""
     size = int(rows.blocks.shape[1])
-    inverses = ((chosen, _inverted(dense)) for chosen, dense in dense_groups(rows, groups))
+    inverses = ((chosen, symmetric_inverses(dense)) for chosen, dense in dense_groups(rows, groups))
     return rows_on_groups(*groups.lists, size, inverses, groups.dense_sizes)
 
 
@@ -175,7 +176,7 @@ def size_classes(sizes: Array) -> Iterator[tuple[int, Array]]:
 
 
 def dense_groups(rows: BlockRows, groups: Groups) -> Iterator[tuple[Array, Array]]:
-    """Yield numbers of groups of similar size but lines, and the dense blocks of a matrix on them, ``(groups, most, most)``.
+    """Yield numbers of groups of similar size, without lines, and the dense blocks of a matrix on them, (groups, most, most).
 
     ``rows`` are those of the nodes of the groups; entries in other columns are left out. Diagonals are raised a little, and are
     1 where a group has no more nodes.
@@ -206,15 +207,6 @@ def _complete_diagonal(dense: Array, sizes: Array) -> None:
         for unknown in range(dense.shape[3]):
             entries = dense[:, place, place, unknown, unknown]
             entries[...] = xp.where(place < sizes, entries * (1.0 + _ADDED), 1.0)
-
-
-def _inverted(dense: Array) -> Array:
-    """Return the symmetric inverses of matrices."""
-    try:
-        inverses = device_of(dense).xp.linalg.inv(dense)
-    except np.linalg.LinAlgError as error:
-        raise InputError("the matrix is not positive definite: the block of some nodes of it is singular") from error
-    return 0.5 * (inverses + inverses.swapaxes(1, 2))
 
 
 def smoothed_by(D: BlockRows, image: BlockRows, own: BlockRows, factor: float, width: int) -> BlockRows:

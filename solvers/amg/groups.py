@@ -29,10 +29,10 @@ LINK_KERNELS = CudaSource("penstock.solvers.kernels", "links.cu")
 # Neighbours on a line have 1/2, in smooth meshes at most 0.3. Beside a line the negative couplings add up to 1 or more, at an
 # edge of the body to 0.6. With more than two strong neighbours a node is not on a line, as of the biharmonic operator.
 _STRONG, _OPPOSITE, _TIE = 0.35, 0.5, 0.75
-# A group whose inverse is dense has at most so many nodes, and unknowns. Larger ones are cut into equal parts.
+# The inverse of a group is a dense block of at most 64 nodes and 192 unknowns; larger groups are cut into equal parts.
 _MOST_NODES, _MOST_UNKNOWNS = 64, 192
-# Lines of so many nodes are factorised instead, and not cut: the inverse of a shorter one is as small as its factors, and along a
-# longer one substitution has too many steps, one after another.
+# Lines of 6 to 4,096 nodes are factorised instead of inverted or cut. A shorter line has an inverse as small as its factors; a
+# longer one would need too many sequential steps.
 _LEAST_LINE, _MOST_LINE = 6, 4096
 
 
@@ -40,9 +40,9 @@ _LEAST_LINE, _MOST_LINE = 6, 4096
 class Groups:
     """The group of every node: ``of_node``, int32 array (nodes,) on the device of the matrix, numbers from 0 without gaps.
 
-    ``cut``: nodes that are linked are in different groups, as their group would be too large. ``on_line``, bool array (groups,):
-    groups that are lines, of which only neighbours couple within the line; ``place``, int64 array (nodes,), is the place of a
-    node there. None: there are no lines.
+    ``cut``: some linked nodes are in different groups, because their group would be too large. ``on_line``, bool array (groups,):
+    which groups are lines, on which A is block tridiagonal; ``place``, int64 array (nodes,): the position of a node on its line.
+    Both are None if there are no lines.
     """
 
     of_node: Array
@@ -75,7 +75,7 @@ def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     Without ``ties`` only lines across flat elements count: coarse levels have pairs of nodes that couple with hardly any other,
     as the ends of lines that have been coarsened, and these need no groups.
 
-    Groups are the connected components of the links. Those that are no lines and too large are cut along their reverse
+    Groups are the connected components of the links. Components that are too large, other than lines, are cut along their reverse
     Cuthill-McKee order, on the host.
     """
     rows = in_float64(rows)
@@ -116,7 +116,7 @@ def share_of_flat(rows: BlockRows) -> float:
 
 
 def _drop_coupled(rows: BlockRows, path: Array, place: Array) -> None:
-    """Set the path of all nodes to -1 where nodes of it couple that do not follow each other."""
+    """Remove the paths on which the matrix is not block tridiagonal: set ``path`` to -1 for their nodes."""
     xp, row = rows.device.xp, row_numbers(rows.offsets, rows.columns.size)
     far = xp.flatnonzero(
         (path[row] >= 0) & (path[row] == path[rows.columns]) & (abs(place[row] - place[rows.columns]) > 1)
@@ -128,9 +128,9 @@ def _drop_coupled(rows: BlockRows, path: Array, place: Array) -> None:
 
 
 def _first_of_groups(offsets: Array, links: Array, path: Array, most: int) -> tuple[Array, bool]:
-    """Return the node that a group is known by, for every node, and whether any group was cut.
+    """Return for every node a representative of its group, and whether any group was cut.
 
-    That is the path of nodes on paths. The other nodes are few where they are linked: they are sent to the host.
+    Nodes on paths are represented by an end of their path. The other linked nodes are few, and grouped on the host.
     """
     device = device_of(links)
     xp, nodes = device.xp, len(path)

@@ -1,7 +1,7 @@
 """D of lines of nodes: the inverses of the block tridiagonal matrices that A is on them, factorised.
 
-The inverse of a line of n nodes has n^2 blocks, its factors have 2 n; a product with it is a substitution along the line, forth
-and back, of all lines at once (Golub and Van Loan 2013, section 4.5.1). So a line of thousands of nodes need not be cut.
+The inverse of a line of n nodes has n^2 blocks, its factors have 2 n. A product with D is a forward and a backward substitution
+along every line, for all lines at once (Golub and Van Loan 2013, section 4.5.1). So a line of thousands of nodes need not be cut.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from penstock.solvers.amg.dense_inverse import symmetric_inverses
 from penstock.solvers.amg.groups import Groups
-from penstock.spmv import Array, InputError, device_of
+from penstock.spmv import Array
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
@@ -25,10 +26,10 @@ LINE_KERNELS = CudaSource("penstock.solvers.kernels", "lines.cu")
 class LineInverses:
     """The inverses of the blocks of a matrix on the lines of :class:`Groups`; rows and columns of other nodes are zero.
 
-    Lines are ordered by descending length. The nodes at place ``step`` of those that are so long follow each other, from
-    ``starts[step]`` on: ``nodes``, int32, in the order of the lines. ``pivots`` and ``below``, ``(nodes on lines, size, size)``,
-    are the inverses of the pivots, and the blocks below the diagonal of the unit factor. Diagonals are raised by the share
-    ``added``, as a line may be all of a body without supports.
+    Lines are sorted by descending length, and nodes are stored step by step: ``nodes[starts[s] + k]``, int32, is node s of line
+    k, for the lines of more than s nodes. ``pivots`` and ``below``, ``(nodes on lines, size, size)``, are the inverses of the
+    pivots and the blocks below the diagonal of the unit factor, in the same order. Diagonals are raised by the share ``added``,
+    because a line may be a whole body without supports.
     """
 
     def __init__(self, rows: BlockRows, groups: Groups, added: float) -> None:
@@ -79,7 +80,8 @@ class LineInverses:
                 coupling = self.below[first:end].copy()
                 self.below[first:end] = _times(coupling, self.pivots[before])
                 self.pivots[first:end] -= _times(self.below[first:end], coupling.swapaxes(1, 2))
-            self.pivots[first:end] = _inverted(self.pivots[first:end])
+            pivots = self.pivots[first:end]
+            pivots[...] = 1.0 / pivots if size == 1 else symmetric_inverses(pivots)
 
     def add_product(self, x: Array, out: Array, alpha: float) -> None:
         """Set ``out += alpha D x``, for a vector or a block of vectors. Reads D twice, x once and ``out`` on the lines."""
@@ -142,17 +144,6 @@ class LineInverses:
 def _times(left: Array, right: Array) -> Array:
     """Return the products of pairs of matrices."""
     return left * right if left.shape[2] == 1 else left @ right
-
-
-def _inverted(blocks: Array) -> Array:
-    """Return the symmetric inverses of pivots."""
-    if blocks.shape[1] == 1:
-        return 1.0 / blocks
-    try:
-        inverses = device_of(blocks).xp.linalg.inv(blocks)
-    except np.linalg.LinAlgError as error:
-        raise InputError("the matrix is not positive definite: the block of some nodes of it is singular") from error
-    return 0.5 * (inverses + inverses.swapaxes(1, 2))
 
 
 @register_kernel("lines", "solve", "cpu")

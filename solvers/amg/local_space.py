@@ -47,7 +47,7 @@ _ALIKE = 0.1
 _SIZES, _WEAK = (3, 4, 6, 8, 12, 16, 24, 32, 48), (0.02, 0.0)
 # Random vectors, products that relax them, and modes below which share of the largest eigenvalue stay in them.
 _VECTORS, _RELAXED, _CUT = 12, 27, 30.0
-# Entries of the coarse matrix, as a share of those of A, and of how many aggregates they are counted to know those of all.
+# Entries of the coarse matrix, as a share of those of A, and the number of sampled aggregates from which they are estimated.
 _BUDGET, _SAMPLED = 0.05, 128
 # What the space may miss on the given share of aggregates, see :func:`_missing`; directions that miss less are left out.
 _ACCURACY, _MOST_AGGREGATES, _WORTH = 1.0, 0.95, 0.01
@@ -317,9 +317,9 @@ def _missing(of_group: Array, sums: RelaxedVectors, high: float) -> tuple[Array,
 
 
 def _coupled_pairs(pattern: Any, of_group: Array, products: int) -> int:
-    """Return about how many pairs of aggregates a coarse matrix couples: those which some steps between groups connect.
+    """Estimate how many pairs of aggregates a coarse matrix couples: those connected by ``products`` steps between groups.
 
-    The pairs of some aggregates, evenly spread, stand for those of all; exact where there are no more than these.
+    The pairs of evenly spaced aggregates are counted and scaled up; the count is exact if all aggregates are in the sample.
     """
     total = int(of_group.max()) + 1
     sampled = np.unique(np.linspace(0, total - 1, min(total, _SAMPLED)).astype(np.int64))

@@ -10,18 +10,17 @@ from penstock.spmv.products.block_rows import row_numbers
 
 
 def long_paths(offsets: Array, neighbours: Array, least: int, most: int) -> tuple[Array, Array]:
-    """Return where each node of a path of ``least`` to ``most`` nodes belongs: its path, and its place there.
+    """Return the path of each node and its position there, int64 arrays (nodes,), for paths of ``least`` to ``most`` nodes.
 
-    Both are int64 arrays (nodes,). A path has the number of that of its two ends which is smaller, and places count from there;
-    other nodes have path -1.
-    ``offsets``, ``neighbours``: the graph, as the rows of a CSR matrix without a diagonal. A path of n nodes takes ``log2(n)``
-    rounds, each of which reads three numbers for every entry of the graph.
+    A path is named after its end with the smaller number, and positions count from that end; other nodes have path -1.
+    ``offsets`` and ``neighbours`` are the graph in CSR, without a diagonal. A path of n nodes takes ``log2(n)`` rounds, each of
+    which reads three numbers for every entry of the graph.
     """
     xp, nodes = device_of(neighbours).xp, len(offsets) - 1
     degrees, node = xp.diff(offsets), row_numbers(offsets, neighbours.size)
     if not neighbours.size:
         return xp.full(nodes, -1, dtype=np.int64), xp.zeros(nodes, dtype=np.int64)
-    # An entry is a way out of its node. The next one leaves the neighbour on its other side.
+    # An entry is a directed edge; its successor leaves the neighbour towards the other side.
     inner = degrees[neighbours] == 2
     first = xp.where(degrees[neighbours] > 0, offsets[neighbours], 0)
     second = first + inner
@@ -37,7 +36,7 @@ def long_paths(offsets: Array, neighbours: Array, least: int, most: int) -> tupl
             break
         steps += steps[jump]
         jump = further
-    arrives = ends[jump]  # not so on a ring, and where a path leads to a node of three neighbours or more
+    arrives = ends[jump]  # false on a ring, and where a path leads to a node with three neighbours or more
     end, distance = neighbours[jump].astype(np.int64), steps + 1
 
     numbers, path, place = xp.arange(nodes), xp.full(nodes, -1, dtype=np.int64), xp.zeros(nodes, dtype=np.int64)
