@@ -25,6 +25,11 @@ BENCHMARKS = {
     "wavefront": ("Streamed solves with many powers of A a sweep", "Solves to 1e-8, and single sweeps.", r"/solve/"),
     "wavefront_large": ("One load on a matrix of 211.7 GB", "26 billion nonzeros on one GPU of 141 GB.", None),
     "multigrid": ("Multigrid in memory", "Solves to 1e-8, against PyAMG on a core of the same machine.", r"."),
+    "hard_matrices": (
+        "Hard matrices",
+        "Whole calls on a GPU: jumps, stretched meshes, plates; in memory and streamed.",
+        None,
+    ),
     "cg": ("Conjugate gradients", "An iteration of `cg` with Jacobi, and whole solves with many loads.", r"^cg/"),
     "experiment": ("A whole run from a YAML file", "To 1e-8, against the solve in memory and other libraries.", r"."),
     "compare": ("The demo in five ways", "`penstock compare examples/cantilever.yaml`.", None),
