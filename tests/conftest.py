@@ -65,6 +65,16 @@ def small_systems(request):
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def factorised_by_scipy():
+    """Factorise by SuperLU, so that what is chosen does not depend on an optional package."""
+    from penstock.solvers import sparse_cholesky
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse_cholesky, "_cholmod", lambda: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def caches(tmp_path_factory):
     """Counts up folders. ``mktemp`` would look for a free number among all that it has made: thousands, for every test."""

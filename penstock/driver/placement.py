@@ -163,7 +163,7 @@ def place_matrix(
     if (
         request.is_auto
         and specs[0].name == "multigrid"
-        and (found := cheap_factorisation(A, near_null_space_known=True))
+        and (found := cheap_factorisation(A, block_size, near_null_space_known=True))
     ):
         specs = [found[0], *specs]
     base, fitting = next(((spec, one) for spec in specs if (one := fitting_for(spec))), (specs[-1], None))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.solvers.factorisation import FactorisationSpec, factor_entries, minimum_degree_order
+import numpy as np
+import scipy.sparse
+
+from penstock.solvers import Multigrid
+from penstock.solvers.factorisation import FactorisationSpec
+from penstock.solvers.sparse_cholesky import analysed, factor_size
 from penstock.spmv import SparseMatrix
 from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
 
@@ -11,13 +16,19 @@ from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
 _WORTH_SCALAR, _WORTH_BLOCKS, _OVERHEAD_SECONDS = 400, 250, {"cpu": 0.02, "cuda": 0.06}
 # To start an iteration with Jacobi.
 _START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
-# SuperLU, on one core: for an entry of the Cholesky factor, and for a row to find the order.
-_ENTRY_SECONDS, _ROW_SECONDS = 80e-9, 1e-6
-# Of rows with more entries factors are not counted: the order alone would cost too much. With more rows than these multigrid
-# gains from further cores, which SuperLU does not use.
+# Of rows with more entries, or neighbours where they are blocks, factors are not counted: that alone would cost too much. With
+# more rows than these multigrid gains from further cores, which factorisations hardly use.
 _MOST_ENTRIES_A_ROW, _MOST_ROWS = 30, 100_000
-# Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry.
-_MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS, _MULTIGRID_ENTRY_SECONDS = 0.04, 2e-6, 0.13e-6
+# Entries of a factor that are worth counting: each takes a library this long at least.
+_LEAST_ENTRY_SECONDS = 25e-9
+# To try all orders takes this long for an entry, and is worth it for factorisations that take several times as long.
+_ORDERS_ENTRY_SECONDS, _TIMES_ORDERS = 0.7e-6, 2
+# Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry, whose
+# index takes as long as its value where it has one of its own.
+_MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS = 0.04, 2e-6
+_MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.13e-6, 0.08e-6
+# An iteration with it, for a byte of a level at each visit.
+_ITERATION_BYTE_SECONDS = 0.4e-9
 # Where Jacobi is slow and no near-null space is known, it needs more iterations.
 _NOTHING_KNOWN = 1.35
 
@@ -33,17 +44,65 @@ def multigrid_iterations(storage_nbytes: int, block_size: int, device_kind: str)
     return (_WORTH_SCALAR if block_size == 1 else _WORTH_BLOCKS) + round(overhead)
 
 
-def cheap_factorisation(A: SparseMatrix, *, near_null_space_known: bool) -> tuple[FactorisationSpec, float] | None:
-    """Return the specification of a factorisation and its predicted seconds, or None if multigrid is predicted to be faster.
+def multigrid_seconds(A: SparseMatrix, block_size: int, *, near_null_space_known: bool) -> float:
+    """Return the seconds of set-up and solve with multigrid where it converges as it should."""
+    entry = _MULTIGRID_ENTRY_SECONDS if block_size == 1 else _MULTIGRID_BLOCK_ENTRY_SECONDS
+    seconds = _MULTIGRID_SECONDS + _MULTIGRID_ROW_SECONDS * A.shape[0] + entry * A.nnz
+    return seconds * (1.0 if near_null_space_known else _NOTHING_KNOWN)
 
-    The entries of the factor are counted exactly, in an order of the rows that the factorisation then takes.
+
+def multigrid_iteration_seconds(M: Multigrid) -> float:
+    """Return the seconds of an iteration with multigrid on a CPU, from the bytes of its levels."""
+    visits = 2 if M.cycle == "W" else 1
+    nbytes: int = sum(level.A.nbytes * visits**number for number, level in enumerate(M.levels))
+    return _ITERATION_BYTE_SECONDS * nbytes
+
+
+def seconds_to_try_orders(A: SparseMatrix, block_size: int) -> float:
+    """Return the seconds in which a factorisation finds out how many entries its factor has in the best order."""
+    return _ORDERS_ENTRY_SECONDS * A.nnz / block_size**2
+
+
+def factorisation_within(
+    A: SparseMatrix, block_size: int, most_seconds: float, *, quick: bool = False
+) -> tuple[FactorisationSpec, float] | None:
+    """Return the specification of a factorisation and its predicted seconds, or None if it would take longer.
+
+    The entries of the factor are counted exactly in an order of the rows, or of the nodes of a matrix of blocks. A ``quick`` look
+    does not try all orders, of which the best may have half of the entries.
     """
     rows, nnz = A.shape[0], A.nnz
-    if A.device.kind != "cpu" or not rows <= _MOST_ROWS or nnz > _MOST_ENTRIES_A_ROW * rows:
+    if A.device.kind != "cpu" or not rows <= _MOST_ROWS or nnz > _MOST_ENTRIES_A_ROW * rows * block_size:
         return None
-    multigrid = _MULTIGRID_SECONDS + _MULTIGRID_ROW_SECONDS * rows + _MULTIGRID_ENTRY_SECONDS * nnz
-    multigrid *= 1.0 if near_null_space_known else _NOTHING_KNOWN
     matrix = A.to_csr()
-    order = minimum_degree_order(matrix)
-    entries = factor_entries(matrix, order, int((multigrid - _ROW_SECONDS * rows) / _ENTRY_SECONDS))
-    return None if entries is None else (FactorisationSpec(order=order), _ENTRY_SECONDS * entries)
+    pattern = matrix if block_size == 1 else _nodes(matrix, block_size)
+    analysis = analysed(pattern, quick=quick)
+    size = factor_size(pattern, analysis.order, int(most_seconds / _LEAST_ENTRY_SECONDS) // block_size**2)
+    if size is None:
+        return None
+    size = size.of_blocks(block_size)
+    seconds = analysis.seconds(size)
+    if seconds > most_seconds:
+        return None
+    try_all = quick and seconds > _TIMES_ORDERS * seconds_to_try_orders(A, block_size)
+    kept = analysis if block_size == 1 and not try_all else None
+    return FactorisationSpec(block_size=block_size, analysis=kept, entries=size.entries), seconds
+
+
+def _nodes(A: scipy.sparse.csr_array, block_size: int) -> scipy.sparse.csr_array:
+    """Return the pattern of the blocks of a matrix: of their first rows, as blocks are dense."""
+    first = A[::block_size]
+    columns = first.indices // block_size
+    pattern = scipy.sparse.csr_array(
+        (np.ones(len(columns), dtype=np.int8), columns, first.indptr), shape=(first.shape[0], A.shape[1] // block_size)
+    )
+    pattern.sum_duplicates()
+    return scipy.sparse.csr_array(pattern.astype(np.float64))
+
+
+def cheap_factorisation(
+    A: SparseMatrix, block_size: int, *, near_null_space_known: bool
+) -> tuple[FactorisationSpec, float] | None:
+    """Return the specification of a factorisation and its predicted seconds, or None if multigrid is predicted to be faster."""
+    seconds = multigrid_seconds(A, block_size, near_null_space_known=near_null_space_known)
+    return factorisation_within(A, block_size, seconds, quick=True)

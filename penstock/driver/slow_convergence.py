@@ -1,5 +1,7 @@
 """Where the choice is left open, Jacobi begins; if it promises to be slow, a sparse factorisation or multigrid goes on.
 
+Where multigrid promises to be slow in its turn, and the factor of the matrix has few entries, a factorisation ends the solve.
+
 Nothing but iterations shows what a matrix is like, and the first ones are not lost: others go on from their iterate. So a
 solve for which the choice was left open begins with Jacobi; where that is soon seen to be slow, it costs these iterations more.
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,16 @@ import numpy as np
 from penstock.driver.going_on import go_on
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.open_system import AnyResult, OpenSystem
-from penstock.driver.predicted import cheap_factorisation, multigrid_iterations
+from penstock.driver.predicted import (
+    cheap_factorisation,
+    factorisation_within,
+    multigrid_iteration_seconds,
+    multigrid_iterations,
+    seconds_to_try_orders,
+)
 from penstock.solvers import (
     IterationRecord,
+    Multigrid,
     PreconditionerSpec,
     SmoothedAggregation,
     SmoothedAggregationSpec,
@@ -34,8 +43,11 @@ from penstock.solvers import (
 from penstock.solvers.problem import has_diverged
 from penstock.spmv import SparseMatrix, SweptOperator
 
-# Iterations before the convergence is judged, and after which each look judges it anew.
-_TRIED = 50
+# Iterations with Jacobi, and with multigrid, before the convergence is judged; each look after them judges it anew.
+_TRIED, _TRIED_MULTIGRID = 50, 15
+# Iterations with multigrid in whose time a factorisation must be done to be thought of, by how much it must be the faster, and
+# how many times as long as finding that out the iterations to come must take.
+_LONGEST_FACTORISATION, _FASTER, _WORTH_A_LOOK = 300, 1.2, 3
 # Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little.
 _FEWEST_LEFT = 10
 # Iterations of a coarse level of nodes beyond which one of groups is worth its set-up.
@@ -62,12 +74,12 @@ def solve_as_advised(
         return _begun_with_jacobi(system, b, guess, limits)
     if _may_group(system):
         return _begun_with_nodes(system, b, guess, limits)
-    return _with_last_word(system, b, limits, lambda watched: system.solve(b, guess, **watched))
+    return _factorised_if_slow(system, b, limits, lambda watched: system.solve(b, guess, **watched))
 
 
 def go_on_as_advised(system: OpenSystem, result: AnyResult, b: GivenVectors, limits: dict[str, Any]) -> AnyResult:
     """Go on from a result that has not converged with the preconditioner that is used now."""
-    return _with_last_word(system, b, limits, partial(go_on, system, result, b))
+    return _factorised_if_slow(system, b, limits, partial(go_on, system, result, b))
 
 
 def _may_change(system: OpenSystem) -> bool:
@@ -86,6 +98,48 @@ def _may_group(system: OpenSystem) -> bool:
     spec = placement.spec
     open_spec = isinstance(spec, SmoothedAggregationSpec) and spec.grouped == "auto" and spec.aggregates is None
     return open_spec and isinstance(system.A, SweptOperator) and system.A.row_bounds is not None
+
+
+def _may_factorise(system: OpenSystem) -> bool:
+    """Return whether a factorisation may take the place of multigrid: in the memory of the host, if the choice was left open."""
+    placement = system.placement
+    if placement is None or not system.request.is_auto or placement.is_settled or placement.spec.name != "multigrid":
+        return False
+    return isinstance(system.A, SparseMatrix) and system.A.device.kind == "cpu"
+
+
+def _factorised_if_slow(
+    system: OpenSystem, b: GivenVectors, limits: dict[str, Any], run: Callable[[dict[str, Any]], AnyResult]
+) -> AnyResult:
+    """Solve by ``run(limits)``, and go on with a factorisation if multigrid promises to take longer than that."""
+    if not _may_factorise(system):
+        return _with_last_word(system, b, limits, run)
+    multigrid, A, M = system.decided.spec, system.stored, system.preconditioner()
+    assert A is not None
+    if not isinstance(M, Multigrid):  # which did not suit this matrix
+        return _with_last_word(system, b, limits, run)
+    iteration = multigrid_iteration_seconds(M)
+    found = cache(lambda: factorisation_within(A, multigrid.block_size, _LONGEST_FACTORISATION * iteration))
+    watch = FactorisationWatch(
+        iteration,
+        seconds_to_try_orders(A, multigrid.block_size),
+        lambda: math.inf if (one := found()) is None else one[1],
+        system.meant_rtol(b, limits["rtol"]),
+        limits["atol"],
+        limits["monitor"],
+    )
+    result = _with_last_word(system, b, {**limits, "monitor": watch}, run)
+    if not watch.expected or result.converged:
+        return result
+    instead = found()
+    assert instead is not None
+    promised = f"promised {watch.expected:.0f} iterations"
+    refused = system.use_instead(
+        instead[0], f"multigrid {promised}, the factorisation is predicted to take {instead[1]:.2g} s"
+    )
+    if refused:
+        system.settle_on(multigrid, f"it {promised}, but the factorisation cannot be made: {refused}")
+    return _with_last_word(system, b, limits, partial(go_on, system, result, b))
 
 
 def _begun_with_nodes(
@@ -134,9 +188,12 @@ def _watched(
 
 def _faster_than_jacobi(system: OpenSystem) -> tuple[PreconditionerSpec, str]:
     """Return a factorisation if it takes less time than multigrid, else multigrid, and what is to be said of it."""
-    if isinstance(system.A, SparseMatrix) and (found := cheap_factorisation(system.A, near_null_space_known=False)):
-        return found[0], f", the factorisation takes about {found[1]:.2g} s"
-    return preconditioner_spec("multigrid", block_size=system.decided.spec.block_size), ""
+    size = system.decided.spec.block_size
+    if isinstance(system.A, SparseMatrix) and (
+        found := cheap_factorisation(system.A, size, near_null_space_known=False)
+    ):
+        return found[0], f", the factorisation is predicted to take {found[1]:.2g} s"
+    return preconditioner_spec("multigrid", block_size=size), ""
 
 
 def _with_last_word(
@@ -185,6 +242,45 @@ class ConvergenceWatch:
                 expected = _expected_iterations(record, self.rtol, self.atol, recently=True)
                 if expected > record.iteration + self.worth:
                     self.expected = expected
+        return self.expected > 0
+
+
+@dataclass
+class FactorisationWatch:
+    """A monitor that stops a solve with multigrid which promises to take longer than a factorisation.
+
+    What is promised is the less of two numbers, by the mean rate and by the rate of the last half of the iterations.
+
+    Parameters
+    ----------
+    iteration_seconds, look_seconds : float
+        Of an iteration, and of finding out what a factorisation takes.
+    factorisation_seconds : callable
+        Returns the latter; asked when the iterations to come take several times as long as that look.
+    """
+
+    iteration_seconds: float
+    look_seconds: float
+    factorisation_seconds: Callable[[], float]
+    rtol: float
+    atol: float
+    monitor: Callable[[IterationRecord], object] | None
+    expected: float = field(default=0.0, init=False)  # iterations, once it has stopped the solve
+
+    def __call__(self, record: IterationRecord) -> bool:
+        """Ask the caller's monitor, and judge the convergence so far."""
+        if self.monitor is not None and self.monitor(record):
+            return True
+        iterations = record.state.iteration  # of this solve, which may go on from another one
+        if iterations < _TRIED_MULTIGRID:
+            return False
+        expected = min(
+            _expected_iterations(record, self.rtol, self.atol, recently=recently) for recently in (False, True)
+        )
+        left = (expected - iterations) * self.iteration_seconds
+        worth_a_look = expected > 2 * iterations and left > _WORTH_A_LOOK * self.look_seconds
+        if worth_a_look and left > _FASTER * self.factorisation_seconds():
+            self.expected = expected
         return self.expected > 0
 
 

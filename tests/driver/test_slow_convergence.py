@@ -11,7 +11,7 @@ import penstock
 from penstock.driver import slow_convergence
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.predicted import multigrid_iterations
-from penstock.driver.slow_convergence import ConvergenceWatch, FairTry
+from penstock.driver.slow_convergence import ConvergenceWatch, FactorisationWatch, FairTry
 from penstock.solvers import IterationRecord, StopReason
 from penstock.solvers.amg.coupling_sample import CouplingSample
 from penstock.solvers.amg.specs import MultigridSpec
@@ -284,6 +284,33 @@ def test_a_try_is_fair():
     assert not judged(looked(20, 1e7))
     assert judged(looked(20, 1e9))  # no system with a solution has such a residual
     assert judged(looked(20, 1e9, 0.1))
+
+
+def judged_against_a_factorisation(iteration, *norms, look=0.0, seconds=1.0):
+    """Return what multigrid, an iteration of which takes 0.01 s, promises to need when a factorisation takes less."""
+    asked = []
+    watch = FactorisationWatch(0.01, look, lambda: asked.append(1) or seconds, 1e-8, 0.0, None)
+    record = looked(iteration, norms[-1])
+    record.state.residual_norms = list(norms)
+    assert watch(record) == (watch.expected > 0)
+    return watch.expected, len(asked)
+
+
+def falling(rate, iterations):
+    return [10.0 ** (-rate * iteration) for iteration in range(iterations + 1)]
+
+
+def test_multigrid_that_takes_longer_than_a_factorisation_is_stopped():
+    assert judged_against_a_factorisation(15, *falling(0.04, 15)) == (pytest.approx(200), 1)
+    assert judged_against_a_factorisation(14, *falling(0.04, 14)) == (0.0, 0)  # too early
+    assert judged_against_a_factorisation(15, *falling(0.4, 15)) == (0.0, 0)  # is nearly done
+    assert judged_against_a_factorisation(15, *falling(0.08, 15)) == (0.0, 1)  # takes 0.85 s
+    assert judged_against_a_factorisation(15, *falling(0.04, 15), look=0.7) == (0.0, 0)  # to look would take as long
+
+
+def test_multigrid_that_gathers_speed_is_not_stopped():
+    norms = [*falling(-0.05, 8), *(10.0 ** (0.4 - 0.4 * iteration) for iteration in range(1, 10))]
+    assert judged_against_a_factorisation(16, *norms) == (0.0, 0)
 
 
 def test_large_matrices_are_worth_fewer_iterations():

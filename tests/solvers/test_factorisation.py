@@ -6,11 +6,20 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 import penstock
-from penstock.driver import predicted
-from penstock.driver.predicted import cheap_factorisation
-from penstock.solvers import FactorisationSpec, SparseFactors, cg
-from penstock.solvers.factorisation import factor_entries, in_order, minimum_degree_order
-from penstock.spmv import CsrMatrix, InputError
+from penstock.driver import placement, predicted, slow_convergence
+from penstock.driver.predicted import cheap_factorisation, factorisation_within
+from penstock.solvers import FactorisationSpec, SparseFactors, cg, sparse_cholesky
+from penstock.solvers.sparse_cholesky import CholmodAnalysis, FactorSize, SuperLUAnalysis, analysed, factor_size
+from penstock.spmv import BsrMatrix, CsrMatrix, InputError
+
+
+@pytest.fixture(params=["CHOLMOD", "SuperLU"], autouse=True)
+def library(request, monkeypatch):
+    """The library that factorises."""
+    if request.param == "CHOLMOD":
+        cholmod = pytest.importorskip("sksparse.cholmod")
+        monkeypatch.setattr(sparse_cholesky, "_cholmod", lambda: cholmod)
+    return request.param
 
 
 def laplacian(*sides):
@@ -35,18 +44,35 @@ def path_of_stiffness(n, contrast):
 
 
 @pytest.mark.parametrize("sides", [(7,), (9, 11), (5, 6, 7)])
-def test_entries_are_counted_as_a_dense_factorisation_fills_them(sides):
+def test_entries_are_counted_as_a_dense_factorisation_fills_them(sides, library):
     A = laplacian(*sides)
-    order = minimum_degree_order(A)
+    analysis = analysed(A)
+    order = analysis.order
+    assert analysis.library == library
     assert np.array_equal(np.sort(order), np.arange(A.shape[0]))
 
-    factor = np.linalg.cholesky(in_order(A, order).toarray() + 0.1 * np.eye(A.shape[0]))
-    expected = int(np.count_nonzero(np.abs(factor) > 1e-14))
+    factor = np.linalg.cholesky(A.toarray()[order][:, order] + 0.1 * np.eye(A.shape[0]))
+    lengths = np.count_nonzero(np.abs(factor) > 1e-14, axis=0)
+    expected = int(lengths.sum())
 
-    assert factor_entries(A, order, 10**6) == expected
-    assert factor_entries(A, order, expected) == expected
-    assert factor_entries(A, order, expected - 1) is None
+    assert factor_size(A, order, 10**6) == FactorSize(expected, float((lengths**2).sum()))
+    assert factor_size(A, order, expected) is not None
+    assert factor_size(A, order, expected - 1) is None
     assert expected < np.count_nonzero(np.abs(np.linalg.cholesky(A.toarray())) > 1e-14) or len(sides) == 1
+
+
+def test_a_quick_look_takes_one_of_the_orders():
+    A = laplacian(14, 14, 14)
+    quick, thorough = (factor_size(A, analysed(A, quick=quick).order, 10**9) for quick in (True, False))
+    assert thorough.entries <= quick.entries
+    assert thorough.operations <= quick.operations
+
+
+def test_predictions_grow_with_entries_and_operations(library):
+    analysis = analysed(laplacian(5, 5))
+    assert isinstance(analysis, CholmodAnalysis if library == "CHOLMOD" else SuperLUAnalysis)
+    assert 0 < analysis.seconds(FactorSize(10**6, 1e8)) < analysis.seconds(FactorSize(10**6, 1e9))
+    assert analysis.seconds(FactorSize(10**6, 1e8)) < analysis.seconds(FactorSize(2 * 10**6, 1e8))
 
 
 def test_the_factors_solve_one_and_several_right_hand_sides():
@@ -63,7 +89,6 @@ def test_the_factors_solve_one_and_several_right_hand_sides():
         np.testing.assert_allclose(out, 2 * x + 3.0, atol=1e-9)
     left, right = rng.normal(size=(2, 156))
     assert abs(left @ M.apply(right) - right @ M.apply(left)) < 1e-11 * np.linalg.norm(left) * np.linalg.norm(right)
-    assert M.entries == 2 * factor_entries(A, minimum_degree_order(A), 10**6)
 
 
 def test_cg_with_the_factors_is_refinement():
@@ -96,15 +121,31 @@ def test_what_cannot_be_factorised_is_refused():
         FactorisationSpec().build(scipy.sparse.linalg.aslinearoperator(laplacian(3, 3)))
     with pytest.raises(InputError, match="cannot be factorised without pivoting"):
         FactorisationSpec().build(CsrMatrix.from_csr(scipy.sparse.csr_array(np.array([[0.0, 1.0], [1.0, 0.0]]))))
+    tied = scipy.sparse.csr_array(np.array([[1.0, 1.0 + 1e-12], [1.0 + 1e-12, 1.0]]))
+    with pytest.raises(InputError, match="cannot be factorised without pivoting"):
+        FactorisationSpec().build(CsrMatrix.from_csr(tied))
     assert FactorisationSpec().build(CsrMatrix.from_csr(scipy.sparse.csr_array((0, 0)))).shape == (0, 0)
 
 
 def test_it_is_chosen_where_its_factor_is_small():
-    plane, cube = (CsrMatrix.from_csr(laplacian(*sides)) for sides in ((120, 120), (26, 26, 26)))
-    found = cheap_factorisation(plane, near_null_space_known=False)
+    plane, cube = (CsrMatrix.from_csr(laplacian(*sides)) for sides in ((120, 120), (30, 30, 30)))
+    found = cheap_factorisation(plane, 1, near_null_space_known=False)
     assert found is not None
     assert 0 < found[1] < 0.2
-    assert cheap_factorisation(cube, near_null_space_known=False) is None
+    assert cheap_factorisation(cube, 1, near_null_space_known=True) is None
+
+
+def test_of_blocks_the_nodes_are_counted():
+    nodes = laplacian(40, 40)
+    A = scipy.sparse.csr_array(scipy.sparse.kron(nodes, np.ones((3, 3)) + 3 * np.eye(3)))
+    spec, seconds = factorisation_within(BsrMatrix.from_csr(A, block_size=3), 3, 10.0)
+    of_rows, of_row_seconds = factorisation_within(CsrMatrix.from_csr(A), 1, 10.0)
+    # Dense blocks on the diagonal count as a whole, not half; other orders of the rows have other factors.
+    assert spec.entries == pytest.approx(of_rows.entries, rel=0.5)
+    assert seconds == pytest.approx(of_row_seconds, rel=0.5)
+    assert spec.workspace_nbytes(len(A.indptr) - 1, 1) == 24 * spec.entries
+    b = np.ones(A.shape[0])
+    np.testing.assert_allclose(A @ spec.build(BsrMatrix.from_csr(A, block_size=3)).apply(b), b, atol=1e-9)
 
 
 def test_slow_convergence_leads_to_it_and_updates_go_on_with_it():
@@ -130,3 +171,33 @@ def test_with_coordinates_it_takes_the_place_of_multigrid(monkeypatch):
     assert "factorisation: its factor has so few entries" in penstock.solve(A, b, coordinates=points).explain()
     monkeypatch.setattr(predicted, "_MOST_ROWS", 100)
     assert "multigrid: a coarse level" in penstock.solve(A, b, coordinates=points).explain()
+
+
+def test_it_takes_the_place_of_multigrid_that_is_slow(monkeypatch):
+    A = laplacian(20, 20, 20)
+    points = np.stack(np.meshgrid(*[np.arange(20.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    monkeypatch.setattr(placement, "cheap_factorisation", lambda *of, **known: None)
+    for name, value in {"_TRIED_MULTIGRID": 2, "_FASTER": 0.0, "_WORTH_A_LOOK": 0}.items():
+        monkeypatch.setattr(slow_convergence, name, value)
+    monkeypatch.setattr(slow_convergence, "_LONGEST_FACTORISATION", 10**6)
+    b = A @ np.random.default_rng(6).normal(size=A.shape[0])
+    with penstock.prepare(A, device="cpu", coordinates=points) as system:
+        result = system.solve(b)
+        assert result.converged
+        assert 3 <= result.iterations <= 6
+        assert "choice      factorisation: multigrid promised" in result.explain()
+        assert system.solve(2 * b).iterations <= 2
+
+
+def test_what_cannot_take_its_place_is_told(monkeypatch):
+    A = laplacian(20, 20, 20)
+    points = np.stack(np.meshgrid(*[np.arange(20.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    monkeypatch.setattr(placement, "cheap_factorisation", lambda *of, **known: None)
+    for name, value in {"_TRIED_MULTIGRID": 2, "_FASTER": 0.0, "_WORTH_A_LOOK": 0}.items():
+        monkeypatch.setattr(slow_convergence, name, value)
+    monkeypatch.setattr(slow_convergence, "_LONGEST_FACTORISATION", 10**6)
+    monkeypatch.setattr(FactorisationSpec, "workspace_nbytes", lambda *of, **more: 1 << 60)
+    result = penstock.solve(A, np.ones(A.shape[0]), device="cpu", coordinates=points)
+    assert result.converged
+    assert "multigrid: it promised" in result.explain()
+    assert "but the factorisation cannot be made: its set-up needs" in result.explain()

@@ -1,0 +1,213 @@
+"""Sparse factorisations by other libraries: CHOLMOD where scikit-sparse is installed, else SciPy's SuperLU without pivoting.
+
+An analysis finds an order of the rows in which the factor has few entries; it knows the pattern alone and serves any values. The
+entries of the factor and the operations are counted exactly (:func:`factor_size`), and from these a library's seconds predicted.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
+
+from penstock.spmv import Array, InputError
+from penstock.spmv.compilation.jit import serial_kernel
+
+Solve = Callable[[Array], Array]
+
+_MINIMUM_DEGREE = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
+# Rows of the dense matrix by which the speed of CHOLMOD's BLAS is measured, and the runs of which the fastest counts.
+_DENSE_ROWS, _RUNS = 300, 3
+# Seconds of an operation that tell an optimised BLAS from the reference implementation, and what each is taken to need.
+_OPTIMISED_BELOW, _OPTIMISED_SECONDS, _REFERENCE_SECONDS = 0.15e-9, 0.015e-9, 0.4e-9
+
+
+@dataclass(frozen=True)
+class FactorSize:
+    """The entries of a Cholesky factor, and the multiplications and additions that it takes."""
+
+    entries: int
+    operations: float
+
+    def of_blocks(self, size: int) -> FactorSize:
+        """Return what these numbers become if every entry stands for a dense block of ``size`` rows."""
+        return FactorSize(self.entries * size**2, self.operations * size**3)
+
+
+class Analysis(Protocol):
+    """What a library knows of a symmetric pattern before it factorises.
+
+    Attributes
+    ----------
+    library : str
+    order : array, (n,)
+        The rows in the order of elimination.
+    """
+
+    library: ClassVar[str]
+    order: Array
+
+    def factorised(self, A: scipy.sparse.csr_array) -> Solve:
+        """Return what solves ``A x = b`` for one or several columns; raise InputError if A has no factor."""
+
+    def seconds(self, size: FactorSize) -> float:
+        """Return the predicted seconds of a factorisation on one core."""
+
+
+class CholmodAnalysis:
+    """CHOLMOD (Chen, Davis, Hager and Rajamanickam 2008): approximate minimum degree, or an order of METIS if that is better.
+
+    Parameters
+    ----------
+    A : csr_array
+        Of which the pattern is looked at.
+    quick : bool
+        Try approximate minimum degree alone: METIS finds better orders of solids, but takes longer.
+    """
+
+    library: ClassVar[str] = "CHOLMOD"
+
+    def __init__(self, A: scipy.sparse.csr_array, *, quick: bool = False) -> None:
+        self._symbolic = _cholmod().analyze(_columns(A), ordering_method="amd" if quick else "default")
+        self.order: Array = self._symbolic.P()
+
+    def factorised(self, A: scipy.sparse.csr_array) -> Solve:
+        """Return what solves with the factor."""
+        try:
+            factor = self._symbolic.cholesky(_columns(A))
+        except _cholmod().CholmodError as error:
+            raise InputError(f"the matrix cannot be factorised without pivoting: {error}") from error
+
+        def solve(b: Array) -> Array:
+            solved: Array = factor(b)
+            return solved
+
+        return solve
+
+    def seconds(self, size: FactorSize) -> float:
+        """Return about the seconds on one core, with the BLAS that it is linked with."""
+        return 28e-9 * size.entries + _blas_seconds() * size.operations
+
+
+class SuperLUAnalysis:
+    """SuperLU (Li 2005) in symmetric mode: multiple minimum degree (Liu 1985), and both factors, as if A were not symmetric."""
+
+    library: ClassVar[str] = "SuperLU"
+
+    def __init__(self, A: scipy.sparse.csr_array) -> None:
+        n = A.shape[0]
+        self.order: Array = np.arange(n)
+        if n:  # an incomplete factorisation of a matrix of this pattern that drops everything tells the order
+            pattern = scipy.sparse.csc_matrix((np.full(A.nnz, -1e-3), A.indices, A.indptr), shape=A.shape)
+            pattern.setdiag(1.0)
+            factors = scipy.sparse.linalg.spilu(pattern, drop_tol=1.0, fill_factor=1.0, **_MINIMUM_DEGREE)
+            self.order = np.argsort(factors.perm_c)
+
+    def factorised(self, A: scipy.sparse.csr_array) -> Solve:
+        """Return what solves with both factors."""
+        permuted = scipy.sparse.csc_matrix(A[self.order][:, self.order])  # of a symmetric matrix rows are columns
+        permuted.sort_indices()
+        try:
+            factors = scipy.sparse.linalg.splu(permuted, **{**_MINIMUM_DEGREE, "permc_spec": "NATURAL"})
+        except RuntimeError as error:  # a pivot that is zero
+            raise InputError(f"the matrix cannot be factorised without pivoting: {error}") from error
+
+        def solve(b: Array) -> Array:
+            solved = np.empty_like(b)
+            solved[self.order] = factors.solve(np.asfortranarray(b[self.order]))
+            return solved
+
+        return solve
+
+    def seconds(self, size: FactorSize) -> float:
+        """Return about the seconds on one core."""
+        return 50e-9 * size.entries + 0.1e-9 * size.operations
+
+
+def analysed(A: scipy.sparse.csr_array, *, quick: bool = False) -> Analysis:
+    """Return an analysis of a symmetric pattern by the fastest library at hand; ``quick`` for a prediction."""
+    if _cholmod() is not None and A.shape[0]:
+        return CholmodAnalysis(A, quick=quick)
+    return SuperLUAnalysis(A)
+
+
+def factor_size(A: scipy.sparse.csr_array, order: Array, most: int) -> FactorSize | None:
+    """Return the size of the Cholesky factor of a symmetric pattern in an order, or None if it has more entries than ``most``.
+
+    Exact, from the elimination tree, in a time proportional to what is counted (Liu 1990, sections 4 and 5).
+    """
+    places = np.empty(len(order), dtype=np.int32)
+    places[order] = np.arange(len(order), dtype=np.int32)
+    entries, operations = _count(A.indptr, A.indices, np.asarray(order), places, most)
+    return FactorSize(int(entries), float(operations)) if entries <= most else None
+
+
+@serial_kernel
+def _count(row_offsets: Array, column_indices: Array, order: Array, places: Array, most: int) -> tuple[int, float]:
+    n = places.shape[0]
+    parent, ancestor = np.full(n, -1, dtype=np.int32), np.full(n, -1, dtype=np.int32)
+    for column in range(n):
+        row = order[column]
+        for entry in range(row_offsets[row], row_offsets[row + 1]):
+            node = places[column_indices[entry]]
+            while 0 <= node < column:
+                above = ancestor[node]
+                ancestor[node] = column
+                if above < 0:
+                    parent[node] = column
+                node = above
+    seen, lengths, total = np.full(n, -1, dtype=np.int32), np.ones(n, dtype=np.int64), n
+    for place in range(n):
+        seen[place] = place
+        row = order[place]
+        for entry in range(row_offsets[row], row_offsets[row + 1]):
+            node = places[column_indices[entry]]
+            while node < place and seen[node] != place:
+                seen[node] = place
+                lengths[node] += 1
+                total += 1
+                node = parent[node]
+        if total > most:
+            break
+    operations = 0.0
+    for column in range(n):
+        operations += float(lengths[column]) ** 2
+    return total, operations
+
+
+def _columns(A: scipy.sparse.csr_array) -> scipy.sparse.csc_matrix:
+    """Return a symmetric matrix by columns, which share its arrays: they are its rows."""
+    return scipy.sparse.csc_matrix((A.data, A.indices, A.indptr), shape=A.shape)
+
+
+@functools.cache
+def _cholmod() -> Any:
+    """Return the module of CHOLMOD, or None if no scikit-sparse of a known interface is installed."""
+    try:
+        module = importlib.import_module("sksparse.cholmod")
+    except ImportError:
+        return None
+    return module if hasattr(module, "analyze") else None
+
+
+@functools.cache
+def _blas_seconds() -> float:
+    """Return the seconds of an operation of CHOLMOD on dense columns, from what a small dense matrix takes.
+
+    One of two values, so that a choice depends on the BLAS and not on the moment.
+    """
+    A = scipy.sparse.csr_array(np.full((_DENSE_ROWS, _DENSE_ROWS), -1.0) + _DENSE_ROWS * np.eye(_DENSE_ROWS) * 2)
+    analysis, taken = CholmodAnalysis(A, quick=True), []
+    for _ in range(_RUNS):
+        began = time.perf_counter()
+        analysis.factorised(A)
+        taken.append(time.perf_counter() - began)
+    an_operation = min(taken) / (_DENSE_ROWS**3 / 3)
+    return _OPTIMISED_SECONDS if an_operation < _OPTIMISED_BELOW else _REFERENCE_SECONDS
