@@ -22,6 +22,7 @@ from penstock.driver.slow_modes import constants_are_slow, is_worth_measuring
 from penstock.solvers import (
     PreconditionerSpec,
 )
+from penstock.solvers.amg.modes import checked_near_null_space
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
 from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
@@ -160,14 +161,11 @@ def place_matrix(
         return next(itertools.chain.from_iterable(rankings), None)
 
     specs = request.specs_in_memory(A, block_size)
-    if (
-        request.is_auto
-        and specs[0].name == "multigrid"
-        and (found := cheap_factorisation(A, block_size, near_null_space_known=True))
-    ):
-        specs = [found[0], *specs]
     base, fitting = next(((spec, one) for spec in specs if (one := fitting_for(spec))), (specs[-1], None))
     if fitting is not None:
+        cheaper = _cheap_factorisation(A, request, base, block_size)
+        if cheaper is not None and (its_fitting := fitting_for(cheaper)):
+            base, fitting = cheaper, its_fitting
         with reporter.part("convert"):
             matrix = _converted(statistics, fitting)
         facts += [_SLOW] * slow
@@ -186,6 +184,20 @@ def place_matrix(
         if placed.stream_plan.powers_per_sweep > 1:
             return placed  # otherwise rows couple so widely that its set-up would hold most of the matrix
     return _place_streamed(statistics, without, block_size, facts, rates, reporter)
+
+
+def _cheap_factorisation(
+    A: CsrMatrix, request: Request, chosen: PreconditionerSpec, block_size: int
+) -> PreconditionerSpec | None:
+    """Return a factorisation if ``auto`` has chosen multigrid, which is predicted to take longer."""
+    if not request.is_auto or chosen.name != "multigrid":
+        return None
+    found = cheap_factorisation(A, block_size, near_null_space_known=True)
+    if found is None:
+        return None
+    # A factorisation has no use for them, but what does not fit the matrix is refused in any case.
+    checked_near_null_space(A, block_size, request.options.get("near_null_space"), request.options.get("coordinates"))
+    return found[0]
 
 
 def _place_streamed(

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from penstock.commands.app import app
 from penstock.driver import open_system as open_system_module
 from penstock.driver import opening as system_module
+from penstock.driver import predicted
 from penstock.experiments import run as run_module
 from penstock.experiments.systems import solve_file as module
 from penstock.experiments.systems.solve_file import resume_solve, solve_file
@@ -408,6 +409,10 @@ def modes(tmp_path_factory):
 
 
 class TestSolveWithANearNullSpace:
+    @pytest.fixture(autouse=True)
+    def not_factorised(self, monkeypatch):
+        monkeypatch.setattr(predicted, "_MOST_ROWS", 0)
+
     @pytest.mark.parametrize("option", ["coordinates", "near_null_space"])
     @pytest.mark.parametrize("matrix", ["A.npz", "store"])
     def test_it_makes_a_coarse_level(self, option, matrix, files, modes, tmp_path):
@@ -461,7 +466,9 @@ class TestSolveWithANearNullSpace:
             solve(tmp_path / "run", files / "A.npz", **{"coordinates": modes["coordinates"], **given})
         assert not (tmp_path / "run").exists()
 
-    def test_coordinates_of_other_nodes_are_refused(self, files, tmp_path):
+    @pytest.mark.parametrize("factorised", [False, True])
+    def test_coordinates_of_other_nodes_are_refused(self, factorised, files, tmp_path, monkeypatch):
+        monkeypatch.setattr(predicted, "_MOST_ROWS", 10**6 if factorised else 0)
         np.save(tmp_path / "X.npy", BEAM.mesh.coordinates()[:-1])
         with pytest.raises(InputError, match="coordinates"):
             solve(tmp_path / "run", files / "A.npz", coordinates=tmp_path / "X.npy")
