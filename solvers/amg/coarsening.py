@@ -33,7 +33,7 @@ from penstock.solvers.amg.local_space import local_space, with_new_values
 from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
 from penstock.solvers.amg.strength import strong_graph
-from penstock.solvers.amg.tentative import RigidTentative, StoredTentative, Tentative, shared
+from penstock.solvers.amg.tentative import PackedTentative, RigidTentative, StoredTentative, Tentative, shared
 from penstock.solvers.chebyshev import largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SparseMatrix, SweptOperator
@@ -92,7 +92,8 @@ def coarsen(
     if not stored and (needs_groups if grouped == "auto" else grouped):
         known = modes_of(count, size, modes, points, A.device)
         if (space := local_space(A, diagonal, known, smoothing, **measuring)) is not None:
-            of_groups = StoredTentative(space.modes, free, space.aggregates, size, A.device)
+            padded = StoredTentative(space.modes, free, space.aggregates, size, A.device)
+            of_groups = padded if space.columns is None else PackedTentative(padded, space.columns, space.piece)
             return _coarsened(A, diagonal, space.high, of_groups, smoothing, space.D, known=space.known)
     measuring |= {"row_sums": sums, "settled": not finest}
     high = largest_eigenvalue(A, diagonal, **measuring) if groups is None else groups.high

@@ -2,10 +2,11 @@
 
 Where coefficients jump, elements are flat, nodes are tied or no coordinates are known, three things differ from a smooth system:
 D inverts the blocks of A on groups of strongly coupled nodes, aggregates are unions of groups, and T has beside the near-null
-space those slow modes that the near-null space misses. They are found in relaxed random vectors X, the columns of ``f(D A) R``
-with ``f(t) = (t + 1/K^2)^-1/2 / (1 + (cut t)^2)``: random sums of slow modes of about equal energy. An aggregate needs a column
-for each direction of X in which the weak approximation property breaks, ``|x - T w|_M^2 <= k / high x.Ax``, with M the inverse
-of D. M has no entries between groups, so the Gram matrices of an aggregate are sums of those of its groups.
+space those slow modes that the near-null space misses, on each aggregate as many as it needs. They are found in relaxed random
+vectors X, the columns of ``f(D A) R`` with ``f(t) = (t + 1/K^2)^-1/2 / (1 + (cut t)^2)``: random sums of slow modes of about
+equal energy. An aggregate needs a column for each direction of X in which the weak approximation property breaks, ``|x - T w|_M^2
+<= k / high x.Ax``, with M the inverse of D. M has no entries between groups, so the Gram matrices of an aggregate are sums of
+those of its groups.
 
 Sources: Brezina, Falgout, MacLachlan, Manteuffel, McCormick and Ruge (2005), relaxed vectors; Mandel (2003), local estimates of
 the weak approximation property; D'Ambra and Vassilevski (2019), aggregates by matching of couplings.
@@ -13,7 +14,6 @@ the weak approximation property; D'Ambra and Vassilevski (2019), aggregates by m
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +27,7 @@ from penstock.solvers.amg.galerkin import PRODUCT, coarse_matrix
 from penstock.solvers.amg.group_factors import GroupFactors, GroupPart, factored
 from penstock.solvers.amg.group_growth import Couplings, couplings, grown_groups
 from penstock.solvers.amg.group_inverses import size_classes
+from penstock.solvers.amg.group_matching import matched_groups
 from penstock.solvers.amg.matrix_rows import visit_rows
 from penstock.solvers.amg.tentative import StoredTentative
 from penstock.solvers.chebyshev import largest_eigenvalue
@@ -36,36 +37,41 @@ from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_of
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
-# Columns of an aggregate, at most, as of blocks of the coarse matrix; and those beside the near-null space: a dozen random
-# vectors show a few more directions, not many.
-_COLUMNS, _FURTHER = 8, 3
-# Unknowns of a group, from which the largest is taken for which there is memory, and nodes of a group at most.
-_GROUP_UNKNOWNS, _GROUP_NODES = (96, 48, 24), 32
+# Columns of an aggregate at most, but for those of the near-null space; and beside these, as a share of the random vectors that
+# show them.
+_COLUMNS, _FURTHER = 18, 0.5
+# Columns of a piece of an aggregate, the largest number that divides those of the near-null space.
+_PIECES = (3, 2, 1)
+# Unknowns of a group and random vectors, from which the first is taken for which there is memory, and nodes of a group at most.
+_CHOICES, _GROUP_NODES = ((96, 24), (96, 12), (48, 12), (24, 12)), 32
 # A sum of couplings below this share of that of their norms does not join a node to a group.
 _ALIKE = 0.1
 # Groups in an aggregate, and couplings below which groups are not joined.
-_SIZES, _WEAK = (3, 4, 6, 8, 12, 16, 24, 32, 48), (0.02, 0.0)
-# Random vectors, products that relax them, and modes below which share of the largest eigenvalue stay in them.
-_VECTORS, _RELAXED, _CUT = 12, 27, 30.0
+_SIZES, _WEAK = (3, 4, 6, 8, 12, 16, 24, 32, 48), (0.05, 0.02, 0.0)
+# Products that relax random vectors, and the share of the largest eigenvalue below which modes stay in them.
+_RELAXED, _CUT = 41, 30.0
 # Entries of the coarse matrix, as a share of those of A, and the number of sampled aggregates from which they are estimated.
 _BUDGET, _SAMPLED = 0.05, 128
-# What the space may miss on the given share of aggregates, see :func:`_missing`; directions that miss less are left out.
-_ACCURACY, _MOST_AGGREGATES, _WORTH = 1.0, 0.95, 0.01
+# Directions of which the space misses more than a bound become columns, see :func:`_missing`: the first number, raised by steps
+# until the coarse matrix is small enough. Aggregates whose bound is not above the third number are accepted, if few of them want
+# more columns than there may be.
+_FINEST, _STEP, _ACCEPTED, _FEW = 0.5, 1.25, 1.0, 0.1
 # Squares smaller than this share of others are rounding.
 _ROUNDING, _TINY = 1e-10, 1e-300
 # Roots of diagonal entries are between this and its reciprocal where D is stored in float32.
 _SMALL = 1e-15
 # Groups, and nodes, of which vectors are multiplied at a time.
 _GROUPS_AT_A_TIME, _NODES_AT_A_TIME = 4096, 1 << 16
-# Bytes for each unknown during the set-up: test vectors and those of the recurrence, beside D.
-_SETUP_NBYTES = 8 * (4 * _VECTORS + 8)
+# Numbers for each unknown during the set-up, beside D: four for each random vector, as a recurrence has, and some more.
+_SETUP_NUMBERS = 8
 
 
 @dataclass
 class LocalSpace:
     """D of groups and what T is made of.
 
-    ``modes``, (n, columns), begins with the ``known`` near-null space; further columns are zero on aggregates that need fewer.
+    ``modes``, (n, most), begins with the ``known`` near-null space. An aggregate uses the first of its ``columns``, a multiple of
+    ``piece``; None if all aggregates use all of them.
     """
 
     D: GroupFactors
@@ -73,6 +79,8 @@ class LocalSpace:
     aggregates: Aggregates
     modes: Array
     known: int
+    columns: Array | None
+    piece: int
 
 
 def local_space(
@@ -85,7 +93,7 @@ def local_space(
     ``known``, (n, modes), is the near-null space; ``measuring`` are options of :func:`largest_eigenvalue`.
     """
     size, xp = int(diagonal.blocks.shape[1]), A.device.xp
-    most = _group_nodes(A, size)
+    most, vectors = _group_nodes_and_vectors(A, size)
     if not most:
         return None
     scales = _scales(diagonal)
@@ -94,12 +102,13 @@ def local_space(
     D, entries = _group_factors(A, scales, size, most)
     high = largest_eigenvalue(A, D, **measuring)
     graph = _graph_of_groups(A, D, size)
-    sums = RelaxedVectors(A, D, high, known, scales)
+    sums = RelaxedVectors(A, D, high, known, scales, vectors)
     chosen = best_aggregates(graph, sums, high, smoothing, int(_BUDGET * entries))
     of_node = xp.asarray(chosen.of_group)[D.of_node]
     modes = sums.with_columns(of_node, chosen.coefficients)
-    aggregates = Aggregates(A.device.to_host(of_node), count=int(chosen.of_group.max()) + 1)
-    return LocalSpace(D, high, aggregates, modes, int(known.shape[1]))
+    aggregates = Aggregates(A.device.to_host(of_node), count=len(chosen.columns))
+    alike = bool((chosen.columns == sums.known).all())
+    return LocalSpace(D, high, aggregates, modes, sums.known, None if alike else chosen.columns, sums.piece)
 
 
 def _scales(diagonal: DiagonalBlocks) -> Array:
@@ -108,13 +117,13 @@ def _scales(diagonal: DiagonalBlocks) -> Array:
     return 1.0 / xp.sqrt(xp.einsum("nii->ni", xp.linalg.inv(diagonal.blocks.astype(np.float64, copy=False))))
 
 
-def _group_nodes(A: Operator, size: int) -> int:
-    """Return how many nodes a group may have in the free memory; 0 if even small groups do not fit."""
+def _group_nodes_and_vectors(A: Operator, size: int) -> tuple[int, int]:
+    """Return how many nodes a group may have in the free memory, and random vectors; 0 nodes if even small groups do not fit."""
     free = A.device.free_nbytes() // 2
-    for unknowns in _GROUP_UNKNOWNS:
-        if (2 * unknowns + _SETUP_NBYTES) * A.shape[0] <= free:
-            return min(_GROUP_NODES, unknowns // size)
-    return 0
+    for unknowns, vectors in _CHOICES:
+        if (2 * unknowns + 8 * (4 * vectors + _SETUP_NUMBERS)) * A.shape[0] <= free:
+            return min(_GROUP_NODES, unknowns // size), vectors
+    return 0, 0
 
 
 def _group_factors(A: Operator, scales: Array, size: int, most: int) -> tuple[GroupFactors, int]:
@@ -172,17 +181,18 @@ class RelaxedVectors:
         The near-null space.
     scales : array, (nodes, size)
         ``1 / sqrt(a_ii)``.
+    vectors : int
 
     Notes
     -----
     Of the vectors C, the near-null space and the relaxed ones, ``grams`` holds ``C^T M C`` of every group, with M the
     inverse of D, and ``energies`` those of the relaxed vectors, ``x.A x`` and ``(A x).D A x / high``, summed over x. Both are on
-    the host. 28 products.
+    the host. 42 products.
     """
 
-    def __init__(self, A: Operator, D: GroupFactors, high: float, known: Array, scales: Array) -> None:
+    def __init__(self, A: Operator, D: GroupFactors, high: float, known: Array, scales: Array, vectors: int) -> None:
         self._D, self._known, xp = D, known, A.device.xp
-        self._X, product = _relaxed(A, D, high, scales)
+        self._X, product = _relaxed(A, D, high, scales, vectors)
         groups = D.of_node
 
         def of_groups(terms: Array) -> Array:
@@ -197,6 +207,17 @@ class RelaxedVectors:
     def known(self) -> int:
         """Columns of the near-null space."""
         return int(self._known.shape[1])
+
+    @property
+    def piece(self) -> int:
+        """Columns of a piece of an aggregate."""
+        return next(piece for piece in _PIECES if self.known % piece == 0)
+
+    @property
+    def most(self) -> int:
+        """Columns of an aggregate at most: whole pieces."""
+        further = min(int(_FURTHER * self._X.shape[1]), max(0, _COLUMNS - self.known))
+        return self.known + further // self.piece * self.piece
 
     def _grams(self) -> Array:
         D, xp = self._D, self._D.device.xp
@@ -228,11 +249,11 @@ class RelaxedVectors:
         return modes
 
 
-def _relaxed(A: Operator, D: GroupFactors, high: float, scales: Array) -> tuple[Array, Array]:
+def _relaxed(A: Operator, D: GroupFactors, high: float, scales: Array, vectors: int) -> tuple[Array, Array]:
     """Return ``f(D A) R`` for random vectors R, and its product with A: Clenshaw's recurrence for a Chebyshev series."""
     xp, n = A.device.xp, A.shape[0]
     first, *middle, last = _series(lambda t: (t + _RELAXED**-2.0) ** -0.5 / (1.0 + (_CUT * t) ** 2), _RELAXED)
-    R = xp.stack([noise(A.device, column * n, n) for column in range(_VECTORS)], axis=1) * scales.reshape(-1, 1)
+    R = xp.stack([noise(A.device, column * n, n) for column in range(vectors)], axis=1) * scales.reshape(-1, 1)
     v, before, image = last * R, xp.zeros_like(R), xp.zeros_like(R)
     step = RecurrenceStep(-4.0 / high, -2.0, -1.0, driven=False)
     steps = [replace(step, adds=factor) for factor in reversed(middle)]
@@ -253,49 +274,76 @@ def _series(f: Callable[[Any], Any], degree: int) -> list[float]:
 class Chosen:
     """Aggregates of groups and the columns of T on them beside the near-null space.
 
-    ``coefficients``, (aggregates, vectors, columns), combine all vectors of :class:`RelaxedVectors`.
+    ``columns``, (aggregates,), are those of each, the near-null space among them; ``coefficients``, (aggregates, vectors, further
+    columns), combine all vectors of :class:`RelaxedVectors`.
     """
 
     of_group: Array
+    columns: Array
     coefficients: Array
-    missed: float
 
 
 def best_aggregates(graph: Couplings, sums: RelaxedVectors, high: float, smoothing: int, budget: int) -> Chosen:
     """Return the aggregates and columns that miss least of the relaxed vectors; up to ``budget`` entries in the coarse matrix.
 
     The smallest aggregates are taken that represent them well and whose coarse matrix fits; if there are none, those that miss
-    the smallest share of their energy.
+    least on average.
     """
-    offsets, columns, _, _ = graph
+    offsets, columns, _, norms = graph
     count = len(offsets) - 1
-    pattern = scipy.sparse.csr_array((np.ones(len(columns), dtype=np.float32), columns, offsets), shape=(count, count))
-    most = max(sums.known, min(_COLUMNS, sums.known + _FURTHER))
-    best: Chosen | None = None
-    for weak, size in itertools.product(_WEAK, _SIZES):
-        of_group = grown_groups(0, graph, (0, count), size, weak=weak)
-        pairs = _coupled_pairs(pattern, of_group, 2 * smoothing + 1)
-        widths = [width for width in range(sums.known, most + 1) if pairs * width**2 <= budget]
-        if not widths and size < _SIZES[-1]:
-            continue
-        worth, directions, energies = _missing(of_group, sums, high)
-        further = (widths[-1] if widths else sums.known) - sums.known
-        missed = float(worth[:, further:].sum(axis=1) @ energies / energies.sum()) if widths else math.inf
-        if best is None or missed < best.missed:
-            wanted = int((worth[:, :further] > _WORTH).any(axis=0).sum())
-            kept = directions[:, :, :wanted] * (worth[:, None, :wanted] > _WORTH)
-            best = Chosen(of_group, kept, missed)
-        if widths and np.quantile(worth[:, further], _MOST_AGGREGATES) <= _ACCURACY:
-            break
+    pattern = scipy.sparse.csr_array(((norms > 0).astype(np.float32), columns, offsets), (count, count), copy=True)
+    pattern.eliminate_zeros()
+    best, least = None, math.inf
+    for weak in _WEAK:
+        for size in _SIZES:
+            of_group = matched_groups(graph, size, weak)
+            entries = _coarse_entries(pattern, of_group, 2 * smoothing + 1)
+            fits = entries(np.full(int(of_group.max()) + 1, sums.known)) <= budget
+            if not fits and (size, weak) != (_SIZES[-1], _WEAK[-1]):
+                continue
+            worth, directions = _missing(of_group, sums, high)
+            used, bound, capped = _columns_within(worth, sums, entries, budget)
+            beyond = np.arange(worth.shape[1]) >= (used - sums.known)[:, None]
+            missed = float((worth * beyond).sum(axis=1).mean())
+            accepted = fits and bound <= _ACCEPTED and capped <= _FEW
+            if accepted or best is None or missed < least:
+                further = int(used.max()) - sums.known
+                best, least = Chosen(of_group, used, (directions * ~beyond[:, None, :])[:, :, :further]), missed
+            if accepted:
+                return best
+            if bound == _FINEST:  # larger ones have the same columns, and miss more
+                break
     assert best is not None, "the largest aggregates are always considered"
     return best
 
 
-def _missing(of_group: Array, sums: RelaxedVectors, high: float) -> tuple[Array, Array, Array]:
+def _columns_within(
+    worth: Array, sums: RelaxedVectors, entries: Callable[[Array], int], budget: int
+) -> tuple[Array, float, float]:
+    """Return the columns of every aggregate: whole pieces, for the directions that miss more than a bound.
+
+    Returns
+    -------
+    used : array, (aggregates,)
+    bound : float
+        The first with which the coarse matrix has up to ``budget`` entries.
+    capped : float
+        The share of aggregates that want more columns than there may be.
+    """
+    bound, largest = _FINEST, float(worth.max(initial=0.0))
+    while True:
+        wanted = sums.known + (worth > bound).sum(axis=1)
+        used = np.minimum(-(-wanted // sums.piece) * sums.piece, sums.most)
+        if bound > largest or entries(used) <= budget:
+            return used, bound, float((wanted > sums.most).mean())
+        bound *= _STEP
+
+
+def _missing(of_group: Array, sums: RelaxedVectors, high: float) -> tuple[Array, Array]:
     """Return of every aggregate how much of the relaxed vectors the near-null space misses, by directions, largest first.
 
     The first array, (aggregates, vectors), holds the squares of these parts in the norm of M, times ``high`` over their energy;
-    the second one, (aggregates, all vectors, vectors), combinations of all vectors that span them; the third one the energies.
+    the second one, (aggregates, all vectors, vectors), combinations of all vectors that span them.
     """
     order = np.argsort(of_group, kind="stable")
     first = np.flatnonzero(np.diff(of_group[order], prepend=-1))
@@ -303,23 +351,25 @@ def _missing(of_group: Array, sums: RelaxedVectors, high: float) -> tuple[Array,
     energies = np.add.reduceat(sums.energies[order], first).max(axis=1)
     known = sums.known
     scale = 1.0 / np.sqrt(np.maximum(np.einsum("gii->gi", grams[:, :known, :known]), _TINY))
-    values, vectors = np.linalg.eigh(grams[:, :known, :known] * scale[:, :, None] * scale[:, None, :])
+    values, axes = np.linalg.eigh(grams[:, :known, :known] * scale[:, :, None] * scale[:, None, :])
     inverses = np.where(values > _ROUNDING * values[:, -1:], 1.0 / np.maximum(values, _TINY), 0.0)
-    basis = scale[:, :, None] * vectors
+    basis = scale[:, :, None] * axes
     share = basis @ (inverses[:, :, None] * (basis.swapaxes(1, 2) @ grams[:, :known, known:]))
-    parts = np.concatenate([-share, np.broadcast_to(np.eye(_VECTORS), (len(first), _VECTORS, _VECTORS))], axis=1)
-    values, vectors = np.linalg.eigh(parts.swapaxes(1, 2) @ grams @ parts)
-    values, vectors = values[:, ::-1], vectors[:, :, ::-1]
+    vectors = grams.shape[1] - known
+    parts = np.concatenate([-share, np.broadcast_to(np.eye(vectors), (len(first), vectors, vectors))], axis=1)
+    values, directions = np.linalg.eigh(parts.swapaxes(1, 2) @ grams @ parts)
+    values, directions = values[:, ::-1], directions[:, :, ::-1]
     present = values > _ROUNDING * np.maximum(np.einsum("gii->g", grams)[:, None], _TINY)
     values = np.where(present, values, 0.0)
     worth = values * high / np.maximum(energies, _TINY)[:, None]
-    return worth, parts @ (vectors / np.sqrt(np.maximum(values, _TINY))[:, None, :]), energies
+    return worth, parts @ (directions / np.sqrt(np.maximum(values, _TINY))[:, None, :])
 
 
-def _coupled_pairs(pattern: Any, of_group: Array, products: int) -> int:
-    """Estimate how many pairs of aggregates a coarse matrix couples: those connected by ``products`` steps between groups.
+def _coarse_entries(pattern: Any, of_group: Array, products: int) -> Callable[[Array], int]:
+    """Return what estimates the entries of a coarse matrix from the columns of every aggregate.
 
-    The pairs of evenly spaced aggregates are counted and scaled up; the count is exact if all aggregates are in the sample.
+    Aggregates are coupled if ``products`` steps between groups connect them. The rows of evenly spaced aggregates are counted and
+    scaled up; the count is exact if all aggregates are in the sample.
     """
     total = int(of_group.max()) + 1
     sampled = np.unique(np.linspace(0, total - 1, min(total, _SAMPLED)).astype(np.int64))
@@ -332,4 +382,6 @@ def _coupled_pairs(pattern: Any, of_group: Array, products: int) -> int:
         reached = reached @ pattern
         reached.data[...] = 1.0
     onto = scipy.sparse.csr_array((np.ones(len(of_group), dtype=np.float32), of_group, np.arange(len(of_group) + 1)))
-    return int((reached @ onto).nnz) * total // len(sampled)
+    coupled = (reached @ onto).astype(np.float64)
+    coupled.data[...] = 1.0
+    return lambda columns: int(columns[sampled] @ (coupled @ columns)) * total // len(sampled)

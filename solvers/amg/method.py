@@ -316,7 +316,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
             if not columns.running:
                 break
             state.iteration += 1
-            if not state.widened and any(_is_slow(columns.histories[column]) for column in columns.running):
+            if self._may_widen(state) and any(_is_slow(columns.histories[column]) for column in columns.running):
                 self._sweep.widen()
                 # Directions of another preconditioner would disturb those of this one: begin anew.
                 state.widened, state.curvatures = True, np.zeros(self.problem.columns)
@@ -324,6 +324,10 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
             if not columns.running:
                 break
         return None
+
+    def _may_widen(self, state: AnyState) -> bool:
+        """Return whether the polynomial may be widened: once, and not for groups, whose slow modes T has columns for."""
+        return not state.widened and self._sweep.M.level.groups is None
 
     def _update(self, state: AnyState) -> None:
         """Advance the iterates along the new directions; the vectors of the last sweep are used up."""

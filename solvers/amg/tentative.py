@@ -16,7 +16,7 @@ from penstock.spmv.communicator import Communicator
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
-from penstock.spmv.products.block_rows import BlockRows
+from penstock.spmv.products.block_rows import BlockRows, row_numbers
 
 AGGREGATE_KERNELS = CudaSource("penstock.solvers.kernels", "aggregates.cu")
 MOTION_KERNELS = CudaSource("penstock.solvers.kernels", "rigid_motions.cu")
@@ -75,7 +75,7 @@ class Tentative(ABC):
 
 
 class StoredTentative(Tentative):
-    """T for any near-null space of 1 to 8 modes, (n, modes), whose entries are ``basis``; 8 bytes for each unknown and mode.
+    """T for any near-null space of some modes, (n, modes), whose entries are ``basis``; 8 bytes for each unknown and mode.
 
     ``free``, bool (n,), is False at unknowns that the coarse level leaves out, such as clamped ones.
     """
@@ -106,6 +106,66 @@ class StoredTentative(Tentative):
 
     def _blocks(self, start: int, stop: int) -> Array:
         return self.basis.reshape(-1, self.block_size, self.modes)[start:stop]
+
+
+class PackedTentative(Tentative):
+    """T whose aggregates have different numbers of columns, in pieces of ``piece`` columns each.
+
+    A piece is to the coarse matrix what an aggregate is otherwise: a block row. ``padded`` is T with as many columns on all
+    aggregates, a multiple of ``piece``; the first ``columns`` of an aggregate, int (aggregates,), are used, rounded up to pieces.
+    """
+
+    # It has what a Tentative has, but leaves the lists of nodes to the padded one, and the numbers of aggregates to its pieces.
+    def __init__(self, padded: StoredTentative, columns: Array, piece: int) -> None:
+        xp, self._padded = padded.device.xp, padded
+        self.block_size, self.modes, self.device, self.of_node = padded.block_size, piece, padded.device, padded.of_node
+        self._pieces = -(-padded.device.asarray(columns, dtype=np.int64) // piece)
+        ends = xp.cumsum(self._pieces)
+        self._starts = ends - self._pieces
+        total = int(ends[-1]) if len(ends) else 0
+        self.aggregates = Aggregates(np.empty(0, dtype=np.int32), count=total)
+        self.unknowns = total * piece
+        aggregate = xp.searchsorted(ends, xp.arange(total), side="right")
+        first = aggregate * padded.modes + (xp.arange(total) - self._starts[aggregate]) * piece
+        self._place = (first[:, None] + xp.arange(piece)).reshape(-1)  # of the columns among those of the padded one
+        self.candidates = padded.candidates[self._place]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of T."""
+        return int(self._padded.nbytes + self._place.nbytes + 2 * self._pieces.nbytes)
+
+    @property
+    def missing(self) -> Array:
+        """The columns that vanish."""
+        return self._padded.missing[self._place]
+
+    def rows(self, start: int, stop: int) -> BlockRows:
+        """Return the rows of some nodes: for each the blocks ``(block_size, piece)`` of its aggregate."""
+        xp, of_node = self.device.xp, self.of_node[start:stop]
+        offsets = xp.zeros(len(of_node) + 1, dtype=np.int64)
+        xp.cumsum(self._pieces[of_node], out=offsets[1:])
+        node = row_numbers(offsets, int(offsets[-1]))
+        number = xp.arange(len(node)) - offsets[node]
+        columns = (self._starts[of_node[node]] + number).astype(np.int32)
+        most = self._padded.modes // self.modes
+        blocks = self._blocks(start, stop).reshape(len(of_node), self.block_size, most, self.modes).swapaxes(1, 2)
+        return BlockRows(start, offsets, columns, blocks.reshape(-1, self.block_size, self.modes)[node * most + number])
+
+    def prolong(self, coarse: Array, out: Array) -> None:
+        """Set ``out = T coarse``, a vector or a block of vectors."""
+        padded = self.device.xp.zeros((self._padded.unknowns, *coarse.shape[1:]))
+        padded[self._place] = coarse
+        self._padded.prolong(padded, out)
+
+    def restrict(self, fine: Array, out: Array) -> None:
+        """Set ``out = T^T fine``, a vector or a block of vectors."""
+        padded = self.device.xp.empty((self._padded.unknowns, *fine.shape[1:]))
+        self._padded.restrict(fine, padded)
+        out[...] = padded[self._place]
+
+    def _blocks(self, start: int, stop: int) -> Array:
+        return self._padded._blocks(start, stop)
 
 
 class RigidTentative(Tentative):

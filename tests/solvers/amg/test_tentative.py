@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from kernel_targets import TARGETS
+from kernel_targets import TARGETS, gpu_count
 
 from penstock.solvers.amg.aggregates import Aggregates
 from penstock.solvers.amg.modes import rigid_body_modes
-from penstock.solvers.amg.tentative import RigidTentative, StoredTentative
+from penstock.solvers.amg.tentative import PackedTentative, RigidTentative, StoredTentative
 from penstock.spmv import CPU, Device
 from penstock.spmv.compilation.table import find_kernel
 
@@ -40,7 +40,7 @@ def members(T):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("size", "modes"), [(1, 1), (3, 6), (6, 6), (2, 3)])
+@pytest.mark.parametrize(("size", "modes"), [(1, 1), (3, 6), (6, 6), (2, 3), (3, 18)])
 @pytest.mark.parametrize("vectors", [None, 1, 3, 8, 40])
 def test_prolongation_and_restriction(target, size, modes, vectors):
     T, _ = transfer(size, modes)
@@ -60,7 +60,7 @@ def test_prolongation_and_restriction(target, size, modes, vectors):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("size", "modes"), [(1, 1), (3, 6), (6, 6), (2, 3)])
+@pytest.mark.parametrize(("size", "modes"), [(1, 1), (3, 6), (6, 6), (2, 3), (3, 18)])
 def test_a_basis_is_orthonormal_and_spans_what_was_given(target, size, modes):
     T, candidates = transfer(size, modes)
     candidates[:, -1] = candidates[:, 0] * (3.0 if modes > 1 else 1.0)  # a dependent mode adds nothing
@@ -147,3 +147,48 @@ def test_transfers_computed_from_coordinates_agree_with_their_blocks(target, siz
     # Motions about the origin that cancel on an aggregate: the rounding of one part in 1e16 grows by their sizes.
     assert np.allclose(up, matrix @ coarse, atol=1e-11)
     assert np.allclose(down, matrix.T @ fine, atol=1e-11)
+
+
+GPU = (pytest.mark.gpu, pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device"))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("vectors", [None, 3])
+@pytest.mark.parametrize(("size", "modes", "piece"), [(1, 5, 1), (3, 9, 3), (2, 4, 2)])
+def test_aggregates_with_columns_of_their_own_number(size, modes, piece, vectors, device):
+    """Against the columns of the padded T that are used."""
+    there = Device.parse(device)
+    padded, candidates = transfer(size, modes)
+    padded = StoredTentative(candidates, np.ones(len(candidates), dtype=bool), padded.aggregates, size, there)
+    count = padded.aggregates.count
+    columns = np.random.default_rng(5).integers(1, modes + 1, count)
+    T = PackedTentative(padded, columns, piece)
+
+    used = -(-columns // piece) * piece
+    kept = np.concatenate([one * modes + np.arange(number) for one, number in enumerate(used)])
+    of_node, basis = there.to_host(padded.of_node), there.to_host(padded.basis)
+    whole = np.zeros((len(basis), count * modes))
+    for row in range(len(basis)):
+        first = of_node[row // size] * modes
+        whole[row, first : first + modes] = basis[row]
+    expected = whole[:, kept]
+
+    assert (T.unknowns, T.modes, T.aggregates.count) == (len(kept), piece, len(kept) // piece)
+    rng, shape = np.random.default_rng(6), () if vectors is None else (vectors,)
+    coarse, fine = rng.standard_normal((T.unknowns, *shape)), rng.standard_normal((len(basis), *shape))
+    up, down = there.xp.full(fine.shape, np.nan), there.xp.full(coarse.shape, np.nan)
+    T.prolong(there.asarray(coarse), up)
+    T.restrict(there.asarray(fine), down)
+    np.testing.assert_allclose(there.to_host(up), expected @ coarse, atol=1e-13)
+    np.testing.assert_allclose(there.to_host(down), expected.T @ fine, atol=1e-12)
+
+    rows = T.rows(11, 40)
+    offsets, own, blocks = (there.to_host(array) for array in (rows.offsets, rows.columns, rows.blocks))
+    found = np.zeros((29 * size, T.unknowns))
+    for node in range(29):
+        for place in range(offsets[node], offsets[node + 1]):
+            found[node * size : (node + 1) * size, own[place] * piece : (own[place] + 1) * piece] = blocks[place]
+    np.testing.assert_array_equal(found, expected[11 * size : 40 * size])
+    np.testing.assert_array_equal(there.to_host(T.candidates), there.to_host(padded.candidates)[kept])
+    np.testing.assert_array_equal(there.to_host(T.missing), there.to_host(padded.missing)[kept])
+    assert T.nbytes > padded.nbytes
