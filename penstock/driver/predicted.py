@@ -23,14 +23,14 @@ _MOST_ENTRIES_A_ROW, _MOST_ROWS = 30, 100_000
 _LEAST_ENTRY_SECONDS = 25e-9
 # To try all orders takes this long for an entry, and is worth it for factorisations that take several times as long.
 _ORDERS_ENTRY_SECONDS, _TIMES_ORDERS = 0.7e-6, 2
-# Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry, whose
-# index takes as long as its value where it has one of its own.
-_MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS = 0.04, 2e-6
-_MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.13e-6, 0.08e-6
+# Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry.
+_MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS, _MULTIGRID_ENTRY_SECONDS = 0.02, 1.5e-6, 0.05e-6
+# Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
+_UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
 # An iteration with it, for a byte of a level at each visit.
 _ITERATION_BYTE_SECONDS = 0.4e-9
 # Where Jacobi is slow and no near-null space is known, it needs more iterations.
-_NOTHING_KNOWN = 1.35
+_NOTHING_KNOWN = 1.2
 
 
 def jacobi_seconds(storage_nbytes: int, device_kind: str) -> float:
@@ -46,9 +46,9 @@ def multigrid_iterations(storage_nbytes: int, block_size: int, device_kind: str)
 
 def multigrid_seconds(A: SparseMatrix, block_size: int, *, near_null_space_known: bool) -> float:
     """Return the seconds of set-up and solve with multigrid where it converges as it should."""
-    entry = _MULTIGRID_ENTRY_SECONDS if block_size == 1 else _MULTIGRID_BLOCK_ENTRY_SECONDS
-    seconds = _MULTIGRID_SECONDS + _MULTIGRID_ROW_SECONDS * A.shape[0] + entry * A.nnz
-    return seconds * (1.0 if near_null_space_known else _NOTHING_KNOWN)
+    seconds = _MULTIGRID_SECONDS + _MULTIGRID_ROW_SECONDS * A.shape[0] + _MULTIGRID_ENTRY_SECONDS * A.nnz
+    harder = _FRAMES if block_size >= _UNKNOWNS_OF_FRAMES else 1.0
+    return seconds * harder * (1.0 if near_null_space_known else _NOTHING_KNOWN)
 
 
 def multigrid_iteration_seconds(M: Multigrid) -> float:

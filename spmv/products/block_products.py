@@ -11,7 +11,7 @@ from numba import get_num_threads, prange
 
 from penstock.spmv import CPU, Array, BudgetError, Device, format_nbytes
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.compilation.jit import inlined, parallel_kernel, serial_and_parallel
+from penstock.spmv.compilation.jit import inlined, parallel_kernel, serial_and_parallel, serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows
@@ -21,6 +21,8 @@ BLOCK_PRODUCT_KERNELS = CudaSource("penstock.spmv.kernels", "block_products.cu")
 
 # Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
 _SERIAL_ROWS = 1 << 18
+# Columns of a product, at most, for which there is memory before they are counted.
+_FOUND_AT_ONCE = 1 << 25
 # Up to this many columns of a row are sorted by insertion.
 _FEW_COLUMNS = 64
 # On a GPU: rows of the product of up to _SHORT_ROW blocks on average are formed by a few lanes each; those of more than _LONG_ROW
@@ -79,11 +81,17 @@ def allocated(device: Device, make: Callable[[], Array], nbytes: int) -> Array:
 @register_kernel("block_rows", "pattern", "cpu")
 def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
     rows, parts = len(A.offsets) - 1, 4 * get_num_threads()
-    counts = np.zeros(rows + 1, dtype=np.int64)
+    offsets = np.zeros(rows + 1, dtype=np.int64)
     pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
     many = rows > _SERIAL_ROWS
-    _count[many](parts, *pattern, counts)
-    offsets = np.cumsum(counts)
+    if not many:
+        most = int((B.offsets[1:] - B.offsets[:-1])[A.columns - B.start].sum())  # if no two entries have the same place
+        if most <= _FOUND_AT_ONCE:
+            indices = np.empty(most, dtype=np.int32)
+            entries = _find_at_once(*pattern, offsets, indices)
+            return offsets, indices[:entries].copy()
+    _count[many](parts, *pattern, offsets)
+    offsets = np.cumsum(offsets)
     entries = int(offsets[-1])
     indices = allocated(CPU, lambda: np.empty(entries, dtype=np.int32), 4 * entries)
     _find[many](parts, *pattern, offsets, indices)
@@ -95,7 +103,12 @@ def _multiply_cpu(A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: b
     if not add:
         C.blocks[...] = 0.0
     pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
-    _add(4 * get_num_threads(), *pattern, A.blocks, B.blocks, C.offsets, C.columns, C.blocks)
+    parts = 4 * get_num_threads()
+    if A.blocks[:1].size == B.blocks[:1].size == 1:
+        values = [of.blocks.reshape(-1) for of in (A, B, C)]
+        _add_numbers(parts, *pattern, values[0], values[1], C.offsets, C.columns, values[2])
+        return
+    _add(parts, *pattern, A.blocks, B.blocks, C.offsets, C.columns, C.blocks)
 
 
 @register_kernel("block_rows", "smooth", "cpu")
@@ -235,6 +248,32 @@ def _find(
             _sort(c_columns, of_c[row], of_c[row + 1])
 
 
+@serial_kernel
+def _find_at_once(
+    offsets: Array,
+    columns: Array,
+    start: int,
+    of_b: Array,
+    b_columns: Array,
+    width: int,
+    of_c: Array,
+    c_columns: Array,
+) -> int:
+    """Fill the offsets and columns of the product, for which there is enough memory; return their number."""
+    seen, following = np.full(width, -1, dtype=np.int32), 0
+    for row in range(offsets.shape[0] - 1):
+        for entry in range(offsets[row], offsets[row + 1]):
+            other = columns[entry] - start
+            for place in range(of_b[other], of_b[other + 1]):
+                if seen[b_columns[place]] != row:
+                    seen[b_columns[place]] = row
+                    c_columns[following] = b_columns[place]
+                    following += 1
+        _sort(c_columns, of_c[row], following)
+        of_c[row + 1] = following
+    return following
+
+
 @parallel_kernel
 def _add(
     parts: int,
@@ -265,6 +304,34 @@ def _add(
                             factor = blocks[entry, r, i]
                             for c in range(across):
                                 c_blocks[target, r, c] += factor * b_blocks[place, i, c]
+
+
+@parallel_kernel
+def _add_numbers(
+    parts: int,
+    offsets: Array,
+    columns: Array,
+    start: int,
+    of_b: Array,
+    b_columns: Array,
+    width: int,
+    values: Array,
+    b_values: Array,
+    of_c: Array,
+    c_columns: Array,
+    c_values: Array,
+) -> None:
+    """Do what ``_add`` does, for blocks of one number, of which loops over rows and columns would be most of the work."""
+    rows = offsets.shape[0] - 1
+    for part in prange(parts):
+        place_of = np.empty(width, dtype=np.int64)
+        for row in range(rows * part // parts, rows * (part + 1) // parts):
+            for place in range(of_c[row], of_c[row + 1]):
+                place_of[c_columns[place]] = place
+            for entry in range(offsets[row], offsets[row + 1]):
+                factor, other = values[entry], columns[entry] - start
+                for place in range(of_b[other], of_b[other + 1]):
+                    c_values[place_of[b_columns[place]]] += factor * b_values[place]
 
 
 @serial_and_parallel

@@ -79,7 +79,9 @@ def block_rows(start: int, stop: int, rows: Array, columns: Array, blocks: Array
 def row_numbers(offsets: Array, entries: int) -> Array:
     """Return the row of every entry, from 0."""
     xp = device_of(offsets).xp
-    return xp.searchsorted(offsets, xp.arange(entries), side="right") - 1
+    if xp is np:
+        return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[:entries]
+    return xp.searchsorted(offsets, xp.arange(entries), side="right") - 1  # CuPy repeats by a list of the host only
 
 
 def csr_of(A: SparseMatrix) -> CsrMatrix:

@@ -8,7 +8,7 @@ from kernel_targets import DEVICES, TARGETS
 from penstock.fem import Cantilever
 from penstock.solvers import galerkin, galerkin_pattern, multiply, product_pattern, transpose
 from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError
-from penstock.spmv.products import hashing
+from penstock.spmv.products import block_products, hashing
 from penstock.spmv.products import multiply as module
 from penstock.spmv.products.block_rows import BlockRows
 
@@ -193,7 +193,7 @@ def test_refusals(monkeypatch):
     with pytest.raises(InputError, match="not at hand"):
         multiply(square, np.eye(4))
     monkeypatch.setattr("penstock.spmv.Device.free_nbytes", lambda self: 15)
-    with pytest.raises(BudgetError, match="takes 16 B in one array, more than cpu has"):
+    with pytest.raises(BudgetError, match="takes 32 B in one array, more than cpu has"):
         multiply(square, square)
 
 
@@ -256,3 +256,14 @@ def test_products_without_entries():
 
     assert C.shape == (3, 2)
     assert C.nnz == 0
+
+
+@pytest.mark.parametrize("shape", [(90, 70, 80), (5, 3, 4), (0, 6, 5)])
+def test_the_columns_of_a_product_are_the_same_whether_they_are_counted_first_or_not(shape, monkeypatch):
+    rng = np.random.default_rng(7)
+    A, B = random_csr(shape[:2], 0.1, rng), random_csr(shape[1:], 0.1, rng)
+    at_once = multiply(A, B).to_csr()
+    monkeypatch.setattr(block_products, "_FOUND_AT_ONCE", -1)
+    counted = multiply(A, B).to_csr()
+    for name in ("indptr", "indices", "data"):
+        np.testing.assert_array_equal(getattr(at_once, name), getattr(counted, name))
