@@ -48,8 +48,9 @@ _TRIED, _TRIED_MULTIGRID = 50, 15
 # Iterations with multigrid in whose time a factorisation must be done to be thought of, by how much it must be the faster, and
 # how many times as long as finding that out the iterations to come must take.
 _LONGEST_FACTORISATION, _FASTER, _WORTH_A_LOOK = 300, 1.2, 3
-# Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little.
-_FEWEST_LEFT = 10
+# Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little. Those with a
+# factorisation are refinements, of which a few suffice.
+_FEWEST_LEFT, _REFINEMENTS = 10, 3
 # Iterations of a coarse level of nodes beyond which one of groups is worth its set-up.
 _WORTH_GROUPS = 100
 # Iterations that multigrid has in any case, and iterations with Jacobi that take the time of one with it, about.
@@ -126,6 +127,7 @@ def _factorised_if_slow(
         lambda: math.inf if (one := found()) is None else one[1],
         system.meant_rtol(b, limits["rtol"]),
         limits["atol"],
+        limits["maxiter"],
         limits["monitor"],
     )
     result = _with_last_word(system, b, {**limits, "monitor": watch}, run)
@@ -264,6 +266,7 @@ class FactorisationWatch:
     factorisation_seconds: Callable[[], float]
     rtol: float
     atol: float
+    maxiter: int | None
     monitor: Callable[[IterationRecord], object] | None
     expected: float = field(default=0.0, init=False)  # iterations, once it has stopped the solve
 
@@ -272,7 +275,8 @@ class FactorisationWatch:
         if self.monitor is not None and self.monitor(record):
             return True
         iterations = record.state.iteration  # of this solve, which may go on from another one
-        if iterations < _TRIED_MULTIGRID:
+        enough_left = self.maxiter is None or record.iteration + _REFINEMENTS <= self.maxiter
+        if iterations < _TRIED_MULTIGRID or not enough_left:
             return False
         expected = min(
             _expected_iterations(record, self.rtol, self.atol, recently=recently) for recently in (False, True)

@@ -286,10 +286,10 @@ def test_a_try_is_fair():
     assert judged(looked(20, 1e9, 0.1))
 
 
-def judged_against_a_factorisation(iteration, *norms, look=0.0, seconds=1.0):
+def judged_against_a_factorisation(iteration, *norms, look=0.0, seconds=1.0, maxiter=None):
     """Return what multigrid, an iteration of which takes 0.01 s, promises to need when a factorisation takes less."""
     asked = []
-    watch = FactorisationWatch(0.01, look, lambda: asked.append(1) or seconds, 1e-8, 0.0, None)
+    watch = FactorisationWatch(0.01, look, lambda: asked.append(1) or seconds, 1e-8, 0.0, maxiter, None)
     record = looked(iteration, norms[-1])
     record.state.residual_norms = list(norms)
     assert watch(record) == (watch.expected > 0)
@@ -306,6 +306,8 @@ def test_multigrid_that_takes_longer_than_a_factorisation_is_stopped():
     assert judged_against_a_factorisation(15, *falling(0.4, 15)) == (0.0, 0)  # is nearly done
     assert judged_against_a_factorisation(15, *falling(0.08, 15)) == (0.0, 1)  # takes 0.85 s
     assert judged_against_a_factorisation(15, *falling(0.04, 15), look=0.7) == (0.0, 0)  # to look would take as long
+    assert judged_against_a_factorisation(15, *falling(0.04, 15), maxiter=17) == (0.0, 0)
+    assert judged_against_a_factorisation(15, *falling(0.04, 15), maxiter=18) == (pytest.approx(200), 1)
 
 
 def test_multigrid_that_gathers_speed_is_not_stopped():
