@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
-from penstock.solvers.sparse_cholesky import Analysis, analysed
+from penstock.solvers.sparse_cholesky import Analysis, analysed, library
 from penstock.spmv import CPU, Array, InputError, Operator, SparseMatrix, ValidatedOperator, VectorSpace
 
 # This share of the diagonal is added: the factors of a singular matrix exist then, and those of others hardly change.
@@ -93,6 +93,11 @@ class FactorisationSpec(PreconditionerSpec, name="factorisation"):
             raise InputError("a factorisation needs a matrix that is held in the memory of the host; choose multigrid")
         matrix = A.to_csr().astype(np.float64, copy=False)
         return SparseFactors(matrix, analysis or analysed(matrix))
+
+    @property
+    def description(self) -> str:
+        """The name, and the library that does it."""
+        return f"{self.name} by {library()}"
 
     @property
     def formats(self) -> tuple[str, ...]:

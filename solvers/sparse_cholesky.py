@@ -23,6 +23,11 @@ from penstock.spmv.compilation.jit import serial_kernel
 Solve = Callable[[Array], Array]
 
 _MINIMUM_DEGREE = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
+# Of an entry of the factor, and of an operation, as measured on one core for systems of 8,000 to 60,000 rows in the plane and in
+# space; those of CHOLMOD's operations are below.
+_CHOLMOD_ENTRY_SECONDS, _SUPERLU_ENTRY_SECONDS, _SUPERLU_SECONDS = 28e-9, 50e-9, 0.1e-9
+# Of an entry of the matrix, for CHOLMOD to try all orders.
+_ORDERS_ENTRY_SECONDS = 0.7e-6
 # Rows of the dense matrix by which the speed of CHOLMOD's BLAS is measured, and the runs of which the fastest counts.
 _DENSE_ROWS, _RUNS = 300, 3
 # Seconds of an operation that tell an optimised BLAS from the reference implementation, and what each is taken to need.
@@ -49,13 +54,19 @@ class Analysis(Protocol):
     library : str
     order : array, (n,)
         The rows in the order of elimination.
+    is_thorough : bool
+        Whether all orders have been tried.
     """
 
     library: ClassVar[str]
     order: Array
+    is_thorough: bool
 
     def factorised(self, A: scipy.sparse.csr_array) -> Solve:
-        """Return what solves ``A x = b`` for one or several columns; raise InputError if A has no factor."""
+        """Return what solves ``A x = b`` for one or several columns.
+
+        Raises InputError if a pivot is zero; an indefinite matrix is not refused.
+        """
 
     def seconds(self, size: FactorSize) -> float:
         """Return the predicted seconds of a factorisation on one core."""
@@ -75,6 +86,7 @@ class CholmodAnalysis:
     library: ClassVar[str] = "CHOLMOD"
 
     def __init__(self, A: scipy.sparse.csr_array, *, quick: bool = False) -> None:
+        self.is_thorough = not quick
         self._symbolic = _cholmod().analyze(_columns(A), ordering_method="amd" if quick else "default")
         self.order: Array = self._symbolic.P()
 
@@ -93,7 +105,7 @@ class CholmodAnalysis:
 
     def seconds(self, size: FactorSize) -> float:
         """Return about the seconds on one core, with the BLAS that it is linked with."""
-        return 28e-9 * size.entries + _blas_seconds() * size.operations
+        return _CHOLMOD_ENTRY_SECONDS * size.entries + _blas_seconds() * size.operations
 
 
 class SuperLUAnalysis:
@@ -102,7 +114,7 @@ class SuperLUAnalysis:
     library: ClassVar[str] = "SuperLU"
 
     def __init__(self, A: scipy.sparse.csr_array) -> None:
-        n = A.shape[0]
+        n, self.is_thorough = A.shape[0], True  # there is one order only
         self.order: Array = np.arange(n)
         if n:  # an incomplete factorisation of a matrix of this pattern that drops everything tells the order
             pattern = scipy.sparse.csc_matrix((np.full(A.nnz, -1e-3), A.indices, A.indptr), shape=A.shape)
@@ -128,7 +140,7 @@ class SuperLUAnalysis:
 
     def seconds(self, size: FactorSize) -> float:
         """Return about the seconds on one core."""
-        return 50e-9 * size.entries + 0.1e-9 * size.operations
+        return _SUPERLU_ENTRY_SECONDS * size.entries + _SUPERLU_SECONDS * size.operations
 
 
 def analysed(A: scipy.sparse.csr_array, *, quick: bool = False) -> Analysis:
@@ -136,6 +148,21 @@ def analysed(A: scipy.sparse.csr_array, *, quick: bool = False) -> Analysis:
     if _cholmod() is not None and A.shape[0]:
         return CholmodAnalysis(A, quick=quick)
     return SuperLUAnalysis(A)
+
+
+def library() -> str:
+    """Return the name of the library that factorises."""
+    return (SuperLUAnalysis if _cholmod() is None else CholmodAnalysis).library
+
+
+def seconds_to_try_orders(entries: int) -> float:
+    """Return about the seconds in which an analysis that is not quick finds the best order of a matrix of that many entries."""
+    return _ORDERS_ENTRY_SECONDS * entries
+
+
+def most_entries(seconds: float) -> int:
+    """Return how many entries a factor may have at most that is made within some seconds."""
+    return int(seconds / min(_CHOLMOD_ENTRY_SECONDS, _SUPERLU_ENTRY_SECONDS))
 
 
 def factor_size(A: scipy.sparse.csr_array, order: Array, most: int) -> FactorSize | None:

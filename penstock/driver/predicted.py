@@ -7,8 +7,9 @@ import scipy.sparse
 
 from penstock.solvers import Multigrid
 from penstock.solvers.factorisation import FactorisationSpec
-from penstock.solvers.sparse_cholesky import analysed, factor_size
-from penstock.spmv import SparseMatrix
+from penstock.solvers.sparse_cholesky import analysed, factor_size, most_entries, seconds_to_try_orders
+from penstock.spmv import Array, BsrMatrix, SparseMatrix
+from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
 
 # Multigrid's set-up and solve take about as long as this many iterations with Jacobi, of a scalar matrix and of blocks, whose
@@ -16,13 +17,11 @@ from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
 _WORTH_SCALAR, _WORTH_BLOCKS, _OVERHEAD_SECONDS = 400, 250, {"cpu": 0.02, "cuda": 0.06}
 # To start an iteration with Jacobi.
 _START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
-# Of rows with more entries, or neighbours where they are blocks, factors are not counted: that alone would cost too much. With
-# more rows than these multigrid gains from further cores, which factorisations hardly use.
+# The factor is not counted where rows have more entries than this on average, block rows more blocks, because the count would
+# take too long; nor of more rows than these, where multigrid gains from further cores, which factorisations hardly use.
 _MOST_ENTRIES_A_ROW, _MOST_ROWS = 30, 100_000
-# Entries of a factor that are worth counting: each takes a library this long at least.
-_LEAST_ENTRY_SECONDS = 25e-9
-# To try all orders takes this long for an entry, and is worth it for factorisations that take several times as long.
-_ORDERS_ENTRY_SECONDS, _TIMES_ORDERS = 0.7e-6, 2
+# All orders are tried for factorisations that take this many times as long as that.
+_TIMES_ORDERS = 2
 # Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry.
 _MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS, _MULTIGRID_ENTRY_SECONDS = 0.02, 1.5e-6, 0.05e-6
 # Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
@@ -58,9 +57,9 @@ def multigrid_iteration_seconds(M: Multigrid) -> float:
     return _ITERATION_BYTE_SECONDS * nbytes
 
 
-def seconds_to_try_orders(A: SparseMatrix, block_size: int) -> float:
-    """Return the seconds in which a factorisation finds out how many entries its factor has in the best order."""
-    return _ORDERS_ENTRY_SECONDS * A.nnz / block_size**2
+def look_seconds(A: SparseMatrix, block_size: int) -> float:
+    """Return the seconds in which :func:`factorisation_within` finds out how many entries the factor has in the best order."""
+    return seconds_to_try_orders(A.nnz // block_size**2)
 
 
 def factorisation_within(
@@ -72,32 +71,49 @@ def factorisation_within(
     does not try all orders, of which the best may have half of the entries.
     """
     rows, nnz = A.shape[0], A.nnz
-    if A.device.kind != "cpu" or not rows <= _MOST_ROWS or nnz > _MOST_ENTRIES_A_ROW * rows * block_size:
+    if A.device.kind != "cpu" or rows > _MOST_ROWS or nnz > _MOST_ENTRIES_A_ROW * rows * block_size:
         return None
-    matrix = A.to_csr()
-    pattern = matrix if block_size == 1 else _nodes(matrix, block_size)
+    pattern = A.to_csr() if block_size == 1 else _pattern_of_nodes(A, block_size)
     analysis = analysed(pattern, quick=quick)
-    size = factor_size(pattern, analysis.order, int(most_seconds / _LEAST_ENTRY_SECONDS) // block_size**2)
+    size = factor_size(pattern, analysis.order, most_entries(most_seconds) // block_size**2)
     if size is None:
         return None
     size = size.of_blocks(block_size)
     seconds = analysis.seconds(size)
     if seconds > most_seconds:
         return None
-    try_all = quick and seconds > _TIMES_ORDERS * seconds_to_try_orders(A, block_size)
-    kept = analysis if block_size == 1 and not try_all else None
+    final = analysis.is_thorough or seconds <= _TIMES_ORDERS * look_seconds(A, block_size)
+    kept = analysis if block_size == 1 and final else None
     return FactorisationSpec(block_size=block_size, analysis=kept, entries=size.entries), seconds
 
 
-def _nodes(A: scipy.sparse.csr_array, block_size: int) -> scipy.sparse.csr_array:
-    """Return the pattern of the blocks of a matrix: of their first rows, as blocks are dense."""
-    first = A[::block_size]
-    columns = first.indices // block_size
-    pattern = scipy.sparse.csr_array(
-        (np.ones(len(columns), dtype=np.int8), columns, first.indptr), shape=(first.shape[0], A.shape[1] // block_size)
-    )
-    pattern.sum_duplicates()
-    return scipy.sparse.csr_array(pattern.astype(np.float64))
+def _pattern_of_nodes(A: SparseMatrix, size: int) -> scipy.sparse.csr_array:
+    """Return which nodes of ``size`` unknowns are coupled, with ones as entries."""
+    if isinstance(A, BsrMatrix) and A.row_granularity == size:
+        offsets, columns = A.row_offsets, A.column_indices
+    else:
+        matrix = A.to_csr()
+        offsets, columns = _coupled_nodes(matrix.indptr, matrix.indices, size)
+    nodes = A.shape[0] // size
+    return scipy.sparse.csr_array((np.ones(len(columns)), columns, offsets), shape=(nodes, nodes))
+
+
+@serial_kernel
+def _coupled_nodes(row_offsets: Array, column_indices: Array, size: int) -> tuple[Array, Array]:
+    """Return offsets and ascending columns of the nodes that share an entry with each node."""
+    nodes = (row_offsets.shape[0] - 1) // size
+    seen, offsets = np.full(nodes, -1, dtype=np.int32), np.zeros(nodes + 1, dtype=np.int32)
+    columns, total = np.empty(column_indices.shape[0], dtype=np.int32), 0
+    for node in range(nodes):
+        for entry in range(row_offsets[node * size], row_offsets[(node + 1) * size]):
+            other = column_indices[entry] // size
+            if seen[other] != node:
+                seen[other] = node
+                columns[total] = other
+                total += 1
+        columns[offsets[node] : total].sort()
+        offsets[node + 1] = total
+    return offsets, columns[:total].copy()
 
 
 def cheap_factorisation(

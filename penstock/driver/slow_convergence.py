@@ -27,9 +27,9 @@ from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.predicted import (
     cheap_factorisation,
     factorisation_within,
+    look_seconds,
     multigrid_iteration_seconds,
     multigrid_iterations,
-    seconds_to_try_orders,
 )
 from penstock.solvers import (
     IterationRecord,
@@ -45,8 +45,8 @@ from penstock.spmv import SparseMatrix, SweptOperator
 
 # Iterations with Jacobi, and with multigrid, before the convergence is judged; each look after them judges it anew.
 _TRIED, _TRIED_MULTIGRID = 50, 15
-# Iterations with multigrid in whose time a factorisation must be done to be thought of, by how much it must be the faster, and
-# how many times as long as finding that out the iterations to come must take.
+# A factorisation takes the place of multigrid if it is predicted to take less time than so many iterations, and if the iterations
+# to come would take so many times as long. Its factor is counted only if they would take so many times as long as the count.
 _LONGEST_FACTORISATION, _FASTER, _WORTH_A_LOOK = 300, 1.2, 3
 # Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little. Those with a
 # factorisation are refinements, of which a few suffice.
@@ -123,7 +123,7 @@ def _factorised_if_slow(
     found = cache(lambda: factorisation_within(A, multigrid.block_size, _LONGEST_FACTORISATION * iteration))
     watch = FactorisationWatch(
         iteration,
-        seconds_to_try_orders(A, multigrid.block_size),
+        look_seconds(A, multigrid.block_size),
         lambda: math.inf if (one := found()) is None else one[1],
         system.meant_rtol(b, limits["rtol"]),
         limits["atol"],
@@ -255,10 +255,13 @@ class FactorisationWatch:
 
     Parameters
     ----------
-    iteration_seconds, look_seconds : float
-        Of an iteration, and of finding out what a factorisation takes.
+    iteration_seconds : float
+        Of an iteration with multigrid, as predicted.
+    look_seconds : float
+        Of counting the entries of the factor.
     factorisation_seconds : callable
-        Returns the latter; asked when the iterations to come take several times as long as that look.
+        Returns the predicted time of the factorisation, infinite if it is too long; called only where the count is worth its
+        time.
     """
 
     iteration_seconds: float

@@ -1,4 +1,4 @@
-"""Groups of strongly coupled nodes, grown node by node: of the nodes of a matrix for D, and of groups for aggregates.
+"""Groups of strongly coupled nodes, grown node by node.
 
 The coupling of two nodes is the mean of ``-a_ij / sqrt(a_ii a_jj)`` over their unknowns of the same name, and its norm that of
 all numbers ``a_ij / sqrt(a_ii a_jj)``. Sums of couplings are those of piecewise constant vectors: they tell which nodes move
@@ -17,8 +17,8 @@ from penstock.spmv import Array
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.products.block_rows import BlockRows, row_numbers
 
-# Couplings above this join nodes of groups that are full, up to half as many again: they are the halves of a line.
-_OF_A_LINE, _SLACK = 0.35, 1.5
+#: Couplings above this join nodes of groups that are full, up to half as many again: they are the halves of a line.
+OF_A_LINE, SLACK = 0.35, 1.5
 # Groups of fewer than this share of the most nodes join a neighbour.
 _SMALL = 0.25
 
@@ -49,7 +49,6 @@ def grown_groups(
     most: int,
     *,
     alike: float = 0.0,
-    weak: float = 0.0,
 ) -> Array:
     """Return the group of nodes ``start`` and following, numbered from 0 in the order of their first nodes: int32, on the host.
 
@@ -65,14 +64,12 @@ def grown_groups(
         Nodes of a group. Up to half as many again where a line of nodes would be cut, or a small group would remain.
     alike : float
         Share of the norm of the couplings between a group and a node that their sum must exceed for the node to join.
-    weak : float
-        What the sum must exceed in any case.
     """
     offsets, columns, signed, norms = couplings
     nodes = len(offsets) - 1
     label = np.full(nodes, -1, dtype=np.int64)
     bounds = np.asarray(parts, dtype=np.int64) - start
-    limits = (most, int(_SLACK * most), alike, weak, _OF_A_LINE, _SMALL)
+    limits = (most, int(SLACK * most), alike, OF_A_LINE, _SMALL)
     if nodes:
         _grow(offsets, columns, signed, norms, start, bounds, *limits, label)
     group = np.unique(label, return_inverse=True)[1]
@@ -82,7 +79,7 @@ def grown_groups(
 @parallel_kernel
 def _grow(
     offsets: Array, columns: Array, signed: Array, norms: Array, start: int, bounds: Array,
-    most: int, at_most: int, alike: float, weak: float, of_a_line: float, small: float, label: Array,
+    most: int, at_most: int, alike: float, of_a_line: float, small: float, label: Array,
 ) -> None:  # fmt: skip
     """Label every node by the first one of its group, part by part."""
     nodes = label.shape[0]
@@ -91,16 +88,16 @@ def _grow(
     for part in prange(bounds.shape[0] - 1):
         ends = bounds[part], bounds[part + 1]
         _grow_part(
-            offsets, columns, signed, norms, start, ends, most, at_most, alike, weak, of_a_line,
+            offsets, columns, signed, norms, start, ends, most, at_most, alike, of_a_line,
             total, norm, seen, candidates, sizes, label,
         )  # fmt: skip
-        _join_small(offsets, columns, signed, start, ends, most, at_most, weak, small, total, seen, sizes, label)
+        _join_small(offsets, columns, signed, start, ends, most, at_most, small, total, seen, sizes, label)
 
 
 @serial_kernel
 def _grow_part(
     offsets: Array, columns: Array, signed: Array, norms: Array, start: int, ends: tuple[int, int],
-    most: int, at_most: int, alike: float, weak: float, of_a_line: float,
+    most: int, at_most: int, alike: float, of_a_line: float,
     total: Array, norm: Array, seen: Array, candidates: Array, sizes: Array, label: Array,
 ) -> None:  # fmt: skip
     """Grow groups from the first nodes that belong to none, each by the node that couples most with it."""
@@ -121,16 +118,14 @@ def _grow_part(
                         known += 1
                     total[other] += signed[place]
                     norm[other] += norms[place]
-            node, known = _best(candidates[low:high], known, total, norm, label, alike, weak)
+            node, known = _best(candidates[low:high], known, total, norm, label, alike)
             if node >= 0 and (size >= at_most or (size >= most and total[node] <= of_a_line)):
                 node = -1
         sizes[seed] = size
 
 
 @serial_kernel
-def _best(
-    candidates: Array, known: int, total: Array, norm: Array, label: Array, alike: float, weak: float
-) -> tuple[int, int]:
+def _best(candidates: Array, known: int, total: Array, norm: Array, label: Array, alike: float) -> tuple[int, int]:
     """Return the candidate with the largest coupling, or -1, and how many are left; those that have joined are dropped.
 
     Couplings are compared in steps of an eighth of a power of e, and the first one wins: else rounding would decide.
@@ -141,7 +136,7 @@ def _best(
         if label[node] < 0:
             candidates[left] = node
             left += 1
-            if total[node] > alike * norm[node] and total[node] > weak:
+            if total[node] > max(alike * norm[node], 0.0):
                 step = np.floor(8.0 * np.log(total[node]) + 0.5)
                 if best < 0 or step > worth:
                     best, worth = node, step
@@ -151,7 +146,7 @@ def _best(
 @serial_kernel
 def _join_small(
     offsets: Array, columns: Array, signed: Array, start: int, ends: tuple[int, int],
-    most: int, at_most: int, weak: float, small: float, total: Array, seen: Array, sizes: Array, label: Array,
+    most: int, at_most: int, small: float, total: Array, seen: Array, sizes: Array, label: Array,
 ) -> None:  # fmt: skip
     """Let small groups of a part, the smallest first, join the neighbour with which they couple most."""
     low, high = ends
@@ -180,7 +175,7 @@ def _join_small(
         best = -1
         for k in range(count):
             root = touched[k]
-            fits = root != group and sizes[root] + sizes[group] <= at_most and total[root] > weak
+            fits = root != group and sizes[root] + sizes[group] <= at_most and total[root] > 0.0
             if fits and (best < 0 or total[root] > total[best]):
                 best = root
         if best >= 0:

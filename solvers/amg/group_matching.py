@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.solvers.amg.group_growth import Couplings
+from penstock.solvers.amg.group_growth import OF_A_LINE, SLACK, Couplings
 from penstock.spmv import Array
 from penstock.spmv.compilation.jit import serial_kernel
 
-# Above this coupling pairs may merge at last though they are too large together, up to this many times the size: they are the
-# halves of a line. So may those that have fewer than the last share of the most groups.
-_OF_A_LINE, _SLACK, _SMALL = 0.35, 1.5, 0.125
+# In the last rounds a pair may have up to SLACK times the groups of an aggregate, if its coupling is above OF_A_LINE, as that of
+# the halves of a line is, or if one of the two has fewer groups than this share of them.
+_SMALL = 0.125
 # Where signed couplings cancel, this share of their norms is taken.
 _LEAST_SHARE = 1e-3
 # Rounds, of which usually some twenty suffice.
@@ -33,9 +33,10 @@ def matched_groups(couplings: Couplings, most: int, weak: float) -> Array:
     couplings : row offsets, columns, couplings, norms
         As of :func:`~penstock.solvers.amg.group_growth.couplings`, of groups.
     most : int
-        Groups of an aggregate.
+        Groups of an aggregate at most; half as many again where the halves of a line or a small remainder join. The aggregate of
+        uncoupled groups has no limit.
     weak : float
-        Two merge if their coupling, over the groups of the smaller one, is above this.
+        Two merge only if their coupling, divided by the number of groups in the smaller one, is above this.
     """
     alone = _uncoupled(couplings)
     if alone.sum() <= 1:
@@ -53,8 +54,8 @@ def _matched(couplings: Couplings, most: int, weak: float) -> Array:
     graph = offsets.astype(np.int64), columns.astype(np.int64), np.asarray(signed), np.asarray(norms)
     last = False
     for _ in range(_MOST_ROUNDS):
-        allowed = (int(_SLACK * most), _SMALL * most) if last else (most, 0.0)
-        picks = _pick(*graph, sizes, *allowed, weak, last, _OF_A_LINE, _LEAST_SHARE)
+        allowed = (int(SLACK * most), _SMALL * most) if last else (most, 0.0)
+        picks = _pick(*graph, sizes, *allowed, weak, last, OF_A_LINE, _LEAST_SHARE)
         target = _mutual(picks)
         if np.array_equal(target, np.arange(len(target))):
             if last:

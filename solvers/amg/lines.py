@@ -84,7 +84,8 @@ class LineInverses:
             pivots[...] = 1.0 / pivots if size == 1 else symmetric_inverses(pivots)
 
     def add_product(self, x: Array, out: Array, alpha: float) -> None:
-        """Set ``out += alpha D x``, for a vector or a block of vectors. Reads D twice, x once and ``out`` on the lines."""
+        """Set ``out += alpha D x``, for a vector or a block of vectors. Reads the pivots once, the blocks below the
+        diagonal twice, x once and ``out`` on the lines."""
         shape = (len(self.nodes) * self.pivots.shape[1], *x.shape[1:])
         if self._work is None or self._work.shape != shape:
             self._work = self.device.xp.empty(shape)

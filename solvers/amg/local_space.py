@@ -37,8 +37,8 @@ from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_of
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
-# Columns of an aggregate at most, but for those of the near-null space; and beside these, as a share of the random vectors that
-# show them.
+# An aggregate has at most so many columns, unless the near-null space has more, and beside that space at most this share of the
+# number of random vectors.
 _COLUMNS, _FURTHER = 18, 0.5
 # Columns of a piece of an aggregate, the largest number that divides those of the near-null space.
 _PIECES = (3, 2, 1)
@@ -52,9 +52,9 @@ _SIZES, _WEAK = (3, 4, 6, 8, 12, 16, 24, 32, 48), (0.05, 0.02, 0.0)
 _RELAXED, _CUT = 41, 30.0
 # Entries of the coarse matrix, as a share of those of A, and the number of sampled aggregates from which they are estimated.
 _BUDGET, _SAMPLED = 0.05, 128
-# Directions of which the space misses more than a bound become columns, see :func:`_missing`: the first number, raised by steps
-# until the coarse matrix is small enough. Aggregates whose bound is not above the third number are accepted, if few of them want
-# more columns than there may be.
+# Directions of which the space misses more than a bound become columns. The bound begins at _FINEST and is multiplied by _STEP
+# until the coarse matrix is small enough. Aggregates are accepted if it stays below _ACCEPTED and at most the share _FEW of them
+# wants more columns than they may have.
 _FINEST, _STEP, _ACCEPTED, _FEW = 0.5, 1.25, 1.0, 0.1
 # Squares smaller than this share of others are rounding.
 _ROUNDING, _TINY = 1e-10, 1e-300
@@ -70,8 +70,8 @@ _SETUP_NUMBERS = 8
 class LocalSpace:
     """D of groups and what T is made of.
 
-    ``modes``, (n, most), begins with the ``known`` near-null space. An aggregate uses the first of its ``columns``, a multiple of
-    ``piece``; None if all aggregates use all of them.
+    ``modes``, (n, most), begins with the ``known`` near-null space. Aggregate a uses the first ``columns[a]`` of them, a multiple
+    of ``piece``; ``columns`` is None if no aggregate has columns beside the near-null space.
     """
 
     D: GroupFactors
@@ -311,7 +311,7 @@ def best_aggregates(graph: Couplings, sums: RelaxedVectors, high: float, smoothi
                 best, least = Chosen(of_group, used, (directions * ~beyond[:, None, :])[:, :, :further]), missed
             if accepted:
                 return best
-            if bound == _FINEST:  # larger ones have the same columns, and miss more
+            if bound == _FINEST:  # the budget limits no columns, so larger aggregates would only miss more
                 break
     assert best is not None, "the largest aggregates are always considered"
     return best
@@ -326,7 +326,7 @@ def _columns_within(
     -------
     used : array, (aggregates,)
     bound : float
-        The first with which the coarse matrix has up to ``budget`` entries.
+        The first with which the coarse matrix has up to ``budget`` entries; if there is none, one above all of ``worth``.
     capped : float
         The share of aggregates that want more columns than there may be.
     """
@@ -362,7 +362,8 @@ def _missing(of_group: Array, sums: RelaxedVectors, high: float) -> tuple[Array,
     present = values > _ROUNDING * np.maximum(np.einsum("gii->g", grams)[:, None], _TINY)
     values = np.where(present, values, 0.0)
     worth = values * high / np.maximum(energies, _TINY)[:, None]
-    return worth, parts @ (directions / np.sqrt(np.maximum(values, _TINY))[:, None, :])
+    scales = np.where(values > 0, 1.0 / np.sqrt(np.maximum(values, _TINY)), 0.0)  # what is rounding becomes no column
+    return worth, parts @ (directions * scales[:, None, :])
 
 
 def _coarse_entries(pattern: Any, of_group: Array, products: int) -> Callable[[Array], int]:

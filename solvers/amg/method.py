@@ -422,8 +422,10 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
 
     def result(self, state: AnyState, shape: tuple[int, ...] | None = None, note: str = "") -> Any:
         """Return the result, which says whether nodes were grouped and whether the polynomial was widened."""
+        if state.widened:
+            return super().result(state, shape, f"; {_WIDENED}")
         grouped = f"; {_GROUPED}" if self._sweep.M.level.groups is not None else ""
-        return super().result(state, shape, f"{grouped}; {_WIDENED}" if state.widened else f"{note}{grouped}")
+        return super().result(state, shape, f"{note}{grouped}")
 
 
 class CoarseBlockConjugateGradients(CoarseConjugateGradients, name="coarse_block_cg"):

@@ -13,8 +13,8 @@ def long_paths(offsets: Array, neighbours: Array, least: int, most: int) -> tupl
     """Return the path of each node and its position there, int64 arrays (nodes,), for paths of ``least`` to ``most`` nodes.
 
     A path is named after its end with the smaller number, and positions count from that end; other nodes have path -1.
-    ``offsets`` and ``neighbours`` are the graph in CSR, without a diagonal. A path of n nodes takes ``log2(n)`` rounds, each of
-    which reads three numbers for every entry of the graph.
+    ``offsets`` and ``neighbours`` are the graph in CSR, symmetric and without a diagonal. A path of n nodes takes ``log2(n)``
+    rounds, each of which reads three numbers for every entry of the graph.
     """
     xp, nodes = device_of(neighbours).xp, len(offsets) - 1
     degrees, node = xp.diff(offsets), row_numbers(offsets, neighbours.size)

@@ -1,5 +1,9 @@
 """A sparse factorisation as a preconditioner: its order, the count of its entries, its factors, and when it is chosen."""
 
+import itertools
+import sys
+import types
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -11,6 +15,8 @@ from penstock.driver.predicted import cheap_factorisation, factorisation_within
 from penstock.solvers import FactorisationSpec, SparseFactors, cg, sparse_cholesky
 from penstock.solvers.sparse_cholesky import CholmodAnalysis, FactorSize, SuperLUAnalysis, analysed, factor_size
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError
+
+FIND_CHOLMOD = sparse_cholesky._cholmod  # which conftest.py replaces
 
 
 @pytest.fixture(params=["CHOLMOD", "SuperLU"], autouse=True)
@@ -173,31 +179,81 @@ def test_with_coordinates_it_takes_the_place_of_multigrid(monkeypatch):
     assert "multigrid: a coarse level" in penstock.solve(A, b, coordinates=points).explain()
 
 
-def test_it_takes_the_place_of_multigrid_that_is_slow(monkeypatch):
-    A = laplacian(20, 20, 20)
-    points = np.stack(np.meshgrid(*[np.arange(20.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+@pytest.fixture
+def slow_multigrid(monkeypatch):
+    """A cube that multigrid is taken for, with its coordinates; after two iterations it counts as slow."""
     monkeypatch.setattr(placement, "cheap_factorisation", lambda *of, **known: None)
-    for name, value in {"_TRIED_MULTIGRID": 2, "_FASTER": 0.0, "_WORTH_A_LOOK": 0}.items():
+    changed = {"_TRIED_MULTIGRID": 2, "_FASTER": 0.0, "_WORTH_A_LOOK": 0, "_LONGEST_FACTORISATION": 10**6}
+    for name, value in changed.items():
         monkeypatch.setattr(slow_convergence, name, value)
-    monkeypatch.setattr(slow_convergence, "_LONGEST_FACTORISATION", 10**6)
+    points = np.stack(np.meshgrid(*[np.arange(20.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    return laplacian(20, 20, 20), points
+
+
+def test_it_takes_the_place_of_multigrid_that_is_slow(slow_multigrid, library):
+    A, points = slow_multigrid
     b = A @ np.random.default_rng(6).normal(size=A.shape[0])
     with penstock.prepare(A, device="cpu", coordinates=points) as system:
         result = system.solve(b)
         assert result.converged
         assert 3 <= result.iterations <= 6
         assert "choice      factorisation: multigrid promised" in result.explain()
+        assert f"preconditioner factorisation by {library}" in result.explain()
         assert system.solve(2 * b).iterations <= 2
 
 
-def test_what_cannot_take_its_place_is_told(monkeypatch):
-    A = laplacian(20, 20, 20)
-    points = np.stack(np.meshgrid(*[np.arange(20.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
-    monkeypatch.setattr(placement, "cheap_factorisation", lambda *of, **known: None)
-    for name, value in {"_TRIED_MULTIGRID": 2, "_FASTER": 0.0, "_WORTH_A_LOOK": 0}.items():
-        monkeypatch.setattr(slow_convergence, name, value)
-    monkeypatch.setattr(slow_convergence, "_LONGEST_FACTORISATION", 10**6)
+def test_it_is_not_begun_when_no_iterations_are_left(slow_multigrid):
+    A, points = slow_multigrid
+    result = penstock.solve(A, np.ones(A.shape[0]), device="cpu", coordinates=points, maxiter=3, on_failure="return")
+    assert "choice      multigrid" in result.explain()
+
+
+def test_what_cannot_take_its_place_is_told(slow_multigrid, monkeypatch):
+    A, points = slow_multigrid
     monkeypatch.setattr(FactorisationSpec, "workspace_nbytes", lambda *of, **more: 1 << 60)
     result = penstock.solve(A, np.ones(A.shape[0]), device="cpu", coordinates=points)
     assert result.converged
     assert "multigrid: it promised" in result.explain()
     assert "but the factorisation cannot be made: its set-up needs" in result.explain()
+
+
+def test_blocks_that_are_not_dense_count_as_dense_ones():
+    """The first unknown of a node is coupled with the second alone, which is coupled with other nodes."""
+    nodes = laplacian(30, 30)
+    inside = scipy.sparse.eye_array(900)
+    A = scipy.sparse.csr_array(
+        scipy.sparse.kron(inside, [[2.0, 1.0], [1.0, 2.0]]) + scipy.sparse.kron(nodes, [[0, 0], [0, 1.0]])
+    )
+    A.eliminate_zeros()
+    spec, _ = factorisation_within(CsrMatrix.from_csr(A), 2, 10.0)
+    of_nodes = factor_size(nodes, analysed(nodes).order, 10**9)
+    assert spec.entries >= 4 * 0.8 * of_nodes.entries
+
+
+def test_an_analysis_is_kept_where_it_will_not_be_found_again(library, monkeypatch):
+    A = CsrMatrix.from_csr(laplacian(20, 20, 20))
+    small, _ = factorisation_within(CsrMatrix.from_csr(laplacian(70, 70)), 1, 10.0, quick=True)
+    assert small.analysis is not None
+    monkeypatch.setattr(predicted, "_TIMES_ORDERS", 0)
+    spec, _ = factorisation_within(A, 1, 10.0, quick=True)
+    assert (spec.analysis is None) == (library == "CHOLMOD")  # which may find a better order
+    before = spec.build(A)
+    assert spec.rebuild(before, A).analysis is before.analysis
+
+
+def test_a_scikit_sparse_of_another_interface_is_not_used(monkeypatch):
+    found = {"other": types.ModuleType("sksparse.cholmod"), "known": types.ModuleType("sksparse.cholmod")}
+    found["known"].analyze = lambda A: None
+    for name, module in found.items():
+        monkeypatch.setitem(sys.modules, "sksparse", types.ModuleType("sksparse"))
+        monkeypatch.setitem(sys.modules, "sksparse.cholmod", module)
+        assert FIND_CHOLMOD.__wrapped__() is (module if name == "known" else None)
+
+
+def test_the_reference_blas_is_told_from_an_optimised_one(library, monkeypatch):
+    if library == "SuperLU":
+        pytest.skip("its BLAS is that of SciPy")
+    moments = itertools.count()
+    for step, expected in ((1.0, sparse_cholesky._REFERENCE_SECONDS), (1e-6, sparse_cholesky._OPTIMISED_SECONDS)):
+        monkeypatch.setattr(sparse_cholesky.time, "perf_counter", lambda step=step: step * next(moments))
+        assert sparse_cholesky._blas_seconds.__wrapped__() == expected

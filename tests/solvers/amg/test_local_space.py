@@ -322,3 +322,68 @@ def test_aggregates_have_the_columns_that_they_need():
     nodes_alone = cg(A, beam.load(), M=smoothed_aggregation(A, **{**given, "grouped": False}), rtol=1e-8)
     assert result.converged
     assert result.iterations < 0.6 * nodes_alone.iterations
+
+
+def test_uncoupled_groups_form_an_aggregate_beside_the_others():
+    A = scipy.sparse.block_diag([2.0 * scipy.sparse.eye_array(3), abs(jumping((5, 5, 5))), scipy.sparse.eye_array(2)])
+    A = scipy.sparse.csr_array(A)
+    A.data[...] = -1.0
+    A.setdiag(30.0)
+    of_group = matched_groups(graph_of(A), 8, 0.0)
+    assert of_group[[0, 1, 2, -1, -2]].tolist() == [0] * 5
+    assert of_group[3:-2].min() == 1
+    assert np.array_equal(of_group[3:-2] - 1, matched_groups(graph_of(A[3:-2][:, 3:-2]), 8, 0.0))
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 24), (0.65, 12), (0.55, 12)])
+def test_less_memory_means_fewer_random_vectors_and_smaller_groups(share, expected, monkeypatch):
+    A = CsrMatrix.from_csr(jumping())
+    enough = 2 * (2 * 96 + 8 * (4 * 24 + 8)) * A.shape[0]
+    monkeypatch.setattr(Device, "free_nbytes", lambda self: int(share * enough))
+    nodes, vectors = local_space_module._group_nodes_and_vectors(A, 3)
+    assert vectors == expected
+    assert nodes == (32 if share > 0.6 else 16)
+
+
+class Sums:
+    known, piece, most = 3, 3, 9
+
+
+def test_columns_come_in_pieces_and_within_a_budget():
+    worth = np.array([[9.0, 2.0, 0.1], [0.1, 0.0, 0.0], [5.0, 4.0, 3.0]])
+    columns_within = local_space_module._columns_within
+
+    used, bound, capped = columns_within(worth, Sums, sum, 100)
+    assert (used.tolist(), bound, capped) == ([6, 3, 6], 0.5, 0.0)
+    used, bound, capped = columns_within(worth, Sums, sum, 12)
+    assert used.tolist() == [6, 3, 3]
+    assert 5.0 <= bound < 9.0
+    used, bound, capped = columns_within(worth, Sums, sum, 1)  # not even the near-null space
+    assert used.tolist() == [3, 3, 3]
+    assert bound > 9.0
+    Sums.most = 3
+    assert columns_within(worth, Sums, sum, 100)[2] == pytest.approx(2 / 3)
+    Sums.most = 9
+
+
+def test_directions_that_are_rounding_become_no_columns():
+    """Two groups whose relaxed vectors are in the near-null space but for one direction."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((6, 2 + 4))
+    vectors[:, 3:] = vectors[:, :2] @ rng.standard_normal((2, 3))
+    gram = vectors.T @ vectors
+
+    class Relaxed:
+        known, grams, energies = 2, gram[None], np.ones((1, 2))
+
+    worth, directions = local_space_module._missing(np.zeros(1, dtype=np.int64), Relaxed, 1.0)
+    assert np.count_nonzero(worth) == 1
+    assert not directions[0, :, 1:].any()
+    assert abs(directions).max() < 1e3
+
+
+def test_groups_are_not_widened(system):
+    A, B = system
+    matrix = CsrMatrix.from_csr(A)
+    result = cg(matrix, B[:, 0].copy(), M=smoothed_aggregation(matrix, grouped=True), rtol=1e-8, maxiter=60)
+    assert "widened" not in result.message
