@@ -16,8 +16,9 @@ from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.solvers.sparse_cholesky import Analysis, analysed, library
 from penstock.spmv import CPU, Array, InputError, Operator, SparseMatrix, ValidatedOperator, VectorSpace
 
-# This share of the diagonal is added: the factors of a singular matrix exist then, and those of others hardly change.
-_ADDED = 1e-12
+# The first share of the diagonal is added: the factors of a singular matrix exist then, and those of others hardly change. Where
+# that is not enough, as for singular matrices whose entries were rounded to float32, the second share is.
+_ADDED = (1e-12, 1e-7)
 # Memory where the entries of the factor are not known, in vectors: those of both factors of 70 entries a row, of 12 bytes.
 _VECTORS = 200
 # Bytes of an entry of the factor, of which SuperLU stores two.
@@ -25,7 +26,7 @@ _ENTRY_NBYTES = 24
 
 
 class SparseFactors(ValidatedOperator):
-    """``z = (A + 1e-12 diag(A))^-1 r`` for A on the host, by a factorisation without pivoting, which is symmetric.
+    """``z = (A + s diag(A))^-1 r`` for A on the host and s = 1e-12 or 1e-7, by a factorisation without pivoting.
 
     Parameters
     ----------
@@ -50,8 +51,14 @@ class SparseFactors(ValidatedOperator):
         if not (diagonal > 0).all():
             raise InputError("a matrix whose diagonal is not positive cannot be factorised without pivoting")
         raised = A.copy()
-        raised.setdiag(diagonal * (1.0 + _ADDED))
-        self._solve = analysis.factorised(raised)
+        for share in _ADDED:
+            raised.setdiag(diagonal * (1.0 + share))
+            try:
+                self._solve = analysis.factorised(raised)
+                break
+            except InputError:
+                if share == _ADDED[-1]:
+                    raise
 
     @property
     def capturable(self) -> bool:
@@ -76,8 +83,8 @@ class FactorisationSpec(PreconditionerSpec, name="factorisation"):
 
     needs_entries: ClassVar[bool] = True
 
-    analysis: Any = field(default=None, compare=False, repr=False)
-    entries: int = field(default=0, compare=False, repr=False)
+    analysis: Any = field(default=None, compare=False, repr=False, metadata={"option": False})
+    entries: int = field(default=0, compare=False, repr=False, metadata={"option": False})
 
     def build(self, A: Operator) -> Operator:
         """Return the factors of a matrix in memory on the host."""

@@ -18,7 +18,7 @@ class PreconditionerSpec:
     """The name and options of a preconditioner; each subclass is defined next to the preconditioner it builds.
 
     A subclass is declared as ``class JacobiSpec(PreconditionerSpec, name="jacobi")``, which registers it. Its fields are the
-    options for YAML files, the command line and :func:`penstock.solve`.
+    options for YAML files, the command line and :func:`penstock.solve`, but for those with the metadata ``{"option": False}``.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def preconditioner_spec(name: str, **options: Any) -> PreconditionerSpec:
     ChebyshevSpec(block_size=3, degree=9)
     """
     cls = PRECONDITIONERS[name]
-    known = {entry.name for entry in dataclasses.fields(cls)}
+    known = {entry.name for entry in dataclasses.fields(cls) if entry.metadata.get("option", True)}
     changed = {option: value for option, value in options.items() if value is not None}
     if unknown := sorted(changed.keys() - known):
         raise InputError(

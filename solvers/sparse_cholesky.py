@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 
-from penstock.spmv import Array, InputError
+from penstock.spmv import Array, BudgetError, InputError
 from penstock.spmv.compilation.jit import serial_kernel
 
 Solve = Callable[[Array], Array]
@@ -31,7 +31,7 @@ _ORDERS_ENTRY_SECONDS = 0.7e-6
 # Rows of the dense matrix by which the speed of CHOLMOD's BLAS is measured, and the runs of which the fastest counts.
 _DENSE_ROWS, _RUNS = 300, 3
 # Seconds of an operation that tell an optimised BLAS from the reference implementation, and what each is taken to need.
-_OPTIMISED_BELOW, _OPTIMISED_SECONDS, _REFERENCE_SECONDS = 0.15e-9, 0.015e-9, 0.4e-9
+_OPTIMISED_BELOW, _OPTIMISED_SECONDS, _REFERENCE_SECONDS = 0.22e-9, 0.015e-9, 0.4e-9
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,10 @@ class CholmodAnalysis:
         """Return what solves with the factor."""
         try:
             factor = self._symbolic.cholesky(_columns(A))
-        except _cholmod().CholmodError as error:
+        except _cholmod().CholmodNotPositiveDefiniteError as error:
             raise InputError(f"the matrix cannot be factorised without pivoting: {error}") from error
+        except _cholmod().CholmodError as error:
+            raise BudgetError(f"the factor cannot be made; there may be too little memory for it: {error}") from error
 
         def solve(b: Array) -> Array:
             solved: Array = factor(b)

@@ -42,6 +42,10 @@ AnyResult = SolveResult | BlockSolveResult
 _SINGLE_ROUNDING = 2.0**-24
 
 
+# What building a preconditioner raises that does not suit a matrix, or its memory.
+_NOT_MADE = (InputError, BudgetError, MemoryError)
+
+
 class HeldStore:
     """The store that was made for a system, if there is one: closed with it, or when another one takes its place."""
 
@@ -138,7 +142,10 @@ class OpenSystem:
             self.preconditioner()
             return
         with self.reporter.stage("prepare"), self.A.device.current():
-            self._M = self._spec.rebuild(self._M, self.A)
+            try:
+                self._M = self._spec.rebuild(self._M, self.A)
+            except _NOT_MADE as error:
+                self._M = self._built_instead_of(self._spec, error)
 
     def use_instead(self, spec: PreconditionerSpec, why: str) -> str:
         """Make another preconditioner, and use it; keep this one and return why if it cannot be made."""
@@ -186,13 +193,22 @@ class OpenSystem:
         spec = self._in_order(spec)
         try:
             M = spec.build(self.A)
-        except InputError:
-            if not self.request.is_left_open(spec):
-                raise
-            [spec, *_] = self.request.specs(spec.block_size, streamed=False)  # of a matrix that no coarse level suits
-            self.placement = replace(self.placement, spec=spec)
-            M = spec.build(self.A)
+        except _NOT_MADE as error:
+            return self._built_instead_of(spec, error)
         self._spec = spec
+        return M
+
+    def _built_instead_of(self, spec: PreconditionerSpec, error: Exception) -> Operator | None:
+        """Return what takes the place of a preconditioner that cannot be made, or raise the error if the caller asked for it."""
+        other = self.request.alternative(spec)
+        if other is None:
+            raise error
+        self._decide(other, f"{spec.name} cannot be made: {error}", instead_of=None)
+        try:
+            M = other.build(self.A)
+        except InputError as further:
+            return self._built_instead_of(other, further)
+        self._spec = other
         return M
 
     def _built_of_operator(self) -> Operator | None:

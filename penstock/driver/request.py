@@ -115,9 +115,16 @@ class Request:
         faster = f"predicted to be faster here than {' and '.join(others)}; " if others else ""
         return f"{faster}a coarse level would need coordinates= or near_null_space="
 
-    def is_left_open(self, spec: PreconditionerSpec) -> bool:
-        """Return whether a coarse level was chosen without the caller naming it or giving its near-null space."""
-        return self.is_auto and not self.options and spec.uses_near_null_space
+    def alternative(self, spec: PreconditionerSpec) -> PreconditionerSpec | None:
+        """Return what takes the place of a preconditioner that cannot be made; None if the caller chose it, or gave its input."""
+        if not self.is_auto:
+            return None
+        if isinstance(spec, FactorisationSpec):
+            return preconditioner_spec("multigrid", block_size=spec.block_size, **self.options)
+        if self.options or not spec.uses_near_null_space:
+            return None
+        [other, *_] = self.specs(spec.block_size, streamed=False)
+        return None if other.name == spec.name else other
 
     @property
     def is_auto(self) -> bool:

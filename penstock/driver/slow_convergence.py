@@ -201,9 +201,17 @@ def _faster_than_jacobi(system: OpenSystem) -> tuple[PreconditionerSpec, str]:
 def _with_last_word(
     system: OpenSystem, b: GivenVectors, limits: dict[str, Any], run: Callable[[dict[str, Any]], AnyResult]
 ) -> AnyResult:
-    """Solve by ``run(limits)``; where what took the place of Jacobi does not end well, Jacobi goes on, and stays."""
-    jacobi = None if system.placement is None else system.placement.instead_of
-    if jacobi is None:
+    """Solve by ``run(limits)``; what took the place of another preconditioner gives way to it if it does not end well.
+
+    A factorisation that was chosen at once took the place of multigrid.
+    """
+    placement = system.placement
+    if placement is None:
+        return run(limits)
+    before = placement.instead_of
+    if before is None and placement.spec.name == "factorisation":
+        before = system.request.alternative(placement.spec)
+    if before is None:
         return run(limits)
     most = 10 * system.A.shape[0] if limits["maxiter"] is None else limits["maxiter"]
     rtol = system.meant_rtol(b, limits["rtol"])
@@ -214,7 +222,8 @@ def _with_last_word(
     on_request = StopReason.STOPPED in reasons and not watch.failed
     if result.converged or on_request or not how:
         return result
-    system.settle_on(jacobi, f"again, as {system.decided.spec.name} in its place did not end well ({how})")
+    again = "again, " if placement.instead_of else ""
+    system.settle_on(before, f"{again}as {system.decided.spec.name} in its place did not end well ({how})")
     return go_on(system, result, b, limits)
 
 

@@ -127,9 +127,10 @@ def test_what_cannot_be_factorised_is_refused():
         FactorisationSpec().build(scipy.sparse.linalg.aslinearoperator(laplacian(3, 3)))
     with pytest.raises(InputError, match="cannot be factorised without pivoting"):
         FactorisationSpec().build(CsrMatrix.from_csr(scipy.sparse.csr_array(np.array([[0.0, 1.0], [1.0, 0.0]]))))
-    tied = scipy.sparse.csr_array(np.array([[1.0, 1.0 + 1e-12], [1.0 + 1e-12, 1.0]]))
-    with pytest.raises(InputError, match="cannot be factorised without pivoting"):
-        FactorisationSpec().build(CsrMatrix.from_csr(tied))
+    tied = scipy.sparse.csr_array(
+        np.array([[1.0, 1.0 + 1e-12], [1.0 + 1e-12, 1.0]])
+    )  # whose second pivot would be zero
+    assert FactorisationSpec().build(CsrMatrix.from_csr(tied)).shape == (2, 2)
     assert FactorisationSpec().build(CsrMatrix.from_csr(scipy.sparse.csr_array((0, 0)))).shape == (0, 0)
 
 
@@ -257,3 +258,61 @@ def test_the_reference_blas_is_told_from_an_optimised_one(library, monkeypatch):
     for step, expected in ((1.0, sparse_cholesky._REFERENCE_SECONDS), (1e-6, sparse_cholesky._OPTIMISED_SECONDS)):
         monkeypatch.setattr(sparse_cholesky.time, "perf_counter", lambda step=step: step * next(moments))
         assert sparse_cholesky._blas_seconds.__wrapped__() == expected
+
+
+def neumann(m, seed=0):
+    """A diffusion problem without any fixed value, singular but for the rounding of its entries to float32."""
+    rng = np.random.default_rng(seed)
+    k, i = np.exp(rng.uniform(-2.3, 2.3, (m, m))), np.arange(m * m).reshape(m, m)
+    rows, columns = (np.concatenate([i[a].ravel(), i[:, a].ravel()]) for a in (slice(1, None), slice(None, -1)))
+    values = np.concatenate([(k[1:] + k[:-1]).ravel(), (k[:, 1:] + k[:, :-1]).ravel()])
+    both = (np.concatenate([rows, columns]), np.concatenate([columns, rows]))
+    W = scipy.sparse.csr_array((np.tile(values, 2), both), shape=(m * m, m * m))
+    return scipy.sparse.csr_array(scipy.sparse.diags_array(W.sum(axis=1)) - W).astype(np.float32).astype(np.float64)
+
+
+def test_singular_but_for_rounding_to_float32():
+    A = neumann(80)
+    b = A @ np.random.default_rng(1).normal(size=A.shape[0])
+    ones = np.ones((A.shape[0], 1))
+    result = penstock.solve(A, b, near_null_space=ones, device="cpu", rtol=1e-6)
+    assert result.converged
+    assert "choice      factorisation" in result.explain()
+    assert np.linalg.norm(b - A @ result.x) <= 1e-6 * np.linalg.norm(b)
+
+
+def test_what_cannot_be_factorised_is_left_to_multigrid(monkeypatch):
+    """First at once, then after new values of a matrix that could be factorised before."""
+
+    def refuse(self, A, analysis):
+        raise InputError("no pivot is left")
+
+    A = laplacian(90, 90)
+    b, ones = np.ones(A.shape[0]), np.ones((A.shape[0], 1))
+    with penstock.prepare(A, near_null_space=ones, device="cpu") as system:
+        assert "choice      factorisation" in system.explain()
+        monkeypatch.setattr(SparseFactors, "__init__", refuse)
+        system.update(2.0 * A, "values")
+        assert system.solve(b).converged
+        assert "multigrid: factorisation cannot be made: no pivot is left" in system.explain()
+    result = penstock.solve(A, b, near_null_space=ones, device="cpu")
+    assert result.converged
+    assert "multigrid: factorisation cannot be made: no pivot is left" in result.explain()
+    with pytest.raises(InputError, match="no pivot is left"):
+        penstock.solve(A, b, preconditioner="factorisation", device="cpu")
+    with pytest.raises(InputError, match="no option degree; it has block_size"):
+        penstock.solve(
+            A, b, preconditioner=penstock.solvers.preconditioner_spec("factorisation", degree=3), device="cpu"
+        )
+
+
+def test_multigrid_goes_on_where_factors_are_no_preconditioner(monkeypatch):
+    A = laplacian(90, 90)
+    b = np.ones(A.shape[0])
+    monkeypatch.setattr(SparseFactors, "_apply", lambda self, x, out, alpha, beta: np.copyto(out, -alpha * x))
+    with penstock.prepare(A, near_null_space=np.ones((len(b), 1)), device="cpu") as system:
+        result = system.solve(b)
+        assert result.converged
+        assert np.linalg.norm(b - A @ result.x) <= 1e-8 * np.linalg.norm(b)
+        assert "choice      multigrid: as factorisation in its place did not end well" in result.explain()
+        assert system.solve(2.0 * b).converged
