@@ -40,9 +40,7 @@ AnyResult = SolveResult | BlockSolveResult
 
 #: What numbers of float32 can mean: half the distance of 1 to the next one.
 _SINGLE_ROUNDING = 2.0**-24
-
-
-# What building a preconditioner raises that does not suit a matrix, or its memory.
+# What building a preconditioner raises that does not suit the matrix, or for which there is too little memory.
 _NOT_MADE = (InputError, BudgetError, MemoryError)
 
 
@@ -144,8 +142,8 @@ class OpenSystem:
         with self.reporter.stage("prepare"), self.A.device.current():
             try:
                 self._M = self._spec.rebuild(self._M, self.A)
-            except _NOT_MADE as error:
-                self._M = self._built_instead_of(self._spec, error)
+            except _NOT_MADE:
+                self._M = self._build(self._spec)
 
     def use_instead(self, spec: PreconditionerSpec, why: str) -> str:
         """Make another preconditioner, and use it; keep this one and return why if it cannot be made."""
@@ -190,25 +188,19 @@ class OpenSystem:
         unseen = isinstance(self.A, StreamedMatrix) and not self.placement.is_definite
         if spec.name == "none" and unseen and self.request.chosen_method.definite:
             check_diagonal(self.A)
-        spec = self._in_order(spec)
+        return self._build(self._in_order(spec))
+
+    def _build(self, spec: PreconditionerSpec) -> Operator | None:
+        """Return a preconditioner, or what takes its place if it cannot be made and the caller did not ask for it."""
         try:
             M = spec.build(self.A)
         except _NOT_MADE as error:
-            return self._built_instead_of(spec, error)
+            other = self.request.alternative(spec)
+            if other is None:
+                raise
+            self._decide(other, f"{spec.name} cannot be made: {error}", instead_of=None)
+            return self._build(other)
         self._spec = spec
-        return M
-
-    def _built_instead_of(self, spec: PreconditionerSpec, error: Exception) -> Operator | None:
-        """Return what takes the place of a preconditioner that cannot be made, or raise the error if the caller asked for it."""
-        other = self.request.alternative(spec)
-        if other is None:
-            raise error
-        self._decide(other, f"{spec.name} cannot be made: {error}", instead_of=None)
-        try:
-            M = other.build(self.A)
-        except InputError as further:
-            return self._built_instead_of(other, further)
-        self._spec = other
         return M
 
     def _built_of_operator(self) -> Operator | None:

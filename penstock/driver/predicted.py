@@ -20,7 +20,7 @@ _START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
 # The factor is not counted where rows have more entries than this on average, block rows more blocks, because the count would
 # take too long; nor of more rows than these, where multigrid gains from further cores, which factorisations hardly use.
 _MOST_ENTRIES_A_ROW, _MOST_ROWS = 30, 100_000
-# All orders are tried for factorisations that take this many times as long as that.
+# All orders are tried if the factorisation is predicted to take this many times as long as trying them.
 _TIMES_ORDERS = 2
 # Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry.
 _MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS, _MULTIGRID_ENTRY_SECONDS = 0.02, 1.5e-6, 0.05e-6

@@ -45,8 +45,9 @@ from penstock.spmv import SparseMatrix, SweptOperator
 
 # Iterations with Jacobi, and with multigrid, before the convergence is judged; each look after them judges it anew.
 _TRIED, _TRIED_MULTIGRID = 50, 15
-# A factorisation takes the place of multigrid if it is predicted to take less time than so many iterations, and if the iterations
-# to come would take so many times as long. Its factor is counted only if they would take so many times as long as the count.
+# A factorisation replaces multigrid if it is predicted to take less time than _LONGEST_FACTORISATION iterations, and if the
+# remaining iterations would take _FASTER times as long. Its factor is counted only if they would take _WORTH_A_LOOK times as long
+# as the count.
 _LONGEST_FACTORISATION, _FASTER, _WORTH_A_LOOK = 300, 1.2, 3
 # Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little. Those with a
 # factorisation are refinements, of which a few suffice.

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.solvers.amg.group_growth import OF_A_LINE, SLACK, Couplings
 from penstock.spmv import Array
 from penstock.spmv.compilation.jit import serial_kernel
+from penstock.spmv.products.block_rows import row_numbers
 
 # In the last rounds a pair may have up to SLACK times the groups of an aggregate, if its coupling is above OF_A_LINE, as that of
 # the halves of a line is, or if one of the two has fewer groups than this share of them.
@@ -72,14 +73,14 @@ def _matched(couplings: Couplings, most: int, weak: float) -> Array:
 def _uncoupled(couplings: Couplings) -> Array:
     """Return which groups are coupled with no other: bool, (groups,)."""
     offsets, columns, _, norms = couplings
-    row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    row = row_numbers(offsets, len(columns))
     return np.bincount(row[(columns != row) & (norms > 0)], minlength=len(offsets) - 1) == 0
 
 
 def _among(couplings: Couplings, some: Array) -> Couplings:
     """Return the couplings of some groups with each other; they have none with others."""
     offsets, columns, signed, norms = couplings
-    row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    row = row_numbers(offsets, len(columns))
     number = np.full(len(offsets) - 1, -1, dtype=np.int64)
     number[some] = np.arange(len(some))
     kept = (number[row] >= 0) & (number[columns] >= 0)

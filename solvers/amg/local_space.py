@@ -37,8 +37,8 @@ from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_of
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
-# An aggregate has at most so many columns, unless the near-null space has more, and beside that space at most this share of the
-# number of random vectors.
+# An aggregate has at most _COLUMNS columns, or those of the near-null space if these are more. Beside these, it has at most
+# _FURTHER columns for each random vector.
 _COLUMNS, _FURTHER = 18, 0.5
 # Columns of a piece of an aggregate, the largest number that divides those of the near-null space.
 _PIECES = (3, 2, 1)
@@ -326,7 +326,8 @@ def _columns_within(
     -------
     used : array, (aggregates,)
     bound : float
-        The first with which the coarse matrix has up to ``budget`` entries; if there is none, one above all of ``worth``.
+        The smallest one tried with which the coarse matrix has up to ``budget`` entries. It is above the largest ``worth`` if
+        the near-null space alone has more.
     capped : float
         The share of aggregates that want more columns than there may be.
     """

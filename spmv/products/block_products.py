@@ -221,6 +221,29 @@ def _sort(columns: Array, start: int, stop: int) -> None:
         columns[before + 1] = column
 
 
+@inlined
+def _list_columns(
+    row: int,
+    offsets: Array,
+    columns: Array,
+    start: int,
+    of_b: Array,
+    b_columns: Array,
+    seen: Array,
+    c_columns: Array,
+    following: int,
+) -> int:
+    """List the columns of a row of the product from place ``following`` on, unsorted; return the place behind them."""
+    for entry in range(offsets[row], offsets[row + 1]):
+        other = columns[entry] - start
+        for place in range(of_b[other], of_b[other + 1]):
+            if seen[b_columns[place]] != row:
+                seen[b_columns[place]] = row
+                c_columns[following] = b_columns[place]
+                following += 1
+    return following
+
+
 @serial_and_parallel
 def _find(
     parts: int,
@@ -237,14 +260,7 @@ def _find(
     for part in prange(parts):
         seen = np.full(width, -1, dtype=np.int32)
         for row in range(rows * part // parts, rows * (part + 1) // parts):
-            following = of_c[row]
-            for entry in range(offsets[row], offsets[row + 1]):
-                other = columns[entry] - start
-                for place in range(of_b[other], of_b[other + 1]):
-                    if seen[b_columns[place]] != row:
-                        seen[b_columns[place]] = row
-                        c_columns[following] = b_columns[place]
-                        following += 1
+            _list_columns(row, offsets, columns, start, of_b, b_columns, seen, c_columns, of_c[row])
             _sort(c_columns, of_c[row], of_c[row + 1])
 
 
@@ -262,13 +278,7 @@ def _find_at_once(
     """Fill the offsets and columns of the product, for which there is enough memory; return their number."""
     seen, following = np.full(width, -1, dtype=np.int32), 0
     for row in range(offsets.shape[0] - 1):
-        for entry in range(offsets[row], offsets[row + 1]):
-            other = columns[entry] - start
-            for place in range(of_b[other], of_b[other + 1]):
-                if seen[b_columns[place]] != row:
-                    seen[b_columns[place]] = row
-                    c_columns[following] = b_columns[place]
-                    following += 1
+        following = _list_columns(row, offsets, columns, start, of_b, b_columns, seen, c_columns, following)
         _sort(c_columns, of_c[row], following)
         of_c[row + 1] = following
     return following
