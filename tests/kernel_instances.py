@@ -119,6 +119,7 @@ def _conversion(sizes) -> list[str]:
         *(f"count_blocks<{offset}, {size}>" for offset in OFFSETS for size in sizes),
         *(f"fill_blocks<{names}, {size}>" for names in sources for size in sizes),
         *(f"survey<{bits}, {offset}>" for bits in ("long long", "int") for offset in OFFSETS),
+        *(f"checksums<{index}>" for index in OFFSETS),
         *(
             f"{kernel}<{pair[0]}, {pair[1]}>"
             for kernel in ("root_of_diagonal", "compare_mirrors")

@@ -160,7 +160,7 @@ def place_matrix(
         )
         return next(itertools.chain.from_iterable(rankings), None)
 
-    specs = request.specs_in_memory(A, block_size)
+    specs = request.specs_in_memory(block_size)
     base, fitting = next(((spec, one) for spec in specs if (one := fitting_for(spec))), (specs[-1], None))
     if fitting is not None:
         cheaper = _cheap_factorisation(A, request, base, block_size)

@@ -1,4 +1,4 @@
-"""Predicts the seconds of ways to solve a system in memory: iterations with Jacobi, multigrid, and a sparse factorisation."""
+"""Predicts the seconds of ways to solve a system: iterations with Jacobi, multigrid, groups of nodes, and a factorisation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from penstock.solvers.sparse_cholesky import analysed, factor_size, most_entries
 from penstock.spmv import Array, BsrMatrix, SparseMatrix
 from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
+from penstock.streaming import StreamPlan
 
 # Multigrid's set-up and solve take about as long as this many iterations with Jacobi, of a scalar matrix and of blocks, whose
 # coarse levels have relatively fewer entries; and some time that no matrix is too small for.
@@ -28,6 +29,8 @@ _MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS, _MULTIGRID_ENTRY_SECONDS = 0.02, 1.5
 _UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
 # An iteration with it, for a byte of a level at each visit.
 _ITERATION_BYTE_SECONDS = 0.4e-9
+# The set-up of a coarse level of groups of nodes, for a row and for an entry.
+_GROUPS_SECONDS = {"cpu": (16e-6, 1.4e-6), "cuda": (1.5e-6, 0.045e-6)}
 # Where Jacobi is slow and no near-null space is known, it needs more iterations.
 _NOTHING_KNOWN = 1.2
 
@@ -55,6 +58,13 @@ def multigrid_iteration_seconds(M: Multigrid) -> float:
     visits = 2 if M.cycle == "W" else 1
     nbytes: int = sum(level.A.nbytes * visits**number for number, level in enumerate(M.levels))
     return _ITERATION_BYTE_SECONDS * nbytes
+
+
+def grouped_iterations(rows: int, nonzeros: int, plan: StreamPlan, device_kind: str) -> int:
+    """Return the iterations of a streamed matrix that take as long as the set-up of a coarse level of groups of nodes."""
+    of_row, of_entry = _GROUPS_SECONDS[device_kind]
+    iteration = plan.estimated_solve_seconds() / (plan.workload.iterations or 1.0)
+    return round((of_row * rows + of_entry * nonzeros) / iteration)
 
 
 def look_seconds(A: SparseMatrix, block_size: int) -> float:

@@ -15,15 +15,11 @@ from penstock.solvers import (
     method_named,
     preconditioner_spec,
 )
-from penstock.solvers.amg.groups import share_of_flat
 from penstock.solvers.factorisation import FactorisationSpec
-from penstock.spmv import BudgetError, CsrMatrix, Device, InputError, SparseMatrix, format_nbytes
-from penstock.spmv.products.block_rows import rows_of
+from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_nbytes
 from penstock.streaming import LevelOrder, Ring, StreamPlan, Workload
 from penstock.streaming.execution.budget import check_room
 
-# Unknowns on lines across flat elements, as a share of all, for which multigrid is better on a GPU too.
-_MOSTLY = 0.75
 # Share of the free memory that matrix and vectors leave to others.
 _LEFT_FREE = 0.1
 
@@ -76,21 +72,24 @@ class Request:
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
         return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]
 
-    def specs_in_memory(self, A: CsrMatrix, block_size: int) -> list[PreconditionerSpec]:
+    def specs_in_memory(self, block_size: int) -> list[PreconditionerSpec]:
         """Return the preconditioners of a matrix whose entries are at hand: the first for which there is room is used.
 
         ``auto`` is multigrid where :meth:`specs` says smoothed aggregation. Products cost the same in both, multigrid needs
         fewer, and its aggregates follow the entries. On a GPU blocks of several unknowns are left to smoothed aggregation, which
-        reads half of a symmetric matrix there, unless most elements are flat.
+        reads half of a symmetric matrix there; multigrid takes its place where iterations show that it is slow.
         """
         specs = self.specs(block_size, streamed=False)
-        for_both = self.options.keys() <= {"near_null_space", "coordinates"}
-        replaceable = self.is_auto and specs[0].uses_near_null_space and for_both
-        on_cpu_or_scalar = self.device.kind == "cpu" or block_size == 1
-        # A matrix that is still on the host does not fit the GPU.
-        if replaceable and (on_cpu_or_scalar or (A.device.kind == "cuda" and share_of_flat(rows_of(A)) > _MOSTLY)):
-            return [preconditioner_spec("multigrid", block_size=block_size, **self.options), *specs]
+        replaceable = self.is_auto and specs[0].uses_near_null_space
+        if replaceable and (self.device.kind == "cpu" or block_size == 1) and (other := self.multigrid(block_size)):
+            return [other, *specs]
         return specs
+
+    def multigrid(self, block_size: int) -> PreconditionerSpec | None:
+        """Return multigrid with what is known of the nodes; None if the caller's options are for another preconditioner."""
+        if self.options.keys() <= {"near_null_space", "coordinates"}:
+            return preconditioner_spec("multigrid", block_size=block_size, **self.options)
+        return None
 
     def specs_that_stream(self, block_size: int) -> list[PreconditionerSpec]:
         """Return the preconditioners of a matrix that is streamed, or refuse one that needs its entries."""

@@ -5,7 +5,8 @@ Where multigrid promises to be slow in its turn, and the factor of the matrix ha
 Nothing but iterations shows what a matrix is like, and the first ones are not lost: others go on from their iterate. So a
 solve for which the choice was left open begins with Jacobi; where that is soon seen to be slow, it costs these iterations more.
 
-A coarse level of a matrix that is streamed begins with D of nodes alone, and goes on with groups of nodes in the same way.
+A coarse level of a sweep begins with D of nodes alone. Where that is slow, multigrid goes on if the matrix is in memory, and the
+same level with groups of nodes if it is streamed.
 
 Multigrid may break down where Jacobi does not: the coarse matrices of a singular one are singular but for rounding. Then Jacobi
 goes on, and has the last word.
@@ -17,7 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.predicted import (
     cheap_factorisation,
     factorisation_within,
+    grouped_iterations,
     look_seconds,
     multigrid_iteration_seconds,
     multigrid_iterations,
@@ -35,16 +37,17 @@ from penstock.solvers import (
     IterationRecord,
     Multigrid,
     PreconditionerSpec,
-    SmoothedAggregation,
     SmoothedAggregationSpec,
     StopReason,
     preconditioner_spec,
 )
 from penstock.solvers.problem import has_diverged
 from penstock.spmv import SparseMatrix, SweptOperator
+from penstock.streaming import StreamPlan
 
-# Iterations with Jacobi, and with multigrid, before the convergence is judged; each look after them judges it anew.
-_TRIED, _TRIED_MULTIGRID = 50, 15
+# Iterations with Jacobi, with a coarse level of nodes, and with multigrid, before the convergence is judged; each look after them
+# judges it anew.
+_TRIED, _TRIED_NODES, _TRIED_MULTIGRID = 50, 25, 15
 # A factorisation replaces multigrid if it is predicted to take less time than _LONGEST_FACTORISATION iterations, and if the
 # remaining iterations would take _FASTER times as long. Its factor is counted only if they would take _WORTH_A_LOOK times as long
 # as the count.
@@ -52,8 +55,8 @@ _LONGEST_FACTORISATION, _FASTER, _WORTH_A_LOOK = 300, 1.2, 3
 # Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little. Those with a
 # factorisation are refinements, of which a few suffice.
 _FEWEST_LEFT, _REFINEMENTS = 10, 3
-# Iterations of a coarse level of nodes beyond which one of groups is worth its set-up.
-_WORTH_GROUPS = 100
+# Iterations with a coarse level of nodes beyond which multigrid is worth its set-up, and groups may be.
+_WORTH_OTHERS = 100
 # Iterations that multigrid has in any case, and iterations with Jacobi that take the time of one with it, about.
 _FAIR_TRY, _COST = 200, 20
 # Reasons that an ill-suited preconditioner may have caused.
@@ -68,14 +71,21 @@ _DOUBTFUL = (
 _UNIT = float(np.finfo(np.float64).eps) / 2
 
 
+class _Change(NamedTuple):
+    """What may take the place of the preconditioner with which a solve begins."""
+
+    before: str  # how messages call the one in use
+    tried: int  # iterations before the first judgement
+    worth: int  # iterations that take as long as the other one
+    other: Callable[[], tuple[PreconditionerSpec, str]]  # and what messages add
+
+
 def solve_as_advised(
     system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
 ) -> AnyResult:
-    """Solve, and change the preconditioner as the iterations advise, if nothing was known by which to choose."""
-    if _may_change(system):
-        return _begun_with_jacobi(system, b, guess, limits)
-    if _may_group(system):
-        return _begun_with_nodes(system, b, guess, limits)
+    """Solve, and change the preconditioner as the iterations advise, if the choice was left open."""
+    if change := _instead_of_jacobi(system) or _instead_of_nodes(system):
+        return _changed_if_slow(system, change, b, guess, limits)
     return _factorised_if_slow(system, b, limits, lambda watched: system.solve(b, guess, **watched))
 
 
@@ -84,22 +94,36 @@ def go_on_as_advised(system: OpenSystem, result: AnyResult, b: GivenVectors, lim
     return _factorised_if_slow(system, b, limits, partial(go_on, system, result, b))
 
 
-def _may_change(system: OpenSystem) -> bool:
-    """Return whether multigrid may take the place of Jacobi: in memory, if nothing was known by which to choose."""
+def _instead_of_jacobi(system: OpenSystem) -> _Change | None:
+    """Return what may take the place of Jacobi: in memory, if nothing was known by which to choose."""
     placement, request = system.placement, system.request
     if placement is None or not request.is_auto or request.options or not request.chosen_method.definite:
-        return False
-    return not placement.is_settled and not placement.plan.slots and placement.spec.name in ("jacobi", "block_jacobi")
+        return None
+    jacobi, plan = placement.spec, placement.plan
+    if placement.is_settled or plan.slots or jacobi.name not in ("jacobi", "block_jacobi"):
+        return None
+    worth = multigrid_iterations(plan.storage_nbytes, jacobi.block_size, system.A.device.kind)
+    return _Change(jacobi.name, _TRIED, worth, partial(_faster_than_jacobi, system))
 
 
-def _may_group(system: OpenSystem) -> bool:
-    """Return whether groups of nodes may take the place of nodes: in a coarse level of a streamed matrix that was left open."""
+def _instead_of_nodes(system: OpenSystem) -> _Change | None:
+    """Return what may take the place of a coarse level of nodes: multigrid in memory, groups where the matrix is streamed."""
     placement, request = system.placement, system.request
-    if placement is None or not request.is_auto or placement.is_settled or not placement.plan.slots:
-        return False
-    spec = placement.spec
-    open_spec = isinstance(spec, SmoothedAggregationSpec) and spec.grouped == "auto" and spec.aggregates is None
-    return open_spec and isinstance(system.A, SweptOperator) and system.A.row_bounds is not None
+    if placement is None or not request.is_auto or placement.is_settled:
+        return None
+    spec, plan, A = placement.spec, placement.plan, system.A
+    if not isinstance(spec, SmoothedAggregationSpec) or spec.grouped or spec.aggregates is not None:
+        return None
+    if isinstance(plan, StreamPlan) and plan.slots:
+        if not isinstance(A, SweptOperator) or A.row_bounds is None:
+            return None
+        worth = max(_WORTH_OTHERS, grouped_iterations(A.shape[0], placement.nonzeros, plan, A.device.kind))
+        groups = replace(spec, grouped=True)
+        return _Change("nodes alone", _TRIED_NODES, worth, lambda: (groups, ", so they are grouped"))
+    multigrid = request.multigrid(spec.block_size) if isinstance(A, SparseMatrix) else None
+    if multigrid is None:
+        return None
+    return _Change(spec.name, _TRIED_NODES, _WORTH_OTHERS, lambda: (multigrid, ""))
 
 
 def _may_factorise(system: OpenSystem) -> bool:
@@ -145,48 +169,21 @@ def _factorised_if_slow(
     return _with_last_word(system, b, limits, partial(go_on, system, result, b))
 
 
-def _begun_with_nodes(
-    system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
+def _changed_if_slow(
+    system: OpenSystem, change: _Change, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
 ) -> AnyResult:
-    """Solve with the coarse level as it is, and go on with one of groups if that promises to need many iterations."""
-    spec = system.decided.spec
-    assert isinstance(spec, SmoothedAggregationSpec)
-    result, promised = _watched(system, b, guess, limits, _WORTH_GROUPS)
-    M = system.preconditioner()
-    if not promised or (isinstance(M, SmoothedAggregation) and M.level.groups is not None):
-        return result
-    refused = system.use_instead(replace(spec, grouped=True), f"of groups, because nodes alone {promised}")
-    if refused:
-        system.settle_on(spec, f"nodes alone {promised}, but groups of them cannot be used: {refused}")
-    return go_on_as_advised(system, result, b, limits)
-
-
-def _begun_with_jacobi(
-    system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
-) -> AnyResult:
-    """Solve with Jacobi, and go on with what is faster if that promises to need many iterations."""
-    jacobi, nbytes = system.decided.spec, system.decided.plan.storage_nbytes
-    worth = multigrid_iterations(nbytes, jacobi.block_size, system.A.device.kind)
-    result, promised = _watched(system, b, guess, limits, worth)
-    if not promised:
-        return result
-    other, why = _faster_than_jacobi(system)
-    refused = system.use_instead(other, f"{jacobi.name} {promised}{why}")
-    if refused:
-        system.settle_on(jacobi, f"it {promised}, but {other.name} cannot be made: {refused}")
-    return go_on_as_advised(system, result, b, limits)
-
-
-def _watched(
-    system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any], worth: int
-) -> tuple[AnyResult, str]:
-    """Solve until more than ``worth`` iterations are to be expected; return also what was promised then, "" if it was not."""
-    rtol = system.meant_rtol(b, limits["rtol"])
-    watch = ConvergenceWatch(worth, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
+    """Solve with the preconditioner as it is, and go on with the other one if that promises to need many iterations."""
+    spec, rtol = system.decided.spec, system.meant_rtol(b, limits["rtol"])
+    watch = ConvergenceWatch(change.worth, change.tried, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
     result = system.solve(b, guess, **{**limits, "monitor": watch})
     if not watch.expected or result.converged:
-        return result, ""
-    return result, f"promised more than {worth} iterations after the first {result.iterations}"
+        return result
+    promised = f"promised more than {change.worth} iterations after the first {result.iterations}"
+    other, added = change.other()
+    refused = system.use_instead(other, f"{change.before} {promised}{added}")
+    if refused:
+        system.settle_on(spec, f"it {promised}, but {other.description} cannot be made: {refused}")
+    return go_on_as_advised(system, result, b, limits)
 
 
 def _faster_than_jacobi(system: OpenSystem) -> tuple[PreconditionerSpec, str]:
@@ -233,6 +230,7 @@ class ConvergenceWatch:
     """A monitor that stops a solve which promises to take more than some iterations to its tolerance, if enough are left."""
 
     worth: int
+    tried: int  # iterations before the first judgement
     rtol: float
     atol: float
     maxiter: int | None
@@ -244,7 +242,7 @@ class ConvergenceWatch:
         if self.monitor is not None and self.monitor(record):
             return True
         enough_left = self.maxiter is None or record.iteration + _FEWEST_LEFT <= self.maxiter
-        if record.iteration >= _TRIED and enough_left:
+        if record.iteration >= self.tried and enough_left:
             expected = _expected_iterations(record, self.rtol, self.atol)
             if expected > max(self.worth, 2 * record.iteration):
                 self.expected = expected

@@ -8,8 +8,7 @@ prolongator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from penstock.solvers.amg.aggregates import (
     numbered_aggregates,
 )
 from penstock.solvers.amg.bisection import coordinate_aggregates
-from penstock.solvers.amg.coupling_sample import CouplingSample
 from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
 from penstock.solvers.amg.group_factors import GroupFactors
@@ -36,7 +34,7 @@ from penstock.solvers.amg.strength import strong_graph
 from penstock.solvers.amg.tentative import PackedTentative, RigidTentative, StoredTentative, Tentative, shared
 from penstock.solvers.chebyshev import largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SparseMatrix, SweptOperator
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SweptOperator
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, as_csr, in_float64, row_numbers, rows_of
@@ -66,7 +64,7 @@ def coarsen(
     nodes: int = COARSE_SIDE**3,
     smoothing: int = 1,
     stored: bool = False,
-    grouped: bool | Literal["auto"] = False,
+    grouped: bool = False,
     level: int = 0,
     **measuring: Any,
 ) -> CoarseLevel | None:
@@ -77,19 +75,19 @@ def coarsen(
 
     ``stored``: A is in memory as BSR or CSR, and P is stored. Aggregates of a graph then have three nodes a side and are formed
     on its device; ``grouped``: of groups of linked nodes where there are any, and so is D. Where P is not stored, D and
-    aggregates are ``grouped`` as in :mod:`~penstock.solvers.amg.local_space`; ``auto``: if some rows show the need. Otherwise
-    the caller's level is made whatever its size, and coarse ones keep decoupled unknowns. For stored matrices only strong
-    couplings count (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a ``level``, which is 0 for the caller's
-    matrix: the largest eigenvalues of others may stand alone, so more rounds look for them.
+    aggregates are ``grouped`` as in :mod:`~penstock.solvers.amg.local_space`. Otherwise the caller's level is made whatever its
+    size, and coarse ones keep decoupled unknowns. For stored matrices only strong couplings count
+    (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a ``level``, which is 0 for the caller's matrix: the largest
+    eigenvalues of others may stand alone, so more rounds look for them.
     """
     finest = level == 0
     communicator, count = communicator_of(A), A.shape[0] // size
     modes, points = checked_near_null_space(A, size, near_null_space, coordinates)
     _check_cuts(A, size)
-    diagonal, sums, needs_groups = _looked_at(A, size, auto=grouped == "auto")
+    diagonal, sums = _diagonal(A, size)
     free = sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
     groups = _group_inverses(A, ties=finest) if grouped and stored else None
-    if not stored and (needs_groups if grouped == "auto" else grouped):
+    if grouped and not stored:
         known = modes_of(count, size, modes, points, A.device)
         if (space := local_space(A, diagonal, known, smoothing, **measuring)) is not None:
             padded = StoredTentative(space.modes, free, space.aggregates, size, A.device)
@@ -128,26 +126,12 @@ def measured(A: Operator, size: int, **options: Any) -> tuple[DiagonalBlocks, fl
     return diagonal, largest_eigenvalue(A, diagonal, row_sums=sums, **options)
 
 
-def _diagonal(
-    A: Operator, size: int, look: Callable[[int, SparseMatrix], None] | None = None
-) -> tuple[DiagonalBlocks, Array]:
-    """Return D, and the row sums of ``|D| |A|``; ``look(first_row, slab)`` sees the slabs of a matrix that is streamed."""
+def _diagonal(A: Operator, size: int) -> tuple[DiagonalBlocks, Array]:
+    """Return D, and the row sums of ``|D| |A|``."""
     with communicator_of(A).together():
-        blocks, of_rows = diagonal_and_row_sums(A, size, look)
+        blocks, of_rows = diagonal_and_row_sums(A, size)
         diagonal = inverted_blocks(A, blocks)
         return diagonal, scaled_row_sums(diagonal, of_rows)
-
-
-def _looked_at(A: Operator, size: int, *, auto: bool) -> tuple[DiagonalBlocks, Array, bool]:
-    """Return what :func:`_diagonal` does, and whether groups of nodes are needed, if that is to be found out."""
-    shows_rows = isinstance(A, SparseMatrix) or (isinstance(A, SweptOperator) and A.row_bounds is not None)
-    if not (auto and shows_rows and A.shape[0]):
-        return *_diagonal(A, size), False
-    sample = CouplingSample(A, size)  # type: ignore[arg-type]
-    diagonal, sums = _diagonal(A, size, sample.take)
-    if isinstance(A, SparseMatrix):
-        sample.take_places()
-    return diagonal, sums, sample.shows_need(diagonal)
 
 
 def _group_inverses(A: Operator, *, ties: bool) -> GroupInverses | None:

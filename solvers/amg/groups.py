@@ -105,16 +105,6 @@ def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     return Groups(of_node, count, cut, on_line, place)
 
 
-def share_of_flat(rows: BlockRows) -> float:
-    """Return the share of nodes on lines across flat elements. Reads the diagonals of the blocks three times."""
-    xp, nodes = rows.device.xp, len(rows.offsets) - 1
-    scales, flat = xp.zeros((nodes, int(rows.blocks.shape[1]))), xp.zeros(nodes, dtype=bool)
-    find_kernel("links", "count", rows.device.kind)(
-        in_float64(rows), scales, flat, xp.zeros(nodes, dtype=np.int64), _TIE
-    )
-    return count_true(flat) / max(1, nodes)
-
-
 def _drop_coupled(rows: BlockRows, path: Array, place: Array) -> None:
     """Remove the paths on which the matrix is not block tridiagonal: set ``path`` to -1 for their nodes."""
     xp, row = rows.device.xp, row_numbers(rows.offsets, rows.columns.size)

@@ -52,13 +52,8 @@ def block_size_of(A: Operator) -> int:
     return A.block_size if isinstance(A, SweptOperator) else 1
 
 
-def diagonal_and_row_sums(
-    A: Operator, size: int, look: Callable[[int, SparseMatrix], None] | None = None
-) -> tuple[Array, Array]:
-    """Return the dense blocks on the diagonal, and the sums of the absolute values of every row; one sweep if A is streamed.
-
-    Of a matrix that is streamed, ``look(first_row, slab)`` sees the slabs.
-    """
+def diagonal_and_row_sums(A: Operator, size: int) -> tuple[Array, Array]:
+    """Return the dense blocks on the diagonal, and the sums of the absolute values of every row; one sweep if A is streamed."""
     xp = A.device.xp
     ones = xp.ones(A.shape[0], dtype=A.dtype)
     if isinstance(A, IsSharedOut):
@@ -75,8 +70,6 @@ def diagonal_and_row_sums(
     def visit(first_row: int, slab: SparseMatrix) -> None:
         slab.add_diagonal_blocks(first_row, blocks)
         slab.add_absolute(first_row, ones, sums)
-        if look is not None:
-            look(first_row, slab)
 
     A.visit_slabs(visit)
     return blocks, sums

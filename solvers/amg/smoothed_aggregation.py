@@ -175,7 +175,7 @@ def smoothed_aggregation(
     smoothing: int = 2,
     degree: int = 9,
     rounds: int = 2,
-    grouped: bool | Literal["auto"] = "auto",
+    grouped: bool = False,
 ) -> SmoothedAggregation:
     """Return a preconditioner with a coarse level, with which CG needs about a dozen iterations at any size.
 
@@ -203,11 +203,10 @@ def smoothed_aggregation(
         Degree of the polynomial, odd.
     rounds : int
         As for :func:`chebyshev`.
-    grouped : bool or "auto"
+    grouped : bool
         Whether D and aggregates are made of groups of strongly coupled nodes, and T has further columns where the near-null
-        space misses slow modes: for jumps, flat elements and ties. It takes about five more sweeps, and up to 200 bytes for an
-        unknown. ``auto``: if more than 5 % of a sample of nodes couple so strongly that they cannot be smoothed alone. Not where
-        ``aggregates`` are given, and not on several ranks.
+        space misses slow modes: for jumps, flat elements and ties. The set-up takes about six more sweeps and many times as
+        long, and D up to 200 bytes for an unknown. Not where ``aggregates`` are given, and not on several ranks.
 
     Raises
     ------
@@ -235,7 +234,7 @@ def smoothed_aggregation(
     with operator.device.current():
         level = coarsen(
             operator, size, near_null_space, coordinates, aggregates,
-            nodes=aggregate_nodes, smoothing=smoothing, grouped=grouped if aggregates is None else False,
+            nodes=aggregate_nodes, smoothing=smoothing, grouped=grouped and aggregates is None,
             rounds=rounds, degree=degree,
         )  # fmt: skip
         assert level is not None, "the caller's level is made whatever its size"

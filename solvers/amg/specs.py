@@ -93,12 +93,12 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     near_null_space: Any = field(default=None, compare=False, repr=False)
     coordinates: Any = field(default=None, compare=False, repr=False)
     aggregates: Any = field(default=None, compare=False, repr=False)
-    grouped: bool | Literal["auto"] = "auto"
+    grouped: bool = False
 
     def __post_init__(self) -> None:
         check_degree(self.degree)
-        if self.grouped not in (True, False, "auto"):
-            raise InputError(f"grouped must be true, false or auto, not {self.grouped!r}")
+        if self.grouped not in (True, False):
+            raise InputError(f"grouped must be true or false, not {self.grouped!r}")
         if self.aggregate_nodes != "auto" and not self.aggregate_nodes >= 2:
             raise InputError(f"aggregate_nodes must be 2 or more, not {self.aggregate_nodes}")
 
@@ -191,7 +191,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     def description(self) -> str:
         """The name, and the degree of the polynomial between the coarse solves."""
         of_degree = self.name if self.degree == "auto" else f"{self.name} of degree {self.degree}"
-        return f"{of_degree} with groups of nodes" if self.grouped is True else of_degree
+        return f"{of_degree} with groups of nodes" if self.grouped else of_degree
 
     def with_products(self, products: int) -> Self:
         """Return this specification with the products of a plan."""

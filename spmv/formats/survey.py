@@ -102,8 +102,8 @@ def survey(
 
 
 @serial_kernel
-def _mixed(low: Any, high: Any, bits: Any) -> Any:
-    """Return 64 mixed bits of a place and a value."""
+def mixed_bits(low: Any, high: Any, bits: Any) -> Any:
+    """Return 64 mixed bits of a place and a value, as ``mixed`` of conversion.cu does."""
     mixed = bits + np.uint64(low) * np.uint64(_LOW) + np.uint64(high) * np.uint64(_HIGH)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_MIX)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_MIX_AGAIN)
@@ -148,9 +148,9 @@ def _survey(
                 if value == negative_zero:
                     value = np.uint64(0)
                 if column > row:
-                    total += _mixed(row, column, value)
+                    total += mixed_bits(row, column, value)
                 elif column < row:
-                    total -= _mixed(column, row, value)
+                    total -= mixed_bits(column, row, value)
                 elif value != 0 and value < negative_zero:
                     above += 1
         defects[piece], longest[piece], squares[piece] = found, most, square

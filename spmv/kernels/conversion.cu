@@ -152,6 +152,22 @@ __global__ void __launch_bounds__(256) survey(
     }
 }
 
+// Adds up the mixed bits of places and numbers, modulo 2^64, for each `piece` of an array. Launch: 32 threads per piece.
+template <typename Index>
+__global__ void __launch_bounds__(256) checksums(
+    const long long pieces, const long long piece, const long long count, const Index* __restrict__ numbers,
+    unsigned long long* __restrict__ sums)
+{
+    const long long mine = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (mine >= pieces) return;
+    const long long stop = (mine + 1) * piece < count ? (mine + 1) * piece : count;
+    unsigned long long sum = 0;
+    for (long long place = mine * piece + threadIdx.x % 32; place < stop; place += 32)
+        sum += mixed(place + 1, 0, (unsigned long long)(long long)numbers[place]);
+    for (int by = 16; by > 0; by /= 2) sum += PENSTOCK_SHUFFLE(sum, threadIdx.x % 32 ^ by, 32);
+    if (threadIdx.x % 32 == 0) sums[mine] = sum;
+}
+
 // Where the entry of a row and a column stands, or -1; rows ascend.
 template <typename Offset>
 __device__ __forceinline__ long long find_entry(

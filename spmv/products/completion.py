@@ -63,14 +63,6 @@ class Completion:
         self._visit(block_rows(start, stop, *blocks, width))
 
 
-def node_blocks(slab: SparseMatrix, first_row: int, size: int) -> _Blocks:
-    """Return nodes, neighbours and blocks of ``size`` of what a slab stores, whose row 0 is ``first_row`` of the matrix."""
-    rows, columns, blocks = _blocks_of(slab)
-    stored = int(blocks.shape[1])
-    rows = rows + first_row // stored
-    return (rows, columns, blocks) if stored == size else _regrouped((rows, columns, blocks), size, slab.shape[1])
-
-
 def _joined(parts: list[_Blocks]) -> _Blocks:
     if len(parts) == 1:
         return parts[0]

@@ -1,5 +1,6 @@
 """A solve that is left open begins with Jacobi, goes on with multigrid where that promises to be faster, and back if it fails."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,10 +11,10 @@ from awkward_systems import flat_hexahedra
 import penstock
 from penstock.driver import slow_convergence
 from penstock.driver.open_system import OpenSystem
-from penstock.driver.predicted import multigrid_iterations
+from penstock.driver.predicted import grouped_iterations, multigrid_iterations
+from penstock.driver.request import Request
 from penstock.driver.slow_convergence import ConvergenceWatch, FactorisationWatch, FairTry
 from penstock.solvers import IterationRecord, StopReason
-from penstock.solvers.amg.coupling_sample import CouplingSample
 from penstock.solvers.amg.specs import MultigridSpec
 from penstock.spmv import CPU, BudgetError, InputError
 
@@ -208,7 +209,7 @@ def looked(iteration, *norms, b_norms=None, reasons=None):
 
 
 def judged(record, rtol=1e-8, atol=0.0, maxiter=None, worth=100):
-    watch = ConvergenceWatch(worth, rtol, atol, maxiter, None)
+    watch = ConvergenceWatch(worth, 50, rtol, atol, maxiter, None)
     return watch(record), watch.expected
 
 
@@ -333,9 +334,7 @@ def test_a_residual_that_hardly_falls_any_more_is_not_waited_for():
     assert judged(records[260], worth=3000) == (False, 0.0)
 
 
-def test_a_streamed_matrix_goes_on_with_groups_of_nodes(monkeypatch):
-    """Flat elements, of which the sample of couplings is kept from telling."""
-    monkeypatch.setattr(CouplingSample, "shows_need", lambda sample, blocks: False)
+def test_a_streamed_matrix_goes_on_with_groups_of_nodes():
     A = flat_hexahedra((14, 14, 26), 300.0)
     b = np.random.default_rng(1).standard_normal(A.shape[0])
     given = {"near_null_space": np.ones(A.shape[0]), "memory": A.nnz * 3, "device": "cpu"}
@@ -346,15 +345,42 @@ def test_a_streamed_matrix_goes_on_with_groups_of_nodes(monkeypatch):
 
     assert first.converged
     assert second.converged
-    assert "of groups, because nodes alone promised more than 100 iterations" in first.explain()
+    promise = r"nodes alone promised more than \d+ iterations after the first \d+, so they are grouped"
+    assert re.search(promise, first.explain())
     assert "smoothed together" in first.message
-    assert 50 <= first.iterations < 100
+    assert 25 <= first.iterations < 75
     assert second.iterations < 40
     assert np.linalg.norm(b - A @ first.x) <= 1e-8 * np.linalg.norm(b)
 
 
+def test_in_memory_a_slow_coarse_level_gives_way_to_multigrid(monkeypatch):
+    """As blocks do on a GPU, where the coarse level of a sweep is tried first."""
+    monkeypatch.setattr(Request, "specs_in_memory", lambda self, size: self.specs(size, streamed=False))
+    A = flat_hexahedra((14, 14, 26), 300.0)
+    b = np.random.default_rng(1).standard_normal(A.shape[0])
+
+    with penstock.prepare(A, near_null_space=np.ones(A.shape[0]), device="cpu") as system:
+        first, second = system.solve(b), system.solve(b + 1.0)
+
+    assert first.converged
+    assert second.converged
+    assert "multigrid: smoothed_aggregation promised more than 100 iterations after the first 25" in first.explain()
+    assert 25 <= first.iterations < 45
+    assert second.iterations < 20
+    assert np.linalg.norm(b - A @ first.x) <= 1e-8 * np.linalg.norm(b)
+
+
+def test_groups_are_worth_more_iterations_where_these_are_fast():
+    def worth(seconds, kind="cuda"):
+        plan = SimpleNamespace(estimated_solve_seconds=lambda: 10 * seconds, workload=SimpleNamespace(iterations=10.0))
+        return grouped_iterations(2_650_000, 210_000_000, plan, kind)
+
+    assert worth(0.01) == pytest.approx(1350, rel=0.1)
+    assert worth(0.1) == pytest.approx(135, rel=0.1)
+    assert worth(0.1, "cpu") > 10 * worth(0.1)
+
+
 def test_groups_that_are_refused_leave_the_nodes(monkeypatch):
-    monkeypatch.setattr(CouplingSample, "shows_need", lambda sample, blocks: False)
     monkeypatch.setattr(OpenSystem, "use_instead", lambda system, spec, why: "for a test")
     A = flat_hexahedra((14, 14, 26), 300.0)
     b = np.random.default_rng(1).standard_normal(A.shape[0])
@@ -363,5 +389,5 @@ def test_groups_that_are_refused_leave_the_nodes(monkeypatch):
     with pytest.warns(penstock.NotConvergedWarning):
         result = penstock.solve(A, b, **given)
 
-    assert "groups of them cannot be used: for a test" in result.explain()
+    assert "with groups of nodes cannot be made: for a test" in result.explain()
     assert result.iterations == 120

@@ -11,7 +11,7 @@ from penstock.fem import Cantilever
 from penstock.solvers import DiagonalBlocks, cg, multigrid
 from penstock.solvers.amg import coarsening
 from penstock.solvers.amg.group_inverses import GroupChebyshev, GroupInverses, largest_eigenvalue
-from penstock.solvers.amg.groups import Groups, _cut_components, linked_groups, share_of_flat
+from penstock.solvers.amg.groups import Groups, _cut_components, linked_groups
 from penstock.solvers.amg.lines import LineInverses
 from penstock.solvers.amg.paths import long_paths
 from penstock.solvers.chebyshev import Chebyshev
@@ -150,13 +150,6 @@ def test_ties_may_be_left_out():
     rows = rows_of(CsrMatrix.from_csr(tied))
     assert linked_groups(rows).of_node.tolist() in ([0, 0, 1], [1, 1, 0])
     assert linked_groups(rows, ties=False) is None
-
-
-def test_the_share_of_flat_nodes():
-    assert share_of_flat(rows_of(CsrMatrix.from_csr(flat_hexahedra((8, 8, 8), 1.0)))) == 0.0
-    assert share_of_flat(rows_of(CsrMatrix.from_csr(flat_hexahedra((8, 8, 8), 20.0)))) > 0.75
-    assert share_of_flat(rows_of(Cantilever(nodes=9, dof=3).matrix("csr"))) < 0.25
-    assert share_of_flat(rows_of(CsrMatrix.from_csr(scipy.sparse.csr_array((0, 0))))) == 0.0
 
 
 def test_lines_across_flat_elements_are_groups():

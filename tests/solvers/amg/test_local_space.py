@@ -8,16 +8,15 @@ from kernel_targets import TARGETS, gpu_count
 
 import penstock
 from penstock.fem import Cantilever, TwoPhaseMaterial
-from penstock.solvers import DiagonalBlocks, SmoothedAggregationSpec, block_cg, cg, smoothed_aggregation
+from penstock.solvers import SmoothedAggregationSpec, block_cg, cg, smoothed_aggregation
 from penstock.solvers.amg import local_space as local_space_module
-from penstock.solvers.amg.coupling_sample import CouplingSample
 from penstock.solvers.amg.group_factors import GroupFactors, GroupPart, factored
 from penstock.solvers.amg.group_growth import couplings, grown_groups
 from penstock.solvers.amg.group_matching import matched_groups
 from penstock.solvers.amg.inner_iterations import InnerIterations
 from penstock.solvers.amg.local_space import with_new_values
 from penstock.solvers.amg.tentative import PackedTentative
-from penstock.spmv import CPU, BsrMatrix, CsrMatrix, Device
+from penstock.spmv import CPU, CsrMatrix, Device
 from penstock.spmv.compilation.table import find_kernel
 from penstock.spmv.products.block_rows import BlockRows, rows_of
 from penstock.streaming import HostStore, StreamedMatrix, Workload
@@ -134,30 +133,6 @@ def test_groups_stay_small_and_inside_their_parts(most):
 def test_a_matrix_without_rows_has_no_groups():
     empty = (np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int32), np.empty(0), np.empty(0))
     assert len(grown_groups(0, empty, (0, 0), 8)) == 0
-
-
-def needs(A, size):
-    matrix = CsrMatrix.from_csr(A) if size == 1 else BsrMatrix.from_csr(A, block_size=size)
-    sample = CouplingSample(matrix, size)
-    sample.take_places()
-    return sample.shows_need(DiagonalBlocks(np.linalg.inv(matrix.diagonal_blocks(size))))
-
-
-def test_smooth_systems_need_no_groups_and_others_do():
-    assert not needs(Cantilever(nodes=9, dof=3).matrix().to_csr(), 3)
-    assert not needs(Cantilever(nodes=(17, 5, 5), dof=6).matrix().to_csr(), 6)
-    assert not needs(flat_hexahedra((8, 8, 8), 1.0), 1)
-    assert not needs(scipy.sparse.csr_array(scipy.sparse.eye_array(30)), 1)
-    assert needs(flat_hexahedra((8, 8, 8), 30.0), 1)
-
-
-def test_smooth_systems_keep_their_level():
-    beam = Cantilever(nodes=(17, 7, 7), dof=3)
-    A, given = beam.matrix(), {"coordinates": beam.mesh.coordinates(), "aggregate_nodes": 27}
-    auto, without = smoothed_aggregation(A, **given), smoothed_aggregation(A, **given, grouped=False)
-    assert auto.level.groups is None
-    assert auto.high == without.high
-    assert np.array_equal(auto.level.A.values, without.level.A.values)
 
 
 @pytest.fixture(scope="module", params=["jumps", "flat"])

@@ -1,8 +1,11 @@
 """Whether two CSR matrices store the same entries."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import scipy.sparse
+from kernel_targets import TARGETS
 
 from penstock.fem import Cantilever
 from penstock.spmv import CsrMatrix, InputError
@@ -57,6 +60,21 @@ def test_a_missing_entry_is_found_with_its_row(A):
     )
     with pytest.raises(InputError, match=f"stores {A.nnz - 1} entries, the prepared one {A.nnz}: "):
         Pattern.of(_csr(A)).check(_csr(B))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("count", [0, 1, 4096, 10_000])
+def test_checksums_are_the_same_everywhere(target, dtype, count):
+    numbers = np.random.default_rng(count).integers(0, 1 << 31, count).astype(dtype)
+    with target.running():
+        device = SimpleNamespace(kind=target.device_kind, xp=target.xp)
+        found = target.get(pattern.checksums(device, target.put(numbers)))
+    bits = [(int(number) + (place + 1) * 0x9E3779B97F4A7C15) % 2**64 for place, number in enumerate(numbers)]
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = [(one ^ (one >> shift)) * factor % 2**64 for one in bits]
+    expected = [sum(one ^ (one >> 31) for one in bits[k : k + 4096]) % 2**64 for k in range(0, count, 4096)]
+    assert [int(one) for one in found] == expected
 
 
 def test_another_shape_is_found(A):
