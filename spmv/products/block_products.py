@@ -100,15 +100,13 @@ def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array
 
 @register_kernel("block_rows", "multiply", "cpu")
 def _multiply_cpu(A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool) -> None:
-    if not add:
-        C.blocks[...] = 0.0
     pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
     parts = 4 * get_num_threads()
     if A.blocks[:1].size == B.blocks[:1].size == 1:
         values = [of.blocks.reshape(-1) for of in (A, B, C)]
-        _add_numbers(parts, *pattern, values[0], values[1], C.offsets, C.columns, values[2])
+        _multiply_numbers(parts, *pattern, values[0], values[1], C.offsets, C.columns, values[2], add)
         return
-    _add(parts, *pattern, A.blocks, B.blocks, C.offsets, C.columns, C.blocks)
+    _multiply_blocks(parts, *pattern, A.blocks, B.blocks, C.offsets, C.columns, C.blocks, add)
 
 
 @register_kernel("block_rows", "smooth", "cpu")
@@ -285,7 +283,7 @@ def _find_at_once(
 
 
 @parallel_kernel
-def _add(
+def _multiply_blocks(
     parts: int,
     offsets: Array,
     columns: Array,
@@ -298,13 +296,19 @@ def _add(
     of_c: Array,
     c_columns: Array,
     c_blocks: Array,
+    add: bool,
 ) -> None:
+    """Set the rows of a product, or add to them."""
     rows, height, inner, across = offsets.shape[0] - 1, blocks.shape[1], blocks.shape[2], b_blocks.shape[2]
     for part in prange(parts):
         place_of = np.empty(width, dtype=np.int64)
         for row in range(rows * part // parts, rows * (part + 1) // parts):
             for place in range(of_c[row], of_c[row + 1]):
                 place_of[c_columns[place]] = place
+                if not add:
+                    for r in range(height):
+                        for c in range(across):
+                            c_blocks[place, r, c] = 0.0
             for entry in range(offsets[row], offsets[row + 1]):
                 other = columns[entry] - start
                 for place in range(of_b[other], of_b[other + 1]):
@@ -317,7 +321,7 @@ def _add(
 
 
 @parallel_kernel
-def _add_numbers(
+def _multiply_numbers(
     parts: int,
     offsets: Array,
     columns: Array,
@@ -330,14 +334,17 @@ def _add_numbers(
     of_c: Array,
     c_columns: Array,
     c_values: Array,
+    add: bool,
 ) -> None:
-    """Do what ``_add`` does, for blocks of one number, of which loops over rows and columns would be most of the work."""
+    """Do what ``_multiply_blocks`` does for blocks of one number: loops over their rows and columns would be most of the work."""
     rows = offsets.shape[0] - 1
     for part in prange(parts):
         place_of = np.empty(width, dtype=np.int64)
         for row in range(rows * part // parts, rows * (part + 1) // parts):
             for place in range(of_c[row], of_c[row + 1]):
                 place_of[c_columns[place]] = place
+                if not add:
+                    c_values[place] = 0.0
             for entry in range(offsets[row], offsets[row + 1]):
                 factor, other = values[entry], columns[entry] - start
                 for place in range(of_b[other], of_b[other + 1]):

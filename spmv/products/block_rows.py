@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, SparseMatrix, device_of
 
@@ -46,6 +47,11 @@ class BlockRows:
 
     def transposed(self, columns: int) -> BlockRows:
         """Return the transpose; its columns are numbered from the first row of this one."""
+        if self.device.kind == "cpu":
+            T = _in_scipy(self, columns).T
+            T, blocks = T if T.format == "bsr" else T.tocsr(), (-1, *self.blocks.shape[:0:-1])
+            offsets, indices = T.indptr.astype(np.int64), T.indices.astype(np.int32, copy=False)
+            return BlockRows(0, offsets, indices, T.data.reshape(blocks), len(self.offsets) - 1)
         xp = self.device.xp
         rows = row_numbers(self.offsets, self.columns.size)
         order = xp.argsort(self.columns, kind="stable")
@@ -102,14 +108,27 @@ def in_float64(rows: BlockRows) -> BlockRows:
     return BlockRows(rows.start, rows.offsets, rows.columns, rows.blocks.astype(np.float64, copy=False), rows.width)
 
 
+def _in_scipy(rows: BlockRows, columns: int) -> Any:
+    """Return rows on the host as a SciPy matrix of ``columns`` columns of blocks, CSR of numbers or BSR, of the same entries."""
+    tall, wide = rows.blocks.shape[1:]
+    shape = ((len(rows.offsets) - 1) * tall, columns * wide)
+    # With wide offsets SciPy would make the columns wide, too.
+    offsets = rows.offsets.astype(np.int32 if rows.blocks.size < 1 << 31 else np.int64, copy=False)
+    if tall == wide == 1:
+        return scipy.sparse.csr_array((rows.blocks.reshape(-1), rows.columns, offsets), shape)
+    return scipy.sparse.bsr_array((rows.blocks, rows.columns, offsets), shape)
+
+
 def as_csr(rows: BlockRows, columns: int, dtype: Any = None) -> CsrMatrix:
     """Return all rows of a matrix of ``columns`` columns of blocks as CSR, for vectors of its own type or another."""
     dtype = rows.blocks.dtype if dtype is None else dtype
     xp, (tall, wide) = rows.device.xp, rows.blocks.shape[1:]
     height, width = (len(rows.offsets) - 1) * tall, columns * wide
     if tall == wide == 1:
-        arrays = {"row_offsets": rows.offsets, "column_indices": rows.columns, "values": rows.blocks.reshape(-1)}
-        return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), dtype, arrays, {}), strategy="auto")
+        return _csr_of_arrays((height, width), dtype, rows.offsets, rows.columns, rows.blocks.reshape(-1))
+    if rows.device.kind == "cpu":
+        scalars = _in_scipy(rows, columns).tocsr()
+        return _csr_of_arrays((height, width), dtype, scalars.indptr, scalars.indices, scalars.data)
     counts = xp.diff(rows.offsets)
     offsets = xp.zeros(height + 1, dtype=np.int64)
     offsets[1:] = (rows.offsets[:-1, None] * tall + (xp.arange(1, tall + 1) * counts[:, None])).reshape(-1) * wide
@@ -125,5 +144,9 @@ def as_csr(rows: BlockRows, columns: int, dtype: Any = None) -> CsrMatrix:
         (rows.columns * wide)[:, None, None] + xp.zeros((1, tall, 1), dtype=np.int32) + xp.arange(wide, dtype=np.int32)
     )
     indices[place] = own.reshape(-1)
-    arrays = {"row_offsets": offsets, "column_indices": indices, "values": values}
-    return CsrMatrix.from_csr(CsrMatrix.from_arrays((height, width), dtype, arrays, {}), strategy="auto")
+    return _csr_of_arrays((height, width), dtype, offsets, indices, values)
+
+
+def _csr_of_arrays(shape: tuple[int, int], dtype: Any, offsets: Array, columns: Array, values: Array) -> CsrMatrix:
+    arrays = {"row_offsets": offsets, "column_indices": columns.astype(np.int32, copy=False), "values": values}
+    return CsrMatrix.from_csr(CsrMatrix.from_arrays(shape, dtype, arrays, {}), strategy="auto")
