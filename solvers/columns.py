@@ -210,6 +210,9 @@ class Columns:
             of_zero = problem.absolute(1.0, column)
             if not self.residuals[column] <= of_zero:  # x = 0 is better
                 chosen[...], self.residuals[column] = 0, of_zero
+            if self.reasons[column] is StopReason.ROUNDING_FLOOR:  # that of the last iterate, which may have grown
+                with direction_kept(problem.A):
+                    self.reasons[column] = problem.stagnation(best.x, float(self.residuals[column]), column)
         return best.x
 
 

@@ -13,8 +13,18 @@ import numpy as np
 import scipy.sparse
 
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
-from penstock.solvers.sparse_cholesky import Analysis, analysed, library
-from penstock.spmv import CPU, Array, InputError, Operator, SparseMatrix, ValidatedOperator, VectorSpace
+from penstock.solvers.sparse_cholesky import Analysis, analysed, factor_size, library
+from penstock.spmv import (
+    CPU,
+    Array,
+    BudgetError,
+    InputError,
+    Operator,
+    SparseMatrix,
+    ValidatedOperator,
+    VectorSpace,
+    format_nbytes,
+)
 
 # The first share of the diagonal is added: the factors of a singular matrix exist then, and those of others hardly change. Where
 # that is not enough, as for singular matrices whose entries were rounded to float32, the second share is.
@@ -99,7 +109,13 @@ class FactorisationSpec(PreconditionerSpec, name="factorisation"):
         if not isinstance(A, SparseMatrix) or A.device.kind != "cpu":
             raise InputError("a factorisation needs a matrix that is held in the memory of the host; choose multigrid")
         matrix = A.to_csr().astype(np.float64, copy=False)
-        return SparseFactors(matrix, analysis or analysed(matrix))
+        if analysis is None:
+            analysis, free = analysed(matrix), CPU.free_nbytes()
+            if factor_size(matrix, analysis.order, free // _ENTRY_NBYTES) is None:
+                raise BudgetError(
+                    f"the factors would take more than the {format_nbytes(free)} that are free; choose multigrid"
+                )
+        return SparseFactors(matrix, analysis)
 
     @property
     def description(self) -> str:

@@ -59,8 +59,9 @@ class StopReason(enum.Enum):
         "this system, and no solver in this precision gets much lower; loosen rtol above the true residual"
     )
     STAGNATED = (
-        "stopped because the true residual no longer falls although the recursive one does; the operator is less accurate "
-        "than the tolerance requires (reduced storage?), or the preconditioner belongs to another matrix"
+        "stopped because the true residual no longer falls although rounding in b - A x is smaller; the operator is less "
+        "accurate than the tolerance requires (reduced storage?), or the preconditioner belongs to another matrix, or loses too "
+        "much to rounding, as a coarse level may where rows are scaled very differently: try jacobi"
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.solvers import PreconditionerSpec
 from penstock.spmv import Device, InputError
+from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 
 
 def checked_options(
@@ -42,6 +43,29 @@ def checked_options(
         for name, value in options.items()
         if value is not None
     }
+
+
+def unknowns_of_a_node(rows: int, block_size: int | Literal["auto"], coordinates: Any) -> int | Literal["auto"]:
+    """Return the unknowns of a node of a matrix, those that the coordinates imply if the caller does not say.
+
+    Raises
+    ------
+    InputError
+        If the rows are not a multiple of them.
+    """
+    if block_size == "auto" and coordinates is not None:
+        nodes = len(coordinates)
+        if nodes and rows % nodes == 0 and rows // nodes <= LARGEST_DENSE_BLOCK:
+            return rows // nodes
+        raise InputError(
+            f"coordinates must have a row for each node, of 1 to {LARGEST_DENSE_BLOCK} unknowns: {nodes} rows do not fit a "
+            f"matrix of {rows} rows"
+        )
+    if block_size != "auto" and rows % block_size:
+        raise InputError(
+            f"block_size must divide the rows of the matrix: {rows} rows are no nodes of {block_size} unknowns"
+        )
+    return block_size
 
 
 def checked_failure(on_failure: Any) -> None:

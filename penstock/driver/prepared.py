@@ -29,7 +29,7 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from penstock.driver.argument_checks import checked_failure, checked_options
+from penstock.driver.argument_checks import checked_failure, checked_options, unknowns_of_a_node
 from penstock.driver.foreign import as_matrix
 from penstock.driver.inputs import GivenVectors, as_given_matrix
 from penstock.driver.open_system import AnyResult, OpenSystem
@@ -39,7 +39,8 @@ from penstock.driver.request import Request
 from penstock.driver.resident import Resident
 from penstock.driver.slow_convergence import go_on_as_advised, solve_as_advised
 from penstock.driver.update import update_values
-from penstock.solvers import IterationRecord, SolveResult, StopReason, method_named
+from penstock.solvers import IterationRecord, PreconditionerSpec, SolveResult, StopReason, method_named
+from penstock.solvers.amg.modes import check_shape_of_modes
 from penstock.solvers.checks import check_maxiter, check_tolerances
 from penstock.spmv import (
     Array,
@@ -166,8 +167,15 @@ class PreparedSystem:
                 preconditioner = as_matrix(preconditioner)
             with self._clock.part("read"):
                 given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
-            if block_size == "auto" and (points := options.get("coordinates")) is not None:
-                block_size = max(1, given.rows // max(1, len(points)))  # what does not fit is refused later
+            if (
+                block_size == "auto"
+                and isinstance(preconditioner, PreconditionerSpec)
+                and preconditioner.block_size > 1
+            ):
+                block_size = preconditioner.block_size
+            block_size = unknowns_of_a_node(given.rows, block_size, options.get("coordinates"))
+            if (modes := options.get("near_null_space")) is not None:
+                check_shape_of_modes(np.shape(modes), given.rows)
             chosen: dict[str, Any] = {"null_space": null_space, "method": method}
             place = given.find_device(device)
             request = Request(place, columns, room, preconditioner, block_size, options, given.name, **chosen)

@@ -52,6 +52,8 @@ _SIZES, _WEAK = (3, 4, 6, 8, 12, 16, 24, 32, 48), (0.05, 0.02, 0.0)
 _RELAXED, _CUT = 41, 30.0
 # Entries of the coarse matrix, as a share of those of A, and the number of sampled aggregates from which they are estimated.
 _BUDGET, _SAMPLED = 0.05, 128
+# Groups are not used where the coarse matrix would have more entries than this share of those of A, as around a hub.
+_TOO_MANY = 1.0
 # Directions of which the space misses more than a bound become columns. The bound begins at _FINEST and is multiplied by _STEP
 # until the coarse matrix is small enough. Aggregates are accepted if it stays below _ACCEPTED and at most the share _FEW of them
 # wants more columns than they may have.
@@ -88,7 +90,8 @@ def local_space(
 ) -> LocalSpace | None:
     """Return what a coarse level of groups is made of, in about seven sweeps.
 
-    None if there is no memory for it, or where the factors of D would leave the range of float32.
+    None if there is no memory for it, where the factors of D would leave the range of float32, or where the coarse matrix would
+    not be smaller than A.
 
     ``known``, (n, modes), is the near-null space; ``measuring`` are options of :func:`largest_eigenvalue`.
     """
@@ -104,6 +107,8 @@ def local_space(
     graph = _graph_of_groups(A, D, size)
     sums = RelaxedVectors(A, D, high, known, scales, vectors)
     chosen = best_aggregates(graph, sums, high, smoothing, int(_BUDGET * entries))
+    if chosen.entries > _TOO_MANY * entries:
+        return None
     of_node = xp.asarray(chosen.of_group)[D.of_node]
     modes = sums.with_columns(of_node, chosen.coefficients)
     aggregates = Aggregates(A.device.to_host(of_node), count=len(chosen.columns))
@@ -275,12 +280,13 @@ class Chosen:
     """Aggregates of groups and the columns of T on them beside the near-null space.
 
     ``columns``, (aggregates,), are those of each, the near-null space among them; ``coefficients``, (aggregates, vectors, further
-    columns), combine all vectors of :class:`RelaxedVectors`.
+    columns), combine all vectors of :class:`RelaxedVectors`; ``entries`` is about the number of those of the coarse matrix.
     """
 
     of_group: Array
     columns: Array
     coefficients: Array
+    entries: int
 
 
 def best_aggregates(graph: Couplings, sums: RelaxedVectors, high: float, smoothing: int, budget: int) -> Chosen:
@@ -308,7 +314,8 @@ def best_aggregates(graph: Couplings, sums: RelaxedVectors, high: float, smoothi
             accepted = fits and bound <= _ACCEPTED and capped <= _FEW
             if accepted or best is None or missed < least:
                 further = int(used.max()) - sums.known
-                best, least = Chosen(of_group, used, (directions * ~beyond[:, None, :])[:, :, :further]), missed
+                coefficients = (directions * ~beyond[:, None, :])[:, :, :further]
+                best, least = Chosen(of_group, used, coefficients, entries(used)), missed
             if accepted:
                 return best
             if bound == _FINEST:  # the budget limits no columns, so larger aggregates would only miss more

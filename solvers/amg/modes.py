@@ -11,6 +11,9 @@ import numpy as np
 from penstock.spmv import Array, Device, InputError, Operator, VectorSpace, device_of
 from penstock.spmv.communicator import ALONE, Communicator, communicator_of
 
+# Columns of a near-null space.
+_MOST_MODES = 8
+
 
 def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
     """Return the rigid motions of nodes, (nodes * block_size, modes): 3 in a plane, 6 in space, constants for block size 1.
@@ -83,12 +86,17 @@ def checked_near_null_space(
 
 def _checked_modes(near_null_space: Any, unknowns: int, device: Device) -> Array:
     modes = _real(near_null_space, "near_null_space", device)
-    modes = modes.reshape(-1, 1) if modes.ndim == 1 else modes
-    if modes.ndim != 2 or modes.shape[0] != unknowns or not 1 <= modes.shape[1] <= 8 or not _finite(modes):
+    check_shape_of_modes(modes.shape, unknowns, finite=_finite(modes))
+    return modes.reshape(-1, 1) if modes.ndim == 1 else modes
+
+
+def check_shape_of_modes(shape: tuple[int, ...], unknowns: int, *, finite: bool = True) -> None:
+    """Refuse a near-null space of another shape than ``(unknowns, 1 to 8)`` or ``(unknowns,)``, or of numbers not finite."""
+    one_to_eight = len(shape) == 1 or (len(shape) == 2 and 1 <= shape[1] <= _MOST_MODES)
+    if not (one_to_eight and shape[0] == unknowns and finite):
         raise InputError(
-            f"near_null_space must be finite and of shape ({unknowns}, modes) with 1 to 8 modes, not {modes.shape}"
+            f"near_null_space must be finite and of shape ({unknowns}, modes) with 1 to {_MOST_MODES} modes, not {shape}"
         )
-    return modes
 
 
 def _checked_points(coordinates: Any, nodes: int, device: Device) -> Array:

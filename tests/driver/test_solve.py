@@ -367,10 +367,26 @@ class TestCoarseLevel:
 
     def test_coordinates_that_do_not_fit_are_refused(self):
         beam = Cantilever(nodes=(5, 3, 3), dof=3)
+        for count in (44, 40, 5, 0):  # of 45 nodes
+            with pytest.raises(InputError, match=f"{count} rows do not fit a matrix of 135 rows"):
+                solve(beam.matrix(), beam.load(), coordinates=beam.mesh.coordinates()[:count])
         with pytest.raises(InputError, match="coordinates must be finite and of shape"):
-            solve(beam.matrix(), beam.load(), coordinates=beam.mesh.coordinates()[1:])
+            solve(beam.matrix(), beam.load(), coordinates=beam.mesh.coordinates()[1:], block_size=3)
+        with pytest.raises(InputError, match="block_size must divide the rows"):
+            solve(beam.matrix(), beam.load(), block_size=7)
+        for preconditioner in ("auto", "multigrid"):
+            with pytest.raises(InputError, match=r"near_null_space must be finite and of shape \(135, modes\)"):
+                solve(beam.matrix(), beam.load(), near_null_space=np.ones((135, 0)), preconditioner=preconditioner)
         with pytest.raises(InputError, match="has no option coordinates"):
             solve(beam.matrix(), beam.load(), preconditioner="jacobi", coordinates=beam.mesh.coordinates())
+
+    def test_the_unknowns_of_a_node_may_stand_in_the_choice(self):
+        beam = Cantilever(nodes=(9, 4, 4), dof=3)
+        spec = SmoothedAggregationSpec(block_size=3, coordinates=beam.mesh.coordinates())
+        A = beam.matrix().to_csr()
+        with pytest.raises(InputError, match="block_size must divide the rows"):
+            solve(A, beam.load(), preconditioner=SmoothedAggregationSpec(block_size=7))
+        assert solve(A, beam.load(), preconditioner=spec).iterations < 20
 
     def test_in_memory_it_must_be_large(self, monkeypatch):
         monkeypatch.setattr(slow_modes, "_LEAST_RESIDENT_ROWS", 1000)

@@ -14,7 +14,7 @@ from penstock.driver import placement, predicted, slow_convergence
 from penstock.driver.predicted import cheap_factorisation, factorisation_within
 from penstock.solvers import FactorisationSpec, SparseFactors, cg, sparse_cholesky
 from penstock.solvers.sparse_cholesky import CholmodAnalysis, FactorSize, SuperLUAnalysis, analysed, factor_size
-from penstock.spmv import BsrMatrix, CsrMatrix, InputError
+from penstock.spmv import CPU, BsrMatrix, BudgetError, CsrMatrix, InputError
 
 FIND_CHOLMOD = sparse_cholesky._cholmod  # which conftest.py replaces
 
@@ -316,3 +316,10 @@ def test_multigrid_goes_on_where_factors_are_no_preconditioner(monkeypatch):
         assert np.linalg.norm(b - A @ result.x) <= 1e-8 * np.linalg.norm(b)
         assert "choice      multigrid: as factorisation in its place did not end well" in result.explain()
         assert system.solve(2.0 * b).converged
+
+
+def test_by_name_factors_that_do_not_fit_are_refused(monkeypatch):
+    A = laplacian(20, 20)
+    monkeypatch.setattr(type(CPU), "free_nbytes", lambda self: 24 * 2_000)
+    with pytest.raises(BudgetError, match=r"the factors would take more than the 46.88 KiB that are free"):
+        FactorisationSpec().build(CsrMatrix.from_csr(A))

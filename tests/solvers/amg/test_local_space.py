@@ -362,3 +362,13 @@ def test_groups_are_not_widened(system):
     matrix = CsrMatrix.from_csr(A)
     result = cg(matrix, B[:, 0].copy(), M=smoothed_aggregation(matrix, grouped=True), rtol=1e-8, maxiter=60)
     assert "widened" not in result.message
+
+
+def test_around_a_hub_nodes_are_not_grouped():
+    n = 600
+    star = scipy.sparse.coo_array((np.ones(n - 1), (np.zeros(n - 1, dtype=int), np.arange(1, n))), shape=(n, n))
+    star = (star + star.T).tocsr()
+    A = (scipy.sparse.diags_array(star.sum(axis=1) + 1e-3) - star).tocsr()
+    M = smoothed_aggregation(CsrMatrix.from_csr(A), grouped=True)
+    assert M.level.groups is None
+    assert cg(CsrMatrix.from_csr(A), np.arange(1.0, n + 1), M=M, rtol=1e-8).converged

@@ -8,6 +8,7 @@ import scipy.sparse
 
 from penstock.fem import Cantilever, LognormalMaterial, TwoPhaseMaterial
 from penstock.solvers import CoarseCgState, StopReason, block_cg, cg, chebyshev, smoothed_aggregation
+from penstock.spmv import CsrMatrix
 from penstock.streaming import HostStore, Ring, StreamedMatrix, Workload
 
 PRODUCTS = 14
@@ -322,3 +323,27 @@ def test_a_column_that_has_ended_stays_when_others_begin_anew():
     assert result.converged
     assert np.array_equal(result.x[:, 1], np.zeros(400))
     assert np.linalg.norm(B - A @ result.x, axis=0) == pytest.approx(np.zeros(4), abs=1e-12)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_what_a_coarse_level_cannot_reach_is_not_called_the_floor(columns):
+    """Constants say nothing of a matrix whose rows are scaled by up to exp(10) each way; Jacobi does not mind."""
+    rng, line = (
+        np.random.default_rng(0),
+        scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(12, 12)),
+    )
+    square = scipy.sparse.kronsum(line, line)
+    scale = scipy.sparse.diags_array(np.exp(rng.uniform(-14, 14, 144)))
+    A = (scale @ square @ scale).tocsr()
+    A = CsrMatrix.from_csr((A + A.T) / 2)
+    b = rng.standard_normal((144, columns))
+
+    M = smoothed_aggregation(A)
+    result = cg(A, b[:, 0].copy(), M=M, rtol=1e-10) if columns == 1 else block_cg(A, b, M=M, rtol=1e-10)
+
+    for number, column in enumerate(result.columns):
+        bound = np.linalg.norm(abs(A.to_csr()) @ abs(column.x))
+        floor = np.finfo(float).eps / 2 * bound / np.linalg.norm(b[:, number])
+        assert not column.converged
+        assert column.true_residual <= 1.0
+        assert (column.reason is StopReason.ROUNDING_FLOOR) == (column.true_residual <= 100 * floor)
