@@ -160,6 +160,7 @@ class ChebyshevSpec(PreconditionerSpec, name="chebyshev"):
     """Specification of :func:`chebyshev`; with ``degree="auto"`` the plan chooses the degree."""
 
     works_on_ranks: ClassVar[bool] = True
+    follows_values: ClassVar[bool] = True  # it multiplies by the matrix, and its interval must hold the eigenvalues
 
     degree: int | Literal["auto"] = "auto"
 

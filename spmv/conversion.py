@@ -63,9 +63,6 @@ class FunctionOperator(ValidatedOperator):
         else:
             columns = [self._image(self.device.xp.ascontiguousarray(x[:, k])) for k in range(x.shape[1])]
             product = self.device.xp.stack(columns, axis=1)
-        if getattr(product, "shape", None) != out.shape or product.dtype.kind not in "fiub":
-            kind = f"{product.dtype} of shape {product.shape}" if hasattr(product, "dtype") else type(product).__name__
-            raise InputError(f"the operator's function returned {kind} instead of real numbers of shape {out.shape}")
         if beta == 0.0:
             out[...] = alpha * product
         else:
@@ -74,8 +71,12 @@ class FunctionOperator(ValidatedOperator):
 
     def _image(self, x: Array) -> Array:
         """Return ``function(x)`` as an array of the device's own library, so that it can be added in place."""
-        image = self.function(x)
-        return self.device.asarray(as_array(image)) if is_foreign(image) else image
+        image, shape = self.function(x), (self.shape[0], *x.shape[1:])
+        image = self.device.asarray(as_array(image)) if is_foreign(image) else image
+        if getattr(image, "shape", None) != shape or image.dtype.kind not in "fiub":
+            kind = f"{image.dtype} of shape {image.shape}" if hasattr(image, "dtype") else type(image).__name__
+            raise InputError(f"the operator's function returned {kind} instead of real numbers of shape {shape}")
+        return image
 
 
 def as_operator_for(A: Any, vectors: Any) -> Operator:

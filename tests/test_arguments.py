@@ -7,10 +7,12 @@ import scipy.sparse
 import penstock
 from penstock.distributed import columns_within
 from penstock.fem import BoxMesh, Cantilever, face_load
-from penstock.spmv import BsrMatrix, Device, InputError, suggest_format
+from penstock.solvers import SmoothedAggregationSpec, galerkin, galerkin_pattern, multiply, product_pattern
+from penstock.spmv import BsrMatrix, CsrMatrix, Device, InputError, suggest_format
 from penstock.streaming import FileStore
 
 MESH = BoxMesh(nodes=3)
+LINE = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(6, 6)).tocsr()
 
 
 def traction(points):
@@ -36,7 +38,63 @@ def test_it_is_refused(call, advice):
         call()
 
 
-LINE = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(6, 6)).tocsr()
+def damaged(change):
+    """A matrix whose arrays do not fit each other; SciPy would read or write beyond them."""
+    A = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(24, 24))
+    A = A.todia() if change == "diagonals" else A.tolil() if "list" in change else A.tocsr()
+    if change == "diagonals":
+        A.offsets = A.offsets[:2]
+    elif change == "short list":
+        A.rows[3] = [2]
+    elif change == "far list":
+        A.rows[3] = [2, 3, 10**8]
+    else:
+        A.indices[3] = -(10**9)
+    return A
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        ("diagonals", "2 offsets of diagonals and values of shape"),
+        ("short list", "1 columns and 3 values in row 3; it is damaged"),
+        ("far list", "a column index in row 3 is 100000000, outside 0 to 23"),
+        ("indices", "column index"),
+    ],
+)
+def test_a_damaged_matrix_is_refused(change, advice):
+    with pytest.raises(InputError, match=advice):
+        penstock.solve(damaged(change), np.ones(24), preconditioner="jacobi")
+    with pytest.raises(InputError, match=advice):
+        penstock.fix(damaged(change), np.ones(24), [1])
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.int32, np.int64])
+def test_block_sizes_may_be_integers_of_numpy(kind):
+    A = scipy.sparse.kron(LINE, np.eye(2)).tocsr()
+    for preconditioner in ("block_jacobi", "gauss_seidel"):
+        assert penstock.solve(A, np.ones(12), block_size=kind(2), preconditioner=preconditioner, device="cpu").converged
+    assert BsrMatrix.from_csr(A, block_size=kind(2)).shape == (12, 12)
+
+
+@pytest.mark.parametrize("values_dtype", ["i4", "f2", complex, "x"])
+def test_values_are_stored_in_float64_or_float32(values_dtype):
+    for stored in (CsrMatrix, BsrMatrix):
+        with pytest.raises(InputError, match="values_dtype must be float32 or float64, not"):
+            stored.from_csr(LINE, values_dtype=values_dtype)
+
+
+def test_a_function_that_returns_nothing_is_named():
+    for more in ({"b": np.ones((6, 2))}, {"method": "minres"}):
+        with pytest.raises(InputError, match="the operator's function returned NoneType"):
+            penstock.solve(LINE, **{"b": np.ones(6), "device": "cpu", "preconditioner": lambda r: None, **more})
+
+
+def test_patterns_of_other_products_are_refused():
+    with pytest.raises(InputError, match="pattern must be a ProductPattern"):
+        multiply(LINE, LINE, pattern=galerkin_pattern(LINE, LINE))
+    with pytest.raises(InputError, match="pattern must be a GalerkinPattern"):
+        galerkin(LINE, LINE, pattern=product_pattern(LINE, LINE))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +120,8 @@ LINE = scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(6,
         ({"near_null_space": [[1.0], [1.0, 2.0]]}, "near_null_space must be"),
         ({"coordinates": 5}, r"coordinates must be .* of shape \(nodes, 2\) or \(nodes, 3\), not 5"),
         ({"coordinates": "x"}, "coordinates must be .* not 'x'"),
+        ({"near_null_space": LINE}, "near_null_space must be an array of real numbers .* not a csr_array"),
+        ({"preconditioner": SmoothedAggregationSpec(aggregates=(-2, -3))}, "does not have the 6 nodes"),
         ({"folder": 5}, "folder must be the path of a folder, not 5"),
         ({"b": {1: 2}}, "b has type object"),
         ({"b": [[1.0], [1.0, 2.0]]}, "b must be an array of real numbers"),

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
+import scipy.sparse
 
 from penstock.solvers import PreconditionerSpec
 from penstock.spmv import Device, InputError
@@ -53,6 +54,7 @@ def unknowns_of_a_node(rows: int, block_size: int | Literal["auto"], coordinates
     InputError
         If the rows are not a multiple of them.
     """
+    block_size = block_size if block_size == "auto" else int(block_size)  # bytes overflow NumPy's short integers
     if block_size == "auto" and coordinates is not None:
         nodes = len(coordinates)
         if nodes and rows % nodes == 0 and rows // nodes <= LARGEST_DENSE_BLOCK:
@@ -61,6 +63,8 @@ def unknowns_of_a_node(rows: int, block_size: int | Literal["auto"], coordinates
             f"coordinates must have a row for each node, of 1 to {LARGEST_DENSE_BLOCK} unknowns: {nodes} rows do not fit a "
             f"matrix of {rows} rows"
         )
+    if block_size != "auto" and block_size > LARGEST_DENSE_BLOCK:
+        raise InputError(f"block_size must be a whole number, 1 to {LARGEST_DENSE_BLOCK}, not {block_size}")
     if block_size != "auto" and rows % block_size:
         raise InputError(
             f"block_size must divide the rows of the matrix: {rows} rows are no nodes of {block_size} unknowns"
@@ -83,7 +87,8 @@ def _check_numbers(name: str, value: Any, shapes: str, dimensions: tuple[int, ..
         array = value if hasattr(value, "dtype") else np.asarray(value)
     except ValueError as error:  # rows of different lengths
         raise InputError(f"{expected}: {error}") from None
-    if getattr(array.dtype, "kind", "f") not in "fiub" or len(array.shape) not in dimensions:
+    is_sparse = scipy.sparse.issparse(array)
+    if is_sparse or getattr(array.dtype, "kind", "f") not in "fiub" or len(array.shape) not in dimensions:
         raise InputError(f"{expected}, not {_short(value)} of shape {tuple(array.shape)} and type {array.dtype}")
 
 

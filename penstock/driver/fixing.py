@@ -10,6 +10,7 @@ import scipy.sparse
 
 from penstock.spmv import InputError
 from penstock.spmv.errors import advice_on_type
+from penstock.spmv.formats.validation import check_indices
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def fix(A: Any, b: Any, unknowns: Any, values: Any = 0.0) -> FixedSystem:
         raise InputError(
             f"fix takes a SciPy matrix or a dense array and an array, not {type(A).__name__} and {type(b).__name__}"
         )
+    if scipy.sparse.issparse(A):
+        check_indices(A, "A")  # which SciPy would follow anywhere
     matrix, prescribed = scipy.sparse.csr_array(A), np.asarray(values)
     n, right = matrix.shape[0], np.asarray(b)
     for name, of in (("A", matrix), ("b", right), ("values", prescribed)):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.driver.exact_matrix import ExactMatrix
+from penstock.driver.exact_matrix import ExactMatrix, doubted
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.matrix_checks import check_diagonal
 from penstock.driver.null_space import NullSpace, inconsistent_result
@@ -251,7 +251,7 @@ class OpenSystem:
                 limits: dict[str, Any] = {"maxiter": maxiter, "M": M}
                 result = self._solve(posed, x0, rtol=rtol, atol=atol, monitor=bar.watch, state=state, **limits)
                 columns, x = list(result.columns), posed.back(result.x, self.order)
-                if self.exact is not None:
+                if (exact := self._matrix_of_claims(columns, posed.as_block(), x, rtol, atol)) is not None:
                     spent = [result.iterations]
 
                     def correct(residuals: Array, aim: float) -> tuple[Array, list[SolveResult]]:
@@ -264,12 +264,21 @@ class OpenSystem:
                         spent.append(further.iterations)
                         return of.back(further.x, self.order), list(further.columns)
 
-                    columns, x = self.exact.settled(columns, posed.as_block(), x, rtol, atol, correct)
+                    columns, x = exact.settled(columns, posed.as_block(), x, rtol, atol, correct)
             if self.null_space is not None:
                 columns, x = self._shortest(posed, columns, x, rtol, atol)
             if narrow:
                 columns, x = self._narrowed(posed, columns, x, rtol)
             return self._returned(result, b, columns, x, shares)
+
+    def _matrix_of_claims(
+        self, columns: list[SolveResult], b: Array, x: Array, rtol: float, atol: float
+    ) -> ExactMatrix | None:
+        """Return the matrix that claims are settled with, if they need it: the caller's, or the one in the host's memory."""
+        A = self.A
+        if self.exact is not None or not isinstance(A, SparseMatrix) or self.order is not None:
+            return self.exact
+        return doubted(A, columns, b, x, rtol, atol) if A.device.kind == "cpu" and A.dtype == np.float64 else None
 
     def meant_rtol(self, b: GivenVectors, rtol: float) -> float:
         """Return the relative tolerance of a solve: not below what numbers of float32 can mean, if A and b consist of them."""

@@ -28,7 +28,7 @@ _MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS, _MULTIGRID_ENTRY_SECONDS = 0.02, 1.5
 # Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
 _UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
 # An iteration with it, for a byte of a level at each visit.
-_ITERATION_BYTE_SECONDS = 0.4e-9
+_ITERATION_BYTE_SECONDS = 0.6e-9
 # The set-up of a coarse level of groups of nodes, for a row and for an entry.
 _GROUPS_SECONDS = {"cpu": (16e-6, 1.4e-6), "cuda": (1.5e-6, 0.045e-6)}
 # Where Jacobi is slow and no near-null space is known, it needs more iterations.

@@ -170,7 +170,7 @@ class PreparedSystem:
             if (
                 block_size == "auto"
                 and isinstance(preconditioner, PreconditionerSpec)
-                and preconditioner.block_size > 1
+                and preconditioner.block_size != 1
             ):
                 block_size = preconditioner.block_size
             block_size = unknowns_of_a_node(given.rows, block_size, options.get("coordinates"))
@@ -277,8 +277,8 @@ class PreparedSystem:
             ``"values"`` makes it again for the new values, from what depends on the pattern only: aggregates and tentative
             prolongator stay. ``"keep"`` leaves it as it is, a fixed operator: solutions are as accurate, and need more
             iterations the more the values change. ``"auto"`` keeps it until a solve needs half as many iterations again for
-            the same digits, and then makes it again. That with a coarse level is made again in any case, as its iteration needs
-            the coarse matrix of the values now.
+            the same digits, and then makes it again. A polynomial and the coarse level of a sweep are made again in any case, as
+            they multiply by the matrix itself.
 
         Raises
         ------

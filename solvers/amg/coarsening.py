@@ -239,7 +239,7 @@ def _aggregates(A: Operator, size: int, aggregates: Any, points: Array | None, n
     if not count:
         return Aggregates(np.empty(0, dtype=np.int32))
     if isinstance(aggregates, tuple):
-        if int(np.prod(aggregates)) != count:
+        if int(np.prod(aggregates)) != count or min(aggregates, default=1) < 1:
             raise InputError(f"a mesh of {aggregates} nodes does not have the {count} nodes of the matrix")
         return box_aggregates(aggregates, max(2, round(nodes ** (1 / len(aggregates)))))
     if aggregates is not None:

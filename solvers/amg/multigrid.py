@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -34,6 +34,7 @@ from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 from penstock.spmv.operator import unchecked_product
 from penstock.spmv.products.block_rows import BlockRows, as_csr, rows_of
 
+AnyMatrix = TypeVar("AnyMatrix", bound="BsrMatrix | CsrMatrix")
 Cycle = Literal["V", "W"]
 Smoother = Literal["chebyshev", "gauss_seidel"]
 
@@ -41,6 +42,8 @@ Smoother = Literal["chebyshev", "gauss_seidel"]
 _DEGREE = 3
 # It smooths what is above this share of the largest eigenvalue (Adams, Brezina, Hu and Tuminaro 2003).
 _SMOOTHED_FROM = 1.0 / 8.0
+# A matrix is stored in float32 if its largest value is in this range.
+_RANGE = (1e-25, 1e37)
 # No more levels than this are made.
 _MOST_LEVELS = 20
 
@@ -198,8 +201,10 @@ def multigrid(
 
     Notes
     -----
-    Vanek, Mandel and Brezina (1996), with the prolongator stored: about half of the bytes of A. Everything but the inverse of the
-    last matrix is set up on the device. :func:`smoothed_aggregation` needs fewer iterations and no prolongator, and works on
+    Vanek, Mandel and Brezina (1996), with the prolongator stored. Cycles multiply by matrices of all levels, that of A too, whose
+    values are rounded to float32 once everything is set up: half of the bytes, and as many iterations, as a cycle is symmetric
+    positive definite whatever matrix its smoothers take for A. Everything but the inverse of the last matrix is set up on the
+    device. :func:`smoothed_aggregation` needs fewer iterations and no prolongator, and works on
     streamed matrices; this is for matrices of any kind in memory. Aggregates follow strong couplings only, so that jumps of a
     coefficient and anisotropy cost few iterations. Nodes that lie on lines across flat elements, and tied nodes, are smoothed
     and aggregated together: D then inverts the blocks of A on such groups. Lines of up to 4,096 nodes are
@@ -235,18 +240,29 @@ def multigrid(
             level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, grouped=grouped, level=len(levels))
             if level is None:
                 break
+            stored = _held(matrix)
             smooth: Operator
             if isinstance(level.groups, GroupInverses):
-                smooth = GroupChebyshev(matrix, level.groups, products, level.high * _SMOOTHED_FROM, level.high)
+                smooth = GroupChebyshev(stored, level.groups, products, level.high * _SMOOTHED_FROM, level.high)
             else:
-                smooth = _make_smoother(matrix, level.diagonal, level.high, smoother, products)
+                smooth = _make_smoother(stored, level.diagonal, level.high, smoother, products)
             grouped = level.groups is not None
-            P, R = level.transfers
-            levels.append(Level(matrix, smooth, P, R))
+            P, R = map(_held, level.transfers)
+            levels.append(Level(stored, smooth, P, R))
             negligible, modes = max(negligible, level.negligible), level.T.candidates
             # For one mode as CSR, which shares the arrays.
             matrix = level.A if level.T.modes > 1 else as_csr(rows_of(level.A), level.T.unknowns)
         return Multigrid(levels, _last(matrix, smoother, products, negligible), cycle)
+
+
+def _held(A: AnyMatrix) -> AnyMatrix:
+    """Return a matrix for cycles to multiply by: its values in float32, with the other arrays shared.
+
+    Values beyond the range of float32 stay in float64, as a copy: new values of the caller's matrix must not change a cycle.
+    Rounded alike on both sides of the diagonal, a matrix stays symmetric, and so does the cycle.
+    """
+    fits = A.values.size and _RANGE[0] < max(float(A.values.max()), -float(A.values.min())) < _RANGE[1]
+    return replace(A, values=A.values.astype(np.float32 if fits else np.float64))
 
 
 def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
@@ -274,10 +290,11 @@ def _last(A: SparseMatrix, smoother: Smoother, degree: int, negligible: float) -
     """Return an inverse of the coarsest matrix, or a smoother where that is too large."""
     if A.shape[0] == 0:
         return A
+    assert isinstance(A, (BsrMatrix, CsrMatrix))
     diagonal = block_jacobi(A, _size_of(A))  # which refuses a diagonal that is not positive definite
     if A.shape[0] <= DENSE_UNKNOWNS:
         return inverse_of(A, negligible)
-    return _make_smoother(A, diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree)
+    return _make_smoother(_held(A), diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree)
 
 
 def _make_smoother(A: SparseMatrix, diagonal: DiagonalBlocks, high: float, name: Smoother, degree: int) -> Operator:

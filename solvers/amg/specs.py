@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -99,8 +100,12 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         check_degree(self.degree)
         if self.grouped not in (True, False):
             raise InputError(f"grouped must be true or false, not {self.grouped!r}")
-        if self.aggregate_nodes != "auto" and not self.aggregate_nodes >= 2:
-            raise InputError(f"aggregate_nodes must be 2 or more, not {self.aggregate_nodes}")
+        if self.aggregate_nodes != "auto" and not (
+            isinstance(self.aggregate_nodes, Integral) and self.aggregate_nodes >= 2
+        ):
+            raise InputError(
+                f"aggregate_nodes must be a whole number, 2 or more, or 'auto', not {self.aggregate_nodes!r}"
+            )
 
     @property
     def _shape(self) -> _Shape:

@@ -22,7 +22,7 @@ from penstock.spmv.formats.narrowing import narrowed, within
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.survey import Survey, survey
 from penstock.spmv.formats.traits import Traits
-from penstock.spmv.formats.validation import check_values, in_sorted_rows, real_values
+from penstock.spmv.formats.validation import check_values, checked_values_dtype, in_sorted_rows, real_values
 
 CSR_KERNELS = CudaSource("penstock.spmv.kernels", "csr.cu")
 
@@ -114,6 +114,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
         InputError
             If offsets descend, an index is out of range, or a value is not finite.
         """
+        values_dtype = checked_values_dtype(values_dtype)
         if isinstance(A, CsrMatrix):
             converted = replace(A, values=A.values.astype(values_dtype or A.values_dtype, copy=False))
             if strategy is None:

@@ -171,7 +171,7 @@ def count_blocks(
         largest = LARGEST_DENSE_BLOCK
         raise InputError(f"blocks must be 1 x 1 to {largest} x {largest}, not {size} x {size}")
     check_block_size(size, shape[1])
-    block_rows = check_block_size(size, shape[0])
+    block_rows = int(check_block_size(size, shape[0]))
     counts = device.xp.zeros(block_rows, dtype=np.int64)
     if device.kind == "cpu":
         _count_blocks[block_rows > _SERIAL_ROWS](

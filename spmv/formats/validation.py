@@ -93,12 +93,22 @@ def in_csr(A: Any, what: str) -> Any:
 
 
 def check_indices(A: Any, what: str) -> None:
-    """Raise an InputError if the indices of a matrix are out of range, or do not fit its other arrays.
-
-    Matrices of lists and diagonals have none: their conversion checks what it needs.
-    """
+    """Raise an InputError if the indices of a matrix are out of range, or do not fit its other arrays."""
     if A.format in ("csr", "csc", "bsr"):
         _check_compressed(A, what)
+    elif A.format == "dia":
+        if A.data.ndim != 2 or len(A.offsets) != len(A.data):
+            raise InputError(
+                f"{what} has {len(A.offsets)} offsets of diagonals and values of shape {A.data.shape}; it is damaged"
+            )
+    elif A.format == "lil":
+        for row, (columns, values) in enumerate(zip(A.rows, A.data, strict=True)):
+            if len(columns) != len(values):
+                raise InputError(
+                    f"{what} has {len(columns)} columns and {len(values)} values in row {row}; it is damaged"
+                )
+            if columns:
+                _check_range(np.asarray(columns), A.shape[1], f"{what}: a column index in row {row}")
     elif A.format in ("coo", "dok"):
         A = A.tocoo()
         if not len(A.data) == len(A.row) == len(A.col):
@@ -132,6 +142,17 @@ def _check_range(indices: Any, size: int, what: str) -> None:
         raise InputError(
             f"{what} is {least if least < 0 else largest}, outside 0 to {size - 1}; check shape and arrays"
         )
+
+
+def checked_values_dtype(values_dtype: Any) -> Any:
+    """Return the type in which values are stored, or None where it is that of the matrix."""
+    try:
+        known = values_dtype is None or np.dtype(values_dtype) in (np.float32, np.float64)
+    except TypeError:
+        known = False
+    if not known:
+        raise InputError(f"values_dtype must be float32 or float64, not {values_dtype!r}")
+    return values_dtype
 
 
 def real_values(A: Any, what: str) -> Any:

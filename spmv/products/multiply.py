@@ -126,6 +126,7 @@ def multiply(A: Any, B: Any, *, pattern: ProductPattern | None = None) -> Produc
     >>> multiply(A, A).to_csr().toarray().tolist()
     [[1.0, 8.0], [0.0, 9.0]]
     """
+    _check_pattern(pattern, ProductPattern)
     left, right, width, dtype = _rows_of(A, B)
     with left.device.current():
         return as_matrix(_product(left, right, width, pattern), width, dtype)
@@ -190,6 +191,7 @@ def galerkin(A: Any, P: Any, *, pattern: GalerkinPattern | None = None) -> Produ
     >>> galerkin(A, P).to_csr().toarray().tolist()
     [[14.0]]
     """
+    _check_pattern(pattern, GalerkinPattern)
     left, right, width, dtype = _square_rows_of(A, P)
     with left.device.current():
         image = _product(left, right, width, pattern.image if pattern else None)
@@ -218,6 +220,11 @@ def galerkin_pattern(A: Any, P: Any) -> GalerkinPattern:
         image = _pattern(left, right, width)
         rows = BlockRows(0, image.offsets, image.columns, left.device.xp.empty((0, 1, 1)), width)
         return GalerkinPattern(image, _pattern(right.transposed(width), rows, width))
+
+
+def _check_pattern(pattern: object, kind: type) -> None:
+    if pattern is not None and not isinstance(pattern, kind):
+        raise InputError(f"pattern must be a {kind.__name__} of the same factors, not a {type(pattern).__name__}")
 
 
 def _square_rows_of(A: Any, P: Any) -> tuple[BlockRows, BlockRows, int, Any]:

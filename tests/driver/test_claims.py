@@ -33,6 +33,24 @@ def true_residual(A, b, x):
     return float(np.sqrt((residual**2).sum()) / np.linalg.norm(b))
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize(("n", "shift"), [(3_000, 1e-6), (20_000, 1e-6), (20_000, 1e-4)])
+def test_sums_of_long_rows_are_not_trusted(n, shift, columns, seed):
+    """In float64 the residual of a row of thousands of terms is hardly known: the Laplacian of a star, almost singular."""
+    hub, leaves = np.zeros(n - 1, dtype=int), np.arange(1, n)
+    star = scipy.sparse.coo_array((np.ones(n - 1), (hub, leaves)), shape=(n, n))
+    W = scipy.sparse.csr_array(star + star.T)
+    A = scipy.sparse.csr_array(scipy.sparse.diags_array(W.sum(axis=1) + shift) - W)
+    B = np.random.default_rng(seed).random((n, columns))
+
+    result = solve(A, B if columns > 1 else B[:, 0], device="cpu", on_failure="return")
+
+    for number, column in enumerate(result.columns):
+        true = true_residual(A, B[:, number], result.x.reshape(n, columns)[:, number])
+        assert true <= 1e-8 if column.converged else column.reason in (StopReason.ROUNDING_FLOOR, StopReason.STAGNATED)
+
+
 class TestSymmetricToRounding:
     """Half of such a matrix is another matrix, and with a large x the difference decides."""
 

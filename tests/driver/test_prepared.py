@@ -522,3 +522,18 @@ def test_what_others_compile_between_two_solves_is_no_part_of_them():
 
     assert timings["compiling"] == 0.0
     assert min(timings.values()) >= 0.0
+
+
+@pytest.mark.parametrize("preconditioner", ["multigrid", "chebyshev", "jacobi", "gauss_seidel"])
+def test_values_that_have_grown_are_solved_for_with_a_preconditioner_that_is_kept(preconditioner):
+    """All but a polynomial, which is made again, stay the same operator."""
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(40, 40))
+    A, b = scipy.sparse.kronsum(line, line, format="csr"), np.random.default_rng(0).standard_normal(1600)
+    with penstock.prepare(A, device="cpu", preconditioner=preconditioner) as system:
+        before = system.preconditioner @ b
+        system.update(10.0 * A, "keep")
+        after = system.preconditioner @ b
+        result = system.solve(b)
+    assert np.array_equal(before, after) or preconditioner == "chebyshev"
+    assert result.converged
+    assert np.linalg.norm(b - 10.0 * (A @ result.x)) <= 1.001e-8 * np.linalg.norm(b)

@@ -8,7 +8,7 @@ from kernel_targets import TARGETS, gpu_count
 from penstock.fem import Cantilever
 from penstock.solvers import Multigrid, block_cg, block_jacobi, cg, multigrid, preconditioner_spec
 from penstock.solvers.amg.aggregates import device_aggregates
-from penstock.spmv import InputError
+from penstock.spmv import BsrMatrix, InputError
 from penstock.spmv.products.block_rows import BlockRows, as_csr
 
 
@@ -199,3 +199,16 @@ def test_on_a_gpu(dof, smoother):
     assert result.iterations < 20
     again = multigrid(A, coordinates=beam.mesh.coordinates(), smoother=smoother)
     assert bool((again @ b == M @ b).all())
+
+
+@pytest.mark.parametrize("scale", [1e-45, 1.0, 1e40])
+def test_levels_are_stored_in_float32_where_their_numbers_fit(scale):
+    beam = Cantilever(nodes=(17, 5, 5), dof=3)
+    A, b = scale * beam.matrix().to_csr(), beam.load()
+    matrix = BsrMatrix.from_csr(A, block_size=3)
+    M = multigrid(matrix, coordinates=beam.mesh.coordinates())
+    assert {level.A.values_dtype for level in M.levels} == {np.dtype(np.float32 if scale == 1 else np.float64)}
+    assert all(not np.shares_memory(level.A.values, matrix.values) for level in M.levels)
+    result = cg(matrix, b, M=M, rtol=1e-10)
+    assert result.converged
+    assert result.iterations < 20

@@ -1,0 +1,60 @@
+"""Residuals ``b - A x`` with twice the digits of float64 in every sum, for claims that float64 cannot settle.
+
+Source: Ogita, Rump and Oishi (2005), algorithm Dot2; products by fused multiply-adds (section 6 there).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from penstock.spmv.compilation.intrinsics import fused
+from penstock.spmv.compilation.jit import rounded_serial_and_parallel
+from penstock.spmv.device import Array
+from penstock.spmv.formats.csr import CsrMatrix
+
+# Up to this many rows one thread is used.
+_SERIAL_ROWS = 1 << 12
+
+
+def accurate_residual(A: CsrMatrix, x: Array, b: Array) -> np.ndarray[Any, Any]:
+    """Return ``b - A x`` as if computed with 106 bits and rounded to float64.
+
+    Parameters
+    ----------
+    A : CsrMatrix
+        On the host.
+    x, b : float64 array, (n, columns)
+
+    Returns
+    -------
+    float64 array, (rows, columns)
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> from penstock.spmv import CsrMatrix
+    >>> A = CsrMatrix.from_csr(scipy.sparse.csr_array([[1e16, 1.0, -1e16]]))
+    >>> accurate_residual(A, np.ones((3, 1)), np.zeros((1, 1))).tolist()
+    [[-1.0]]
+    """
+    out = np.empty(b.shape)
+    many = A.shape[0] > _SERIAL_ROWS
+    _subtract_product[many](A.row_offsets, A.column_indices, A.values, x.astype(np.float64), b.astype(np.float64), out)
+    return out
+
+
+@rounded_serial_and_parallel
+def _subtract_product(offsets: Array, columns: Array, values: Array, x: Array, b: Array, out: Array) -> None:
+    for row in prange(offsets.shape[0] - 1):
+        for k in range(out.shape[1]):
+            total, rest = b[row, k], 0.0
+            for entry in range(offsets[row], offsets[row + 1]):
+                factor, number = -np.float64(values[entry]), x[columns[entry], k]
+                product = factor * number
+                before, total = total, total + product
+                added = total - before
+                rest += (before - (total - added)) + (product - added) + fused(factor, number, -product)
+            out[row, k] = total + rest
