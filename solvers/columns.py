@@ -201,7 +201,8 @@ class Columns:
                 chosen[...] = last
                 continue
             norm = space.norm(problem.A.device.xp.ascontiguousarray(problem.column(true_residuals, column)))
-            if norm >= self.residuals[column]:
+            changed = norm < self.residuals[column]
+            if not changed:
                 chosen[...] = last
             else:
                 self.residuals[column] = norm
@@ -210,7 +211,9 @@ class Columns:
             of_zero = problem.absolute(1.0, column)
             if not self.residuals[column] <= of_zero:  # x = 0 is better
                 chosen[...], self.residuals[column] = 0, of_zero
-            if self.reasons[column] is StopReason.ROUNDING_FLOOR:  # that of the last iterate, which may have grown
+                changed = True
+            # The floor was estimated for the last iterate; the one that is returned may be smaller, and its floor lower.
+            if changed and self.reasons[column] is StopReason.ROUNDING_FLOOR:
                 with direction_kept(problem.A):
                     self.reasons[column] = problem.stagnation(best.x, float(self.residuals[column]), column)
         return best.x

@@ -98,6 +98,8 @@ class FactorisationSpec(PreconditionerSpec, name="factorisation"):
 
     def build(self, A: Operator) -> Operator:
         """Return the factors of a matrix in memory on the host."""
+        if self.entries * _ENTRY_NBYTES > CPU.free_nbytes():
+            raise self._too_large()
         return self._factors(A, self.analysis)
 
     def rebuild(self, M: Operator | None, A: Operator) -> Operator:
@@ -105,16 +107,19 @@ class FactorisationSpec(PreconditionerSpec, name="factorisation"):
         return self._factors(A, M.analysis if isinstance(M, SparseFactors) else self.analysis)
 
     @staticmethod
-    def _factors(A: Operator, analysis: Analysis | None) -> SparseFactors:
+    def _too_large() -> BudgetError:
+        free = format_nbytes(CPU.free_nbytes())
+        return BudgetError(f"the factors would take more than the {free} that are free; choose multigrid")
+
+    def _factors(self, A: Operator, analysis: Analysis | None) -> SparseFactors:
         if not isinstance(A, SparseMatrix) or A.device.kind != "cpu":
             raise InputError("a factorisation needs a matrix that is held in the memory of the host; choose multigrid")
         matrix = A.to_csr().astype(np.float64, copy=False)
         if analysis is None:
-            analysis, free = analysed(matrix), CPU.free_nbytes()
-            if factor_size(matrix, analysis.order, free // _ENTRY_NBYTES) is None:
-                raise BudgetError(
-                    f"the factors would take more than the {format_nbytes(free)} that are free; choose multigrid"
-                )
+            analysis = analysed(matrix)
+            most = CPU.free_nbytes() // _ENTRY_NBYTES
+            if not self.entries and factor_size(matrix, analysis.order, most) is None:
+                raise self._too_large()
         return SparseFactors(matrix, analysis)
 
     @property

@@ -27,7 +27,7 @@ from penstock.spmv.conversion import as_operator_for
 Norms = np.ndarray[Any, np.dtype[np.float64]]
 
 #: A true residual within this factor of the estimated rounding floor counts as having reached it.
-_FLOOR_FACTOR = 100
+FLOOR_FACTOR = 100
 #: If the true residual stays above this fraction of its value at the last restart, further restarts are useless.
 _USELESS_RESTART = 0.5
 #: The share of the first residual by which a recorded one may differ from that of the iterate, in roots of the rounding unit;
@@ -224,7 +224,7 @@ class LinearProblem:
         """Return why the residual no longer falls: the rounding floor of the system, or another cause."""
         if isinstance(self.A, HasAbsoluteProduct):
             self.floors[column] = self._floor(self.A, x, column)
-            if residual <= _FLOOR_FACTOR * self.floors[column]:
+            if residual <= FLOOR_FACTOR * self.floors[column]:
                 return StopReason.ROUNDING_FLOOR
         return StopReason.STAGNATED
 
@@ -251,7 +251,7 @@ class LinearProblem:
         allowed = _DRIFT_WITHOUT_FLOOR * scale
         if isinstance(self.A, HasAbsoluteProduct):
             with direction_kept(self.A):
-                allowed = _FLOOR_FACTOR * self._floor(self.A, x, column)
+                allowed = FLOOR_FACTOR * self._floor(self.A, x, column)
         return gap <= allowed
 
     def check_recorded(self, gap: float, history: list[float], x: Array, column: int = 0) -> None:

@@ -59,9 +59,10 @@ class StopReason(enum.Enum):
         "this system, and no solver in this precision gets much lower; loosen rtol above the true residual"
     )
     STAGNATED = (
-        "stopped because the true residual no longer falls although rounding in b - A x is smaller; the operator is less "
-        "accurate than the tolerance requires (reduced storage?), or the preconditioner belongs to another matrix, or loses too "
-        "much to rounding, as a coarse level may where rows are scaled very differently: try jacobi"
+        "stopped because the true residual no longer falls, and rounding in b - A x is not known to be the cause; the "
+        "operator may be less accurate than the tolerance requires (reduced storage?), the preconditioner may belong to another "
+        "matrix, or it may lose too much to rounding, as a coarse level does where rows are scaled very differently: then try "
+        "jacobi"
     )
 
 

@@ -46,6 +46,10 @@ def damaged(change):
         A.offsets = A.offsets[:2]
     elif change == "short list":
         A.rows[3] = [2]
+    elif change == "few lists":
+        A.rows, A.data = A.rows[:5], A.data[:5]
+    elif change == "no list":
+        A.rows[3] = 7
     elif change == "far list":
         A.rows[3] = [2, 3, 10**8]
     else:
@@ -58,7 +62,9 @@ def damaged(change):
     [
         ("diagonals", "2 offsets of diagonals and values of shape"),
         ("short list", "1 columns and 3 values in row 3; it is damaged"),
-        ("far list", "a column index in row 3 is 100000000, outside 0 to 23"),
+        ("few lists", "does not have a list of columns and one of values for each of 24 rows"),
+        ("no list", "does not have a list of columns and one of values for each of 24 rows"),
+        ("far list", "a column index is 100000000, outside 0 to 23"),
         ("indices", "column index"),
     ],
 )

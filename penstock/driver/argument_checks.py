@@ -54,22 +54,22 @@ def unknowns_of_a_node(rows: int, block_size: int | Literal["auto"], coordinates
     InputError
         If the rows are not a multiple of them.
     """
-    block_size = block_size if block_size == "auto" else int(block_size)  # bytes overflow NumPy's short integers
-    if block_size == "auto" and coordinates is not None:
-        nodes = len(coordinates)
-        if nodes and rows % nodes == 0 and rows // nodes <= LARGEST_DENSE_BLOCK:
-            return rows // nodes
+    if block_size != "auto":
+        whole = isinstance(block_size, Integral) and not isinstance(block_size, bool)
+        if not (whole and 1 <= block_size <= LARGEST_DENSE_BLOCK):
+            raise InputError(f"block_size must be a whole number, 1 to {LARGEST_DENSE_BLOCK}, not {block_size!r}")
+        if rows % block_size:
+            raise InputError(f"block_size must divide the rows of the matrix: {rows} is not a multiple of {block_size}")
+        return int(block_size)  # numbers of bytes that are computed from a NumPy int8 would overflow
+    if coordinates is None or rows == len(coordinates) == 0:
+        return block_size
+    nodes = len(coordinates)
+    if not nodes or rows % nodes or rows // nodes > LARGEST_DENSE_BLOCK:
         raise InputError(
             f"coordinates must have a row for each node, of 1 to {LARGEST_DENSE_BLOCK} unknowns: {nodes} rows do not fit a "
             f"matrix of {rows} rows"
         )
-    if block_size != "auto" and block_size > LARGEST_DENSE_BLOCK:
-        raise InputError(f"block_size must be a whole number, 1 to {LARGEST_DENSE_BLOCK}, not {block_size}")
-    if block_size != "auto" and rows % block_size:
-        raise InputError(
-            f"block_size must divide the rows of the matrix: {rows} rows are no nodes of {block_size} unknowns"
-        )
-    return block_size
+    return rows // nodes
 
 
 def checked_failure(on_failure: Any) -> None:

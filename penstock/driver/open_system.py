@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.driver.exact_matrix import ExactMatrix, doubted
+from penstock.driver.exact_matrix import residuals_of, settled
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.matrix_checks import check_diagonal
 from penstock.driver.null_space import NullSpace, inconsistent_result
@@ -26,6 +26,7 @@ from penstock.solvers.checks import check_finite, check_maxiter, check_tolerance
 from penstock.spmv import (
     Array,
     BudgetError,
+    CsrMatrix,
     InputError,
     Operator,
     SparseMatrix,
@@ -71,7 +72,8 @@ class OpenSystem:
     reporter: Reporter
     null_space: NullSpace | None = None  # the caller's; removed from b and x
     unreachable: NullSpace | None = None  # a right-hand side with a component in it has no solution
-    exact: ExactMatrix | None = None  # the caller's matrix, if the stored one equals it but for rounding
+    exact: CsrMatrix | None = None  # the caller's matrix, if the stored one equals it but for rounding
+    difference: float = 0.0  # bound of the norm of the difference between the two
     narrow: bool = False  # whether the caller's matrix is of float32
     pattern: Pattern | None = None  # of the caller's matrix, for updates of its values
     borrowed: bool = False  # whether the values are used where the caller has them
@@ -251,7 +253,7 @@ class OpenSystem:
                 limits: dict[str, Any] = {"maxiter": maxiter, "M": M}
                 result = self._solve(posed, x0, rtol=rtol, atol=atol, monitor=bar.watch, state=state, **limits)
                 columns, x = list(result.columns), posed.back(result.x, self.order)
-                if (exact := self._matrix_of_claims(columns, posed.as_block(), x, rtol, atol)) is not None:
+                if (claimed := self._claimed) is not None:
                     spent = [result.iterations]
 
                     def correct(residuals: Array, aim: float) -> tuple[Array, list[SolveResult]]:
@@ -264,21 +266,22 @@ class OpenSystem:
                         spent.append(further.iterations)
                         return of.back(further.x, self.order), list(further.columns)
 
-                    columns, x = exact.settled(columns, posed.as_block(), x, rtol, atol, correct)
+                    of_all = (columns, posed.as_block(), x, rtol, atol)
+                    columns, x = settled(claimed, self.difference, *of_all, correct)
             if self.null_space is not None:
                 columns, x = self._shortest(posed, columns, x, rtol, atol)
             if narrow:
                 columns, x = self._narrowed(posed, columns, x, rtol)
             return self._returned(result, b, columns, x, shares)
 
-    def _matrix_of_claims(
-        self, columns: list[SolveResult], b: Array, x: Array, rtol: float, atol: float
-    ) -> ExactMatrix | None:
-        """Return the matrix that claims are settled with, if they need it: the caller's, or the one in the host's memory."""
+    @property
+    def _claimed(self) -> SparseMatrix | None:
+        """The matrix with which claims are settled: the caller's, or the one in the host's memory; None if neither is at hand."""
         A = self.A
-        if self.exact is not None or not isinstance(A, SparseMatrix) or self.order is not None:
-            return self.exact
-        return doubted(A, columns, b, x, rtol, atol) if A.device.kind == "cpu" and A.dtype == np.float64 else None
+        in_memory = (
+            isinstance(A, SparseMatrix) and A.device.kind == "cpu" and A.dtype == np.float64 and self.order is None
+        )
+        return A if self.exact is None and in_memory else self.exact  # type: ignore[return-value]
 
     def meant_rtol(self, b: GivenVectors, rtol: float) -> float:
         """Return the relative tolerance of a solve: not below what numbers of float32 can mean, if A and b consist of them."""
@@ -342,14 +345,16 @@ class OpenSystem:
         return results, shorter
 
     def _residual(self, b: GivenVectors, x: Array, number: int) -> float:
-        """Return ``||b - A x|| / ||b||`` of a column, with the caller's matrix if it is known."""
-        device, order, A = self.A.device, self.order, self.A
-        if self.exact is not None:
-            A, device, order = self.exact.A, self.exact.A.device, None
-        of_b, of_x = (GivenVectors(block[:, number], "b") for block in (b.as_block(), x))
-        residual = of_b.column(device, A.dtype, order).copy()
-        A.apply(of_x.column(device, A.dtype, order), residual, alpha=-1.0, beta=1.0)
-        return float(device.xp.linalg.norm(residual)) / float(of_b.norms()[0] or 1.0)
+        """Return ``||b - A x|| / ||b||`` of a column, with the matrix that claims are about if it is at hand."""
+        [of_b, of_x] = (GivenVectors(block[:, number], "b") for block in (b.as_block(), x))
+        scale, claimed = float(of_b.norms()[0] or 1.0), self._claimed
+        if claimed is not None:
+            residuals = residuals_of(claimed, of_b.as_block(), of_x.as_block())
+            return float(device_of(residuals).xp.linalg.norm(residuals)) / scale
+        device, A = self.A.device, self.A
+        residual = of_b.column(device, A.dtype, self.order).copy()
+        A.apply(of_x.column(device, A.dtype, self.order), residual, alpha=-1.0, beta=1.0)
+        return float(device.xp.linalg.norm(residual)) / scale
 
     def _narrowed(
         self, b: GivenVectors, columns: list[SolveResult], x: Array, rtol: float

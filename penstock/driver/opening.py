@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from penstock.driver.exact_matrix import ExactMatrix
 from penstock.driver.inputs import GivenMatrix
 from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import HeldStore, OpenSystem
@@ -182,11 +181,12 @@ class _Opener:
                 if self.request.null_space is None:
                     known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
                     unreachable = NullSpace.found(matrix, known)
-        exact = ExactMatrix.of(given.matrix, placement.difference)
+        exact, difference = (given.matrix if placement.difference else None), placement.difference
         del statistics
         del matrix, given  # whose structure may be large
         system = yield from self._open_placed(placement)
-        system.exact, system.unreachable, system.pattern = exact, unreachable, pattern
+        system.exact, system.difference = exact, difference
+        system.unreachable, system.pattern = unreachable, pattern
         system.borrowed = system.uses(of_caller)
         return system
 
@@ -248,7 +248,7 @@ class _Opener:
             reordered = self._place(MatrixStatistics.of(whole))
             if reordered.order is not None:  # worth it: another copy of the matrix is made in that order
                 system = yield from self._open_placed(reordered)
-                system.exact = ExactMatrix.of(whole, reordered.difference)
+                system.exact, system.difference = (whole if reordered.difference else None), reordered.difference
                 return system
         yield placement
         return (yield from self._streamed(store, placement, of_caller=True))

@@ -63,7 +63,8 @@ def multigrid_iteration_seconds(M: Multigrid) -> float:
 def grouped_iterations(rows: int, nonzeros: int, plan: StreamPlan, device_kind: str) -> int:
     """Return the iterations of a streamed matrix that take as long as the set-up of a coarse level of groups of nodes."""
     of_row, of_entry = _GROUPS_SECONDS[device_kind]
-    iteration = plan.estimated_solve_seconds() / (plan.workload.iterations or 1.0)
+    assert plan.workload.iterations is not None, "those of a coarse level are known"
+    iteration = plan.estimated_solve_seconds() / plan.workload.iterations
     return round((of_row * rows + of_entry * nonzeros) / iteration)
 
 

@@ -37,12 +37,13 @@ from penstock.solvers import (
     IterationRecord,
     Multigrid,
     PreconditionerSpec,
+    SmoothedAggregation,
     SmoothedAggregationSpec,
     StopReason,
     preconditioner_spec,
 )
 from penstock.solvers.problem import has_diverged
-from penstock.spmv import SparseMatrix, SweptOperator
+from penstock.spmv import Operator, SparseMatrix, SweptOperator
 from penstock.streaming import StreamPlan
 
 # Iterations with Jacobi, with a coarse level of nodes, and with multigrid, before the convergence is judged; each look after them
@@ -74,10 +75,10 @@ _UNIT = float(np.finfo(np.float64).eps) / 2
 class _Change(NamedTuple):
     """What may take the place of the preconditioner with which a solve begins."""
 
-    before: str  # how messages call the one in use
+    before: str  # the name of the present preconditioner in messages
     tried: int  # iterations before the first judgement
-    worth: int  # iterations that take as long as the other one
-    other: Callable[[], tuple[PreconditionerSpec, str]]  # and what messages add
+    worth: int  # more expected iterations than this make the change worth while
+    other: Callable[[], tuple[PreconditionerSpec, str]]  # returns the new specification and a remark for messages
 
 
 def solve_as_advised(
@@ -178,12 +179,21 @@ def _changed_if_slow(
     result = system.solve(b, guess, **{**limits, "monitor": watch})
     if not watch.expected or result.converged:
         return result
+    if system.decided.spec is not spec:  # it could not be made, and another one has been in use
+        return go_on_as_advised(system, result, b, limits)
     promised = f"promised more than {change.worth} iterations after the first {result.iterations}"
     other, added = change.other()
     refused = system.use_instead(other, f"{change.before} {promised}{added}")
     if refused:
         system.settle_on(spec, f"it {promised}, but {other.description} cannot be made: {refused}")
+    elif isinstance(other, SmoothedAggregationSpec) and not _is_grouped(system.preconditioner()):
+        system.settle_on(spec, f"it {promised}, but its nodes cannot be grouped here")
     return go_on_as_advised(system, result, b, limits)
+
+
+def _is_grouped(M: Operator | None) -> bool:
+    """Return whether a coarse level has groups of nodes; without memory for them, and around hubs, it has none."""
+    return isinstance(M, SmoothedAggregation) and M.level.groups is not None
 
 
 def _faster_than_jacobi(system: OpenSystem) -> tuple[PreconditionerSpec, str]:

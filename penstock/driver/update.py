@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.driver.exact_matrix import ExactMatrix
 from penstock.driver.inputs import GivenMatrix
 from penstock.driver.matrix_checks import check_diagonal, check_matrix
 from penstock.driver.null_space import KnownModes, NullSpace
@@ -51,9 +50,8 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
     if system.null_space is not None:
         system.null_space.check(matrix)
     kind = A.plan.index.format_name if isinstance(A, StreamedMatrix) else A.name
-    exact = ExactMatrix.of(
-        given.matrix if given.kind == "csr" else matrix, symmetry.skew_norm if format_named(kind).traits.half else 0.0
-    )
+    difference = symmetry.skew_norm if format_named(kind).traits.half else 0.0
+    exact = (given.matrix if given.kind == "csr" else matrix) if difference else None
     unreachable = None
     if system.null_space is None and system.pattern is not None:
         unreachable = NullSpace.found(
@@ -68,7 +66,7 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
         write = partial(_write_resident, system, A, of_order)
     with writing():
         write()
-        system.exact, system.unreachable = exact, unreachable
+        system.exact, system.difference, system.unreachable = exact, difference, unreachable
 
 
 def _checked(given: GivenMatrix, system: OpenSystem) -> MatrixStatistics:
@@ -152,7 +150,7 @@ def _update_from_store(system: OpenSystem, store: Store, writing: Writing) -> No
             A.reopen(before)
             raise
         system.held.replace(store if copied else None)
-        system.exact = system.unreachable = None
+        system.exact, system.difference, system.unreachable = None, 0.0, None
 
 
 def _structure(store: Store, number: int) -> np.ndarray[Any, Any]:

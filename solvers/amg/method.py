@@ -54,7 +54,7 @@ _NOISE = 16.0
 #: Reasons of this recurrence after which plain conjugate gradients go on.
 _LOST_ACCURACY = {StopReason.ROUNDING_FLOOR, *BREAKDOWNS}
 #: What a solve with groups of nodes says, and one whose polynomial was widened.
-_GROUPED = "many nodes are unlike their neighbours, so strongly coupled ones are smoothed together"
+_GROUPED = "strongly coupled nodes are smoothed together"
 _WIDENED = "the coarse level represents slow modes of this matrix badly, so the polynomial was widened"
 
 

@@ -42,7 +42,7 @@ Smoother = Literal["chebyshev", "gauss_seidel"]
 _DEGREE = 3
 # It smooths what is above this share of the largest eigenvalue (Adams, Brezina, Hu and Tuminaro 2003).
 _SMOOTHED_FROM = 1.0 / 8.0
-# A matrix is stored in float32 if its largest value is in this range.
+# A matrix is stored in float32 if its largest value is in this range, and the inverses of its diagonal blocks are below its end.
 _RANGE = (1e-25, 1e37)
 # No more levels than this are made.
 _MOST_LEVELS = 20
@@ -201,14 +201,16 @@ def multigrid(
 
     Notes
     -----
-    Vanek, Mandel and Brezina (1996), with the prolongator stored. Cycles multiply by matrices of all levels, that of A too, whose
-    values are rounded to float32 once everything is set up: half of the bytes, and as many iterations, as a cycle is symmetric
-    positive definite whatever matrix its smoothers take for A. Everything but the inverse of the last matrix is set up on the
-    device. :func:`smoothed_aggregation` needs fewer iterations and no prolongator, and works on
-    streamed matrices; this is for matrices of any kind in memory. Aggregates follow strong couplings only, so that jumps of a
-    coefficient and anisotropy cost few iterations. Nodes that lie on lines across flat elements, and tied nodes, are smoothed
-    and aggregated together: D then inverts the blocks of A on such groups. Lines of up to 4,096 nodes are
-    factorised, in two blocks for each node; other groups are inverted as dense blocks, of up to 64 nodes.
+    Vanek, Mandel and Brezina (1996), with the prolongator stored. Cycles multiply by copies of all matrices, that of A too, which
+    are rounded to float32 after the set-up. They take half of the bytes and leave the number of iterations as it is: the rounded
+    matrices are symmetric, and rounding hardly moves their largest eigenvalues, so that a cycle stays symmetric positive
+    definite. Everything but the inverse of the last matrix is set up on the device.
+
+    :func:`smoothed_aggregation` needs fewer iterations and no prolongator, and works on streamed matrices; this is for matrices
+    of any kind in memory. Aggregates follow strong couplings only, so that jumps of a coefficient and anisotropy cost few
+    iterations. Nodes that lie on lines across flat elements, and tied nodes, are smoothed and aggregated together: D then inverts
+    the blocks of A on such groups. Lines of up to 4,096 nodes are factorised, in two blocks for each node; other groups are
+    inverted as dense blocks, of up to 64 nodes.
 
     Examples
     --------
@@ -240,7 +242,7 @@ def multigrid(
             level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, grouped=grouped, level=len(levels))
             if level is None:
                 break
-            stored = _held(matrix)
+            stored = _held(matrix, level.diagonal)
             smooth: Operator
             if isinstance(level.groups, GroupInverses):
                 smooth = GroupChebyshev(stored, level.groups, products, level.high * _SMOOTHED_FROM, level.high)
@@ -255,14 +257,22 @@ def multigrid(
         return Multigrid(levels, _last(matrix, smoother, products, negligible), cycle)
 
 
-def _held(A: AnyMatrix) -> AnyMatrix:
-    """Return a matrix for cycles to multiply by: its values in float32, with the other arrays shared.
+def _held(A: AnyMatrix, diagonal: DiagonalBlocks | None = None) -> AnyMatrix:
+    """Return a matrix for cycles to multiply by: a copy of its values in float32, with the other arrays shared.
 
-    Values beyond the range of float32 stay in float64, as a copy: new values of the caller's matrix must not change a cycle.
-    Rounded alike on both sides of the diagonal, a matrix stays symmetric, and so does the cycle.
+    The copy is in float64 if the largest value, or an entry of its diagonal, is beyond the range of float32. It is a copy in any
+    case, because new values of the caller's matrix must not change a cycle. ``diagonal`` holds the inverses of the diagonal
+    blocks.
     """
-    fits = A.values.size and _RANGE[0] < max(float(A.values.max()), -float(A.values.min())) < _RANGE[1]
+    fits = A.values.size and _RANGE[0] < _magnitude(A.values) < _RANGE[1]
+    if diagonal is not None and diagonal.blocks.size:
+        fits = fits and _magnitude(diagonal.blocks) < _RANGE[1]
     return replace(A, values=A.values.astype(np.float32 if fits else np.float64))
+
+
+def _magnitude(values: Array) -> float:
+    """Return the largest absolute value, without a copy of them."""
+    return max(float(values.max()), -float(values.min()))
 
 
 def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
@@ -294,7 +304,9 @@ def _last(A: SparseMatrix, smoother: Smoother, degree: int, negligible: float) -
     diagonal = block_jacobi(A, _size_of(A))  # which refuses a diagonal that is not positive definite
     if A.shape[0] <= DENSE_UNKNOWNS:
         return inverse_of(A, negligible)
-    return _make_smoother(_held(A), diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree)
+    return _make_smoother(
+        _held(A, diagonal), diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree
+    )
 
 
 def _make_smoother(A: SparseMatrix, diagonal: DiagonalBlocks, high: float, name: Smoother, degree: int) -> Operator:

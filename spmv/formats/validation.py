@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -102,13 +103,7 @@ def check_indices(A: Any, what: str) -> None:
                 f"{what} has {len(A.offsets)} offsets of diagonals and values of shape {A.data.shape}; it is damaged"
             )
     elif A.format == "lil":
-        for row, (columns, values) in enumerate(zip(A.rows, A.data, strict=True)):
-            if len(columns) != len(values):
-                raise InputError(
-                    f"{what} has {len(columns)} columns and {len(values)} values in row {row}; it is damaged"
-                )
-            if columns:
-                _check_range(np.asarray(columns), A.shape[1], f"{what}: a column index in row {row}")
+        _check_lists(A, what)
     elif A.format in ("coo", "dok"):
         A = A.tocoo()
         if not len(A.data) == len(A.row) == len(A.col):
@@ -117,6 +112,19 @@ def check_indices(A: Any, what: str) -> None:
             )
         for name, indices, size in (("row", A.row, A.shape[0]), ("column", A.col, A.shape[1])):
             _check_range(indices, size, f"{what}: a {name} index")
+
+
+def _check_lists(A: Any, what: str) -> None:
+    if not len(A.rows) == len(A.data) == A.shape[0] or not all(isinstance(one, list) for one in (*A.rows, *A.data)):
+        raise InputError(
+            f"{what} does not have a list of columns and one of values for each of {A.shape[0]} rows; it is damaged"
+        )
+    columns, values = ([len(one) for one in lists] for lists in (A.rows, A.data))
+    if columns != values:
+        row = next(row for row, (few, many) in enumerate(zip(columns, values, strict=True)) if few != many)
+        raise InputError(f"{what} has {columns[row]} columns and {values[row]} values in row {row}; it is damaged")
+    indices = np.asarray(list(itertools.chain.from_iterable(A.rows)) or np.empty(0, dtype=int))
+    _check_range(indices, A.shape[1], f"{what}: a column index")
 
 
 def _check_compressed(A: Any, what: str) -> None:

@@ -26,7 +26,8 @@ def accurate_residual(A: CsrMatrix, x: Array, b: Array) -> np.ndarray[Any, Any]:
     ----------
     A : CsrMatrix
         On the host.
-    x, b : float64 array, (n, columns)
+    x : float64 array, (n, columns)
+    b : float64 array, (rows, columns)
 
     Returns
     -------
@@ -42,7 +43,8 @@ def accurate_residual(A: CsrMatrix, x: Array, b: Array) -> np.ndarray[Any, Any]:
     """
     out = np.empty(b.shape)
     many = A.shape[0] > _SERIAL_ROWS
-    _subtract_product[many](A.row_offsets, A.column_indices, A.values, x.astype(np.float64), b.astype(np.float64), out)
+    x, b = (np.ascontiguousarray(vectors, dtype=np.float64) for vectors in (x, b))
+    _subtract_product[many](A.row_offsets, A.column_indices, A.values, x, b, out)
     return out
 
 

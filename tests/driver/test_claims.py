@@ -1,6 +1,7 @@
 """Claims of :func:`penstock.solve` are about the caller's system: altered matrices, singular ones, float32, and failed solves."""
 
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -27,9 +28,16 @@ def laplacian(m):
 
 
 def true_residual(A, b, x):
-    """``||b - A x|| / ||b||`` in long double."""
-    C, residual = scipy.sparse.coo_array(A), np.asarray(b, np.longdouble).copy()
-    np.subtract.at(residual, C.row, C.data.astype(np.longdouble) * np.asarray(x, np.longdouble)[C.col])
+    """``||b - A x|| / ||b||`` in long double, of long rows in fractions."""
+    C, residual = scipy.sparse.csr_array(A), np.asarray(b, np.longdouble).copy()
+    entries = scipy.sparse.coo_array(C)
+    np.subtract.at(
+        residual, entries.row, entries.data.astype(np.longdouble) * np.asarray(x, np.longdouble)[entries.col]
+    )
+    for row in np.flatnonzero(np.diff(C.indptr) > 1000):
+        places = range(C.indptr[row], C.indptr[row + 1])
+        product = sum(Fraction(float(C.data[k])) * Fraction(float(x[C.indices[k]])) for k in places)
+        residual[row] = float(Fraction(float(b[row])) - product)
     return float(np.sqrt((residual**2).sum()) / np.linalg.norm(b))
 
 

@@ -15,6 +15,7 @@ from penstock.driver.predicted import grouped_iterations, multigrid_iterations
 from penstock.driver.request import Request
 from penstock.driver.slow_convergence import ConvergenceWatch, FactorisationWatch, FairTry
 from penstock.solvers import IterationRecord, StopReason
+from penstock.solvers.amg import local_space
 from penstock.solvers.amg.specs import MultigridSpec
 from penstock.spmv import CPU, BudgetError, InputError
 
@@ -391,3 +392,15 @@ def test_groups_that_are_refused_leave_the_nodes(monkeypatch):
 
     assert "with groups of nodes cannot be made: for a test" in result.explain()
     assert result.iterations == 120
+
+
+def test_nodes_that_cannot_be_grouped_are_not_said_to_be(monkeypatch):
+    monkeypatch.setattr(local_space, "_TOO_MANY", -1.0)
+    A = flat_hexahedra((14, 14, 26), 300.0)
+    b = np.random.default_rng(1).standard_normal(A.shape[0])
+    given = {"near_null_space": np.ones(A.shape[0]), "memory": A.nnz * 3, "device": "cpu", "maxiter": 120}
+
+    result = penstock.solve(A, b, on_failure="return", **given)
+
+    assert "but its nodes cannot be grouped here" in result.explain()
+    assert "with groups of nodes" not in result.explain()

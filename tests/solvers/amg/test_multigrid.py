@@ -212,3 +212,10 @@ def test_levels_are_stored_in_float32_where_their_numbers_fit(scale):
     result = cg(matrix, b, M=M, rtol=1e-10)
     assert result.converged
     assert result.iterations < 20
+
+
+def test_rows_that_float32_cannot_hold_keep_the_level_in_float64():
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(40, 40))
+    scale = scipy.sparse.diags_array(10.0 ** np.random.default_rng(0).uniform(-24, 0, 1600))
+    A = (scale @ scipy.sparse.kronsum(line, line) @ scale).tocsr()
+    assert multigrid(A).levels[0].A.values_dtype == np.float64
