@@ -128,12 +128,13 @@ def _roundings(A: SparseMatrix, x: Array, met: Any) -> tuple[np.ndarray[Any, Any
     if isinstance(A, (BsrMatrix, CsrMatrix)):
         longest = A.row_granularity * int(np.diff(A.row_offsets).max(initial=0))
     for column in np.flatnonzero(met):
-        magnitudes = np.abs(x[:, column]).astype(A.dtype)
-        floors[column] = _UNIT * np.linalg.norm(A.apply_absolute(magnitudes))
+        product = A.apply_absolute(np.abs(x[:, column]).astype(A.dtype))
+        floors[column] = _UNIT * _norms(np, product[:, None])[0]
     return floors, math.sqrt(longest) * floors
 
 
 def _norms(xp: Any, block: Array) -> np.ndarray[Any, Any]:
+    """Return the norms of columns, without BLAS, whose threads would disturb the next solve for a while."""
     norms = xp.linalg.norm(block.astype(np.float64), axis=0)
     return np.asarray(norms.get() if hasattr(norms, "get") else norms)
 
