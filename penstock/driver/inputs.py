@@ -39,6 +39,7 @@ class GivenMatrix:
     name: str = "A"
     device: Device | None = None
     original: Any = None
+    lasting: bool = False  # whether the caller has the arrays of a CSR matrix anyway
 
     @property
     def rows(self) -> int:
@@ -103,7 +104,7 @@ def as_given_matrix(A: Any) -> GivenMatrix:
     if isinstance(A, str | Path):
         return _from_path(A)
     if isinstance(A, CsrMatrix):
-        return GivenMatrix(A, "csr", device=A.device)
+        return GivenMatrix(A, "csr", device=A.device, lasting=True)
     if isinstance(A, SparseMatrix):
         return GivenMatrix(A, "format", device=A.device)
     if isinstance(A, Store) and not hasattr(A, "apply"):
@@ -114,9 +115,9 @@ def as_given_matrix(A: Any) -> GivenMatrix:
     if scipy.sparse.issparse(A):
         if A.shape == (0, 0):  # nothing to place: it is applied as it is
             return GivenMatrix(as_operator(A), "operator", device=CPU)
-        A = in_csr(A, "A")
+        lasting, A = A.format == "csr", in_csr(A, "A")
         matrix: Any = CsrMatrix.from_csr(CsrMatrix.unchecked(A), strategy="auto")
-        return GivenMatrix(matrix, "csr", device=CPU, original=A)
+        return GivenMatrix(matrix, "csr", device=CPU, original=A, lasting=lasting)
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
         matrix = as_operator(A)
         return GivenMatrix(matrix, "csr", device=matrix.device)

@@ -181,7 +181,9 @@ class _Opener:
                 if self.request.null_space is None:
                     known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
                     unreachable = NullSpace.found(matrix, known)
-        exact, difference = (given.matrix if placement.difference else None), placement.difference
+        # What float64 cannot tell of a matrix that a CPU streams, the caller's entries settle.
+        streamed = placement.plan.slots and self.request.device.kind == "cpu" and given.lasting
+        exact, difference = (given.matrix if placement.difference or streamed else None), placement.difference
         del statistics
         del matrix, given  # whose structure may be large
         system = yield from self._open_placed(placement)

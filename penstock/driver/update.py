@@ -51,7 +51,8 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
         system.null_space.check(matrix)
     kind = A.plan.index.format_name if isinstance(A, StreamedMatrix) else A.name
     difference = symmetry.skew_norm if format_named(kind).traits.half else 0.0
-    exact = (given.matrix if given.kind == "csr" else matrix) if difference else None
+    streamed = isinstance(A, StreamedMatrix) and A.device.kind == "cpu" and given.lasting
+    exact = (given.matrix if given.kind == "csr" else matrix) if difference or streamed else None
     unreachable = None
     if system.null_space is None and system.pattern is not None:
         unreachable = NullSpace.found(
