@@ -62,31 +62,8 @@ def settled(
     if not doubtful.any():
         return columns, x
     x, columns = x.copy(), list(columns)
-    exact = _on_host_in_csr(A)
-    residuals = residuals_of(exact, b, x)
-    relative = _norms(xp, residuals) / scales
-    halted: set[int] = set()
-    for _ in range(_MOST_CORRECTIONS):
-        [left] = np.nonzero(doubtful & met & (relative > tolerances))
-        if not left.size:
-            break
-        aim = float(_AIM * (tolerances[left] / relative[left]).min())
-        corrections, costs = correct(xp.ascontiguousarray(residuals[:, left]), aim)
-        previous, before = x[:, left].copy(), relative.copy()
-        x[:, left] += corrections
-        residuals = residuals_of(exact, b, x)
-        relative = _norms(xp, residuals) / scales
-        for place, column in enumerate(left):
-            columns[column] = columns[column].continued(costs[place], float(before[column]))
-            if costs[place].reason is StopReason.STOPPED:
-                met[column] = False
-                halted.add(int(column))
-        worse = [place for place, column in enumerate(left) if not relative[column] < 0.5 * before[column]]
-        for place in worse:  # the difference, or rounding, is too large for the stored matrix to correct it
-            column = left[place]
-            if not relative[column] < before[column]:
-                x[:, column], relative[column] = previous[:, place], before[column]
-            met[column] = False
+    met &= doubtful
+    relative, halted = _corrected(_on_host_in_csr(A), columns, b, x, scales, tolerances, met, correct)
     for [column] in np.argwhere(doubtful):
         at_floor = relative[column] * scales[column] <= FLOOR_FACTOR * floors[column]
         unmet = StopReason.ROUNDING_FLOOR if at_floor else StopReason.STAGNATED
@@ -97,6 +74,50 @@ def settled(
             StopReason.STOPPED if int(column) in halted else unmet,
         )
     return columns, x
+
+
+def _corrected(
+    A: SparseMatrix,
+    columns: list[SolveResult],
+    b: Array,
+    x: Array,
+    scales: np.ndarray[Any, Any],
+    tolerances: np.ndarray[Any, Any],
+    wanted: np.ndarray[Any, Any],
+    correct: Correct,
+) -> tuple[np.ndarray[Any, Any], set[int]]:
+    """Correct, in place, the ``wanted`` columns whose residuals are above their tolerances, while that helps.
+
+    Returns
+    -------
+    relative : array, (columns,)
+        Residuals of all columns.
+    halted : set of int
+        Columns whose correction the monitor stopped.
+    """
+    xp, halted = device_of(b).xp, set[int]()
+    residuals = residuals_of(A, b, x)
+    relative = _norms(xp, residuals) / scales
+    for _ in range(_MOST_CORRECTIONS):
+        [left] = np.nonzero(wanted & (relative > tolerances))
+        if not left.size:
+            break
+        aim = float(_AIM * (tolerances[left] / relative[left]).min())
+        corrections, costs = correct(xp.ascontiguousarray(residuals[:, left]), aim)
+        previous, before = x[:, left].copy(), relative.copy()
+        x[:, left] += corrections
+        residuals = residuals_of(A, b, x)
+        relative = _norms(xp, residuals) / scales
+        for place, column in enumerate(left):
+            columns[column] = columns[column].continued(costs[place], float(before[column]))
+            if costs[place].reason is StopReason.STOPPED:
+                wanted[column] = False
+                halted.add(int(column))
+            if not relative[column] < 0.5 * before[column]:  # the difference, or rounding, is too large to be corrected
+                wanted[column] = False
+                if not relative[column] < before[column]:
+                    x[:, column], relative[column] = previous[:, place], before[column]
+    return relative, halted
 
 
 def residuals_of(A: SparseMatrix, b: Array, x: Array) -> Array:
