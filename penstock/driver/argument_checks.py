@@ -11,7 +11,7 @@ import scipy.sparse
 
 from penstock.solvers import PreconditionerSpec
 from penstock.spmv import Device, InputError
-from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
+from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK, check_unknowns_of_a_node
 
 
 def checked_options(
@@ -55,9 +55,7 @@ def unknowns_of_a_node(rows: int, block_size: int | Literal["auto"], coordinates
         If the rows are not a multiple of them.
     """
     if block_size != "auto":
-        whole = isinstance(block_size, Integral) and not isinstance(block_size, bool)
-        if not (whole and 1 <= block_size <= LARGEST_DENSE_BLOCK):
-            raise InputError(f"block_size must be a whole number, 1 to {LARGEST_DENSE_BLOCK}, not {block_size!r}")
+        check_unknowns_of_a_node(block_size)
         if rows % block_size:
             raise InputError(f"block_size must divide the rows of the matrix: {rows} is not a multiple of {block_size}")
         return int(block_size)  # numbers of bytes that are computed from a NumPy int8 would overflow

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.driver.inputs import column_norms
 from penstock.solvers import SolveResult, StopReason
 from penstock.solvers.problem import FLOOR_FACTOR
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, SparseMatrix, device_of
@@ -47,15 +48,14 @@ def settled(
     ``difference`` bounds the norm of the difference between the two. On the host this takes one product with ``|A|`` for each
     right-hand side that has converged, and residuals only where these do not settle the claim.
     """
-    xp = device_of(b).xp
-    b_norms = _norms(xp, b)
+    b_norms = column_norms(b)
     scales = np.where(b_norms > 0, b_norms, 1.0)
     reported = np.array([column.true_residual for column in columns])
     met = np.array([column.converged for column in columns])
     floors, roundings = _roundings(A, x, met)
     if not (difference or roundings.any()):
         return columns, x
-    tolerances, bounds = np.maximum(rtol * b_norms, atol) / scales, difference * _norms(xp, x) / scales
+    tolerances, bounds = np.maximum(rtol * b_norms, atol) / scales, difference * column_norms(x) / scales
     within = reported + bounds + roundings / scales <= tolerances
     doubtful = (bounds > _UNCERTAINTY * reported) | (met & ~within)
     doubtful &= np.isfinite(reported)
@@ -97,7 +97,7 @@ def _corrected(
     """
     xp, halted = device_of(b).xp, set[int]()
     residuals = residuals_of(A, b, x)
-    relative = _norms(xp, residuals) / scales
+    relative = column_norms(residuals) / scales
     for _ in range(_MOST_CORRECTIONS):
         [left] = np.nonzero(wanted & (relative > tolerances))
         if not left.size:
@@ -107,7 +107,7 @@ def _corrected(
         previous, before = x[:, left].copy(), relative.copy()
         x[:, left] += corrections
         residuals = residuals_of(A, b, x)
-        relative = _norms(xp, residuals) / scales
+        relative = column_norms(residuals) / scales
         for place, column in enumerate(left):
             columns[column] = columns[column].continued(costs[place], float(before[column]))
             if costs[place].reason is StopReason.STOPPED:
@@ -150,14 +150,8 @@ def _roundings(A: SparseMatrix, x: Array, met: Any) -> tuple[np.ndarray[Any, Any
         longest = A.row_granularity * int(np.diff(A.row_offsets).max(initial=0))
     for column in np.flatnonzero(met):
         product = A.apply_absolute(np.abs(x[:, column]).astype(A.dtype))
-        floors[column] = _UNIT * _norms(np, product[:, None])[0]
+        floors[column] = _UNIT * column_norms(product[:, None])[0]
     return floors, math.sqrt(longest) * floors
-
-
-def _norms(xp: Any, block: Array) -> np.ndarray[Any, Any]:
-    """Return the norms of columns, without BLAS, whose threads would disturb the next solve for a while."""
-    norms = xp.linalg.norm(block.astype(np.float64), axis=0)
-    return np.asarray(norms.get() if hasattr(norms, "get") else norms)
 
 
 def _with_residual(column: SolveResult, residual: float, tolerance: float, unmet: StopReason) -> SolveResult:

@@ -78,6 +78,15 @@ class GivenMatrix:
         A = CsrMatrix.from_arrays(A.shape, A.dtype, sound.arrays(), sound.parameters()).to_device(A.device)
         return MatrixStatistics.of(A)
 
+    def for_claims(self, converted: CsrMatrix, difference: float, *, host_streams: bool) -> CsrMatrix | None:
+        """Return the entries with which claims are settled: the caller's, or converted ones; None where they are not needed.
+
+        They are if what is stored differs from them, and if the host streams a matrix whose arrays the caller has anyway.
+        """
+        if not (difference or (host_streams and self.lasting)):
+            return None
+        return self.matrix if self.kind == "csr" else converted
+
     def _fits(self, device: Device, memory: int | None) -> bool:
         if device.kind == "cpu" or self.matrix.device == device:
             return True
@@ -206,9 +215,7 @@ class GivenVectors:
 
     def norms(self) -> np.ndarray[Any, Any]:
         """Return the Euclidean norms of the vectors, on the host."""
-        home = device_of(self.array)
-        norms: np.ndarray[Any, Any] = home.to_host(home.xp.linalg.norm(self.as_block(), axis=0))
-        return norms
+        return column_norms(self.as_block())
 
     def check_rows(self, rows: int) -> None:
         """Refuse vectors of another length than the matrix has rows."""
@@ -255,3 +262,9 @@ class GivenVectors:
         if x.ndim == 2:
             labels["columns"] = self.original.columns
         return type(self.original)(x, **labels)
+
+
+def column_norms(block: Array) -> np.ndarray[Any, Any]:
+    """Return the norms of columns, on the host, without BLAS, whose threads would disturb the next solve for a while."""
+    home = device_of(block)
+    return home.to_host(home.xp.linalg.norm(block.astype(np.float64, copy=False), axis=0))

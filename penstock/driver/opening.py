@@ -181,9 +181,8 @@ class _Opener:
                 if self.request.null_space is None:
                     known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
                     unreachable = NullSpace.found(matrix, known)
-        # What float64 cannot tell of a matrix that a CPU streams, the caller's entries settle.
-        streamed = placement.plan.slots and self.request.device.kind == "cpu" and given.lasting
-        exact, difference = (given.matrix if placement.difference or streamed else None), placement.difference
+        difference, host_streams = placement.difference, self.request.device.kind == "cpu" and placement.plan.slots > 0
+        exact = given.for_claims(matrix, difference, host_streams=host_streams)
         del statistics
         del matrix, given  # whose structure may be large
         system = yield from self._open_placed(placement)

@@ -51,8 +51,8 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
         system.null_space.check(matrix)
     kind = A.plan.index.format_name if isinstance(A, StreamedMatrix) else A.name
     difference = symmetry.skew_norm if format_named(kind).traits.half else 0.0
-    streamed = isinstance(A, StreamedMatrix) and A.device.kind == "cpu" and given.lasting
-    exact = (given.matrix if given.kind == "csr" else matrix) if difference or streamed else None
+    host_streams = isinstance(A, StreamedMatrix) and A.device.kind == "cpu"
+    exact = given.for_claims(matrix, difference, host_streams=host_streams)
     unreachable = None
     if system.null_space is None and system.pattern is not None:
         unreachable = NullSpace.found(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -30,7 +29,7 @@ from penstock.spmv import (
     VectorSpace,
     as_operator,
 )
-from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
+from penstock.spmv.formats.limits import check_unknowns_of_a_node
 from penstock.spmv.operator import unchecked_product
 from penstock.spmv.products.block_rows import BlockRows, as_csr, rows_of
 
@@ -224,9 +223,8 @@ def multigrid(
     """
     _check_choices(smoother, cycle)
     check_degree(degree)
-    whole = isinstance(block_size, Integral) and not isinstance(block_size, bool)
-    if block_size is not None and not (whole and 1 <= block_size <= LARGEST_DENSE_BLOCK):
-        raise InputError(f"block_size must be a whole number, 1 to {LARGEST_DENSE_BLOCK}, not {block_size!r}")
+    if block_size is not None:
+        check_unknowns_of_a_node(block_size)
     products = _DEGREE if degree == "auto" else degree
     matrix = _stored(as_operator(A), block_size)
     size = _size_of(matrix)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+from typing import Any
+
 import numpy as np
 
 from penstock.spmv.device import Array
@@ -10,6 +13,13 @@ from penstock.spmv.errors import InputError
 INT32_MAX = 2**31 - 1
 #: Rows of the largest dense blocks that formats store and preconditioners invert.
 LARGEST_DENSE_BLOCK = 8
+
+
+def check_unknowns_of_a_node(block_size: Any) -> None:
+    """Refuse what is not the size of a small dense block."""
+    whole = isinstance(block_size, Integral) and not isinstance(block_size, bool)
+    if not (whole and 1 <= block_size <= LARGEST_DENSE_BLOCK):
+        raise InputError(f"block_size must be a whole number, 1 to {LARGEST_DENSE_BLOCK}, not {block_size!r}")
 
 
 def check_block_size(size: int, rows: int) -> int:
