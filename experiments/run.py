@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ from penstock.experiments.reporting.solve_report import columns_of, describe_sol
 from penstock.fem import Cantilever
 from penstock.host.start import take_starting_seconds
 from penstock.solvers import IterationRecord, StopReason
+from penstock.solvers.image_solve import ImageUnfitError
 from penstock.spmv import Device, Operator, StoreError, SweptOperator
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 
@@ -79,6 +81,13 @@ class Run(ABC):
         matrix, request = self._asked()
         if resume:
             self.before = self._read_checkpoint(matrix.rows, request.device)
+        try:
+            return self._run_with(matrix, request)
+        except ImageUnfitError as unfit:
+            self.reporter.text("Precision", f"float64 from here on: an image in float32 was tried, but {unfit}")
+            return self._run_with(matrix, replace(request, precision="float64"))
+
+    def _run_with(self, matrix: GivenMatrix, request: Request) -> StopReason:
         where: dict[str, Any] = {"folder": self.streams_from, "reporter": self.reporter}
         with open_system(matrix, request, **where, announce=self._announce) as system, request.device.current():
             self._ends("open")
@@ -161,7 +170,7 @@ class Run(ABC):
     def _solve(self, system: OpenSystem) -> tuple[AnyResult, Checkpoint]:
         """Solve, with checkpoints; return the result, and the time and traffic of this run and earlier ones."""
         b, guess = self._posed(system)
-        A, before = system.A, self.before
+        A, matrix, before = system.A, system.matrix, self.before
         whole = b.columns <= system.decided.together  # a solve in several blocks has no state
         swept = A if isinstance(A, SweptOperator) else None
         began, written = seconds_without_compiling(), time.perf_counter()
@@ -170,7 +179,7 @@ class Run(ABC):
         direction = before.direction
 
         def spent(state: SolverState) -> Checkpoint:
-            sweeps, streamed = self._traffic(A, state)
+            sweeps, streamed = self._traffic(matrix, state)
             return Checkpoint(
                 state,
                 before.sweeps + sweeps,

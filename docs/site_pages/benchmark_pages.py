@@ -30,6 +30,11 @@ BENCHMARKS = {
         "Whole calls on a GPU: jumps, stretched meshes, plates; in memory and streamed.",
         None,
     ),
+    "precision": (
+        "An image in float32 of a matrix that does not fit",
+        "Solves in memory, and with storage for 55 % of half of the matrix.",
+        r".",
+    ),
     "cg": ("Conjugate gradients", "An iteration of `cg` with Jacobi, and whole solves with many loads.", r"^cg/"),
     "experiment": ("A whole run from a YAML file", "To 1e-8, against the solve in memory and other libraries.", r"."),
     "compare": ("The demo in five ways", "`penstock compare examples/cantilever.yaml`.", None),

@@ -19,8 +19,7 @@ from penstock.distributed import (
 )
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.progress import Reporter
-from penstock.driver.request import Placement, Request
-from penstock.driver.resident import Resident
+from penstock.driver.request import Placement, Request, Resident
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
 from penstock.experiments.cantilever.loads import right_hand_sides
 from penstock.experiments.cantilever.matrix_storage import place_experiment, plan_experiment, resident_format

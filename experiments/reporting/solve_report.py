@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.distributed import DistributedStreamedMatrix
 from penstock.driver.open_system import AnyResult, OpenSystem
-from penstock.driver.resident import Resident
+from penstock.driver.request import Resident
 from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.checkpoint import Checkpoint
 from penstock.experiments.reporting.folder import ResultsFolder
@@ -48,7 +48,8 @@ def describe_solve(
 
     What was ``spent`` is of the whole solve, including earlier runs from which it was resumed.
     """
-    A, plan = system.A, system.decided.plan
+    A, plan = system.matrix, system.decided.plan_of_matrix
+    image = 0 if system.decided.image is None else system.decided.plan.storage_nbytes
     plan = plan.as_stream_plan() if isinstance(plan, Resident) else plan
     limited = plan.slots or system.request.memory is not None
     seconds, sweeps, bytes_streamed = setup_seconds + spent.seconds, spent.sweeps, spent.bytes_streamed
@@ -69,24 +70,26 @@ def describe_solve(
         "sweeps": sweeps,
         "bytes_streamed": bytes_streamed,
         "matrix_nbytes": nbytes,
-        "budget_nbytes": plan.budget_nbytes if limited else None,
+        "precision": system.decided.precision,
+        "image_nbytes": image,
+        "budget_nbytes": image + plan.budget_nbytes if limited else None,
         **_plan_facts(plan),
         # With several powers per sweep, a solve has two kinds of sweeps, so there is no one prediction.
         "predicted_sweep_seconds": None if plan.powers_per_sweep > 1 else predicted,
         "sweep_seconds": seconds / sweeps if sweeps else None,
         "link_fraction": fraction(bytes_streamed // spent.ranks, rates.link if rates else None),
         "memory_fraction": fraction(sweeps * nbytes, rates.memory if rates and plan.powers_per_sweep == 1 else None),
-        **_streaming_facts(A, plan),
+        **_streaming_facts(A, plan, image),
         "unknowns": plan.index.shape[0],
         "device": str(A.device),
     }
 
 
-def _streaming_facts(A: Operator, plan: StreamPlan) -> dict[str, Any]:
+def _streaming_facts(A: Operator, plan: StreamPlan, image_nbytes: int) -> dict[str, Any]:
     if not isinstance(A, SweptMatrix | DistributedStreamedMatrix):
         return {"peak_budget_nbytes": plan.index.nbytes, "staged": False, "direct_reads": False}
     return {
-        "peak_budget_nbytes": A.budget.peak_nbytes,
+        "peak_budget_nbytes": image_nbytes + A.budget.peak_nbytes,
         "staged": A.staged,
         "direct_reads": getattr(A.store, "direct", False),
     }
@@ -123,8 +126,12 @@ def _sweep_of_powers(A: StreamedMatrix, x: Array) -> Callable[[], object]:
 
 def record_sweep(folder: ResultsFolder, system: OpenSystem, result: AnyResult) -> None:
     """Record the times of transfers and kernels in one additional sweep like those of the solve, which recording would slow."""
-    A, placement = system.A, system.decided
-    if not isinstance(A, SweptOperator) or not placement.plan.slots or reason_of(result) is StopReason.STOPPED:
+    A, placement = system.matrix, system.decided
+    if (
+        not isinstance(A, SweptOperator)
+        or not placement.plan_of_matrix.slots
+        or reason_of(result) is StopReason.STOPPED
+    ):
         return
     x = A.device.asarray(result.x, dtype=A.dtype)
     if x.ndim > 1:

@@ -22,6 +22,7 @@ from penstock.experiments.reporting.solve_report import columns_of
 from penstock.experiments.run import Run
 from penstock.experiments.systems.solve_request import (
     SolveRequest,
+    decided_precision,
     decided_spec,
     lasting_settings,
     read_request,
@@ -38,7 +39,7 @@ from penstock.experiments.systems.system_files import (
 )
 from penstock.files.arrays import check_fits_memory
 from penstock.files.registry import matrix_name
-from penstock.solvers import PreconditionerSpec, SolveResult, StopReason
+from penstock.solvers import SolveResult, StopReason
 from penstock.spmv import InputError, Operator, SweptOperator, parse_nbytes
 
 
@@ -63,7 +64,7 @@ def resume_solve(directory: str | Path, *, maxiter: int | None = None, reporter:
         request.check()
         if not resume:
             write_json(folder.solve, settings_of(request))
-        run = SystemRun(request, folder, reporter or Reporter(), decided_spec(settings) if resume else None)
+        run = SystemRun(request, folder, reporter or Reporter(), settings if resume else None)
         return run.run(resume=resume)
 
 
@@ -94,7 +95,7 @@ def plan_file(request: SolveRequest, directory: str | Path, *, reporter: Reporte
 
 
 class SystemRun(Run):
-    """A run of a system in files, whose solution is written at once; ``spec`` is the preconditioner of a run that is resumed."""
+    """A run of a system in files, whose solution is written at once; ``settings`` are those of a run that is resumed."""
 
     reports_stopped: ClassVar[bool] = True
     advice: ClassVar[str] = (
@@ -102,9 +103,11 @@ class SystemRun(Run):
     )
 
     def __init__(
-        self, request: SolveRequest, folder: ResultsFolder, reporter: Reporter, spec: PreconditionerSpec | None = None
+        self, request: SolveRequest, folder: ResultsFolder, reporter: Reporter, settings: dict[str, Any] | None = None
     ) -> None:
         super().__init__(folder, reporter)
+        spec, precision = (None, None) if settings is None else (decided_spec(settings), decided_precision(settings))
+        self.precision = precision or request.precision
         self.request, self.spec, self.settings_file = request, spec, folder.solve
         self.rtol, self.maxiter = request.rtol, request.maxiter
         self.right_hand_sides: np.ndarray[Any, Any] | None = None
@@ -153,6 +156,7 @@ class SystemRun(Run):
             format=None if settings.format == "auto" else settings.format,
             null_space=self._null_space(),
             method=settings.method,
+            precision=self.precision,
         )
         return matrix, request
 
@@ -185,7 +189,7 @@ class SystemRun(Run):
         return f"{self.columns} columns of standard normal numbers, seed 0"
 
     def _right_hand_sides(self, system: OpenSystem) -> GivenVectors:
-        A, n = system.A, system.A.shape[0]
+        A, n = system.matrix, system.A.shape[0]
         if self.right_hand_sides is not None:
             return GivenVectors(self.right_hand_sides if self.columns > 1 else self.right_hand_sides[:, 0], "B")
         if self.columns > 1:
@@ -212,7 +216,7 @@ class SystemRun(Run):
         write_solution(self.folder.solution, np.asarray(result.x))
 
     def _report(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> None:
-        if not isinstance(system.A, SweptOperator):  # all products, not those of iterations only
+        if not isinstance(system.matrix, SweptOperator):  # all products, not those of iterations only
             spent = replace(spent, sweeps=self.before.sweeps + result.sweeps)
         super()._report(system, result, spent)
 

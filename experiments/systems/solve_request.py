@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from penstock.driver.argument_checks import checked_precision
 from penstock.driver.request import Placement
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.systems.system_files import parse_columns, parse_count
@@ -46,7 +47,7 @@ class SolveRequest:
         ``.npy`` of the coordinates of the nodes, or of the near-null space, as :func:`penstock.solve` takes them.
     null_space : str, optional
         ``constants``, or the path of the ``.npy`` of the vectors that A maps to zero.
-    method : str
+    method, precision : str
         As for :func:`penstock.solve`.
     """
 
@@ -65,6 +66,7 @@ class SolveRequest:
     near_null_space: Path | None = None
     null_space: str | None = None
     method: str = "auto"
+    precision: str = "auto"
 
     def check(self) -> None:
         """Refuse, before a file is read, what no file could make right."""
@@ -88,10 +90,13 @@ class SolveRequest:
         if self.device != "auto":
             Device.parse(self.device)
         method_named(self.method)
+        checked_precision(self.precision)
         if self.format != "auto":
             format_named(self.format)
 
 
+# Of solves that were begun when there was no other.
+_OLD_PRECISION = "float64"
 _PATHS = ("matrix", "right_hand_sides", "guess", "coordinates", "near_null_space", "null_space")
 
 
@@ -109,7 +114,8 @@ def _decided(placement: Placement) -> dict[str, Any]:
     spec = placement.spec
     plain = {of.name: getattr(spec, of.name) for of in dataclasses.fields(spec)}
     options = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
-    return {"preconditioner": spec.name, "options": options, "reordered": placement.order is not None}
+    decided = {"preconditioner": spec.name, "options": options, "reordered": placement.order is not None}
+    return {**decided, "precision": placement.precision}
 
 
 def read_request(folder: ResultsFolder) -> tuple[SolveRequest, dict[str, Any]]:
@@ -132,9 +138,18 @@ def decided_spec(settings: Mapping[str, Any]) -> PreconditionerSpec | None:
         raise InputError(f"the settings of this solve were altered: {error}") from error
 
 
+def decided_precision(settings: Mapping[str, Any]) -> str | None:
+    """Return the precision of the values with which the solve that is to be resumed iterates, if it got so far."""
+    decided = settings.get("decided")
+    return None if decided is None else str(decided.get("precision", _OLD_PRECISION))
+
+
 def lasting_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without those that may change when a solve is resumed."""
     defaults = {of.name: of.default for of in dataclasses.fields(SolveRequest) if of.name != "matrix"}
     request = {**defaults, **settings.get("asked", {})}  # older checkpoints lack some
     fixed = {name: value for name, value in request.items() if name not in ("rtol", "maxiter", "guess")}
-    return {**settings, "asked": fixed}
+    decided = settings.get("decided")
+    if decided is not None:
+        decided = {"precision": _OLD_PRECISION, **decided}
+    return {**settings, "asked": fixed, "decided": decided}

@@ -24,6 +24,9 @@ _B = typer.Argument(metavar="[B]", help="Vectors in a file (<vector programs>); 
 _COLUMNS = typer.Option(help="Columns of B, such as 0,2-4; without B, how many to make up.")
 _PRECOND = typer.Option(help="auto, or one of <preconditioners>.")
 _METHOD = typer.Option(help="auto, which is cg, or one of <methods>.")
+_PRECISION = typer.Option(
+    help="Of the values held of a matrix that does not fit: auto, float32 or float64, with which it is streamed."
+)
 _DEGREE = typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses.")
 _MEMORY = typer.Option(
     help="For the matrix on the device, such as '2 GiB'; by default what is free. A larger one is streamed."
@@ -64,6 +67,7 @@ def solve(
     precond: Annotated[str, _PRECOND] = "auto",
     degree: Annotated[int | None, _DEGREE] = None,
     method: Annotated[str, _METHOD] = "auto",
+    precision: Annotated[str, _PRECISION] = "auto",
     rtol: Annotated[float, typer.Option(help="Of the true residual, relative to B.")] = 1e-8,
     maxiter: Annotated[int | None, typer.Option(min=1, help="Iterations at most; 10 n by default.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto is the GPU if there is one.")] = "auto",
@@ -95,7 +99,7 @@ def solve(
     if matrix is not None:
         modes = (coordinates, near_null_space, null_space)
         options = (precond, degree, rtol, maxiter, device, memory, guess, format_name, *modes)
-        request = SolveRequest(matrix, right_hand_sides, columns, *options, method=method)
+        request = SolveRequest(matrix, right_hand_sides, columns, *options, method=method, precision=precision)
     if request is not None and dry_run:
         planned = noting_interrupts(lambda: plan_file(request, output or Path("results"), reporter=reporter))
         console.print(planned, highlight=False, markup=False, soft_wrap=True)

@@ -13,6 +13,9 @@ from penstock.solvers import PreconditionerSpec
 from penstock.spmv import Device, InputError
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK, check_unknowns_of_a_node
 
+#: Of the values of a matrix that does not fit, as far as they are held in memory; with float64 all of them are streamed.
+PRECISIONS = ("auto", "float64", "float32")
+
 
 def checked_options(
     device: Any,
@@ -74,6 +77,12 @@ def checked_failure(on_failure: Any) -> None:
     """Refuse what does not say how a failure is reported."""
     if not isinstance(on_failure, str) or on_failure not in ("return", "warn", "raise"):
         raise InputError(f"on_failure must be 'return', 'warn' or 'raise', not {_short(on_failure)}")
+
+
+def checked_precision(precision: Any) -> None:
+    """Refuse what is no precision in which a matrix can be held."""
+    if not isinstance(precision, str) or precision not in PRECISIONS:
+        raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, not {_short(precision)}")
 
 
 def _check_numbers(name: str, value: Any, shapes: str, dimensions: tuple[int, ...]) -> None:

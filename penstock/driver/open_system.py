@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from penstock.solvers import (
     solve_many,
 )
 from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
+from penstock.solvers.image_solve import ImageUnfitError, solve_by_image
 from penstock.spmv import (
     Array,
     BudgetError,
@@ -64,7 +66,7 @@ class HeldStore:
 
 @dataclass
 class OpenSystem:
-    """A matrix that is ready to be applied."""
+    """A matrix that is ready to be applied, or an image of one that is streamed."""
 
     A: Operator
     request: Request
@@ -78,6 +80,7 @@ class OpenSystem:
     pattern: Pattern | None = None  # of the caller's matrix, for updates of its values
     borrowed: bool = False  # whether the values are used where the caller has them
     held: HeldStore = field(default_factory=HeldStore)  # the store that was made for it
+    streamed: StreamedMatrix | None = None  # the matrix, if A is an image of it
     _M: Operator | None = None
     _spec: PreconditionerSpec | None = None
     _remarks: list[str] = field(default_factory=list)
@@ -87,6 +90,11 @@ class OpenSystem:
         """What was decided for a matrix that is placed."""
         assert self.placement is not None, "an operator of the caller is applied as it is"
         return self.placement
+
+    @property
+    def matrix(self) -> Operator:
+        """The matrix itself, not an image of it."""
+        return self.A if self.streamed is None else self.streamed
 
     @property
     def order(self) -> LevelOrder | None:
@@ -107,11 +115,17 @@ class OpenSystem:
 
     def uses(self, values: Array) -> bool:
         """Return whether the stored matrix shares memory with an array of values."""
-        stored = self.stored
-        if stored is None or stored.device != device_of(values):
-            return False
-        xp = stored.device.xp
-        return any(bool(xp.may_share_memory(array, values)) for array in stored.arrays().values())
+        store = None if self.streamed is None else self.streamed.store
+        for stored in (self.stored, getattr(store, "source", None)):
+            if stored is not None and stored.device == device_of(values):
+                xp = stored.device.xp
+                if any(bool(xp.may_share_memory(array, values)) for array in stored.arrays().values()):
+                    return True
+        return False
+
+    def remember(self, title: str, fact: str) -> None:
+        """Add a fact to what was decided."""
+        self.placement = replace(self.decided, facts=(*self.decided.facts, (title, fact)))
 
     def explain(self) -> list[str]:
         """Return what was decided, one line a fact."""
@@ -128,7 +142,12 @@ class OpenSystem:
         """Return the preconditioner, which is built at the first call."""
         if self._spec is None:
             with self.reporter.stage("prepare"), self.A.device.current():
-                self._M = self._built()
+                try:
+                    self._M = self._built()
+                except _NOT_MADE as error:
+                    if self.streamed is None:
+                        raise
+                    raise ImageUnfitError(f"no preconditioner can be made of it: {error}") from error
         return self._M
 
     @property
@@ -277,7 +296,7 @@ class OpenSystem:
     @property
     def _claimed(self) -> SparseMatrix | None:
         """The matrix with which claims are settled: the caller's, or the one in the host's memory; None if neither is at hand."""
-        A = self.A
+        A = self.matrix
         in_memory = (
             isinstance(A, SparseMatrix) and A.device.kind == "cpu" and A.dtype == np.float64 and self.order is None
         )
@@ -313,18 +332,21 @@ class OpenSystem:
 
     def _solve(self, b: GivenVectors, x0: GivenVectors | None, *, state: Any, **options: Any) -> AnyResult:
         """Solve with the stored matrix, in its order; columns that do not fit together one block after another."""
-        A, device, order, method = self.A, self.A.device, self.order, self.request.chosen_method
+        A, device, order, solve = self.A, self.A.device, self.order, self.request.chosen_method.solve
+        if self.streamed is not None:
+            assert isinstance(A, SparseMatrix)
+            solve = partial(solve_by_image, solve, self.streamed)
         one_block = self.request.one_block
         if b.columns == 1 and not one_block:
             guess = None if x0 is None else x0.column(device, A.dtype, order)
-            return method.solve(A, b.column(device, A.dtype, order), guess, state=state, **options)
+            return solve(A, b.column(device, A.dtype, order), guess, state=state, **options)
         if state is not None or one_block:
-            return method.solve(A, device.asarray(b.block(A.dtype, order)), state=state, **options)
+            return solve(A, device.asarray(b.block(A.dtype, order)), state=state, **options)
         memory = None
         if self.placement is not None:  # of a system prepared for one vector, a block of one
             memory = max(self.placement.solver_nbytes, block_cg_workspace_nbytes(A.shape[0], 1, A.dtype))
         guess = None if x0 is None else x0.block(A.dtype, order)
-        return solve_many(A, b.block(A.dtype, order), guess, memory=memory, solver=method.solve, **options)
+        return solve_many(A, b.block(A.dtype, order), guess, memory=memory, solver=solve, **options)
 
     def _shortest(
         self, b: GivenVectors, columns: list[SolveResult], x: Array, rtol: float, atol: float
@@ -351,7 +373,7 @@ class OpenSystem:
         if claimed is not None:
             residuals = residuals_of(claimed, of_b.as_block(), of_x.as_block())
             return float(column_norms(residuals)[0]) / scale
-        device, A = self.A.device, self.A
+        device, A = self.A.device, self.matrix
         residual = of_b.column(device, A.dtype, self.order).copy()
         A.apply(of_x.column(device, A.dtype, self.order), residual, alpha=-1.0, beta=1.0)
         return float(device.xp.linalg.norm(residual)) / scale

@@ -15,9 +15,9 @@ from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import HeldStore, OpenSystem
 from penstock.driver.placement import dense_block_size, place_index, place_matrix
 from penstock.driver.progress import Reporter, Stage
-from penstock.driver.request import Placement, Request
-from penstock.driver.resident import Resident
+from penstock.driver.request import ImagePlacement, Placement, Request, Resident
 from penstock.host.scratch import scratch_folder
+from penstock.solvers.image_solve import ImageUnfitError, has_image, image_of
 from penstock.spmv import CPU, BudgetError, CsrMatrix, Device, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, case_name
 from penstock.spmv.formats.partition import row_slabs
@@ -32,10 +32,12 @@ from penstock.streaming import (
     Ring,
     Store,
     StreamedMatrix,
+    StreamPlan,
     index_of,
     reach_of,
     reach_of_store,
 )
+from penstock.streaming.image import image_of_streamed
 from penstock.streaming.measurement.first_sweeps import plan_again
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, correct_rates, machine_rates
 from penstock.streaming.stores.whole import read_whole
@@ -142,7 +144,7 @@ class _Opener:
         system = yield from self._open(given)
         system.narrow = narrow
         if null_space is not None:
-            null_space.check(system.A, None if system.order is None else system.order.forward)
+            null_space.check(system.matrix, None if system.order is None else system.order.forward)
             system.null_space = null_space
         return system
 
@@ -181,7 +183,8 @@ class _Opener:
                 if self.request.null_space is None:
                     known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
                     unreachable = NullSpace.found(matrix, known)
-        difference, host_streams = placement.difference, self.request.device.kind == "cpu" and placement.plan.slots > 0
+        streams = placement.plan.slots > 0 or placement.image is not None
+        difference, host_streams = placement.difference, self.request.device.kind == "cpu" and streams
         exact = given.for_claims(matrix, difference, host_streams=host_streams)
         del statistics
         del matrix, given  # whose structure may be large
@@ -196,6 +199,8 @@ class _Opener:
             return place_matrix(statistics, self.request, rates=self._rates, reporter=self.reporter)
 
     def _open_placed(self, placement: Placement) -> _Opening:
+        if placement.image is not None:
+            return (yield from self._open_image(placement, placement.image))
         yield placement
         whole = placement.matrix
         assert whole is not None, "a matrix in memory is converted"
@@ -204,12 +209,37 @@ class _Opener:
             with self.reporter.part("move"):
                 on_device = whole.to_device(self.request.device)
             return self._system(on_device, placement if on_device is whole else replace(placement, matrix=None))
-        count = len(plan.index.subdivisions)
+        return (yield from self._streamed(self._store_of(whole.to_device(CPU), placement.stream_plan), placement))
+
+    def _store_of(self, whole: SparseMatrix, plan: StreamPlan) -> Store:
+        """Return a store from which a matrix on the host is streamed: that memory, page-locked, for a GPU, else a file."""
         if self.request.device.kind == "cuda":
             with self.reporter.stage("copy"):  # to page-locked memory
-                store = HostStore.from_matrix(whole.to_device(CPU), count)
-            return (yield from self._streamed(store, placement))
-        return (yield from self._streamed(self._written(whole.to_device(CPU), placement), placement))
+                return HostStore.from_matrix(whole, len(plan.index.subdivisions))
+        return self._written(whole, plan)
+
+    def _open_image(self, placement: Placement, image: ImagePlacement, store: Store | None = None) -> _Opening:
+        """Open a matrix, and an image of it in memory; ``store`` is the caller's, if the matrix is not in memory."""
+        yield placement
+        whole, device = image.matrix, self.request.device
+        if store is None:
+            assert whole is not None, "a matrix in memory is converted"
+            store = self._store_of(whole, image.plan)
+            self.held.replace(store)
+        elif image.plan.slots and (near := nearest(store, device, self.reporter)) is not store:
+            self.held.replace(near)
+            store = near
+        self.resources.callback(self.held.close)
+        with self.reporter.stage("open"):
+            budget = MemoryBudget(max(1, image.plan.storage_nbytes))
+            streamed = self.resources.enter_context(StreamedMatrix(store, budget, device=device, plan=image.plan))
+        with self.reporter.stage("image"):
+            A = image_of_streamed(streamed) if whole is None else image_of(whole).to_device(device)
+            if not has_image(A.diagonal_blocks(1), device):
+                raise ImageUnfitError("values leave the range of float32")
+        system = self._system(A, replace(placement, image=replace(image, matrix=None)))
+        system.streamed = streamed
+        return system
 
     def _open_format(self, matrix: SparseMatrix) -> _Opening:
         """Keep the format that the caller has chosen."""
@@ -226,7 +256,11 @@ class _Opener:
         cut: dict[str, Any] = {"reach_for": reach_for, "index_for": index_for}
         dense_blocks = partial(dense_block_size, host)
         placement = place_index(index, self.request, rates=self._rates, dense_blocks=dense_blocks, **cut)
-        system = yield from self._open_placed(replace(placement, matrix=matrix))
+        if placement.image is not None:
+            placement = replace(placement, image=replace(placement.image, matrix=host))
+        else:
+            placement = replace(placement, matrix=matrix)
+        system = yield from self._open_placed(placement)
         if self.updatable:
             system.pattern = Pattern.of(CsrMatrix.from_csr(matrix.to_csr(), check=False))
         system.borrowed = system.uses(matrix.values)
@@ -241,6 +275,8 @@ class _Opener:
             except BudgetError as error:
                 error.add_note("'penstock store STORE ANOTHER --slab SIZE' cuts a store into smaller subdivisions")
                 raise
+        if placement.image is not None:
+            return (yield from self._open_image(placement, placement.image, store))
         powers = placement.stream_plan.powers_per_sweep
         wanted = max(max(spec.products_per_iteration(streamed=True)) for spec in self.request.specs(1, streamed=True))
         if placement.stream_plan.slots and powers < wanted and _REWRITE * store.index.nbytes < CPU.free_nbytes():
@@ -278,14 +314,14 @@ class _Opener:
                     matrix = StreamedMatrix(store, budget, device=self.request.device, plan=again.plan)
         return self._system(self.resources.enter_context(matrix), placement)
 
-    def _written(self, whole: SparseMatrix, placement: Placement) -> FileStore:
+    def _written(self, whole: SparseMatrix, plan: StreamPlan) -> FileStore:
         """Write a matrix to disk, for a CPU to stream from; removed at the end."""
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         path = self.resources.enter_context(scratch_folder("penstock-", self.folder)) / "matrix"
-        index = placement.stream_plan.index
         with self.reporter.stage("write") as stage:
-            return write_store(path, row_slabs(whole, len(index.subdivisions)), index, self.request.name, stage)
+            slabs = row_slabs(whole, len(plan.index.subdivisions))
+            return write_store(path, slabs, plan.index, self.request.name, stage)
 
     def _rates(self, nbytes: int) -> LinkRates | None:
         return None if nbytes < WORTH_MEASURING_NBYTES else machine_rates(self.request.device, self._streams_from)

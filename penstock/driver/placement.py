@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.driver.image_placement import image_fits, image_is_wanted, place_image, refuse_without_image
 from penstock.driver.matrix_checks import check_matrix, check_square
 from penstock.driver.predicted import cheap_factorisation
 from penstock.driver.progress import Reporter
-from penstock.driver.request import Placement, Request, Vectors, room_for_matrix
-from penstock.driver.resident import Resident
+from penstock.driver.request import Placement, Request, Resident, Vectors, room_for_matrix
 from penstock.driver.slow_modes import constants_are_slow, is_worth_measuring
 from penstock.solvers import (
     PreconditionerSpec,
@@ -114,15 +114,21 @@ def place_index(
     facts = [("symmetry", "not checked: the matrix is used as it is stored, and taken to be symmetric")]
     base = request.specs(whole_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
-    if index.nbytes <= room:
+    if index.nbytes <= room and request.precision != "float32":
         [products, *_] = base.products_per_iteration(streamed=False)
         plan = plan_stream(index, room, vectors.workload(request, base, products))
         return _resident(request, plan, base.with_products(products), vectors, index.nnz, facts)
+    limit = index.shape[0] // math.lcm(int(index.parameters.get("block_size", 1)), block_size)
+    counts = [1] if index_for is None else sorted({min(count, limit) for count in CUTS})
+    if image_is_wanted(request, index.values_dtype):
+        specs = request.specs_in_memory(whole_size)
+        placed = place_image(index_for or (lambda count: index), counts, request, specs, vectors, index.nnz)
+        if placed is not None:
+            return replace(placed, facts=(*facts, *placed.facts))
+    refuse_without_image(request)
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     workload = functools.partial(vectors.workload, request)
-    limit = index.shape[0] // math.lcm(int(index.parameters.get("block_size", 1)), block_size)
-    counts = [1] if index_for is None else sorted({min(count, limit) for count in CUTS})
     candidates = solve_candidates(index_for or (lambda count: index), counts, specs, workload, reach_for)
     plan = choose(candidates, room, Ring(), rates=rates(index.nbytes))
     if plan.workload.degree > 1 and 2 * plan.reach >= len(plan.index.subdivisions):
@@ -162,28 +168,94 @@ def place_matrix(
 
     specs = request.specs_in_memory(block_size)
     base, fitting = next(((spec, one) for spec in specs if (one := fitting_for(spec))), (specs[-1], None))
-    if fitting is not None:
+    facts_in_memory = [*facts, *([_SLOW] * slow)]
+    if fitting is not None and request.precision != "float32":
         cheaper = _cheap_factorisation(A, request, base, block_size)
         if cheaper is not None and (its_fitting := fitting_for(cheaper)):
             base, fitting = cheaper, its_fitting
         with reporter.part("convert"):
-            matrix = _converted(statistics, fitting)
-        facts += [_SLOW] * slow
-        why = f"as {base.name} uses it" if fitting.format_name in base.formats else "fastest by the roofline model"
-        facts.append(_format_fact(fitting, symmetry.exact, request, why))
-        difference = symmetry.skew_norm if format_named(fitting.format_name).traits.half else 0.0
-        [products, *_] = base.products_per_iteration(streamed=False)
-        spec, workload = base.with_products(products), vectors.workload(request, base, products)
-        plan = Resident.of(matrix, A.nnz, request.memory, workload.workspace_nbytes, workload.parts)
-        return _resident(request, plan, spec, vectors, A.nnz, facts, matrix=matrix, difference=difference)
+            return _place_resident(statistics, request, base, fitting, vectors, facts_in_memory)
+    smallest = _Smallest(statistics, request)
+    with reporter.part("convert"):
+        image = _place_image(statistics, smallest, request, specs, vectors)
+    if image is not None:
+        return replace(image, facts=(*facts_in_memory, *image.facts))
+    refuse_without_image(request)
     if undecided and not is_worth_measuring(A.shape[0], streamed=False):  # not measured above
         slow = is_worth_measuring(A.shape[0], streamed=True) and constants_are_slow(A, block_size)
     if slow:
         coarse = replace(without, constants_are_slow=True)
-        placed = _place_streamed(statistics, coarse, block_size, [*facts, _SLOW], rates, reporter)
+        placed = _place_streamed(statistics, smallest, coarse, block_size, [*facts, _SLOW], rates, reporter)
         if placed.stream_plan.powers_per_sweep > 1:
             return placed  # otherwise rows couple so widely that its set-up would hold most of the matrix
-    return _place_streamed(statistics, without, block_size, facts, rates, reporter)
+    return _place_streamed(statistics, smallest, without, block_size, facts, rates, reporter)
+
+
+def _place_resident(
+    statistics: MatrixStatistics,
+    request: Request,
+    base: PreconditionerSpec,
+    fitting: Suggestion,
+    vectors: Vectors,
+    facts: list[tuple[str, str]],
+) -> Placement:
+    """Convert a matrix to the format in which it is held in memory."""
+    matrix, symmetry = _converted(statistics, fitting), statistics.symmetry
+    why = f"as {base.name} uses it" if fitting.format_name in base.formats else "fastest by the roofline model"
+    facts.append(_format_fact(fitting, symmetry.exact, request, why))
+    difference = symmetry.skew_norm if format_named(fitting.format_name).traits.half else 0.0
+    [products, *_] = base.products_per_iteration(streamed=False)
+    spec, workload = base.with_products(products), vectors.workload(request, base, products)
+    plan = Resident.of(matrix, statistics.nnz, request.memory, workload.workspace_nbytes, workload.parts)
+    return _resident(request, plan, spec, vectors, statistics.nnz, facts, matrix=matrix, difference=difference)
+
+
+def _place_image(
+    statistics: MatrixStatistics,
+    smallest: _Smallest,
+    request: Request,
+    specs: Sequence[PreconditionerSpec],
+    vectors: Vectors,
+) -> Placement | None:
+    """Place an image of a matrix that does not fit, and the matrix itself for residuals; None without room for both."""
+    needed, of = min(vectors.nbytes(request, spec) for spec in specs), smallest.suggestion
+    if not image_is_wanted(request, statistics.values_dtype):
+        return None
+    if not image_fits(of.nbytes, smallest.block_size, request, needed):
+        return None
+    whole = smallest.whole
+    most = -(-whole.shape[0] // whole.row_granularity)
+    counts = sorted({min(count, most) for count in CUTS})
+
+    def index_for(count: int) -> MatrixIndex:
+        return index_of(row_slabs(whole, count), whole.shape)
+
+    placed = place_image(index_for, counts, request, specs, vectors, statistics.nnz, whole)
+    if placed is None:
+        return None
+    fact = _format_fact(of, statistics.symmetry.exact, request, "the fewest bytes")
+    return replace(placed, facts=(fact, *placed.facts), difference=smallest.difference)
+
+
+class _Smallest:
+    """A matrix in the format that streams in which it has the fewest bytes, or in the caller's; it is converted once."""
+
+    def __init__(self, statistics: MatrixStatistics, request: Request) -> None:
+        ranked = rank_formats(statistics, "cpu", by_bytes=True)
+        streaming = (one for one in ranked if format_named(one.format_name).traits.streams)
+        self.suggestion, self._statistics = _first_suitable(streaming, request), statistics
+        self.block_size = int(self.suggestion.parameters.get("block_size", 1))
+
+    @functools.cached_property
+    def whole(self) -> SparseMatrix:
+        """The matrix on the host."""
+        return _converted(self._statistics, self.suggestion).to_device(CPU)
+
+    @property
+    def difference(self) -> float:
+        """Bound of the norm of its difference from the caller's matrix."""
+        half = format_named(self.suggestion.format_name).traits.half
+        return self._statistics.symmetry.skew_norm if half else 0.0
 
 
 def _cheap_factorisation(
@@ -202,6 +274,7 @@ def _cheap_factorisation(
 
 def _place_streamed(
     statistics: MatrixStatistics,
+    smallest: _Smallest,
     request: Request,
     block_size: int,
     facts: list[tuple[str, str]],
@@ -212,11 +285,9 @@ def _place_streamed(
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_VECTOR_BLOCK)
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
-    ranked = rank_formats(statistics, "cpu", by_bytes=True)
-    smallest = _first_suitable((one for one in ranked if format_named(one.format_name).traits.streams), request)
-    facts.append(_format_fact(smallest, statistics.symmetry.exact, request, "the fewest bytes a sweep"))
-    granularity = int(smallest.parameters.get("block_size", 1))
-    measured = rates(smallest.nbytes)
+    suggestion, granularity = smallest.suggestion, smallest.block_size
+    facts.append(_format_fact(suggestion, statistics.symmetry.exact, request, "the fewest bytes a sweep"))
+    measured = rates(suggestion.nbytes)
 
     def best_plan(
         index_for: Callable[[int], MatrixIndex], extents: ColumnExtents, limit: int, cuts: Sequence[int] = CUTS
@@ -233,29 +304,33 @@ def _place_streamed(
 
     extents, blocks = ColumnExtents.of(A.to_csr(), granularity), math.lcm(granularity, block_size)
     entries = CPU.asarray(A.row_offsets)[1:].astype(float)
-    rough = functools.cache(functools.partial(_rough_index, statistics, smallest, entries))
+    rough = functools.cache(functools.partial(_rough_index, statistics, suggestion, entries))
     order: LevelOrder | None = None
     cuts: Sequence[int] = CUTS
-    source = statistics
+    reordered: CsrMatrix | None = None
     most = max(max(spec.products_per_iteration(streamed=True)) for spec in specs)
     with contextlib.suppress(BudgetError):  # of which only exact cuts can tell
         chosen = best_plan(rough, extents, A.shape[0] // granularity)
         if chosen.powers_per_sweep < most and not _has_room(rough, extents, room, most):
             by_levels = level_order(A.to_csr(), blocks)
-            reordered = by_levels.matrix(A.to_csr())
-            other_extents = ColumnExtents.of(reordered, granularity)
+            in_order = by_levels.matrix(A.to_csr())
+            other_extents = ColumnExtents.of(in_order, granularity)
             other = best_plan(rough, other_extents, A.shape[0] // granularity)
             better, fact = _compared(chosen, other)
             facts += fact
             if better:
-                source, order = MatrixStatistics.of(CsrMatrix.from_csr(reordered, check=False)), by_levels
+                reordered, order = CsrMatrix.from_csr(in_order, check=False), by_levels
                 extents, chosen = other_extents, other
         cuts = _cuts_like(chosen)
     with reporter.part("convert"):
-        whole = _converted(source, smallest).to_device(CPU)  # to be cut there, and streamed from there
+        # On the host, to be cut there, and streamed from there.
+        whole = (
+            smallest.whole
+            if reordered is None
+            else _converted(MatrixStatistics.of(reordered), suggestion).to_device(CPU)
+        )
     plan = _exact_plan(best_plan, whole, extents, cuts)
-    difference = statistics.symmetry.skew_norm if format_named(smallest.format_name).traits.half else 0.0
-    converted = {"matrix": whole, "order": order, "difference": difference}
+    converted = {"matrix": whole, "order": order, "difference": smallest.difference}
     return _streamed(request, plan, specs, vectors, statistics.nnz, facts, **converted)
 
 

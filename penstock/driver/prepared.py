@@ -29,26 +29,30 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from penstock.driver.argument_checks import checked_failure, checked_options, unknowns_of_a_node
+from penstock.driver.argument_checks import (
+    checked_failure,
+    checked_options,
+    checked_precision,
+    unknowns_of_a_node,
+)
 from penstock.driver.foreign import as_matrix
-from penstock.driver.inputs import GivenVectors, as_given_matrix
+from penstock.driver.inputs import GivenMatrix, GivenVectors, as_given_matrix
+from penstock.driver.inverse import Inverse
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.opening import open_system
 from penstock.driver.progress import CallClock, Reporter, RichReporter, time_facts
-from penstock.driver.request import Request
-from penstock.driver.resident import Resident
+from penstock.driver.request import Request, Resident
 from penstock.driver.slow_convergence import go_on_as_advised, solve_as_advised
 from penstock.driver.update import update_values
 from penstock.solvers import IterationRecord, PreconditionerSpec, SolveResult, StopReason, method_named
 from penstock.solvers.amg.modes import check_shape_of_modes
 from penstock.solvers.checks import check_maxiter, check_tolerances
+from penstock.solvers.image_solve import ImageUnfitError
 from penstock.spmv import (
-    Array,
     Device,
     InputError,
     NotConvergedWarning,
     Operator,
-    ValidatedOperator,
     format_nbytes,
     parse_nbytes,
 )
@@ -77,6 +81,7 @@ def prepare(
     coordinates: Any = None,
     null_space: Any = None,
     method: str = "auto",
+    precision: str = "auto",
     folder: str | Path | None = None,
     progress: bool = False,
 ) -> PreparedSystem:
@@ -88,7 +93,7 @@ def prepare(
     ----------
     A : matrix
         As for :func:`penstock.solve`.
-    device, memory, block_size, near_null_space, coordinates, null_space, method, folder : optional
+    device, memory, block_size, near_null_space, coordinates, null_space, method, precision, folder : optional
         As for :func:`penstock.solve`.
     columns : int
         Right-hand sides that are usually solved together, for which the memory is planned. More of them are solved in blocks.
@@ -113,7 +118,8 @@ def prepare(
     options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
     reporter = RichReporter.on_terminal() if progress else Reporter()
     choices: dict[str, Any] = {"device": device, "memory": memory, "preconditioner": preconditioner, "options": options}
-    choices |= {"block_size": block_size, "null_space": null_space, "method": method, "folder": folder}
+    choices |= {"block_size": block_size, "null_space": null_space, "method": method, "precision": precision}
+    choices["folder"] = folder
     system = PreparedSystem(A, int(columns), reporter, updatable=True, **choices)
     system.set_up()
     return system
@@ -155,6 +161,7 @@ class PreparedSystem:
         block_size: int | Literal["auto"],
         null_space: Any,
         method: str,
+        precision: str,
         folder: str | Path | None,
     ) -> None:
         self._clock = CallClock(reporter)
@@ -163,6 +170,7 @@ class PreparedSystem:
         self._lock, self._solver_thread = threading.Lock(), 0
         with self._clock.running():
             method_named(method)
+            checked_precision(precision)
             if is_foreign(preconditioner):
                 preconditioner = as_matrix(preconditioner)
             with self._clock.part("read"):
@@ -176,11 +184,17 @@ class PreparedSystem:
             block_size = unknowns_of_a_node(given.rows, block_size, options.get("coordinates"))
             if (modes := options.get("near_null_space")) is not None:
                 check_shape_of_modes(np.shape(modes), given.rows)
-            chosen: dict[str, Any] = {"null_space": null_space, "method": method}
+            chosen: dict[str, Any] = {"null_space": null_space, "method": method, "precision": precision}
             place = given.find_device(device)
             request = Request(place, columns, room, preconditioner, block_size, options, given.name, **chosen)
-            opened = open_system(given, request, folder=folder, reporter=self._clock, updatable=updatable)
-            self._system: OpenSystem = self._resources.enter_context(opened)
+            self._open = partial(open_system, folder=folder, reporter=self._clock, updatable=updatable)
+            self._given: GivenMatrix | None = given
+            try:
+                self._system: OpenSystem = self._resources.enter_context(self._open(given, request))
+            except ImageUnfitError as unfit:
+                self._open_without_image(request, unfit)
+            if self._system.streamed is None:
+                self._given = None  # it is kept where an image may turn out not to stand for it
         self.version, self._mixed, self._stale, self._refresh = 0, False, False, "auto"
         self._iterations_a_digit: float | None = None
         self._opened_seconds: float | None = self._clock.seconds
@@ -190,7 +204,11 @@ class PreparedSystem:
         """Make the preconditioner, which the first solve would make otherwise."""
         with self._alone():
             began = seconds_without_compiling()
-            self._system.preconditioner()
+            try:
+                self._system.preconditioner()
+            except ImageUnfitError as unfit:
+                self._open_without_image(self._system.request, unfit)
+                self._system.preconditioner()
             self.timings["set up"] = seconds_without_compiling() - began
             self._opened_seconds = self.timings["open"] + self.timings["set up"]
 
@@ -235,9 +253,23 @@ class PreparedSystem:
                     "an update was interrupted while it wrote values, so they are of two matrices; update again"
                 )
             began = seconds_without_compiling()
-            result = self._solved(b, x0, limits)
+            try:
+                result = self._solved(b, x0, limits)
+            except ImageUnfitError as unfit:
+                self._open_without_image(self._system.request, unfit)
+                if unfit.x is not None and unfit.x.size == b.array.size:
+                    x0 = GivenVectors(unfit.x, "x0")
+                result = self._solved(b, x0, limits)
             seconds = seconds_without_compiling() - began
         return self._judged(self._explained(result, seconds), on_failure)
+
+    def _open_without_image(self, request: Request, unfit: ImageUnfitError) -> None:
+        """Open the matrix anew, streamed in every iteration, as its image does not stand for it."""
+        assert self._given is not None, "only images are unfit"
+        self._resources.close()
+        self._system = self._resources.enter_context(self._open(self._given, replace(request, precision="float64")))
+        self._given = None
+        self._system.remember("precision", f"float64: an image in float32 was tried, but {unfit}")
 
     def _solved(self, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]) -> AnyResult:
         """Solve, and make another preconditioner where the iterations show that this one does not suit the matrix."""
@@ -292,6 +324,8 @@ class PreparedSystem:
             began, system = seconds_without_compiling(), self._system
             with system.reporter.stage("update"):
                 update_values(system, given, partial(self._write, preconditioner))
+                if self._given is not None:
+                    self._given = given
             system.unsettle()
             # Without an earlier solve there is nothing to compare iterations with.
             unjudged = preconditioner == "auto" and self._iterations_a_digit is None
@@ -382,7 +416,7 @@ class PreparedSystem:
     @property
     def matrix(self) -> Operator:
         """The matrix as an operator, in the caller's order of the unknowns; a product with a block is one pass."""
-        return _in_callers_order(self._system.A, self._system.order)
+        return _in_callers_order(self._system.matrix, self._system.order)
 
     @property
     def preconditioner(self) -> Operator | None:
@@ -404,7 +438,11 @@ class PreparedSystem:
     @property
     def nbytes(self) -> int:
         """Bytes of the matrix on the device that computes, as planned: the whole matrix, or the memory that streams it."""
-        return 0 if self.plan is None else int(self.plan.storage_nbytes)
+        placement = self._system.placement
+        if placement is None:
+            return 0
+        beside = 0 if placement.image is None else placement.image.plan.storage_nbytes
+        return int(placement.plan.storage_nbytes) + beside
 
     def explain(self) -> str:
         """Return what was decided and why, one fact a line."""
@@ -435,27 +473,6 @@ class PreparedSystem:
             "a prepared system holds device memory, open files and threads, so it can be neither pickled nor copied; prepare the "
             "matrix in the process that solves"
         )
-
-
-class Inverse(ValidatedOperator):
-    """``x = A^-1 b`` as an operator, for solvers that need it, such as SciPy's ``eigsh(..., OPinv=...)``.
-
-    Its products raise a NotConvergedError if a solve, to the tolerance ``rtol``, does not converge.
-    """
-
-    dtype: np.dtype[np.generic] = np.dtype(np.float64)
-
-    def __init__(self, system: PreparedSystem, rtol: float) -> None:
-        self.shape, self.device = system.shape, system.device
-        self._system, self.rtol = system, rtol
-
-    def to(self, rtol: float) -> Inverse:
-        """Return the operator with another tolerance."""
-        return Inverse(self._system, rtol)
-
-    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        solution = self._system.solve(x, rtol=self.rtol, on_failure="raise").x
-        out[...] = alpha * solution if beta == 0.0 else alpha * solution + beta * out
 
 
 def _in_callers_order(of: Operator, order: LevelOrder | None) -> Operator:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from penstock.driver.resident import Resident
 from penstock.solvers import (
     MethodChoice,
     OwnPreconditioner,
@@ -17,7 +16,7 @@ from penstock.solvers import (
 )
 from penstock.solvers.factorisation import FactorisationSpec
 from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_nbytes
-from penstock.streaming import LevelOrder, Ring, StreamPlan, Workload
+from penstock.streaming import LevelOrder, MatrixIndex, Ring, StreamPlan, Subdivision, Workload, plan_stream
 from penstock.streaming.execution.budget import check_room
 
 # Share of the free memory that matrix and vectors leave to others.
@@ -43,6 +42,7 @@ class Request:
     method: str = "auto"  # registered name
     one_block: bool = False  # right-hand sides are solved as one block, even a single one
     resident: bool = False  # the matrix is known to stay in memory
+    precision: str = "float64"  # of the values that are held of a matrix that does not fit; else it may have an image
 
     @property
     def chosen_method(self) -> MethodChoice:
@@ -132,6 +132,66 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Resident:
+    """A matrix that is held in memory as a whole: the plan beside that of a streamed one, a StreamPlan.
+
+    ``nonzeros`` are those of the caller's matrix; ``budget_nbytes`` is the caller's limit, or None; ``parts`` are what the
+    preconditioner holds besides vectors, with its bytes. A ``precision`` other than float64 is that of an image of the matrix.
+    """
+
+    shape: tuple[int, int]
+    nonzeros: int
+    format_name: str
+    storage_nbytes: int
+    budget_nbytes: int | None
+    workspace_nbytes: int
+    parts: tuple[tuple[str, int], ...] = ()
+    precision: str = "float64"
+
+    #: Nothing is streamed.
+    slots = 0
+
+    @classmethod
+    def of(
+        cls, matrix: SparseMatrix, nonzeros: int, budget: int | None, workspace: int, parts: tuple[Any, ...]
+    ) -> Resident:
+        """Return the plan of a converted matrix."""
+        return cls(matrix.shape, nonzeros, matrix.name, matrix.nbytes, budget, workspace, parts)
+
+    def as_stream_plan(self) -> StreamPlan:
+        """Return the plan of a stream of one piece that is resident, for reports that compare runs."""
+        piece = Subdivision(0, self.shape[0], self.nonzeros, (), self.storage_nbytes)
+        index = MatrixIndex(self.shape, "float64", self.format_name, {}, (piece,))
+        workload = Workload(workspace_nbytes=self.workspace_nbytes, parts=self.parts)
+        return plan_stream(index, self.budget_nbytes or self.storage_nbytes, workload)
+
+    def explain(self) -> str:
+        """Return a description, one fact per line."""
+        size = format_nbytes(self.storage_nbytes)
+        allowed = "" if self.budget_nbytes is None else f", which may take {format_nbytes(self.budget_nbytes)}"
+        parts = ", ".join(f"{format_nbytes(nbytes)} for {name}" for name, nbytes in self.parts)
+        held = f"the matrix{allowed}: it is held as a whole, nothing is streamed"
+        if self.precision != "float64":
+            held = f"an image of the matrix in {self.precision}, with which all iterations are made"
+            held += "" if self.budget_nbytes is None else f"; {format_nbytes(self.budget_nbytes)} are allowed"
+        return "\n".join(
+            [
+                f"matrix      {self.shape[0]:,} x {self.shape[1]:,}, {self.nonzeros:,} entries, {self.format_name}, {size}",
+                f"memory      {size} for {held}",
+                f"vectors     {format_nbytes(self.workspace_nbytes)} beside it{f', with {parts}' if parts else ''}",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class ImagePlacement:
+    """What is decided of a matrix of which an image in fewer digits is held in memory."""
+
+    plan: StreamPlan  # of single products, for residuals
+    matrix: SparseMatrix | None = None  # on the host, unless the plan is for a store
+
+
+@dataclass(frozen=True)
 class Placement:
     """What was decided."""
 
@@ -152,6 +212,17 @@ class Placement:
     room_nbytes: int | None = None  # that the device must have, if not for the plan alone
     instead_of: PreconditionerSpec | None = None  # whose place the preconditioner took when iterations were slow
     is_settled: bool = False  # another preconditioner has been tried in vain
+    image: ImagePlacement | None = None  # if ``matrix`` and ``plan`` are of an image
+
+    @property
+    def precision(self) -> str:
+        """Of the values with which iterations are made."""
+        return self.plan.precision if isinstance(self.plan, Resident) else "float64"
+
+    @property
+    def plan_of_matrix(self) -> StreamPlan | Resident:
+        """The plan of the matrix itself, if ``plan`` is that of an image."""
+        return self.plan if self.image is None else self.image.plan
 
     @property
     def stream_plan(self) -> StreamPlan:
@@ -167,6 +238,7 @@ class Placement:
     def check_room(self, device: Device) -> None:
         """Refuse a plan for which the device has no room, with a BudgetError."""
         of_plan = self.plan.storage_nbytes + self.plan.workspace_nbytes
+        of_plan += 0 if self.image is None else self.image.plan.storage_nbytes
         check_room(device, of_plan if self.room_nbytes is None else self.room_nbytes, "matrix storage and vectors")
 
     def explain(self) -> str:

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.driver.argument_checks import checked_failure, checked_options
+from penstock.driver.argument_checks import checked_failure, checked_options, checked_precision
 from penstock.driver.direct import solve_directly
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.open_system import AnyResult
@@ -52,6 +52,7 @@ def solve(
     coordinates: Any = None,
     null_space: Any = None,
     method: str = "auto",
+    precision: str = "auto",
     x0: Any = None,
     monitor: Callable[[IterationRecord], object] | None = None,
     progress: bool = False,
@@ -87,6 +88,10 @@ def solve(
         What a singular A maps to zero: removed from b, so that there is a solution, and from x, which makes it the shortest one.
     method : str
         ``"cg"``, which ``"auto"`` is, or ``"minres"`` for a symmetric A that need not be positive definite.
+    precision : {"auto", "float32", "float64"}
+        Of the values that are held in memory of a matrix that does not fit. With ``"float32"``, which ``"auto"`` is where they
+        fit, iterations use these alone, and A itself is read once or twice in a solve; with ``"float64"`` it is streamed in
+        every iteration. Solutions and residuals are of float64 in any case.
     x0 : array of the shape of b, optional
     monitor : callable, optional
         ``monitor(record)`` at every look at the residual; stops the solve if it returns True.
@@ -123,9 +128,11 @@ def solve(
     options = checked_options(device, preconditioner, block_size, folder, near_null_space, coordinates)
     reporter = RichReporter.on_terminal() if progress else Reporter()
     choices: dict[str, Any] = {"device": device, "memory": memory, "preconditioner": preconditioner, "options": options}
-    choices |= {"block_size": block_size, "null_space": null_space, "method": method, "folder": folder}
+    choices |= {"block_size": block_size, "null_space": null_space, "method": method, "precision": precision}
+    choices["folder"] = folder
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
     limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
+    checked_precision(precision)
     unset = all(value is None for value in (memory, maxiter, null_space, x0, monitor, folder)) and not options
     if unset and all(isinstance(name, str) and name == "auto" for name in (preconditioner, block_size, method)):
         answer = solve_directly(A, vectors, device=device, rtol=rtol, atol=atol, reporter=reporter)

@@ -16,6 +16,7 @@ from penstock.driver.open_system import OpenSystem
 from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.streaming import FileStore, HostStore, Store, StreamedMatrix
+from penstock.streaming.image import image_of_streamed
 from penstock.streaming.stores.buffers import aligned_buffer
 
 Writing = Callable[[], AbstractContextManager[None]]
@@ -51,7 +52,7 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
         system.null_space.check(matrix)
     kind = A.plan.index.format_name if isinstance(A, StreamedMatrix) else A.name
     difference = symmetry.skew_norm if format_named(kind).traits.half else 0.0
-    host_streams = isinstance(A, StreamedMatrix) and A.device.kind == "cpu"
+    host_streams = isinstance(system.matrix, StreamedMatrix) and A.device.kind == "cpu"
     exact = given.for_claims(matrix, difference, host_streams=host_streams)
     unreachable = None
     if system.null_space is None and system.pattern is not None:
@@ -61,17 +62,19 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
     of_order = matrix
     if system.order is not None:
         of_order = CsrMatrix.from_csr(system.order.matrix(matrix.to_csr()), check=False)
-    if isinstance(A, StreamedMatrix):
-        write = _streamed_write(system, A, of_order)
-    else:
-        write = partial(_write_resident, system, A, of_order)
+    writes = []
+    if isinstance(system.matrix, StreamedMatrix):
+        writes.append(_streamed_write(system, system.matrix, of_order))
+    if isinstance(A, SparseMatrix):
+        writes.append(partial(_write_resident, system, A, of_order))
     with writing():
-        write()
+        for write in writes:
+            write()
         system.exact, system.difference, system.unreachable = exact, difference, unreachable
 
 
 def _checked(given: GivenMatrix, system: OpenSystem) -> MatrixStatistics:
-    on_host = system.A.device.kind == "cpu" or isinstance(system.A, StreamedMatrix)
+    on_host = system.A.device.kind == "cpu" or isinstance(system.matrix, StreamedMatrix)
     device = CPU if on_host else system.A.device
     if given.kind == "csr":
         return given.checked(given.moved(device, system.request.memory))
@@ -122,7 +125,7 @@ def _use_own_store(system: OpenSystem, A: StreamedMatrix, store: Any, matrix: Sp
 
 def _update_from_store(system: OpenSystem, store: Store, writing: Writing) -> None:
     """Go on with another store of the caller, which is cut in the same way and stores the same entries."""
-    A = system.A
+    A = system.matrix
     if not isinstance(A, StreamedMatrix) or system.pattern is not None or system.order is not None:
         raise InputError(
             "this system was not prepared from a store that is used as it is; update it from a matrix in memory"
@@ -141,17 +144,24 @@ def _update_from_store(system: OpenSystem, store: Store, writing: Writing) -> No
     if copied:
         store = HostStore.from_store(store)
     with writing():
-        A.reopen(store)
+        _reopen(system, A, store)
         try:
             if system.request.chosen_method.definite:
                 check_diagonal(A)
             if system.null_space is not None:
                 system.null_space.check(A)
         except InputError:
-            A.reopen(before)
+            _reopen(system, A, before)
             raise
         system.held.replace(store if copied else None)
         system.exact, system.difference, system.unreachable = None, 0.0, None
+
+
+def _reopen(system: OpenSystem, A: StreamedMatrix, store: Store) -> None:
+    """Stream from another store; an image in memory gets its values."""
+    A.reopen(store)
+    if isinstance(system.A, SparseMatrix):
+        system.A.values[...] = image_of_streamed(A).values
 
 
 def _structure(store: Store, number: int) -> np.ndarray[Any, Any]:

@@ -178,6 +178,12 @@ class MatrixIndex:
         return sum(subdivision.nnz for subdivision in self.subdivisions)
 
     @property
+    def values_dtype(self) -> np.dtype[np.generic]:
+        """Type the values are stored in."""
+        names = {field.dtype for piece in self.subdivisions for field in piece.fields if field.part == "values"}
+        return np.dtype(max(names, default="float64"))
+
+    @property
     def row_starts(self) -> list[int]:
         """First row of each subdivision."""
         return [subdivision.row_start for subdivision in self.subdivisions]

@@ -359,7 +359,7 @@ class TestCoarseLevel:
             rows = (3 * nodes[:, None] + np.arange(3)).reshape(-1)
             A, b, points = scipy.sparse.csr_array(A[rows][:, rows]), b[rows], points[nodes]
 
-        result = solve(A, b, coordinates=points, **options)
+        result = solve(A, b, coordinates=points, precision="float64", **options)
 
         check(A, b, result)
         assert ("smoothed_aggregation" if options else "multigrid") in result.explain()

@@ -1,0 +1,113 @@
+"""A matrix that does not fit, by iterations with an image of it in fewer digits, against streaming it in every iteration.
+
+    python benchmarks/precision.py cpu2
+    python benchmarks/precision.py h200 --device cuda
+
+Cantilevers of random stiffness (lognormal, sigma 0.5) and random loads, to a true relative residual of 1e-8. Records are
+``precision/<memory|streamed>/<precision>/<matrix>``; streamed, the matrix storage may take a share of the bytes of its stored
+half, ``SHARES``. ``setup_seconds`` make the preconditioner and ``seconds`` are a solve with another load, both with compiled
+kernels, of a matrix that has been opened. ``link_passes`` are the bytes over the link for image, set-up and first solve
+together, in those of the stored half, and ``floor_seconds`` the time to move them. On a CPU the link is a disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+from typing import Any
+
+import numpy as np
+from peer import seconds_of
+from record import argument_parser, printed, record, write
+
+import penstock
+from penstock.fem import Cantilever, LognormalMaterial
+from penstock.spmv import Device
+from penstock.streaming import StreamedMatrix
+from penstock.streaming.measurement.probes import measure_link, measure_memory
+
+RTOL, REPEATS = 1e-8, 5
+#: Of the bytes of the half that is stored in float64.
+SHARES = {"float32": 0.55}
+
+
+def measure(
+    name: str, A: Any, points: Any, device: Device, limits: dict[str, float], precision: str, memory: int | None
+) -> dict[str, Any]:
+    """Return the record of one matrix, precision and memory."""
+    options: dict[str, Any] = {"device": str(device), "coordinates": points, "memory": memory, "precision": precision}
+    loads = np.random.default_rng(2).standard_normal((REPEATS + 1, A.shape[0]))
+    warm, *others = [device.asarray(load) for load in loads]
+    with penstock.prepare(A, **options) as system:  # compiles, and measures the link
+        system.solve(warm, rtol=RTOL)
+    del system
+    gc.collect()
+    with penstock.prepare(A, **options) as system:
+        matrix = system.matrix
+        first = system.solve(warm, rtol=RTOL)
+        moved = matrix.bytes_streamed if isinstance(matrix, StreamedMatrix) else 0
+        image = 0
+        if isinstance(matrix, StreamedMatrix) and "image" in system.explain():
+            image = system.nbytes - matrix.plan.storage_nbytes
+            moved += image + matrix.plan.resident_nbytes
+        whole = matrix.store.index.nbytes if isinstance(matrix, StreamedMatrix) else matrix.nbytes
+        solves = [seconds_of(device, functools.partial(system.solve, other, rtol=RTOL)) for other in others]
+        setup = system.timings["set up"]
+        opening = system.timings["open"]
+    results = [first, *(result for _, result in solves)]
+    assert all(result.converged for result in results)
+    kind = "memory" if memory is None else "streamed"
+    entry = record(
+        f"precision/{kind}/{precision}/{name}",
+        [seconds for seconds, _ in solves],
+        floor=moved / limits["link"] if memory is not None else whole / limits["read"],
+        nbytes=moved or whole,
+        peers={},
+        setup_seconds=setup,
+        opening_seconds=opening,
+        link_passes=moved / whole if memory is not None else 0.0,
+        iterations=float(np.median([result.iterations for result in results])),
+        passes=float(np.median([result.sweeps for result in results])) if memory is not None else 0.0,
+        true_residual=max(result.true_residual for result in results),
+        image_bytes=image,
+        unknowns=A.shape[0],
+    )
+    print(
+        f"  set-up {setup:.3g} s, {entry['iterations']:.0f} iterations, {entry['link_passes']:.2f} passes over the link, "
+        f"{entry['passes']:.0f} sweeps a solve"
+    )
+    return printed(entry, "a solve")
+
+
+def main() -> None:
+    """Measure and write the JSON."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--scale", type=int, default=1, help="divides the nodes a side")
+    arguments = parser.parse_args()
+    device, began = Device.parse(arguments.device), time.perf_counter()
+    on_gpu = device.kind == "cuda"
+    limits = {"read": measure_memory(device, (4 << 30) if on_gpu else (256 << 20))}
+    limits["link"] = measure_link(device, 1 << 28) if on_gpu else limits["read"]
+    side = (128 if on_gpu else 40) // arguments.scale
+    shapes = {
+        f"cube{side}-dof3": (side,) * 3,
+        f"beam{4 * side}x{side // 4}x{side // 4}-dof3": (4 * side, side // 4, side // 4),
+    }
+    records = []
+    for name, nodes in shapes.items():
+        beam = Cantilever(nodes=nodes, dof=3, material=LognormalMaterial(sigma=0.5))
+        half, points = beam.matrix("symmetric_bsr").nbytes, beam.mesh.coordinates()
+        A = beam.matrix("csr").to_csr()
+        del beam
+        ways = [("float64", None)]
+        for precision, share in SHARES.items():
+            ways += [("float64", int(share * half)), (precision, int(share * half))]
+        records += [measure(name, A, points, device, limits, *way) for way in ways]
+    write("precision", arguments, limits, records)
+    print(f"{time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

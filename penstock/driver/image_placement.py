@@ -1,0 +1,110 @@
+"""Places a matrix that does not fit: an image of it in fewer digits in memory, for all iterations, and A streamed for residuals.
+
+See :mod:`penstock.solvers.image_solve` for what is computed with the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.driver.request import ImagePlacement, Placement, Request, Resident, Vectors, room_for_matrix
+from penstock.solvers import PreconditionerSpec
+from penstock.solvers.image_solve import image_workspace_nbytes
+from penstock.spmv import BudgetError, InputError, SparseMatrix, format_nbytes
+from penstock.streaming import CUTS, MatrixIndex, StreamPlan, Workload, plan_stream
+from penstock.streaming.image import can_be_joined, image_nbytes
+
+# Bytes of a stored value in the matrix, in the image, and of an index.
+_FULL, _ITEMSIZE, _INDEX = 8, 4, 4
+
+
+def image_is_wanted(request: Request, dtype: object) -> bool:
+    """Return whether a matrix of this type that does not fit may have an image."""
+    if request.precision == "float64" or not request.chosen_method.definite or dtype != np.float64:
+        return False
+    # Rounding takes a null space from the image.
+    return request.precision != "auto" or request.null_space is None
+
+
+def image_fits(nbytes: int, block_size: int, request: Request, vectors_nbytes: int) -> bool:
+    """Return whether an image is expected to fit with two subdivisions of a matrix of so many bytes."""
+    try:
+        room = room_for_matrix(request, vectors_nbytes)
+    except BudgetError:
+        return False
+    index = _INDEX / block_size**2
+    share = (_ITEMSIZE + index) / (_FULL + index)
+    return (share + 2 / CUTS[-1]) * nbytes <= room
+
+
+def refuse_without_image(request: Request) -> None:
+    """Refuse a matrix that has no image where one is asked for."""
+    if request.precision == "float32":
+        raise InputError(
+            f"{request.name} has no image in float32 here: it and two subdivisions of the matrix must fit the memory, the values "
+            "be of float64 and within its range, and the method be cg; choose precision='auto'"
+        )
+
+
+def place_image(
+    index_for: Callable[[int], MatrixIndex],
+    counts: Sequence[int],
+    request: Request,
+    specs: Sequence[PreconditionerSpec],
+    vectors: Vectors,
+    nonzeros: int,
+    whole: SparseMatrix | None = None,
+) -> Placement | None:
+    """Place a matrix that can be cut into any of some numbers of subdivisions; None if there is no room.
+
+    ``whole`` is the matrix on the host, unless it is in a store.
+    """
+    index = index_for(counts[0])
+    if not can_be_joined(index):
+        return None
+    nbytes, more = image_nbytes(index), image_workspace_nbytes(index.shape[0], vectors.together)
+    for spec in specs:
+        try:
+            room = room_for_matrix(request, vectors.nbytes(request, spec) + more) - nbytes
+        except BudgetError:
+            continue
+        plan = _plan(index_for, counts, room, vectors)
+        if plan is None:
+            continue
+        [products, *_] = spec.products_per_iteration(streamed=False)
+        spec = spec.with_products(products)
+        workload = vectors.workload(request, spec, products)
+        workspace = workload.workspace_nbytes + more
+        resident = Resident(
+            index.shape, nonzeros, index.format_name, nbytes, request.memory, workspace, workload.parts, "float32"
+        )
+        facts = (("residuals", _explained(plan)),)
+        reasons = {spec.name: request.reason(spec, [spec])}
+        decided = (resident, spec, vectors.together, vectors.solver_nbytes, nonzeros, facts)
+        method = request.chosen_method.label
+        return Placement(*decided, reasons=reasons, method=method, image=ImagePlacement(plan, whole))
+    return None
+
+
+def _plan(
+    index_for: Callable[[int], MatrixIndex], counts: Sequence[int], room: int, vectors: Vectors
+) -> StreamPlan | None:
+    """Return the plan for single products with the fewest subdivisions that fit, if any do."""
+    for count in counts:
+        try:
+            return plan_stream(index_for(count), max(room, 1), Workload(vectors.together))
+        except (BudgetError, InputError):  # which says that there are fewer pieces to cut
+            continue
+    return None
+
+
+def _explained(plan: StreamPlan) -> str:
+    count = len(plan.index.subdivisions)
+    if not plan.slots:
+        return f"computed with A in float64, {format_nbytes(plan.storage_nbytes)}, which is in memory too"
+    return (
+        f"computed with A in float64, streamed in {count} subdivisions through {plan.slots} slots, "
+        f"{format_nbytes(plan.storage_nbytes)}; the last one is a bound where that meets the tolerance"
+    )

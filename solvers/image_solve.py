@@ -1,0 +1,357 @@
+"""Solves with a matrix that is too large for memory, by iterations with an image of it that is held there in fewer digits.
+
+The image ``A~`` has the pattern of A and its values rounded to u (``2^-24`` for float32). All iterations, and the set-up of the
+preconditioner, use the image alone; A is read for residuals, a product each. This is a flexible conjugate gradient method on A
+whose preconditioner is the solve with the image::
+
+    z  = A~^-1 r                                        iterations with the image, until it can give no more
+    q  = A z                                            one pass over A
+    x += V c,  r -= W c    with  V^T W c = V^T r        V = [last step, z], W = A V
+
+so that the error of x is least, in the norm of A, over the last step and z (flexible CG: Notay 2000; solves in fewer digits as
+the preconditioner: Buttari, Dongarra, Kurzak, Luszczek and Tomov 2008). Each pass reduces the error by about the largest
+eigenvalue of ``A^-1 (A~ - A)``: u times the root of the condition number for elliptic problems, at most u times that number.
+
+The last step needs no pass. With ``|A~ - A| <= u |A|``, entry by entry, ::
+
+    ||b - A (x + z)|| <= ||r - A~ z|| + u || |A~| |z| || / (1 - u)
+
+bounds the residual, and as r is small, so is the bound. It counts as the true residual where it meets the tolerance.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.solvers.columns import ColumnSpace, Numbers
+from penstock.solvers.problem import FLOOR_FACTOR
+from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, IterationRecord, SolveResult, StopReason
+from penstock.spmv import Array, InputError, SparseMatrix, SweptOperator
+
+#: ``solve(A, b, x0, M=, rtol=, atol=, maxiter=, monitor=, state=)``, as :class:`MethodChoice` has it.
+SolveMethod = Callable[..., SolveResult | BlockSolveResult]
+
+# A solve with the image ends at this residual, in rounding units of the image: what remains is the difference of the two.
+_FIRST = 2.0
+# Later ones end at this share of what the pass before has gained, within these limits, and aim at this share of the tolerance.
+_SHARE, _LEAST, _MOST, _AIM = 0.2, 1e-9, 0.3, 0.25
+# A pass that gains less than this factor is slow; after so many of them the image is too coarse.
+_SLOW, _PATIENCE = 0.2, 2
+# Rounding in a residual that is updated, in units of that in ``|A||x|``.
+_DRIFT = 2.0
+# Diagonal entries within these bounds, and entries of a positive definite matrix with them, keep their digits in float32.
+_SMALLEST, _LARGEST = 2.0**-60, 2.0**60
+_UNIT = float(np.finfo(np.float64).eps) / 2
+#: Reasons of a solve with an image that is not positive definite, and of one that has come as far as it could.
+_UNFIT = (*BREAKDOWNS, StopReason.NOT_FINITE, StopReason.INCONSISTENT)
+_GAVE_ALL = (StopReason.CONVERGED, StopReason.ROUNDING_FLOOR, StopReason.STAGNATED)
+
+
+class ImageUnfitError(Exception):
+    """An image does not stand for its matrix; ``x`` is the iterate so far, if there is one."""
+
+    def __init__(self, why: str, x: Array | None = None) -> None:
+        super().__init__(why)
+        self.x = x
+
+
+def image_of(A: SparseMatrix) -> SparseMatrix:
+    """Return a matrix with the values of another one rounded to float32, for vectors of float64; it shares its structure."""
+    values = A.values.astype(np.float32)
+    return A.from_arrays(A.shape, A.dtype, {**A.arrays(), "values": values}, A.parameters())
+
+
+def has_image(diagonal: Array, device: Any) -> bool:
+    """Return whether the entries of a symmetric positive definite matrix with this diagonal keep their digits in float32."""
+    least, most = float(device.xp.min(diagonal)), float(device.xp.max(diagonal))
+    return least >= _SMALLEST and most <= _LARGEST
+
+
+def image_workspace_nbytes(n: int, columns: int) -> int:
+    """Return the bytes of the vectors of :func:`solve_by_image`, beside those of the solves with the image."""
+    return 6 * 8 * n * columns
+
+
+def solve_by_image(
+    solve: SolveMethod,
+    A: SweptOperator,
+    image: SparseMatrix,
+    b: Array,
+    x0: Array | None = None,
+    *,
+    M: Any = None,
+    rtol: float = 1e-8,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    monitor: Callable[[IterationRecord], object] | None = None,
+    state: Any = None,
+) -> SolveResult | BlockSolveResult:
+    """Solve ``A x = b`` with a streamed matrix, by solves with its image.
+
+    Parameters
+    ----------
+    solve : callable
+        The method for the image, such as :func:`cg`.
+    A : SweptOperator
+        Symmetric positive definite.
+    image : SparseMatrix
+        A in float32, on the same device, see :func:`image_of`.
+    b : array, (n,) or (n, columns), on that device
+    x0, M, rtol, atol, maxiter, monitor, state
+        As for :func:`cg`. M is a preconditioner of the image; maxiter counts iterations with it, of which all solves together
+        may take so many. A state is one of ``solve``, for the image.
+
+    Returns
+    -------
+    SolveResult or BlockSolveResult
+        ``sweeps`` and ``bytes_streamed`` are those of A. ``true_residual`` is computed from A, or is the bound above.
+
+    Raises
+    ------
+    ImageUnfitError
+        If solves with the image break down, or gain less than a factor of five in two passes, and not for rounding.
+    """
+    if np.dtype(image.values_dtype) != np.float32 or image.shape != A.shape:
+        raise InputError(f"the image must be a matrix of float32 of shape {A.shape}, not of {image.values_dtype}")
+    with A.device.current():
+        return _Refinement(solve, A, image, b, M, rtol, atol, maxiter, monitor).run(x0, state)
+
+
+@dataclass
+class _Refinement:
+    """Solutions and residuals of one solve; arrays of numbers have one for each right-hand side."""
+
+    solve: SolveMethod
+    A: SweptOperator
+    image: SparseMatrix
+    b: Array
+    M: Any
+    rtol: float
+    atol: float
+    maxiter: int | None
+    monitor: Callable[[IterationRecord], object] | None
+    iterations: int = field(default=0, init=False)
+    seen: IterationRecord | None = field(default=None, init=False)  # of the first solve
+    halted: bool = field(default=False, init=False)  # by the monitor
+
+    def __post_init__(self) -> None:
+        self.began, self.before = time.perf_counter(), (self.A.sweeps, self.A.bytes_streamed)
+        self.space = ColumnSpace(self.b)
+        self.unit = float(np.finfo(str(self.image.values_dtype)).eps) / 2
+        b_norms = self.space.norms(self.b)
+        self.scales = np.where(b_norms > 0, b_norms, 1.0)
+        self.tolerances = np.maximum(self.rtol * b_norms, self.atol)
+        self.ends: list[StopReason | None] = [None] * len(b_norms)
+        self.norms, self.gains, self.slow = self.scales.copy(), np.ones_like(b_norms), 0
+        self.last: tuple[Array, Array] | None = None  # the last step, and A times it
+
+    def run(self, x0: Array | None, state: Any) -> SolveResult | BlockSolveResult:
+        """Solve."""
+        first = self._first(x0, state)
+        self.columns, self.r = list(first.columns), self.b.copy()
+        product = self.A.apply(first.x)
+        if any(column.reason not in _GAVE_ALL for column in self.columns):
+            self.x, self.r = first.x, self.r - product
+            self.norms = self.space.norms(self.r)
+            self.ends = [column.reason for column in self.columns]
+            return self._result(first)
+        self.x = self.A.device.xp.zeros_like(self.b)
+        self._step(first.x, product)
+        while self._running():
+            if (early := self._limit()) is None:
+                z = self._correction()
+                if self._settles(z):
+                    break
+                early = self._limit()
+            if early is not None:
+                self.ends = [end or early for end in self.ends]
+                break
+            self._step(z, self.A.apply(z))
+        return self._result(first)
+
+    def _limit(self) -> StopReason | None:
+        """Return why the solve ends early, if it does."""
+        if self.halted:
+            return StopReason.STOPPED
+        return StopReason.MAXITER if self.maxiter is not None and self.iterations >= self.maxiter else None
+
+    def _first(self, x0: Array | None, state: Any) -> SolveResult | BlockSolveResult:
+        """Solve with the image as far as it goes."""
+
+        def watch(record: IterationRecord) -> bool:
+            self.seen = record
+            self.halted = self.monitor is not None and bool(self.monitor(record))
+            return self.halted
+
+        rtol = max(_FIRST * self.unit, _AIM * self.rtol)
+        limits: dict[str, Any] = {"rtol": rtol, "atol": _AIM * self.atol, "maxiter": self.maxiter, "monitor": watch}
+        first = self.solve(self.image, self.b, x0, M=self.M, state=state, **limits)
+        self._take_note(first)
+        return first
+
+    def _take_note(self, result: SolveResult | BlockSolveResult) -> None:
+        """Count the iterations of a solve with the image, and refuse an image that breaks it down."""
+        self.iterations += result.iterations
+        unfit = next((column.reason for column in result.columns if column.reason in _UNFIT), None)
+        if unfit is not None:
+            raise self._unfit(f"a solve with it ended as {unfit.name.lower().replace('_', ' ')}")
+
+    def _unfit(self, why: str) -> ImageUnfitError:
+        return ImageUnfitError(why, None if self.last is None else self.x)
+
+    def _running(self) -> list[int]:
+        """Return the right-hand sides that are not solved yet."""
+        return [column for column, end in enumerate(self.ends) if end is None]
+
+    def _step(self, z: Array, product: Array) -> None:
+        """Move x to where its error is least over the last step and z, of which ``product`` is A times z."""
+        pairs = [(z, product), (z, self.r)]
+        if self.last is not None:
+            step, image = self.last
+            pairs += [(step, image), (step, product), (step, self.r)]
+        zz, zr, *others = self.space.dots(*pairs)
+        if not np.isfinite(zz).all() or (zz < 0).any():
+            raise self._unfit("its correction is no direction of descent")
+        of_z, of_last = _least_error(zz, zr, *others)
+        if self.last is None:
+            self.last = z.copy(), product.copy()
+            of_last, of_z = of_z, np.zeros_like(of_z)
+        step, image = self.last
+        self.space.combine(of_z, z, of_last, step)
+        self.space.combine(of_z, product, of_last, image)
+        self.x += step
+        self.r -= image
+        before = self.norms.copy()
+        self._measure()
+        self._test(before)
+
+    def _measure(self) -> None:
+        """Compute the norms of the residuals of right-hand sides that are not solved yet."""
+        running = self._running()
+        self.norms[running] = self.space.norms(self.r)[running]
+
+    def _test(self, before: Numbers) -> None:
+        """End right-hand sides whose residuals meet their tolerances, and those at the floor of rounding."""
+        running = self._running()
+        near = [column for column in running if self.norms[column] <= self.tolerances[column]]
+        doubtful = [column for column in near if not self._meets(column, self.norms[column])]
+        if doubtful:  # by the rounding in the updates alone
+            self.r[...] = self.b
+            self.A.apply(self.x, self.r, alpha=-1.0, beta=1.0)
+            self._measure()
+        for column in near:
+            if self.norms[column] <= self.tolerances[column]:
+                self.ends[column] = StopReason.CONVERGED
+        # Of residuals that are computed anew where updates alone had made them small.
+        self.gains = np.divide(self.norms, before, out=np.zeros_like(before), where=before > 0)
+        running = self._running()
+        self.slow = self.slow + 1 if running and not max(self.gains[running]) <= _SLOW else 0
+        if self.slow < _PATIENCE:
+            return
+        for column in running:
+            if self.norms[column] <= FLOOR_FACTOR * self._rounding(self._column(self.x, column)):
+                self.ends[column] = StopReason.ROUNDING_FLOOR
+        if self._running():
+            raise self._unfit(f"{_PATIENCE} passes gained less than a factor of {1 / _SLOW:.0f} each")
+
+    def _meets(self, column: int, norm: float) -> bool:
+        """Return whether a residual that was updated meets the tolerance, whatever rounding has added to it."""
+        drift = _DRIFT * self._rounding(self._column(self.x, column))
+        return bool(norm + drift <= self.tolerances[column])
+
+    def _rounding(self, x: Array) -> float:
+        """Return the rounding in ``A x``, about."""
+        return _UNIT * self._absolute_product(x)
+
+    def _absolute_product(self, x: Array) -> float:
+        """Return ``|| |A~| |x| ||``."""
+        xp = self.A.device.xp
+        return float(xp.linalg.norm(self.image.apply_absolute(xp.abs(x))))
+
+    def _column(self, vectors: Array, column: int) -> Array:
+        return vectors if vectors.ndim == 1 else self.A.device.xp.ascontiguousarray(vectors[:, column])
+
+    def _correction(self) -> Array:
+        """Return a solution with the image for the residuals."""
+        running = self._running()
+        left = None if self.maxiter is None else self.maxiter - self.iterations
+        for column in range(len(self.ends)):
+            if column not in running:
+                (self.r if self.r.ndim == 1 else self.r[:, column])[...] = 0
+        share = np.clip(_SHARE * self.gains[running], _LEAST, _MOST)
+        rtol = float(np.maximum(share, _AIM * self.tolerances[running] / self.norms[running]).min())
+        limits: dict[str, Any] = {"rtol": rtol, "atol": 0.0, "maxiter": left, "monitor": self._watch_correction}
+        result = self.solve(self.image, self.r, None, M=self.M, **limits)
+        self.rests = np.array([column.true_residual for column in result.columns]) * self.norms
+        for column in running:
+            scale = float(self.norms[column] / self.scales[column])
+            self.columns[column] = self.columns[column].continued(result.columns[column], scale)
+        self._take_note(result)
+        return result.x
+
+    def _watch_correction(self, record: IterationRecord) -> bool:
+        """Ask the caller's monitor, whose state to resume from is that of the first solve."""
+        if self.monitor is None or self.seen is None:
+            return False
+        running = self._running()
+        scale = float((self.norms[running] / self.scales[running]).max())
+        seconds, moved = time.perf_counter() - self.began, self.A.bytes_streamed - self.before[1]
+        of_both = self.iterations + record.iteration, scale * record.residual_norm
+        self.halted = bool(self.monitor(IterationRecord(*of_both, seconds, moved, self.seen.state)))
+        return self.halted
+
+    def _settles(self, z: Array) -> bool:
+        """Add corrections with which bounds of the residuals meet the tolerances; return whether none is left."""
+        for column in self._running():
+            of_z = self._column(z, column)
+            bound = self.rests[column] + self.unit / (1 - self.unit) * self._absolute_product(of_z)
+            if self._meets(column, bound):
+                (self.x if self.x.ndim == 1 else self.x[:, column])[...] += of_z
+                self.norms[column], self.ends[column] = bound, StopReason.CONVERGED
+                (z if z.ndim == 1 else z[:, column])[...] = 0
+        return not self._running()
+
+    def _result(self, first: SolveResult | BlockSolveResult) -> SolveResult | BlockSolveResult:
+        """Return the result, with the sweeps over A."""
+        spent: dict[str, Any] = {
+            "sweeps": self.A.sweeps - self.before[0],
+            "bytes_streamed": self.A.bytes_streamed - self.before[1],
+        }
+        columns, seconds = [], {"total": time.perf_counter() - self.began}
+        for number, (column, end) in enumerate(zip(self.columns, self.ends, strict=True)):
+            met = self.norms[number] <= self.tolerances[number]
+            reason = StopReason.CONVERGED if met else end or column.reason
+            norms, residual = column.residual_norms, float(self.norms[number] / self.scales[number])
+            x = self.x if self.x.ndim == 1 else self.x[:, number]
+            cost = {**spent, "timings": {**column.timings, **seconds}, "state": first.state}
+            columns.append(SolveResult.of(x, reason, norms, residual, column.rounding_floor, **cost))
+        if isinstance(first, SolveResult):
+            return columns[0]
+        timings = columns[0].timings
+        return replace(first, x=self.x, columns=tuple(columns), iterations=self.iterations, timings=timings, **spent)
+
+
+def _least_error(
+    zz: Numbers, zr: Numbers, ss: Numbers | None = None, sz: Numbers | None = None, sr: Numbers | None = None
+) -> tuple[Numbers, Numbers]:
+    """Return the coefficients of z and of the last step s with which the error is least in the norm of A.
+
+    The arguments are inner products: ``z.Az``, ``z.r``, ``s.As``, ``s.Az`` and ``s.r``.
+    """
+    alone = np.divide(zr, zz, out=np.zeros_like(zz), where=zz > 0)
+    if ss is None or sz is None or sr is None:
+        return alone, np.zeros_like(zz)
+    of_z, of_s = alone, np.zeros_like(zz)
+    for column in range(len(zz)):
+        if zz[column] > 0 and ss[column] > 0:
+            scale = 1.0 / np.sqrt([zz[column], ss[column]])
+            cosine = sz[column] * scale[0] * scale[1]
+            gram = np.array([[1.0, cosine], [cosine, 1.0]])
+            known = np.array([zr[column], sr[column]]) * scale
+            of_z[column], of_s[column] = np.linalg.lstsq(gram, known, rcond=1e-12)[0] * scale
+    return of_z, of_s

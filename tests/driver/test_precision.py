@@ -1,0 +1,186 @@
+"""Matrices that do not fit, of which an image in float32 is held in memory: what is solved, explained, updated and given up."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from random_systems import residual
+
+import penstock
+from penstock import InputError, prepare, solve
+from penstock.fem import Cantilever, LognormalMaterial
+from penstock.solvers import jacobi
+from penstock.spmv import CsrMatrix, format_named
+from penstock.spmv.formats.partition import row_slabs
+from penstock.streaming import FileStore
+
+BEAM = Cantilever(nodes=(41, 6, 6), dof=3, material=LognormalMaterial(sigma=0.5))
+A, POINTS = BEAM.matrix().to_csr(), BEAM.mesh.coordinates()
+HALF = BEAM.matrix("symmetric_bsr").nbytes
+B = np.random.default_rng(0).standard_normal((A.shape[0], 3))
+# Of the bytes of the stored half: too little for an image, enough for one, and enough for both.
+LITTLE, ENOUGH, BOTH = int(0.4 * HALF), int(0.7 * HALF), int(1.7 * HALF)
+
+
+def options(memory=ENOUGH, **more):
+    return {"device": "cpu", "coordinates": POINTS, "memory": memory, **more}
+
+
+def definite_by_a_hair(n=3000):
+    """A Laplacian whose row sums, all that makes it definite, are less than rounding to float32 takes away."""
+    weights = np.random.default_rng(0).uniform(1, 2, n - 1)
+    L = scipy.sparse.diags_array([-weights, -weights], offsets=[-1, 1], shape=(n, n))
+    return scipy.sparse.csr_array(L + scipy.sparse.diags_array(-L.sum(axis=1) + 1e-10))
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_a_matrix_that_does_not_fit_is_read_a_few_times(columns):
+    b = B[:, 0] if columns == 1 else B
+
+    result = solve(A, b, **options())
+
+    assert result.converged
+    assert result.sweeps <= 3
+    assert "an image of the matrix in float32" in result.explain()
+    assert "computed with A in float64, streamed in" in result.explain()
+    for number in range(columns):
+        assert residual(A, B[:, number], result.x if columns == 1 else result.x[:, number]) <= 1e-8
+    streamed = solve(A, b, **options(precision="float64"))
+    assert streamed.sweeps > 3 * result.sweeps
+
+
+def test_without_room_for_an_image_it_is_streamed_in_every_iteration():
+    result = solve(A, B[:, 0], **options(LITTLE))
+
+    assert result.converged
+    assert "image" not in result.explain()
+    with pytest.raises(InputError, match="no image in float32"):
+        solve(A, B[:, 0], **options(LITTLE, precision="float32"))
+
+
+def test_a_matrix_that_fits_has_an_image_on_request():
+    result = solve(A, B[:, 0], **options(BOTH, precision="float32"))
+
+    assert result.converged
+    assert "which is in memory too" in result.explain()
+    assert result.bytes_streamed == 0
+    assert "image" not in solve(A, B[:, 0], **options(BOTH)).explain()
+
+
+def test_preconditioners_are_those_of_matrices_in_memory():
+    for preconditioner in ("jacobi", "multigrid", "incomplete_cholesky", jacobi(BEAM.matrix())):
+        result = solve(A, B[:, 0], device="cpu", memory=ENOUGH, preconditioner=preconditioner, rtol=1e-6)
+
+        assert result.converged
+        assert result.sweeps <= 5
+        assert residual(A, B[:, 0], result.x) <= 1e-6
+
+
+def test_a_choice_that_is_left_open_is_judged_by_iterations(small_matrices_are_worth_it):
+    result = solve(A, B[:, 0], device="cpu", memory=ENOUGH)
+
+    assert result.converged
+    assert "multigrid: block_jacobi promised more than" in result.explain()
+    assert residual(A, B[:, 0], result.x) <= 1e-8
+
+
+@pytest.mark.parametrize("matrix", [definite_by_a_hair(), definite_by_a_hair() * 1e-30])
+def test_where_the_image_does_not_stand_for_it_the_matrix_is_streamed(matrix):
+    b = np.random.default_rng(1).standard_normal(matrix.shape[0])
+
+    given = {"device": "cpu", "preconditioner": "jacobi", "maxiter": 20_000, "on_failure": "return"}
+    result = solve(matrix, b, memory=int(0.9 * 12 * matrix.nnz), **given)
+
+    expected = solve(matrix, b, memory=int(0.9 * 12 * matrix.nnz), precision="float64", **given)
+    assert result.converged == expected.converged
+    assert "float64: an image in float32 was tried, but" in result.explain() or matrix.max() < 1e-20
+    if result.converged:
+        assert residual(matrix, b, result.x) <= 1e-8
+
+
+def test_what_is_wrong_with_a_matrix_is_told_as_before():
+    indefinite = scipy.sparse.csr_array(A - 0.5 * A.diagonal().min() * scipy.sparse.eye_array(A.shape[0]))
+    results = [solve(indefinite, B[:, 0], on_failure="return", device="cpu", memory=m) for m in (None, ENOUGH)]
+
+    assert results[0].reason is results[1].reason
+
+
+def test_a_prepared_system_takes_new_values():
+    with prepare(A, **options()) as system:
+        first = system.solve(B[:, 0])
+        assert system.nbytes <= ENOUGH
+        assert np.allclose(system.matrix @ B, A @ B)
+        for factor, refresh in ((2.0, "auto"), (3.0, "values"), (4.0, "keep")):
+            system.update(factor * A, refresh)
+            result = system.solve(B[:, 0])
+            assert result.converged
+            assert residual(factor * A, B[:, 0], result.x) <= 1e-8
+    assert first.converged
+
+
+def test_a_prepared_system_gives_its_image_up_after_an_update():
+    A, b = definite_by_a_hair(), np.random.default_rng(1).standard_normal(3000)
+    good = scipy.sparse.csr_array(A + scipy.sparse.eye_array(3000))
+    with prepare(good, device="cpu", memory=int(0.9 * 12 * A.nnz), preconditioner="jacobi") as system:
+        assert "image" in system.explain()
+        assert system.solve(b).converged
+        system.update(A)
+        result = system.solve(b, on_failure="return", maxiter=20_000)
+        assert "an image in float32 was tried" in result.explain()
+        system.update(good)
+        assert residual(good, b, system.solve(b).x) <= 1e-8
+
+
+@pytest.mark.parametrize("name", ["csr", "bsr", "symmetric_bsr"])
+def test_stores_and_formats(tmp_path, name):
+    matrix = BEAM.matrix() if name == "bsr" else format_named(name).from_csr(A)
+    memory, stiffer = int(0.8 * matrix.nbytes), matrix.from_arrays(
+        matrix.shape, matrix.dtype, {**matrix.arrays(), "values": 2.0 * matrix.values}, matrix.parameters()
+    )  # fmt: skip
+    for folder, of in (("one", matrix), ("two", stiffer)):
+        FileStore.create(tmp_path / folder, row_slabs(of, 32), shape=A.shape).close()
+    # A matrix in CSR is converted to half of it, which fits.
+    for given in (tmp_path / "one", *([matrix] if name != "csr" else [])):
+        result = solve(given, B[:, 0], **options(memory))
+
+        assert result.converged
+        assert result.sweeps <= 4  # one of a store is for the image
+        assert "an image of the matrix in float32" in result.explain()
+        assert residual(A, B[:, 0], result.x) <= 1e-8
+    with prepare(tmp_path / "one", **options(memory)) as system:
+        assert system.solve(B[:, 0]).converged
+        system.update(tmp_path / "two")
+        assert residual(2.0 * A, B[:, 0], system.solve(B[:, 0]).x) <= 1e-8
+    assert np.array_equal(matrix.to_csr().toarray(), A.toarray())
+
+
+def test_values_of_a_store_that_leave_the_range_of_float32(tmp_path):
+    tiny = scipy.sparse.csr_array(1e-40 * A)
+    FileStore.create(tmp_path / "store", row_slabs(CsrMatrix.from_csr(tiny), 32), shape=A.shape).close()
+
+    result = solve(tmp_path / "store", B[:, 0], device="cpu", memory=int(0.8 * 12 * A.nnz), preconditioner="jacobi")
+
+    assert result.converged
+    assert "values leave the range of float32" in result.explain()
+
+
+def test_the_inverse_is_one_of_the_matrix_itself():
+    with prepare(A, **options()) as system:
+        x = system.inverse.to(1e-10) @ B[:, 0]
+    assert residual(A, B[:, 0], x) <= 1e-10
+
+
+def test_interrupts_and_limits():
+    seen = []
+    result = solve(A, B[:, 0], **options(), monitor=lambda record: seen.append(record.iteration) or len(seen) == 4)
+    assert result.reason.name == "STOPPED"
+    assert seen == [1, 2, 3, 4]
+    result = solve(A, B[:, 0], **options(), maxiter=3, on_failure="return")
+    assert (result.reason.name, result.iterations) == ("MAXITER", 3)
+    assert result.true_residual == pytest.approx(residual(A, B[:, 0], result.x), rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["float16", 32, None, np.float32])
+def test_precisions_that_are_none(precision):
+    for call in (lambda: solve(A, B[:, 0], precision=precision), lambda: penstock.prepare(A, precision=precision)):
+        with pytest.raises(InputError, match="precision must be one of auto, float64, float32"):
+            call()

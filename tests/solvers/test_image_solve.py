@@ -1,0 +1,205 @@
+"""Solves by iterations with an image in float32: what converges has in long double, in few passes, and what is unfit says so."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from kernel_targets import gpu_count
+from random_systems import KINDS, residual
+
+from penstock.fem import Cantilever, LognormalMaterial
+from penstock.solvers import StopReason, block_jacobi, cg, jacobi, method_named, smoothed_aggregation
+from penstock.solvers.image_solve import ImageUnfitError, has_image, image_of, solve_by_image
+from penstock.spmv import CPU, CsrMatrix, Device, InputError, format_named
+from penstock.streaming import HostStore, StreamedMatrix
+
+SOLVE = method_named("cg").solve
+
+
+def streamed(A, device="cpu", subdivisions=4):
+    """A streamed with memory for half of it, and its image, on a device."""
+    store = HostStore.from_matrix(A, min(subdivisions, -(-A.shape[0] // A.row_granularity)))
+    memory = max(2 * max(store.index.sizes["whole"]), A.nbytes // 2)
+    return StreamedMatrix(store, memory, device=device), image_of(A).to_device(device)
+
+
+@pytest.fixture(scope="module")
+def beam():
+    return Cantilever(nodes=(41, 5, 5), dof=3, material=LognormalMaterial(sigma=0.5))
+
+
+@pytest.fixture(scope="module")
+def half(beam):
+    return format_named("symmetric_bsr").from_csr(beam.matrix().to_csr(), block_size=3)
+
+
+@pytest.fixture(scope="module")
+def system(half):
+    with streamed(half)[0] as A:
+        yield A, image_of(half)
+
+
+@pytest.fixture(scope="module")
+def M(beam, half):
+    return smoothed_aggregation(image_of(half), coordinates=beam.mesh.coordinates(), aggregate_nodes=27)
+
+
+@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_systems(kind, seed):
+    """What plain iterations with A solve is solved, or the image is refused; and what is claimed is so."""
+    rng = np.random.default_rng(1000 + seed)
+    S, size = kind(rng)
+    S = scipy.sparse.csr_array(S)
+    S.sort_indices()
+    A = CsrMatrix.from_csr(S)
+    if rng.random() < 0.5:
+        A = format_named("symmetric_bsr").from_csr(A, block_size=size)
+    B = S @ rng.standard_normal((S.shape[0], int(rng.integers(1, 4))))
+    B = B[:, 0] if B.shape[1] == 1 and rng.random() < 0.5 else B
+    exact = SOLVE(A, B, None, M=jacobi(A), rtol=1e-8)
+
+    stream, image = streamed(A)
+    with stream:
+        try:
+            found = solve_by_image(SOLVE, stream, image, B, M=jacobi(image), rtol=1e-8)
+        except ImageUnfitError:
+            return
+
+    assert found.converged or not exact.converged
+    for number, column in enumerate(found.columns):
+        b, x = (B, found.x) if B.ndim == 1 else (B[:, number], found.x[:, number])
+        if column.converged:
+            assert residual(S, b, x) <= 1.001e-8
+        assert residual(S, b, x) <= 1.001 * column.true_residual + 1e-14
+
+
+def test_few_passes_and_a_residual_that_is_a_bound(system, beam, half, M):
+    A, image = system
+
+    result = solve_by_image(SOLVE, A, image, beam.load(), M=M, rtol=1e-8)
+
+    alone = cg(half, beam.load(), M=smoothed_aggregation(half, coordinates=beam.mesh.coordinates()), rtol=1e-8)
+    assert result.converged
+    assert result.sweeps <= 2
+    assert result.bytes_streamed <= result.sweeps * half.nbytes
+    assert result.iterations <= alone.iterations + 15
+    assert residual(beam.matrix().to_csr(), beam.load(), result.x) <= result.true_residual <= 1e-8
+    assert len(result.residual_norms) == result.iterations + 1
+
+
+def test_several_columns_of_which_one_is_zero(system, beam, M):
+    A, image = system
+    B = np.stack([beam.load(), np.zeros(A.shape[0]), np.random.default_rng(0).standard_normal(A.shape[0])], axis=1)
+
+    result = solve_by_image(SOLVE, A, image, B, M=M, rtol=1e-9)
+
+    assert result.converged
+    assert not result.x[:, 1].any()
+    for number in (0, 2):
+        assert residual(beam.matrix().to_csr(), B[:, number], result.x[:, number]) <= 1e-9
+        assert result.columns[number].true_residual <= 1e-9
+
+
+def test_a_tolerance_that_float64_cannot_reach_ends_at_its_floor(system, beam, half, M):
+    A, image = system
+
+    result = solve_by_image(SOLVE, A, image, beam.load(), M=M, rtol=1e-17)
+
+    assert result.reason is StopReason.ROUNDING_FLOOR
+    alone = cg(half, beam.load(), M=block_jacobi(half, 3), rtol=1e-17)
+    assert residual(beam.matrix().to_csr(), beam.load(), result.x) <= 3 * alone.true_residual
+
+
+def test_a_guess_is_taken_up(system, beam, M):
+    A, image = system
+    anew = solve_by_image(SOLVE, A, image, beam.load(), M=M, rtol=1e-6)
+    x = solve_by_image(SOLVE, A, image, beam.load(), M=M, rtol=1e-11).x
+
+    result = solve_by_image(SOLVE, A, image, beam.load(), (1 + 1e-5) * x, M=M, rtol=1e-6)
+
+    assert result.converged
+    assert result.iterations < anew.iterations
+    assert residual(beam.matrix().to_csr(), beam.load(), result.x) <= 1e-6
+
+
+@pytest.mark.parametrize("most", [0, 3, 12])
+def test_iterations_are_limited_in_all(system, beam, M, most):
+    A, image = system
+
+    result = solve_by_image(SOLVE, A, image, beam.load(), M=M, rtol=1e-12, maxiter=most)
+
+    assert result.reason is StopReason.MAXITER
+    assert result.iterations <= most
+    assert result.true_residual == pytest.approx(residual(beam.matrix().to_csr(), beam.load(), result.x), rel=1e-6)
+
+
+def test_a_monitor_sees_all_iterations_and_stops_any(system, beam, M):
+    A, image = system
+    seen = []
+    whole = solve_by_image(SOLVE, A, image, beam.load(), M=M, rtol=1e-10, monitor=lambda record: seen.append(record))
+
+    assert [record.iteration for record in seen] == list(range(1, whole.iterations + 1))
+    assert seen[-1].residual_norm < 1e-8
+    for stop in (2, whole.iterations - 1):
+        result = solve_by_image(
+            SOLVE, A, image, beam.load(), M=M, rtol=1e-10, monitor=lambda record, stop=stop: record.iteration == stop
+        )
+        assert result.reason is StopReason.STOPPED
+        resumed = solve_by_image(SOLVE, A, image, beam.load(), M=M, rtol=1e-10, state=result.state)
+        assert resumed.converged
+
+
+def test_an_image_that_is_not_definite_is_refused():
+    """Rounding takes more from the row sums than the shift that makes this Laplacian definite."""
+    rng = np.random.default_rng(0)
+    weights = rng.uniform(1, 2, 999)
+    L = scipy.sparse.diags_array([-weights, -weights], offsets=[-1, 1], shape=(1000, 1000))
+    S = scipy.sparse.csr_array(L + scipy.sparse.diags_array(-L.sum(axis=1) + 1e-10))
+    A, image = streamed(CsrMatrix.from_csr(S))
+
+    with A, pytest.raises(ImageUnfitError):
+        solve_by_image(SOLVE, A, image, rng.standard_normal(1000), M=jacobi(image), rtol=1e-8)
+
+
+def test_a_matrix_that_is_not_definite_is_left_to_others():
+    S = scipy.sparse.csr_array(scipy.sparse.diags_array(np.r_[np.ones(50), -1.0, np.ones(49)]))
+    A, image = streamed(CsrMatrix.from_csr(S))
+
+    with A, pytest.raises(ImageUnfitError, match="not positive definite"):
+        solve_by_image(SOLVE, A, image, np.ones(100), rtol=1e-8)
+
+
+def test_only_images_of_float32_of_the_same_shape(system, half):
+    A, _ = system
+    with pytest.raises(InputError, match="float32"):
+        solve_by_image(SOLVE, A, half, np.ones(A.shape[0]))
+    with pytest.raises(InputError, match="shape"):
+        solve_by_image(SOLVE, A, image_of(CsrMatrix.from_csr(scipy.sparse.eye_array(3, format="csr"))), np.ones(3))
+
+
+def test_values_that_leave_the_range_of_float32_have_no_image():
+    assert has_image(np.array([1e-9, 1e12]), CPU)
+    assert not has_image(np.array([1e-30, 1.0]), CPU)
+    assert not has_image(np.array([1.0, 1e25]), CPU)
+    assert not has_image(np.array([0.0, 1.0]), CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")
+@pytest.mark.parametrize("columns", [1, 3])
+def test_on_a_gpu(beam, half, columns):
+    device = Device("cuda")
+    A, image = streamed(half, device)
+    S = beam.matrix().to_csr()
+    B = np.random.default_rng(0).standard_normal((S.shape[0], columns))
+    B = B[:, 0] if columns == 1 else B
+    with A:
+        M = smoothed_aggregation(image, coordinates=beam.mesh.coordinates(), aggregate_nodes=27)
+        result = solve_by_image(SOLVE, A, image, device.asarray(B), M=M, rtol=1e-8)
+
+        assert result.converged
+        assert result.sweeps <= 3
+        x = device.to_host(result.x)
+    for number in range(columns):
+        of_b, of_x = (B, x) if columns == 1 else (B[:, number], x[:, number])
+        assert residual(S, of_b, of_x) <= 1e-8
