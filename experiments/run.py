@@ -84,7 +84,7 @@ class Run(ABC):
         try:
             return self._run_with(matrix, request)
         except ImageUnfitError as unfit:
-            self.reporter.text("Precision", f"float64 from here on: an image in float32 was tried, but {unfit}")
+            self.reporter.text("Precision", f"float64 from here on: an image in fewer digits was tried, but {unfit}")
             return self._run_with(matrix, replace(request, precision="float64"))
 
     def _run_with(self, matrix: GivenMatrix, request: Request) -> StopReason:

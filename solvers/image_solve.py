@@ -1,8 +1,8 @@
 """Solves with a matrix that is too large for memory, by iterations with an image of it that is held there in fewer digits.
 
-The image ``A~`` has the pattern of A and its values rounded to u (``2^-24`` for float32). All iterations, and the set-up of the
-preconditioner, use the image alone; A is read for residuals, a product each. This is a flexible conjugate gradient method on A
-whose preconditioner is the solve with the image::
+The image ``A~`` has the pattern of A and its values rounded to u, ``2^-24`` for float32 and ``2^-16`` for 16 bits. All
+iterations, and the set-up of the preconditioner, use the image alone; A is read for residuals, a product each. This is a flexible
+conjugate gradient method on A whose preconditioner is the solve with the image::
 
     z  = A~^-1 r                                        iterations with the image, until it can give no more
     q  = A z                                            one pass over A
@@ -31,7 +31,8 @@ import numpy as np
 from penstock.solvers.columns import ColumnSpace, Numbers
 from penstock.solvers.problem import FLOOR_FACTOR
 from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, IterationRecord, SolveResult, StopReason
-from penstock.spmv import Array, InputError, SparseMatrix, SweptOperator
+from penstock.spmv import Array, InputError, SparseMatrix, SweptOperator, SymmetricBsrMatrix
+from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
 
 #: ``solve(A, b, x0, M=, rtol=, atol=, maxiter=, monitor=, state=)``, as :class:`MethodChoice` has it.
 SolveMethod = Callable[..., SolveResult | BlockSolveResult]
@@ -42,6 +43,8 @@ _FIRST = 2.0
 _SHARE, _LEAST, _MOST, _AIM = 0.2, 1e-9, 0.3, 0.25
 # A pass that gains less than this factor is slow; after so many of them the image is too coarse.
 _SLOW, _PATIENCE = 0.2, 2
+# Rounding units of images.
+_UNITS = {np.dtype(np.float32): 2.0**-24, np.dtype(np.int16): 2.0**-16}
 # Rounding in a residual that is updated, in units of that in ``|A||x|``.
 _DRIFT = 2.0
 # Diagonal entries within these bounds, and entries of a positive definite matrix with them, keep their digits in float32.
@@ -60,9 +63,11 @@ class ImageUnfitError(Exception):
         self.x = x
 
 
-def image_of(A: SparseMatrix) -> SparseMatrix:
-    """Return a matrix with the values of another one rounded to float32, for vectors of float64; it shares its structure."""
-    values = A.values.astype(np.float32)
+def image_of(A: SparseMatrix, values_dtype: Any = np.float32) -> SparseMatrix:
+    """Return an image of a matrix, on its device and with its structure; one in int16 only of :class:`SymmetricBsrMatrix`."""
+    if isinstance(A, SymmetricBsrMatrix):
+        return SymmetricImageMatrix.of(A, values_dtype)
+    values = A.values.astype(values_dtype)
     return A.from_arrays(A.shape, A.dtype, {**A.arrays(), "values": values}, A.parameters())
 
 
@@ -100,7 +105,7 @@ def solve_by_image(
     A : SweptOperator
         Symmetric positive definite.
     image : SparseMatrix
-        A in float32, on the same device, see :func:`image_of`.
+        A in fewer digits, on the same device, see :func:`image_of`.
     b : array, (n,) or (n, columns), on that device
     x0, M, rtol, atol, maxiter, monitor, state
         As for :func:`cg`. M is a preconditioner of the image; maxiter counts iterations with it, of which all solves together
@@ -116,8 +121,8 @@ def solve_by_image(
     ImageUnfitError
         If solves with the image break down, or gain less than a factor of five in two passes, and not for rounding.
     """
-    if np.dtype(image.values_dtype) != np.float32 or image.shape != A.shape:
-        raise InputError(f"the image must be a matrix of float32 of shape {A.shape}, not of {image.values_dtype}")
+    if np.dtype(image.values_dtype) not in _UNITS or image.shape != A.shape:
+        raise InputError(f"the image must be of float32 or int16 and of shape {A.shape}, not {image!r}")
     with A.device.current():
         return _Refinement(solve, A, image, b, M, rtol, atol, maxiter, monitor).run(x0, state)
 
@@ -142,7 +147,7 @@ class _Refinement:
     def __post_init__(self) -> None:
         self.began, self.before = time.perf_counter(), (self.A.sweeps, self.A.bytes_streamed)
         self.space = ColumnSpace(self.b)
-        self.unit = float(np.finfo(str(self.image.values_dtype)).eps) / 2
+        self.unit = _UNITS[np.dtype(self.image.values_dtype)]
         b_norms = self.space.norms(self.b)
         self.scales = np.where(b_norms > 0, b_norms, 1.0)
         self.tolerances = np.maximum(self.rtol * b_norms, self.atol)
@@ -239,11 +244,13 @@ class _Refinement:
         """End right-hand sides whose residuals meet their tolerances, and those at the floor of rounding."""
         running = self._running()
         near = [column for column in running if self.norms[column] <= self.tolerances[column]]
-        doubtful = [column for column in near if not self._meets(column, self.norms[column])]
-        if doubtful:  # by the rounding in the updates alone
+        bounds = {column: self._with_drift(column, self.norms[column]) for column in near}
+        if any(bound > self.tolerances[column] for column, bound in bounds.items()):  # by rounding in the updates alone
             self.r[...] = self.b
             self.A.apply(self.x, self.r, alpha=-1.0, beta=1.0)
             self._measure()
+        else:
+            self.norms[near] = list(bounds.values())
         for column in near:
             if self.norms[column] <= self.tolerances[column]:
                 self.ends[column] = StopReason.CONVERGED
@@ -259,10 +266,9 @@ class _Refinement:
         if self._running():
             raise self._unfit(f"{_PATIENCE} passes gained less than a factor of {1 / _SLOW:.0f} each")
 
-    def _meets(self, column: int, norm: float) -> bool:
-        """Return whether a residual that was updated meets the tolerance, whatever rounding has added to it."""
-        drift = _DRIFT * self._rounding(self._column(self.x, column))
-        return bool(norm + drift <= self.tolerances[column])
+    def _with_drift(self, column: int, norm: float) -> float:
+        """Return a bound of the true residual from one that was updated: what rounding may have added to it."""
+        return float(norm + _DRIFT * self._rounding(self._column(self.x, column)))
 
     def _rounding(self, x: Array) -> float:
         """Return the rounding in ``A x``, about."""
@@ -272,6 +278,12 @@ class _Refinement:
         """Return ``|| |A~| |x| ||``."""
         xp = self.A.device.xp
         return float(xp.linalg.norm(self.image.apply_absolute(xp.abs(x))))
+
+    def _difference(self, z: Array) -> float:
+        """Return a bound of ``|| (A - A~) z ||``."""
+        if isinstance(self.image, SymmetricImageMatrix):
+            return float(self.A.device.xp.linalg.norm(self.image.bound(z)))
+        return self.unit / (1 - self.unit) * self._absolute_product(z)
 
     def _column(self, vectors: Array, column: int) -> Array:
         return vectors if vectors.ndim == 1 else self.A.device.xp.ascontiguousarray(vectors[:, column])
@@ -309,8 +321,8 @@ class _Refinement:
         """Add corrections with which bounds of the residuals meet the tolerances; return whether none is left."""
         for column in self._running():
             of_z = self._column(z, column)
-            bound = self.rests[column] + self.unit / (1 - self.unit) * self._absolute_product(of_z)
-            if self._meets(column, bound):
+            bound = self._with_drift(column, self.rests[column] + self._difference(of_z))
+            if bound <= self.tolerances[column]:
                 (self.x if self.x.ndim == 1 else self.x[:, column])[...] += of_z
                 self.norms[column], self.ends[column] = bound, StopReason.CONVERGED
                 (z if z.ndim == 1 else z[:, column])[...] = 0

@@ -1,10 +1,13 @@
-"""An image in float32 of a stored matrix, joined from its subdivisions while they pass."""
+"""An image in fewer digits of a stored matrix, joined from its subdivisions while they pass."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from penstock.spmv import Array, SparseMatrix, format_named
+from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix, block_ones, lowered
 from penstock.streaming.stores.matrix_index import MatrixIndex
 from penstock.streaming.streamed_matrix import StreamedMatrix
 
@@ -21,15 +24,29 @@ def can_be_joined(index: MatrixIndex) -> bool:
     return True
 
 
-def image_nbytes(index: MatrixIndex) -> int:
+def image_nbytes(index: MatrixIndex, values_dtype: Any) -> int:
     """Return the bytes of the image of a stored matrix of float64."""
     fields = [field for subdivision in index.subdivisions for field in subdivision.fields]
-    return sum(field.nbytes // 2 if field.part == "values" else field.nbytes for field in fields)
+    values, itemsize = (
+        sum(field.nbytes // 8 for field in fields if field.part == "values"),
+        np.dtype(values_dtype).itemsize,
+    )
+    nbytes = sum(field.nbytes for field in fields if field.part != "values") + itemsize * values
+    if index.format_name == SymmetricImageMatrix.of_format:
+        nbytes += 4 * index.shape[0] * index.block_size + (values // index.block_size**2 if itemsize == 2 else 0)
+    return int(nbytes)
 
 
-def image_of_streamed(A: StreamedMatrix) -> SparseMatrix:
-    """Return a matrix in memory, on the device of a streamed one, with its values rounded to float32; one sweep."""
-    index, xp = A.store.index, A.device.xp
+def can_be_rounded(index: MatrixIndex, values_dtype: Any) -> bool:
+    """Return whether a format has images of a type, and they have half of the bytes for 16 bits, about."""
+    wide = np.dtype(values_dtype) == np.float32
+    return wide or (index.format_name == SymmetricImageMatrix.of_format and index.block_size > 1)
+
+
+def image_of_streamed(A: StreamedMatrix, values_dtype: Any) -> SparseMatrix:
+    """Return an image of a streamed matrix in memory, on its device; one sweep."""
+    index, xp, dtype = A.store.index, A.device.xp, np.dtype(values_dtype)
+    corrected, size = index.format_name == SymmetricImageMatrix.of_format, index.block_size
     lengths: dict[str, int] = {}
     for subdivision in index.subdivisions:
         for field in subdivision.fields:
@@ -37,14 +54,27 @@ def image_of_streamed(A: StreamedMatrix) -> SparseMatrix:
             lengths[field.name] = lengths.get(field.name, 0) + length
     arrays: dict[str, Array] = {}
     for field in index.subdivisions[0].fields:
-        dtype = np.float32 if field.part == "values" else np.int64 if field.name in _OFFSETS else field.dtype
-        arrays[field.name] = xp.empty((lengths[field.name] + (field.name in _OFFSETS), *field.shape[1:]), dtype=dtype)
+        of_field = dtype if field.part == "values" else np.int64 if field.name in _OFFSETS else field.dtype
+        arrays[field.name] = xp.empty(
+            (lengths[field.name] + (field.name in _OFFSETS), *field.shape[1:]), dtype=of_field
+        )
     starts = _starts(index)
+    if corrected:
+        exponents = xp.zeros(lengths["column_indices"] if dtype == np.int16 else 0, dtype=np.uint8)
+        ones = block_ones(index.shape[0], size, A.device)
+        sums, diagonal = xp.zeros_like(ones), xp.zeros((index.shape[0] // size, size, size))
 
     def visit(first_row: int, slab: SparseMatrix) -> None:
         for name, part in slab.arrays().items():
             start = starts[first_row][name]
-            if name in _OFFSETS:
+            if corrected and name == "values":
+                low, of_blocks = lowered(part, size, dtype, A.device)
+                arrays[name][start : start + len(part)] = low
+                first = starts[first_row]["column_indices"]
+                exponents[first : first + of_blocks.size] = of_blocks
+                slab.apply_slab(first_row, ones, sums, 1.0, 0.0)
+                slab.add_diagonal_blocks(first_row, diagonal)
+            elif name in _OFFSETS:
                 arrays[name][start + 1 : start + part.size] = part[1:] + starts[first_row]["column_indices"]
             else:
                 arrays[name][start : start + len(part)] = part
@@ -53,7 +83,12 @@ def image_of_streamed(A: StreamedMatrix) -> SparseMatrix:
         if name in arrays:
             arrays[name][0] = 0
     A.visit_slabs(visit)
-    return format_named(index.format_name).from_arrays(index.shape, index.dtype, arrays, index.parameters)
+    if not corrected:
+        return format_named(index.format_name).from_arrays(index.shape, index.dtype, arrays, index.parameters)
+    none = xp.zeros((index.shape[0] // size, size, size), dtype=np.float32)
+    own = {"exponents": exponents, "corrections": none}
+    image = SymmetricImageMatrix.from_arrays(index.shape, index.dtype, {**arrays, **own}, index.parameters)
+    return image.corrected(sums, diagonal)
 
 
 def _starts(index: MatrixIndex) -> dict[int, dict[str, int]]:

@@ -37,6 +37,7 @@ from penstock.spmv.vectors.block_space import BLOCK_VECTOR_KERNELS, FUSED_TILES,
 from penstock.spmv.vectors.space import VECTOR_KERNELS
 
 TYPES = ("double, double", "float, double", "float, float")  # stored values, vectors
+IMAGE = "short, double"
 OFFSETS = ("int", "long long")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 LANES = (1, 2, 4, 8, 16, 32)
@@ -107,8 +108,9 @@ def _ell() -> list[str]:
 
 
 def _symmetric(sizes) -> list[str]:
-    kernels = ("symmetric_bsr_spmv", "symmetric_bsr_spmm", "symmetric_bsr_diagonal")
-    return [f"{kernel}<{types}, {size}>" for kernel in kernels for types in TYPES for size in sizes]
+    products = ("symmetric_bsr_spmv", "symmetric_bsr_spmm")
+    of_products = [f"{kernel}<{types}, {size}>" for kernel in products for types in (*TYPES, IMAGE) for size in sizes]
+    return [*of_products, *(f"symmetric_bsr_diagonal<{types}, {size}>" for types in TYPES for size in sizes)]
 
 
 def _conversion(sizes) -> list[str]:

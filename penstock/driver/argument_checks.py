@@ -14,7 +14,7 @@ from penstock.spmv import Device, InputError
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK, check_unknowns_of_a_node
 
 #: Of the values of a matrix that does not fit, as far as they are held in memory; with float64 all of them are streamed.
-PRECISIONS = ("auto", "float64", "float32")
+PRECISIONS = ("auto", "float64", "float32", "int16")
 
 
 def checked_options(

@@ -5,6 +5,7 @@ See :mod:`penstock.solvers.image_solve` for what is computed with the two.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,10 +15,12 @@ from penstock.solvers import PreconditionerSpec
 from penstock.solvers.image_solve import image_workspace_nbytes
 from penstock.spmv import BudgetError, InputError, SparseMatrix, format_nbytes
 from penstock.streaming import CUTS, MatrixIndex, StreamPlan, Workload, plan_stream
-from penstock.streaming.image import can_be_joined, image_nbytes
+from penstock.streaming.image import can_be_joined, can_be_rounded, image_nbytes
 
-# Bytes of a stored value in the matrix, in the image, and of an index.
-_FULL, _ITEMSIZE, _INDEX = 8, 4, 4
+# Bytes of a stored value in the matrix and in the smallest image, and of an index.
+_FULL, _ITEMSIZE, _INDEX = 8, 2, 4
+#: Of the values of images, the first choice first.
+IMAGE_PRECISIONS = ("float32", "int16")
 
 
 def image_is_wanted(request: Request, dtype: object) -> bool:
@@ -41,10 +44,10 @@ def image_fits(nbytes: int, block_size: int, request: Request, vectors_nbytes: i
 
 def refuse_without_image(request: Request) -> None:
     """Refuse a matrix that has no image where one is asked for."""
-    if request.precision == "float32":
+    if request.precision in IMAGE_PRECISIONS:
         raise InputError(
-            f"{request.name} has no image in float32 here: it and two subdivisions of the matrix must fit the memory, the values "
-            "be of float64 and within its range, and the method be cg; choose precision='auto'"
+            f"{request.name} has no image in {request.precision} here: it and two subdivisions of the matrix must fit the "
+            "memory, the values be of float64, for int16 in blocks, and the method be cg; choose precision='auto'"
         )
 
 
@@ -64,8 +67,12 @@ def place_image(
     index = index_for(counts[0])
     if not can_be_joined(index):
         return None
-    nbytes, more = image_nbytes(index), image_workspace_nbytes(index.shape[0], vectors.together)
-    for spec in specs:
+    more = image_workspace_nbytes(index.shape[0], vectors.together)
+    precisions = IMAGE_PRECISIONS if request.precision == "auto" else (request.precision,)
+    for precision, spec in itertools.product(precisions, specs):
+        if not can_be_rounded(index, precision):
+            continue
+        nbytes = image_nbytes(index, precision)
         try:
             room = room_for_matrix(request, vectors.nbytes(request, spec) + more) - nbytes
         except BudgetError:
@@ -78,7 +85,7 @@ def place_image(
         workload = vectors.workload(request, spec, products)
         workspace = workload.workspace_nbytes + more
         resident = Resident(
-            index.shape, nonzeros, index.format_name, nbytes, request.memory, workspace, workload.parts, "float32"
+            index.shape, nonzeros, index.format_name, nbytes, request.memory, workspace, workload.parts, precision
         )
         facts = (("residuals", _explained(plan)),)
         reasons = {spec.name: request.reason(spec, [spec])}

@@ -59,6 +59,10 @@ class HeldStore:
         if before is not None and before is not store:
             before.close()
 
+    def holds(self, store: Any) -> bool:
+        """Return whether it is this store, which is no caller's."""
+        return self._store is store
+
     def close(self) -> None:
         """Close the store."""
         self.replace(None)

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import numpy as np
+
 from penstock.driver.inputs import GivenMatrix
 from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import HeldStore, OpenSystem
@@ -234,7 +236,11 @@ class _Opener:
             budget = MemoryBudget(max(1, image.plan.storage_nbytes))
             streamed = self.resources.enter_context(StreamedMatrix(store, budget, device=device, plan=image.plan))
         with self.reporter.stage("image"):
-            A = image_of_streamed(streamed) if whole is None else image_of(whole).to_device(device)
+            precision = placement.precision
+            if whole is None:
+                A = image_of_streamed(streamed, precision)
+            else:
+                A = image_of(whole, np.dtype(precision)).to_device(device)
             if not has_image(A.diagonal_blocks(1), device):
                 raise ImageUnfitError("values leave the range of float32")
         system = self._system(A, replace(placement, image=replace(image, matrix=None)))

@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.driver.image_placement import image_fits, image_is_wanted, place_image, refuse_without_image
+from penstock.driver.image_placement import (
+    IMAGE_PRECISIONS,
+    image_fits,
+    image_is_wanted,
+    place_image,
+    refuse_without_image,
+)
 from penstock.driver.matrix_checks import check_matrix, check_square
 from penstock.driver.predicted import cheap_factorisation
 from penstock.driver.progress import Reporter
@@ -114,7 +120,7 @@ def place_index(
     facts = [("symmetry", "not checked: the matrix is used as it is stored, and taken to be symmetric")]
     base = request.specs(whole_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
-    if index.nbytes <= room and request.precision != "float32":
+    if index.nbytes <= room and request.precision not in IMAGE_PRECISIONS:
         [products, *_] = base.products_per_iteration(streamed=False)
         plan = plan_stream(index, room, vectors.workload(request, base, products))
         return _resident(request, plan, base.with_products(products), vectors, index.nnz, facts)
@@ -169,7 +175,7 @@ def place_matrix(
     specs = request.specs_in_memory(block_size)
     base, fitting = next(((spec, one) for spec in specs if (one := fitting_for(spec))), (specs[-1], None))
     facts_in_memory = [*facts, *([_SLOW] * slow)]
-    if fitting is not None and request.precision != "float32":
+    if fitting is not None and request.precision not in IMAGE_PRECISIONS:
         cheaper = _cheap_factorisation(A, request, base, block_size)
         if cheaper is not None and (its_fitting := fitting_for(cheaper)):
             base, fitting = cheaper, its_fitting

@@ -269,7 +269,7 @@ class PreparedSystem:
         self._resources.close()
         self._system = self._resources.enter_context(self._open(self._given, replace(request, precision="float64")))
         self._given = None
-        self._system.remember("precision", f"float64: an image in float32 was tried, but {unfit}")
+        self._system.remember("precision", f"float64: an image in fewer digits was tried, but {unfit}")
 
     def _solved(self, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]) -> AnyResult:
         """Solve, and make another preconditioner where the iterations show that this one does not suit the matrix."""

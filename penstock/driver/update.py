@@ -50,8 +50,8 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
     symmetry = check_matrix(statistics, "the new matrix", definite=system.request.chosen_method.definite)
     if system.null_space is not None:
         system.null_space.check(matrix)
-    kind = A.plan.index.format_name if isinstance(A, StreamedMatrix) else A.name
-    difference = symmetry.skew_norm if format_named(kind).traits.half else 0.0
+    of = format_named(A.plan.index.format_name) if isinstance(A, StreamedMatrix) else A
+    difference = symmetry.skew_norm if of.traits.half else 0.0
     host_streams = isinstance(system.matrix, StreamedMatrix) and A.device.kind == "cpu"
     exact = given.for_claims(matrix, difference, host_streams=host_streams)
     unreachable = None
@@ -103,7 +103,8 @@ def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) ->
     source = store.source
     if system.pattern is None:
         (store if source is None else source).check_pattern(matrix)
-    if source is not None and (system.borrowed or system.stored is None):
+    of_caller = system.stored is None or (system.streamed is not None and not system.held.holds(store))
+    if source is not None and (system.borrowed or of_caller):
         new = type(source).from_csr(matrix, values_dtype=source.values_dtype, check=False, **source.layout())
         another = HostStore.from_matrix(new, [*store.index.row_starts, new.shape[0]])
         return lambda: _use_own_store(system, A, another, new)
@@ -161,7 +162,9 @@ def _reopen(system: OpenSystem, A: StreamedMatrix, store: Store) -> None:
     """Stream from another store; an image in memory gets its values."""
     A.reopen(store)
     if isinstance(system.A, SparseMatrix):
-        system.A.values[...] = image_of_streamed(A).values
+        image = image_of_streamed(A, system.A.values_dtype)
+        for name, array in system.A.arrays().items():
+            array[...] = image.arrays()[name]
 
 
 def _structure(store: Store, number: int) -> np.ndarray[Any, Any]:

@@ -82,7 +82,7 @@ def block_entries(A: Any, block_size: int | None = None) -> BlockEntries:
         if not isinstance(matrix, CsrMatrix):
             scalars = matrix.to_csr()
             scalars.eliminate_zeros()  # those that fill up blocks
-            matrix = CsrMatrix.from_csr(scalars, values_dtype=matrix.values_dtype).to_device(matrix.device)
+            matrix = CsrMatrix.from_csr(scalars, values_dtype=scalars.dtype).to_device(matrix.device)
         if size > 1:
             matrix = BsrMatrix.from_csr(matrix, block_size=size)
     values = matrix.values.reshape(-1, size, size)

@@ -24,7 +24,7 @@ NOMINAL_WARPS = 8448
 KernelFunction = Callable[..., None]
 
 _TYPE_NAMES = {np.dtype(np.float64): "double", np.dtype(np.float32): "float", np.dtype(np.int32): "int"}
-_TYPE_NAMES[np.dtype(np.int64)] = "long long"
+_TYPE_NAMES |= {np.dtype(np.int64): "long long", np.dtype(np.int16): "short"}
 
 
 _SOURCES: dict[str, CudaSource] = {}

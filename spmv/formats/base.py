@@ -85,12 +85,13 @@ class SparseMatrix(ValidatedOperator):
     traits: ClassVar[Traits] = Traits("unnamed")
     values: Array
 
-    def __init_subclass__(cls, *, name: str, **keywords: Any) -> None:
+    def __init_subclass__(cls, *, name: str, chosen: bool = True, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.name = name
         if "traits" not in cls.__dict__:
             cls.traits = Traits(name)
-        FORMATS.add(name, cls)
+        if chosen:  # an image of another matrix is not
+            FORMATS.add(name, cls)
 
     def __new__(cls, *arguments: Any, **fields: Any) -> Self:
         """Refuse a matrix where arrays are expected."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.host.adaptive_threads import most_threads
 from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, CudaSource, launch, type_names
-from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.compilation.table import find_kernel, has_kernel, register_kernel
 from penstock.spmv.device import Array, count_true
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
@@ -164,6 +164,15 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         offsets = chunk_offsets(statistics.blocks(block_size, upper=True), HEIGHT)
         return int(offsets[-1]) * (block_size**2 * statistics.values_itemsize + 4) + int(offsets.nbytes)
 
+    @property
+    def lowered(self) -> tuple[Array, Array, np.int32]:
+        """What kernels need of an image in fewer digits, here nothing: exponents, corrections, and whether there are some."""
+        return self.permutation, self.permutation, np.int32(0)
+
+    def numbers(self) -> Array:
+        """Return the stored values as numbers, in their order; here these are the values."""
+        return self.values
+
     def triplets(self) -> tuple[Array, Array, Array]:
         """Return row indices, column indices and values of every scalar; for a whole matrix, of both halves."""
         rows, columns, values = self._upper_triplets()
@@ -174,7 +183,7 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         return rows, columns, values
 
     def _upper_triplets(self, first_block_row: int = 0, within: int | None = None) -> tuple[Array, Array, Array]:
-        arrays = (self.chunk_offsets, self.column_indices, self.values, self.permutation)
+        arrays = (self.chunk_offsets, self.column_indices, self.numbers(), self.permutation)
         sizes = (self.shape[0] // self.block_size, HEIGHT, self.block_size)
         return scalar_triplets(*stored_blocks(*arrays, *sizes, first_block_row=first_block_row, within=within))
 
@@ -220,8 +229,8 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
 
     def add_diagonal_blocks(self, first_row: int, blocks: Array) -> None:
         """Fill this slab's part of ``blocks``, and its mirror image."""
-        if blocks.shape[1] == self.block_size and self.device.kind == "cuda":
-            find_kernel("symmetric_bsr", "stored_diagonal", "cuda")(self, first_row, blocks)
+        if blocks.shape[1] == self.block_size and has_kernel(self.name, "stored_diagonal", self.device.kind):
+            find_kernel(self.name, "stored_diagonal", self.device.kind)(self, first_row, blocks)
             return
         within = -(-(blocks.shape[1] - 1) // self.block_size)  # distance of wanted blocks from the diagonal
         for start, slab in self.slabs():
@@ -232,7 +241,7 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
 
     def apply_slab(self, first_row: int, x: Array, out: Array, alpha: float, beta: float) -> None:
         """Add both contributions of this slab's blocks to ``out``, the result of the whole matrix, scaled before."""
-        find_kernel("symmetric_bsr", "add_slab", self.device.kind)(self, first_row, x, out, alpha)
+        find_kernel(self.name, "add_slab", self.device.kind)(self, first_row, x, out, alpha)
 
 
 def _check_symmetric(A: CsrMatrix) -> None:
@@ -254,6 +263,16 @@ _REACHES = weakref.WeakKeyDictionary()
 
 @register_kernel("symmetric_bsr", "add_slab", "cpu")
 def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float) -> None:
+    add_on_cpu(A, first_row, x, out, alpha, _NO_EXPONENTS)
+
+
+_NO_EXPONENTS = np.empty(0, dtype=np.uint8)
+
+
+def add_on_cpu(
+    A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float, exponents: Array = _NO_EXPONENTS
+) -> None:
+    """Add the products of a slab; ``exponents`` are those of values of 16 bits."""
     size = A.block_size
     rows = (first_row // size, A.shape[0] // size)
     parts = max(1, min(most_threads(), A.chunk_offsets.size - 1))
@@ -263,12 +282,12 @@ def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, a
         known[key] = ends, reach, int(reach.max())
     ends, reach, furthest = known[key]
     overflow = np.empty((parts, furthest * size, *x.shape[1:]))  # each part clears its own
-    arrays = (ends, reach, overflow, A.chunk_offsets, A.column_indices, A.values, x, out, alpha)
-    if x.ndim == 1 and size == 3:
-        _multiply_vector_3(*rows, *arrays)
+    matrix, vectors = (ends, reach, overflow, A.chunk_offsets, A.column_indices, A.values), (x, out, alpha)
+    if x.ndim == 1 and size == 3 and not exponents.size:
+        _multiply_vector_3(*rows, *matrix, *vectors)
     else:
         product = _multiply_vector_any if x.ndim == 1 else _multiply_block
-        product(size, *rows, *arrays)
+        product(size, *rows, *matrix, exponents, *vectors)
     for end, beyond, below in zip(ends * size, reach * size, overflow, strict=True):
         out[end : end + beyond] += below[:beyond]
 
@@ -281,7 +300,7 @@ def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, 
     block_rows = A.shape[0] // A.block_size
     names = f"{type_names(A.values, x)}, {A.block_size}"
     sizes = (np.int64(block_rows), np.int64(first_row // A.block_size))
-    arrays = (A.chunk_offsets, A.column_indices, A.values, x, out, np.float64(alpha))
+    arrays = (A.chunk_offsets, A.column_indices, A.values, *A.lowered, x, out, np.float64(alpha))
     if x.ndim == 1:
         function = SYMMETRIC_BSR_KERNELS.function(f"symmetric_bsr_spmv<{names}>")
         chunks = -(-block_rows // HEIGHT)
@@ -294,20 +313,22 @@ def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, 
         launch(function, block_rows * x.shape[1], 256, (*sizes, np.int64(x.shape[1]), *arrays))
 
 
-def _register(operation: str, kind: str) -> None:
-    @register_kernel("symmetric_bsr", operation, kind)
+def register_products(name: str, operation: str, kind: str) -> None:
+    """Register a product of a format that stores half of a matrix, whose slabs add to ``out``."""
+
+    @register_kernel(name, operation, kind)
     def product(A: SymmetricBsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
         if A.shape[0] != A.shape[1]:
             raise InputError(
                 "a row slab of half a symmetric matrix cannot be applied alone; use apply_slab or the whole matrix"
             )
         scale(out, beta)
-        find_kernel("symmetric_bsr", "add_slab", kind)(A, 0, x, out, alpha)
+        find_kernel(name, "add_slab", kind)(A, 0, x, out, alpha)
 
 
 for _operation in ("spmv", "spmm"):
     for _kind in ("cpu", "cuda"):
-        _register(_operation, _kind)
+        register_products("symmetric_bsr", _operation, _kind)
 
 
 @register_kernel("symmetric_bsr", "stored_diagonal", "cuda")

@@ -147,6 +147,11 @@ def _multiply_vector_3(
                     out[(row + p) * 3 + r] += alpha * total[32 * r + p]
 
 
+# Of values of 16 bits, which are multiples of a power of two of their block: that power by its exponent, that of a float.
+BIAS = 127
+_POWERS = 2.0 ** (np.arange(256) - BIAS)
+
+
 @parallel_kernel
 def _multiply_vector_any(
     size: int,
@@ -158,6 +163,7 @@ def _multiply_vector_any(
     offsets: Array,
     columns: Array,
     values: Array,
+    exponents: Array,
     x: Array,
     out: Array,
     alpha: float,
@@ -168,7 +174,7 @@ def _multiply_vector_any(
         for row in range(size * reach[part]):
             overflow[part, row] = 0.0
         total, below = np.empty((size, HEIGHT)), np.empty((size, HEIGHT))
-        own, gathered = np.zeros((size, HEIGHT)), np.empty((size, HEIGHT))
+        own, gathered, scale = np.zeros((size, HEIGHT)), np.empty((size, HEIGHT)), np.ones(HEIGHT)
         for chunk in range(chunks * part // parts, chunks * (part + 1) // parts):
             rows, row = min(HEIGHT, block_rows - chunk * HEIGHT), first_row + chunk * HEIGHT
             total[:] = 0.0
@@ -179,11 +185,14 @@ def _multiply_vector_any(
                 column = columns[block : block + HEIGHT]
                 scalars = values[block * size * size : (block + HEIGHT) * size * size]
                 gather_rows(size, column, x, gathered)
+                if exponents.size > 0:
+                    for p in range(HEIGHT):
+                        scale[p] = _POWERS[exponents[block + p]]
                 below[:] = 0.0
                 for r in range(size):
                     for c in range(size):
                         for p in range(HEIGHT):
-                            value = np.float64(scalars[(r * size + c) * HEIGHT + p])
+                            value = scale[p] * np.float64(scalars[(r * size + c) * HEIGHT + p])
                             total[r, p] += value * gathered[c, p]
                             below[c, p] += value * own[r, p]
                 for p in range(rows):
@@ -210,6 +219,7 @@ def _multiply_block(
     offsets: Array,
     columns: Array,
     values: Array,
+    exponents: Array,
     x: Array,
     out: Array,
     alpha: float,
@@ -226,10 +236,13 @@ def _multiply_block(
                     column = np.int64(columns[block + place])
                     if column < 0:
                         break
+                    scale = alpha
+                    if exponents.size > 0:
+                        scale *= _POWERS[exponents[block + place]]
                     for r in range(size):
                         for c in range(size):
                             i, j = row * size + r, column * size + c
-                            value = alpha * np.float64(values[block * size * size + (r * size + c) * HEIGHT + place])
+                            value = scale * np.float64(values[block * size * size + (r * size + c) * HEIGHT + place])
                             for k in range(x.shape[1]):
                                 out[i, k] += value * np.float64(x[j, k])
                             if column > row and j < end:
@@ -238,3 +251,15 @@ def _multiply_block(
                             elif column > row:
                                 for k in range(x.shape[1]):
                                     overflow[part, j - end, k] += value * np.float64(x[i, k])
+
+
+@parallel_kernel
+def _add_corrections(first_row: int, corrections: Array, x: Array, out: Array, alpha: float) -> None:
+    """Add products with blocks on the diagonal."""
+    for block in prange(corrections.shape[0]):
+        start = (first_row + block) * corrections.shape[1]
+        for r in range(corrections.shape[1]):
+            for c in range(corrections.shape[1]):
+                value = alpha * np.float64(corrections[block, r, c])
+                for k in range(x.shape[1]):
+                    out[start + r, k] += value * np.float64(x[start + c, k])

@@ -1,6 +1,25 @@
 // The upper half of a symmetric matrix of small blocks, in chunks of 32 block rows laid out as in sell.cu. Template
 // parameters: Value, the stored type; Vector, that of x and out; size, scalars on a side of a block. Products are formed in
 // double and added to out by atomic operations in the type of out, so the last digits depend on the order of arrival.
+//
+// Values of 16 bits are multiples of a power of two that each block has: `exponents` holds its exponent as that of a float, in 8
+// bits. Where `corrected` is not 0, `corrections`, (block rows of the matrix or slab, size, size), are added to the blocks on the
+// diagonal. Other matrices pass any arrays for these two.
+template <typename Value>
+__device__ __forceinline__ double symmetric_bsr_scale(const unsigned char* exponent)
+{
+    if constexpr (sizeof(Value) > 2) return 1.0;
+    else return double(__int_as_float(int(*exponent) << 23));
+}
+
+template <int size>
+__device__ __forceinline__ void symmetric_bsr_correct(const float* correction, const double* own_x, double* total)
+{
+#pragma unroll
+    for (int r = 0; r < size; ++r)
+#pragma unroll
+        for (int c = 0; c < size; ++c) total[r] += double(correction[r * size + c]) * own_x[c];
+}
 
 // out += alpha A x, one thread per block row: A[i, j] x[j] is summed for row i, and A[i, j]^T x[i], if j > i, goes to row j.
 // In the matrices of meshes the contribution of row i + 1 to column j and the next one of row i to the same j come one slot
@@ -11,8 +30,9 @@
 template <typename Value, typename Vector, int size>
 __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
     const long long block_rows, const long long first_row, const long long* __restrict__ chunk_offsets,
-    const int* __restrict__ column_indices, const Value* __restrict__ values, const Vector* __restrict__ x,
-    Vector* __restrict__ out, const double alpha)
+    const int* __restrict__ column_indices, const Value* __restrict__ values,
+    const unsigned char* __restrict__ exponents, const float* __restrict__ corrections, const int corrected,
+    const Vector* __restrict__ x, Vector* __restrict__ out, const double alpha)
 {
     constexpr int height = 32;
     const long long position = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -35,6 +55,7 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
 #pragma unroll
         for (int e = 0; e < size * size; ++e)
             a[e] = PENSTOCK_STREAM_LOAD(blocks + (long long)(slot * size * size + e) * height);
+        const double scale = symmetric_bsr_scale<Value>(exponents + first + lane + (long long)slot * height);
         double below[size] = {};  // contribution of the transposed block to row `column`
         if (column >= 0) {
 #pragma unroll
@@ -42,8 +63,9 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
                 const double xc = double(x[(long long)column * size + c]);
 #pragma unroll
                 for (int r = 0; r < size; ++r) {
-                    total[r] += double(a[r * size + c]) * xc;
-                    below[c] += double(a[r * size + c]) * own_x[r];
+                    const double value = scale * double(a[r * size + c]);
+                    total[r] += value * xc;
+                    below[c] += value * own_x[r];
                 }
             }
         }
@@ -69,6 +91,7 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
         for (int r = 0; r < size; ++r) atomicAdd(out + (long long)pending_column * size + r, Vector(alpha * pending[r]));
     }
     if (stored_row) {
+        if (corrected && blockIdx.y == 0) symmetric_bsr_correct<size>(corrections + position * (size * size), own_x, total);
 #pragma unroll
         for (int r = 0; r < size; ++r) atomicAdd(out + row * size + r, Vector(alpha * total[r]));
     }
@@ -80,6 +103,7 @@ template <typename Value, typename Vector, int size>
 __global__ void __launch_bounds__(256) symmetric_bsr_spmm(
     const long long block_rows, const long long first_row, const long long columns,
     const long long* __restrict__ chunk_offsets, const int* __restrict__ column_indices, const Value* __restrict__ values,
+    const unsigned char* __restrict__ exponents, const float* __restrict__ corrections, const int corrected,
     const Vector* __restrict__ x, Vector* __restrict__ out, const double alpha)
 {
     constexpr int height = 32;
@@ -95,13 +119,14 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmm(
         const long long column = column_indices[entry + lane];
         if (column < 0) continue;
         const Value* a = values + entry * (size * size) + lane;
+        const double scale = symmetric_bsr_scale<Value>(exponents + entry + lane);
         double below[size] = {};
 #pragma unroll
         for (int c = 0; c < size; ++c) {
             const double xc = double(x[(column * size + c) * columns + k]);
 #pragma unroll
             for (int r = 0; r < size; ++r) {
-                const double value = double(a[(long long)(r * size + c) * height]);
+                const double value = scale * double(a[(long long)(r * size + c) * height]);
                 total[r] += value * xc;
                 below[c] += value * own_x[r];
             }
@@ -111,6 +136,7 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmm(
             for (int c = 0; c < size; ++c) atomicAdd(out + (column * size + c) * columns + k, Vector(alpha * below[c]));
         }
     }
+    if (corrected) symmetric_bsr_correct<size>(corrections + position * (size * size), own_x, total);
 #pragma unroll
     for (int r = 0; r < size; ++r) atomicAdd(out + (row * size + r) * columns + k, Vector(alpha * total[r]));
 }

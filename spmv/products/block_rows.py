@@ -92,8 +92,8 @@ def row_numbers(offsets: Array, entries: int) -> Array:
 
 def csr_of(A: SparseMatrix) -> CsrMatrix:
     """Return a matrix of any format as CSR, on its device, for vectors of the same type; by way of the host."""
-    scalars = A.to_csr().astype(A.dtype, copy=False)
-    return CsrMatrix.from_csr(scalars, values_dtype=A.values_dtype).to_device(A.device)
+    scalars = A.to_csr()
+    return CsrMatrix.from_csr(scalars.astype(A.dtype, copy=False), values_dtype=scalars.dtype).to_device(A.device)
 
 
 def rows_of(A: BsrMatrix | CsrMatrix) -> BlockRows:

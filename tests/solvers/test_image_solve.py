@@ -9,17 +9,17 @@ from random_systems import KINDS, residual
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import StopReason, block_jacobi, cg, jacobi, method_named, smoothed_aggregation
 from penstock.solvers.image_solve import ImageUnfitError, has_image, image_of, solve_by_image
-from penstock.spmv import CPU, CsrMatrix, Device, InputError, format_named
+from penstock.spmv import CPU, CsrMatrix, Device, InputError, SymmetricBsrMatrix, format_named
 from penstock.streaming import HostStore, StreamedMatrix
 
 SOLVE = method_named("cg").solve
 
 
-def streamed(A, device="cpu", subdivisions=4):
+def streamed(A, device="cpu", subdivisions=4, values_dtype=np.float32):
     """A streamed with memory for half of it, and its image, on a device."""
     store = HostStore.from_matrix(A, min(subdivisions, -(-A.shape[0] // A.row_granularity)))
     memory = max(2 * max(store.index.sizes["whole"]), A.nbytes // 2)
-    return StreamedMatrix(store, memory, device=device), image_of(A).to_device(device)
+    return StreamedMatrix(store, memory, device=device), image_of(A, values_dtype).to_device(device)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,8 @@ def test_random_systems(kind, seed):
     B = B[:, 0] if B.shape[1] == 1 and rng.random() < 0.5 else B
     exact = SOLVE(A, B, None, M=jacobi(A), rtol=1e-8)
 
-    stream, image = streamed(A)
+    low = np.int16 if isinstance(A, SymmetricBsrMatrix) and rng.random() < 0.5 else np.float32
+    stream, image = streamed(A, values_dtype=low)
     with stream:
         try:
             found = solve_by_image(SOLVE, stream, image, B, M=jacobi(image), rtol=1e-8)
@@ -81,10 +82,24 @@ def test_few_passes_and_a_residual_that_is_a_bound(system, beam, half, M):
     alone = cg(half, beam.load(), M=smoothed_aggregation(half, coordinates=beam.mesh.coordinates()), rtol=1e-8)
     assert result.converged
     assert result.sweeps <= 2
-    assert result.bytes_streamed <= result.sweeps * half.nbytes
+    assert result.bytes_streamed <= result.sweeps * A.store.index.nbytes
     assert result.iterations <= alone.iterations + 15
     assert residual(beam.matrix().to_csr(), beam.load(), result.x) <= result.true_residual <= 1e-8
     assert len(result.residual_norms) == result.iterations + 1
+
+
+@pytest.mark.parametrize(("values_dtype", "most"), [(np.float32, 1), (np.int16, 4)])
+def test_passes_of_each_precision(half, beam, values_dtype, most):
+    """For random loads, which have all frequencies."""
+    A, image = streamed(half, values_dtype=values_dtype)
+    b = np.random.default_rng(0).standard_normal(A.shape[0])
+    with A:
+        M = smoothed_aggregation(image, coordinates=beam.mesh.coordinates())
+        result = solve_by_image(SOLVE, A, image, b, M=M, rtol=1e-8)
+
+    assert result.converged
+    assert result.sweeps <= most
+    assert residual(beam.matrix().to_csr(), b, result.x) <= result.true_residual <= 1e-8
 
 
 def test_several_columns_of_which_one_is_zero(system, beam, M):
@@ -130,7 +145,7 @@ def test_iterations_are_limited_in_all(system, beam, M, most):
 
     assert result.reason is StopReason.MAXITER
     assert result.iterations <= most
-    assert result.true_residual == pytest.approx(residual(beam.matrix().to_csr(), beam.load(), result.x), rel=1e-6)
+    assert result.true_residual == pytest.approx(residual(beam.matrix().to_csr(), beam.load(), result.x), rel=1e-4)
 
 
 def test_a_monitor_sees_all_iterations_and_stops_any(system, beam, M):
@@ -171,7 +186,7 @@ def test_a_matrix_that_is_not_definite_is_left_to_others():
 
 def test_only_images_of_float32_of_the_same_shape(system, half):
     A, _ = system
-    with pytest.raises(InputError, match="float32"):
+    with pytest.raises(InputError, match="float32 or int16"):
         solve_by_image(SOLVE, A, half, np.ones(A.shape[0]))
     with pytest.raises(InputError, match="shape"):
         solve_by_image(SOLVE, A, image_of(CsrMatrix.from_csr(scipy.sparse.eye_array(3, format="csr"))), np.ones(3))
@@ -186,10 +201,11 @@ def test_values_that_leave_the_range_of_float32_have_no_image():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")
+@pytest.mark.parametrize("values_dtype", [np.float32, np.int16])
 @pytest.mark.parametrize("columns", [1, 3])
-def test_on_a_gpu(beam, half, columns):
+def test_on_a_gpu(beam, half, columns, values_dtype):
     device = Device("cuda")
-    A, image = streamed(half, device)
+    A, image = streamed(half, device, values_dtype=values_dtype)
     S = beam.matrix().to_csr()
     B = np.random.default_rng(0).standard_normal((S.shape[0], columns))
     B = B[:, 0] if columns == 1 else B
@@ -198,7 +214,7 @@ def test_on_a_gpu(beam, half, columns):
         result = solve_by_image(SOLVE, A, image, device.asarray(B), M=M, rtol=1e-8)
 
         assert result.converged
-        assert result.sweeps <= 3
+        assert result.sweeps <= 4
         x = device.to_host(result.x)
     for number in range(columns):
         of_b, of_x = (B, x) if columns == 1 else (B[:, number], x[:, number])
