@@ -25,16 +25,21 @@ def can_be_joined(index: MatrixIndex) -> bool:
 
 
 def image_nbytes(index: MatrixIndex, values_dtype: Any) -> int:
-    """Return the bytes of the image of a stored matrix of float64."""
+    """Return the bytes of the image of a stored matrix of float64, without corrections of its diagonal."""
     fields = [field for subdivision in index.subdivisions for field in subdivision.fields]
     values, itemsize = (
         sum(field.nbytes // 8 for field in fields if field.part == "values"),
         np.dtype(values_dtype).itemsize,
     )
-    nbytes = sum(field.nbytes for field in fields if field.part != "values") + itemsize * values
-    if index.format_name == SymmetricImageMatrix.of_format:
-        nbytes += 4 * index.shape[0] * index.block_size + (values // index.block_size**2 if itemsize == 2 else 0)
-    return int(nbytes)
+    structure = sum(field.nbytes for field in fields if field.part != "values")
+    exponents = values // index.block_size**2 if itemsize == 2 else 0
+    return int(structure + itemsize * values + exponents)
+
+
+def corrections_nbytes(index: MatrixIndex) -> int:
+    """Return the bytes of the corrections of the diagonal of an image."""
+    corrected = index.format_name == SymmetricImageMatrix.of_format
+    return 4 * index.shape[0] * index.block_size if corrected else 0
 
 
 def can_be_rounded(index: MatrixIndex, values_dtype: Any) -> bool:

@@ -15,7 +15,7 @@ from penstock.solvers import PreconditionerSpec
 from penstock.solvers.image_solve import image_workspace_nbytes
 from penstock.spmv import BudgetError, InputError, SparseMatrix, format_nbytes
 from penstock.streaming import CUTS, MatrixIndex, StreamPlan, Workload, plan_stream
-from penstock.streaming.image import can_be_joined, can_be_rounded, image_nbytes
+from penstock.streaming.image import can_be_joined, can_be_rounded, corrections_nbytes, image_nbytes
 
 # Bytes of a stored value in the matrix and in the smallest image, and of an index.
 _FULL, _ITEMSIZE, _INDEX = 8, 2, 4
@@ -67,7 +67,7 @@ def place_image(
     index = index_for(counts[0])
     if not can_be_joined(index):
         return None
-    more = image_workspace_nbytes(index.shape[0], vectors.together)
+    more = image_workspace_nbytes(index.shape[0], vectors.together) + corrections_nbytes(index)
     precisions = IMAGE_PRECISIONS if request.precision == "auto" else (request.precision,)
     for precision, spec in itertools.product(precisions, specs):
         if not can_be_rounded(index, precision):

@@ -59,10 +59,6 @@ class HeldStore:
         if before is not None and before is not store:
             before.close()
 
-    def holds(self, store: Any) -> bool:
-        """Return whether it is this store, which is no caller's."""
-        return self._store is store
-
     def close(self) -> None:
         """Close the store."""
         self.replace(None)
@@ -85,6 +81,7 @@ class OpenSystem:
     borrowed: bool = False  # whether the values are used where the caller has them
     held: HeldStore = field(default_factory=HeldStore)  # the store that was made for it
     streamed: StreamedMatrix | None = None  # the matrix, if A is an image of it
+    of_store: bool = False  # whether that was opened from a store of the caller
     _M: Operator | None = None
     _spec: PreconditionerSpec | None = None
     _remarks: list[str] = field(default_factory=list)

@@ -244,7 +244,7 @@ class _Opener:
             if not has_image(A.diagonal_blocks(1), device):
                 raise ImageUnfitError("values leave the range of float32")
         system = self._system(A, replace(placement, image=replace(image, matrix=None)))
-        system.streamed = streamed
+        system.streamed, system.of_store = streamed, whole is None
         return system
 
     def _open_format(self, matrix: SparseMatrix) -> _Opening:

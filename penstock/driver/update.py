@@ -70,6 +70,8 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
     with writing():
         for write in writes:
             write()
+        if system.streamed is not None:
+            system.borrowed = system.uses(matrix.values)
         system.exact, system.difference, system.unreachable = exact, difference, unreachable
 
 
@@ -103,8 +105,8 @@ def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) ->
     source = store.source
     if system.pattern is None:
         (store if source is None else source).check_pattern(matrix)
-    of_caller = system.stored is None or (system.streamed is not None and not system.held.holds(store))
-    if source is not None and (system.borrowed or of_caller):
+    of_caller = system.borrowed or system.of_store or system.stored is None
+    if source is not None and of_caller:
         new = type(source).from_csr(matrix, values_dtype=source.values_dtype, check=False, **source.layout())
         another = HostStore.from_matrix(new, [*store.index.row_starts, new.shape[0]])
         return lambda: _use_own_store(system, A, another, new)
