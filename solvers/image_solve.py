@@ -95,6 +95,7 @@ def solve_by_image(
     maxiter: int | None = None,
     monitor: Callable[[IterationRecord], object] | None = None,
     state: Any = None,
+    verify: str = "bound",
 ) -> SolveResult | BlockSolveResult:
     """Solve ``A x = b`` with a streamed matrix, by solves with its image.
 
@@ -110,6 +111,8 @@ def solve_by_image(
     x0, M, rtol, atol, maxiter, monitor, state
         As for :func:`cg`. M is a preconditioner of the image; maxiter counts iterations with it, of which all solves together
         may take so many. A state is one of ``solve``, for the image.
+    verify : {"bound", "norm"}
+        Whether a bound of the residual is enough at the end, or a last pass over A computes it.
 
     Returns
     -------
@@ -124,7 +127,7 @@ def solve_by_image(
     if np.dtype(image.values_dtype) not in _UNITS or image.shape != A.shape:
         raise InputError(f"the image must be of float32 or int16 and of shape {A.shape}, not {image!r}")
     with A.device.current():
-        return _Refinement(solve, A, image, b, M, rtol, atol, maxiter, monitor).run(x0, state)
+        return _Refinement(solve, A, image, b, M, rtol, atol, maxiter, monitor, verify == "bound").run(x0, state)
 
 
 @dataclass
@@ -140,6 +143,7 @@ class _Refinement:
     atol: float
     maxiter: int | None
     monitor: Callable[[IterationRecord], object] | None
+    bounds_settle: bool
     iterations: int = field(default=0, init=False)
     seen: IterationRecord | None = field(default=None, init=False)  # of the first solve
     halted: bool = field(default=False, init=False)  # by the monitor
@@ -319,6 +323,8 @@ class _Refinement:
 
     def _settles(self, z: Array) -> bool:
         """Add corrections with which bounds of the residuals meet the tolerances; return whether none is left."""
+        if not self.bounds_settle:
+            return False
         for column in self._running():
             of_z = self._column(z, column)
             bound = self._with_drift(column, self.rests[column] + self._difference(of_z))

@@ -79,8 +79,10 @@ def checked_failure(on_failure: Any) -> None:
         raise InputError(f"on_failure must be 'return', 'warn' or 'raise', not {_short(on_failure)}")
 
 
-def checked_precision(precision: Any) -> None:
-    """Refuse what is no precision in which a matrix can be held."""
+def checked_precision(precision: Any, verify: Any = "bound") -> None:
+    """Refuse what is no precision in which a matrix can be held, and no way to end a solve with it."""
+    if not isinstance(verify, str) or verify not in ("bound", "norm"):
+        raise InputError(f"verify must be 'bound' or 'norm', not {_short(verify)}")
     if not isinstance(precision, str) or precision not in PRECISIONS:
         raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, not {_short(precision)}")
 

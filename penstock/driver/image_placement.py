@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -54,6 +55,7 @@ def refuse_without_image(request: Request) -> None:
 def place_image(
     index_for: Callable[[int], MatrixIndex],
     counts: Sequence[int],
+    sizes: tuple[int, int],
     request: Request,
     specs: Sequence[PreconditionerSpec],
     vectors: Vectors,
@@ -62,30 +64,26 @@ def place_image(
 ) -> Placement | None:
     """Place a matrix that can be cut into any of some numbers of subdivisions; None if there is no room.
 
-    ``whole`` is the matrix on the host, unless it is in a store.
+    ``sizes`` are the bytes of the matrix and of its values. ``whole`` is the matrix on the host, unless it is in a store.
     """
-    index = index_for(counts[0])
-    if not can_be_joined(index):
-        return None
-    more = image_workspace_nbytes(index.shape[0], vectors.together) + corrections_nbytes(index)
     precisions = IMAGE_PRECISIONS if request.precision == "auto" else (request.precision,)
     for precision, spec in itertools.product(precisions, specs):
-        if not can_be_rounded(index, precision):
-            continue
-        nbytes = image_nbytes(index, precision)
+        more = image_workspace_nbytes(vectors.n, vectors.together)
         try:
-            room = room_for_matrix(request, vectors.nbytes(request, spec) + more) - nbytes
+            room = room_for_matrix(request, vectors.nbytes(request, spec) + more)
         except BudgetError:
             continue
-        plan = _plan(index_for, counts, room, vectors)
-        if plan is None:
+        planned = _plan(index_for, counts, sizes, room, precision, vectors)
+        if planned is None:
             continue
+        plan, image = planned
+        index, more = plan.index, more + corrections_nbytes(plan.index)
         [products, *_] = spec.products_per_iteration(streamed=False)
         spec = spec.with_products(products)
         workload = vectors.workload(request, spec, products)
         workspace = workload.workspace_nbytes + more
         resident = Resident(
-            index.shape, nonzeros, index.format_name, nbytes, request.memory, workspace, workload.parts, precision
+            index.shape, nonzeros, index.format_name, image, request.memory, workspace, workload.parts, precision
         )
         facts = (("residuals", _explained(plan)),)
         reasons = {spec.name: request.reason(spec, [spec])}
@@ -96,14 +94,25 @@ def place_image(
 
 
 def _plan(
-    index_for: Callable[[int], MatrixIndex], counts: Sequence[int], room: int, vectors: Vectors
-) -> StreamPlan | None:
-    """Return the plan for single products with the fewest subdivisions that fit, if any do."""
+    index_for: Callable[[int], MatrixIndex],
+    counts: Sequence[int],
+    sizes: tuple[int, int],
+    room: int,
+    precision: str,
+    vectors: Vectors,
+) -> tuple[StreamPlan, int] | None:
+    """Return the plan for single products with the fewest subdivisions that fit beside an image, if any do, and its bytes."""
+    nbytes, of_values = sizes
+    least = nbytes - of_values * (1 - np.dtype(precision).itemsize / _FULL)
     for count in counts:
-        try:
-            return plan_stream(index_for(count), max(room, 1), Workload(vectors.together))
-        except (BudgetError, InputError):  # which says that there are fewer pieces to cut
-            continue
+        if count != counts[-1] and least + 2 * nbytes / count > room:
+            continue  # at once: an index is made in a pass over the matrix
+        with suppress(BudgetError, InputError):  # there may be fewer pieces to cut
+            index = index_for(count)
+            if not (can_be_joined(index) and can_be_rounded(index, precision)):
+                return None
+            image = image_nbytes(index, precision)
+            return plan_stream(index, max(room - image, 1), Workload(vectors.together)), image
     return None
 
 

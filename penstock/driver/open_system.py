@@ -336,7 +336,7 @@ class OpenSystem:
         A, device, order, solve = self.A, self.A.device, self.order, self.request.chosen_method.solve
         if self.streamed is not None:
             assert isinstance(A, SparseMatrix)
-            solve = partial(solve_by_image, solve, self.streamed)
+            solve = partial(solve_by_image, solve, self.streamed, verify=self.request.verify)
         one_block = self.request.one_block
         if b.columns == 1 and not one_block:
             guess = None if x0 is None else x0.column(device, A.dtype, order)

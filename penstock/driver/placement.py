@@ -128,7 +128,10 @@ def place_index(
     counts = [1] if index_for is None else sorted({min(count, limit) for count in CUTS})
     if image_is_wanted(request, index.values_dtype):
         specs = request.specs_in_memory(whole_size)
-        placed = place_image(index_for or (lambda count: index), counts, request, specs, vectors, index.nnz)
+        cut = index_for or (lambda count: index)
+        placed = place_image(
+            cut, counts, (index.nbytes, index.part_nbytes("values")), request, specs, vectors, index.nnz
+        )
         if placed is not None:
             return replace(placed, facts=(*facts, *placed.facts))
     refuse_without_image(request)
@@ -236,7 +239,9 @@ def _place_image(
     def index_for(count: int) -> MatrixIndex:
         return index_of(row_slabs(whole, count), whole.shape)
 
-    placed = place_image(index_for, counts, request, specs, vectors, statistics.nnz, whole)
+    placed = place_image(
+        index_for, counts, (whole.nbytes, whole.values.nbytes), request, specs, vectors, statistics.nnz, whole
+    )
     if placed is None:
         return None
     fact = _format_fact(of, statistics.symmetry.exact, request, "the fewest bytes")

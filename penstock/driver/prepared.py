@@ -82,6 +82,7 @@ def prepare(
     null_space: Any = None,
     method: str = "auto",
     precision: str = "auto",
+    verify: str = "bound",
     folder: str | Path | None = None,
     progress: bool = False,
 ) -> PreparedSystem:
@@ -93,7 +94,7 @@ def prepare(
     ----------
     A : matrix
         As for :func:`penstock.solve`.
-    device, memory, block_size, near_null_space, coordinates, null_space, method, precision, folder : optional
+    device, memory, block_size, near_null_space, coordinates, null_space, method, precision, verify, folder : optional
         As for :func:`penstock.solve`.
     columns : int
         Right-hand sides that are usually solved together, for which the memory is planned. More of them are solved in blocks.
@@ -119,7 +120,7 @@ def prepare(
     reporter = RichReporter.on_terminal() if progress else Reporter()
     choices: dict[str, Any] = {"device": device, "memory": memory, "preconditioner": preconditioner, "options": options}
     choices |= {"block_size": block_size, "null_space": null_space, "method": method, "precision": precision}
-    choices["folder"] = folder
+    choices |= {"verify": verify, "folder": folder}
     system = PreparedSystem(A, int(columns), reporter, updatable=True, **choices)
     system.set_up()
     return system
@@ -162,6 +163,7 @@ class PreparedSystem:
         null_space: Any,
         method: str,
         precision: str,
+        verify: str,
         folder: str | Path | None,
     ) -> None:
         self._clock = CallClock(reporter)
@@ -170,7 +172,7 @@ class PreparedSystem:
         self._lock, self._solver_thread = threading.Lock(), 0
         with self._clock.running():
             method_named(method)
-            checked_precision(precision)
+            checked_precision(precision, verify)
             if is_foreign(preconditioner):
                 preconditioner = as_matrix(preconditioner)
             with self._clock.part("read"):
@@ -184,8 +186,8 @@ class PreparedSystem:
             block_size = unknowns_of_a_node(given.rows, block_size, options.get("coordinates"))
             if (modes := options.get("near_null_space")) is not None:
                 check_shape_of_modes(np.shape(modes), given.rows)
-            chosen: dict[str, Any] = {"null_space": null_space, "method": method, "precision": precision}
-            place = given.find_device(device)
+            chosen: dict[str, Any] = {"method": method, "precision": precision, "verify": verify}
+            place, chosen["null_space"] = given.find_device(device), null_space
             request = Request(place, columns, room, preconditioner, block_size, options, given.name, **chosen)
             self._open = partial(open_system, folder=folder, reporter=self._clock, updatable=updatable)
             self._given: GivenMatrix | None = given

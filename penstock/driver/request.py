@@ -42,6 +42,7 @@ class Request:
     method: str = "auto"  # registered name
     one_block: bool = False  # right-hand sides are solved as one block, even a single one
     resident: bool = False  # the matrix is known to stay in memory
+    verify: str = "bound"  # what ends a solve with an image: a bound of the residual, or its norm
     precision: str = "float64"  # of the values that are held of a matrix that does not fit; else it may have an image
 
     @property

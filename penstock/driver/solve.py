@@ -53,6 +53,7 @@ def solve(
     null_space: Any = None,
     method: str = "auto",
     precision: str = "auto",
+    verify: str = "bound",
     x0: Any = None,
     monitor: Callable[[IterationRecord], object] | None = None,
     progress: bool = False,
@@ -88,10 +89,12 @@ def solve(
         What a singular A maps to zero: removed from b, so that there is a solution, and from x, which makes it the shortest one.
     method : str
         ``"cg"``, which ``"auto"`` is, or ``"minres"`` for a symmetric A that need not be positive definite.
-    precision : {"auto", "float32", "float64"}
-        Of the values that are held in memory of a matrix that does not fit. With ``"float32"``, which ``"auto"`` is where they
-        fit, iterations use these alone, and A itself is read once or twice in a solve; with ``"float64"`` it is streamed in
-        every iteration. Solutions and residuals are of float64 in any case.
+    precision : {"auto", "float32", "int16", "float64"}
+        Of the values held in memory of a matrix that does not fit. With ``"float32"`` or ``"int16"``, of which ``"auto"``
+        takes the first that fits, iterations use these alone, and A itself is read one to four times in a solve; with
+        ``"float64"`` it is streamed in every iteration. Solutions and residuals are of float64 in any case.
+    verify : {"bound", "norm"}
+        What ends such a solve: a rigorous bound of the residual, or its norm, for which A is read once more.
     x0 : array of the shape of b, optional
     monitor : callable, optional
         ``monitor(record)`` at every look at the residual; stops the solve if it returns True.
@@ -129,10 +132,10 @@ def solve(
     reporter = RichReporter.on_terminal() if progress else Reporter()
     choices: dict[str, Any] = {"device": device, "memory": memory, "preconditioner": preconditioner, "options": options}
     choices |= {"block_size": block_size, "null_space": null_space, "method": method, "precision": precision}
-    choices["folder"] = folder
+    choices |= {"verify": verify, "folder": folder}
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
     limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
-    checked_precision(precision)
+    checked_precision(precision, verify)
     unset = all(value is None for value in (memory, maxiter, null_space, x0, monitor, folder)) and not options
     if unset and all(isinstance(name, str) and name == "auto" for name in (preconditioner, block_size, method)):
         answer = solve_directly(A, vectors, device=device, rtol=rtol, atol=atol, reporter=reporter)

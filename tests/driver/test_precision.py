@@ -26,10 +26,14 @@ def options(memory=ENOUGH, **more):
 
 
 def definite_by_a_hair(n=3000):
-    """A Laplacian whose row sums, all that makes it definite, are less than rounding to float32 takes away."""
-    weights = np.random.default_rng(0).uniform(1, 2, n - 1)
+    """A Laplacian with unknowns of either sign: what makes it definite is less than rounding to float32 takes away.
+
+    With one sign, the corrections of an image would keep it definite.
+    """
+    rng = np.random.default_rng(0)
+    weights, signs = rng.uniform(1, 2, n - 1), scipy.sparse.diags_array(rng.choice([-1.0, 1.0], n))
     L = scipy.sparse.diags_array([-weights, -weights], offsets=[-1, 1], shape=(n, n))
-    return scipy.sparse.csr_array(L + scipy.sparse.diags_array(-L.sum(axis=1) + 1e-10))
+    return scipy.sparse.csr_array(signs @ (L + scipy.sparse.diags_array(-L.sum(axis=1) + 1e-10)) @ signs)
 
 
 @pytest.mark.parametrize("columns", [1, 3])
@@ -47,6 +51,18 @@ def test_a_matrix_that_does_not_fit_is_read_a_few_times(columns, memory, precisi
         assert residual(A, B[:, number], result.x if columns == 1 else result.x[:, number]) <= 1e-8
     streamed = solve(A, b, **options(memory, precision="float64"))
     assert streamed.sweeps > 3 * result.sweeps
+
+
+def test_the_norm_itself_takes_another_sweep():
+    bound, norm = (solve(A, B[:, 0], **options(verify=verify)) for verify in ("bound", "norm"))
+
+    assert norm.converged
+    assert norm.sweeps == bound.sweeps + 1
+    assert norm.true_residual == pytest.approx(residual(A, B[:, 0], norm.x), rel=1e-2)
+    assert residual(A, B[:, 0], bound.x) <= bound.true_residual
+    for call in (lambda: solve(A, B[:, 0], verify="twice"), lambda: prepare(A, verify=True)):
+        with pytest.raises(InputError, match="verify must be 'bound' or 'norm'"):
+            call()
 
 
 def test_without_room_for_an_image_it_is_streamed_in_every_iteration():
