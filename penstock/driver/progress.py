@@ -27,6 +27,7 @@ _NOTEBOOK_SECONDS = 0.25
 # What results call the parts of a call.
 _PARTS = {"read": "reading", "look": "looking", "survey": "looking", "plan": "planning", "try": "planning"}
 _PARTS |= {"convert": "converting", "write": "converting", "move": "moving", "copy": "moving", "open": "moving"}
+_PARTS |= {"image": "converting"}
 _PARTS |= {"prepare": "setting up", "solve": "iterating", "update": "updating"}
 # And what runs of experiments have besides.
 _PARTS |= {"compile": "compiling", "assemble": "assembling", "divide": "planning", "draw": "drawing"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -164,10 +165,11 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         offsets = chunk_offsets(statistics.blocks(block_size, upper=True), HEIGHT)
         return int(offsets[-1]) * (block_size**2 * statistics.values_itemsize + 4) + int(offsets.nbytes)
 
-    @property
+    @cached_property
     def lowered(self) -> tuple[Array, Array, np.int32]:
         """What kernels need of an image in fewer digits, here nothing: exponents, corrections, and whether there are some."""
-        return self.permutation, self.permutation, np.int32(0)
+        xp = self.device.xp
+        return xp.empty(0, dtype=np.uint8), xp.empty(0, dtype=np.float32), np.int32(0)
 
     def numbers(self) -> Array:
         """Return the stored values as numbers, in their order; here these are the values."""

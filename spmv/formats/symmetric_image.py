@@ -8,6 +8,7 @@ the image differs from A by its rounding unit times the root of the condition nu
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -51,9 +52,9 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
     >>> from penstock.fem import Cantilever
     >>> A = Cantilever(nodes=8, dof=3).matrix("symmetric_bsr")
     >>> image = SymmetricImageMatrix.of(A, np.int16)
-    >>> x = np.ones(A.shape[0])
-    >>> round(image.nbytes / A.nbytes, 2), bool(np.abs(A @ x - image @ x).max() < 1e-6 * np.abs(image.values).max())
-    (0.33, True)
+    >>> difference = np.abs(A.to_csr() - image.to_csr()).max() / np.abs(A.to_csr()).max()
+    >>> round(image.nbytes / A.nbytes, 2), image.values.dtype.name, bool(difference < 1e-4)
+    (0.34, 'int16', True)
     """
 
     traits: ClassVar[Traits] = replace(SymmetricBsrMatrix.traits, label="an image of symmetric BSR", streams=False)
@@ -101,10 +102,10 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         corrections = of_diagonal + xp.where(small[:, None, None], of_others, 0.0)
         return replace(self, corrections=xp.ascontiguousarray(corrections.astype(np.float32)))
 
-    @property
+    @cached_property
     def lowered(self) -> tuple[Array, Array, np.int32]:
         """Exponents, corrections, and that there are some."""
-        return (self.exponents if self.exponents.size else self.permutation), self.corrections, np.int32(1)
+        return self.exponents, self.corrections, np.int32(1)
 
     def numbers(self) -> Array:
         """Return the values in float64, those of the diagonal corrected."""

@@ -196,7 +196,7 @@ class TestVectors:
 
 class TestDecisions:
     def test_are_explained(self, A, b):
-        text = solve(A, b, memory=BUDGET).explain()
+        text = solve(A, b, memory=BUDGET, precision="float64").explain()
 
         for title in ("matrix", "budget", "ring", "symmetry", "format", "solver", "device", "outcome", "cost"):
             assert f"\n{title:<11} " in f"\n{text}"
@@ -254,7 +254,7 @@ class TestDecisions:
                 "multigrid: a coarse level, because the coordinates of the nodes are given",
             ),
             (
-                {"coordinates": True, "memory": "300 KiB"},
+                {"coordinates": True, "memory": "300 KiB", "precision": "float64"},
                 "smoothed_aggregation: a coarse level, because the coordinates of the nodes are given",
             ),
             ({"memory": "100 KiB"}, "predicted to be faster here than"),
@@ -316,7 +316,7 @@ class TestCoarseLevel:
         A = diffusion(30, shift)
         b = np.random.default_rng(0).standard_normal(A.shape[0])
 
-        result = solve(A, b, **options)
+        result = solve(A, b, precision="float64", **options)
 
         check(A, b, result)
         chosen = "smoothed_aggregation" in result.explain()
