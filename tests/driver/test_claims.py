@@ -55,13 +55,16 @@ def test_sums_of_long_rows_are_not_trusted(n, shift, memory, columns, seed):
     A = scipy.sparse.csr_array(scipy.sparse.diags_array(W.sum(axis=1) + shift) - W)
     B = np.random.default_rng(seed).random((n, columns))
 
-    given = {"memory": memory * A.nnz} if memory else {}
-    result = solve(A, B if columns > 1 else B[:, 0], device="cpu", on_failure="return", **given)
+    for precision in ("float64", "auto") if memory else ("auto",):
+        given = {"memory": memory * A.nnz, "precision": precision} if memory else {}
+        result = solve(A, B if columns > 1 else B[:, 0], device="cpu", on_failure="return", **given)
 
-    assert ("streamed    " in result.explain()) == bool(memory)
-    for number, column in enumerate(result.columns):
-        true = true_residual(A, B[:, number], result.x.reshape(n, columns)[:, number])
-        assert true <= 1e-8 if column.converged else column.reason in (StopReason.ROUNDING_FLOOR, StopReason.STAGNATED)
+        assert ("streamed    " in result.explain()) == (precision == "float64")
+        assert ("image of the matrix" in result.explain()) == (memory > 0 and precision == "auto")
+        for number, column in enumerate(result.columns):
+            true = true_residual(A, B[:, number], result.x.reshape(n, columns)[:, number])
+            ends = (StopReason.ROUNDING_FLOOR, StopReason.STAGNATED)
+            assert true <= 1e-8 if column.converged else column.reason in ends
 
 
 class TestSymmetricToRounding:

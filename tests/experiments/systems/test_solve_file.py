@@ -362,8 +362,12 @@ class TestFormat:
 class TestCommand:
     def test_a_dry_run_prints_the_plan_and_leaves_nothing(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        ran = CliRunner().invoke(app, ["solve", "cube9-dof3", "--dry-run", "--memory", "300 KiB"])
+        command = ["solve", "cube9-dof3", "--dry-run", "--memory", "300 KiB"]
+        with_image = CliRunner().invoke(app, command)
+        ran = CliRunner().invoke(app, [*command, "--precision", "float64"])
 
+        assert with_image.exit_code == 0, with_image.output
+        assert "an image of the matrix in" in with_image.output
         assert ran.exit_code == 0, ran.output
         assert "subdivisions of up to" in ran.output
         assert "right side  A times ones" in ran.output
