@@ -105,7 +105,8 @@ def large(side: int, device: Device, limits: dict[str, float]) -> list[dict[str,
         with HostStore.create(beam.subdivisions(nodes, "symmetric_bsr"), beam.shape) as half:
             nbytes, seconds = half.index.nbytes, time.perf_counter() - began
             print(f"  {nodes}^3 nodes, {nbytes / 1e9:.1f} GB, assembled in {seconds:.0f} s", flush=True)
-            ways, name = [(precision, nbytes // 3) for precision in ("int16", "float64")], f"cube{nodes}-dof3"
+            memory, name = nbytes // 3 if nodes == side else nbytes // 2, f"cube{nodes}-dof3"
+            ways = [(precision, memory) for precision in ("int16", "float64")]
             of = (name, half, beam.mesh.coordinates(), device, limits)
             found = [measure(*of, *way, repeats=1 if nodes < side else 0) for way in ways]
         records = [entry for entry in found if nodes == side]
