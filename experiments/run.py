@@ -30,7 +30,7 @@ from penstock.experiments.reporting.solve_report import columns_of, describe_sol
 from penstock.fem import Cantilever
 from penstock.host.start import take_starting_seconds
 from penstock.solvers import IterationRecord, StopReason
-from penstock.solvers.image_solve import ImageUnfitError
+from penstock.solvers.image_solve import tried_with_image
 from penstock.spmv import Device, Operator, StoreError, SweptOperator
 from penstock.spmv.compilation.watch import compile_seconds, seconds_without_compiling
 
@@ -81,11 +81,12 @@ class Run(ABC):
         matrix, request = self._asked()
         if resume:
             self.before = self._read_checkpoint(matrix.rows, request.device)
-        try:
-            return self._run_with(matrix, request)
-        except ImageUnfitError as unfit:
+        reason, unfit = tried_with_image(lambda: self._run_with(matrix, request))
+        if unfit is not None:
             self.reporter.text("Precision", f"float64 from here on: an image in fewer digits was tried, but {unfit}")
-            return self._run_with(matrix, replace(request, precision="float64"))
+            reason = self._run_with(matrix, replace(request, precision="float64"))
+        assert reason is not None, "a run ends for a reason"
+        return reason
 
     def _run_with(self, matrix: GivenMatrix, request: Request) -> StopReason:
         where: dict[str, Any] = {"folder": self.streams_from, "reporter": self.reporter}

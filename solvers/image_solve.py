@@ -24,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, IterationRecor
 from penstock.spmv import Array, InputError, SparseMatrix, SweptOperator, SymmetricBsrMatrix
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
 
+Result = TypeVar("Result")
 #: ``solve(A, b, x0, M=, rtol=, atol=, maxiter=, monitor=, state=)``, as :class:`MethodChoice` has it.
 SolveMethod = Callable[..., SolveResult | BlockSolveResult]
 
@@ -61,6 +62,14 @@ class ImageUnfitError(Exception):
     def __init__(self, why: str, x: Array | None = None) -> None:
         super().__init__(why)
         self.x = x
+
+
+def tried_with_image(action: Callable[[], Result]) -> tuple[Result | None, ImageUnfitError | None]:
+    """Return what an action returns, or why an image was unfit, with nothing of what the action has held."""
+    try:
+        return action(), None
+    except ImageUnfitError as error:
+        return None, ImageUnfitError(str(error), error.x)
 
 
 def image_of(A: SparseMatrix, values_dtype: Any = np.float32) -> SparseMatrix:

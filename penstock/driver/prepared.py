@@ -36,7 +36,7 @@ from penstock.driver.argument_checks import (
     unknowns_of_a_node,
 )
 from penstock.driver.foreign import as_matrix
-from penstock.driver.inputs import GivenMatrix, GivenVectors, as_given_matrix
+from penstock.driver.inputs import GivenVectors, as_given_matrix
 from penstock.driver.inverse import Inverse
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.opening import open_system
@@ -47,7 +47,7 @@ from penstock.driver.update import update_values
 from penstock.solvers import IterationRecord, PreconditionerSpec, SolveResult, StopReason, method_named
 from penstock.solvers.amg.modes import check_shape_of_modes
 from penstock.solvers.checks import check_maxiter, check_tolerances
-from penstock.solvers.image_solve import ImageUnfitError
+from penstock.solvers.image_solve import ImageUnfitError, tried_with_image
 from penstock.spmv import (
     Device,
     InputError,
@@ -177,12 +177,9 @@ class PreparedSystem:
                 preconditioner = as_matrix(preconditioner)
             with self._clock.part("read"):
                 given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
-            if (
-                block_size == "auto"
-                and isinstance(preconditioner, PreconditionerSpec)
-                and preconditioner.block_size != 1
-            ):
-                block_size = preconditioner.block_size
+            own = preconditioner.block_size if isinstance(preconditioner, PreconditionerSpec) else 1
+            if block_size == "auto" and own != 1:
+                block_size = own
             block_size = unknowns_of_a_node(given.rows, block_size, options.get("coordinates"))
             if (modes := options.get("near_null_space")) is not None:
                 check_shape_of_modes(np.shape(modes), given.rows)
@@ -190,10 +187,10 @@ class PreparedSystem:
             place, chosen["null_space"] = given.find_device(device), null_space
             request = Request(place, columns, room, preconditioner, block_size, options, given.name, **chosen)
             self._open = partial(open_system, folder=folder, reporter=self._clock, updatable=updatable)
-            self._given: GivenMatrix | None = given
-            try:
-                self._system: OpenSystem = self._resources.enter_context(self._open(given, request))
-            except ImageUnfitError as unfit:
+            self._given: Any = given
+            self._system: OpenSystem
+            _, unfit = tried_with_image(lambda: self._enter(request))
+            if unfit is not None:
                 self._open_without_image(request, unfit)
             if self._system.streamed is None:
                 self._given = None  # it is kept where an image may turn out not to stand for it
@@ -202,15 +199,17 @@ class PreparedSystem:
         self._opened_seconds: float | None = self._clock.seconds
         self.timings: dict[str, float] = {"open": self._opened_seconds}
 
+    def _enter(self, request: Request) -> None:
+        self._system = self._resources.enter_context(self._open(self._given, request))
+
     def set_up(self) -> None:
         """Make the preconditioner, which the first solve would make otherwise."""
         with self._alone():
             began = seconds_without_compiling()
-            try:
-                self._system.preconditioner()
-            except ImageUnfitError as unfit:
+            _, unfit = tried_with_image(self._system.preconditioner)
+            if unfit is not None:
                 self._open_without_image(self._system.request, unfit)
-                self._system.preconditioner()
+            self._system.preconditioner()
             self.timings["set up"] = seconds_without_compiling() - began
             self._opened_seconds = self.timings["open"] + self.timings["set up"]
 
@@ -255,21 +254,21 @@ class PreparedSystem:
                     "an update was interrupted while it wrote values, so they are of two matrices; update again"
                 )
             began = seconds_without_compiling()
-            try:
-                result = self._solved(b, x0, limits)
-            except ImageUnfitError as unfit:
+            result, unfit = tried_with_image(lambda: self._solved(b, x0, limits))
+            if unfit is not None:
                 self._open_without_image(self._system.request, unfit)
                 if unfit.x is not None and unfit.x.size == b.array.size:
                     x0 = GivenVectors(unfit.x, "x0")
                 result = self._solved(b, x0, limits)
+            assert result is not None, "there is a result, or a reason for none"
             seconds = seconds_without_compiling() - began
         return self._judged(self._explained(result, seconds), on_failure)
 
     def _open_without_image(self, request: Request, unfit: ImageUnfitError) -> None:
         """Open the matrix anew, streamed in every iteration, as its image does not stand for it."""
-        assert self._given is not None, "only images are unfit"
         self._resources.close()
-        self._system = self._resources.enter_context(self._open(self._given, replace(request, precision="float64")))
+        vars(self).pop("_system", None)  # whose memory the other one needs
+        self._enter(replace(request, precision="float64"))
         self._given = None
         self._system.remember("precision", f"float64: an image in fewer digits was tried, but {unfit}")
 

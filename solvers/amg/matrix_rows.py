@@ -98,7 +98,8 @@ def visit_rows(
     enough = _SLAB_NBYTES[A.device.kind]
     if A.device.kind == "cuda":
         enough = max(enough, min(_LARGEST_SLAB_NBYTES, A.device.free_nbytes() // _SHARE_OF_FREE))
-    step = max(1, A.shape[0] * enough // max(A.nbytes, 1) // granularity) * granularity
+    nbytes = max(A.nbytes, 8 * A.values.size, 1)  # of rows in float64, as they are visited
+    step = max(1, A.shape[0] * enough // nbytes // granularity) * granularity
     for start, stop in itertools.pairwise(bounds or (*range(0, A.shape[0], step), A.shape[0])):
         completion.add(start, A.rows(start, stop))
 
