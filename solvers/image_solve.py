@@ -167,6 +167,7 @@ class _Refinement:
         self.ends: list[StopReason | None] = [None] * len(b_norms)
         self.norms, self.gains, self.slow = self.scales.copy(), np.ones_like(b_norms), 0
         self.last: tuple[Array, Array] | None = None  # the last step, and A times it
+        self.bounded: set[int] = set()  # right-hand sides of whose residuals bounds are known
 
     def run(self, x0: Array | None, state: Any) -> SolveResult | BlockSolveResult:
         """Solve."""
@@ -262,8 +263,9 @@ class _Refinement:
             self.r[...] = self.b
             self.A.apply(self.x, self.r, alpha=-1.0, beta=1.0)
             self._measure()
-        else:
+        elif self.bounds_settle:
             self.norms[near] = list(bounds.values())
+            self.bounded.update(near)
         for column in near:
             if self.norms[column] <= self.tolerances[column]:
                 self.ends[column] = StopReason.CONVERGED
@@ -340,6 +342,7 @@ class _Refinement:
             if bound <= self.tolerances[column]:
                 (self.x if self.x.ndim == 1 else self.x[:, column])[...] += of_z
                 self.norms[column], self.ends[column] = bound, StopReason.CONVERGED
+                self.bounded.add(column)
                 (z if z.ndim == 1 else z[:, column])[...] = 0
         return not self._running()
 
@@ -355,7 +358,12 @@ class _Refinement:
             reason = StopReason.CONVERGED if met else end or column.reason
             norms, residual = column.residual_norms, float(self.norms[number] / self.scales[number])
             x = self.x if self.x.ndim == 1 else self.x[:, number]
-            cost = {**spent, "timings": {**column.timings, **seconds}, "state": first.state}
+            cost = {
+                **spent,
+                "timings": {**column.timings, **seconds},
+                "state": first.state,
+                "bounded": number in self.bounded,
+            }
             columns.append(SolveResult.of(x, reason, norms, residual, column.rounding_floor, **cost))
         if isinstance(first, SolveResult):
             return columns[0]

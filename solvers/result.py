@@ -123,7 +123,7 @@ class SolveResult:
     residual_norms : list of float
         Recursive ``||r|| / ||b||`` at the start and after each iteration.
     true_residual : float
-        ``||b - A x|| / ||b||`` computed from A, b and x at the end (``||b - A x||`` if b is zero).
+        ``||b - A x|| / ||b||`` computed from A, b and x at the end (``||b - A x||`` if b is zero), or a bound of it.
     rounding_floor : float or None
         Estimate of the smallest residual in this precision, if it was computed.
     sweeps : int
@@ -138,6 +138,8 @@ class SolveResult:
         Pass it as ``state=`` to resume.
     decisions : str
         The decisions of :func:`penstock.solve`, for :meth:`explain`.
+    bounded : bool
+        Whether ``true_residual`` is a bound, as of a solve with an image of A.
 
     Examples
     --------
@@ -164,6 +166,7 @@ class SolveResult:
     timings: dict[str, float]
     state: Any = field(repr=False, default=None)
     decisions: str = field(repr=False, default="")
+    bounded: bool = field(repr=False, default=False)
 
     @classmethod
     def of(
@@ -364,7 +367,9 @@ def _explanation(result: SolveResult | BlockSolveResult, outcome: str, residual:
     moved = f", {format_nbytes(result.bytes_streamed)} streamed" if result.bytes_streamed else ""
     facts = {
         "outcome": outcome,
-        "residual": f"{residual:.3g} relative to b, computed from A, b and x",
+        "residual": f"at most {residual:.3g} relative to b, a bound with A, b and x"
+        if any(column.bounded for column in result.columns)
+        else f"{residual:.3g} relative to b, computed from A, b and x",
         "cost": f"{result.iterations} iterations, {result.sweeps} sweeps over the matrix{moved}, "
         f"{result.timings.get('total', 0.0):.3g} s",
     }

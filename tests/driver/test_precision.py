@@ -58,6 +58,8 @@ def test_the_norm_itself_takes_another_sweep():
 
     assert norm.converged
     assert norm.sweeps == bound.sweeps + 1
+    assert bound.bounded
+    assert "a bound with A, b and x" in bound.explain()
     assert norm.true_residual == pytest.approx(residual(A, B[:, 0], norm.x), rel=1e-2)
     assert residual(A, B[:, 0], bound.x) <= bound.true_residual
     for call in (lambda: solve(A, B[:, 0], verify="twice"), lambda: prepare(A, verify=True)):
