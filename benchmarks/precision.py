@@ -44,6 +44,7 @@ def measure(
     limits: dict[str, float],
     precision: str,
     memory: int | None,
+    label: str = "",
     repeats: int = REPEATS,
 ) -> dict[str, Any]:
     """Return the record of one matrix, precision and memory."""
@@ -75,7 +76,7 @@ def measure(
     assert all(result.converged for result in results)
     kind = "memory" if memory is None else "streamed"
     entry = record(
-        f"precision/{kind}/{precision}/{name}",
+        f"precision/{kind}/{precision}/{name}{label}",
         [seconds for seconds, _ in solves] or [solving],
         floor=moved / limits["link"] if memory is not None else whole / limits["read"],
         nbytes=moved or whole,
@@ -139,9 +140,10 @@ def main() -> None:
         half, points = beam.matrix("symmetric_bsr").nbytes, beam.mesh.coordinates()
         A = beam.matrix("csr").to_csr()
         del beam
-        ways = [("float64", None)]
+        ways: list[tuple[Any, ...]] = [("float64", None)]
         for precision, share in SHARES.items():
-            ways += [("float64", int(share * half)), (precision, int(share * half))]
+            memory = int(share * half)
+            ways += [("float64", memory, f"-beside-{precision}"), (precision, memory)]
         records += [measure(name, A, points, device, limits, *way) for way in ways]
     write("precision", arguments, limits, records)
     print(f"{time.perf_counter() - began:.0f} s")

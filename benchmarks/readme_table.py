@@ -59,6 +59,17 @@ def whole_calls() -> list[tuple[str, str, str]]:
     ]
 
 
+def with_image() -> tuple[str, str, str]:
+    """Return the row of a matrix of which an image in 16 bits is in memory."""
+    images = records("precision_large-h100")
+    image, every = (images[f"precision/streamed/{name}/cube320-dof3"] for name in ("int16", "float64"))
+    return (
+        f"elasticity, {image['unknowns'] / 1e6:.0f} million unknowns, memory for a third of what is stored, H100",
+        f"streamed in every iteration, also ours, {both(every)}",
+        both(image),
+    )
+
+
 def table() -> str:
     """Return the table; a sum is set-up + solve."""
     gpu, cpu, waves = records("coarse_level-h200"), records("coarse_level-cpu2"), records("wavefront-h200")
@@ -69,8 +80,6 @@ def table() -> str:
     grid, products = records("multigrid-h200")["multigrid/laplace7-256"], records("spmv-h200")
     half, blocks = products["spmv/symmetric_bsr/cube128-dof3"], products["spmv/sliced_bsr/cube128-dof3"]
     plain = waves["wavefront/solve/streamed/cube128-dof3"]["seconds"]
-    images = records("precision_large-h100")
-    image, every = (images[f"precision/streamed/{name}/cube320-dof3"] for name in ("int16", "float64"))
     amg = host["amg"]
     rows = [
         *whole_calls(),
@@ -90,11 +99,7 @@ def table() -> str:
             "does not fit",
             both(large),
         ),
-        (
-            f"elasticity, {image['unknowns'] / 1e6:.0f} million unknowns, memory for a third of what is stored, H100",
-            f"streamed in every iteration, also ours, {both(every)}",
-            both(image),
-        ),
+        with_image(),
         (
             "Poisson, 7-point, 16.8 million unknowns, H200",
             f"PyAMG, one core of that machine, {both(grid['pyamg'])}",

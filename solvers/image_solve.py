@@ -1,8 +1,8 @@
 """Solves with a matrix that is too large for memory, by iterations with an image of it that is held there in fewer digits.
 
-The image ``A~`` has the pattern of A and its values rounded to u, ``2^-24`` for float32 and ``2^-16`` for 16 bits. All
-iterations, and the set-up of the preconditioner, use the image alone; A is read for residuals, a product each. This is a flexible
-conjugate gradient method on A whose preconditioner is the solve with the image::
+The image ``A~`` has the pattern of A and rounded values, of float32 or of 16 bits. All iterations, and the set-up of the
+preconditioner, use the image alone; A is read for residuals, a product each. This is a flexible conjugate gradient method on A
+whose preconditioner is the solve with the image::
 
     z  = A~^-1 r                                        iterations with the image, until it can give no more
     q  = A z                                            one pass over A
@@ -10,13 +10,14 @@ conjugate gradient method on A whose preconditioner is the solve with the image:
 
 so that the error of x is least, in the norm of A, over the last step and z (flexible CG: Notay 2000; solves in fewer digits as
 the preconditioner: Buttari, Dongarra, Kurzak, Luszczek and Tomov 2008). Each pass reduces the error by about the largest
-eigenvalue of ``A^-1 (A~ - A)``: u times the root of the condition number for elliptic problems, at most u times that number.
+eigenvalue of ``A^-1 (A~ - A)``.
 
-The last step needs no pass. With ``|A~ - A| <= u |A|``, entry by entry, ::
+The last step needs no pass. With a matrix E of bounds, ``|A~ - A| <= E`` entry by entry, which the image knows, ::
 
-    ||b - A (x + z)|| <= ||r - A~ z|| + u || |A~| |z| || / (1 - u)
+    ||b - A (x + z)|| <= ||r - A~ z|| + || E |z| ||
 
-bounds the residual, and as r is small, so is the bound. It counts as the true residual where it meets the tolerance.
+bounds the residual, and as r is small, so is the bound. It counts as the true residual where it meets the tolerance, with an
+allowance for the rounding in r.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ _GAVE_ALL = (StopReason.CONVERGED, StopReason.ROUNDING_FLOOR, StopReason.STAGNAT
 
 
 class ImageUnfitError(Exception):
-    """An image does not stand for its matrix; ``x`` is the iterate so far, if there is one."""
+    """An image does not stand for its matrix; ``x`` is the iterate so far, if there is one, after ``iterations``."""
 
-    def __init__(self, why: str, x: Array | None = None) -> None:
+    def __init__(self, why: str, x: Array | None = None, iterations: int = 0) -> None:
         super().__init__(why)
-        self.x = x
+        self.x, self.iterations = x, iterations
 
 
 def tried_with_image(action: Callable[[], Result]) -> tuple[Result | None, ImageUnfitError | None]:
@@ -69,7 +70,7 @@ def tried_with_image(action: Callable[[], Result]) -> tuple[Result | None, Image
     try:
         return action(), None
     except ImageUnfitError as error:
-        return None, ImageUnfitError(str(error), error.x)
+        return None, ImageUnfitError(str(error), error.x, error.iterations)
 
 
 def image_of(A: SparseMatrix, values_dtype: Any = np.float32) -> SparseMatrix:
@@ -165,7 +166,7 @@ class _Refinement:
         self.scales = np.where(b_norms > 0, b_norms, 1.0)
         self.tolerances = np.maximum(self.rtol * b_norms, self.atol)
         self.ends: list[StopReason | None] = [None] * len(b_norms)
-        self.norms, self.gains, self.slow = self.scales.copy(), np.ones_like(b_norms), 0
+        self.norms, self.gains, self.slow = self.scales.copy(), np.ones_like(b_norms), np.zeros(len(b_norms), int)
         self.last: tuple[Array, Array] | None = None  # the last step, and A times it
         self.bounded: set[int] = set()  # right-hand sides of whose residuals bounds are known
 
@@ -221,7 +222,7 @@ class _Refinement:
             raise self._unfit(f"a solve with it ended as {unfit.name.lower().replace('_', ' ')}")
 
     def _unfit(self, why: str) -> ImageUnfitError:
-        return ImageUnfitError(why, None if self.last is None else self.x)
+        return ImageUnfitError(why, None if self.last is None else self.x, self.iterations)
 
     def _running(self) -> list[int]:
         """Return the right-hand sides that are not solved yet."""
@@ -249,6 +250,12 @@ class _Refinement:
         self._measure()
         self._test(before)
 
+    def _compute(self) -> None:
+        """Compute the residuals from A, b and x."""
+        self.r[...] = self.b
+        self.A.apply(self.x, self.r, alpha=-1.0, beta=1.0)
+        self._measure()
+
     def _measure(self) -> None:
         """Compute the norms of the residuals of right-hand sides that are not solved yet."""
         running = self._running()
@@ -260,9 +267,7 @@ class _Refinement:
         near = [column for column in running if self.norms[column] <= self.tolerances[column]]
         bounds = {column: self._with_drift(column, self.norms[column]) for column in near}
         if any(bound > self.tolerances[column] for column, bound in bounds.items()):  # by rounding in the updates alone
-            self.r[...] = self.b
-            self.A.apply(self.x, self.r, alpha=-1.0, beta=1.0)
-            self._measure()
+            self._compute()
         elif self.bounds_settle:
             self.norms[near] = list(bounds.values())
             self.bounded.update(near)
@@ -271,15 +276,15 @@ class _Refinement:
                 self.ends[column] = StopReason.CONVERGED
         # Of residuals that are computed anew where updates alone had made them small.
         self.gains = np.divide(self.norms, before, out=np.zeros_like(before), where=before > 0)
-        running = self._running()
-        self.slow = self.slow + 1 if running and not max(self.gains[running]) <= _SLOW else 0
-        if self.slow < _PATIENCE:
+        self.slow = np.where(self.gains > _SLOW, self.slow + 1, 0)
+        stuck = [column for column in self._running() if self.slow[column] >= _PATIENCE]
+        if not stuck:
             return
-        for column in running:
-            if self.norms[column] <= FLOOR_FACTOR * self._rounding(self._column(self.x, column)):
-                self.ends[column] = StopReason.ROUNDING_FLOOR
-        if self._running():
-            raise self._unfit(f"{_PATIENCE} passes gained less than a factor of {1 / _SLOW:.0f} each")
+        self._compute()
+        for column in stuck:
+            if not self.norms[column] <= FLOOR_FACTOR * self._rounding(self._column(self.x, column)):
+                raise self._unfit(f"{_PATIENCE} passes gained less than a factor of {1 / _SLOW:.0f} each")
+            self.ends[column] = StopReason.ROUNDING_FLOOR
 
     def _with_drift(self, column: int, norm: float) -> float:
         """Return a bound of the true residual from one that was updated: what rounding may have added to it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -378,3 +379,23 @@ def _explanation(result: SolveResult | BlockSolveResult, outcome: str, residual:
         facts["threads"] = f"fewer than usual for {fewer:.3g} s, because other processes used the cores"
     lines = [f"{title:<11} {text}" for title, text in facts.items()]
     return "\n".join([result.decisions, *lines] if result.decisions else lines)
+
+
+def iterations_a_digit(result: SolveResult | BlockSolveResult) -> float | None:
+    """Return how many iterations the slowest column needed for a decimal digit; None if it fell by less than one."""
+    rates = []
+    for column in result.columns:
+        first, last = column.residual_norms[0], column.residual_norms[-1]
+        if 0 < last < 0.1 * first:
+            rates.append(column.iterations / math.log10(first / last))
+    return max(rates, default=None)
+
+
+def with_note(result: SolveResult | BlockSolveResult, note: str) -> SolveResult | BlockSolveResult:
+    """Return a result with a note to the messages of what has not converged."""
+    if isinstance(result, SolveResult):
+        return result if result.converged else replace(result, message=result.message + note)
+    columns = tuple(
+        column if column.converged else replace(column, message=column.message + note) for column in result.columns
+    )
+    return replace(result, columns=columns)

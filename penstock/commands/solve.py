@@ -25,7 +25,8 @@ _COLUMNS = typer.Option(help="Columns of B, such as 0,2-4; without B, how many t
 _PRECOND = typer.Option(help="auto, or one of <preconditioners>.")
 _METHOD = typer.Option(help="auto, which is cg, or one of <methods>.")
 _PRECISION = typer.Option(
-    help="Of the values held of a matrix that does not fit: auto, float32 or float64, with which it is streamed."
+    help="Of the values held in memory of a matrix that does not fit: float32, int16, or auto, which is the first of these "
+    "that fits. With float64 the matrix is streamed in every iteration."
 )
 _DEGREE = typer.Option(help="With chebyshev: products with A in an iteration, odd; by default the plan chooses.")
 _MEMORY = typer.Option(

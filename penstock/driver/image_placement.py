@@ -43,13 +43,26 @@ def image_fits(nbytes: int, block_size: int, request: Request, vectors_nbytes: i
     return (share + 2 / CUTS[-1]) * nbytes <= room
 
 
-def refuse_without_image(request: Request) -> None:
-    """Refuse a matrix that has no image where one is asked for."""
-    if request.precision in IMAGE_PRECISIONS:
+def refuse_without_image(request: Request, index: MatrixIndex | None) -> None:
+    """Refuse a matrix that has no image where one is asked for, and say why."""
+    precision = request.precision
+    if precision not in IMAGE_PRECISIONS:
+        return
+    advice = "choose precision='auto'"
+    if not request.chosen_method.definite:
+        raise InputError(f"precision={precision!r} is for cg, not for {request.method}; {advice}")
+    if index is not None and index.values_dtype != np.float64:
+        raise InputError(f"{request.name} is stored in {index.values_dtype}, and images are of float64; {advice}")
+    if index is not None and not (can_be_joined(index) and can_be_rounded(index, precision)):
         raise InputError(
-            f"{request.name} has no image in {request.precision} here: it and two subdivisions of the matrix must fit the "
-            "memory, the values be of float64, for int16 in blocks, and the method be cg; choose precision='auto'"
+            f"{request.name} has no image in {precision}: that is for symmetric matrices stored in dense blocks (symmetric_bsr), "
+            f"and this one takes the fewest bytes in {index.format_name}; {advice}"
         )
+    needed = "" if index is None else f" of {format_nbytes(image_nbytes(index, precision))}"
+    raise BudgetError(
+        f"an image of {request.name} in {precision}{needed} and two subdivisions of the matrix do not fit the memory; allow "
+        f"more, or {advice}"
+    )
 
 
 def place_image(

@@ -24,7 +24,7 @@ from penstock.solvers import (
     solve_many,
 )
 from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
-from penstock.solvers.image_solve import ImageUnfitError, solve_by_image
+from penstock.solvers.image_solve import ImageUnfitError, has_image, solve_by_image
 from penstock.spmv import (
     Array,
     BudgetError,
@@ -146,9 +146,8 @@ class OpenSystem:
                 try:
                     self._M = self._built()
                 except _NOT_MADE as error:
-                    if self.streamed is None:
-                        raise
-                    raise ImageUnfitError(f"no preconditioner can be made of it: {error}") from error
+                    self._blame_image(error)
+                    raise
         return self._M
 
     @property
@@ -165,7 +164,23 @@ class OpenSystem:
             try:
                 self._M = self._spec.rebuild(self._M, self.A)
             except _NOT_MADE:
-                self._M = self._build(self._spec)
+                try:
+                    self._M = self._build(self._spec)
+                except _NOT_MADE as error:
+                    self._blame_image(error)
+                    raise
+
+    def _blame_image(self, error: BaseException) -> None:
+        """Say that an image is unfit, if there is one, where no preconditioner can be made."""
+        if self.streamed is not None:
+            raise ImageUnfitError(f"no preconditioner can be made of it: {error}") from error
+
+    def check_image(self) -> None:
+        """Say that an image is unfit if its values have left the range of float32."""
+        if self.streamed is not None and isinstance(self.A, SparseMatrix):
+            with self.A.device.current():
+                if not has_image(self.A.diagonal_blocks(1), self.A.device):
+                    raise ImageUnfitError("values leave the range of float32")
 
     def use_instead(self, spec: PreconditionerSpec, why: str) -> str:
         """Make another preconditioner, and use it; keep this one and return why if it cannot be made."""

@@ -19,7 +19,7 @@ from penstock.driver.placement import dense_block_size, place_index, place_matri
 from penstock.driver.progress import Reporter, Stage
 from penstock.driver.request import ImagePlacement, Placement, Request, Resident
 from penstock.host.scratch import scratch_folder
-from penstock.solvers.image_solve import ImageUnfitError, has_image, image_of
+from penstock.solvers.image_solve import image_of
 from penstock.spmv import CPU, BudgetError, CsrMatrix, Device, Operator, SparseMatrix, format_nbytes
 from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, case_name
 from penstock.spmv.formats.partition import row_slabs
@@ -241,10 +241,9 @@ class _Opener:
                 A = image_of_streamed(streamed, precision)
             else:
                 A = image_of(whole, np.dtype(precision))
-            if not has_image(A.diagonal_blocks(1), device):
-                raise ImageUnfitError("values leave the range of float32")
         system = self._system(A, replace(placement, image=replace(image, matrix=None)))
         system.streamed, system.of_store = streamed, whole is None
+        system.check_image()
         return system
 
     def _open_format(self, matrix: SparseMatrix) -> _Opening:

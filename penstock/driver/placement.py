@@ -134,7 +134,7 @@ def place_index(
         )
         if placed is not None:
             return replace(placed, facts=(*facts, *placed.facts))
-    refuse_without_image(request)
+    refuse_without_image(request, index)
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     workload = functools.partial(vectors.workload, request)
@@ -189,7 +189,8 @@ def place_matrix(
         image = _place_image(statistics, smallest, request, specs, vectors)
     if image is not None:
         return replace(image, facts=(*facts_in_memory, *image.facts))
-    refuse_without_image(request)
+    if request.precision in IMAGE_PRECISIONS:
+        refuse_without_image(request, index_of([smallest.whole], A.shape))
     if undecided and not is_worth_measuring(A.shape[0], streamed=False):  # not measured above
         slow = is_worth_measuring(A.shape[0], streamed=True) and constants_are_slow(A, block_size)
     if slow:

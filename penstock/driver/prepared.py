@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 
@@ -44,11 +44,13 @@ from penstock.driver.progress import CallClock, Reporter, RichReporter, time_fac
 from penstock.driver.request import Request, Resident
 from penstock.driver.slow_convergence import go_on_as_advised, solve_as_advised
 from penstock.driver.update import update_values
-from penstock.solvers import IterationRecord, PreconditionerSpec, SolveResult, StopReason, method_named
+from penstock.solvers import IterationRecord, PreconditionerSpec, StopReason, method_named
 from penstock.solvers.amg.modes import check_shape_of_modes
 from penstock.solvers.checks import check_maxiter, check_tolerances
 from penstock.solvers.image_solve import ImageUnfitError, tried_with_image
+from penstock.solvers.result import iterations_a_digit, with_note
 from penstock.spmv import (
+    BudgetError,
     Device,
     InputError,
     NotConvergedWarning,
@@ -259,16 +261,21 @@ class PreparedSystem:
                 self._open_without_image(self._system.request, unfit)
                 if unfit.x is not None and unfit.x.size == b.array.size:
                     x0 = GivenVectors(unfit.x, "x0")
+                if (most := limits["maxiter"]) is not None:
+                    limits = {**limits, "maxiter": max(0, most - unfit.iterations)}
                 result = self._solved(b, x0, limits)
-            assert result is not None, "there is a result, or a reason for none"
             seconds = seconds_without_compiling() - began
-        return self._judged(self._explained(result, seconds), on_failure)
+        return self._judged(self._explained(cast(AnyResult, result), seconds), on_failure)
 
     def _open_without_image(self, request: Request, unfit: ImageUnfitError) -> None:
         """Open the matrix anew, streamed in every iteration, as its image does not stand for it."""
         self._resources.close()
         vars(self).pop("_system", None)  # whose memory the other one needs
-        self._enter(replace(request, precision="float64"))
+        try:
+            self._enter(replace(request, precision="float64"))
+        except (InputError, BudgetError) as error:
+            self._close()
+            raise type(error)(f"an image in fewer digits was tried, but {unfit}; without one, {error}") from error
         self._given = None
         self._system.remember("precision", f"float64: an image in fewer digits was tried, but {unfit}")
 
@@ -291,7 +298,7 @@ class PreparedSystem:
                 self._stale = False
                 return go_on_as_advised(system, result, b, limits)
         if not self._stale and result.converged:
-            self._iterations_a_digit = _iterations_a_digit(result)
+            self._iterations_a_digit = iterations_a_digit(result)
         return result
 
     def update(self, A: Any, preconditioner: Refresh = "auto") -> None:
@@ -327,18 +334,27 @@ class PreparedSystem:
                 update_values(system, given, partial(self._write, preconditioner))
                 if self._given is not None:
                     self._given = given
-            system.unsettle()
-            # Without an earlier solve there is nothing to compare iterations with.
-            unjudged = preconditioner == "auto" and self._iterations_a_digit is None
-            if preconditioner == "values" or system.must_rebuild or unjudged:
-                try:
-                    system.rebuild_preconditioner()
-                except InputError as error:
-                    raise InputError(
-                        f"the new values are in use, but their preconditioner cannot be made: {error}"
-                    ) from error
-                self._stale, self._iterations_a_digit = False, None
+            _, unfit = tried_with_image(lambda: self._follow(preconditioner))
+            if unfit is not None:
+                self._open_without_image(system.request, unfit)
+                self._follow("values")
             self.timings["update"] = seconds_without_compiling() - began
+
+    def _follow(self, preconditioner: Refresh) -> None:
+        """Check the image of new values, and make the preconditioner again if that is asked for or there is no other way."""
+        system = self._system
+        system.check_image()
+        system.unsettle()
+        # Without an earlier solve there is nothing to compare iterations with.
+        unjudged = preconditioner == "auto" and self._iterations_a_digit is None
+        if preconditioner == "values" or system.must_rebuild or unjudged:
+            try:
+                system.rebuild_preconditioner()
+            except InputError as error:
+                raise InputError(
+                    f"the new values are in use, but their preconditioner cannot be made: {error}"
+                ) from error
+            self._stale, self._iterations_a_digit = False, None
 
     @contextmanager
     def _write(self, refresh: Refresh) -> Iterator[None]:
@@ -383,7 +399,7 @@ class PreparedSystem:
         decisions = "\n".join([*self._system.explain(), *self._update_facts(), *time_facts(cost, parts)])
         if self._stale and not result.converged:
             note = "; the preconditioner is that of earlier values: update(A, preconditioner='values') makes it again"
-            result = _with_note(result, note)
+            result = with_note(result, note)
         return replace(result, decisions=decisions, timings={**result.timings, **parts})
 
     def _update_facts(self) -> list[str]:
@@ -478,22 +494,3 @@ class PreparedSystem:
 
 def _in_callers_order(of: Operator, order: LevelOrder | None) -> Operator:
     return of if order is None else Reordered(of, order.forward(np.arange(of.shape[0])))
-
-
-def _iterations_a_digit(result: AnyResult) -> float | None:
-    """Return how many iterations the slowest column needed for a decimal digit; None if it fell by less than one."""
-    rates = []
-    for column in result.columns:
-        first, last = column.residual_norms[0], column.residual_norms[-1]
-        if 0 < last < 0.1 * first:
-            rates.append(column.iterations / math.log10(first / last))
-    return max(rates, default=None)
-
-
-def _with_note(result: AnyResult, note: str) -> AnyResult:
-    if isinstance(result, SolveResult):
-        return result if result.converged else replace(result, message=result.message + note)
-    columns = tuple(
-        column if column.converged else replace(column, message=column.message + note) for column in result.columns
-    )
-    return replace(result, columns=columns)

@@ -91,10 +91,11 @@ def solve(
         ``"cg"``, which ``"auto"`` is, or ``"minres"`` for a symmetric A that need not be positive definite.
     precision : {"auto", "float32", "int16", "float64"}
         Of the values held in memory of a matrix that does not fit. With ``"float32"`` or ``"int16"``, of which ``"auto"``
-        takes the first that fits, iterations use these alone, and A itself is read one to four times in a solve; with
+        takes the first that fits, iterations use these alone, and A itself is read one to seven times in a solve to 1e-8; with
         ``"float64"`` it is streamed in every iteration. Solutions and residuals are of float64 in any case.
     verify : {"bound", "norm"}
-        What ends such a solve: a rigorous bound of the residual, or its norm, for which A is read once more.
+        What ends such a solve: a bound of the residual, with an allowance for rounding, or a residual for which A is read once
+        more.
     x0 : array of the shape of b, optional
     monitor : callable, optional
         ``monitor(record)`` at every look at the residual; stops the solve if it returns True.
@@ -137,6 +138,7 @@ def solve(
     limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
     checked_precision(precision, verify)
     unset = all(value is None for value in (memory, maxiter, null_space, x0, monitor, folder)) and not options
+    unset = unset and precision == "auto"
     if unset and all(isinstance(name, str) and name == "auto" for name in (preconditioner, block_size, method)):
         answer = solve_directly(A, vectors, device=device, rtol=rtol, atol=atol, reporter=reporter)
         if answer is not None:

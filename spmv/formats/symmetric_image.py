@@ -95,12 +95,13 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         first = self.column_indices[self.chunk_offsets[rows // HEIGHT] + rows % HEIGHT]
         if not bool((first == rows).all()):
             raise InputError("a matrix with an empty block on the diagonal has no image")
-        missing = (row_sums - self.apply(block_ones(self.shape[0], size, self.device))).reshape(-1, size, size)
-        of_diagonal = diagonal - self.diagonal_blocks(size)
-        of_others = 0.5 * (missing + missing.swapaxes(1, 2)) - of_diagonal
-        small = abs(of_others).max(axis=(1, 2)) <= _SMALL * abs(diagonal).max(axis=(1, 2))
-        corrections = of_diagonal + xp.where(small[:, None, None], of_others, 0.0)
-        return replace(self, corrections=xp.ascontiguousarray(corrections.astype(np.float32)))
+        with np.errstate(all="ignore"):  # values beyond the range of float32 are found out by the diagonal
+            missing = (row_sums - self.apply(block_ones(self.shape[0], size, self.device))).reshape(-1, size, size)
+            of_diagonal = diagonal - self.diagonal_blocks(size)
+            of_others = 0.5 * (missing + missing.swapaxes(1, 2)) - of_diagonal
+            small = abs(of_others).max(axis=(1, 2)) <= _SMALL * abs(diagonal).max(axis=(1, 2))
+            corrections = of_diagonal + xp.where(small[:, None, None], of_others, 0.0)
+            return replace(self, corrections=xp.ascontiguousarray(corrections.astype(np.float32)))
 
     @cached_property
     def lowered(self) -> tuple[Array, Array, np.int32]:
@@ -117,8 +118,9 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
             by_slot *= scales.reshape(-1, 1, HEIGHT)
         rows = xp.arange(len(self.corrections))
         places = self.chunk_offsets[rows // HEIGHT] * scalars + rows % HEIGHT
-        for scalar in range(scalars):
-            numbers[places + scalar * HEIGHT] += self.corrections.reshape(-1, scalars)[:, scalar]
+        with np.errstate(invalid="ignore"):  # of an image beyond the range of float32
+            for scalar in range(scalars):
+                numbers[places + scalar * HEIGHT] += self.corrections.reshape(-1, scalars)[:, scalar]
         return numbers
 
     def rows(self, start: int, stop: int) -> Self:
@@ -197,9 +199,12 @@ def lowered(values: Array, size: int, dtype: np.dtype[Any], device: Device) -> t
     for start in range(0, values.size, step):
         part = values[start : start + step].reshape(-1, size * size, HEIGHT)
         _, powers = xp.frexp(xp.abs(part).max(axis=1))
-        powers = xp.maximum(powers - _BITS, 1 - BIAS)
+        powers = powers - _BITS
+        # What would be rounded up to the power itself takes the next one: no number is clipped, so half a unit bounds each error.
+        powers += xp.rint(xp.ldexp(xp.abs(part).max(axis=1), -powers)) >= 2.0**_BITS
+        powers = xp.maximum(powers, 2 - BIAS)  # half of it is a float, too
         scaled = xp.rint(xp.ldexp(part, -powers[:, None, :]))
-        low[start : start + step] = xp.clip(scaled, 1 - 2**_BITS, 2**_BITS - 1).astype(np.int16).reshape(-1)
+        low[start : start + step] = scaled.astype(np.int16).reshape(-1)
         exponents[start // size**2 : (start + step) // size**2] = (powers + BIAS).astype(np.uint8).reshape(-1)
     return low, exponents
 
@@ -225,11 +230,13 @@ def _quantise(scalars: int, values: Array, low: Array, exponents: Array) -> None
                     power += 1
                 if largest < 2.0 ** (power - 1):
                     power -= 1
-            power = max(power - _BITS, np.int64(1 - BIAS))
+            power -= _BITS
+            if np.rint(largest * 2.0 ** (-power)) >= 2.0**_BITS:  # so that no number is clipped
+                power += 1
+            power = max(power, np.int64(2 - BIAS))  # half of it is a float, too
             exponents[slot * HEIGHT + lane] = np.uint8(power + BIAS)
             for scalar in range(scalars):
-                number = np.rint(values[first + scalar * HEIGHT] * 2.0 ** (-power))
-                low[first + scalar * HEIGHT] = np.int16(min(max(number, 1.0 - 2.0**_BITS), 2.0**_BITS - 1.0))
+                low[first + scalar * HEIGHT] = np.int16(np.rint(values[first + scalar * HEIGHT] * 2.0 ** (-power)))
 
 
 @register_kernel("symmetric_image", "add_slab", "cpu")
@@ -260,7 +267,8 @@ def _register_diagonal(kind: str) -> None:
         if A.exponents.size:
             stored *= xp.ldexp(1.0, A.exponents[slots].astype(np.int32) - BIAS)[:, None]
         own = slice(first_row // size, first_row // size + len(rows))
-        blocks[own] = stored.reshape(-1, size, size) + A.corrections
+        with np.errstate(invalid="ignore"):  # of an image beyond the range of float32
+            blocks[own] = stored.reshape(-1, size, size) + A.corrections
 
 
 for _kind in ("cpu", "cuda"):

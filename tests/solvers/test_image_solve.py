@@ -1,4 +1,4 @@
-"""Solves by iterations with an image in float32: what converges has in long double, in few passes, and what is unfit says so."""
+"""Solves with an image in fewer digits: what converges has in long double, in few passes, and what is unfit says so."""
 
 import numpy as np
 import pytest
@@ -43,10 +43,14 @@ def M(beam, half):
     return smoothed_aggregation(image_of(half), coordinates=beam.mesh.coordinates(), aggregate_nodes=27)
 
 
-@pytest.mark.parametrize("seed", range(50))
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_systems(kind, seed):
-    """What plain iterations with A solve is solved, or the image is refused; and what is claimed is so."""
+def test_random_systems(kind):
+    """What plain iterations with A solve is solved, but for a few images that are refused; and what is claimed is so."""
+    refused = sum(not is_solved_by_image(kind, seed) for seed in range(50))
+    assert refused <= 5
+
+
+def is_solved_by_image(kind, seed):
     rng = np.random.default_rng(1000 + seed)
     S, size = kind(rng)
     S = scipy.sparse.csr_array(S)
@@ -64,7 +68,7 @@ def test_random_systems(kind, seed):
         try:
             found = solve_by_image(SOLVE, stream, image, B, M=jacobi(image), rtol=1e-8)
         except ImageUnfitError:
-            return
+            return False
 
     assert found.converged or not exact.converged
     for number, column in enumerate(found.columns):
@@ -72,6 +76,7 @@ def test_random_systems(kind, seed):
         if column.converged:
             assert residual(S, b, x) <= 1.001e-8
         assert residual(S, b, x) <= 1.001 * column.true_residual + 1e-14
+    return True
 
 
 def test_few_passes_and_a_residual_that_is_a_bound(system, beam, half, M):
