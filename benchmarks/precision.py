@@ -2,7 +2,7 @@
 
     python benchmarks/precision.py cpu2
     python benchmarks/precision.py h200 --device cuda
-    python benchmarks/precision.py h200 --device cuda --large 360      a cube of so many nodes a side, with storage for a third
+    python benchmarks/precision.py h200 --device cuda --large 320      one cube of 320^3 nodes, with storage for a third of it
 
 Cantilevers of random stiffness (lognormal, sigma 0.5) and random loads, to a true relative residual of 1e-8. Records are
 ``precision/<memory|streamed>/<precision>/<matrix>``; streamed, the matrix storage may take a share of the bytes of its stored

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from penstock.solvers.columns import ColumnSpace, Numbers
-from penstock.solvers.problem import FLOOR_FACTOR
+from penstock.solvers.problem import FLOOR_FACTOR, LinearProblem
 from penstock.solvers.result import BREAKDOWNS, BlockSolveResult, IterationRecord, SolveResult, StopReason
 from penstock.spmv import Array, InputError, SparseMatrix, SweptOperator, SymmetricBsrMatrix
 from penstock.spmv.formats.symmetric_image import SymmetricImageMatrix
@@ -43,7 +43,7 @@ SolveMethod = Callable[..., SolveResult | BlockSolveResult]
 _FIRST = 2.0
 # Later ones end at this share of what the pass before has gained, within these limits, and aim at this share of the tolerance.
 _SHARE, _LEAST, _MOST, _AIM = 0.2, 1e-9, 0.3, 0.25
-# A pass that gains less than this factor is slow; after so many of them the image is too coarse.
+# A pass is slow if the residual is left above this share of the one before; after two slow passes the image is too coarse.
 _SLOW, _PATIENCE = 0.2, 2
 # Rounding units of images.
 _UNITS = {np.dtype(np.float32): 2.0**-24, np.dtype(np.int16): 2.0**-16}
@@ -119,8 +119,8 @@ def solve_by_image(
         A in fewer digits, on the same device, see :func:`image_of`.
     b : array, (n,) or (n, columns), on that device
     x0, M, rtol, atol, maxiter, monitor, state
-        As for :func:`cg`. M is a preconditioner of the image; maxiter counts iterations with it, of which all solves together
-        may take so many. A state is one of ``solve``, for the image.
+        As for :func:`cg`. M is a preconditioner of the image, maxiter limits the iterations of all solves with the image
+        together, and a state is that of the first of these solves.
     verify : {"bound", "norm"}
         Whether a bound of the residual is enough at the end, or a last pass over A computes it.
 
@@ -306,7 +306,7 @@ class _Refinement:
         return self.unit / (1 - self.unit) * self._absolute_product(z)
 
     def _column(self, vectors: Array, column: int) -> Array:
-        return vectors if vectors.ndim == 1 else self.A.device.xp.ascontiguousarray(vectors[:, column])
+        return self.A.device.xp.ascontiguousarray(LinearProblem.column(vectors, column))
 
     def _correction(self) -> Array:
         """Return a solution with the image for the residuals."""
@@ -314,7 +314,7 @@ class _Refinement:
         left = None if self.maxiter is None else self.maxiter - self.iterations
         for column in range(len(self.ends)):
             if column not in running:
-                (self.r if self.r.ndim == 1 else self.r[:, column])[...] = 0
+                LinearProblem.column(self.r, column)[...] = 0
         share = np.clip(_SHARE * self.gains[running], _LEAST, _MOST)
         rtol = float(np.maximum(share, _AIM * self.tolerances[running] / self.norms[running]).min())
         limits: dict[str, Any] = {"rtol": rtol, "atol": 0.0, "maxiter": left, "monitor": self._watch_correction}
@@ -345,10 +345,10 @@ class _Refinement:
             of_z = self._column(z, column)
             bound = self._with_drift(column, self.rests[column] + self._difference(of_z))
             if bound <= self.tolerances[column]:
-                (self.x if self.x.ndim == 1 else self.x[:, column])[...] += of_z
+                LinearProblem.column(self.x, column)[...] += of_z
                 self.norms[column], self.ends[column] = bound, StopReason.CONVERGED
                 self.bounded.add(column)
-                (z if z.ndim == 1 else z[:, column])[...] = 0
+                LinearProblem.column(z, column)[...] = 0
         return not self._running()
 
     def _result(self, first: SolveResult | BlockSolveResult) -> SolveResult | BlockSolveResult:
@@ -362,7 +362,7 @@ class _Refinement:
             met = self.norms[number] <= self.tolerances[number]
             reason = StopReason.CONVERGED if met else end or column.reason
             norms, residual = column.residual_norms, float(self.norms[number] / self.scales[number])
-            x = self.x if self.x.ndim == 1 else self.x[:, number]
+            x = LinearProblem.column(self.x, number)
             cost = {
                 **spent,
                 "timings": {**column.timings, **seconds},

@@ -140,7 +140,7 @@ class SolveResult:
     decisions : str
         The decisions of :func:`penstock.solve`, for :meth:`explain`.
     bounded : bool
-        Whether ``true_residual`` is a bound, as of a solve with an image of A.
+        Whether ``true_residual`` is an upper bound of the residual, as it is where A was replaced by an image of it.
 
     Examples
     --------

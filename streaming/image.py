@@ -27,11 +27,9 @@ def can_be_joined(index: MatrixIndex) -> bool:
 def image_nbytes(index: MatrixIndex, values_dtype: Any) -> int:
     """Return the bytes of the image of a stored matrix of float64, without corrections of its diagonal."""
     fields = [field for subdivision in index.subdivisions for field in subdivision.fields]
-    values, itemsize = (
-        sum(field.nbytes // 8 for field in fields if field.part == "values"),
-        np.dtype(values_dtype).itemsize,
-    )
     structure = sum(field.nbytes for field in fields if field.part != "values")
+    values = sum(field.nbytes // 8 for field in fields if field.part == "values")
+    itemsize = np.dtype(values_dtype).itemsize
     exponents = values // index.block_size**2 if itemsize == 2 else 0
     return int(structure + itemsize * values + exponents)
 
@@ -43,7 +41,7 @@ def corrections_nbytes(index: MatrixIndex) -> int:
 
 
 def can_be_rounded(index: MatrixIndex, values_dtype: Any) -> bool:
-    """Return whether a format has images of a type, and they have half of the bytes for 16 bits, about."""
+    """Return whether a stored matrix has images of a type: 16 bits need dense blocks, each of which has an exponent."""
     wide = np.dtype(values_dtype) == np.float32
     return wide or (index.format_name == SymmetricImageMatrix.of_format and index.block_size > 1)
 

@@ -33,7 +33,7 @@ def image_is_wanted(request: Request, dtype: object) -> bool:
 
 
 def image_fits(nbytes: int, block_size: int, request: Request, vectors_nbytes: int) -> bool:
-    """Return whether an image is expected to fit with two subdivisions of a matrix of so many bytes."""
+    """Return whether the smallest image of a matrix of ``nbytes`` bytes is expected to fit, with two subdivisions of it."""
     try:
         room = room_for_matrix(request, vectors_nbytes)
     except BudgetError:

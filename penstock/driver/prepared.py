@@ -185,8 +185,9 @@ class PreparedSystem:
             block_size = unknowns_of_a_node(given.rows, block_size, options.get("coordinates"))
             if (modes := options.get("near_null_space")) is not None:
                 check_shape_of_modes(np.shape(modes), given.rows)
-            chosen: dict[str, Any] = {"method": method, "precision": precision, "verify": verify}
-            place, chosen["null_space"] = given.find_device(device), null_space
+            chosen: dict[str, Any] = {"null_space": null_space, "method": method}
+            chosen |= {"precision": precision, "verify": verify}
+            place = given.find_device(device)
             request = Request(place, columns, room, preconditioner, block_size, options, given.name, **chosen)
             self._open = partial(open_system, folder=folder, reporter=self._clock, updatable=updatable)
             self._given: Any = given

@@ -138,8 +138,9 @@ def solve(
     limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
     checked_precision(precision, verify)
     unset = all(value is None for value in (memory, maxiter, null_space, x0, monitor, folder)) and not options
-    unset = unset and precision == "auto"
-    if unset and all(isinstance(name, str) and name == "auto" for name in (preconditioner, block_size, method)):
+    if unset and all(
+        isinstance(name, str) and name == "auto" for name in (preconditioner, block_size, method, precision)
+    ):
         answer = solve_directly(A, vectors, device=device, rtol=rtol, atol=atol, reporter=reporter)
         if answer is not None:
             return answer

@@ -331,6 +331,10 @@ class SparseMatrix(ValidatedOperator):
         """Wrap arrays that already have this format's layout; nothing is copied or checked."""
         return cls(shape=shape, dtype=np.dtype(dtype), **arrays, **parameters)
 
+    def numbers(self) -> Array:
+        """Return the numbers that the stored values stand for, in their order: these themselves, but in an image."""
+        return self.values
+
     @property
     def values_dtype(self) -> np.dtype[np.generic]:
         """Type the values are stored in."""

@@ -171,10 +171,6 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         xp = self.device.xp
         return xp.empty(0, dtype=np.uint8), xp.empty(0, dtype=np.float32), np.int32(0)
 
-    def numbers(self) -> Array:
-        """Return the stored values as numbers, in their order; here these are the values."""
-        return self.values
-
     def triplets(self) -> tuple[Array, Array, Array]:
         """Return row indices, column indices and values of every scalar; for a whole matrix, of both halves."""
         rows, columns, values = self._upper_triplets()
@@ -271,9 +267,7 @@ def _add_slab_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, a
 _NO_EXPONENTS = np.empty(0, dtype=np.uint8)
 
 
-def add_on_cpu(
-    A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float, exponents: Array = _NO_EXPONENTS
-) -> None:
+def add_on_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float, exponents: Array) -> None:
     """Add the products of a slab; ``exponents`` are those of values of 16 bits."""
     size = A.block_size
     rows = (first_row // size, A.shape[0] // size)

@@ -91,9 +91,7 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         diagonal : array, (block rows, block size, block size)
         """
         xp, size = self.device.xp, self.block_size
-        rows = xp.arange(self.shape[0] // size)
-        first = self.column_indices[self.chunk_offsets[rows // HEIGHT] + rows % HEIGHT]
-        if not bool((first == rows).all()):
+        if not bool((self.column_indices[self._first_slots()] == xp.arange(self.shape[0] // size)).all()):
             raise InputError("a matrix with an empty block on the diagonal has no image")
         with np.errstate(all="ignore"):  # values beyond the range of float32 are found out by the diagonal
             missing = (row_sums - self.apply(block_ones(self.shape[0], size, self.device))).reshape(-1, size, size)
@@ -110,18 +108,31 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
 
     def numbers(self) -> Array:
         """Return the values in float64, those of the diagonal corrected."""
-        xp, scalars = self.device.xp, self.block_size**2
+        scalars = self.block_size**2
         numbers = self.values.astype(np.float64)
         if self.exponents.size:
-            scales = xp.ldexp(1.0, self.exponents.astype(np.int32) - BIAS)
             by_slot = numbers.reshape(-1, scalars, HEIGHT)
-            by_slot *= scales.reshape(-1, 1, HEIGHT)
-        rows = xp.arange(len(self.corrections))
-        places = self.chunk_offsets[rows // HEIGHT] * scalars + rows % HEIGHT
+            by_slot *= self._scales(slice(None)).reshape(-1, 1, HEIGHT)
+        places = self._first_scalars()
         with np.errstate(invalid="ignore"):  # of an image beyond the range of float32
             for scalar in range(scalars):
                 numbers[places + scalar * HEIGHT] += self.corrections.reshape(-1, scalars)[:, scalar]
         return numbers
+
+    def _first_slots(self) -> Array:
+        """Return where the first block of every block row lies, which is the one on the diagonal."""
+        rows = self.device.xp.arange(self.shape[0] // self.block_size)
+        slots: Array = self.chunk_offsets[rows // HEIGHT] + rows % HEIGHT
+        return slots
+
+    def _first_scalars(self) -> Array:
+        """Return where the first scalars of these blocks lie; the others follow at distances of a chunk's height."""
+        slots = self._first_slots()
+        return (slots - slots % HEIGHT) * self.block_size**2 + slots % HEIGHT
+
+    def _scales(self, slots: Any) -> Array:
+        """Return the powers of two of which the 16-bit values of some blocks are multiples."""
+        return self.device.xp.ldexp(1.0, self.exponents[slots].astype(np.int32) - BIAS)
 
     def rows(self, start: int, stop: int) -> Self:
         """Return rows ``start`` to ``stop``, multiples of the granularity unless the last, as views."""
@@ -146,7 +157,7 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         return replace(self, values=abs(self.values), corrections=abs(self.corrections))
 
     def bound(self, z: Array) -> Array:
-        """Return a vector that bounds, entry by entry, ``|(A - image) z|``; a product, in slabs of further memory."""
+        """Return a vector that bounds ``|(A - image) z|`` entry by entry; one product, made in slabs of up to 256 MiB."""
         xp = self.device.xp
         out, z = xp.zeros(self.shape[0]), xp.abs(z)
         with self.device.current():
@@ -198,10 +209,10 @@ def lowered(values: Array, size: int, dtype: np.dtype[Any], device: Device) -> t
     step = max(1, (64 << 20) // (size * size * HEIGHT)) * size * size * HEIGHT  # of 512 MiB
     for start in range(0, values.size, step):
         part = values[start : start + step].reshape(-1, size * size, HEIGHT)
-        _, powers = xp.frexp(xp.abs(part).max(axis=1))
-        powers = powers - _BITS
+        largest = xp.abs(part).max(axis=1)
+        powers = xp.frexp(largest)[1] - _BITS
         # What would be rounded up to the power itself takes the next one: no number is clipped, so half a unit bounds each error.
-        powers += xp.rint(xp.ldexp(xp.abs(part).max(axis=1), -powers)) >= 2.0**_BITS
+        powers += xp.rint(xp.ldexp(largest, -powers)) >= 2.0**_BITS
         powers = xp.maximum(powers, 2 - BIAS)  # half of it is a float, too
         scaled = xp.rint(xp.ldexp(part, -powers[:, None, :]))
         low[start : start + step] = scaled.astype(np.int16).reshape(-1)
@@ -259,14 +270,11 @@ for _operation in ("spmv", "spmm"):
 def _register_diagonal(kind: str) -> None:
     @register_kernel("symmetric_image", "stored_diagonal", kind)
     def stored_diagonal(A: SymmetricImageMatrix, first_row: int, blocks: Array) -> None:
-        xp, size = A.device.xp, A.block_size
-        rows = xp.arange(A.shape[0] // size)
-        slots = A.chunk_offsets[rows // HEIGHT] + rows % HEIGHT
-        first = (slots - slots % HEIGHT) * size**2 + slots % HEIGHT
-        stored = A.values[first[:, None] + xp.arange(size**2) * HEIGHT].astype(np.float64)
+        size, first = A.block_size, A._first_scalars()
+        stored = A.values[first[:, None] + A.device.xp.arange(size**2) * HEIGHT].astype(np.float64)
         if A.exponents.size:
-            stored *= xp.ldexp(1.0, A.exponents[slots].astype(np.int32) - BIAS)[:, None]
-        own = slice(first_row // size, first_row // size + len(rows))
+            stored *= A._scales(A._first_slots())[:, None]
+        own = slice(first_row // size, first_row // size + len(first))
         with np.errstate(invalid="ignore"):  # of an image beyond the range of float32
             blocks[own] = stored.reshape(-1, size, size) + A.corrections
 

@@ -9,7 +9,6 @@ import numpy as np
 from penstock.spmv import Array, BsrMatrix, SparseMatrix, device_of
 from penstock.spmv.formats.convert import scalar_triplets, stored_blocks
 from penstock.spmv.formats.sliced_bsr import HEIGHT
-from penstock.spmv.formats.symmetric_bsr import SymmetricBsrMatrix
 from penstock.spmv.products.block_rows import BlockRows, block_rows, row_numbers
 
 #: Block rows, block columns and blocks.
@@ -87,9 +86,7 @@ def _blocks_of(slab: SparseMatrix) -> _Blocks:
         return stored_blocks(
             arrays["chunk_offsets"],
             arrays["column_indices"],
-            (slab.numbers() if isinstance(slab, SymmetricBsrMatrix) else arrays["values"]).astype(
-                np.float64, copy=False
-            ),
+            slab.numbers().astype(np.float64, copy=False),
             arrays["permutation"],
             slab.shape[0] // size,
             HEIGHT,
