@@ -6,7 +6,8 @@
 ``first_seconds`` is ``prepare(A)`` and the first ``solve(b)``, of which ``opening_seconds`` open the matrix and
 ``setup_seconds`` make the preconditioner; kernels have been compiled before. ``seconds`` is a further ``solve`` with another b,
 and ``iterations_seconds`` what its sweeps take, or in memory its products, those for the first residual included: the difference
-of two solves, of a few and of many iterations, over the difference of their sweeps, times its sweeps. ``update_seconds`` is
+of two solves, of a few and of many iterations, over the difference of their sweeps, times its sweeps; of a solve with an image of
+the matrix, whose iterations make no sweeps, it means nothing. ``update_seconds`` is
 ``update(A_new)`` with new values in the same pattern, and ``updated_solve_seconds`` the solve after it. In memory on a GPU the
 caller's matrices are there, too; ``from-host`` has them on the host. Peers solve with what they have set up, to the same
 tolerance. ``floor_seconds`` is that of the iterations: bytes of the matrix, or bytes moved, over the measured bandwidth.
