@@ -220,6 +220,11 @@ def count_true(mask: Array) -> int:
     return int(np.count_nonzero(mask) if isinstance(mask, np.ndarray) else mask.nonzero()[0].size)
 
 
+def address_of(array: Array) -> int:
+    """Return where an array begins in the memory of its device."""
+    return int(array.data.ptr if hasattr(array, "get") else array.ctypes.data)
+
+
 def device_of(array: Array) -> Device:
     """Return the device an array lives on.
 

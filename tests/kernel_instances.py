@@ -33,6 +33,7 @@ from penstock.spmv.formats.symmetric_bsr import SYMMETRIC_BSR_KERNELS
 from penstock.spmv.products.block_products import BLOCK_PRODUCT_KERNELS, teams_for
 from penstock.spmv.products.hashing import BLOCK_LANES, PARTS, PRODUCT_KERNELS
 from penstock.spmv.products.hashing import LANES as HASH_LANES
+from penstock.spmv.products.mirrored_rows import MIRRORED_ROW_KERNELS
 from penstock.spmv.vectors.block_space import BLOCK_VECTOR_KERNELS, FUSED_TILES, TILES, gram_parts
 from penstock.spmv.vectors.space import VECTOR_KERNELS
 
@@ -68,6 +69,12 @@ def _bsr() -> list[str]:
     names = [", ".join(pair) for pair in product(TYPES, OFFSETS)]
     kernels = ("bsr_spmv", "bsr_spmm", "bsr_diagonal_blocks")
     return [f"{kernel}<{types}, {size}>" for kernel, types, size in product(kernels, names, SIZES)]
+
+
+def _mirrored_rows(sizes) -> list[str]:
+    plain = ("count_mirrored", "count_waiting", "list_mirrored", "list_waiting", "sort_mirrored")
+    copies = [f"copy_mirrored<{value}, {size}>" for value in ("double", "float", "short") for size in sizes]
+    return [*plain, *copies, *(f"copy_waiting<{size}>" for size in sizes)]
 
 
 def _sell_spmm(types: str, size: int, columns: int) -> list[str]:
@@ -238,6 +245,7 @@ INSTANCES = {
     LINK_KERNELS: ["scale_unknowns", "find_flat", "count_links", "list_links"],
     CHOLESKY_KERNELS: [f"factor_rows<{size}>" for size in TRIANGLE_SIZES],
     PRODUCT_KERNELS: _products(ITEMSIZE),
+    MIRRORED_ROW_KERNELS: _mirrored_rows(SIZES),
     MOTION_KERNELS: [
         *(
             f"{kernel}<{size}>"
@@ -272,6 +280,7 @@ _EMULATED = {
     CG_KERNELS: _conjugate_gradients((0, 1, 3)),
     CONVERSION_KERNELS: _conversion(_EMULATED_SIZES),
     DIAGONAL_BLOCK_KERNELS: _diagonal_blocks(_EMULATED_SIZES),
+    MIRRORED_ROW_KERNELS: _mirrored_rows((1, 3)),
     SYMMETRIC_BSR_KERNELS: _symmetric(_EMULATED_SIZES),
     TRIANGLE_KERNELS: list(dict.fromkeys([*_triangular(TYPES[:1], TRIANGLE_SIZES), *_triangular(TYPES, (1,))])),
     VECTOR_KERNELS: _vectors(_EMULATED_SIZES),

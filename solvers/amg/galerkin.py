@@ -95,7 +95,7 @@ class GalerkinWave:
         # Those of nodes of other ranks, which are numbered behind the nodes of this rank.
         self._borders: list[BlockRows | None] = [None for _ in stages]
         self._joined: tuple[tuple[int, ...], BlockRows] | None = None
-        # Blocks of the coarse matrix by row and column, complete ones and those to which the last rows added.
+        # Blocks of the upper half of the coarse matrix by row and column, complete ones and those to which the last rows added.
         self._parts: list[tuple[Array, Array]] = []
         self._open: tuple[Array, Array] = xp.empty(0, dtype=np.int64), xp.empty((0, T.modes, T.modes))
 
@@ -181,7 +181,7 @@ class GalerkinWave:
         return self._joined[1]
 
     def _collect(self, own: BlockRows, image: BlockRows) -> None:
-        """Add ``P^T A P`` of these rows.
+        """Add the upper half of ``P^T A P`` of these rows.
 
         Blocks to which the rows before added go on from there: sums then do not depend on where the matrix is cut.
         """
@@ -201,11 +201,11 @@ class GalerkinWave:
             part.blocks[places[present]] = open_blocks[present]
             self._parts.append((open_keys[~present], open_blocks[~present]))
 
-        part = block_product(own.transposed(count), image, count, prepare)
+        part = block_product(own.transposed(count), image, count, prepare, upper=True)
         self._open = keys, part.blocks
 
     def finish(self, communicator: Communicator = ALONE) -> BsrMatrix:
-        """Return the coarse matrix, the sum of those of all ranks. Collective."""
+        """Return the coarse matrix, the sum of those of all ranks, whose lower half mirrors the upper one. Collective."""
         assert not any(self._waiting), "all rows have passed all stages"
         xp, count, size = self._device.xp, self._count, self._modes
         keys, blocks = _summed([*self._parts, self._open])
@@ -213,6 +213,11 @@ class GalerkinWave:
             # In the order of the ranks, so that all of them form the same sums.
             of_ranks = communicator.of_all(tuple(map(self._device.to_host, (keys, blocks))))
             keys, blocks = _summed([tuple(map(self._device.asarray, part)) for part in of_ranks])
+        rows, columns = keys // count, keys % count
+        right = xp.flatnonzero(columns > rows)
+        keys = xp.concatenate([keys, columns[right] * count + rows[right]])
+        order = xp.argsort(keys)
+        keys, blocks = keys[order], xp.concatenate([blocks, blocks[right].swapaxes(1, 2)])[order]
         rows, columns = keys // count, keys % count
         offsets = xp.searchsorted(rows, xp.arange(count + 1)).astype(np.int64)
         return BsrMatrix((count * size, count * size), np.dtype(np.float64), offsets, columns.astype(np.int32), blocks)

@@ -21,7 +21,7 @@ from penstock.spmv.products.completion import Completion, stored_size
 # Of the rows that are visited at a time: on a CPU, what is formed from them stays in the cache; on a GPU, they occupy it, better
 # if there is room for more.
 _SLAB_NBYTES = {"cpu": 4 << 20, "cuda": 96 << 20}
-_LARGEST_SLAB_NBYTES, _SHARE_OF_FREE = 1 << 30, 64
+_LARGEST_SLAB_NBYTES, _SHARE_OF_FREE = 4 << 30, 32
 
 
 class _Coupling(Protocol):

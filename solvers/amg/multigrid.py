@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse
 
 from penstock.solvers.amg.coarsening import coarsen
+from penstock.solvers.amg.cycle_matrix import cycle_matrix
 from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, dense_inverse, inverse_of
 from penstock.solvers.amg.group_inverses import GroupChebyshev, GroupInverses
 from penstock.solvers.amg.matrix_rows import visit_rows
@@ -33,7 +34,6 @@ from penstock.spmv.formats.limits import check_unknowns_of_a_node
 from penstock.spmv.operator import unchecked_product
 from penstock.spmv.products.block_rows import BlockRows, as_csr, rows_of
 
-AnyMatrix = TypeVar("AnyMatrix", bound="BsrMatrix | CsrMatrix")
 Cycle = Literal["V", "W"]
 Smoother = Literal["chebyshev", "gauss_seidel"]
 
@@ -41,8 +41,6 @@ Smoother = Literal["chebyshev", "gauss_seidel"]
 _DEGREE = 3
 # It smooths what is above this share of the largest eigenvalue (Adams, Brezina, Hu and Tuminaro 2003).
 _SMOOTHED_FROM = 1.0 / 8.0
-# A matrix is stored in float32 if its largest value is in this range, and the inverses of its diagonal blocks are below its end.
-_RANGE = (1e-25, 1e37)
 # No more levels than this are made.
 _MOST_LEVELS = 20
 
@@ -240,37 +238,19 @@ def multigrid(
             level = coarsen(matrix, _size_of(matrix), modes, rounds=1, stored=True, grouped=grouped, level=len(levels))
             if level is None:
                 break
-            stored = _held(matrix, level.diagonal)
+            stored = cycle_matrix(matrix, level.diagonal)
             smooth: Operator
             if isinstance(level.groups, GroupInverses):
                 smooth = GroupChebyshev(stored, level.groups, products, level.high * _SMOOTHED_FROM, level.high)
             else:
                 smooth = _make_smoother(stored, level.diagonal, level.high, smoother, products)
             grouped = level.groups is not None
-            P, R = map(_held, level.transfers)
+            P, R = map(cycle_matrix, level.transfers)
             levels.append(Level(stored, smooth, P, R))
             negligible, modes = max(negligible, level.negligible), level.T.candidates
             # For one mode as CSR, which shares the arrays.
             matrix = level.A if level.T.modes > 1 else as_csr(rows_of(level.A), level.T.unknowns)
         return Multigrid(levels, _last(matrix, smoother, products, negligible), cycle)
-
-
-def _held(A: AnyMatrix, diagonal: DiagonalBlocks | None = None) -> AnyMatrix:
-    """Return a matrix for cycles to multiply by: a copy of its values in float32, with the other arrays shared.
-
-    The copy is in float64 if the largest value, or an entry of its diagonal, is beyond the range of float32. It is a copy in any
-    case, because new values of the caller's matrix must not change a cycle. ``diagonal`` holds the inverses of the diagonal
-    blocks.
-    """
-    fits = A.values.size and _RANGE[0] < _magnitude(A.values) < _RANGE[1]
-    if diagonal is not None and diagonal.blocks.size:
-        fits = fits and _magnitude(diagonal.blocks) < _RANGE[1]
-    return replace(A, values=A.values.astype(np.float32 if fits else np.float64))
-
-
-def _magnitude(values: Array) -> float:
-    """Return the largest absolute value, without a copy of them."""
-    return max(float(values.max()), -float(values.min()))
 
 
 def _stored(A: Operator, block_size: int | None) -> BsrMatrix | CsrMatrix:
@@ -303,7 +283,7 @@ def _last(A: SparseMatrix, smoother: Smoother, degree: int, negligible: float) -
     if A.shape[0] <= DENSE_UNKNOWNS:
         return inverse_of(A, negligible)
     return _make_smoother(
-        _held(A, diagonal), diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree
+        cycle_matrix(A, diagonal), diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.solvers.amg.aggregates import COARSE_SIDE
 from penstock.solvers.amg.coarsening import coarsen, coarsen_again, measured
+from penstock.solvers.amg.cycle_matrix import cycle_matrix
 from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, inverse_of
 from penstock.solvers.amg.galerkin import PRODUCT, smoothing_steps
 from penstock.solvers.amg.group_factors import GroupFactors
@@ -22,7 +23,7 @@ from penstock.solvers.amg.level import CoarseLevel
 from penstock.solvers.amg.matrix_rows import block_size_of
 from penstock.solvers.chebyshev import Chebyshev, Interval, check_degree, rounds_from
 from penstock.solvers.preconditioners import DiagonalBlocks
-from penstock.spmv import Array, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
+from penstock.spmv import Array, BsrMatrix, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
@@ -270,12 +271,16 @@ def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int,
 
 
 def _preconditioner(
-    level: CoarseLevel, degree: int, smoothing: int, before: SmoothedAggregation | None = None
+    level: CoarseLevel,
+    degree: int,
+    smoothing: int,
+    before: SmoothedAggregation | None = None,
+    A: Operator | None = None,
 ) -> SmoothedAggregation:
-    """Return the preconditioner, with the coarser levels of the one before if there is one."""
+    """Return the preconditioner, with the coarser levels of the one before if there is one; it multiplies by A, if given."""
     level.inverse = _inverse(level, None if before is None else before.level.inverse)
     D = level.groups if isinstance(level.groups, GroupFactors) else level.diagonal
-    M = SmoothedAggregation(level.finer, D, level.high, degree, smoothing, level)
+    M = SmoothedAggregation(level.finer if A is None else A, D, level.high, degree, smoothing, level)
     if before is not None:
         M.take_vectors(before)
     return M
@@ -296,12 +301,18 @@ def _coarser_inverse(level: CoarseLevel, before: Operator | None) -> Operator:
     """Return the preconditioner made of the next coarser level, or a Chebyshev polynomial if the matrix cannot be coarsened."""
     A, T = level.A, level.T
     if isinstance(before, SmoothedAggregation):
-        again = coarsen_again(A, before.level, _COARSE_SMOOTHING, rounds=_COARSE_ROUNDS, settled=True)
-        return _preconditioner(again, _COARSE_DEGREE, _COARSE_SMOOTHING, before)
-    grid = T.aggregates.grid
-    nodes = COARSE_SIDE ** (3 if grid is None else len(grid))
-    coarser = coarsen(A, T.modes, level.near_null_space, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, level=1)
-    if coarser is None:
-        diagonal, high = measured(A, T.modes, rounds=_COARSE_ROUNDS, settled=True)
-        return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
-    return _preconditioner(coarser, _COARSE_DEGREE, _COARSE_SMOOTHING)
+        coarser = coarsen_again(A, before.level, _COARSE_SMOOTHING, rounds=_COARSE_ROUNDS, settled=True)
+    else:
+        before, grid = None, T.aggregates.grid
+        nodes = COARSE_SIDE ** (3 if grid is None else len(grid))
+        found = coarsen(A, T.modes, level.near_null_space, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, level=1)
+        if found is None:
+            diagonal, high = measured(A, T.modes, rounds=_COARSE_ROUNDS, settled=True)
+            return Chebyshev(_for_cycles(A, diagonal), diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
+        coarser = found
+    return _preconditioner(coarser, _COARSE_DEGREE, _COARSE_SMOOTHING, before, _for_cycles(A, coarser.diagonal))
+
+
+def _for_cycles(A: BsrMatrix, diagonal: DiagonalBlocks) -> BsrMatrix:
+    """Return a coarse matrix to multiply by; on a CPU itself, as further kernels take longer to compile than they save."""
+    return A if A.device.kind == "cpu" else cycle_matrix(A, diagonal)

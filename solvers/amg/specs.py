@@ -49,8 +49,8 @@ _DEFAULT = _SHAPES[0]
 
 # Six modes are the most usual: T takes 8 bytes for an unknown and a mode, or less where a GPU computes it from coordinates.
 _MODES, _COORDINATES = 6, 2
-# Blocks in a row of the coarse matrix of a mesh, and how much larger all coarse matrices are together.
-_NEIGHBOURS, _ALL_LEVELS = 27, 1.2
+# Blocks in a row of the coarse matrix of a mesh, how much larger all coarse matrices are together, and with copies in float32.
+_NEIGHBOURS, _ALL_LEVELS, _COPIES = 27, 1.2, 1.5
 # Vectors of the recurrence and of the iteration, beyond those of CG.
 _VECTORS = 6
 # Rows of A and P that are held while the coarse matrix is formed on a GPU: that of a small one, or a window.
@@ -158,7 +158,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         modes = _MODES if self.block_size > 1 else 1
         if self.near_null_space is not None:
             modes = 1 if np.ndim(self.near_null_space) == 1 else int(np.shape(self.near_null_space)[-1])
-        blocks = _ALL_LEVELS * _NEIGHBOURS / (self._shape.aggregate_nodes * self.block_size)
+        blocks = _COPIES * _ALL_LEVELS * _NEIGHBOURS / (self._shape.aggregate_nodes * self.block_size)
         return math.ceil(blocks * modes**2)
 
     def parts(

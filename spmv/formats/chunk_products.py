@@ -13,7 +13,7 @@ from penstock.spmv.compilation.chunk_size import scheduled
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
-from penstock.spmv.device import Array
+from penstock.spmv.device import Array, address_of
 
 SELL_KERNELS = CudaSource("penstock.spmv.kernels", "sell.cu")
 
@@ -227,8 +227,7 @@ def launch_spmm(A: Any, rows: int, height: int, size: int, x: Array, out: Array,
 
 def _in_packs(vectors: Array) -> bool:
     """Return whether every row begins at a multiple of 16 bytes."""
-    address = vectors.data.ptr if hasattr(vectors, "get") else vectors.ctypes.data
-    return bool(address % 16 == 0 and vectors.strides[0] % 16 == 0)
+    return bool(address_of(vectors) % 16 == 0 and vectors.strides[0] % 16 == 0)
 
 
 @dataclass(frozen=True)

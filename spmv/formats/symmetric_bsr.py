@@ -88,7 +88,7 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         half=True,
         adds=True,
         streams=True,
-        efficiency={"cpu": 0.25, "cuda": 0.75},
+        efficiency={"cpu": 0.25, "cuda": 0.85},
         halving_columns=2.5,
     )
 
@@ -288,7 +288,7 @@ def add_on_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alph
         out[end : end + beyond] += below[:beyond]
 
 
-_MOST_PARTS = 4
+_MOST_PARTS, _SPMV_THREADS = 4, 128
 
 
 @register_kernel("symmetric_bsr", "add_slab", "cuda")
@@ -303,7 +303,7 @@ def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, 
         # A slab alone leaves much of a GPU idle: several threads then share the slots of a row.
         parts = max(1, min(_MOST_PARTS, NOMINAL_WARPS // 2 // max(chunks, 1)))
         if chunks:
-            function((-(-chunks * HEIGHT // 256), parts), (256,), (*sizes, *arrays))
+            function((-(-chunks * HEIGHT // _SPMV_THREADS), parts), (_SPMV_THREADS,), (*sizes, *arrays))
     else:
         function = SYMMETRIC_BSR_KERNELS.function(f"symmetric_bsr_spmm<{names}>")
         launch(function, block_rows * x.shape[1], 256, (*sizes, np.int64(x.shape[1]), *arrays))

@@ -4,7 +4,8 @@
 // out = alpha A x + beta out, 32 neighbouring lanes per block row. Lane = group * size + r: the group processes every
 // (32 / size)-th block, the lane row r of it, so that neighbouring lanes read neighbouring memory; lanes left over
 // (2 of 32 for size 3 and 6) idle. `batch` blocks are loaded before the first is used. Launch: 32 threads per block row
-// rounded up to whole blocks; small blocks keep the lines of x in the first-level cache.
+// rounded up to whole blocks; small blocks keep the lines of x in the first-level cache. Rows of blocks of an even size are
+// loaded in pairs, so values must be aligned to two scalars.
 // Reads sizeof(Value) * size * size + 4 bytes per block, gathers x, writes out.
 template <typename Value, typename Vector, typename Offset, int size>
 __global__ void __launch_bounds__(256) bsr_spmv(
@@ -12,7 +13,8 @@ __global__ void __launch_bounds__(256) bsr_spmv(
     const Value* __restrict__ values, const Vector* __restrict__ x, Vector* __restrict__ out, const double alpha,
     const double beta)
 {
-    constexpr int lanes = 32, groups = lanes / size, batch = size <= 3 ? 3 : 2;
+    constexpr int lanes = 32, groups = lanes / size, batch = size <= 3 ? 3 : 2, together = size % 2 ? 1 : 2;
+    typedef Pack<Value, together> Loaded;
     const long long block_row = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / lanes;
     const int lane = threadIdx.x % lanes, group = lane / size, r = lane % size;
     double part = 0.0;
@@ -21,20 +23,21 @@ __global__ void __launch_bounds__(256) bsr_spmv(
         const int blocks = int((long long)row_offsets[block_row + 1] - start);
         for (int block = group; block < blocks; block += groups * batch) {
             int column[batch];
-            Value value[batch][size];
+            Loaded value[batch][size / together];
 #pragma unroll
             for (int b = 0; b < batch; ++b)
                 column[b] = block + b * groups < blocks ? PENSTOCK_STREAM_LOAD(column_indices + start + block + b * groups) : -1;
 #pragma unroll
             for (int b = 0; b < batch; ++b)
 #pragma unroll
-                for (int c = 0; c < size; ++c)
-                    value[b][c] = column[b] < 0 ? Value(0) : values[((start + block + b * groups) * size + r) * size + c];
+                for (int c = 0; c < size / together; ++c)
+                    value[b][c] = column[b] < 0 ? Loaded{} : ((const Loaded*)(values + ((start + block + b * groups) * size + r) * size))[c];
 #pragma unroll
             for (int b = 0; b < batch; ++b) {
                 if (column[b] < 0) continue;
 #pragma unroll
-                for (int c = 0; c < size; ++c) part += double(value[b][c]) * double(x[(long long)column[b] * size + c]);
+                for (int c = 0; c < size; ++c)
+                    part += double(value[b][c / together].number[c % together]) * double(x[(long long)column[b] * size + c]);
             }
         }
     }

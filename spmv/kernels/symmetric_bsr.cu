@@ -21,6 +21,47 @@ __device__ __forceinline__ void symmetric_bsr_correct(const float* correction, c
         for (int c = 0; c < size; ++c) total[r] += double(correction[r * size + c]) * own_x[c];
 }
 
+// Copies the `size` numbers at numbers[size * place] of the place of every lane to `shared`, lane after lane, and zeros for places
+// below 0. Neighbouring lanes read neighbouring numbers. All 32 lanes together.
+template <int size, typename Vector>
+__device__ __forceinline__ void gather_lanes(const int place, const Vector* __restrict__ numbers, double* shared)
+{
+    constexpr int height = 32;
+    const int lane = threadIdx.x % height;
+    PENSTOCK_SYNC_GROUP();
+#pragma unroll
+    for (int k = 0; k < size; ++k) {
+        const int number = k * height + lane, of_lane = PENSTOCK_SHUFFLE(place, number / size, height);
+        shared[number] = of_lane < 0 ? 0.0 : double(numbers[(long long)of_lane * size + number % size]);
+    }
+    PENSTOCK_SYNC_GROUP();
+}
+
+// Adds `size` numbers of every lane to those at out[size * place], except where places are below 0: by way of `shared` where many
+// lanes add, so that neighbouring lanes add to neighbouring numbers, as cache lines that atomics are sent for count. All 32 lanes
+// together.
+template <int size, typename Vector>
+__device__ __forceinline__ void add_lanes(const int place, const double* numbers, const double alpha, double* shared, Vector* out)
+{
+    constexpr int height = 32, few = 4;
+    const int lane = threadIdx.x % height;
+    if (size == 1 || __popc(PENSTOCK_BALLOT(place >= 0)) <= few) {
+        if (place < 0) return;
+#pragma unroll
+        for (int r = 0; r < size; ++r) atomicAdd(out + (long long)place * size + r, Vector(alpha * numbers[r]));
+        return;
+    }
+    PENSTOCK_SYNC_GROUP();
+#pragma unroll
+    for (int r = 0; r < size; ++r) shared[lane * size + r] = alpha * numbers[r];
+    PENSTOCK_SYNC_GROUP();
+#pragma unroll
+    for (int k = 0; k < size; ++k) {
+        const int number = k * height + lane, of_lane = PENSTOCK_SHUFFLE(place, number / size, height);
+        if (of_lane >= 0) atomicAdd(out + (long long)of_lane * size + number % size, Vector(shared[number]));
+    }
+}
+
 // out += alpha A x, one thread per block row: A[i, j] x[j] is summed for row i, and A[i, j]^T x[i], if j > i, goes to row j.
 // In the matrices of meshes the contribution of row i + 1 to column j and the next one of row i to the same j come one slot
 // apart, so each lane offers its contribution to its left neighbour before adding it itself: this saves two thirds of the
@@ -28,16 +69,18 @@ __device__ __forceinline__ void symmetric_bsr_correct(const float* correction, c
 // (gridDim.y) each processes its share of every chunk's slots. out was scaled by beta before.
 // Reads sizeof(Value) * size * size + 4 bytes per stored block, about half those of the full matrix.
 template <typename Value, typename Vector, int size>
-__global__ void __launch_bounds__(256) symmetric_bsr_spmv(
+__global__ void __launch_bounds__(128) symmetric_bsr_spmv(
     const long long block_rows, const long long first_row, const long long* __restrict__ chunk_offsets,
     const int* __restrict__ column_indices, const Value* __restrict__ values,
     const unsigned char* __restrict__ exponents, const float* __restrict__ corrections, const int corrected,
     const Vector* __restrict__ x, Vector* __restrict__ out, const double alpha)
 {
     constexpr int height = 32;
+    __shared__ double all_shared[128 / height][height * size];
     const long long position = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const int lane = threadIdx.x % height;
     if (position - lane >= block_rows) return;  // all 32 lanes together
+    double* shared = all_shared[threadIdx.x / height];
     const bool stored_row = position < block_rows;
     const long long row = first_row + position, first = chunk_offsets[position / height];
     const int width = int((chunk_offsets[position / height + 1] - first) / height);
@@ -56,11 +99,12 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
         for (int e = 0; e < size * size; ++e)
             a[e] = PENSTOCK_STREAM_LOAD(blocks + (long long)(slot * size * size + e) * height);
         const double scale = symmetric_bsr_scale<Value>(exponents + first + lane + (long long)slot * height);
+        gather_lanes<size>(column, x, shared);
         double below[size] = {};  // contribution of the transposed block to row `column`
         if (column >= 0) {
 #pragma unroll
             for (int c = 0; c < size; ++c) {
-                const double xc = double(x[(long long)column * size + c]);
+                const double xc = shared[lane * size + c];
 #pragma unroll
                 for (int r = 0; r < size; ++r) {
                     const double value = scale * double(a[r * size + c]);
@@ -78,23 +122,15 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmv(
             if (take) below[r] += more;
         }
         const int taken = PENSTOCK_SHUFFLE_UP(int(take), 1, height);
-        if (pending_column >= 0 && (lane == 0 || !taken)) {
-#pragma unroll
-            for (int r = 0; r < size; ++r) atomicAdd(out + (long long)pending_column * size + r, Vector(alpha * pending[r]));
-        }
+        add_lanes<size>(lane > 0 && taken ? -1 : pending_column, pending, alpha, shared, out);
         pending_column = target;
 #pragma unroll
         for (int r = 0; r < size; ++r) pending[r] = below[r];
     }
-    if (pending_column >= 0) {
-#pragma unroll
-        for (int r = 0; r < size; ++r) atomicAdd(out + (long long)pending_column * size + r, Vector(alpha * pending[r]));
-    }
-    if (stored_row) {
-        if (corrected && blockIdx.y == 0) symmetric_bsr_correct<size>(corrections + position * (size * size), own_x, total);
-#pragma unroll
-        for (int r = 0; r < size; ++r) atomicAdd(out + row * size + r, Vector(alpha * total[r]));
-    }
+    add_lanes<size>(pending_column, pending, alpha, shared, out);
+    if (corrected && blockIdx.y == 0 && stored_row)
+        symmetric_bsr_correct<size>(corrections + position * (size * size), own_x, total);
+    add_lanes<size>(stored_row ? int(row) : -1, total, alpha, shared, out);
 }
 
 // out += alpha A x for a C-ordered block of vectors: one thread per column of a block row. Launch: block_rows * columns threads

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numba import get_num_threads, prange
 
-from penstock.spmv import CPU, Array, BudgetError, Device, format_nbytes
+from penstock.spmv import CPU, Array, BudgetError, Device, device_of, format_nbytes
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import inlined, parallel_kernel, serial_and_parallel, serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import count_true
-from penstock.spmv.products.block_rows import BlockRows
+from penstock.spmv.products.block_rows import BlockRows, row_numbers
 from penstock.spmv.products.hashing import Purpose, bins_of_bounds, bins_of_offsets, run
 
 BLOCK_PRODUCT_KERNELS = CudaSource("penstock.spmv.kernels", "block_products.cu")
@@ -34,11 +34,29 @@ _WARPS_OF_LONG_ROWS, _SHORT_TILE, _TILE, _SHARED_NBYTES, _COPIED_AREA = 8, 8, 32
 
 
 def block_product(
-    A: BlockRows, B: BlockRows, columns: int, prepare: Callable[[BlockRows], None] | None = None
+    A: BlockRows,
+    B: BlockRows,
+    columns: int,
+    prepare: Callable[[BlockRows], None] | None = None,
+    *,
+    upper: bool = False,
 ) -> BlockRows:
-    """Return rows of ``A B`` in float64, on the device of A; ``prepare`` receives the result while its blocks are still zero."""
+    """Return rows of ``A B`` in float64, on the device of A; ``prepare`` receives the result while its blocks are still zero.
+
+    ``upper``: only the blocks on the diagonal and right of it, of a product that is symmetric.
+    """
     pattern = find_kernel("block_rows", "pattern", A.device.kind)(A, B, columns)
-    return product_of_pattern(A, B, columns, pattern, prepare)
+    return product_of_pattern(A, B, columns, _upper(A.start, *pattern) if upper else pattern, prepare)
+
+
+def _upper(first: int, offsets: Array, columns: Array) -> tuple[Array, Array]:
+    """Return the part of a pattern that is not left of the diagonal; ``first`` is the first row."""
+    xp = device_of(offsets).xp
+    rows = row_numbers(offsets, columns.size)
+    kept = xp.flatnonzero(columns >= rows + first)
+    new = xp.zeros_like(offsets)
+    xp.cumsum(xp.bincount(rows[kept], minlength=len(offsets) - 1), out=new[1:])
+    return new, columns[kept]
 
 
 def product_of_pattern(
@@ -48,7 +66,10 @@ def product_of_pattern(
     pattern: tuple[Array, Array],
     prepare: Callable[[BlockRows], None] | None = None,
 ) -> BlockRows:
-    """Return rows of ``A B`` as :func:`block_product` does, from their offsets and columns, which are known."""
+    """Return rows of ``A B`` as :func:`block_product` does, from their offsets and columns, which are known.
+
+    Blocks at other places are left out.
+    """
     shape, xp = (pattern[1].size, A.blocks.shape[1], B.blocks.shape[2]), A.device.xp
     new = xp.empty if prepare is None else xp.zeros
     product = BlockRows(A.start, *pattern, allocated(A.device, lambda: new(shape), 8 * math.prod(shape)), columns)
@@ -301,7 +322,7 @@ def _multiply_blocks(
     """Set the rows of a product, or add to them."""
     rows, height, inner, across = offsets.shape[0] - 1, blocks.shape[1], blocks.shape[2], b_blocks.shape[2]
     for part in prange(parts):
-        place_of = np.empty(width, dtype=np.int64)
+        place_of = np.full(width, -1, dtype=np.int64)
         for row in range(rows * part // parts, rows * (part + 1) // parts):
             for place in range(of_c[row], of_c[row + 1]):
                 place_of[c_columns[place]] = place
@@ -313,6 +334,8 @@ def _multiply_blocks(
                 other = columns[entry] - start
                 for place in range(of_b[other], of_b[other + 1]):
                     target = place_of[b_columns[place]]
+                    if target < of_c[row]:  # of an earlier row, or of none
+                        continue
                     for r in range(height):
                         for i in range(inner):
                             factor = blocks[entry, r, i]
@@ -339,7 +362,7 @@ def _multiply_numbers(
     """Do what ``_multiply_blocks`` does for blocks of one number: loops over their rows and columns would be most of the work."""
     rows = offsets.shape[0] - 1
     for part in prange(parts):
-        place_of = np.empty(width, dtype=np.int64)
+        place_of = np.full(width, -1, dtype=np.int64)
         for row in range(rows * part // parts, rows * (part + 1) // parts):
             for place in range(of_c[row], of_c[row + 1]):
                 place_of[c_columns[place]] = place
@@ -348,7 +371,9 @@ def _multiply_numbers(
             for entry in range(offsets[row], offsets[row + 1]):
                 factor, other = values[entry], columns[entry] - start
                 for place in range(of_b[other], of_b[other + 1]):
-                    c_values[place_of[b_columns[place]]] += factor * b_values[place]
+                    target = place_of[b_columns[place]]
+                    if target >= of_c[row]:  # others are of an earlier row, or of none
+                        c_values[target] += factor * b_values[place]
 
 
 @serial_and_parallel

@@ -37,10 +37,13 @@ class BlockRows:
         """The smallest and the largest column; without blocks ``(start, start - 1)``."""
         if not self.columns.size:
             return self.start, self.start - 1
-        return int(self.columns.min()), int(self.columns.max())
+        least, most = self.device.to_host(self.device.xp.stack([self.columns.min(), self.columns.max()])).tolist()
+        return least, most
 
     def part(self, start: int, stop: int) -> BlockRows:
         """Return some of the rows, as views."""
+        if (start, stop) == (self.start, self.stop):
+            return self
         offsets = self.offsets[start - self.start : stop - self.start + 1]
         first, last = int(offsets[0]), int(offsets[-1])
         return BlockRows(start, offsets - first, self.columns[first:last], self.blocks[first:last])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import numpy as np
 
-from penstock.spmv import Array, BsrMatrix, SparseMatrix, device_of
+from penstock.spmv import Array, BsrMatrix, SparseMatrix, SymmetricBsrMatrix, device_of
+from penstock.spmv.compilation.table import find_kernel, has_kernel
 from penstock.spmv.formats.convert import scalar_triplets, stored_blocks
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.products.block_rows import BlockRows, block_rows, row_numbers
+from penstock.spmv.products.mirrored_rows import Waiting
 
 #: Block rows, block columns and blocks.
 _Blocks = tuple[Array, Array, Array]
@@ -27,18 +30,35 @@ class Completion:
         # Blocks of rows that have arrived, and mirror images of blocks in later rows.
         self._arrived: list[_Blocks] = []
         self._pending: list[_Blocks] = []
-        self._start = 0
+        # The same where kernels complete the rows: slabs with their first block rows, and blocks that wait.
+        self._slabs: list[tuple[int, SymmetricBsrMatrix]] = []
+        self._waiting: Waiting | None = None
+        self._start, self._gathered = 0, 0
 
     def add(self, first_row: int, slab: SparseMatrix) -> None:
         """Take the next rows."""
-        rows, columns, blocks = _blocks_of(slab)
-        stored = int(blocks.shape[1])
-        start, last = first_row // stored, first_row + slab.shape[0] == slab.shape[1]
-        if blocks is slab.values and not last:
-            blocks = blocks.copy()  # the memory of a slab is used again
-        self._arrived.append((rows + start, columns, blocks))
-        if last or sum(part[2].nbytes for part in self._arrived) >= self._enough:
-            self._complete(start + slab.shape[0] // stored, slab.shape[1], stored, half=slab.traits.half)
+        stored, last = stored_size(slab), first_row + slab.shape[0] == slab.shape[1]
+        start, stop = first_row // stored, (first_row + slab.shape[0]) // stored
+        self._gathered += 8 * int(slab.values.size)
+        enough = last or self._gathered >= self._enough
+        # The memory of a slab is used again, so what is kept of it is copied.
+        if stored == self._size and _has_kernels(slab):
+            self._slabs.append((start, slab if enough else _copied(slab)))
+        else:
+            rows, columns, blocks = _blocks_of(slab)
+            if blocks is slab.values and not last:
+                blocks = blocks.copy()
+            self._arrived.append((rows + start, columns, blocks))
+        if not enough:
+            return
+        self._gathered = 0
+        if self._slabs:
+            complete = find_kernel("block_rows", "complete", slab.device.kind)
+            rows_of_blocks, self._waiting = complete(self._slabs, self._waiting, self._start, stop)
+            self._start, self._slabs = stop, []
+            self._visit(rows_of_blocks)
+        else:
+            self._complete(stop, slab.shape[1], stored, half=slab.traits.half)
 
     def _complete(self, stop: int, width: int, stored: int, *, half: bool) -> None:
         """Visit the rows that have arrived, up to a row of stored blocks."""
@@ -61,6 +81,15 @@ class Completion:
             blocks = _regrouped(blocks, self._size, width)
             start, stop = start * stored // self._size, stop * stored // self._size
         self._visit(block_rows(start, stop, *blocks, width))
+
+
+def _has_kernels(slab: SparseMatrix) -> TypeGuard[SymmetricBsrMatrix]:
+    return isinstance(slab, SymmetricBsrMatrix) and has_kernel("block_rows", "complete", slab.device.kind)
+
+
+def _copied(slab: SymmetricBsrMatrix) -> SymmetricBsrMatrix:
+    arrays = {name: array.copy() for name, array in slab.arrays().items()}
+    return slab.from_arrays(slab.shape, slab.dtype, arrays, slab.parameters())
 
 
 def _joined(parts: list[_Blocks]) -> _Blocks:

@@ -1,0 +1,34 @@
+"""What the cycles of coarse levels multiply by: matrices in float32, which take half of the bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from penstock.solvers.preconditioners import DiagonalBlocks
+from penstock.spmv import Array, BsrMatrix, CsrMatrix
+
+AnyMatrix = TypeVar("AnyMatrix", bound="BsrMatrix | CsrMatrix")
+
+# A matrix is stored in float32 if its largest value is in this range, and the inverses of its diagonal blocks are below its end.
+_RANGE = (1e-25, 1e37)
+
+
+def cycle_matrix(A: AnyMatrix, diagonal: DiagonalBlocks | None = None) -> AnyMatrix:
+    """Return a matrix for cycles to multiply by: a copy of its values in float32, with the other arrays shared.
+
+    The copy is in float64 if the largest value, or an entry of its diagonal, is beyond the range of float32. It is a copy in any
+    case, because new values of the caller's matrix must not change a cycle. ``diagonal`` holds the inverses of the diagonal
+    blocks.
+    """
+    fits = A.values.size and _RANGE[0] < _magnitude(A.values) < _RANGE[1]
+    if diagonal is not None and diagonal.blocks.size:
+        fits = fits and _magnitude(diagonal.blocks) < _RANGE[1]
+    return replace(A, values=A.values.astype(np.float32 if fits else np.float64))
+
+
+def _magnitude(values: Array) -> float:
+    """Return the largest absolute value, without a copy of them."""
+    return max(float(values.max()), -float(values.min()))
