@@ -1,4 +1,4 @@
-"""Solves one system in memory, streamed without and with overlap, and with several powers of A per sweep, and compares."""
+"""Solves one system in memory, streamed without and with overlap, with several powers of A per sweep and with an image of A."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.spmv import InputError, format_nbytes
 _BRIEF_SECONDS = 1.0  # a shorter solve is repeated, because the first one may include loading kernels
 _FROM_RESULT = (
     "converged", "iterations", "sweeps", "products_a_sweep", "bytes_streamed", "true_residual", "format", "sweep_seconds",
-    "device",
+    "device", "precision",
 )  # fmt: skip
 
 
@@ -59,6 +59,16 @@ VARIANTS: dict[str, Variant] = {
     "coarse_level": Variant(
         "streamed, with a coarse level",
         lambda experiment: {"overlap": True},
+        lambda experiment: {"preconditioner": "smoothed_aggregation"},
+    ),
+    "image_no_overlap": Variant(
+        "image in memory, residuals streamed, no overlap",
+        lambda experiment: {"overlap": False, "precision": "auto"},
+        lambda experiment: {"preconditioner": "smoothed_aggregation"},
+    ),
+    "image": Variant(
+        "image in memory, residuals streamed, overlap",
+        lambda experiment: {"overlap": True, "precision": "auto"},
         lambda experiment: {"preconditioner": "smoothed_aggregation"},
     ),
 }
@@ -206,8 +216,15 @@ def _setup(record: Record) -> str:
     return "-" if seconds is None else f"{seconds:.3g} s"
 
 
+def _sweep(record: Record) -> str:
+    """Return the milliseconds of a sweep, which an image leaves few of: most of its time is that of iterations in memory."""
+    with_image = record.get("precision", "float64") != "float64"
+    return "-" if with_image else f"{1e3 * (record['sweep_seconds'] or 0):.3g} ms"
+
+
 _ROWS = (
-    "set-up and solve", "set-up", "time / in memory", "speed-up over overlap alone", "format", "products per iteration",
+    "set-up and solve", "set-up", "time / in memory", "speed-up over overlap alone", "format", "iterated in",
+    "products per iteration",
     "powers per sweep", "iterations", "sweeps", "moved", "a sweep", "true residual",
 )  # fmt: skip
 
@@ -226,8 +243,9 @@ def _table(records: list[Record]) -> str:
             f"{seconds:.3g} s" + ("" if done else ", not converged"), _setup(record),
             f"{seconds / memory:.2f}" if memory and done else "-",
             f"{overlap / seconds:.2f}" if overlap and done else "-",
-            record["format"], record["products"], record["products_a_sweep"], record["iterations"], record["sweeps"],
-            format_nbytes(record["bytes_streamed"]), f"{1e3 * (record['sweep_seconds'] or 0):.3g} ms",
+            record["format"], record.get("precision") or "float64", record["products"], record["products_a_sweep"],
+            record["iterations"], record["sweeps"],
+            format_nbytes(record["bytes_streamed"]), _sweep(record),
             "not finite" if residual is None else f"{residual:.2e}",
         )  # fmt: skip
         columns.append(tuple(map(str, cells)))

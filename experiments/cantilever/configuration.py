@@ -282,6 +282,8 @@ class Experiment(Section):
             raise ValueError(
                 f"parallel: mpi gives each rank a part of the matrix and a device; leave out memory.{name}"
             )
+        if self.memory.precision != "float64":
+            raise ValueError("parallel: mpi has no images in fewer digits; leave out memory.precision")
         if self.material.samples is not None:
             raise ValueError("parallel: mpi solves one system; leave out material.samples")
         if not PRECONDITIONERS[self.solver.chosen].works_on_ranks:

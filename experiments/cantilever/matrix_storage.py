@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from penstock.driver.image_placement import IMAGE_PRECISIONS, image_is_wanted, place_image, refuse_without_image
 from penstock.driver.opening import write_store
 from penstock.driver.placement import solve_candidates
 from penstock.driver.progress import Reporter
@@ -114,6 +116,7 @@ def request_of(experiment: Experiment, device: Device | None = None) -> Request:
         method=experiment.solver.method,
         one_block=experiment.is_block,
         resident=memory.budget is None,
+        precision=memory.precision,
     )
 
 
@@ -129,6 +132,38 @@ def place_experiment(experiment: Experiment, request: Request, plan: StreamPlan)
         spec = spec.with_products(plan.workload.degree)
     how["is_definite"] = True
     return Placement(plan, spec, vectors.together, vectors.solver_nbytes, cantilever.nnz, (), **how)
+
+
+def place_with_image(experiment: Experiment, request: Request) -> Placement | None:
+    """Return the decisions for iterations with an image in fewer digits; None where the matrix fits, or no image does.
+
+    Raises
+    ------
+    InputError, BudgetError
+        If an image is asked for by name and there is none.
+    """
+    cantilever, budget = experiment.cantilever(), experiment.memory.budget
+    name = "symmetric_bsr" if experiment.memory.format == "auto" else experiment.memory.format
+    counts = sorted({count for counts in _cuts(experiment, name) for count in counts})
+    index = _symbolic_index(experiment, name, counts[0])
+    if not image_is_wanted(request, index.values_dtype) or budget is None:
+        return None
+    if request.precision not in IMAGE_PRECISIONS and index.nbytes <= budget:
+        return None
+    placed = place_image(
+        functools.partial(_symbolic_index, experiment, name),
+        counts,
+        (index.nbytes, index.part_nbytes("values")),
+        request,
+        [request.preconditioner],
+        _vectors(request, cantilever.unknowns),
+        cantilever.nnz,
+        ring=_ring(experiment),
+    )
+    if placed is None:
+        refuse_without_image(request, index)
+        return None
+    return replace(placed, is_definite=True)
 
 
 def _ring(experiment: Experiment) -> Ring:

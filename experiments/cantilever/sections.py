@@ -59,6 +59,11 @@ class MemorySection(Section):
         description="storage format; auto: bsr in memory; streamed, the one whose sweeps are predicted to be shortest",
     )
     values: Literal["float64", "float32"] = Field(default="float64", description="type the matrix is stored in")
+    precision: Literal["float64", "auto", "float32", "int16"] = Field(
+        default="float64",
+        description="of the values with which a matrix that does not fit the budget is iterated: float64 streams it in every "
+        "iteration; others hold an image of it in memory, and stream it for residuals only; auto: the finest that fits",
+    )
     subdivisions: SubdivisionCount | None = Field(default=None, description="default: the plan chooses")
     slots: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="length of the ring; default: the plan chooses"
@@ -84,9 +89,23 @@ class MemorySection(Section):
 
     @model_validator(mode="after")
     def _streaming_needs_a_budget(self) -> MemorySection:
-        present = self.model_fields_set & {"subdivisions", "slots", "overlap", "store", "devices", "gpu_subdivisions"}
+        present = self.model_fields_set & {
+            "precision",
+            "subdivisions",
+            "slots",
+            "overlap",
+            "store",
+            "devices",
+            "gpu_subdivisions",
+        }
         if self.gpu_subdivisions is not None and self.devices is None:
             raise ValueError("gpu_subdivisions divides a matrix between devices; give devices: [cuda:0, cpu]")
+        if self.precision != "float64" and self.values != "float64":
+            raise ValueError(
+                f"images are of float64, not of values: {self.values}; leave one of values and precision out"
+            )
+        if self.precision != "float64" and self.devices is not None:
+            raise ValueError("devices share every product, so there is no image; leave precision out")
         if self.budget is None and present:
             raise ValueError(
                 f"{', '.join(sorted(present))} say how to stream; that takes a budget, such as budget: 2 GiB"

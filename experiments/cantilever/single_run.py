@@ -23,6 +23,7 @@ from penstock.experiments.cantilever.matrix_storage import (
     measure_rates,
     open_store,
     place_experiment,
+    place_with_image,
     plan_experiment,
     request_of,
     resident_format,
@@ -86,7 +87,8 @@ class SingleRun(Run):
     def place(self, request: Request) -> Placement:
         """Plan the run, and compile the kernels of the CPU that are not cached."""
         with self.reporter.part("plan"):
-            return place_experiment(self.experiment, request, self._planned(self.experiment))
+            with_image = None if request.precision == "float64" else place_with_image(self.experiment, request)
+            return with_image or place_experiment(self.experiment, request, self._planned(self.experiment))
 
     def _planned(self, experiment: Experiment) -> StreamPlan:
         with start_compilation(self.experiment) as compilation:
@@ -111,13 +113,16 @@ class SingleRun(Run):
             self.folder.add_to_plan(f"{title:<11} {text}", self.reporter)
         else:
             self._ends("plan")
-            self.folder.write_plan(placement.plan.explain(), self.reporter)
+            text = placement.plan.explain() if placement.image is None else placement.explain()
+            self.folder.write_plan(text, self.reporter)
 
     def _settle(self, placement: Placement) -> None:
         """Write down the decisions of a plan, so that resuming or repeating the run does not depend on new measurements."""
         if self.experiment.memory.budget is not None:
-            plan, solver = placement.stream_plan, self.experiment.solver
+            plan, solver = placement.plan_of_matrix, self.experiment.solver
+            assert isinstance(plan, StreamPlan), "there is a budget"
             decided: dict[str, Any] = {"format": plan.index.format_name, "subdivisions": len(plan.index.subdivisions)}
+            decided["precision"] = placement.precision
             if plan.slots:
                 decided["slots"] = plan.slots
             self._decide(memory=decided, solver=solver.options_of(placement.spec))
@@ -129,7 +134,9 @@ class SingleRun(Run):
     def make(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store:
         """Assemble the matrix in memory, or build or open the store from which it is streamed."""
         if self.experiment.memory.budget is not None:
-            return self._stored(placement.stream_plan, resources)
+            plan = placement.plan_of_matrix
+            assert isinstance(plan, StreamPlan), "there is a budget"
+            return self._stored(plan, resources)
         with self.reporter.stage("assemble"):
             return self._assembled()
 

@@ -157,6 +157,7 @@ class SystemRun(Run):
             null_space=self._null_space(),
             method=settings.method,
             precision=self.precision,
+            verify=settings.verify,
         )
         return matrix, request
 

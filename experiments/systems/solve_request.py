@@ -47,7 +47,7 @@ class SolveRequest:
         ``.npy`` of the coordinates of the nodes, or of the near-null space, as :func:`penstock.solve` takes them.
     null_space : str, optional
         ``constants``, or the path of the ``.npy`` of the vectors that A maps to zero.
-    method, precision : str
+    method, precision, verify : str
         As for :func:`penstock.solve`.
     """
 
@@ -67,6 +67,7 @@ class SolveRequest:
     null_space: str | None = None
     method: str = "auto"
     precision: str = "auto"
+    verify: str = "bound"
 
     def check(self) -> None:
         """Refuse, before a file is read, what no file could make right."""
@@ -90,7 +91,7 @@ class SolveRequest:
         if self.device != "auto":
             Device.parse(self.device)
         method_named(self.method)
-        checked_precision(self.precision)
+        checked_precision(self.precision, self.verify)
         if self.format != "auto":
             format_named(self.format)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -42,6 +42,9 @@ _NULL_SPACE = typer.Option(
     help="What a singular A maps to zero: 'constants', or vectors (.npy, n x vectors); removed from b and x."
 )
 _FORMAT = typer.Option("--format", help="Storage format: auto, which is the best one, or one of <formats>.")
+_VERIFY = typer.Option(
+    help="How iterations with fewer digits end: bound, by a bound of the true residual, or norm, by a pass that computes it."
+)
 _OF_RESUMING = {"resume", "maxiter", "quiet", "verbose"}
 _RESUME = typer.Option(help="Resume the solve in this folder; with --maxiter, up to this many iterations.")
 
@@ -69,6 +72,7 @@ def solve(
     degree: Annotated[int | None, _DEGREE] = None,
     method: Annotated[str, _METHOD] = "auto",
     precision: Annotated[str, _PRECISION] = "auto",
+    verify: Annotated[str, _VERIFY] = "bound",
     rtol: Annotated[float, typer.Option(help="Of the true residual, relative to B.")] = 1e-8,
     maxiter: Annotated[int | None, typer.Option(min=1, help="Iterations at most; 10 n by default.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto is the GPU if there is one.")] = "auto",
@@ -100,7 +104,8 @@ def solve(
     if matrix is not None:
         modes = (coordinates, near_null_space, null_space)
         options = (precond, degree, rtol, maxiter, device, memory, guess, format_name, *modes)
-        request = SolveRequest(matrix, right_hand_sides, columns, *options, method=method, precision=precision)
+        how: dict[str, Any] = {"method": method, "precision": precision, "verify": verify}
+        request = SolveRequest(matrix, right_hand_sides, columns, *options, **how)
     if request is not None and dry_run:
         planned = noting_interrupts(lambda: plan_file(request, output or Path("results"), reporter=reporter))
         console.print(planned, highlight=False, markup=False, soft_wrap=True)

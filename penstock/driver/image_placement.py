@@ -15,7 +15,7 @@ from penstock.driver.request import ImagePlacement, Placement, Request, Resident
 from penstock.solvers import PreconditionerSpec
 from penstock.solvers.image_solve import image_workspace_nbytes
 from penstock.spmv import BudgetError, InputError, SparseMatrix, format_nbytes
-from penstock.streaming import CUTS, MatrixIndex, StreamPlan, Workload, plan_stream
+from penstock.streaming import CUTS, MatrixIndex, Ring, StreamPlan, Workload, plan_stream
 from penstock.streaming.image import can_be_joined, can_be_rounded, corrections_nbytes, image_nbytes
 
 # Bytes of a stored value in the matrix and in the smallest image, and of an index.
@@ -74,10 +74,12 @@ def place_image(
     vectors: Vectors,
     nonzeros: int,
     whole: SparseMatrix | None = None,
+    ring: Ring | None = None,
 ) -> Placement | None:
     """Place a matrix that can be cut into any of some numbers of subdivisions; None if there is no room.
 
-    ``sizes`` are the bytes of the matrix and of its values. ``whole`` is the matrix on the host, unless it is in a store.
+    ``sizes`` are the bytes of the matrix and of its values. ``whole`` is the matrix on the host, unless it is in a store, and
+    ``ring`` what is prescribed for the slots through which it is streamed.
     """
     precisions = IMAGE_PRECISIONS if request.precision == "auto" else (request.precision,)
     for precision, spec in itertools.product(precisions, specs):
@@ -86,7 +88,7 @@ def place_image(
             room = room_for_matrix(request, vectors.nbytes(request, spec) + more)
         except BudgetError:
             continue
-        planned = _plan(index_for, counts, sizes, room, precision, vectors)
+        planned = _plan(index_for, counts, sizes, room, precision, Workload(vectors.together), ring)
         if planned is None:
             continue
         plan, image = planned
@@ -112,7 +114,8 @@ def _plan(
     sizes: tuple[int, int],
     room: int,
     precision: str,
-    vectors: Vectors,
+    workload: Workload,
+    ring: Ring | None,
 ) -> tuple[StreamPlan, int] | None:
     """Return the plan for single products with the fewest subdivisions that fit beside an image, if any do, and its bytes."""
     nbytes, of_values = sizes
@@ -125,7 +128,7 @@ def _plan(
             if not (can_be_joined(index) and can_be_rounded(index, precision)):
                 return None
             image = image_nbytes(index, precision)
-            return plan_stream(index, max(room - image, 1), Workload(vectors.together)), image
+            return plan_stream(index, max(room - image, 1), workload, ring), image
     return None
 
 

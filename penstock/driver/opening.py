@@ -165,6 +165,8 @@ class _Opener:
         placement = source.place(self.request)
         yield placement
         made = source.make(placement, self.resources)
+        if placement.image is not None:
+            return self._with_image(placement, placement.image, cast(Store, made))
         if hasattr(made, "apply"):
             return self._system(cast(Operator, made), placement)
         return (yield from self._streamed(made, placement))
@@ -201,9 +203,9 @@ class _Opener:
             return place_matrix(statistics, self.request, rates=self._rates, reporter=self.reporter)
 
     def _open_placed(self, placement: Placement) -> _Opening:
-        if placement.image is not None:
-            return (yield from self._open_image(placement, placement.image))
         yield placement
+        if placement.image is not None:
+            return self._with_image(placement, placement.image)
         whole = placement.matrix
         assert whole is not None, "a matrix in memory is converted"
         plan = placement.plan
@@ -220,15 +222,18 @@ class _Opener:
                 return HostStore.from_matrix(whole, len(plan.index.subdivisions))
         return self._written(whole, plan)
 
-    def _open_image(self, placement: Placement, image: ImagePlacement, store: Store | None = None) -> _Opening:
-        """Open a matrix, and an image of it in memory; ``store`` is the caller's, if the matrix is not in memory."""
-        yield placement
+    def _with_image(
+        self, placement: Placement, image: ImagePlacement, store: Store | None = None, *, of_caller: bool = False
+    ) -> OpenSystem:
+        """Open a matrix, and an image of it in memory; ``store`` holds the matrix, if it is not in memory."""
         whole, device = image.matrix, self.request.device
         if store is None:
             assert whole is not None, "a matrix in memory is converted"
             store = self._store_of(whole, image.plan)
             self.held.replace(store)
-        elif image.plan.slots and (near := nearest(store, device, self.reporter)) is not store:
+        elif not of_caller:
+            self.held.replace(store)
+        if whole is None and image.plan.slots and (near := nearest(store, device, self.reporter)) is not store:
             self.held.replace(near)
             store = near
         self.resources.callback(self.held.close)
@@ -281,7 +286,8 @@ class _Opener:
                 error.add_note("'penstock store STORE ANOTHER --slab SIZE' cuts a store into smaller subdivisions")
                 raise
         if placement.image is not None:
-            return (yield from self._open_image(placement, placement.image, store))
+            yield placement
+            return self._with_image(placement, placement.image, store, of_caller=True)
         powers = placement.stream_plan.powers_per_sweep
         wanted = max(max(spec.products_per_iteration(streamed=True)) for spec in self.request.specs(1, streamed=True))
         if placement.stream_plan.slots and powers < wanted and _REWRITE * store.index.nbytes < CPU.free_nbytes():

@@ -373,6 +373,17 @@ class TestCommand:
         assert "right side  A times ones" in ran.output
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_pass_may_compute_the_last_residual(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        command = ["solve", "cube9-dof3", "--memory", "300 KiB", "--output"]
+        bounded, computed = (CliRunner().invoke(app, [*command, how, "--verify", how]) for how in ("bound", "norm"))
+
+        assert bounded.exit_code == computed.exit_code == 0, computed.output
+        sweeps = [json.loads((tmp_path / how / "result.json").read_text())["sweeps"] for how in ("bound", "norm")]
+        assert sweeps[0] < sweeps[1]
+        refused = CliRunner().invoke(app, [*command, "no", "--verify", "no"])
+        assert "verify must be 'bound' or 'norm'" in refused.output + str(refused.exception)
+
     @pytest.mark.usefixtures("rendered_pictures")
     def test_solves_and_shows(self, files, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
