@@ -24,25 +24,33 @@ import numpy as np
 from record import argument_parser, printed, record, write
 
 PACKAGED = Path(__file__).parents[1] / "penstock" / "spmv" / "compilation" / "usual_kernels.json"
-# Unknowns a node, nodes a side, right-hand sides, whether coordinates are given, and whether the matrix is streamed.
+# Unknowns a node, nodes a side, right-hand sides, whether coordinates are given, and where the matrix is: in memory, streamed in
+# every iteration, or iterated with in fewer digits.
 CASES = (
-    (3, 96, 1, True, False),
-    (3, 96, 1, True, True),
-    (3, 96, 8, True, False),
-    (3, 96, 8, True, True),
-    (3, 64, 1, False, False),
-    (3, 64, 1, False, True),
-    (6, 48, 1, True, False),
-    (6, 48, 1, True, True),
-    (1, 128, 1, False, False),
-    (1, 128, 1, True, False),
-    (1, 128, 1, True, True),
-    (1, 128, 1, False, True),
+    (3, 96, 1, True, "memory"),
+    (3, 96, 1, True, "streamed"),
+    (3, 96, 1, True, "float32"),
+    (3, 96, 1, True, "int16"),
+    (3, 96, 8, True, "memory"),
+    (3, 96, 8, True, "streamed"),
+    (3, 64, 1, False, "memory"),
+    (3, 64, 1, False, "streamed"),
+    (6, 48, 1, True, "memory"),
+    (6, 48, 1, True, "streamed"),
+    (1, 128, 1, False, "memory"),
+    (1, 128, 1, True, "memory"),
+    (1, 128, 1, True, "streamed"),
+    (1, 128, 1, False, "streamed"),
 )
+# Of the bytes of the matrix, the memory in these cases.
+_SHARES = {"streamed": 0.25, "float32": 0.32, "int16": 0.2}
 
 
-def run_case(dof: int, nodes: int, columns: int, given: bool, streamed: bool) -> dict[str, Any]:
-    """Solve in this process; return the case, the seconds and the instantiations, before it was decided what to do and after."""
+def run_case(dof: int, nodes: int, columns: int, given: bool, where: str, ahead: bool) -> dict[str, Any]:
+    """Solve in this process; return the case, the seconds and the instantiations, before it was decided what to do and after.
+
+    Unless kernels are compiled ``ahead``, these are just those that are needed.
+    """
     import penstock
     from penstock.driver import opening
     from penstock.fem import Cantilever, LognormalMaterial
@@ -52,13 +60,16 @@ def run_case(dof: int, nodes: int, columns: int, given: bool, streamed: bool) ->
     A, rng = beam.matrix("csr").to_csr(), np.random.default_rng(0)
     b = rng.standard_normal((A.shape[0], columns) if columns > 1 else A.shape[0])
     options: dict[str, Any] = {"coordinates": beam.mesh.coordinates()} if given else {}
-    options |= {"memory": A.nnz * 8 // 4} if streamed else {}
+    if where != "memory":
+        precision = "float64" if where == "streamed" else where
+        options |= {"memory": int(_SHARES[where] * 8 * A.nnz), "precision": precision}
     seen: dict[str, dict[str, list[str]]] = {}
     begin = opening.begin_compilation
 
     def noting(case: str, device: Any) -> None:
         seen[case] = recorded()
-        begin(case, device)
+        if ahead:
+            begin(case, device)
 
     opening.begin_compilation = noting
     began = time.perf_counter()
@@ -74,9 +85,9 @@ def run_case(dof: int, nodes: int, columns: int, given: bool, streamed: bool) ->
     }
 
 
-def in_new_process(case: tuple[Any, ...], caches: str | None) -> dict[str, Any]:
+def in_new_process(case: tuple[Any, ...], caches: str | None, *, ahead: bool = True) -> dict[str, Any]:
     """Return what :func:`run_case` does in a process of its own."""
-    command = [sys.executable, __file__, "--case", json.dumps(case)]
+    command = [sys.executable, __file__, "--case", json.dumps([*case, ahead])]
     of_caches = {} if caches is None else dict.fromkeys(("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR"), caches)
     done = subprocess.run(command, env={**os.environ, **of_caches}, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -88,6 +99,12 @@ def in_new_process(case: tuple[Any, ...], caches: str | None) -> dict[str, Any]:
 def joined(one: dict[str, list[str]], other: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return the instantiations of either."""
     return {file: sorted({*one.get(file, ()), *other.get(file, ())}) for file in sorted({*one, *other})}
+
+
+def common(one: dict[str, list[str]], other: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the instantiations of both."""
+    both = {file: sorted({*one[file]} & {*other.get(file, ())}) for file in one}
+    return {file: names for file, names in both.items() if names}
 
 
 def without(some: dict[str, list[str]], others: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -103,10 +120,13 @@ def main() -> None:
     parser.add_argument("--package", action="store_true", help="write the instantiations into the package")
     parser.add_argument("--packaged", type=Path, default=PACKAGED, help="or into another file")
     arguments: argparse.Namespace = parser.parse_args()
-    records, kernels, opening = [], {}, {}
+    records: list[Any] = []
+    kernels: dict[str, dict[str, list[str]]] = {}
+    opening: dict[str, list[str]] | None = None
     for case in CASES:
-        found = in_new_process(case, None)
-        opening = joined(opening, found["opening"])
+        found = in_new_process(case, None, ahead=False)
+        if case[-1] == "memory":  # others are looked at on the host; what not all of these need is left to the case
+            opening = found["opening"] if opening is None else common(opening, found["opening"])
         kernels[found["case"]] = joined(kernels.get(found["case"], {}), found["kernels"])
         count = sum(map(len, found["kernels"].values()))
         print(f"{found['case']}: {count} instantiations", flush=True)
@@ -118,6 +138,7 @@ def main() -> None:
         more = {"instantiations": count, "compiling": first["compiling"]}
         entry = record(f"compilation/{found['case']}", [first["seconds"]], floor=again, nbytes=0, peers={}, **more)
         records.append(printed(entry, "the first call"))
+    assert opening is not None, "there are cases"
     packaged = {"opening": opening, **{case: without(kernels[case], opening) for case in sorted(kernels)}}
     if arguments.package:
         arguments.packaged.write_text(json.dumps(packaged, indent=1) + "\n", encoding="utf-8")

@@ -227,7 +227,15 @@ INSTANCES = {
         *("make_keys", "find_largest", "decide", "join_aggregates"),
         *("measure_diagonal", "count_strong", "list_strong"),
     ],
-    BISECTION_KERNELS: ["rank_nodes", "find_extents", "choose_axes", "make_part_keys", "take_nodes", "number_parts"],
+    BISECTION_KERNELS: [
+        "make_sortable",
+        "rank_nodes",
+        "find_extents",
+        "choose_axes",
+        "make_part_keys",
+        "take_nodes",
+        "number_parts",
+    ],
     AGGREGATE_KERNELS: [
         f"{kernel}<{modes}>" for kernel in ("prolong", "restrict_rows", "orthonormalise") for modes in SIZES
     ],

@@ -101,7 +101,8 @@ def _opened(opening: _Opening, announce: Callable[[Placement], object] | None, r
         placement.check_room(request.device)
         if request.device.kind == "cuda":
             spec, streamed = placement.spec, placement.plan.slots > 0
-            case = case_name(spec.name, spec.block_size, placement.together, streamed=streamed)
+            how: dict[str, Any] = {"streamed": streamed, "precision": placement.precision}
+            case = case_name(spec.name, spec.block_size, placement.together, **how)
             begin_compilation(case, request.device)
 
 

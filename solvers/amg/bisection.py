@@ -106,20 +106,14 @@ def _bisect_cuda(points: Array, levels: list[tuple[Indices, Indices]], last: Ind
 
 def _order_along(points: Array, axis: int) -> Array:
     """Return the nodes by a coordinate; where it is equal by the others, then by number."""
-    order = None
-    for of in (
-        *(other for other in reversed(range(points.shape[1])) if other != axis),
-        axis,
-    ):  # the last one decides first
-        keys = _sortable(points[:, of])
-        order = keys.argsort(kind="stable") if order is None else order[keys[order].argsort(kind="stable")]
+    nodes, dimensions = points.shape
+    keys, order = device_of(points).xp.empty(nodes, dtype=np.int64), None
+    for of in (*(other for other in reversed(range(dimensions)) if other != axis), axis):  # the last one decides first
+        arguments = (np.int32(nodes), np.int32(dimensions), np.int32(of), order, points, keys)
+        launch(BISECTION_KERNELS.function("make_sortable"), nodes, 256, arguments)
+        ranks = keys.argsort(kind="stable")  # of integers, which are sorted by their digits
+        order = ranks if order is None else order[ranks]
     return order
-
-
-def _sortable(values: Array) -> Array:
-    """Return integers of the same order as finite values; those are sorted by their digits, which is faster."""
-    bits = (values + 0.0).view(np.int64)  # -0 and 0 are equal
-    return bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))
 
 
 @parallel_kernel

@@ -14,6 +14,18 @@ __device__ __forceinline__ int part_of(const long long position, const int parts
     return low;
 }
 
+// Integers of the same order as a finite coordinate of nodes, one after another or in an order; -0 and 0 are equal.
+__global__ void __launch_bounds__(256) make_sortable(
+    const int nodes, const int dimensions, const int axis, const long long* __restrict__ order, const double* __restrict__ points,
+    long long* __restrict__ keys)
+{
+    const int place = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (place >= nodes) return;
+    const long long node = order ? order[place] : place;
+    const long long bits = __double_as_longlong(points[node * dimensions + axis] + 0.0);
+    keys[place] = bits < 0 ? bits ^ 0x7fffffffffffffffll : bits;
+}
+
 __global__ void __launch_bounds__(256) rank_nodes(
     const int nodes, const long long* __restrict__ by_axis, int* __restrict__ sorted, int* __restrict__ ranks)
 {

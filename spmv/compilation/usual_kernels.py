@@ -18,8 +18,8 @@ _FILE = "usual_kernels.json"
 _MOST_THREADS = 16
 
 
-def case_name(preconditioner: str, block_size: int, columns: int, *, streamed: bool) -> str:
-    """Return the name of what decides the instantiations of a solve, all but a few.
+def case_name(preconditioner: str, block_size: int, columns: int, *, streamed: bool, precision: str = "float64") -> str:
+    """Return the name of what decides the instantiations of a solve, all but a few; another precision is that of an image.
 
     Examples
     --------
@@ -28,6 +28,8 @@ def case_name(preconditioner: str, block_size: int, columns: int, *, streamed: b
     'smoothed_aggregation of 3 unknowns a node, one vector, in memory'
     """
     vectors, where = "one vector" if columns == 1 else "several vectors", "streamed" if streamed else "in memory"
+    if precision != "float64":
+        where = f"with an image in {precision}"
     return f"{preconditioner} of {block_size} unknowns a node, {vectors}, {where}"
 
 

@@ -54,9 +54,7 @@ def _upper(first: int, offsets: Array, columns: Array) -> tuple[Array, Array]:
     xp = device_of(offsets).xp
     rows = row_numbers(offsets, columns.size)
     kept = xp.flatnonzero(columns >= rows + first)
-    new = xp.zeros_like(offsets)
-    xp.cumsum(xp.bincount(rows[kept], minlength=len(offsets) - 1), out=new[1:])
-    return new, columns[kept]
+    return xp.searchsorted(rows[kept], xp.arange(len(offsets))).astype(np.int64), columns[kept]
 
 
 def product_of_pattern(

@@ -149,6 +149,7 @@ void __stcs(Value* address, std::type_identity_t<Value> value) {
 // -------------------------------------------------------------------------------------------- numbers
 
 inline float __int_as_float(int word) { return std::bit_cast<float>(word); }
+inline long long __double_as_longlong(double number) { return std::bit_cast<long long>(number); }
 inline int __popc(unsigned word) { return std::popcount(word); }
 inline int __popcll(unsigned long long word) { return std::popcount(word); }
 inline int __ffs(int word) { return __builtin_ffs(word); }
