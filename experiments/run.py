@@ -84,7 +84,8 @@ class Run(ABC):
         reason, unfit = tried_with_image(lambda: self._run_with(matrix, request))
         if unfit is not None:
             self.reporter.text("Precision", f"float64 from here on: an image in fewer digits was tried, but {unfit}")
-            self.before = replace(self.before, state=None)  # which is one of the image
+            self.before = replace(self.before, state=None)  # which is one of the image, as that on disk is
+            self.folder.checkpoint.unlink(missing_ok=True)
             reason = self._run_with(matrix, replace(request, precision="float64"))
         assert reason is not None, "a run ends for a reason"
         return reason

@@ -24,6 +24,7 @@ from penstock.spmv import (
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.device import count_true
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 from penstock.spmv.products.block_products import smoothed_rows
 from penstock.spmv.products.block_rows import BlockRows
@@ -178,7 +179,7 @@ def absolute_jacobi(A: Any) -> DiagonalBlocks:
             raise InputError(f"{type(A).__name__} does not know its diagonal; pass your own operator as M")
         xp = operator.device.xp
         sizes = abs(operator.diagonal_blocks(1))
-    missing = communicator_of(operator).largest(float(bool((sizes == 0).any())))
+    missing = communicator_of(operator).largest(float(bool(count_true(sizes == 0))))
     if missing and isinstance(operator, HasAbsoluteProduct):
         ones = xp.ones(operator.shape[0], dtype=operator.dtype)
         sums = operator.apply_absolute(ones).reshape(-1, 1, 1)

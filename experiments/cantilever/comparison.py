@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 
 from penstock.driver.progress import Reporter
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
+from penstock.experiments.cantilever.matrix_storage import place_with_image, request_of
 from penstock.experiments.cantilever.run import resume_experiment, run_experiment
 from penstock.experiments.cantilever.single_run import resolved
 from penstock.experiments.reporting.atomic import write_json, write_text
 from penstock.experiments.reporting.folder import ResultsFolder
 from penstock.experiments.reporting.study import Record, Study, StudyFolder, StudyStopped
 from penstock.experiments.reporting.summary import solve_seconds
-from penstock.spmv import InputError, format_nbytes
+from penstock.spmv import BudgetError, InputError, format_nbytes
 
 _BRIEF_SECONDS = 1.0  # a shorter solve is repeated, because the first one may include loading kernels
 _FROM_RESULT = (
@@ -46,29 +47,34 @@ def _in_memory(experiment: Experiment) -> dict[str, Any]:
     return {**defaults, "budget": None}
 
 
+def _streamed(*, overlap: bool = True, precision: str = "float64") -> dict[str, Any]:
+    """Return memory settings with a budget, which do not depend on those of the experiment."""
+    return {"overlap": overlap, "precision": precision}
+
+
 #: The variants by name, which is also the name of their folder.
 VARIANTS: dict[str, Variant] = {
     "memory": Variant("in memory", _in_memory, _one_power),
-    "no_overlap": Variant("streamed, no overlap", lambda experiment: {"overlap": False}, _one_power),
-    "overlap": Variant("streamed, overlap", lambda experiment: {"overlap": True}, _one_power),
+    "no_overlap": Variant("streamed, no overlap", lambda experiment: _streamed(overlap=False), _one_power),
+    "overlap": Variant("streamed, overlap", lambda experiment: _streamed(), _one_power),
     "wavefront": Variant(
         "streamed, several powers per sweep",
-        lambda experiment: {"overlap": True},
+        lambda experiment: _streamed(),
         lambda experiment: {"preconditioner": "chebyshev"},
     ),
     "coarse_level": Variant(
         "streamed, with a coarse level",
-        lambda experiment: {"overlap": True},
+        lambda experiment: _streamed(),
         lambda experiment: {"preconditioner": "smoothed_aggregation"},
     ),
     "image_no_overlap": Variant(
         "image in memory, residuals streamed, no overlap",
-        lambda experiment: {"overlap": False, "precision": "auto"},
+        lambda experiment: _streamed(overlap=False, precision="auto"),
         lambda experiment: {"preconditioner": "smoothed_aggregation"},
     ),
     "image": Variant(
         "image in memory, residuals streamed, overlap",
-        lambda experiment: {"overlap": True, "precision": "auto"},
+        lambda experiment: _streamed(precision="auto"),
         lambda experiment: {"preconditioner": "smoothed_aggregation"},
     ),
 }
@@ -102,8 +108,22 @@ class Comparison(Study[str, ComparisonFolder]):
         self.experiment = experiment
 
     def points(self) -> list[str]:
-        """Return the names of all variants."""
-        return list(VARIANTS)
+        """Return the names of all variants; those with an image only where the matrix has one that fits."""
+        return [name for name in VARIANTS if self._is_possible(self._changed(name))]
+
+    @staticmethod
+    def _is_possible(experiment: Experiment) -> bool:
+        if experiment.memory.precision == "float64":
+            return True
+        try:
+            return place_with_image(experiment, request_of(experiment)) is not None
+        except (BudgetError, InputError):
+            return False
+
+    def _changed(self, name: str) -> Experiment:
+        """Return the experiment of a variant."""
+        variant, experiment = VARIANTS[name], self.experiment
+        return experiment.changed(memory=variant.memory(experiment), solver=variant.solver(experiment))
 
     def is_done(self, point: str) -> bool:
         """Return whether there is a record of a variant."""
@@ -136,8 +156,7 @@ class Comparison(Study[str, ComparisonFolder]):
             if resume_experiment(folder.path, reporter=self.reporter).interrupted:
                 raise StudyStopped
             return
-        variant, experiment = VARIANTS[name], self.experiment
-        changed = experiment.changed(memory=variant.memory(experiment), solver=variant.solver(experiment))
+        changed = self._changed(name)
         for _ in range(2):
             # Remove a run that was killed before its first checkpoint, or a brief one.
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -216,10 +235,14 @@ def _setup(record: Record) -> str:
     return "-" if seconds is None else f"{seconds:.3g} s"
 
 
+def _precision(record: Record) -> str:
+    """Return the precision with which a variant iterates, which records of old versions lack."""
+    return record.get("precision") or "float64"
+
+
 def _sweep(record: Record) -> str:
-    """Return the milliseconds of a sweep, which an image leaves few of: most of its time is that of iterations in memory."""
-    with_image = record.get("precision", "float64") != "float64"
-    return "-" if with_image else f"{1e3 * (record['sweep_seconds'] or 0):.3g} ms"
+    """Return the milliseconds of a sweep; not with an image, where most of the time is that of iterations in memory."""
+    return "-" if _precision(record) != "float64" else f"{1e3 * (record['sweep_seconds'] or 0):.3g} ms"
 
 
 _ROWS = (
@@ -243,7 +266,7 @@ def _table(records: list[Record]) -> str:
             f"{seconds:.3g} s" + ("" if done else ", not converged"), _setup(record),
             f"{seconds / memory:.2f}" if memory and done else "-",
             f"{overlap / seconds:.2f}" if overlap and done else "-",
-            record["format"], record.get("precision") or "float64", record["products"], record["products_a_sweep"],
+            record["format"], _precision(record), record["products"], record["products_a_sweep"],
             record["iterations"], record["sweeps"],
             format_nbytes(record["bytes_streamed"]), _sweep(record),
             "not finite" if residual is None else f"{residual:.2e}",

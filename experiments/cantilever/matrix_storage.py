@@ -69,12 +69,10 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
         [degree] = spec.products_per_iteration(streamed=False)
         return plan_stream(index, index.nbytes, workload(spec, degree), rates=rates)
     ring = _ring(experiment)
-    if memory.store is not None and memory.store.exists():
-        with FileStore(memory.store) as store:
-            _check_store(store, experiment)
-            index, reach = store.index, _reach(experiment, store.index)
-        degrees = spec.products_per_iteration(streamed=index.nbytes > memory.budget)
-        candidates: Iterable[Candidate] = (Candidate(index, workload(spec, degree), reach) for degree in degrees)
+    if (stored := _stored_index(experiment)) is not None:
+        reach = _reach(experiment, stored)
+        degrees = spec.products_per_iteration(streamed=stored.nbytes > memory.budget)
+        candidates: Iterable[Candidate] = (Candidate(stored, workload(spec, degree), reach) for degree in degrees)
         return choose(candidates, memory.budget, ring, rates=rates)
     plans: list[StreamPlan] = []
     refused: Exception = InputError("no format fits")
@@ -142,17 +140,31 @@ def place_with_image(experiment: Experiment, request: Request) -> Placement | No
     InputError, BudgetError
         If an image is asked for by name and there is none.
     """
-    cantilever, budget = experiment.cantilever(), experiment.memory.budget
-    name = "symmetric_bsr" if experiment.memory.format == "auto" else experiment.memory.format
-    counts = sorted({count for counts in _cuts(experiment, name) for count in counts})
-    index = _symbolic_index(experiment, name, counts[0])
-    if not image_is_wanted(request, index.values_dtype) or budget is None:
+    cantilever, memory = experiment.cantilever(), experiment.memory
+    if memory.budget is None or request.precision == "float64":
         return None
-    if request.precision not in IMAGE_PRECISIONS and index.nbytes <= budget:
+    if (
+        memory.devices is not None or memory.values != "float64"
+    ):  # which a configuration refuses, but not a variant of one
+        raise InputError("images are of float64, and of matrices that one device multiplies by; leave out precision")
+    if not image_is_wanted(request, np.dtype(memory.values)):
+        refuse_without_image(request, None)
+        return None
+    name = "symmetric_bsr" if memory.format == "auto" else memory.format
+    stored = _stored_index(experiment)
+
+    def index_for(cut: int) -> MatrixIndex:
+        return _symbolic_index(experiment, name, cut) if stored is None else stored
+
+    cuts = sorted({cut for of_kind in _cuts(experiment, name) for cut in of_kind})
+    if stored is not None:
+        cuts = [len(stored.subdivisions)]
+    index = index_for(cuts[0])
+    if request.precision not in IMAGE_PRECISIONS and index.nbytes <= memory.budget:
         return None
     placed = place_image(
-        functools.partial(_symbolic_index, experiment, name),
-        counts,
+        index_for,
+        cuts,
         (index.nbytes, index.part_nbytes("values")),
         request,
         [request.preconditioner],
@@ -164,6 +176,16 @@ def place_with_image(experiment: Experiment, request: Request) -> Placement | No
         refuse_without_image(request, index)
         return None
     return replace(placed, is_definite=True)
+
+
+def _stored_index(experiment: Experiment) -> MatrixIndex | None:
+    """Return how the matrix is stored where an earlier run has left it in ``memory.store``, or None."""
+    path = experiment.memory.store
+    if path is None or not path.exists():
+        return None
+    with FileStore(path) as store:
+        _check_store(store, experiment)
+        return store.index
 
 
 def _ring(experiment: Experiment) -> Ring:

@@ -42,6 +42,7 @@ from penstock.streaming import HeterogeneousMatrix, MemoryBudget, Store, StreamP
 
 # Settings on which the system and the iterations depend.
 _OF_SYSTEM: dict[str, Any] = dict.fromkeys(("model", "material", "load"), True)
+_OF_SYSTEM["memory"] = {"precision"}
 _OF_SYSTEM["solver"] = {"preconditioner", "degree", "aggregate_nodes", "options"}
 
 
@@ -64,7 +65,7 @@ class SingleRun(Run):
     def __init__(self, experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> None:
         super().__init__(folder, reporter)
         #: The experiment, with the decisions of the run once they are made.
-        self.experiment = experiment
+        self.experiment = self._asked_for = experiment
         self.cantilever = experiment.cantilever()
         self.shape = self.cantilever.shape
         self.device = Device.parse(experiment.memory.device)
@@ -85,9 +86,12 @@ class SingleRun(Run):
         return GivenMatrix(self, "source"), request_of(self.experiment, self.device)
 
     def place(self, request: Request) -> Placement:
-        """Plan the run, and compile the kernels of the CPU that are not cached."""
+        """Plan the run; without an image of the matrix, compile the kernels of the CPU that are not cached, too."""
+        if request.precision == "float64" != self.experiment.memory.precision:  # an image was unfit: without its cut
+            self.experiment = self._asked_for.changed(memory={"precision": "float64"})
+            shutil.rmtree(self.folder.matrix, ignore_errors=True)
         with self.reporter.part("plan"):
-            with_image = None if request.precision == "float64" else place_with_image(self.experiment, request)
+            with_image = place_with_image(self.experiment, request)
             return with_image or place_experiment(self.experiment, request, self._planned(self.experiment))
 
     def _planned(self, experiment: Experiment) -> StreamPlan:
@@ -108,19 +112,19 @@ class SingleRun(Run):
 
     def _write_plan(self, placement: Placement) -> None:
         self._settle(placement)
-        if "plan" in self.seconds:  # after the first sweeps
-            title, text = placement.facts[-1]
+        title, text = placement.facts[-1] if placement.facts else ("", "")
+        if title == "rates":  # after the first sweeps
             self.folder.add_to_plan(f"{title:<11} {text}", self.reporter)
         else:
-            self._ends("plan")
+            if "plan" not in self.seconds:  # otherwise an image was unfit
+                self._ends("plan")
             text = placement.plan.explain() if placement.image is None else placement.explain()
             self.folder.write_plan(text, self.reporter)
 
     def _settle(self, placement: Placement) -> None:
         """Write down the decisions of a plan, so that resuming or repeating the run does not depend on new measurements."""
         if self.experiment.memory.budget is not None:
-            plan, solver = placement.plan_of_matrix, self.experiment.solver
-            assert isinstance(plan, StreamPlan), "there is a budget"
+            plan, solver = placement.plan_of_store, self.experiment.solver
             decided: dict[str, Any] = {"format": plan.index.format_name, "subdivisions": len(plan.index.subdivisions)}
             decided["precision"] = placement.precision
             if plan.slots:
@@ -134,9 +138,7 @@ class SingleRun(Run):
     def make(self, placement: Placement, resources: contextlib.ExitStack) -> Operator | Store:
         """Assemble the matrix in memory, or build or open the store from which it is streamed."""
         if self.experiment.memory.budget is not None:
-            plan = placement.plan_of_matrix
-            assert isinstance(plan, StreamPlan), "there is a budget"
-            return self._stored(plan, resources)
+            return self._stored(placement.plan_of_store, resources)
         with self.reporter.stage("assemble"):
             return self._assembled()
 
@@ -173,6 +175,9 @@ class SingleRun(Run):
 
     def _settings(self, placement: Placement) -> dict[str, Any]:
         return self.experiment.model_dump(mode="json", exclude_none=True, include=_OF_SYSTEM)
+
+    def _lasting(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {"memory": {"precision": "float64"}, **settings}  # which checkpoints lack that are older than images
 
     def _posed(self, system: OpenSystem) -> tuple[GivenVectors, None]:
         with self.reporter.part("loads"):

@@ -138,7 +138,8 @@ def draw_comparison(path: Path, records: list[dict[str, Any]], histories: list[l
     """Draw the time of each variant of a solve as a bar, and its residuals over time."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     bars, curves = figure.subplots(1, 2, width_ratios=[1, 1.3])
-    colors, dashes = [_GREY, "#c2456b", _BLUE, _ORANGE, _GREEN], ["-", "--", "-.", ":", "-"]
+    colors = [_GREY, "#c2456b", _BLUE, _ORANGE, _GREEN, "#7d5ba6", "#1b9aaa"]
+    dashes = ["-", "--", "-.", ":", "-", "--", "-."]
     for place, (record, norms) in enumerate(zip(records, histories, strict=True)):
         color, seconds = colors[place % len(colors)], record["seconds"]
         bars.barh(place, seconds, color=color)

@@ -19,16 +19,14 @@ if TYPE_CHECKING:
 
 
 def print_plan(experiment: Experiment, console: Console, rates: LinkRates | None = None) -> None:
-    """Print the plan of an experiment at these rates, or at those measured on this machine."""
+    """Print the plan of an experiment at these rates, or at those measured on this machine; an image needs none."""
     from penstock.experiments import plan_experiment
     from penstock.experiments.cantilever.matrix_storage import measure_rates, place_with_image, request_of
     from penstock.spmv import Device, DeviceError
 
-    if experiment.memory.precision != "float64":
-        placement = place_with_image(experiment, request_of(experiment))
-        if placement is not None:
-            console.print(placement.explain(), highlight=False, soft_wrap=True, markup=False)
-            return
+    if (placement := place_with_image(experiment, request_of(experiment))) is not None:
+        console.print(placement.explain(), highlight=False, soft_wrap=True, markup=False)
+        return
     try:
         rates = rates or measure_rates(experiment, Device.parse(experiment.memory.device), Path.cwd())
     except DeviceError as error:

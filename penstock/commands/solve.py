@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -104,8 +104,9 @@ def solve(
     if matrix is not None:
         modes = (coordinates, near_null_space, null_space)
         options = (precond, degree, rtol, maxiter, device, memory, guess, format_name, *modes)
-        how: dict[str, Any] = {"method": method, "precision": precision, "verify": verify}
-        request = SolveRequest(matrix, right_hand_sides, columns, *options, **how)
+        request = SolveRequest(
+            matrix, right_hand_sides, columns, *options, method=method, precision=precision, verify=verify
+        )
     if request is not None and dry_run:
         planned = noting_interrupts(lambda: plan_file(request, output or Path("results"), reporter=reporter))
         console.print(planned, highlight=False, markup=False, soft_wrap=True)

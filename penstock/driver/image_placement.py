@@ -55,8 +55,8 @@ def refuse_without_image(request: Request, index: MatrixIndex | None) -> None:
         raise InputError(f"{request.name} is stored in {index.values_dtype}, and images are of float64; {advice}")
     if index is not None and not (can_be_joined(index) and can_be_rounded(index, precision)):
         raise InputError(
-            f"{request.name} has no image in {precision}: that is for symmetric matrices stored in dense blocks (symmetric_bsr), "
-            f"and this one takes the fewest bytes in {index.format_name}; {advice}"
+            f"{request.name} has no image in {precision}: that is for symmetric matrices stored in dense blocks of several "
+            f"unknowns (symmetric_bsr), and this one is stored in {index.format_name} with {index.block_size} a block; {advice}"
         )
     needed = "" if index is None else f" of {format_nbytes(image_nbytes(index, precision))}"
     raise BudgetError(
@@ -100,7 +100,7 @@ def place_image(
         resident = Resident(
             index.shape, nonzeros, index.format_name, image, request.memory, workspace, workload.parts, precision
         )
-        facts = (("residuals", _explained(plan)),)
+        facts = (("residuals", _explained(plan, request.verify)),)
         reasons = {spec.name: request.reason(spec, [spec])}
         decided = (resident, spec, vectors.together, vectors.solver_nbytes, nonzeros, facts)
         method = request.chosen_method.label
@@ -132,11 +132,12 @@ def _plan(
     return None
 
 
-def _explained(plan: StreamPlan) -> str:
+def _explained(plan: StreamPlan, verify: str) -> str:
     count = len(plan.index.subdivisions)
     if not plan.slots:
         return f"computed with A in float64, {format_nbytes(plan.storage_nbytes)}, which is in memory too"
     return (
         f"computed with A in float64, streamed in {count} subdivisions through {plan.slots} slots, "
-        f"{format_nbytes(plan.storage_nbytes)}; the last one is a bound where that meets the tolerance"
+        f"{format_nbytes(plan.storage_nbytes)}"
+        + ("; the last one is a bound where that meets the tolerance" if verify == "bound" else "")
     )

@@ -100,9 +100,9 @@ def _opened(opening: _Opening, announce: Callable[[Placement], object] | None, r
             announce(placement)
         placement.check_room(request.device)
         if request.device.kind == "cuda":
-            spec, streamed = placement.spec, placement.plan.slots > 0
-            how: dict[str, Any] = {"streamed": streamed, "precision": placement.precision}
-            case = case_name(spec.name, spec.block_size, placement.together, **how)
+            spec, of_image = placement.spec, placement.precision
+            streamed = placement.plan.slots > 0
+            case = case_name(spec.name, spec.block_size, placement.together, streamed=streamed, precision=of_image)
             begin_compilation(case, request.device)
 
 
@@ -231,13 +231,7 @@ class _Opener:
         if store is None:
             assert whole is not None, "a matrix in memory is converted"
             store = self._store_of(whole, image.plan)
-            self.held.replace(store)
-        elif not of_caller:
-            self.held.replace(store)
-        if whole is None and image.plan.slots and (near := nearest(store, device, self.reporter)) is not store:
-            self.held.replace(near)
-            store = near
-        self.resources.callback(self.held.close)
+        store = self._near(store, image.plan, of_caller=of_caller)
         with self.reporter.stage("open"):
             budget = MemoryBudget(max(1, image.plan.storage_nbytes))
             streamed = self.resources.enter_context(StreamedMatrix(store, budget, device=device, plan=image.plan))
@@ -248,7 +242,7 @@ class _Opener:
             else:
                 A = image_of(whole, np.dtype(precision))
         system = self._system(A, replace(placement, image=replace(image, matrix=None)))
-        system.streamed, system.of_store = streamed, whole is None
+        system.streamed, system.of_store = streamed, of_caller
         system.check_image()
         return system
 
@@ -303,13 +297,7 @@ class _Opener:
         return (yield from self._streamed(store, placement, of_caller=True))
 
     def _streamed(self, store: Store, placement: Placement, *, of_caller: bool = False) -> _Opening:
-        if hasattr(store, "__enter__") and not of_caller:
-            self.held.replace(store)
-        # After the streamed matrix, and before a temporary folder is removed: not all systems remove open files.
-        self.resources.callback(self.held.close)
-        if placement.stream_plan.slots and (near := nearest(store, self.request.device, self.reporter)) is not store:
-            self.held.replace(near)
-            store = near
+        store = self._near(store, placement.stream_plan, of_caller=of_caller)
         budget = MemoryBudget(placement.stream_plan.budget_nbytes)
         with self.reporter.stage("open"):
             matrix = StreamedMatrix(store, budget, device=self.request.device, plan=placement.stream_plan)
@@ -325,6 +313,17 @@ class _Opener:
                 with self.reporter.stage("open"):
                     matrix = StreamedMatrix(store, budget, device=self.request.device, plan=again.plan)
         return self._system(self.resources.enter_context(matrix), placement)
+
+    def _near(self, store: Store, plan: StreamPlan, *, of_caller: bool) -> Store:
+        """Return a store as near as it can be, and close what is not the caller's in the end."""
+        # After the streamed matrix, and before a temporary folder is removed: not all systems remove open files.
+        self.resources.callback(self.held.close)
+        if hasattr(store, "__enter__") and not of_caller:
+            self.held.replace(store)
+        near = nearest(store, self.request.device, self.reporter) if plan.slots else store
+        if near is not store:
+            self.held.replace(near)
+        return near
 
     def _written(self, whole: SparseMatrix, plan: StreamPlan) -> FileStore:
         """Write a matrix to disk, for a CPU to stream from; removed at the end."""

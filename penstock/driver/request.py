@@ -226,6 +226,11 @@ class Placement:
         return self.plan if self.image is None else self.image.plan
 
     @property
+    def plan_of_store(self) -> StreamPlan:
+        """The plan of the store from which the matrix is streamed, be it for iterations or for residuals only."""
+        return self.stream_plan if self.image is None else self.image.plan
+
+    @property
     def stream_plan(self) -> StreamPlan:
         """The plan of a matrix that is streamed, or of a store that is kept in memory."""
         assert isinstance(self.plan, StreamPlan), "a resident matrix is not streamed"

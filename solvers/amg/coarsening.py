@@ -228,8 +228,7 @@ def _without(rows: BlockRows, dropped: Array) -> BlockRows:
 def _entries_of(rows: BlockRows, row: Array, kept: Array, blocks: Array) -> BlockRows:
     """Return rows with some of their entries, those ``kept``, and their ``blocks``; ``row`` is that of every entry, from 0."""
     xp, nodes, entries = rows.device.xp, len(rows.offsets) - 1, rows.device.xp.flatnonzero(kept)
-    offsets = xp.zeros(nodes + 1, dtype=np.int64)
-    xp.cumsum(xp.bincount(row[entries], minlength=nodes), out=offsets[1:])
+    offsets = xp.searchsorted(row[entries], xp.arange(nodes + 1)).astype(np.int64)
     return BlockRows(rows.start, offsets, rows.columns[entries], blocks[entries], rows.width)
 
 

@@ -19,9 +19,8 @@ _RANGE = (1e-25, 1e37)
 def cycle_matrix(A: AnyMatrix, diagonal: DiagonalBlocks | None = None) -> AnyMatrix:
     """Return a matrix for cycles to multiply by: a copy of its values in float32, with the other arrays shared.
 
-    The copy is in float64 if the largest value, or an entry of its diagonal, is beyond the range of float32. It is a copy in any
-    case, because new values of the caller's matrix must not change a cycle. ``diagonal`` holds the inverses of the diagonal
-    blocks.
+    The copy is in float64 if the largest value, or an entry of an inverse of its diagonal blocks, which ``diagonal`` holds, is
+    beyond the range of float32. It is a copy in any case: new values of a matrix must not change a cycle that was made before.
     """
     fits = A.values.size and _RANGE[0] < _magnitude(A.values) < _RANGE[1]
     if diagonal is not None and diagonal.blocks.size:

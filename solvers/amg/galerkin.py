@@ -209,6 +209,8 @@ class GalerkinWave:
         assert not any(self._waiting), "all rows have passed all stages"
         xp, count, size = self._device.xp, self._count, self._modes
         keys, blocks = _summed([*self._parts, self._open])
+        self._parts.clear()
+        del self._open
         if communicator.size > 1:
             # In the order of the ranks, so that all of them form the same sums.
             of_ranks = communicator.of_all(tuple(map(self._device.to_host, (keys, blocks))))
@@ -216,9 +218,9 @@ class GalerkinWave:
         rows, columns = keys // count, keys % count
         right = xp.flatnonzero(columns > rows)
         keys = xp.concatenate([keys, columns[right] * count + rows[right]])
+        blocks = xp.concatenate([blocks, blocks[right].swapaxes(1, 2)])
         order = xp.argsort(keys)
-        keys, blocks = keys[order], xp.concatenate([blocks, blocks[right].swapaxes(1, 2)])[order]
-        rows, columns = keys // count, keys % count
+        rows, columns, blocks = keys[order] // count, keys[order] % count, blocks[order]
         offsets = xp.searchsorted(rows, xp.arange(count + 1)).astype(np.int64)
         return BsrMatrix((count * size, count * size), np.dtype(np.float64), offsets, columns.astype(np.int32), blocks)
 

@@ -132,8 +132,7 @@ def _first_of_groups(offsets: Array, links: Array, path: Array, most: int) -> tu
     number[rest] = xp.arange(rest.size)
     row = number[row_numbers(offsets, links.size)]
     kept = xp.flatnonzero((row >= 0) & (number[links] >= 0))
-    of_rest = xp.zeros(rest.size + 1, dtype=np.int64)
-    xp.cumsum(xp.bincount(row[kept], minlength=rest.size), out=of_rest[1:])
+    of_rest = xp.searchsorted(row[kept], xp.arange(rest.size + 1)).astype(np.int64)
     part, cut = _cut_components(device.to_host(of_rest), device.to_host(number[links[kept]].astype(np.int32)), most)
     first[rest] = rest[device.asarray(np.unique(part, return_index=True)[1][part])]
     return first, cut

@@ -275,12 +275,15 @@ def _preconditioner(
     degree: int,
     smoothing: int,
     before: SmoothedAggregation | None = None,
-    A: Operator | None = None,
+    multiplied: Operator | None = None,
 ) -> SmoothedAggregation:
-    """Return the preconditioner, with the coarser levels of the one before if there is one; it multiplies by A, if given."""
+    """Return the preconditioner, with the coarser levels of the one before if there is one.
+
+    It multiplies by ``multiplied``, a copy of the finer matrix, if that is given.
+    """
     level.inverse = _inverse(level, None if before is None else before.level.inverse)
     D = level.groups if isinstance(level.groups, GroupFactors) else level.diagonal
-    M = SmoothedAggregation(level.finer if A is None else A, D, level.high, degree, smoothing, level)
+    M = SmoothedAggregation(level.finer if multiplied is None else multiplied, D, level.high, degree, smoothing, level)
     if before is not None:
         M.take_vectors(before)
     return M

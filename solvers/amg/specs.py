@@ -49,7 +49,8 @@ _DEFAULT = _SHAPES[0]
 
 # Six modes are the most usual: T takes 8 bytes for an unknown and a mode, or less where a GPU computes it from coordinates.
 _MODES, _COORDINATES = 6, 2
-# Blocks in a row of the coarse matrix of a mesh, how much larger all coarse matrices are together, and with copies in float32.
+# Blocks in a row of the coarse matrix of a mesh, how much larger all coarse matrices are together, and with the copies in float32
+# that a GPU makes.
 _NEIGHBOURS, _ALL_LEVELS, _COPIES = 27, 1.2, 1.5
 # Vectors of the recurrence and of the iteration, beyond those of CG.
 _VECTORS = 6

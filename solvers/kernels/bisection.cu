@@ -14,7 +14,8 @@ __device__ __forceinline__ int part_of(const long long position, const int parts
     return low;
 }
 
-// Integers of the same order as a finite coordinate of nodes, one after another or in an order; -0 and 0 are equal.
+// keys[place] = an integer that sorts as coordinate `axis` of node order[place] does, or of node `place` where `order` is null.
+// Coordinates are finite; -0 and 0 get the same integer.
 __global__ void __launch_bounds__(256) make_sortable(
     const int nodes, const int dimensions, const int axis, const long long* __restrict__ order, const double* __restrict__ points,
     long long* __restrict__ keys)

@@ -308,7 +308,8 @@ def _launch(
 @register_kernel("bsr", "spmv", "cuda")
 def _spmv_cuda(A: BsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> None:
     block_rows = A.shape[0] // A.row_granularity
-    if address_of(A.values) % 16:  # a view of the caller's; rows of blocks are loaded in pairs
+    # A view of the caller's may begin anywhere; rows of blocks of an even size are loaded in pairs.
+    if A.row_granularity % 2 == 0 and address_of(A.values) % (2 * A.values.itemsize):
         A = replace(A, values=A.values.copy())
     _launch(A, "bsr_spmv", 32 * block_rows, (block_rows,), (x, out), alpha, beta, block=64)
 

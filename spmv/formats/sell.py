@@ -11,7 +11,7 @@ import numpy as np
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
 from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.table import register_kernel
-from penstock.spmv.device import CPU, Array, device_of
+from penstock.spmv.device import CPU, Array
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.chunk_products import (
@@ -54,7 +54,7 @@ def _fully_sorted_storage(lengths: Array, height: int) -> int:
     """Return the slots of chunks of rows that are sorted by length; their histogram suffices."""
     if not lengths.size:
         return 0
-    counts = CPU.asarray(device_of(lengths).xp.bincount(lengths))
+    counts = np.bincount(CPU.asarray(lengths))
     # Row k of the sorted ones has the largest length of which there are more than k at least as long.
     at_least = np.cumsum(counts[::-1])
     first_rows = np.arange(0, lengths.size, height)

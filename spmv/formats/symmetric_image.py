@@ -16,7 +16,7 @@ from numba import prange
 
 from penstock.spmv.compilation.jit import parallel_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
-from penstock.spmv.device import Array, Device
+from penstock.spmv.device import Array, Device, count_true
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 from penstock.spmv.formats.symmetric_bsr import SymmetricBsrMatrix, add_on_cpu, register_products
@@ -91,7 +91,7 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
         diagonal : array, (block rows, block size, block size)
         """
         xp, size = self.device.xp, self.block_size
-        if not bool((self.column_indices[self._first_slots()] == xp.arange(self.shape[0] // size)).all()):
+        if count_true(self.column_indices[self._first_slots()] != xp.arange(self.shape[0] // size)):
             raise InputError("a matrix with an empty block on the diagonal has no image")
         with np.errstate(all="ignore"):  # values beyond the range of float32 are found out by the diagonal
             missing = (row_sums - self.apply(block_ones(self.shape[0], size, self.device))).reshape(-1, size, size)
@@ -177,7 +177,7 @@ class SymmetricImageMatrix(SymmetricBsrMatrix, name="symmetric_image", chosen=Fa
     def refill(self, A: Any, first_row: int = 0, *, check: bool = True) -> None:
         """Replace the values by those of the image of a CSR matrix with the same pattern."""
         half = SymmetricBsrMatrix.slab_from_csr(A, first_row, block_size=self.block_size, check=False)
-        if check and not bool((half.column_indices == self.column_indices).all()):
+        if check and count_true(half.column_indices != self.column_indices):
             raise InputError("the matrix has another pattern")
         new = type(self).of(half.to_device(self.device), self.values.dtype)
         for name in ("values", "exponents", "corrections"):

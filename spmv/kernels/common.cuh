@@ -122,6 +122,14 @@ struct alignas(count * sizeof(Number)) Pack {
     Number number[count];
 };
 
+// The power of two of which the values of a block are multiples if they are of 16 bits: its exponent is that of a float, in 8 bits.
+template <typename Value>
+__device__ __forceinline__ double scale_of_block(const unsigned char* exponent)
+{
+    if constexpr (sizeof(Value) > 2) return 1.0;
+    else return double(__int_as_float(int(*exponent) << 23));
+}
+
 // out = alpha * total + beta * out, never reading out when beta is zero: it may hold NaN.
 template <typename Vector>
 __device__ __forceinline__ void store_product(Vector* out, double total, double alpha, double beta)

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(256) count_mirrored(
     if (waiting) atomicAdd(later, waiting);
 }
 
-// The same for blocks that wait, of which those of rows from `stop` on go on waiting. One thread per block.
+// The same for blocks that wait. Those of rows from `stop` on are left out: they go on waiting. One thread per block.
 __global__ void __launch_bounds__(256) count_waiting(
     const long long count, const long long start, const long long stop, const int* __restrict__ rows, int* lower)
 {
@@ -59,6 +59,7 @@ __global__ void __launch_bounds__(256) list_mirrored(
     }
 }
 
+// Lists the columns of the blocks that have waited for the rows that are completed. One thread per block.
 __global__ void __launch_bounds__(256) list_waiting(
     const long long count, const long long start, const long long stop, const int* __restrict__ rows,
     const int* __restrict__ of_column, const long long* __restrict__ offsets, int* placed, int* __restrict__ columns)
@@ -68,7 +69,8 @@ __global__ void __launch_bounds__(256) list_waiting(
         columns[offsets[rows[i] - start] + atomicAdd(placed + (rows[i] - start), 1)] = of_column[i];
 }
 
-// Sorts the columns left of the diagonal, by Shell's method with the gaps of Knuth (1973). One thread per row.
+// Sorts the columns left of the diagonal, by Shell's method with the gaps of Knuth (1973). One thread per row: there are a dozen in
+// the rows of meshes, and a row of 100,000 takes some tens of milliseconds.
 __global__ void __launch_bounds__(256) sort_mirrored(
     const long long rows, const long long* __restrict__ offsets, const int* __restrict__ lower, int* columns)
 {
@@ -120,8 +122,7 @@ __global__ void __launch_bounds__(64) copy_mirrored(
         all_targets[warp][0][lane] = column < 0 ? nullptr : own;
         all_targets[warp][1][lane] = mirrored;
         const Value* stored = values + (slot - lane) * area + lane;
-        double scale = 1.0;
-        if constexpr (sizeof(Value) == 2) scale = double(__int_as_float(int(exponents[slot]) << 23));
+        const double scale = scale_of_block<Value>(exponents + slot);
 #pragma unroll
         for (int e = 0; e < area; ++e) {
             const double more = corrected && column == row ? double(corrections[position * area + e]) : 0.0;

@@ -5,13 +5,6 @@
 // Values of 16 bits are multiples of a power of two that each block has: `exponents` holds its exponent as that of a float, in 8
 // bits. Where `corrected` is not 0, `corrections`, (block rows of the matrix or slab, size, size), are added to the blocks on the
 // diagonal. Other matrices pass any arrays for these two.
-template <typename Value>
-__device__ __forceinline__ double symmetric_bsr_scale(const unsigned char* exponent)
-{
-    if constexpr (sizeof(Value) > 2) return 1.0;
-    else return double(__int_as_float(int(*exponent) << 23));
-}
-
 template <int size>
 __device__ __forceinline__ void symmetric_bsr_correct(const float* correction, const double* own_x, double* total)
 {
@@ -20,6 +13,8 @@ __device__ __forceinline__ void symmetric_bsr_correct(const float* correction, c
 #pragma unroll
         for (int c = 0; c < size; ++c) total[r] += double(correction[r * size + c]) * own_x[c];
 }
+
+constexpr int SPMV_THREADS = 128;
 
 // Copies the `size` numbers at numbers[size * place] of the place of every lane to `shared`, lane after lane, and zeros for places
 // below 0. Neighbouring lanes read neighbouring numbers. All 32 lanes together.
@@ -43,7 +38,7 @@ __device__ __forceinline__ void gather_lanes(const int place, const Vector* __re
 template <int size, typename Vector>
 __device__ __forceinline__ void add_lanes(const int place, const double* numbers, const double alpha, double* shared, Vector* out)
 {
-    constexpr int height = 32, few = 4;
+    constexpr int height = 32, few = 4;  // at the end of a run of columns one lane adds, and at most some at the ends of lines
     const int lane = threadIdx.x % height;
     if (size == 1 || __popc(PENSTOCK_BALLOT(place >= 0)) <= few) {
         if (place < 0) return;
@@ -65,18 +60,18 @@ __device__ __forceinline__ void add_lanes(const int place, const double* numbers
 // out += alpha A x, one thread per block row: A[i, j] x[j] is summed for row i, and A[i, j]^T x[i], if j > i, goes to row j.
 // In the matrices of meshes the contribution of row i + 1 to column j and the next one of row i to the same j come one slot
 // apart, so each lane offers its contribution to its left neighbour before adding it itself: this saves two thirds of the
-// atomics of a 27-point stencil. Launch: 32 threads per chunk, rounded up to whole blocks; with several rows of blocks
-// (gridDim.y) each processes its share of every chunk's slots. out was scaled by beta before.
+// atomics of a 27-point stencil. Launch: 32 threads per chunk, in thread blocks of 128, for which there is shared memory; with
+// several rows of thread blocks (gridDim.y) each processes its share of every chunk's slots. out was scaled by beta before.
 // Reads sizeof(Value) * size * size + 4 bytes per stored block, about half those of the full matrix.
 template <typename Value, typename Vector, int size>
-__global__ void __launch_bounds__(128) symmetric_bsr_spmv(
+__global__ void __launch_bounds__(SPMV_THREADS) symmetric_bsr_spmv(
     const long long block_rows, const long long first_row, const long long* __restrict__ chunk_offsets,
     const int* __restrict__ column_indices, const Value* __restrict__ values,
     const unsigned char* __restrict__ exponents, const float* __restrict__ corrections, const int corrected,
     const Vector* __restrict__ x, Vector* __restrict__ out, const double alpha)
 {
     constexpr int height = 32;
-    __shared__ double all_shared[128 / height][height * size];
+    __shared__ double all_shared[SPMV_THREADS / height][height * size];
     const long long position = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const int lane = threadIdx.x % height;
     if (position - lane >= block_rows) return;  // all 32 lanes together
@@ -98,7 +93,7 @@ __global__ void __launch_bounds__(128) symmetric_bsr_spmv(
 #pragma unroll
         for (int e = 0; e < size * size; ++e)
             a[e] = PENSTOCK_STREAM_LOAD(blocks + (long long)(slot * size * size + e) * height);
-        const double scale = symmetric_bsr_scale<Value>(exponents + first + lane + (long long)slot * height);
+        const double scale = scale_of_block<Value>(exponents + first + lane + (long long)slot * height);
         gather_lanes<size>(column, x, shared);
         double below[size] = {};  // contribution of the transposed block to row `column`
         if (column >= 0) {
@@ -155,7 +150,7 @@ __global__ void __launch_bounds__(256) symmetric_bsr_spmm(
         const long long column = column_indices[entry + lane];
         if (column < 0) continue;
         const Value* a = values + entry * (size * size) + lane;
-        const double scale = symmetric_bsr_scale<Value>(exponents + entry + lane);
+        const double scale = scale_of_block<Value>(exponents + entry + lane);
         double below[size] = {};
 #pragma unroll
         for (int c = 0; c < size; ++c) {

@@ -21,7 +21,8 @@ _Blocks = tuple[Array, Array, Array]
 class Completion:
     """Completes rows of a matrix whose half is stored, by the mirror images of earlier rows.
 
-    ``visit`` receives complete rows in ascending order, once the blocks of the slabs gathered take ``enough`` bytes.
+    ``visit`` receives complete rows in ascending order, once the values of the slabs gathered would take ``enough`` bytes in
+    float64.
     """
 
     def __init__(self, block_size: int, visit: Callable[[BlockRows], None], enough: int = 0) -> None:

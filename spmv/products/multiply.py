@@ -18,6 +18,7 @@ from penstock.spmv import (
     device_of,
 )
 from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.device import count_true
 from penstock.spmv.formats.validation import check_values, in_sorted_rows
 from penstock.spmv.products.block_products import allocated, counted_cuda, product_of_pattern
 from penstock.spmv.products.block_rows import BlockRows, as_csr, csr_of, rows_of
@@ -70,7 +71,7 @@ def _same(left: Array, right: Array) -> bool:
     """Return whether two arrays on one device are equal."""
     if left is right:
         return True
-    return left.shape == right.shape and device_of(left) == device_of(right) and bool((left == right).all())
+    return left.shape == right.shape and device_of(left) == device_of(right) and not count_true(left != right)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from penstock.spmv.communicator import ALONE, Communicator, communicator_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import reassociating_kernel, rounded_serial_and_parallel, serial_and_parallel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
-from penstock.spmv.device import Array, Device
+from penstock.spmv.device import Array, Device, count_true
 from penstock.spmv.operator import Operator
 
 VECTOR_KERNELS = CudaSource("penstock.spmv.kernels", "vectors.cu")
@@ -64,7 +64,7 @@ class VectorSpace:
 
     def any(self, x: Array) -> bool:
         """Return whether any entry of a vector is not zero."""
-        return self.communicator.largest(float(bool(x.any()))) > 0
+        return self.communicator.largest(float(bool(count_true(x != 0)))) > 0
 
     def maximum(self, x: Array) -> float:
         """Return the largest entry of a vector."""

@@ -134,8 +134,23 @@ def test_a_cut_that_cannot_be_is_noted_and_the_command_fails(tmp_path):
 
     assert result.exit_code == 1, result.output
     records = json.loads((tmp_path / "run" / "comparison.json").read_text())
-    assert [("refused" in record) for record in records] == [False] + [True] * 6
+    assert [("refused" in record) for record in records] == [False] + [True] * 4
     assert "subdivisions at most" in records[1]["refused"]
+
+
+def test_variants_do_not_inherit_a_precision(tmp_path):
+    folder, _ = compare_experiment(described(memory={"precision": "auto"}, solver=BRIEF), tmp_path / "run")
+
+    for way, record in records_of(folder).items():
+        assert (record["precision"] != "float64") == way.startswith("image")
+
+
+@pytest.mark.parametrize("memory", [{"values": "float32"}, {"budget": "1 GiB"}, {"format": "csr"}])
+def test_where_there_is_no_image_there_is_no_variant_with_one(memory, tmp_path):
+    folder, ended = compare_experiment(described(memory=memory, solver=BRIEF), tmp_path / "run")
+
+    assert ended
+    assert list(records_of(folder)) == list(VARIANTS)[:5]
 
 
 def test_a_brief_solve_is_made_twice(tmp_path, monkeypatch):
@@ -170,7 +185,7 @@ def test_the_command_prints_the_table(tmp_path):
     result = CliRunner().invoke(app, ["compare", str(file), "--output", str(tmp_path / "run")])
 
     assert result.exit_code == 0, result.output
-    for variant in VARIANTS.values():
+    for variant in list(VARIANTS.values())[:5]:  # it fits the budget, so there is no image
         assert variant.title in result.output
     assert "comparison.png" in [path.name for path in (tmp_path / "run").iterdir()]
     assert CliRunner().invoke(app, ["compare"]).exit_code == 2

@@ -1,5 +1,6 @@
 """Experiments whose matrix is streamed for residuals only: all iterations are made with an image of it in fewer digits."""
 
+import contextlib
 import json
 import re
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from penstock.commands.app import app
 from penstock.driver import open_system as open_system_module
+from penstock.driver.opening import open_system
 from penstock.experiments import Experiment, read_experiment, resume_experiment, run_experiment
 from penstock.experiments import run as run_module
 from penstock.solvers.image_solve import ImageUnfitError
@@ -87,20 +89,51 @@ def test_an_interrupted_run_is_resumed_with_its_image(tmp_path, monkeypatch):
     assert np.allclose(field(resumed), field(whole), atol=1e-6 * abs(field(whole)).max())
 
 
-def test_an_unfit_image_is_left_for_the_matrix(tmp_path, monkeypatch):
-    real = run_module.open_system
-
-    def open_system(matrix, request, **options):
-        if request.precision != "float64":
+@contextlib.contextmanager
+def open_unfit(*given, **options):
+    """Open a system, and find its image unfit once that is there."""
+    with open_system(*given, **options) as system:
+        if system.streamed is not None:
             raise ImageUnfitError("it is too coarse")
-        return real(matrix, request, **options)
+        yield system
 
-    monkeypatch.setattr(run_module, "open_system", open_system)
-    folder = run_experiment(experiment(), tmp_path / "run").folder
+
+@pytest.mark.parametrize("store", [False, True])
+def test_an_unfit_image_is_left_for_the_matrix_as_it_would_have_been_streamed(store, tmp_path, monkeypatch):
+    memory = {"store": str(tmp_path / "store")} if store else {}
+    asked = run_experiment(experiment(memory={"precision": "float64"}), tmp_path / "asked").folder
+    monkeypatch.setattr(run_module, "open_system", open_unfit)
+    folder = run_experiment(experiment(memory=memory), tmp_path / "run").folder
 
     assert result_of(folder)["converged"]
     assert result_of(folder)["precision"] == "float64"
-    assert read_experiment(folder.configuration).memory.precision == "float64"
+    assert not folder.checkpoint.exists()
+    saved, wanted = (read_experiment(of.configuration).memory for of in (folder, asked))
+    assert saved.precision == "float64"
+    if not store:
+        assert (saved.format, saved.subdivisions, saved.slots) == (wanted.format, wanted.subdivisions, wanted.slots)
+    assert "image" not in folder.plan.read_text()
+
+
+def test_a_store_is_used_as_an_earlier_run_has_cut_it(tmp_path):
+    memory = {"store": str(tmp_path / "store")}
+    first = run_experiment(experiment(memory=memory), tmp_path / "first").folder
+    again = run_experiment(experiment(memory={**memory, "budget": "800 KiB"}), tmp_path / "again").folder
+    streamed = run_experiment(experiment(memory={**memory, "precision": "float64"}), tmp_path / "streamed").folder
+
+    assert [result_of(folder)["precision"] for folder in (first, again, streamed)] == ["int16", "int16", "float64"]
+    assert len({read_experiment(folder.configuration).memory.subdivisions for folder in (first, again, streamed)}) == 1
+
+
+def test_another_precision_is_named_where_a_run_is_resumed(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, open_system_module, 4)
+        folder = run_experiment(experiment(), tmp_path / "run").folder
+    text = folder.configuration.read_text()
+    folder.configuration.write_text(text.replace("precision: int16", "precision: float64"))
+
+    with pytest.raises(InputError, match="precision"):
+        resume_experiment(tmp_path / "run")
 
 
 def test_what_cannot_be_is_refused(tmp_path):
@@ -117,6 +150,37 @@ def test_what_cannot_be_is_refused(tmp_path):
             experiment(**changes)
     with pytest.raises(ValueError, match="mpi has no images"):
         Experiment.model_validate({**DESCRIBED, "parallel": "mpi"})
+
+
+def test_an_image_that_a_method_has_no_use_for_is_refused(tmp_path):
+    for precision, refused in (("int16", True), ("auto", False)):
+        described = experiment(memory={"precision": precision}, solver={"method": "minres", "preconditioner": "auto"})
+        if refused:
+            with pytest.raises(InputError, match="is for cg, not for minres"):
+                run_experiment(described, tmp_path / precision)
+        else:
+            folder = run_experiment(described, tmp_path / precision).folder
+            assert result_of(folder)["precision"] == "float64"
+    with pytest.raises(InputError, match="blocks of several unknowns"):
+        run_experiment(
+            experiment(model={"dof": 1}, memory={"precision": "int16", "budget": "30 KiB"}), tmp_path / "scalar"
+        )
+
+
+def test_a_run_that_is_killed_after_its_image_was_left_begins_anew(tmp_path, monkeypatch):
+    """The state in the checkpoint is one of the image."""
+    described = experiment(output={"checkpoint_seconds": 1e-3})
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, open_system_module, 4)
+        folder = run_experiment(described, tmp_path / "run").folder
+    assert folder.checkpoint.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "open_system", open_unfit)
+        patch.setattr(run_module.Run, "_solve", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            resume_experiment(tmp_path / "run")
+
+    assert result_of(resume_experiment(tmp_path / "run").folder)["converged"]
 
 
 def test_the_plan_says_what_a_run_will_do(tmp_path):

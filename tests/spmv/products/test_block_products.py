@@ -6,7 +6,7 @@ import scipy.sparse
 from kernel_targets import TARGETS
 
 from penstock.spmv.compilation.table import find_kernel
-from penstock.spmv.products.block_products import block_product
+from penstock.spmv.products.block_products import _upper, block_product
 from penstock.spmv.products.block_rows import BlockRows, block_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,6 +73,27 @@ def test_products_are_those_of_dense_matrices(monkeypatch, target, team, height,
     if target.device_kind == "cuda":
         for row in range(len(a_counts)):
             assert (np.diff(C.columns[C.offsets[row] : C.offsets[row + 1]]) > 0).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_upper_half_of_a_product_is_that_of_the_whole(target, size):
+    """A pattern that leaves places out, after rows and before rows that have them."""
+    A, B = random_rows([3, 0, 12, 7, 2], 20, size, size, seed=21), random_rows([4, 1, 0, 5] * 5, 5, size, size, seed=22)
+    kind = target.device_kind
+    with target.running():
+        A, B = put(target, A), put(target, B)
+        pattern = find_kernel("block_rows", "pattern", kind)(A, B, 5)
+        offsets, columns = _upper(0, *pattern)
+        blocks = target.put(np.full((columns.size, size, size), np.nan))
+        C = BlockRows(0, offsets, columns, blocks)
+        find_kernel("block_rows", "multiply", kind)(A, B, 5, C, False)
+    C = BlockRows(0, *(target.get(array) for array in (C.offsets, C.columns, C.blocks)))
+    A, B = (BlockRows(0, *(target.get(array) for array in (of.offsets, of.columns, of.blocks))) for of in (A, B))
+
+    of_blocks = np.kron(np.triu(np.ones((5, 5))), np.ones((size, size)))
+    assert np.allclose(dense(C, 5), of_blocks * (dense(A, 20) @ dense(B, 5)), atol=1e-13)
+    assert (C.columns >= np.repeat(np.arange(5), np.diff(C.offsets))).all()
 
 
 @pytest.mark.parametrize("target", TARGETS[1:])
