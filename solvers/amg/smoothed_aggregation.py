@@ -25,6 +25,7 @@ from penstock.solvers.chebyshev import Chebyshev, Interval, check_degree, rounds
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, BsrMatrix, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
 from penstock.spmv.communicator import communicator_of
+from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 
 # Where the interval of the polynomial begins, as a multiple of ``high / degree^2``: where the coarse level does its part, and
@@ -32,6 +33,10 @@ from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 _LOW, _WIDE_LOW = 4.0, 0.5
 # On coarse levels products are cheap, and prolongators of degree 1 with aggregates of 3 nodes a side couple neighbours only.
 _COARSE_SMOOTHING, _COARSE_DEGREE, _COARSE_ROUNDS = 1, 5, 2
+# Where coarse levels multiply by copies in float32; on a CPU their kernels take longer to compile than they save.
+_LOWERED_ON = ("cuda",)
+# By this share two preconditioners may differ that are nearly the same.
+_SAME = 0.03
 #: Products with a coarse matrix when the level is applied once.
 COARSE_PRODUCTS = 4 * _COARSE_SMOOTHING + _COARSE_DEGREE + 1
 
@@ -271,19 +276,12 @@ def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int,
 
 
 def _preconditioner(
-    level: CoarseLevel,
-    degree: int,
-    smoothing: int,
-    before: SmoothedAggregation | None = None,
-    multiplied: Operator | None = None,
+    level: CoarseLevel, degree: int, smoothing: int, before: SmoothedAggregation | None = None
 ) -> SmoothedAggregation:
-    """Return the preconditioner, with the coarser levels of the one before if there is one.
-
-    It multiplies by ``multiplied``, a copy of the finer matrix, if that is given.
-    """
+    """Return the preconditioner, with the coarser levels of the one before if there is one."""
     level.inverse = _inverse(level, None if before is None else before.level.inverse)
     D = level.groups if isinstance(level.groups, GroupFactors) else level.diagonal
-    M = SmoothedAggregation(level.finer if multiplied is None else multiplied, D, level.high, degree, smoothing, level)
+    M = SmoothedAggregation(level.finer, D, level.high, degree, smoothing, level)
     if before is not None:
         M.take_vectors(before)
     return M
@@ -304,18 +302,33 @@ def _coarser_inverse(level: CoarseLevel, before: Operator | None) -> Operator:
     """Return the preconditioner made of the next coarser level, or a Chebyshev polynomial if the matrix cannot be coarsened."""
     A, T = level.A, level.T
     if isinstance(before, SmoothedAggregation):
-        coarser = coarsen_again(A, before.level, _COARSE_SMOOTHING, rounds=_COARSE_ROUNDS, settled=True)
-    else:
-        before, grid = None, T.aggregates.grid
-        nodes = COARSE_SIDE ** (3 if grid is None else len(grid))
-        found = coarsen(A, T.modes, level.near_null_space, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, level=1)
-        if found is None:
-            diagonal, high = measured(A, T.modes, rounds=_COARSE_ROUNDS, settled=True)
-            return Chebyshev(_for_cycles(A, diagonal), diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
-        coarser = found
-    return _preconditioner(coarser, _COARSE_DEGREE, _COARSE_SMOOTHING, before, _for_cycles(A, coarser.diagonal))
+        again = coarsen_again(A, before.level, _COARSE_SMOOTHING, rounds=_COARSE_ROUNDS, settled=True)
+        return _in_fewer_digits(_preconditioner(again, _COARSE_DEGREE, _COARSE_SMOOTHING, before))
+    grid = T.aggregates.grid
+    nodes = COARSE_SIDE ** (3 if grid is None else len(grid))
+    coarser = coarsen(A, T.modes, level.near_null_space, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, level=1)
+    if coarser is None:
+        diagonal, high = measured(A, T.modes, rounds=_COARSE_ROUNDS, settled=True)
+        return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
+    return _in_fewer_digits(_preconditioner(coarser, _COARSE_DEGREE, _COARSE_SMOOTHING))
 
 
-def _for_cycles(A: BsrMatrix, diagonal: DiagonalBlocks) -> BsrMatrix:
-    """Return a coarse matrix to multiply by; on a CPU itself, as further kernels take longer to compile than they save."""
-    return A if A.device.kind == "cpu" else cycle_matrix(A, diagonal)
+def _in_fewer_digits(M: SmoothedAggregation) -> SmoothedAggregation:
+    """Return the preconditioner of a coarse matrix that multiplies by a copy of it in float32, if that is nearly the same.
+
+    It is where rounding is small beside the weakest couplings. That is tried with a vector of all frequencies, and the error
+    measured in the norm of the matrix: for slender and flat bodies copies may be indefinite.
+    """
+    A, level = M.A, M.level
+    if A.device.kind not in _LOWERED_ON:
+        return M
+    assert isinstance(A, BsrMatrix), "coarse matrices are stored in blocks"
+    lower = SmoothedAggregation(cycle_matrix(A, level.diagonal), M.diagonal, M.high, M.degree, M.smoothing, level)
+    r = noise(A.device, 0, A.shape[0])
+    z = M.apply(r)
+    error = lower.apply(r) - z
+    of_error, of_z = M.space.dots((error, A.apply(error)), (z, A.apply(z)))
+    if not 0 <= of_error <= _SAME**2 * of_z:
+        return M
+    lower.take_vectors(M)
+    return lower

@@ -505,12 +505,16 @@ def test_the_parts_of_a_call_add_up_to_its_time(memory):
     options = {"coordinates": points, "memory": memory}
     solve(A, b, **options)
 
-    began = time.perf_counter()
-    result = solve(A, b, **options)
-    seconds = time.perf_counter() - began
+    shares = []
+    for _ in range(3):  # other processes may run between two parts
+        began = time.perf_counter()
+        result = solve(A, b, **options)
+        seconds = time.perf_counter() - began
+        named = (name for name in result.timings if name.endswith("ing") or name in ("setting up", "rest"))
+        parts = {name: result.timings[name] for name in named}
+        shares.append(sum(parts.values()) / seconds)
+        assert {"reading", "looking", "planning", "converting", "moving", "setting up", "iterating"} <= set(parts)
+        assert all(of >= 0 for of in parts.values())
+        assert "\nof which    " in result.explain()
 
-    parts = {name: of for name, of in result.timings.items() if name.endswith("ing") or name in ("setting up", "rest")}
-    assert {"reading", "looking", "planning", "converting", "moving", "setting up", "iterating"} <= set(parts)
-    assert all(of >= 0 for of in parts.values())
-    assert 0.95 * seconds <= sum(parts.values()) <= seconds
-    assert "\nof which    " in result.explain()
+    assert 0.95 <= max(shares) <= 1

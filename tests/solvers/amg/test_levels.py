@@ -11,6 +11,7 @@ from penstock.solvers import cg, smoothed_aggregation
 from penstock.solvers.amg import matrix_rows
 from penstock.solvers.amg.galerkin import coarse_matrix, with_unit_rows
 from penstock.solvers.amg.modes import rigid_body_modes
+from penstock.solvers.amg.smoothed_aggregation import with_new_values
 from penstock.spmv import CsrMatrix, Device, FunctionOperator, InputError, format_named
 from penstock.streaming import HostStore, StreamedMatrix
 
@@ -268,3 +269,22 @@ def test_on_a_gpu_the_levels_are_those_of_the_cpu(name, dof):
             level = smoothed_aggregation(streamed, **modes, aggregates=beam.mesh.node_counts).level
         boxes = smoothed_aggregation(host, **modes, aggregates=beam.mesh.node_counts).level
         assert np.allclose(level.A.to_csr().toarray(), boxes.A.to_csr().toarray(), atol=1e-10 * abs(both[0]).max())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "lengths", "used"), [((257, 9, 9), (64.0, 2.0, 2.0), True), ((24, 24, 24), (1000.0, 1000.0, 1.0), False)]
+)
+def test_coarse_levels_multiply_by_fewer_digits_where_these_suffice(nodes, lengths, used, monkeypatch):
+    """As on a GPU; of a flat body a copy in float32 is indefinite."""
+    monkeypatch.setattr("penstock.solvers.amg.smoothed_aggregation._LOWERED_ON", ("cpu", "cuda"))
+    body = Cantilever(nodes=nodes, dof=3, lengths=lengths, material=LognormalMaterial(sigma=0.5))
+    A, points, b = body.matrix(), body.mesh.coordinates(), np.random.default_rng(0).standard_normal(body.unknowns)
+
+    M = smoothed_aggregation(A, coordinates=points, aggregate_nodes=64)
+    result = cg(A, b, M=M, rtol=1e-6, maxiter=40)
+
+    assert M.level.A.values.dtype == np.float64
+    assert M.level.inverse.A.values.dtype == (np.float32 if used else np.float64)
+    assert result.converged == used
+    again = with_new_values(M)
+    assert again.level.inverse.A.values.dtype == M.level.inverse.A.values.dtype
