@@ -247,8 +247,7 @@ def _sweep(record: Record) -> str:
 
 _ROWS = (
     "set-up and solve", "set-up", "time / in memory", "speed-up over overlap alone", "format", "iterated in",
-    "products per iteration",
-    "powers per sweep", "iterations", "sweeps", "moved", "a sweep", "true residual",
+    "products per iteration", "powers per sweep", "iterations", "sweeps", "moved", "a sweep", "true residual",
 )  # fmt: skip
 
 
@@ -267,8 +266,7 @@ def _table(records: list[Record]) -> str:
             f"{seconds / memory:.2f}" if memory and done else "-",
             f"{overlap / seconds:.2f}" if overlap and done else "-",
             record["format"], _precision(record), record["products"], record["products_a_sweep"],
-            record["iterations"], record["sweeps"],
-            format_nbytes(record["bytes_streamed"]), _sweep(record),
+            record["iterations"], record["sweeps"], format_nbytes(record["bytes_streamed"]), _sweep(record),
             "not finite" if residual is None else f"{residual:.2e}",
         )  # fmt: skip
         columns.append(tuple(map(str, cells)))

@@ -138,14 +138,13 @@ def place_with_image(experiment: Experiment, request: Request) -> Placement | No
     Raises
     ------
     InputError, BudgetError
-        If an image is asked for by name and there is none.
+        If the precision is float32 or int16, and the matrix has no such image or no room for it.
     """
     cantilever, memory = experiment.cantilever(), experiment.memory
     if memory.budget is None or request.precision == "float64":
         return None
-    if (
-        memory.devices is not None or memory.values != "float64"
-    ):  # which a configuration refuses, but not a variant of one
+    # A configuration refuses this, but a variant of one is not checked again.
+    if memory.devices is not None or memory.values != "float64":
         raise InputError("images are of float64, and of matrices that one device multiplies by; leave out precision")
     if not image_is_wanted(request, np.dtype(memory.values)):
         refuse_without_image(request, None)
@@ -156,8 +155,9 @@ def place_with_image(experiment: Experiment, request: Request) -> Placement | No
     def index_for(cut: int) -> MatrixIndex:
         return _symbolic_index(experiment, name, cut) if stored is None else stored
 
-    cuts = sorted({cut for of_kind in _cuts(experiment, name) for cut in of_kind})
-    if stored is not None:
+    if stored is None:
+        cuts = sorted({cut for of_kind in _cuts(experiment, name) for cut in of_kind})
+    else:
         cuts = [len(stored.subdivisions)]
     index = index_for(cuts[0])
     if request.precision not in IMAGE_PRECISIONS and index.nbytes <= memory.budget:
