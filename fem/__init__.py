@@ -1,6 +1,7 @@
 """Model problems: stiffness matrices of boxes of 8-node hexahedra with 1, 3 or 6 degrees of freedom per node."""
 
 from penstock.fem.assembly import assemble_rows, symbolic_rows
+from penstock.fem.box_rows import BoxElements, BoxRowMaker
 from penstock.fem.cantilever import LOAD_KINDS, Cantilever, Element
 from penstock.fem.closed_forms import (
     cosine_mode,
@@ -18,7 +19,9 @@ from penstock.fem.micropolar import MicropolarElasticity
 
 __all__ = [
     "LOAD_KINDS",
+    "BoxElements",
     "BoxMesh",
+    "BoxRowMaker",
     "Cantilever",
     "Element",
     "HeatConduction",

@@ -1,17 +1,18 @@
-"""Assembles the matrix of a box mesh, one slab of node rows at a time, directly into BSR or CSR arrays."""
+"""Assembles the matrix of a box mesh, one slab of node rows at a time, directly into the arrays of its format."""
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
-from numba import prange
 
+from penstock.fem.box_rows import BoxElements, fill_rows
 from penstock.fem.material import Material
 from penstock.fem.mesh import BoxMesh
 from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseMatrix, format_named
-from penstock.spmv.compilation.jit import inlined, parallel_kernel, strict_kernel
+from penstock.spmv.compilation.jit import strict_kernel
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
@@ -73,52 +74,14 @@ def assemble_rows(
     >>> assemble_rows(mesh, stiffness, UniformMaterial(), 9, 18).shape
     (27, 81)
     """
-    dof, chunked = len(element_matrix) // 8, format_name in CHUNKED_FORMATS
-    slab = symbolic_rows(
-        mesh,
-        dof,
-        start,
-        stop,
-        format_name="csr" if chunked else format_name,
-        values_dtype=values_dtype,
-        offsets_dtype=np.int64 if chunked else offsets_dtype,
-    )
+    dof, plane = len(element_matrix) // 8, math.prod(mesh.node_counts[1:])
+    types: dict[str, Any] = {"values_dtype": values_dtype, "offsets_dtype": offsets_dtype}
+    slab = symbolic_rows(mesh, dof, start, stop, format_name=format_name, **types)
     arrays = {name: np.empty(array.shape, array.dtype) for name, array in slab.arrays().items()}
-    by_scalar_rows = slab.name == "csr"
-    _assemble_into(arrays, mesh, element_matrix, material, start, stop, by_scalar_rows, clamped)
-    rows = slab.from_arrays(slab.shape, slab.dtype, arrays, slab.parameters())
-    return chunked_slab(rows, format_name, start * dof, dof) if chunked else rows
-
-
-def _assemble_into(
-    arrays: dict[str, Array],
-    mesh: BoxMesh,
-    element_matrix: Array,
-    material: Material,
-    start: int,
-    stop: int,
-    by_scalar_rows: bool,
-    clamped: bool,
-) -> None:
-    """Fill the arrays of a BSR slab, or of a CSR slab if ``by_scalar_rows``."""
-    dof, (nx, ny, nz) = len(element_matrix) // 8, mesh.node_counts
-    first_layer = max(start // (ny * nz) - 1, 0)
-    last_layer = min(max(stop - 1, 0) // (ny * nz), nx - 2)
-    factors = np.stack([material.layer(layer, (ny - 1, nz - 1)) for layer in range(first_layer, last_layer + 1)])
-    blocks = np.ascontiguousarray(element_matrix.reshape(8, dof, 8, dof).swapaxes(1, 2)).reshape(8, 8, dof * dof)
-    before = _connections_before(start, stop, nx, ny, nz)
-    _place_rows(arrays["row_offsets"], before, dof, by_scalar_rows)
-    target = (arrays["column_indices"], arrays["values"].reshape(-1))
-    _fill(by_scalar_rows, start, stop, nx, ny, nz, dof, before, *target, blocks, factors, first_layer, clamped)
-
-
-def _place_rows(offsets: Array, before: Array, dof: int, by_scalar_rows: bool) -> None:
-    """Set the row offsets of a slab; not in the kernel, which would then be compiled for each type of offsets."""
-    if not by_scalar_rows:
-        offsets[...] = before
-        return
-    offsets[0] = 0
-    np.cumsum(np.repeat(np.diff(before) * dof, dof), out=offsets[1:])
+    layers = range(max(start // plane - 1, 0), min(max(stop - 1, 0) // plane, mesh.element_counts[0] - 1) + 1)
+    elements = BoxElements.of(mesh, element_matrix, material, layers=layers, clamped=clamped)
+    fill_rows(elements, format_name, start, stop, arrays, chunk_starts=slab.arrays().get("chunk_offsets"))
+    return slab.from_arrays(slab.shape, slab.dtype, arrays, slab.parameters())
 
 
 def chunked_slab(rows: SparseMatrix, format_name: str, first_row: int, dof: int) -> SparseMatrix:
@@ -206,7 +169,7 @@ def _symbolic_chunks(
     """Return a symbolic slab of a chunked format."""
     if start % HEIGHT or (stop % HEIGHT and stop != mesh.node_count):
         raise InputError(f"slabs of {format_name} hold whole chunks of {HEIGHT} nodes, not nodes {start} to {stop}")
-    starts = _chunk_offsets(*mesh.node_counts, format_name == "symmetric_bsr")
+    starts = chunk_starts(mesh, format_name)
     first = start // HEIGHT
     offsets = starts[first : -(-stop // HEIGHT) + 1] - starts[first]
     arrays = {
@@ -223,6 +186,11 @@ def _symbolic_chunks(
 def _symbolic_array(dtype: Any, *lengths: int) -> Array:
     """Return one zero, broadcast to a shape."""
     return np.broadcast_to(np.zeros((), dtype), lengths)
+
+
+def chunk_starts(mesh: BoxMesh, format_name: str) -> Array:
+    """Return where each chunk of the whole matrix begins, in blocks, and its end."""
+    return _chunk_offsets(*mesh.node_counts, format_named(format_name).traits.half)
 
 
 @functools.lru_cache(maxsize=4)
@@ -246,72 +214,3 @@ def _chunk_widths(nx: int, ny: int, nz: int, upper: bool) -> Array:
             count -= (ix > 0) * y * z + (iy > 0) * z + (iz > 0)
         widths[node // HEIGHT] = max(widths[node // HEIGHT], count)
     return widths
-
-
-@strict_kernel
-def _connections_before(start: int, stop: int, nx: int, ny: int, nz: int) -> Array:
-    before = np.zeros(stop - start + 1, np.int64)
-    for node in range(start, stop):
-        ix, iy, iz = node // (ny * nz), node // nz % ny, node % nz
-        x = 3 - (ix == 0) - (ix == nx - 1)
-        y = 3 - (iy == 0) - (iy == ny - 1)
-        z = 3 - (iz == 0) - (iz == nz - 1)
-        before[node - start + 1] = before[node - start] + x * y * z
-    return before
-
-
-@inlined
-def _add_connection(
-    ix: int, iy: int, iz: int, jx: int, jy: int, jz: int, nx: int, ny: int, nz: int,
-    blocks: Array, factors: Array, first_layer: int, total: Array,
-) -> None:  # fmt: skip
-    """Sum factor times element block over the elements that nodes i and j share, in the order of their numbers."""
-    total[:] = 0.0
-    for ex in range(max(ix, jx, 1) - 1, min(ix, jx, nx - 2) + 1):
-        for ey in range(max(iy, jy, 1) - 1, min(iy, jy, ny - 2) + 1):
-            for ez in range(max(iz, jz, 1) - 1, min(iz, jz, nz - 2) + 1):
-                a = (ix - ex) * 4 + (iy - ey) * 2 + (iz - ez)
-                b = (jx - ex) * 4 + (jy - ey) * 2 + (jz - ez)
-                factor = factors[ex - first_layer, ey, ez]
-                for entry in range(total.shape[0]):
-                    total[entry] += factor * blocks[a, b, entry]
-
-
-@inlined
-def _clamp(total: Array, dof: int, same_node: bool) -> None:
-    """Zero a clamped connection, except for the diagonal of a node with itself."""
-    for entry in range(total.shape[0]):
-        if not same_node or entry % (dof + 1) != 0:
-            total[entry] = 0.0
-
-
-@parallel_kernel
-def _fill(
-    by_scalar_rows: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, before: Array,
-    columns: Array, values: Array, blocks: Array, factors: Array, first_layer: int, clamped: bool,
-) -> None:  # fmt: skip
-    """Fill BSR arrays, or CSR arrays if ``by_scalar_rows``; only the positions of a block's scalars differ."""
-    for row in prange(stop - start):
-        node = start + row
-        ix, iy, iz = node // (ny * nz), node // nz % ny, node % nz
-        connections = before[row + 1] - before[row]
-        first = before[row] * dof * dof
-        total = np.empty(dof * dof)
-        row_stride, block_stride = (connections * dof, dof) if by_scalar_rows else (dof, dof * dof)
-        connection = 0
-        for jx in range(max(ix - 1, 0), min(ix + 2, nx)):
-            for jy in range(max(iy - 1, 0), min(iy + 2, ny)):
-                for jz in range(max(iz - 1, 0), min(iz + 2, nz)):
-                    other = (jx * ny + jy) * nz + jz
-                    _add_connection(ix, iy, iz, jx, jy, jz, nx, ny, nz, blocks, factors, first_layer, total)
-                    if clamped and (ix == 0 or jx == 0):
-                        _clamp(total, dof, other == node)
-                    if not by_scalar_rows:
-                        columns[before[row] + connection] = other
-                    for r in range(dof):
-                        entry = first + r * row_stride + connection * block_stride
-                        for c in range(dof):
-                            values[entry + c] = total[r * dof + c]
-                            if by_scalar_rows:
-                                columns[entry + c] = other * dof + c
-                    connection += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,14 +11,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.fem.assembly import CHUNKED_FORMATS, assemble_rows, symbolic_rows
+from penstock.fem.assembly import CHUNKED_FORMATS, assemble_rows, chunk_starts, symbolic_rows
+from penstock.fem.box_rows import BoxElements, BoxRowMaker
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
 from penstock.fem.load import body_load, end_load
 from penstock.fem.material import Material, UniformMaterial
 from penstock.fem.mesh import BoxMesh
 from penstock.fem.micropolar import MicropolarElasticity
-from penstock.spmv import InputError, SparseMatrix
+from penstock.spmv import CPU, Device, InputError, SparseMatrix
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
 Array = np.ndarray[Any, Any]
@@ -128,9 +130,37 @@ class Cantilever:
         """Number of stored scalars, known without assembling."""
         return self.mesh.connections * self.dof**2
 
-    def matrix(self, format_name: str = "bsr", *, values_dtype: Any = np.float64) -> SparseMatrix:
-        """Assemble the whole matrix in memory; formats other than ``csr`` store blocks of dof x dof."""
-        return self._assemble(0, self.mesh.node_count, format_name, values_dtype, np.int64)
+    def matrix(
+        self, format_name: str = "bsr", *, values_dtype: Any = np.float64, device: Device | str = CPU
+    ) -> SparseMatrix:
+        """Assemble the whole matrix in the memory of a device; formats other than ``csr`` store blocks of dof x dof."""
+        device = Device.parse(device)
+        if device.kind == "cpu":
+            return self._assemble(0, self.mesh.node_count, format_name, values_dtype, np.int64)
+        types = {"values_dtype": values_dtype, "offsets_dtype": np.int64}
+        outline = symbolic_rows(self.mesh, self.dof, 0, self.mesh.node_count, format_name=format_name, **types)
+        with device.current():
+            xp = device.xp
+            arrays = {name: xp.empty(array.shape, array.dtype) for name, array in outline.arrays().items()}
+            self.row_maker(format_name, device).make(0, self.unknowns, arrays)
+        return outline.from_arrays(outline.shape, outline.dtype, arrays, outline.parameters())
+
+    @property
+    def elements_nbytes(self) -> int:
+        """Bytes, about, that :meth:`row_maker` holds on its device: 8 an element unless all are alike, 8 a chunk of nodes."""
+        varies = not isinstance(self.material, UniformMaterial)
+        return 8 * (math.prod(self.mesh.element_counts) * varies + self.mesh.node_count // HEIGHT)
+
+    def row_maker(self, format_name: str = "bsr", device: Device | str = CPU) -> BoxRowMaker:
+        """Return what makes any rows of the matrix on a device, from 8 bytes an element that it holds there."""
+        device = Device.parse(device)
+        with device.current():
+            of = (self.mesh, self._element_matrix, self.material)
+            elements = BoxElements.of(*of, clamped=self.clamped, device=device)
+            starts = None
+            if format_name in CHUNKED_FORMATS:
+                starts = device.asarray(chunk_starts(self.mesh, format_name))
+        return BoxRowMaker(elements, format_name, device, starts)
 
     def rows(self, start: int, stop: int, format_name: str = "bsr", *, values_dtype: Any = np.float64) -> SparseMatrix:
         """Assemble some rows of the matrix, whole nodes, as a rank that has them does.

@@ -16,6 +16,7 @@ from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.base import PageLockable, Store
 from penstock.streaming.stores.file_store import FileStore
 from penstock.streaming.stores.host_store import HostStore
+from penstock.streaming.stores.made_store import MadeStore, SlabMaker
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision
 from penstock.streaming.stores.packing import index_of
 from penstock.streaming.stores.store_builder import StoreBuilder
@@ -40,12 +41,14 @@ __all__ = [
     "HostStore",
     "LevelOrder",
     "LinkRates",
+    "MadeStore",
     "MatrixIndex",
     "MemoryBudget",
     "PageLockable",
     "Release",
     "Ring",
     "Schedule",
+    "SlabMaker",
     "Span",
     "Store",
     "StoreBuilder",

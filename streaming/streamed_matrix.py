@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from penstock.streaming.planning.plan import StreamPlan, plan_stream
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.as_store import as_store
 from penstock.streaming.stores.base import Store
+from penstock.streaming.stores.made_store import MadeStore
 from penstock.streaming.swept_matrix import SweptMatrix
 from penstock.streaming.wavefront import wavefront_visit
 
@@ -42,8 +44,9 @@ class StreamedMatrix(SweptMatrix):
     Parameters
     ----------
     store : Store, path, SciPy matrix or penstock format
-        A GPU streams fastest from a :class:`HostStore`; data of a :class:`FileStore` pass through page-locked buffers. The
-        store stays open. A path is that of a :class:`FileStore`; a matrix is streamed from its arrays, cut to suit the budget.
+        A GPU streams fastest from a :class:`HostStore`; data of a :class:`FileStore` pass through page-locked buffers, and
+        those of a :class:`MadeStore` are made in the slots. The store stays open. A path is that of a :class:`FileStore`; a
+        matrix is streamed from its arrays, cut to suit the budget.
     budget : MemoryBudget or int or str
         Memory for slots and the resident part.
     device : Device or str
@@ -100,6 +103,8 @@ class StreamedMatrix(SweptMatrix):
         self._opened = ExitStack()
         self.store = store = as_store(store, self.budget.limit_nbytes, self._opened)
         index = store.index
+        if isinstance(store, MadeStore) and plan is None:
+            ring = replace(ring or Ring(), on_arrival=True)
         if plan is not None and (workload is not None or ring is not None):
             raise InputError("workload and ring are decided by the plan; give one or the other")
         available = self.budget.limit_nbytes - self.budget.used_nbytes

@@ -9,6 +9,7 @@ of block sizes, columns and types. What a test launches besides is compiled on i
 import re
 from itertools import product
 
+from penstock.fem.box_rows import BOX_ROW_KERNELS, LAYOUTS
 from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
 from penstock.solvers.amg.bisection import BISECTION_KERNELS
 from penstock.solvers.amg.group_factors import GROUP_FACTOR_KERNELS
@@ -111,6 +112,16 @@ def _ell() -> list[str]:
         *(f"ell_spmv<{types}, {adds}>" for types in TYPES for adds in ("false", "true")),
         *(f"ell_spmv_lanes<{types}, {lanes}>" for types in TYPES for lanes in LANES),
         *(f"ell_spmm<{types}>" for types in TYPES),
+    ]
+
+
+def _box_rows(values, dofs) -> list[str]:
+    layouts = {name: f"{layout.name}, {str(name == 'symmetric_bsr').lower()}" for name, layout in LAYOUTS.items()}
+    offsets = {name: ("long long",) if "CHUNKS" in layout else OFFSETS[::-1] for name, layout in layouts.items()}
+    return [
+        f"box_rows<{value}, {offset}, {dof}, {layouts[name]}>"
+        for value, dof, name in product(values, dofs, layouts)
+        for offset in offsets[name]
     ]
 
 
@@ -241,6 +252,7 @@ INSTANCES = {
     ],
     BLOCK_PRODUCT_KERNELS: _block_products(_PAIRS),
     BLOCK_VECTOR_KERNELS: _block_vectors(TILES),
+    BOX_ROW_KERNELS: _box_rows(ITEMSIZE, (1, 3, 6)),
     BSR_KERNELS: _bsr(),
     CG_KERNELS: _conjugate_gradients((0, *SIZES)),
     CONVERSION_KERNELS: _conversion(SIZES),

@@ -43,13 +43,13 @@ def _one_power(experiment: Experiment) -> dict[str, Any]:
 
 def _in_memory(experiment: Experiment) -> dict[str, Any]:
     """Return memory settings without a budget, and without all settings that need one."""
-    defaults = type(experiment.memory)().model_dump(exclude={"device", "format", "values"})
+    defaults = type(experiment.memory)().model_dump(exclude={"device", "format", "values", "matrix"})
     return {**defaults, "budget": None}
 
 
 def _streamed(*, overlap: bool = True, precision: str = "float64") -> dict[str, Any]:
     """Return memory settings with a budget, which do not depend on those of the experiment."""
-    return {"overlap": overlap, "precision": precision}
+    return {"overlap": overlap, "precision": precision, "matrix": "stored"}
 
 
 #: The variants by name, which is also the name of their folder.
@@ -65,6 +65,11 @@ VARIANTS: dict[str, Variant] = {
     "coarse_level": Variant(
         "streamed, with a coarse level",
         lambda experiment: _streamed(),
+        lambda experiment: {"preconditioner": "smoothed_aggregation"},
+    ),
+    "on_arrival": Variant(
+        "assembled on arrival, with a coarse level",
+        lambda experiment: {**_streamed(), "matrix": "on_arrival"},
         lambda experiment: {"preconditioner": "smoothed_aggregation"},
     ),
     "image_no_overlap": Variant(

@@ -282,6 +282,8 @@ class Experiment(Section):
             raise ValueError(
                 f"parallel: mpi gives each rank a part of the matrix and a device; leave out memory.{name}"
             )
+        if self.memory.matrix == "on_arrival":
+            raise ValueError("parallel: mpi stores each rank's part of the matrix; leave out memory.matrix")
         if self.memory.precision != "float64":
             raise ValueError("parallel: mpi has no images in fewer digits; leave out memory.precision")
         if self.material.samples is not None:
@@ -301,6 +303,11 @@ class Experiment(Section):
         mesh = self.cantilever().mesh
         return self.solver.spec(self.model.dof).with_nodes(mesh.coordinates, mesh.node_counts)
 
+    @property
+    def on_arrival(self) -> bool:
+        """Whether the matrix is assembled where it is used; that of a rank is stored."""
+        return self.memory.on_arrival and self.parallel is None
+
     def changed(self, **sections: dict[str, Any]) -> Experiment:
         """Return an experiment with other values in some sections, which are not checked."""
         update = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
@@ -309,7 +316,8 @@ class Experiment(Section):
     def of_planes(self, count: int) -> Experiment:
         """Return an experiment with ``count`` planes of nodes: its matrix has the pattern of the square of a rank with these."""
         _, *across = self.cantilever().mesh.node_counts
-        return self.changed(model={"nodes": (count, *across)}).model_copy(update={"parallel": None})
+        square = self.changed(model={"nodes": (count, *across)}, memory={"matrix": "stored"})
+        return square.model_copy(update={"parallel": None})
 
     @property
     def columns(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.experiments.cantilever.configuration import Experiment
+from penstock.fem.assembly import CHUNKED_FORMATS
 from penstock.spmv.compilation.ahead import Compilation, CompileTask
 
 _CALLS = "penstock.driver.kernel_calls"
@@ -17,10 +18,12 @@ def start_compilation(experiment: Experiment) -> Compilation:
     requested, streamed = experiment.memory.format, experiment.memory.budget is not None
     format_name = ("symmetric_bsr" if streamed else "bsr") if requested == "auto" else requested
     stored: dict[str, Any] = {"format_name": format_name, "dof": experiment.model.dof}
-    assembly = CompileTask(f"{_CALLS}:assemble", ("penstock.fem.assembly:_fill",), stored)
+    filling = "_fill_chunks" if format_name in CHUNKED_FORMATS else "_fill_rows"
+    assembly = CompileTask(f"{_CALLS}:assemble", (f"penstock.fem.box_rows:{filling}",), stored)
     blocks = CompileTask(f"{_CALLS}:invert", ("penstock.solvers.preconditioners:_invert_blocks",))
-    if experiment.memory.device != "cpu":  # a matrix is assembled, and blocks are inverted, on the host
-        return Compilation([assembly, blocks] if experiment.solver.chosen != "none" else [assembly])
+    if experiment.memory.device != "cpu":  # a stored matrix is assembled, and blocks are inverted, on the host
+        on_host = [] if experiment.on_arrival else [assembly]
+        return Compilation([*on_host, blocks] if experiment.solver.chosen != "none" else on_host)
     # At its first import on a machine, Matplotlib lists the fonts, which takes as long as a kernel.
     fonts = replace(assembly, function=f"{_CALLS}:list_fonts", arguments={})
     return Compilation([*_products(experiment, stored), assembly, *_iterations(experiment), fonts])

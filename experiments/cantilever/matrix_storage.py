@@ -27,6 +27,7 @@ from penstock.streaming import (
     FileStore,
     HostStore,
     LinkRates,
+    MadeStore,
     MatrixIndex,
     Ring,
     Store,
@@ -63,7 +64,9 @@ def plan_experiment(experiment: Experiment, rates: LinkRates | None = None) -> S
     """
     cantilever, memory, request = experiment.cantilever(), experiment.memory, request_of(experiment)
     spec = request.preconditioner
-    workload = functools.partial(_vectors(request, cantilever.unknowns).workload, request)
+    workload = functools.partial(_vectors(experiment, request).workload, request)
+    if rates is not None and experiment.on_arrival:
+        rates = rates.on_arrival()
     if memory.budget is None:
         index = _symbolic_index(experiment, resident_format(experiment), 1 + cantilever.nnz // INT32_MAX)
         [degree] = spec.products_per_iteration(streamed=False)
@@ -121,7 +124,7 @@ def request_of(experiment: Experiment, device: Device | None = None) -> Request:
 def place_experiment(experiment: Experiment, request: Request, plan: StreamPlan) -> Placement:
     """Return the decisions that go with a plan, and what the first sweeps may still change."""
     cantilever, memory, spec = experiment.cantilever(), experiment.memory, request.preconditioner
-    vectors = _vectors(request, cantilever.unknowns)
+    vectors = _vectors(experiment, request)
     choices = vectors.choices(request, [spec])
     if memory.slots is not None and len(choices) == 1:
         choices = ()  # nothing is left to choose
@@ -143,6 +146,8 @@ def place_with_image(experiment: Experiment, request: Request) -> Placement | No
     cantilever, memory = experiment.cantilever(), experiment.memory
     if memory.budget is None or request.precision == "float64":
         return None
+    if experiment.on_arrival and request.precision not in IMAGE_PRECISIONS:
+        return None  # what an image saves is the link
     # A configuration refuses this, but a variant of one is not checked again.
     if memory.devices is not None or memory.values != "float64":
         raise InputError("images are of float64, and of matrices that one device multiplies by; leave out precision")
@@ -168,7 +173,7 @@ def place_with_image(experiment: Experiment, request: Request) -> Placement | No
         (index.nbytes, index.part_nbytes("values")),
         request,
         [request.preconditioner],
-        _vectors(request, cantilever.unknowns),
+        _vectors(experiment, request),
         cantilever.nnz,
         ring=_ring(experiment),
     )
@@ -189,23 +194,30 @@ def _stored_index(experiment: Experiment) -> MatrixIndex | None:
 
 
 def _ring(experiment: Experiment) -> Ring:
-    return Ring(slots=experiment.memory.slots, overlap=experiment.memory.overlap)
+    memory = experiment.memory
+    return Ring(slots=memory.slots, overlap=memory.overlap, on_arrival=experiment.on_arrival)
 
 
-def _vectors(request: Request, unknowns: int) -> Vectors:
-    """Return the vectors of all right-hand sides, which are solved together."""
+def _vectors(experiment: Experiment, request: Request) -> Vectors:
+    """Return the vectors of all right-hand sides, which are solved together, and the elements if they lie beside these."""
+    cantilever = experiment.cantilever()
+    beside = (("the elements", cantilever.elements_nbytes),) if experiment.on_arrival and request.memory else ()
+    return _vectors_of(request, cantilever.unknowns, beside)
+
+
+def _vectors_of(request: Request, unknowns: int, beside: tuple[tuple[str, int], ...] = ()) -> Vectors:
     columns, method = request.columns, request.chosen_method
     if request.one_block and method.definite:
         nbytes = block_cg_workspace_nbytes(unknowns, columns, preconditioned=request.preconditioner.writes_vector)
     else:
         nbytes = method.workspace_nbytes(unknowns, columns, np.float64)
-    return Vectors(columns, nbytes, unknowns, np.float64)
+    return Vectors(columns, nbytes, unknowns, np.float64, beside)
 
 
 def workspace_nbytes(experiment: Experiment, spec: PreconditionerSpec, unknowns: int) -> int:
     """Return the bytes of all vectors of an experiment's solve."""
     request = request_of(experiment)
-    return _vectors(request, unknowns).nbytes(request, spec)
+    return _vectors_of(request, unknowns).nbytes(request, spec)
 
 
 def _symbolic_index(experiment: Experiment, format_name: str, count: int) -> MatrixIndex:
@@ -280,11 +292,14 @@ def streams_from(experiment: Experiment, directory: Path) -> Path:
 
 
 def open_store(experiment: Experiment, plan: StreamPlan, device: Device, path: Path, reporter: Reporter) -> Store:
-    """Build the matrix where it is streamed from, or open it: on disk for the CPU, in host memory for a GPU.
+    """Build the matrix where it is streamed from, or open it: on disk for the CPU, in host memory for a GPU, or nowhere.
 
     ``path`` is the place on disk if ``memory.store`` names none.
     """
     memory, cantilever, index = experiment.memory, experiment.cantilever(), plan.index
+    if experiment.on_arrival:
+        with reporter.stage("assemble"):
+            return MadeStore(index, cantilever.row_maker(index.format_name, device))
     slabs = cantilever.subdivisions(len(index.subdivisions), index.format_name, values_dtype=np.dtype(memory.values))
     if device.kind == "cuda" and memory.store is None:
         return fill_memory(slabs, index, reporter)

@@ -69,6 +69,11 @@ class MemorySection(Section):
         default=None, description="length of the ring; default: the plan chooses"
     )
     overlap: bool = Field(default=True, description="transfer during computation")
+    matrix: Literal["auto", "stored", "on_arrival"] = Field(
+        default="auto",
+        description="stored: assembled once in host memory, or on disk for a CPU, and streamed from there; on_arrival: never "
+        "stored, subdivisions are assembled from 8 bytes an element where kernels use them; auto: on_arrival on a GPU",
+    )
     store: Path | None = Field(
         default=None, description="directory for the matrix on disk, reused by later runs; default: a temporary one"
     )
@@ -86,6 +91,12 @@ class MemorySection(Section):
         if data.setdefault("device", gpus[0]) != gpus[0]:
             raise ValueError(f"device {data['device']} contradicts devices {names}; leave device out")
         return data
+
+    @property
+    def on_arrival(self) -> bool:
+        """Whether the matrix is assembled where it is used, and stored nowhere."""
+        stored = self.store is not None or self.devices is not None
+        return self.matrix == "on_arrival" or (self.matrix == "auto" and self.device != "cpu" and not stored)
 
     @model_validator(mode="after")
     def _streaming_needs_a_budget(self) -> MemorySection:
@@ -106,6 +117,9 @@ class MemorySection(Section):
             )
         if self.precision != "float64" and self.devices is not None:
             raise ValueError("devices share every product, so there is no image; leave precision out")
+        if self.matrix == "on_arrival" and (self.store is not None or self.devices is not None):
+            name = "store keeps" if self.store is not None else "devices share"
+            raise ValueError(f"{name} a stored matrix; leave out matrix: on_arrival, or memory.{name.split()[0]}")
         if self.budget is None and present:
             raise ValueError(
                 f"{', '.join(sorted(present))} say how to stream; that takes a budget, such as budget: 2 GiB"

@@ -50,7 +50,7 @@ def resolved(experiment: Experiment) -> dict[str, Any]:
     """Return every setting in force, as it can be read again."""
     data: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
     if experiment.memory.budget is None:  # without a budget nothing is streamed, and options of streaming are errors
-        data["memory"] = {key: data["memory"][key] for key in ("device", "format", "values")}
+        data["memory"] = {key: data["memory"][key] for key in ("device", "format", "values", "matrix")}
     if experiment.load.cases is not None:
         data["load"] = {"cases": data["load"]["cases"]}
     return data
@@ -127,6 +127,7 @@ class SingleRun(Run):
             plan, solver = placement.plan_of_store, self.experiment.solver
             decided: dict[str, Any] = {"format": plan.index.format_name, "subdivisions": len(plan.index.subdivisions)}
             decided["precision"] = placement.precision
+            decided["matrix"] = "on_arrival" if self.experiment.on_arrival else "stored"
             if plan.slots:
                 decided["slots"] = plan.slots
             self._decide(memory=decided, solver=solver.options_of(placement.spec))
@@ -149,7 +150,8 @@ class SingleRun(Run):
 
     def _assembled(self) -> Operator:
         name, dtype = resident_format(self.experiment), np.dtype(self.experiment.memory.values)
-        return self.cantilever.matrix(name, values_dtype=dtype).to_device(self.device)
+        where = self.device if self.experiment.on_arrival else CPU
+        return self.cantilever.matrix(name, values_dtype=dtype, device=where).to_device(self.device)
 
     def _budget(self) -> MemoryBudget:
         nbytes = self.experiment.memory.budget

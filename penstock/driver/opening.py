@@ -29,6 +29,7 @@ from penstock.streaming import (
     FileStore,
     HostStore,
     LinkRates,
+    MadeStore,
     MatrixIndex,
     MemoryBudget,
     Ring,
@@ -119,7 +120,8 @@ def plan_system(
 
 def nearest(store: Store, device: Device, reporter: Reporter) -> Store:
     """Return a copy in host memory of a store that a GPU would stream from disk, unless it would fill most of that memory."""
-    if device.kind == "cpu" or hasattr(store, "segments") or store.index.nbytes >= CPU.free_nbytes() // 2:
+    near = device.kind == "cpu" or isinstance(store, MadeStore) or hasattr(store, "segments")
+    if near or store.index.nbytes >= CPU.free_nbytes() // 2:
         return store
     with reporter.stage("read"):
         return HostStore.from_store(store)
@@ -306,7 +308,7 @@ class _Opener:
                 again = plan_again(matrix, [workload for _, workload in placement.choices], placement.ring or Ring())
             if again is not None:
                 matrix.close()
-                if not of_caller:  # a caller's store may lie on another disk
+                if not (of_caller or isinstance(store, MadeStore)):  # a caller's store may lie on another disk
                     correct_rates(self.request.device, self._streams_from, again.rates)
                 placement = placement.replanned(again.plan, again.text)
                 yield placement

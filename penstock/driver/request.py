@@ -258,12 +258,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class Vectors:
-    """How many right-hand sides are solved together, and the bytes of the solver's vectors."""
+    """How many right-hand sides are solved together, and the bytes of the solver's vectors and of what else lies beside A."""
 
     together: int
     solver_nbytes: int
     n: int
     dtype: Any
+    beside: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def fitting(cls, request: Request, n: int, dtype: Any, most: int) -> Vectors:
@@ -279,13 +280,15 @@ class Vectors:
     def nbytes(self, request: Request, spec: PreconditionerSpec) -> int:
         """Return the bytes of all vectors, with those of the preconditioner; on a GPU the matrix may turn out to be streamed."""
         to_gpu = self._may_stream_to_gpu(request)
-        return self.solver_nbytes + spec.workspace_nbytes(self.n, self.together, self.dtype, streamed_to_gpu=to_gpu)
+        of_spec: int = spec.workspace_nbytes(self.n, self.together, self.dtype, streamed_to_gpu=to_gpu)
+        return self.solver_nbytes + of_spec + sum(nbytes for _, nbytes in self.beside)
 
     def workload(self, request: Request, spec: PreconditionerSpec, degree: int) -> Workload:
         """Return what a plan must know of the solver."""
         spec, iterations = spec.with_products(degree), spec.iterations(degree)
         nbytes = self.nbytes(request, spec)
         parts = spec.parts(self.n, self.together, self.dtype, streamed_to_gpu=self._may_stream_to_gpu(request))
+        parts = (*parts, *self.beside)
         return Workload(self.together, degree=degree, workspace_nbytes=nbytes, parts=parts, iterations=iterations)
 
     def choices(

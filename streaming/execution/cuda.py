@@ -6,9 +6,9 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
-from penstock.spmv import Array, DeviceError, StoreError
+from penstock.spmv import Array, Device, DeviceError, StoreError
 from penstock.spmv.compilation.cuda_graph import CapturedGraph, capture
 from penstock.streaming.execution.executor import ExecutorSetup, Residents, SlabViews, SweepKey, Visit
 from penstock.streaming.execution.graph_cache import CapturedSweep, GraphCache
@@ -16,8 +16,9 @@ from penstock.streaming.execution.staging import Staging
 from penstock.streaming.planning.estimate import LANES
 from penstock.streaming.planning.schedule import Compute, Copy, Release, Step
 from penstock.streaming.planning.timeline import Span, SpanKind, Timeline
-from penstock.streaming.stores.base import PageLockable
+from penstock.streaming.stores.base import PageLockable, Store
 from penstock.streaming.stores.buffers import aligned_buffer
+from penstock.streaming.stores.made_store import MadeStore
 from penstock.streaming.stores.matrix_index import Part
 
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
@@ -29,8 +30,8 @@ class CudaExecutor:
     A store in host memory (a :class:`HostStore`) is page-locked, and the GPU copies from it; the host then only issues work:
     it never waits inside a sweep that it plays, and waits only between the parts of a sweep that it replays. Any other store,
     or one that the system refuses to lock, is read by a thread into page-locked buffers, one per slot; the host waits for the
-    reads and issues each transfer when its data have arrived. Copies run on a separate stream if they overlap, computations on
-    the caller's.
+    reads and issues each transfer when its data have arrived. What a :class:`MadeStore` makes on this GPU, kernels write into
+    the slots. Copies, and these kernels, run on a separate stream if they overlap, computations on the caller's.
 
     A sweep with a key is captured when it is repeated, including its transfers, and replayed from then on: starting a
     computation costs the host the GPU time of a few computations, replaying one costs next to nothing.
@@ -53,6 +54,7 @@ class CudaExecutor:
         self._pending: list[tuple[SpanKind, int, int | None, Any, Any]] = []
         self._direct: PageLockable | None = None
         self._staging: Staging | None = None
+        self._made = setup.store if _makes_on(setup.store, setup.device) else None
         with cupy.cuda.Device(setup.device.index):
             if isinstance(setup.store, PageLockable):
                 try:
@@ -60,7 +62,7 @@ class CudaExecutor:
                     self._direct = setup.store
                 except DeviceError as error:
                     warnings.warn(f"{error}; until then transfers pass through buffers", stacklevel=4)
-            if self._direct is None:
+            if self._direct is None and self._made is None:
                 self._staging = Staging(
                     setup.store,
                     setup.part,
@@ -80,7 +82,9 @@ class CudaExecutor:
 
     def load(self, number: int, buffer: Array, part: Part) -> None:
         """Read a part of a subdivision into a resident buffer."""
-        if self._direct is not None:
+        if self._made is not None:
+            self._made.make_into(number, buffer, part)
+        elif self._direct is not None:
             for offset, piece in self._direct.segments(number, part):
                 buffer[offset : offset + piece.nbytes].set(piece)
         else:
@@ -227,7 +231,10 @@ class CudaExecutor:
             stream.wait_event(events.released[step.slot])
         target = self.slots[step.slot].data
         with self._recorded("transfer", step.subdivision, step.slot, stream):
-            if self._staging is None:
+            if self._made is not None:
+                with stream:
+                    self._made.make_into(step.subdivision, self.slots[step.slot], self._part)
+            elif self._staging is None:
                 assert self._direct is not None
                 # CuPy's copy_from_host_async cannot be captured.
                 copy = self._cupy.cuda.runtime.memcpyAsync
@@ -296,6 +303,10 @@ class CudaExecutor:
         finally:
             self._pending.append((kind, subdivision, slot, start, stream.record()))
             self._cupy.cuda.nvtx.RangePop()
+
+
+def _makes_on(store: Store, device: Device) -> TypeGuard[MadeStore]:
+    return isinstance(store, MadeStore) and store.maker.device == device
 
 
 def _new_events(count: int) -> list[Any]:

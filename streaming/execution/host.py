@@ -14,6 +14,7 @@ from penstock.streaming.execution.executor import ExecutorSetup, Residents, Slab
 from penstock.streaming.execution.reader import Reader
 from penstock.streaming.planning.schedule import Compute, Copy, Release, Step
 from penstock.streaming.planning.timeline import Timeline
+from penstock.streaming.stores.made_store import MadeStore
 from penstock.streaming.stores.matrix_index import Part
 
 
@@ -36,7 +37,8 @@ class HostExecutor:
         self._reader = Reader(
             setup.store,
             setup.part,
-            threaded=setup.overlap,
+            # What makes subdivisions uses all cores, and Numba's threads from one thread only.
+            threaded=setup.overlap and not isinstance(setup.store, MadeStore),
             stall_seconds=setup.stall_seconds,
             note=self._note_transfer,
         )

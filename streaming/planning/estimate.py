@@ -11,7 +11,7 @@ import numpy as np
 from penstock.spmv import format_named
 from penstock.streaming.planning.schedule import Schedule
 from penstock.streaming.planning.simulate import simulate
-from penstock.streaming.planning.workload import Workload
+from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.matrix_index import MatrixIndex
 
 #: Streams in which a captured sweep computes: one subdivision alone does not fill the GPU.
@@ -29,7 +29,7 @@ class LinkRates:
     Parameters
     ----------
     link, memory : float
-        Bytes per second over the link (or from the disk), and read by kernels from memory.
+        Bytes per second over the link (or from the disk, or at which subdivisions are made), and read by kernels from memory.
     transfer_start, product_start : float
         Seconds that the host needs to start a transfer and a product. The defaults are those of a PCIe 5 link, from the
         measured rates of pieces of 1 and 256 MiB, and of a kernel launched from Python.
@@ -58,6 +58,14 @@ class LinkRates:
     product_gap: float = 4e-6
     scattering: float = 0.7
     side_by_side: float = 1.0
+
+    def on_arrival(self) -> LinkRates:
+        """Return the rates with which subdivisions are made where they are used, instead of the link to another memory."""
+        return replace(self, link=self.memory * (_MADE if self.side_by_side > 1 else _MADE_ON_CPU))
+
+
+# Shares of the rate of memory at which finite-element rows are assembled.
+_MADE, _MADE_ON_CPU = 0.7, 0.2
 
 
 #: An H200 behind PCIe 5. Plans are compared at these rates if none were measured; predicted times use measured rates only.
@@ -106,6 +114,9 @@ class _PlannedSweeps(Protocol):
 
     @property
     def workload(self) -> Workload: ...
+
+    @property
+    def ring(self) -> Ring: ...
 
     @property
     def schedule(self) -> Schedule: ...
@@ -190,6 +201,8 @@ def estimate_sweep(plan: _PlannedSweeps, rates: LinkRates) -> SweepEstimate:
     """Predict the time of a sweep in steady state."""
     sweep = SweepTimes(plan, rates)
     transferred, computed, waiting = sweep.totals()
+    if plan.ring.on_arrival:  # making subdivisions and multiplying by them share one memory
+        return SweepEstimate(transferred, computed, transferred + computed, transferred + computed)
     overlapped = max(sweep.simulated(True), transferred + waiting)
     return SweepEstimate(transferred, computed, overlapped, sweep.simulated(False))
 
@@ -197,4 +210,6 @@ def estimate_sweep(plan: _PlannedSweeps, rates: LinkRates) -> SweepEstimate:
 def least_sweep_seconds(plan: _PlannedSweeps, rates: LinkRates) -> float:
     """Return a lower bound of the time of a sweep, without simulating it."""
     transferred, computed, waiting = SweepTimes(plan, rates).totals()
+    if plan.ring.on_arrival:
+        return transferred + computed
     return max(computed, transferred + waiting if plan.schedule.overlap else transferred + computed)

@@ -137,6 +137,10 @@ class StreamPlan:
 
     def sweep_nbytes(self, number: int) -> int:
         """Return the bytes over the link in sweep ``number``."""
+        return 0 if self.ring.on_arrival else self.made_or_moved_nbytes(number)
+
+    def made_or_moved_nbytes(self, number: int) -> int:
+        """Return the bytes that sweep ``number`` brings into the slots, over the link or by making them there."""
         return sum(self.nbytes_of(subdivision) for subdivision in self.schedule.transfers(number))
 
     @property
@@ -146,7 +150,11 @@ class StreamPlan:
 
     @cached_property
     def _estimate_at_typical_rates(self) -> SweepEstimate:
-        return estimate_sweep(self, self.rates or TYPICAL)
+        return estimate_sweep(self, self._rates_or_typical)
+
+    @property
+    def _rates_or_typical(self) -> LinkRates:
+        return self.rates or (TYPICAL.on_arrival() if self.ring.on_arrival else TYPICAL)
 
     def estimate(self) -> SweepEstimate | None:
         """Return the predicted times of a sweep in steady state, if rates are known."""
@@ -162,7 +170,7 @@ class StreamPlan:
 
     def least_solve_seconds(self) -> float:
         """Return a lower bound of :meth:`estimated_solve_seconds` that needs no simulation."""
-        return self._solve_seconds(least_sweep_seconds(self, self.rates or TYPICAL))
+        return self._solve_seconds(least_sweep_seconds(self, self._rates_or_typical))
 
     def _solve_seconds(self, sweep_seconds: float) -> float:
         sweeps = -(-self.workload.degree // self.powers_per_sweep)
@@ -202,18 +210,25 @@ class StreamPlan:
         ]
         if (estimate := self.estimate()) is not None:
             expected, gain = estimate.seconds(self.ring.overlap), ""
-            if self.slots:
+            if self.slots and not self.ring.on_arrival:
                 gain = f"; overlap makes it {estimate.sequential / estimate.overlapped:.2f} times as fast"
             lines.append(
-                f"a sweep     about {expected * 1e3:.3g} ms: link {estimate.transfer * 1e3:.3g} ms, kernels "
-                f"{estimate.compute * 1e3:.3g} ms; {estimate.binding} binds{gain}"
+                f"a sweep     about {expected * 1e3:.3g} ms: {self._source} {estimate.transfer * 1e3:.3g} ms, kernels "
+                f"{estimate.compute * 1e3:.3g} ms; {self._binding(estimate)} binds{gain}"
             )
             if self.slots and self.workload.iterations is not None:
                 seconds = self.estimated_solve_seconds()
                 lines.append(f"a solve     about {self.workload.iterations:.0f} iterations, {seconds:.3g} s")
             elif self.slots and self.powers_per_sweep > 1:
-                lines.append(self._explained_comparison(estimate, self.rates or TYPICAL))
+                lines.append(self._explained_comparison(estimate, self._rates_or_typical))
         return "\n".join(lines)
+
+    @property
+    def _source(self) -> str:
+        return "assembly" if self.ring.on_arrival else "link"
+
+    def _binding(self, estimate: SweepEstimate) -> str:
+        return self._source if self.ring.on_arrival and estimate.binding == "the link" else estimate.binding
 
     def _explained_parts(self) -> str:
         parts = ", ".join(f"{format_nbytes(nbytes)} for {name}" for name, nbytes in self.workload.parts)
@@ -226,8 +241,9 @@ class StreamPlan:
         lines += [
             f"ring        {self.slots} slots of {format_nbytes(self.slot_nbytes)}",
             f"resident    {len(self.resident)} subdivisions, {format_nbytes(self.resident_nbytes)}",
-            f"streamed    {len(self.index.subdivisions) - len(self.resident)} subdivisions, "
-            f"{format_nbytes(self.streamed_nbytes)} a sweep, overlap {'on' if self.ring.overlap else 'off'}",
+            f"{'made' if self.ring.on_arrival else 'streamed':<11} {len(self.index.subdivisions) - len(self.resident)} "
+            f"subdivisions, {format_nbytes(self.made_or_moved_nbytes(0))} a sweep"
+            f"{', in their slots' if self.ring.on_arrival else ''}, overlap {'on' if self.ring.overlap else 'off'}",
         ]
         if self.workload.degree > 1:
             reach = "their neighbours" if self.reach == 1 else f"the next {self.reach} on either side"
@@ -236,7 +252,7 @@ class StreamPlan:
                 f"subdivisions couple only with {reach}"
             )
         if self.ring.sweeps == "alternate":
-            saved = format_nbytes(self.streamed_nbytes - self.sweep_nbytes(1))
+            saved = format_nbytes(self.made_or_moved_nbytes(0) - self.made_or_moved_nbytes(1))
             lines.append(f"direction   every other sweep runs backwards and reuses {saved} that are still in the slots")
         return lines
 

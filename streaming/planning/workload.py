@@ -69,6 +69,8 @@ class Ring:
         How successive sweeps are connected; see :class:`Schedule`.
     resident_structure : bool
         Keep offsets and column indices of all subdivisions, and stream values only.
+    on_arrival : bool
+        Subdivisions are made in the slots, as those of a :class:`MadeStore` are: nothing moves over the link.
 
     Raises
     ------
@@ -89,6 +91,7 @@ class Ring:
     overlap: bool = True
     sweeps: SweepOrder = "alternate"
     resident_structure: bool = False
+    on_arrival: bool = False
 
     def __post_init__(self) -> None:
         check_sweep_order(self.sweeps)

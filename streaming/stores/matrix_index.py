@@ -207,16 +207,21 @@ class MatrixIndex:
 
         ``buffer`` contains the whole piece, or only its values if ``structure`` contains the rest.
         """
+        if structure is None:
+            arrays = self.arrays(number, buffer)
+        else:
+            arrays = self.arrays(number, structure, "structure") | self.arrays(number, buffer, "values")
         subdivision = self.subdivisions[number]
-        arrays = {}
-        for field in subdivision.fields:
-            source, start = buffer, field.offset
-            if structure is not None and field.part == "structure":
-                source = structure
-            elif structure is not None:
-                start -= subdivision.values_start
-            arrays[field.name] = source[start : start + field.nbytes].view(field.dtype).reshape(field.shape)
         return self._slab(subdivision.row_stop - subdivision.row_start, arrays)
+
+    def arrays(self, number: int, buffer: Array, part: Part = "whole") -> dict[str, Array]:
+        """Return the arrays of a part of subdivision ``number`` as views of a byte buffer that contains this part."""
+        subdivision, arrays = self.subdivisions[number], {}
+        for field in subdivision.fields:
+            if part in ("whole", field.part):
+                start = field.offset - subdivision.bytes_of(part).start
+                arrays[field.name] = buffer[start : start + field.nbytes].view(field.dtype).reshape(field.shape)
+        return arrays
 
     def _slab(self, rows: int, arrays: dict[str, Array]) -> SparseMatrix:
         shape = (rows, self.shape[1])
@@ -231,11 +236,8 @@ class MatrixIndex:
             If they lead out of its arrays or its shape.
         """
         subdivision = self.subdivisions[number]
-        arrays = _zeros_for(subdivision)  # the values may not be in the buffer
-        for field in subdivision.fields:
-            if field.part == "structure":
-                piece = buffer[field.offset : field.offset + field.nbytes]
-                arrays[field.name] = piece.view(field.dtype).reshape(field.shape)
+        # The values may not be in the buffer.
+        arrays = _zeros_for(subdivision) | self.arrays(number, buffer, "structure")
         self._slab(subdivision.row_stop - subdivision.row_start, arrays).check_structure(subdivision.row_start)
 
     def to_json(self) -> dict[str, Any]:

@@ -62,13 +62,14 @@ def test_nothing_is_started_where_everything_is_cached(monkeypatch):
     assert tasks_of(monkeypatch, experiment(), cached=True) == []
 
 
+@pytest.mark.parametrize("matrix", ["on_arrival", "stored"])
 @pytest.mark.parametrize("preconditioner", ["none", "block_jacobi"])
-def test_a_run_on_a_gpu_compiles_what_the_host_computes(preconditioner, monkeypatch):
-    described = experiment(memory={"device": "cuda"}, solver={"preconditioner": preconditioner})
+def test_a_run_on_a_gpu_compiles_what_the_host_computes(preconditioner, matrix, monkeypatch):
+    described = experiment(memory={"device": "cuda", "matrix": matrix}, solver={"preconditioner": preconditioner})
 
     functions = [task.function.partition(":")[2] for task in tasks_of(monkeypatch, described)]
 
-    assert functions == ["assemble"] + (preconditioner != "none") * ["invert"]
+    assert functions == (matrix == "stored") * ["assemble"] + (preconditioner != "none") * ["invert"]
 
 
 def test_an_interrupt_ends_the_processes(monkeypatch):

@@ -1,0 +1,192 @@
+"""Finite-element matrices that are assembled where they are used, against those held in memory or streamed from the host.
+
+    python benchmarks/on_arrival.py cpu2
+    python benchmarks/on_arrival.py h200 --device cuda
+
+Cantilevers of random stiffness (lognormal, sigma 0.5). ``on_arrival/assembly/<mesh>`` are seconds to make all entries of the
+stored half, or of all blocks, in memory; the floor is the time to write them. ``on_arrival/solve/<mesh>`` are solves with a
+random load to a true relative residual of 1e-8 with nothing of the matrix resident, with the one-sweep coarse level;
+``setup_seconds`` make it. Peers are the same with the matrix in memory, and streamed through the same ring from page-locked host
+memory, on a CPU from a disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peer import seconds_of
+from record import argument_parser, printed, record, write
+
+from penstock.driver.progress import Reporter
+from penstock.experiments import Experiment
+from penstock.experiments.cantilever.matrix_storage import open_store, plan_experiment
+from penstock.fem import Cantilever, LognormalMaterial
+from penstock.solvers import cg
+from penstock.spmv import Device
+from penstock.spmv.model.timing import time_in_turn
+from penstock.streaming import MemoryBudget, StreamedMatrix
+from penstock.streaming.measurement.probes import measure_memory
+from penstock.streaming.measurement.rates import machine_rates
+
+RTOL, REPEATS = 1e-8, 5
+#: Of the stored half, for the ring of slots.
+SHARE = 0.25
+
+
+def experiment_of(nodes: tuple[int, int, int], device: Device, memory: dict[str, Any]) -> Experiment:
+    """Return the experiment of a body."""
+    return Experiment.model_validate(
+        {
+            "model": {"nodes": nodes, "dof": 3},
+            "material": {"kind": "lognormal", "sigma": 0.5},
+            "solver": {"preconditioner": "auto"},
+            "memory": {"device": str(device), **memory},
+        }
+    )
+
+
+class Solves:
+    """Set-ups and solves of one body."""
+
+    def __init__(self, nodes: tuple[int, int, int], device: Device) -> None:
+        self.beam = Cantilever(nodes=nodes, dof=3, material=LognormalMaterial(sigma=0.5))
+        self.nodes, self.device = nodes, device
+        self.nbytes = sum(slab.nbytes for slab in self.beam.symbolic_slabs(1, "symmetric_bsr"))
+        self.loads = np.random.default_rng(2).standard_normal((REPEATS + 1, self.beam.unknowns))
+
+    def with_matrix(self, A: Any, spec: Any, repeats: int = REPEATS) -> dict[str, Any]:
+        """Set up and solve twice, and return the figures of the second time."""
+        for _ in range(2 if repeats else 1):
+            setup, M = seconds_of(self.device, functools.partial(spec.build, A))
+            b = self.device.asarray(self.loads[0])
+            seconds, result = seconds_of(self.device, functools.partial(cg, A, b, M=M, rtol=RTOL))
+            assert result.converged
+        samples = [
+            seconds_of(self.device, functools.partial(cg, A, self.device.asarray(load), M=M, rtol=RTOL))[0]
+            for load in self.loads[1 : repeats + 1]
+        ]
+        of_result = {"iterations": result.iterations, "true_residual": result.true_residual}
+        return {"samples": samples or [seconds], "setup_seconds": setup, **of_result}
+
+    def in_memory(self) -> dict[str, Any]:
+        """The stored half in memory."""
+        spec = experiment_of(self.nodes, self.device, {}).preconditioner
+        [products] = spec.products_per_iteration(streamed=False)
+        A = self.beam.matrix("symmetric_bsr", device=self.device)
+        return self.with_matrix(A, spec.with_products(products))
+
+    def streamed(self, matrix: str, budget: int, repeats: int = REPEATS) -> dict[str, Any]:
+        """The matrix through a ring of slots, stored on the host or assembled on arrival."""
+        memory = {"budget": budget, "matrix": matrix, "format": "symmetric_bsr"}
+        experiment = experiment_of(self.nodes, self.device, memory)
+        plan = plan_experiment(experiment, machine_rates(self.device, Path(tempfile.gettempdir())))
+        print(plan.explain(), flush=True)
+        with ExitStack() as resources:
+            folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+            store = open_store(experiment, plan, self.device, folder / "matrix", Reporter())
+            if hasattr(store, "__enter__"):
+                resources.enter_context(store)
+            A = StreamedMatrix(store, MemoryBudget(budget), device=self.device, plan=plan)
+            with A:
+                found = self.with_matrix(A, experiment.preconditioner.with_products(plan.workload.degree), repeats)
+                resident = len(plan.resident) / len(plan.index.subdivisions)
+                return {**found, "sweeps": A.sweeps, "resident_share": resident, "storage_bytes": plan.storage_nbytes}
+
+
+def assembly(name: str, nodes: tuple[int, int, int], device: Device, limits: dict[str, float]) -> list[dict[str, Any]]:
+    """Return the records of assembling all entries."""
+    records = []
+    for format_name in ("symmetric_bsr", "sliced_bsr", "bsr"):
+        beam = Cantilever(nodes=nodes, dof=3, material=LognormalMaterial(sigma=0.5))
+        A, maker = beam.matrix(format_name, device=device), beam.row_maker(format_name, device)
+        arrays = {key: array for key, array in A.arrays().items() if array.size}
+        parts = {"": arrays, "-values": {"values": arrays["values"]}}
+        for label, of_part in parts.items():
+            make = functools.partial(maker.make, 0, beam.unknowns, of_part)
+            make()
+            if device.kind == "cuda":
+                [samples] = time_in_turn({"make": [make]}, device, repeats=4 * REPEATS).values()
+            else:
+                samples = [seconds_of(device, make)[0] for _ in range(REPEATS)]
+            nbytes = sum(array.nbytes for array in of_part.values())
+            entry = record(
+                f"on_arrival/assembly/{name}-{format_name}{label}",
+                list(samples),
+                floor=nbytes / limits["write"],
+                nbytes=nbytes,
+                peers={},
+            )
+            records.append(printed(entry, "assembly"))
+        del A, maker, arrays, parts, make, of_part
+        gc.collect()
+    return records
+
+
+def solve(name: str, nodes: tuple[int, int, int], device: Device, limits: dict[str, float]) -> dict[str, Any]:
+    """Return the record of a solve on arrival, and of its peers."""
+    of = Solves(nodes, device)
+    held = of.in_memory()
+    gc.collect()
+    budget = int(SHARE * of.nbytes)
+    moved = of.streamed("stored", budget)
+    gc.collect()
+    made = of.streamed("on_arrival", budget)
+    for way, found in (("memory", held), ("streamed", moved), ("on arrival", made)):
+        print(f"  {way}: set-up {1e3 * found['setup_seconds']:.4g} ms, {found['iterations']} iterations")
+    samples = made.pop("samples")
+    peers = {"memory": float(np.median(held["samples"])), "streamed": float(np.median(moved["samples"]))}
+    entry = record(
+        f"on_arrival/solve/{name}",
+        samples,
+        floor=peers["memory"],
+        nbytes=of.nbytes,
+        peers=peers,
+        peer_setup_seconds={"memory": held["setup_seconds"], "streamed": moved["setup_seconds"]},
+        **made,
+    )
+    return printed(entry, "solve")
+
+
+def measure_writing(device: Device, nbytes: int) -> float:
+    """Return the bytes per second at which memory is written."""
+    target = device.xp.empty(nbytes // 8)
+    target.fill(1.0)
+    if device.kind == "cuda":
+        [samples] = time_in_turn({"fill": [lambda: target.fill(2.0)]}, device, repeats=10).values()
+    else:
+        samples = [seconds_of(device, lambda: target.fill(2.0))[0] for _ in range(REPEATS)]
+    return nbytes / float(np.median(samples))
+
+
+def main() -> None:
+    """Measure and write the JSON."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--brief", action="store_true", help="leave out the beam")
+    arguments = parser.parse_args()
+    device, began = Device.parse(arguments.device), time.perf_counter()
+    on_gpu = device.kind == "cuda"
+    limits = {"read": measure_memory(device, (4 << 30) if on_gpu else (256 << 20))}
+    limits["write"] = measure_writing(device, (4 << 30) if on_gpu else (256 << 20))
+    side = 128 if on_gpu else 40
+    shapes = {
+        f"cube{side}-dof3": (side,) * 3,
+        f"beam{4 * side}x{side // 4}x{side // 4}-dof3": (4 * side, side // 4, side // 4),
+    }
+    if arguments.brief:
+        shapes.popitem()
+    records = assembly(f"cube{side}-dof3", (side,) * 3, device, limits)
+    records += [solve(name, nodes, device, limits) for name, nodes in shapes.items()]
+    write("on_arrival", arguments, limits, records)
+    print(f"{time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
