@@ -7,7 +7,9 @@ Cantilevers of random stiffness (lognormal, sigma 0.5). ``on_arrival/assembly/<m
 stored half, or of all blocks, in memory; the floor is the time to write them. ``on_arrival/solve/<mesh>`` are solves with a
 random load to a true relative residual of 1e-8 with nothing of the matrix resident, with the one-sweep coarse level;
 ``setup_seconds`` make it. Peers are the same with the matrix in memory, and streamed through the same ring from page-locked host
-memory, on a CPU from a disk.
+memory, on a CPU from a disk. ``-tetrahedra`` and ``-hexahedra`` are meshes of any shape, here distorted boxes: assembly, and
+whole calls of :func:`penstock.solve` from coordinates and connectivity in random order, whose peer is the call with a SciPy CSR
+matrix of the same body, assembled before.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import functools
 import gc
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,11 @@ import numpy as np
 from peer import seconds_of
 from record import argument_parser, printed, record, write
 
+import penstock
 from penstock.driver.progress import Reporter
 from penstock.experiments import Experiment
 from penstock.experiments.cantilever.matrix_storage import open_store, plan_experiment
-from penstock.fem import Cantilever, LognormalMaterial
+from penstock.fem import BoxMesh, Cantilever, ElementMatrix, LognormalMaterial
 from penstock.solvers import cg
 from penstock.spmv import Device
 from penstock.spmv.model.timing import time_in_turn
@@ -38,6 +42,9 @@ from penstock.streaming.measurement.rates import machine_rates
 RTOL, REPEATS = 1e-8, 5
 #: Of the stored half, for the ring of slots.
 SHARE = 0.25
+#: Nodes a side of the body of tetrahedra, and the tetrahedra of a hexahedron.
+BODY = {"cpu": 40, "cuda": 146}
+SIX = ((0, 1, 2, 6), (0, 2, 3, 6), (0, 3, 7, 6), (0, 7, 4, 6), (0, 4, 5, 6), (0, 5, 1, 6))
 
 
 def experiment_of(nodes: tuple[int, int, int], device: Device, memory: dict[str, Any]) -> Experiment:
@@ -110,15 +117,11 @@ def assembly(name: str, nodes: tuple[int, int, int], device: Device, limits: dic
         parts = {"": arrays, "-values": {"values": arrays["values"]}}
         for label, of_part in parts.items():
             make = functools.partial(maker.make, 0, beam.unknowns, of_part)
-            make()
-            if device.kind == "cuda":
-                [samples] = time_in_turn({"make": [make]}, device, repeats=4 * REPEATS).values()
-            else:
-                samples = [seconds_of(device, make)[0] for _ in range(REPEATS)]
+            samples = timed(make, device)
             nbytes = sum(array.nbytes for array in of_part.values())
             entry = record(
                 f"on_arrival/assembly/{name}-{format_name}{label}",
-                list(samples),
+                samples,
                 floor=nbytes / limits["write"],
                 nbytes=nbytes,
                 peers={},
@@ -154,15 +157,86 @@ def solve(name: str, nodes: tuple[int, int, int], device: Device, limits: dict[s
     return printed(entry, "solve")
 
 
+def distorted(nodes: tuple[int, int, int], shape: str, *, shuffled: bool = False) -> ElementMatrix:
+    """Return a box with displaced nodes, of hexahedra or six tetrahedra each, perhaps in random order."""
+    rng, mesh = np.random.default_rng(7), BoxMesh(nodes)
+    points, elements = mesh.coordinates(), mesh.connectivity()
+    points += 0.2 * min(mesh.spacing) * rng.uniform(-1, 1, points.shape)
+    if shape == "tetrahedra":
+        elements = np.stack([elements[:, list(corners)] for corners in SIX], axis=1).reshape(-1, 4)
+    held = np.arange(nodes[1] * nodes[2])
+    if shuffled:
+        permutation = rng.permutation(len(points))
+        place = np.argsort(permutation)
+        points, elements, held = points[permutation], place[elements][rng.permutation(len(elements))], place[held]
+    factors = np.exp(0.5 * rng.standard_normal(len(elements)))
+    fixed = (3 * held[:, None] + np.arange(3)).reshape(-1)
+    return ElementMatrix(points, elements, material=factors, fixed=fixed)
+
+
+def assembly_of_elements(
+    name: str, nodes: tuple[int, int, int], device: Device, limits: dict[str, float]
+) -> list[dict[str, Any]]:
+    """Return the records of assembling the stored half of meshes of any shape."""
+    records = []
+    for shape in ("tetrahedra", "hexahedra"):
+        body = distorted(nodes, shape)
+        A, maker = body.matrix("symmetric_bsr", device=device), body.row_maker("symmetric_bsr", device)
+        make = functools.partial(maker.make, 0, body.shape[0], {"values": A.values})
+        samples = timed(make, device)
+        nbytes = int(A.values.nbytes)
+        of = {"floor": nbytes / limits["write"], "nbytes": nbytes, "peers": {}, "elements_bytes": maker.nbytes}
+        records.append(printed(record(f"on_arrival/assembly/{name}-{shape}", samples, **of), "assembly"))
+        del A, maker, make, body
+        gc.collect()
+    return records
+
+
+def whole_calls(name: str, nodes: tuple[int, int, int], device: Device) -> dict[str, Any]:
+    """Return the record of whole calls with a body of tetrahedra in random order, on arrival and of the stored matrix."""
+    body = distorted(nodes, "tetrahedra", shuffled=True)
+    b = np.random.default_rng(2).standard_normal(body.shape[0])
+    b[body.fixed > 0] = 0
+    A = body.to_csr()
+    memory = int(SHARE * sum(slab.nbytes for slab in body.symbolic_slabs(1, "symmetric_bsr")))
+    options: dict[str, Any] = {"device": str(device), "memory": memory, "rtol": RTOL}
+    seconds, found = {}, {}
+    for way in ("on arrival", "stored"):
+        more = {} if way == "on arrival" else {"coordinates": body.coordinates}
+        fresh = ElementMatrix(
+            body.coordinates, body.connectivity, material=body.factors, fixed=np.flatnonzero(body.fixed)
+        )  # nothing is known of it yet
+        matrix = fresh if way == "on arrival" else A
+        seconds[way], found[way] = seconds_of(device, functools.partial(penstock.solve, matrix, b, **options, **more))
+        print(f"  {way}: {seconds[way]:.3g} s\n{found[way].explain()}", flush=True)
+    result = found["on arrival"]
+    entry = record(
+        f"on_arrival/call/{name}-tetrahedra-shuffled",
+        [seconds["on arrival"]],
+        floor=result.timings["iterating"],
+        nbytes=int(A.data.nbytes + A.indices.nbytes),
+        peers={"stored": seconds["stored"]},
+        iterations=result.iterations,
+        true_residual=float(np.linalg.norm(b - A @ result.x) / np.linalg.norm(b)),
+        parts=dict(result.timings),
+        unknowns=body.shape[0],
+    )
+    return printed(entry, "a call")
+
+
+def timed(action: Callable[[], Any], device: Device) -> list[float]:
+    """Return the seconds of an action, repeated."""
+    action()
+    if device.kind == "cuda":
+        [samples] = time_in_turn({"action": [action]}, device, repeats=4 * REPEATS).values()
+        return list(samples)
+    return [seconds_of(device, action)[0] for _ in range(REPEATS)]
+
+
 def measure_writing(device: Device, nbytes: int) -> float:
     """Return the bytes per second at which memory is written."""
     target = device.xp.empty(nbytes // 8)
-    target.fill(1.0)
-    if device.kind == "cuda":
-        [samples] = time_in_turn({"fill": [lambda: target.fill(2.0)]}, device, repeats=10).values()
-    else:
-        samples = [seconds_of(device, lambda: target.fill(2.0))[0] for _ in range(REPEATS)]
-    return nbytes / float(np.median(samples))
+    return nbytes / float(np.median(timed(lambda: target.fill(2.0), device)))
 
 
 def main() -> None:
@@ -180,9 +254,14 @@ def main() -> None:
         f"cube{side}-dof3": (side,) * 3,
         f"beam{4 * side}x{side // 4}x{side // 4}-dof3": (4 * side, side // 4, side // 4),
     }
+    if on_gpu:
+        shapes["cube256-dof3"] = (256,) * 3
     if arguments.brief:
-        shapes.popitem()
+        shapes = dict(list(shapes.items())[:1])
     records = assembly(f"cube{side}-dof3", (side,) * 3, device, limits)
+    records += assembly_of_elements(f"cube{side}-dof3", (side,) * 3, device, limits)
+    if not arguments.brief:
+        records.append(whole_calls(f"cube{BODY[device.kind]}-dof3", (BODY[device.kind],) * 3, device))
     records += [solve(name, nodes, device, limits) for name, nodes in shapes.items()]
     write("on_arrival", arguments, limits, records)
     print(f"{time.perf_counter() - began:.0f} s")

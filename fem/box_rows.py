@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
@@ -12,6 +13,7 @@ from numba import prange
 
 from penstock.fem.material import Material, UniformMaterial
 from penstock.fem.mesh import BoxMesh
+from penstock.host.threads import usable_cores
 from penstock.spmv import CPU, Array, Device, device_of, format_named
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.intrinsics import fused
@@ -37,6 +39,8 @@ LAYOUTS = {
 }
 # Parts of a slab, and threads of a block.
 _STRUCTURE, _VALUES, _THREADS = 1, 2, 128
+# Elements whose factors several threads make.
+_MANY = 1 << 17
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +93,18 @@ class BoxElements:
         layers = range(mesh.element_counts[0]) if layers is None else layers
         dof = len(element_matrix) // 8
         blocks = np.ascontiguousarray(element_matrix.reshape(8, dof, 8, dof).swapaxes(1, 2))
-        if isinstance(material, UniformMaterial):
-            factors = device.xp.empty((0, 0, 0))
-        else:
-            factors = device.xp.empty((len(layers), ny, nz))
-            for place, layer in enumerate(layers):
-                factors[place] = device.asarray(np.asarray(material.layer(layer, (ny, nz)), dtype=np.float64))
-        return cls(mesh, device.asarray(blocks), factors, layers.start, clamped)
+        factors = np.empty((0, 0, 0))
+        if not isinstance(material, UniformMaterial):
+            factors = np.empty((len(layers), ny, nz))
+
+            def fill(place: int) -> None:
+                factors[place] = material.layer(layers[place], (ny, nz))
+
+            # NumPy draws and takes exponentials without Python's lock.
+            threads = usable_cores() if factors.size > _MANY else 1
+            with ThreadPoolExecutor(threads) as executor:
+                list(executor.map(fill, range(len(layers))))
+        return cls(mesh, device.asarray(blocks), device.asarray(factors), layers.start, clamped)
 
     @property
     def dof(self) -> int:

@@ -156,6 +156,12 @@ class BoxMesh:
         ends = ((stop - 1) // length * length - 1 for length in (nz, ny * nz))
         return max(last_of(node) for node in (stop - 1, *(max(start, end) for end in ends)))
 
+    def connectivity(self) -> np.ndarray[Any, Any]:
+        """Return the nodes of every element, ``(elements, 8)`` int32, in the order of VTK, meshio and gmsh."""
+        nx, ny, nz = self.node_counts
+        first = np.arange(nx * ny * nz, dtype=np.int32).reshape(nx, ny, nz)[:-1, :-1, :-1].reshape(-1, 1)
+        return first + np.array([(x * ny + y) * nz + z for x, y, z in _AROUND], dtype=np.int32)
+
     def coordinates(self, planes: slice | None = None) -> np.ndarray[Any, Any]:
         """Return the coordinates of all nodes, or of those of some planes across the x axis, ``(nodes, 3)`` float64."""
         along, *across = (
@@ -163,6 +169,10 @@ class BoxMesh:
         )
         axes = (along if planes is None else along[planes], *across)
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+
+
+#: Of the corners of an element, in the order of VTK and gmsh, the steps along x, y and z.
+_AROUND = ((0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (1, 1, 1), (0, 1, 1))
 
 
 def _connections_along(count: int, before: int) -> int:

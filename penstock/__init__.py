@@ -18,6 +18,7 @@ if _typing.TYPE_CHECKING:
     from penstock.driver.fixing import fix
     from penstock.driver.prepared import PreparedSystem, prepare
     from penstock.driver.solve import solve
+    from penstock.fem.element_matrix import ElementMatrix
     from penstock.spmv.errors import (
         BudgetError,
         DeviceError,
@@ -36,6 +37,7 @@ if _typing.TYPE_CHECKING:
 _HOMES = {
     "BudgetError": "penstock.spmv.errors",
     "DeviceError": "penstock.spmv.errors",
+    "ElementMatrix": "penstock.fem.element_matrix",
     "InputError": "penstock.spmv.errors",
     "NotConvergedError": "penstock.spmv.errors",
     "NotConvergedWarning": "penstock.spmv.errors",
@@ -56,6 +58,7 @@ _prepare_forks()
 __all__ = [
     "BudgetError",
     "DeviceError",
+    "ElementMatrix",
     "InputError",
     "NotConvergedError",
     "NotConvergedWarning",

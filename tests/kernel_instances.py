@@ -10,6 +10,7 @@ import re
 from itertools import product
 
 from penstock.fem.box_rows import BOX_ROW_KERNELS, LAYOUTS
+from penstock.fem.element_rows import ELEMENT_ROW_KERNELS, PHYSICS, SHAPES
 from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
 from penstock.solvers.amg.bisection import BISECTION_KERNELS
 from penstock.solvers.amg.group_factors import GROUP_FACTOR_KERNELS
@@ -122,6 +123,15 @@ def _box_rows(values, dofs) -> list[str]:
         f"box_rows<{value}, {offset}, {dof}, {layouts[name]}>"
         for value, dof, name in product(values, dofs, layouts)
         for offset in offsets[name]
+    ]
+
+
+def _element_rows() -> list[str]:
+    layouts = {"int": "BLOCK_ROWS, false", "long long": "CHUNKS, true"}
+    return [
+        f"element_rows<{shape}, {physics}, {offset}, {layout}>"
+        for shape, physics in product(SHAPES.values(), PHYSICS.values())
+        for offset, layout in layouts.items()
     ]
 
 
@@ -260,6 +270,7 @@ INSTANCES = {
     CSR_KERNELS: _csr(),
     DIAGONAL_BLOCK_KERNELS: _diagonal_blocks(SIZES),
     ELL_KERNELS: _ell(),
+    ELEMENT_ROW_KERNELS: _element_rows(),
     GROUP_FACTOR_KERNELS: ["group_step", "group_solve"],
     LINE_KERNELS: [f"solve_lines<{size}>" for size in SIZES],
     LINK_KERNELS: ["scale_unknowns", "find_flat", "count_links", "list_links"],

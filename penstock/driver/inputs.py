@@ -30,12 +30,12 @@ class GivenMatrix:
     """A matrix of a caller, its name in messages, and the device of its arrays, None for a store.
 
     A CSR matrix may be converted at will; another format, a store and an operator are used as they are; a source makes a matrix
-    or a store when it is decided how it is used. The entries of ``original``, a SciPy matrix, are looked at by :meth:`checked`,
-    where the matrix has been moved.
+    or a store when it is decided how it is used, as a matrix of elements does. The entries of ``original``, a SciPy matrix, are
+    looked at by :meth:`checked`, where the matrix has been moved.
     """
 
     matrix: Any
-    kind: Literal["csr", "format", "store", "operator", "source"]
+    kind: Literal["csr", "format", "store", "operator", "source", "elements"]
     name: str = "A"
     device: Device | None = None
     original: Any = None
@@ -112,6 +112,8 @@ def as_given_matrix(A: Any) -> GivenMatrix:
     """Return a matrix of any kind that :func:`penstock.solve` takes, validated; refuse anything else and complex ones."""
     if isinstance(A, str | Path):
         return _from_path(A)
+    if hasattr(A, "row_maker") and hasattr(A, "renumbered"):
+        return GivenMatrix(A, "elements", name="the matrix of elements")
     if isinstance(A, CsrMatrix):
         return GivenMatrix(A, "csr", device=A.device, lasting=True)
     if isinstance(A, SparseMatrix):

@@ -82,6 +82,7 @@ class OpenSystem:
     held: HeldStore = field(default_factory=HeldStore)  # the store that was made for it
     streamed: StreamedMatrix | None = None  # the matrix, if A is an image of it
     of_store: bool = False  # whether that was opened from a store of the caller
+    source: Any = None  # what made the matrix, if it was made where it is used
     _M: Operator | None = None
     _spec: PreconditionerSpec | None = None
     _remarks: list[str] = field(default_factory=list)

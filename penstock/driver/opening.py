@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from penstock.driver.inputs import GivenMatrix
+from penstock.driver.made_matrix import MadeMatrixSource
 from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import HeldStore, OpenSystem
 from penstock.driver.placement import dense_block_size, place_index, place_matrix
@@ -158,6 +159,8 @@ class _Opener:
             return OpenSystem(cast(Operator, given.matrix), self.request, None, self.reporter)
         if given.kind == "source":
             return (yield from self._open_source(cast(MatrixSource, given.matrix)))
+        if given.kind == "elements":
+            return (yield from self._open_source(MadeMatrixSource(given.matrix)))
         if given.kind == "store":
             return (yield from self._open_store(cast(Store, given.matrix)))
         if given.kind == "csr":
@@ -169,10 +172,13 @@ class _Opener:
         yield placement
         made = source.make(placement, self.resources)
         if placement.image is not None:
-            return self._with_image(placement, placement.image, cast(Store, made))
-        if hasattr(made, "apply"):
-            return self._system(cast(Operator, made), placement)
-        return (yield from self._streamed(made, placement))
+            system = self._with_image(placement, placement.image, cast(Store, made))
+        elif hasattr(made, "apply"):
+            system = self._system(cast(Operator, made), placement)
+        else:
+            system = yield from self._streamed(made, placement)
+        system.source = source
+        return system
 
     def _open_csr(self, given: GivenMatrix) -> _Opening:
         of_caller, report = given.matrix.values, self.reporter

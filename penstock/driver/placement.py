@@ -104,20 +104,25 @@ def place_index(
     rates: Rates,
     index_for: Callable[[int], MatrixIndex] | None = None,
     dense_blocks: Callable[[], int] | None = None,
+    ring: Ring | None = None,
+    beside: tuple[tuple[str, int], ...] = (),
+    symmetry: str = "not checked: the matrix is used as it is stored, and taken to be symmetric",
 ) -> Placement:
     """Place a matrix whose format is fixed, as that of a store or of a penstock matrix is.
 
     ``reach_for`` returns the reach of a cut, and is called only if the matrix does not fit. ``rates(nbytes)`` returns the
     measured rates, or None for a small matrix. ``index_for`` returns the index in another number of subdivisions, if the matrix
     can still be cut. ``dense_blocks`` finds the size of the dense blocks of a scalar format, which count where nothing is cut.
+    ``ring`` prescribes how slots are run, ``beside`` names what else lies on the device with its bytes, and ``symmetry`` is said
+    of the matrix.
     """
     check_square(index.shape, request.name)
     block_size = index.block_size if request.block_size == "auto" else request.block_size
     whole_size = block_size
     if request.block_size == "auto" and block_size == 1 and dense_blocks is not None:
         whole_size = dense_blocks()
-    vectors = Vectors.fitting(request, index.shape[0], index.dtype, LARGEST_VECTOR_BLOCK)
-    facts = [("symmetry", "not checked: the matrix is used as it is stored, and taken to be symmetric")]
+    vectors = replace(Vectors.fitting(request, index.shape[0], index.dtype, LARGEST_VECTOR_BLOCK), beside=beside)
+    facts = [("symmetry", symmetry)]
     base = request.specs(whole_size, streamed=False)[0]
     room = room_for_matrix(request, vectors.nbytes(request, base))
     if index.nbytes <= room and request.precision not in IMAGE_PRECISIONS:
@@ -129,9 +134,8 @@ def place_index(
     if image_is_wanted(request, index.values_dtype):
         specs = request.specs_in_memory(whole_size)
         cut = index_for or (lambda count: index)
-        placed = place_image(
-            cut, counts, (index.nbytes, index.part_nbytes("values")), request, specs, vectors, index.nnz
-        )
+        sizes = (index.nbytes, index.part_nbytes("values"))
+        placed = place_image(cut, counts, sizes, request, specs, vectors, index.nnz, ring=ring)
         if placed is not None:
             return replace(placed, facts=(*facts, *placed.facts))
     refuse_without_image(request, index)
@@ -139,10 +143,10 @@ def place_index(
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     workload = functools.partial(vectors.workload, request)
     candidates = solve_candidates(index_for or (lambda count: index), counts, specs, workload, reach_for)
-    plan = choose(candidates, room, Ring(), rates=rates(index.nbytes))
+    plan = choose(candidates, room, ring or Ring(), rates=rates(index.nbytes))
     if plan.workload.degree > 1 and 2 * plan.reach >= len(plan.index.subdivisions):
         facts.append(("order", _COUPLED))
-    return _streamed(request, plan, specs, vectors, index.nnz, facts)
+    return _streamed(request, plan, specs, vectors, index.nnz, facts, ring=ring)
 
 
 def place_matrix(
@@ -328,7 +332,7 @@ def _place_streamed(
             in_order = by_levels.matrix(A.to_csr())
             other_extents = ColumnExtents.of(in_order, granularity)
             other = best_plan(rough, other_extents, A.shape[0] // granularity)
-            better, fact = _compared(chosen, other)
+            better, fact = worth_reordering(chosen, other)
             facts += fact
             if better:
                 reordered, order = CsrMatrix.from_csr(in_order, check=False), by_levels
@@ -368,12 +372,14 @@ def _has_room(index_for: Callable[[int], MatrixIndex], extents: ColumnExtents, r
     return False
 
 
-def _compared(plan: StreamPlan, ordered: StreamPlan) -> tuple[bool, list[tuple[str, str]]]:
-    """Return whether the plan for rows in the order of levels is worth that order, and what to say of it."""
+def worth_reordering(
+    plan: StreamPlan, ordered: StreamPlan, name: str = "by levels (reverse Cuthill-McKee)"
+) -> tuple[bool, list[tuple[str, str]]]:
+    """Return whether the plan for rows in another order is worth that order, and what to say of it."""
     more = ordered.powers_per_sweep > plan.powers_per_sweep
     if more and ordered.estimated_solve_seconds() < _BETTER * plan.estimated_solve_seconds():
         powers = f"a sweep computes {ordered.powers_per_sweep} powers, in the original order {plan.powers_per_sweep}"
-        return True, [("order", f"by levels (reverse Cuthill-McKee): {powers}")]
+        return True, [("order", f"{name}: {powers}")]
     return False, [("order", _COUPLED)] if 2 * ordered.reach >= len(ordered.index.subdivisions) else []
 
 

@@ -38,6 +38,7 @@ from penstock.driver.argument_checks import (
 from penstock.driver.foreign import as_matrix
 from penstock.driver.inputs import GivenVectors, as_given_matrix
 from penstock.driver.inverse import Inverse
+from penstock.driver.made_matrix import with_coordinates
 from penstock.driver.open_system import AnyResult, OpenSystem
 from penstock.driver.opening import open_system
 from penstock.driver.progress import CallClock, Reporter, RichReporter, time_facts
@@ -179,6 +180,8 @@ class PreparedSystem:
                 preconditioner = as_matrix(preconditioner)
             with self._clock.part("read"):
                 given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
+            if given.kind == "elements":
+                options = with_coordinates(given.matrix, preconditioner, options)
             own = preconditioner.block_size if isinstance(preconditioner, PreconditionerSpec) else 1
             if block_size == "auto" and own != 1:
                 block_size = own

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from penstock.driver.inputs import GivenMatrix
+from penstock.driver.made_matrix import MadeMatrixSource
 from penstock.driver.matrix_checks import check_diagonal, check_matrix
 from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import OpenSystem
@@ -37,6 +38,9 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
     given = given.with_wide_vectors()
     if given.kind == "store":
         _update_from_store(system, given.matrix, writing)
+        return
+    if given.kind == "elements" or isinstance(system.source, MadeMatrixSource):
+        _update_from_elements(system, given, writing)
         return
     A = system.A
     if given.kind == "operator" or not isinstance(A, SparseMatrix | StreamedMatrix) or system.placement is None:
@@ -73,6 +77,23 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
         if system.streamed is not None:
             system.borrowed = system.uses(matrix.values)
         system.exact, system.difference, system.unreachable = exact, difference, unreachable
+
+
+def _update_from_elements(system: OpenSystem, given: GivenMatrix, writing: Writing) -> None:
+    """Make the values anew from another matrix of the same mesh, such as one of another material."""
+    source, A, matrix = system.source, system.A, system.matrix
+    if given.kind != "elements" or not isinstance(source, MadeMatrixSource):
+        raise InputError(
+            "a system that was prepared from a matrix of elements is updated from another one of its mesh, such as "
+            "matrix.with_material(factors), and only such a system is"
+        )
+    source.check_same_mesh(given.matrix)
+    new = None if isinstance(A, SparseMatrix) and system.streamed is None else source.made(system.decided, given.matrix)
+    with writing():
+        if isinstance(matrix, StreamedMatrix):
+            _reopen(system, matrix, cast(Store, new))
+        else:
+            source.refill(cast(SparseMatrix, A), given.matrix)
 
 
 def _checked(given: GivenMatrix, system: OpenSystem) -> MatrixStatistics:

@@ -1,0 +1,354 @@
+"""The matrix of a mesh of linear tetrahedra or hexahedra, known by its elements and assembled where it is used."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse
+
+from penstock.fem.diffusion import HeatConduction
+from penstock.fem.elasticity import LinearElasticity, lame_parameters
+from penstock.fem.element_rows import FORMATS, SHAPES, ElementRowMaker, MeshElements, RowPattern, list_elements
+from penstock.spmv import CPU, Array, BsrMatrix, Device, InputError, SparseMatrix, format_named
+from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.formats.sliced_bsr import HEIGHT
+
+
+class ElementMatrix:
+    """A stiffness matrix that is known by its elements: a matrix for :func:`penstock.solve` and :func:`penstock.prepare`.
+
+    Where it does not fit, its rows are assembled whenever they are used, from about 200 bytes a node, where half of the rows of a
+    node of tetrahedra would take about 600 and of hexahedra 1,050. Nothing of it is stored, on the host or on a disk.
+
+    Parameters
+    ----------
+    coordinates : array, (nodes, 3)
+        As of scikit-fem (``mesh.p.T``), meshio (``mesh.points``) or gmsh.
+    connectivity : array of int, (elements, 4) or (elements, 8)
+        The nodes of tetrahedra, or of hexahedra in the order of VTK, meshio and gmsh: once around the bottom, then around the
+        top. In scikit-fem ``mesh.t.T`` of a ``MeshTet``.
+    element : LinearElasticity or HeatConduction
+        Three displacements or one temperature a node; the default is elasticity with Young's modulus 1 and Poisson's ratio 0.3.
+    material : float or array, (elements,), optional
+        Factor of the stiffness or conductivity of each element, positive.
+    fixed : array of int, or of bool (unknowns,), optional
+        Unknowns held at zero: their rows and columns keep their diagonal only. Unknown ``dof * node + component``.
+
+    Raises
+    ------
+    InputError
+        If arrays do not fit each other, an element has no volume, or a node has no element.
+
+    Notes
+    -----
+    Full integration: one point of tetrahedra, 2 x 2 x 2 of hexahedra. ``rhs[fixed]`` should be 0. Entries are sums over elements
+    in the order of their numbers, so bits depend neither on the cut nor on the number of threads.
+
+    Examples
+    --------
+    >>> import numpy as np, penstock
+    >>> from penstock.fem import BoxMesh
+    >>> mesh = BoxMesh(nodes=(9, 3, 3))
+    >>> body = penstock.ElementMatrix(mesh.coordinates(), mesh.connectivity(), fixed=np.arange(27))
+    >>> load = np.zeros(body.shape[0])
+    >>> load[-3:] = 0, 0, -1e-3
+    >>> result = penstock.solve(body, load, device="cpu")
+    >>> result.converged, body.nnz, body.matrix("symmetric_bsr").shape
+    (True, 11025, (243, 243))
+    """
+
+    def __init__(
+        self,
+        coordinates: Any,
+        connectivity: Any,
+        *,
+        element: LinearElasticity | HeatConduction | None = None,
+        material: Any = None,
+        fixed: Any = None,
+    ) -> None:
+        self.element = LinearElasticity() if element is None else element
+        if not isinstance(self.element, LinearElasticity | HeatConduction):
+            raise InputError(f"element must be LinearElasticity or HeatConduction, not {type(element).__name__}")
+        self.coordinates = _checked_coordinates(coordinates)
+        self.connectivity = _checked_connectivity(connectivity, len(self.coordinates))
+        self.factors = _checked_factors(material, len(self.connectivity))
+        self.fixed = _checked_fixed(fixed, self.shape[0])
+        self._check_volumes()
+
+    @property
+    def dof(self) -> int:
+        """Unknowns of a node."""
+        return 3 if isinstance(self.element, LinearElasticity) else 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns, those of fixed unknowns among them."""
+        rows = len(self.coordinates) * self.dof
+        return rows, rows
+
+    @property
+    def nnz(self) -> int:
+        """Number of entries of both halves, stored zeros among them."""
+        half = self._pattern(half=True)
+        return (2 * int(half.columns.size) - len(self.coordinates)) * self.dof**2
+
+    def __repr__(self) -> str:
+        shape = SHAPES[self.connectivity.shape[1]].lower()
+        kind = "elasticity" if self.dof == 3 else "heat conduction"
+        return (
+            f"<ElementMatrix {self.shape[0]:,} x {self.shape[1]:,}, {kind} on {len(self.connectivity):,} {shape[:-2]}a>"
+        )
+
+    def with_material(self, material: Any) -> Self:
+        """Return the matrix of the same mesh with other factors of the elements; what is known of the mesh is shared."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), factors=_checked_factors(material, len(self.connectivity)))
+        return other
+
+    def matrix(self, format_name: str = "bsr", *, device: Device | str = CPU) -> SparseMatrix:
+        """Assemble the whole matrix in the memory of a device, in ``bsr`` or ``symmetric_bsr``."""
+        device = Device.parse(device)
+        [outline] = self.symbolic_slabs(1, format_name)
+        with device.current():
+            arrays = {name: device.xp.empty(array.shape, array.dtype) for name, array in outline.arrays().items()}
+            self.row_maker(format_name, device).make(0, self.shape[0], arrays)
+        return outline.from_arrays(outline.shape, outline.dtype, arrays, outline.parameters())
+
+    def to_csr(self) -> scipy.sparse.csr_array:
+        """Return the matrix as a SciPy CSR array, with the zeros of fixed unknowns."""
+        return self.matrix("bsr").to_csr()
+
+    def row_maker(self, format_name: str, device: Device | str = CPU) -> ElementRowMaker:
+        """Return what makes any rows of the matrix on a device."""
+        device = Device.parse(device)
+        pattern = self._pattern(half=format_named(format_name).traits.half)
+        with device.current():
+            return ElementRowMaker(self._elements.to_device(device), pattern.to_device(device), format_name, device)
+
+    @property
+    def elements_nbytes(self) -> int:
+        """Bytes that a :meth:`row_maker` of half of the matrix holds on its device."""
+        return self._elements.nbytes + self._pattern(half=True).nbytes
+
+    def largest_cut(self, format_name: str) -> int:
+        """Return the largest number of slabs that a matrix of this format can be cut into."""
+        nodes = len(self.coordinates)
+        return -(-nodes // HEIGHT) if format_named(format_name).traits.half else nodes
+
+    def symbolic_slabs(self, count: int, format_name: str) -> list[SparseMatrix]:
+        """Return row slabs with shapes and types but without memory: the input of a plan."""
+        if format_name not in FORMATS:
+            raise InputError(f"a matrix of elements is assembled in {' or '.join(FORMATS)}, not {format_name}")
+        limit = self.largest_cut(format_name)
+        if not 1 <= count <= limit:
+            raise InputError(f"cannot cut {limit} pieces of {format_name} into {count} slabs")
+        return [self._outline(*nodes, format_name) for nodes in itertools.pairwise(self._cut(count, format_name))]
+
+    def _cut(self, count: int, format_name: str) -> list[int]:
+        """Return nodes between which slabs have about the same number of blocks."""
+        half = format_named(format_name).traits.half
+        pattern, size = self._pattern(half=half), HEIGHT if half else 1
+        ends = pattern.chunk_starts if half else pattern.offsets
+        pieces = len(ends) - 1
+        inner = np.searchsorted(ends, int(ends[-1]) * np.arange(1, count) / count)
+        # At least one piece for each slab.
+        inner = np.maximum.accumulate(np.maximum(inner, np.arange(1, count)) - np.arange(count - 1)) + np.arange(
+            count - 1
+        )
+        inner = np.minimum(inner, pieces - count + np.arange(1, count))
+        return [0, *(int(piece) * size for piece in inner), len(self.coordinates)]
+
+    def _outline(self, start: int, stop: int, format_name: str) -> SparseMatrix:
+        dof, half = self.dof, format_named(format_name).traits.half
+        pattern = self._pattern(half=half)
+        shape = ((stop - start) * dof, self.shape[1])
+        if half:
+            starts = pattern.chunk_starts[start // HEIGHT : -(-stop // HEIGHT) + 1]
+            stored = int(starts[-1] - starts[0])
+            arrays = {
+                "chunk_offsets": starts - starts[0],
+                "column_indices": _symbolic(np.int32, stored),
+                "values": _symbolic(np.float64, stored * dof * dof),
+                "permutation": _symbolic(np.int32, 0),
+            }
+            return format_named(format_name).from_arrays(shape, np.float64, arrays, {"block_size": dof})
+        stored = int(pattern.offsets[stop] - pattern.offsets[start])
+        if stored > INT32_MAX:
+            raise InputError(
+                f"nodes {start} to {stop} have {stored} blocks, a slab at most {INT32_MAX}; cut it into more"
+            )
+        arrays = {
+            "row_offsets": _symbolic(np.int32, stop - start + 1),
+            "column_indices": _symbolic(np.int32, stored),
+            "values": _symbolic(np.float64, stored, dof, dof),
+        }
+        return BsrMatrix.from_arrays(shape, np.float64, arrays, {})
+
+    def coupled_columns(self, row_start: int, row_stop: int) -> range:
+        """Return the columns from a slab's first row to the last one that it couples with."""
+        start, stop = row_start // self.dof, -(-row_stop // self.dof)
+        last = int(self._last_columns[start:stop].max(initial=start))
+        return range(row_start, self.dof * (last + 1))
+
+    @cached_property
+    def _last_columns(self) -> Array:
+        pattern = self._pattern(half=True)
+        return pattern.columns[pattern.offsets[1:] - 1]
+
+    def graph(self) -> scipy.sparse.csr_array:
+        """Return the graph of the nodes that share an element, each with itself: a SciPy CSR array of ones."""
+        pattern, nodes = self._pattern(half=False), len(self.coordinates)
+        return scipy.sparse.csr_array(
+            (np.ones(pattern.columns.size, dtype=np.int8), pattern.columns, pattern.offsets), shape=(nodes, nodes)
+        )
+
+    def renumbered(self, permutation: Array) -> Self:
+        """Return the matrix with its nodes in another order, and its elements in that of their first nodes.
+
+        Parameters
+        ----------
+        permutation : array of int, (nodes,)
+            The old number of each node.
+        """
+        place = np.empty(len(permutation), dtype=np.int32)
+        place[permutation] = np.arange(len(permutation), dtype=np.int32)
+        connectivity = place[self.connectivity]
+        order = np.argsort(connectivity.min(axis=1), kind="stable")
+        other = object.__new__(type(self))
+        other.element, other.coordinates = self.element, self.coordinates[permutation]
+        other.connectivity = np.ascontiguousarray(connectivity[order])
+        other.factors = self.factors[order] if self.factors.size else self.factors
+        of_nodes = self.fixed.reshape(-1, self.dof)
+        other.fixed = of_nodes[permutation].reshape(-1) if self.fixed.size else self.fixed
+        return other
+
+    def order_by_place(self) -> Array:
+        """Return the nodes in layers across the longest axis of the body, and in rows in each layer.
+
+        A layer is as thick as nodes lie apart on average, so that nodes couple with few layers. It takes a sort, where an order
+        by levels takes a search of the graph.
+
+        Returns
+        -------
+        array of int, (nodes,)
+        """
+        centred = self.coordinates - self.coordinates.mean(axis=0)
+        _, principal = np.linalg.eigh(centred.T @ centred)
+        # The axes of the coordinates, or the principal ones of a body that lies across them: those of the smaller box.
+        extents, along = min(
+            ((np.ptp(turned, axis=0), turned) for turned in (centred, centred @ principal)),
+            key=lambda pair: float(pair[0].prod()),
+        )
+        longest_first = np.argsort(-extents, kind="stable")
+        along, extents = along[:, longest_first], np.maximum(extents[longest_first], 1e-300)
+        between = max((extents.prod() / len(along)) ** (1 / 3), extents[0] / len(along))
+        layers, rows = (np.floor(along[:, axis] / between).astype(np.int32) for axis in (0, 1))
+        return np.lexsort((along[:, 2], rows, layers))
+
+    @cached_property
+    def _lists(self) -> tuple[Array, Array]:
+        offsets, places = list_elements(len(self.coordinates), self.connectivity)
+        if (lonely := np.flatnonzero(np.diff(offsets) == 0)).size:
+            raise InputError(f"{lonely.size} nodes, the first is {lonely[0]}, belong to no element; leave them out")
+        return offsets, places
+
+    @property
+    def _elements(self) -> MeshElements:
+        moduli = (
+            lame_parameters(self.element.young, self.element.poisson)
+            if isinstance(self.element, LinearElasticity)
+            else (self.element.conductivity, 0.0)
+        )
+        arrays = (self.coordinates, self.connectivity, self.factors, self.fixed)
+        return MeshElements(*arrays, moduli, self.dof, *self._lists)
+
+    @cached_property
+    def _patterns(self) -> dict[bool, RowPattern]:
+        return {}
+
+    def _pattern(self, *, half: bool) -> RowPattern:
+        if half not in self._patterns:
+            self._patterns[half] = RowPattern.of(self._elements, half=half)
+        return self._patterns[half]
+
+    def _check_volumes(self) -> None:
+        corners = self.coordinates[
+            self.connectivity[:, [0, 1, 3, 4] if self.connectivity.shape[1] == 8 else [0, 1, 2, 3]]
+        ]
+        edges = corners[:, 1:] - corners[:, :1]
+        volumes = np.abs(np.einsum("ei,ei->e", np.cross(edges[:, 0], edges[:, 1]), edges[:, 2]))
+        scale = np.linalg.norm(edges, axis=2).prod(axis=1)
+        flat = np.flatnonzero(~(volumes > 1e-14 * scale))
+        if flat.size:
+            raise InputError(
+                f"{flat.size} elements, the first is {flat[0]}, have no volume; remove them or move their nodes"
+            )
+        self._lists  # noqa: B018 - refuse lonely nodes now
+
+
+def _checked_coordinates(coordinates: Any) -> Array:
+    points = np.ascontiguousarray(coordinates, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] != 3 or not len(points):
+        hint = "; transpose it" if points.ndim == 2 and points.shape[0] == 3 else ""
+        raise InputError(f"coordinates must have shape (nodes, 3), not {points.shape}{hint}")
+    if not np.isfinite(points).all():
+        raise InputError("coordinates hold a number that is not finite")
+    return points
+
+
+def _checked_connectivity(connectivity: Any, nodes: int) -> Array:
+    numbers = np.asarray(connectivity)
+    if numbers.ndim != 2 or numbers.shape[1] not in SHAPES or not len(numbers) or numbers.dtype.kind not in "iu":
+        hint = "; transpose it" if numbers.ndim == 2 and numbers.shape[0] in SHAPES else ""
+        raise InputError(
+            f"connectivity must be whole numbers of shape (elements, 4) for tetrahedra or (elements, 8) for hexahedra, not "
+            f"{numbers.dtype} of {numbers.shape}{hint}"
+        )
+    if numbers.min() < 0 or numbers.max() >= nodes:
+        raise InputError(
+            f"connectivity names nodes {numbers.min()} to {numbers.max()}, but there are {nodes}, from 0 on"
+        )
+    if numbers.size > INT32_MAX:
+        raise InputError(f"{len(numbers)} elements have more than {INT32_MAX} places; take fewer")
+    return np.ascontiguousarray(numbers, dtype=np.int32)
+
+
+def _checked_factors(material: Any, elements: int) -> Array:
+    if material is None:
+        return np.empty(0)
+    factors = np.asarray(material, dtype=np.float64)
+    if factors.shape not in ((), (elements,)):
+        raise InputError(
+            f"material must be one number or one for each of {elements} elements, not of shape {factors.shape}"
+        )
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise InputError("material must be positive and finite")
+    return np.ascontiguousarray(np.broadcast_to(factors, (elements,)))
+
+
+def _checked_fixed(fixed: Any, unknowns: int) -> Array:
+    if fixed is None:
+        return np.empty(0, dtype=np.uint8)
+    numbers = np.asarray(fixed)
+    mask = np.zeros(unknowns, dtype=np.uint8)
+    if numbers.dtype == bool:
+        if numbers.shape != (unknowns,):
+            raise InputError(f"fixed, if of bool, must have shape ({unknowns},), not {numbers.shape}")
+        mask[numbers] = 1
+    elif numbers.ndim == 1 and (numbers.dtype.kind in "iu" or not numbers.size):
+        if numbers.size and (numbers.min() < 0 or numbers.max() >= unknowns):
+            raise InputError(
+                f"fixed names unknowns {numbers.min()} to {numbers.max()}, but there are {unknowns}, from 0 on"
+            )
+        mask[numbers.astype(np.int64)] = 1
+    else:
+        raise InputError(f"fixed must be numbers of unknowns or a mask of them, not {numbers.dtype} of {numbers.shape}")
+    return mask
+
+
+def _symbolic(dtype: Any, *lengths: int) -> Array:
+    """Return one zero, broadcast to a shape."""
+    return np.broadcast_to(np.zeros((), dtype), lengths)

@@ -1,0 +1,393 @@
+"""Fills the arrays of matrix rows of a mesh of tetrahedra or hexahedra where they are used: on the host, or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numba import prange
+
+from penstock.fem.box_rows import LAYOUTS, Layout
+from penstock.spmv import CPU, Array, Device, device_of, format_named
+from penstock.spmv.compilation.cuda_module import CudaSource, shared_limit, type_names
+from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel, strict_kernel
+from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.formats.sliced_bsr import HEIGHT
+
+ELEMENT_ROW_KERNELS = CudaSource("penstock.fem.kernels", "element_rows.cu", enums=(Layout,))
+#: Nodes of an element, and the name of its shape in the kernels; unknowns of a node, and the name of the physics.
+SHAPES, PHYSICS = {4: "Tetrahedron", 8: "Hexahedron"}, {1: "Diffusion", 3: "Elasticity"}
+#: Formats in which rows are made.
+FORMATS = ("bsr", "symmetric_bsr")
+_STRUCTURE, _VALUES, _THREADS = 1, 2, 32
+# Rows of up to so many blocks are added up in shared memory: with more, too few threads have room beside each other.
+_WIDEST = 48
+
+
+@dataclass(frozen=True, eq=False)
+class MeshElements:
+    """The elements of a mesh on a device, from which the values of any rows of its matrix are made.
+
+    Parameters
+    ----------
+    coordinates : array, (nodes, 3) float64
+    connectivity : array, (elements, 4 or 8) int32
+    factors : array, (elements,) or (0,) float64
+        Of the stiffness of each element; empty if all are 1.
+    fixed : array, (nodes * dof,) or (0,) uint8
+        1 for unknowns whose rows and columns keep their diagonal only.
+    moduli : (float, float)
+        Lame's lambda and mu, or the conductivity and 0.
+    dof : int
+        1 or 3.
+    element_offsets, node_elements : array, (nodes + 1,) int64, and (elements * 4 or 8,) int32
+        For each node, its places in the connectivity, ascending.
+
+    Notes
+    -----
+    A node of a mesh of tetrahedra has about 24 places of 4 bytes, and 6 elements of 16 to 24 bytes.
+    """
+
+    coordinates: Array
+    connectivity: Array
+    factors: Array
+    fixed: Array
+    moduli: tuple[float, float]
+    dof: int
+    element_offsets: Array
+    node_elements: Array
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return int(sum(array.nbytes for array in self._arrays().values()))
+
+    def _arrays(self) -> dict[str, Array]:
+        return {name: array for name, array in vars(self).items() if hasattr(array, "nbytes")}
+
+    def to_device(self, device: Device) -> Self:
+        """Return the elements on a device."""
+        return replace(self, **{name: device.asarray(array) for name, array in self._arrays().items()})
+
+
+@dataclass(frozen=True, eq=False)
+class RowPattern:
+    """The columns of every row of blocks: all of them, or those from the diagonal on.
+
+    Parameters
+    ----------
+    offsets : array, (nodes + 1,) int64
+    columns : array of int32, ascending in each row
+    chunk_starts : array, (chunks + 1,) int64
+        Where chunks of 32 rows begin, in blocks, if rows are stored so.
+    widest : int
+        The most columns of a row.
+    """
+
+    offsets: Array
+    columns: Array
+    chunk_starts: Array
+    widest: int
+
+    @classmethod
+    def of(cls, elements: MeshElements, *, half: bool) -> Self:
+        """Find the columns on the host."""
+        limit = int(np.diff(elements.element_offsets).max(initial=0)) * elements.connectivity.shape[1]
+        lists = (elements.element_offsets, elements.node_elements, elements.connectivity, half, limit)
+        counts = _count_columns(*lists)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        columns = np.empty(int(offsets[-1]), dtype=np.int32)
+        _list_columns(*lists, offsets, columns)
+        widths = np.zeros(-(-counts.size // HEIGHT) * HEIGHT, dtype=np.int64)
+        widths[: counts.size] = counts
+        widths = widths.reshape(-1, HEIGHT).max(axis=1)
+        starts = np.concatenate([[0], np.cumsum(widths * HEIGHT)])
+        return cls(offsets, columns, starts, int(counts.max(initial=0)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return int(self.offsets.nbytes + self.columns.nbytes + self.chunk_starts.nbytes)
+
+    def to_device(self, device: Device) -> Self:
+        """Return the pattern on a device."""
+        arrays = {name: device.asarray(getattr(self, name)) for name in ("offsets", "columns", "chunk_starts")}
+        return replace(self, **arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class ElementRowMaker:
+    """Makes rows of the matrix of a mesh on a device, for a :class:`penstock.streaming.MadeStore`.
+
+    Parameters
+    ----------
+    elements : MeshElements
+    pattern : RowPattern
+    format_name : str
+    device : Device
+
+    Examples
+    --------
+    >>> import penstock
+    >>> from penstock.fem import BoxMesh
+    >>> from penstock.streaming import MadeStore, StreamedMatrix, index_of
+    >>> mesh = BoxMesh(nodes=(17, 5, 5))
+    >>> body = penstock.ElementMatrix(mesh.coordinates(), mesh.connectivity())
+    >>> store = MadeStore(index_of(body.symbolic_slabs(8, "bsr")), body.row_maker("bsr"))
+    >>> with StreamedMatrix(store, "400 KiB") as A:
+    ...     A.shape, A.plan.slots
+    ((1275, 1275), 3)
+    """
+
+    elements: MeshElements
+    pattern: RowPattern
+    format_name: str
+    device: Device = CPU
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.elements.nbytes + self.pattern.nbytes
+
+    def make(self, row_start: int, row_stop: int, arrays: Mapping[str, Array]) -> None:
+        """Write the rows from one to another, whole nodes and chunks: offsets and column indices, or values, or all of them.
+
+        Every entry is a sum over the elements that two nodes share, in the order of their numbers, whatever the cut.
+        """
+        start, stop = row_start // self.elements.dof, row_stop // self.elements.dof
+        fill = find_kernel("element_rows", "fill", self.device.kind)
+        fill(self.elements, self.pattern, self.format_name, start, stop, arrays)
+
+
+@register_kernel("element_rows", "fill", "cuda")
+def _fill_on_gpu(
+    elements: MeshElements, pattern: RowPattern, name: str, start: int, stop: int, arrays: Mapping[str, Array]
+) -> None:
+    layout, none = LAYOUTS[name], device_of(elements.coordinates).xp.empty(0)
+    no_offsets = none.view(np.int64 if layout is Layout.CHUNKS else np.int32)
+    offsets = next((arrays[key] for key in ("chunk_offsets", "row_offsets") if key in arrays), no_offsets)
+    columns, values = arrays.get("column_indices", none.view(np.int32)), arrays.get("values", none)
+    parts = _STRUCTURE * ("column_indices" in arrays) + _VALUES * ("values" in arrays)
+    half = "true" if format_named(name).traits.half else "false"
+    kinds = f"{SHAPES[elements.connectivity.shape[1]]}, {PHYSICS[elements.dof]}"
+    function: Any = ELEMENT_ROW_KERNELS.function(f"element_rows<{kinds}, {type_names(offsets)}, {layout.name}, {half}>")
+    mesh = (elements.coordinates, elements.connectivity, elements.factors, np.int32(elements.factors.size == 0))
+    moduli = (np.float64(modulus) for modulus in elements.moduli)
+    fixed = (elements.fixed, np.int32(elements.fixed.size > 0))
+    lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
+    sizes = (np.int64(start), np.int64(stop - start), np.int32(parts))
+    starts = pattern.chunk_starts[start // HEIGHT :]
+    rows = -(-(stop - start) // HEIGHT) * HEIGHT
+    each = _THREADS * elements.dof**2 * values.itemsize
+    widest = min(pattern.widest, shared_limit(values) // each, _WIDEST)
+    if widest * each > function.max_dynamic_shared_size_bytes:
+        function.max_dynamic_shared_size_bytes = widest * each
+    arguments = (*sizes, *mesh, *moduli, *fixed, *lists, starts, np.int32(widest), offsets, columns, values.reshape(-1))
+    function((-(-rows // _THREADS),), (_THREADS,), arguments, shared_mem=widest * each)
+
+
+@register_kernel("element_rows", "fill", "cpu")
+def _fill_on_cpu(
+    elements: MeshElements, pattern: RowPattern, name: str, start: int, stop: int, arrays: Mapping[str, Array]
+) -> None:
+    chunked, half = LAYOUTS[name] is Layout.CHUNKS, format_named(name).traits.half
+    starts = (
+        pattern.chunk_starts[start // HEIGHT : -(-stop // HEIGHT) + 1] if chunked else pattern.offsets[start : stop + 1]
+    )
+    starts = starts - starts[0]
+    structure, numbers = "column_indices" in arrays, "values" in arrays
+    columns = arrays["column_indices"] if structure else np.empty(0, dtype=np.int32)
+    values = arrays["values"].reshape(-1) if numbers else np.empty(0)
+    if structure:
+        arrays["chunk_offsets" if chunked else "row_offsets"][...] = starts
+        _fill_structure(chunked, start, stop, starts, pattern.offsets, pattern.columns, columns)
+    if numbers:
+        mesh = (elements.coordinates, elements.connectivity, elements.factors, *elements.moduli, elements.fixed)
+        lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
+        values[...] = 0.0
+        _fill_values(chunked, half, start, stop, elements.dof, starts, *mesh, *lists, values)
+
+
+@strict_kernel
+def list_elements(nodes: int, connectivity: Array) -> tuple[Array, Array]:
+    """Return for each node its places in the flattened connectivity, ascending: offsets and places."""
+    flat = connectivity.reshape(-1)
+    offsets = np.zeros(nodes + 1, dtype=np.int64)
+    for place in range(flat.size):
+        offsets[flat[place] + 1] += 1
+    for node in range(nodes):
+        offsets[node + 1] += offsets[node]
+    filled, places = offsets[:-1].copy(), np.empty(flat.size, dtype=np.int32)
+    for place in range(flat.size):
+        places[filled[flat[place]]] = place
+        filled[flat[place]] += 1
+    return offsets, places
+
+
+@serial_kernel
+def _columns_of(node: int, offsets: Array, places: Array, connectivity: Array, half: bool, columns: Array) -> int:
+    """Write the ascending columns of the row of a node, and return their number."""
+    size, count = connectivity.shape[1], 0
+    for entry in range(offsets[node], offsets[node + 1]):
+        for b in range(size):
+            other = connectivity[places[entry] // size, b]
+            if half and other < node:
+                continue
+            at = count
+            while at > 0 and columns[at - 1] > other:
+                at -= 1
+            if at > 0 and columns[at - 1] == other:
+                continue
+            for later in range(count, at, -1):
+                columns[later] = columns[later - 1]
+            columns[at] = other
+            count += 1
+    return count
+
+
+@parallel_kernel
+def _count_columns(offsets: Array, places: Array, connectivity: Array, half: bool, limit: int) -> Array:
+    counts = np.zeros(offsets.size - 1, dtype=np.int64)
+    for node in prange(offsets.size - 1):
+        columns = np.empty(limit, dtype=np.int32)
+        counts[node] = _columns_of(node, offsets, places, connectivity, half, columns)
+    return counts
+
+
+@parallel_kernel
+def _list_columns(
+    offsets: Array, places: Array, connectivity: Array, half: bool, limit: int, starts: Array, columns: Array
+) -> None:
+    for node in prange(offsets.size - 1):
+        own = np.empty(limit, dtype=np.int32)
+        count = _columns_of(node, offsets, places, connectivity, half, own)
+        for number in range(count):
+            columns[starts[node] + number] = own[number]
+
+
+@parallel_kernel
+def _fill_structure(
+    chunked: bool, start: int, stop: int, starts: Array, offsets: Array, pattern: Array, columns: Array
+) -> None:
+    between = HEIGHT if chunked else 1
+    rows = (starts.size - 1) * between
+    for row in prange(rows):
+        node = start + row
+        count = offsets[node + 1] - offsets[node] if node < stop else 0
+        first = starts[row // HEIGHT] + row % HEIGHT if chunked else starts[row]
+        width = (starts[row // HEIGHT + 1] - starts[row // HEIGHT]) // HEIGHT if chunked else count
+        for slot in range(width):
+            columns[first + slot * between] = pattern[offsets[node] + slot] if slot < count else -1
+
+
+@serial_kernel
+def _gradients_of_tetrahedron(x: Array, g: Array) -> float:
+    """Write the gradients of the shape functions, and return the volume."""
+    for e in range(3):
+        u, v = (e + 1) % 3 + 1, (e + 2) % 3 + 1
+        for c in range(3):
+            i, j = (c + 1) % 3, (c + 2) % 3
+            first = (x[u, i] - x[0, i]) * (x[v, j] - x[0, j])
+            g[e + 1, c] = first - (x[u, j] - x[0, j]) * (x[v, i] - x[0, i])
+    determinant = 0.0
+    for c in range(3):
+        determinant += (x[1, c] - x[0, c]) * g[1, c]
+    for c in range(3):
+        for e in range(1, 4):
+            g[e, c] /= determinant
+        g[0, c] = -(g[1, c] + g[2, c] + g[3, c])
+    return float(abs(determinant) / 6.0)
+
+
+@serial_kernel
+def _corner(node: int, axis: int) -> float:
+    """Return a coordinate of a corner of the reference hexahedron, in the order of VTK and gmsh."""
+    if axis == 0:
+        return 1.0 if node % 4 == 1 or node % 4 == 2 else -1.0
+    return 1.0 if (node // 2 % 2 if axis == 1 else node // 4) else -1.0
+
+
+@serial_kernel
+def _gradients_of_hexahedron(point: int, x: Array, g: Array) -> float:
+    """Write the gradients at one of eight Gauss points, and return its weight."""
+    J, cofactor = np.zeros((3, 3)), np.empty((3, 3))
+    for b in range(8):
+        for axis in range(3):
+            others = 1.0
+            for other in range(3):
+                if other != axis:
+                    others *= 1.0 + _corner(b, other) * _corner(point, other) * 0.57735026918962576451
+            g[b, axis] = _corner(b, axis) * others / 8.0
+            for c in range(3):
+                J[axis, c] += g[b, axis] * x[b, c]
+    for r in range(3):
+        for c in range(3):
+            i, j, k, m = (r + 1) % 3, (r + 2) % 3, (c + 1) % 3, (c + 2) % 3
+            cofactor[r, c] = J[i, k] * J[j, m] - J[i, m] * J[j, k]
+    determinant = J[0, 0] * cofactor[0, 0] + J[0, 1] * cofactor[0, 1] + J[0, 2] * cofactor[0, 2]
+    for b in range(8):
+        u, v, w = g[b, 0], g[b, 1], g[b, 2]
+        for c in range(3):
+            g[b, c] = (cofactor[0, c] * u + cofactor[1, c] * v + cofactor[2, c] * w) / determinant
+    return float(abs(determinant))
+
+
+@serial_kernel
+def _add_row(
+    own: int, dof: int, wanted: Array, x: Array, factor: float, first: float, second: float, g: Array, blocks: Array
+) -> None:
+    """Write wanted blocks of a node's row of an element's matrix; products do not depend on the order of two nodes."""
+    size = x.shape[0]
+    blocks[:] = 0.0
+    for point in range(1 if size == 4 else 8):
+        weight = factor * (_gradients_of_tetrahedron(x, g) if size == 4 else _gradients_of_hexahedron(point, x, g))
+        for b in range(size):
+            if not wanted[b]:
+                continue
+            product = g[own, 0] * g[b, 0] + g[own, 1] * g[b, 1] + g[own, 2] * g[b, 2]
+            if dof == 1:
+                blocks[b, 0] += weight * (first * product)
+                continue
+            for r in range(3):
+                for c in range(3):
+                    total = first * (g[own, r] * g[b, c]) + second * (g[own, c] * g[b, r])
+                    blocks[b, r * 3 + c] += weight * (total + second * product if r == c else total)
+
+
+@parallel_kernel
+def _fill_values(
+    chunked: bool, half: bool, start: int, stop: int, dof: int, starts: Array, coordinates: Array, connectivity: Array,
+    factors: Array, first_modulus: float, second_modulus: float, fixed: Array, element_offsets: Array, places: Array,
+    offsets: Array, pattern: Array, values: Array,
+) -> None:  # fmt: skip
+    """Add the rows of all elements of each node, in the order of their numbers, to zeros."""
+    size, scalars, between = connectivity.shape[1], dof * dof, HEIGHT if chunked else 1
+    for row in prange(stop - start):
+        node = start + row
+        x, g, blocks, wanted = (
+            np.empty((size, 3)),
+            np.empty((size, 3)),
+            np.empty((size, scalars)),
+            np.empty(size, np.bool_),
+        )
+        first = starts[row // HEIGHT] * scalars + row % HEIGHT if chunked else starts[row] * scalars
+        for entry in range(element_offsets[node], element_offsets[node + 1]):
+            element, own = places[entry] // size, places[entry] % size
+            for b in range(size):
+                wanted[b] = not half or connectivity[element, b] >= node
+                for c in range(3):
+                    x[b, c] = coordinates[connectivity[element, b], c]
+            factor = factors[element] if factors.size else 1.0
+            _add_row(own, dof, wanted, x, factor, first_modulus, second_modulus, g, blocks)
+            for b in range(size):
+                other = connectivity[element, b]
+                if not wanted[b]:
+                    continue
+                slot = np.searchsorted(pattern[offsets[node] : offsets[node + 1]], other)
+                target = first + slot * between * scalars
+                for k in range(scalars):
+                    held = fixed.size > 0 and (fixed[node * dof + k // dof] or fixed[other * dof + k % dof])
+                    if not held or (other == node and k // dof == k % dof):
+                        values[target + k * between] += blocks[b, k]

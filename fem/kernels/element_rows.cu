@@ -1,0 +1,213 @@
+// Rows of the matrix of a mesh of linear tetrahedra or hexahedra, made from coordinates and connectivity.
+//
+// A thread makes the row of blocks of one node: it goes through the elements of the node in the order of their numbers, computes
+// the node's row of each element's matrix, and adds its blocks to those of the row. Nothing is added atomically, so bits repeat.
+
+constexpr int HEIGHT = 32;  // nodes in a chunk
+
+// Gradients of the shape functions at an integration point, and its weight, from the coordinates of the nodes.
+struct Tetrahedron {
+    static constexpr int NODES = 4, POINTS = 1;
+
+    __device__ static double gradients(const int, const double (&x)[NODES][3], double (&g)[NODES][3])
+    {
+        double d[3][3];
+        for (int e = 0; e < 3; ++e)
+            for (int c = 0; c < 3; ++c) d[e][c] = x[e + 1][c] - x[0][c];
+        for (int e = 0; e < 3; ++e) {
+            const double *u = d[(e + 1) % 3], *v = d[(e + 2) % 3];
+            g[e + 1][0] = u[1] * v[2] - u[2] * v[1];
+            g[e + 1][1] = u[2] * v[0] - u[0] * v[2];
+            g[e + 1][2] = u[0] * v[1] - u[1] * v[0];
+        }
+        const double determinant = d[0][0] * g[1][0] + d[0][1] * g[1][1] + d[0][2] * g[1][2];
+        for (int c = 0; c < 3; ++c) {
+            for (int e = 1; e < NODES; ++e) g[e][c] /= determinant;
+            g[0][c] = -(g[1][c] + g[2][c] + g[3][c]);
+        }
+        return fabs(determinant) / 6.0;
+    }
+};
+
+struct Hexahedron {
+    static constexpr int NODES = 8, POINTS = 8;
+
+    // The corners of the reference element in the order of VTK and gmsh: once around the bottom, then around the top.
+    __device__ static double corner(const int node, const int axis)
+    {
+        if (axis == 0) return (node & 3) == 1 || (node & 3) == 2 ? 1.0 : -1.0;
+        if (axis == 1) return node & 2 ? 1.0 : -1.0;
+        return node & 4 ? 1.0 : -1.0;
+    }
+
+    __device__ static double gradients(const int point, const double (&x)[NODES][3], double (&g)[NODES][3])
+    {
+        const double at = 0.57735026918962576451;
+        double J[3][3] = {};
+#pragma unroll
+        for (int b = 0; b < NODES; ++b) {
+            double factor[3], of_reference[3];
+            for (int axis = 0; axis < 3; ++axis) factor[axis] = 1.0 + corner(b, axis) * corner(point, axis) * at;
+            for (int axis = 0; axis < 3; ++axis)
+                of_reference[axis] = corner(b, axis) * factor[(axis + 1) % 3] * factor[(axis + 2) % 3] / 8.0;
+            for (int axis = 0; axis < 3; ++axis) {
+                g[b][axis] = of_reference[axis];
+                for (int c = 0; c < 3; ++c) J[axis][c] += of_reference[axis] * x[b][c];
+            }
+        }
+        double cofactor[3][3];
+        for (int r = 0; r < 3; ++r)
+            for (int c = 0; c < 3; ++c)
+                cofactor[r][c] = J[(r + 1) % 3][(c + 1) % 3] * J[(r + 2) % 3][(c + 2) % 3] -
+                                 J[(r + 1) % 3][(c + 2) % 3] * J[(r + 2) % 3][(c + 1) % 3];
+        const double determinant = J[0][0] * cofactor[0][0] + J[0][1] * cofactor[0][1] + J[0][2] * cofactor[0][2];
+#pragma unroll
+        for (int b = 0; b < NODES; ++b) {
+            const double u = g[b][0], v = g[b][1], w = g[b][2];
+            for (int c = 0; c < 3; ++c)
+                g[b][c] = (cofactor[0][c] * u + cofactor[1][c] * v + cofactor[2][c] * w) / determinant;
+        }
+        return fabs(determinant);
+    }
+};
+
+// Adds what a point gives to the block of two nodes. Products are formed so that exchanging the nodes changes no bit.
+struct Elasticity {
+    static constexpr int DOF = 3;
+
+    __device__ static void add(
+        double* block, const double weight, const double lambda, const double mu, const double (&u)[3], const double (&v)[3])
+    {
+        const double product = mu * (u[0] * v[0] + u[1] * v[1] + u[2] * v[2]);
+#pragma unroll
+        for (int r = 0; r < 3; ++r)
+#pragma unroll
+            for (int c = 0; c < 3; ++c) {
+                const double sum = lambda * (u[r] * v[c]) + mu * (u[c] * v[r]);
+                block[r * 3 + c] += weight * (r == c ? sum + product : sum);
+            }
+    }
+};
+
+struct Diffusion {
+    static constexpr int DOF = 1;
+
+    __device__ static void add(
+        double* block, const double weight, const double conductivity, const double, const double (&u)[3], const double (&v)[3])
+    {
+        block[0] += weight * (conductivity * (u[0] * v[0] + u[1] * v[1] + u[2] * v[2]));
+    }
+};
+
+// coordinates        [nodes][3]
+// connectivity       [elements][Shape::NODES]
+// factors            [elements] of the stiffness; none if all are 1
+// fixed              [nodes * DOF]: unknowns whose rows and columns keep their diagonal only; none if there are none
+// element_offsets    [nodes + 1] into node_elements: for each node, its places in the connectivity
+// pattern_offsets    [nodes + 1] into pattern: the columns of the row of each node; with `upper` those from the node on
+// chunk_starts       where the chunks of the whole matrix begin, in blocks, from the slab's first chunk on; for CHUNKS
+// parts              which arrays are written: 1 offsets and indices, 2 values
+// widest             rows of up to this many blocks are added up in shared memory; none if it is 0
+template <typename Shape, typename Physics, typename Offset, int layout, bool upper>
+__global__ void __launch_bounds__(32) element_rows(
+    const long long start, const long long rows, const int parts, const double* __restrict__ coordinates,
+    const int* __restrict__ connectivity, const double* __restrict__ factors, const int uniform, const double first_modulus,
+    const double second_modulus, const unsigned char* __restrict__ fixed, const int has_fixed,
+    const long long* __restrict__ element_offsets, const int* __restrict__ node_elements,
+    const long long* __restrict__ pattern_offsets, const int* __restrict__ pattern, const long long* __restrict__ chunk_starts,
+    const int widest, Offset* __restrict__ offsets, int* __restrict__ columns, double* __restrict__ values)
+{
+    PENSTOCK_DYNAMIC_SHARED(double, sums);
+    constexpr int NODES = Shape::NODES, DOF = Physics::DOF, SCALARS = DOF * DOF;
+    const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const bool structure = parts & 1, numbers = parts & 2;
+    const int lane = int(row % HEIGHT);
+    const bool exists = row < rows;
+    const long long node = start + row;
+    const int* row_columns = pattern;
+    int count = 0, width = 0;
+    long long place;  // of the first block of the row
+    if (exists) {
+        row_columns = pattern + pattern_offsets[node];
+        count = int(pattern_offsets[node + 1] - pattern_offsets[node]);
+    }
+    if constexpr (layout == CHUNKS) {
+        if (row / HEIGHT * HEIGHT >= rows) return;
+        const long long first = chunk_starts[row / HEIGHT] - chunk_starts[0];
+        const long long stop = chunk_starts[row / HEIGHT + 1] - chunk_starts[0];
+        place = first + lane;
+        width = int((stop - first) / HEIGHT);
+        if (structure && lane == 0) {
+            offsets[row / HEIGHT] = Offset(first);
+            if (row + HEIGHT >= rows) offsets[row / HEIGHT + 1] = Offset(stop);
+        }
+    } else {
+        if (!exists) return;
+        place = pattern_offsets[node] - pattern_offsets[start];
+        width = count;
+        if (structure) {
+            offsets[row] = Offset(place);
+            if (row + 1 == rows) offsets[rows] = Offset(place + count);
+        }
+    }
+    constexpr int between_slots = layout == CHUNKS ? HEIGHT : 1;     // blocks
+    constexpr int between_scalars = layout == CHUNKS ? HEIGHT : 1;   // numbers of a block
+    double* row_values = values + (layout == CHUNKS ? (place - lane) * SCALARS + lane : place * SCALARS);
+    if (structure)
+        for (int slot = 0; slot < width; ++slot)
+            columns[place + (long long)slot * between_slots] = slot < count ? row_columns[slot] : -1;
+    if (!numbers) return;
+    // Blocks are added up where every lane has a column of its own: written to memory at once, they fill whole lines there.
+    const bool is_shared = width <= widest;
+    double* target = is_shared ? sums + threadIdx.x : row_values;
+    const int to_scalar = is_shared ? int(blockDim.x) : between_scalars;
+    const long long to_slot = is_shared ? (long long)SCALARS * blockDim.x : (long long)between_slots * SCALARS;
+    for (int slot = 0; slot < width; ++slot)
+        for (int k = 0; k < SCALARS; ++k) target[slot * to_slot + k * to_scalar] = 0.0;
+
+    const long long last = exists ? element_offsets[node + 1] : 0;
+    for (long long entry = exists ? element_offsets[node] : 0; entry < last; ++entry) {
+        const int element = node_elements[entry] / NODES, own = node_elements[entry] % NODES;
+        int nodes[NODES];
+        double x[NODES][3], blocks[NODES * SCALARS] = {};
+#pragma unroll
+        for (int b = 0; b < NODES; ++b) {
+            nodes[b] = connectivity[(long long)element * NODES + b];
+            for (int c = 0; c < 3; ++c) x[b][c] = coordinates[nodes[b] * 3ll + c];
+        }
+        const double factor = uniform ? 1.0 : factors[element];
+#pragma unroll 1
+        for (int point = 0; point < Shape::POINTS; ++point) {
+            double g[NODES][3], of_node[3] = {};
+            const double weight = factor * Shape::gradients(point, x, g);
+#pragma unroll
+            for (int b = 0; b < NODES; ++b)
+                if (b == own)
+                    for (int c = 0; c < 3; ++c) of_node[c] = g[b][c];
+#pragma unroll
+            for (int b = 0; b < NODES; ++b)
+                if (!upper || nodes[b] >= node)
+                    Physics::add(blocks + b * SCALARS, weight, first_modulus, second_modulus, of_node, g[b]);
+        }
+#pragma unroll
+        for (int b = 0; b < NODES; ++b) {
+            if (upper && nodes[b] < node) continue;
+            const int slot = place_of(nodes[b], row_columns, 0, count);
+            double* block = target + slot * to_slot;
+#pragma unroll
+            for (int k = 0; k < SCALARS; ++k) {
+                bool counts = true;
+                if (has_fixed) {
+                    const bool held = fixed[node * DOF + k / DOF] || fixed[(long long)nodes[b] * DOF + k % DOF];
+                    counts = !held || (nodes[b] == node && k / DOF == k % DOF);
+                }
+                if (counts) block[k * to_scalar] += blocks[b * SCALARS + k];
+            }
+        }
+    }
+    if (is_shared)
+        for (int slot = 0; slot < width; ++slot)
+            for (int k = 0; k < SCALARS; ++k)
+                row_values[(long long)slot * between_slots * SCALARS + k * between_scalars] =
+                    target[slot * to_slot + k * to_scalar];
+}

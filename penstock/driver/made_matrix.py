@@ -1,0 +1,207 @@
+"""A matrix that is known by its elements, as a source: held in memory where it fits, else assembled where it is used."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from penstock.driver.placement import place_index, worth_reordering
+from penstock.driver.request import Placement, Request
+from penstock.solvers import PRECONDITIONERS
+from penstock.spmv import CPU, Array, Device, InputError, Operator, SparseMatrix
+from penstock.streaming import (
+    LevelOrder,
+    LinkRates,
+    MadeStore,
+    MatrixIndex,
+    Ring,
+    SlabMaker,
+    Store,
+    index_of,
+    level_order,
+    reach_of,
+)
+from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
+
+_HALF, _FORMATS = "symmetric_bsr", ("symmetric_bsr", "bsr")
+_CUT = 64  # of a matrix about which it is asked only whether it fits
+
+
+@runtime_checkable
+class MadeMatrix(Protocol):
+    """What a matrix says of itself that is assembled where it is used, as :class:`penstock.ElementMatrix` does."""
+
+    coordinates: Array
+
+    @property
+    def dof(self) -> int:
+        """Unknowns of a node."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+
+    @property
+    def elements_nbytes(self) -> int:
+        """Bytes of what it is made from."""
+
+    def matrix(self, format_name: str, *, device: Device | str) -> SparseMatrix:
+        """Assemble all of it in the memory of a device."""
+
+    def row_maker(self, format_name: str, device: Device | str) -> SlabMaker:
+        """Return what makes any of its rows."""
+
+    def largest_cut(self, format_name: str) -> int:
+        """Return the largest number of slabs."""
+
+    def symbolic_slabs(self, count: int, format_name: str) -> list[SparseMatrix]:
+        """Return slabs without memory."""
+
+    def coupled_columns(self, row_start: int, row_stop: int) -> range:
+        """Return the columns with which a slab couples to the right."""
+
+    def order_by_place(self) -> Array:
+        """Return the nodes in an order in which nodes that are near each other are coupled."""
+
+    def graph(self) -> Any:
+        """Return the graph of the nodes."""
+
+    def renumbered(self, permutation: Array) -> Self:
+        """Return the matrix with its nodes in another order."""
+
+
+def with_coordinates(matrix: Any, preconditioner: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of a preconditioner with the coordinates of a matrix of elements, if it has a use for them."""
+    known = {"coordinates", "near_null_space"} & options.keys()
+    if known or not isinstance(preconditioner, str):
+        return options
+    known_name = preconditioner in PRECONDITIONERS
+    uses = preconditioner == "auto" or (known_name and PRECONDITIONERS[preconditioner].uses_near_null_space)
+    return {**options, "coordinates": matrix.coordinates} if uses else options
+
+
+class MadeMatrixSource:
+    """Places a :class:`MadeMatrix`, and makes it or the store that makes its rows."""
+
+    def __init__(self, matrix: MadeMatrix) -> None:
+        self.matrix, self.shape = matrix, matrix.shape
+        self._format, self._device = _HALF, CPU
+        self._permutation: Array | None = None
+        self._ordered = matrix
+
+    def place(self, request: Request) -> Placement:
+        """Decide on memory or arrival, on the format, and, where sweeps gain by it, on another order of the nodes.
+
+        Raises
+        ------
+        InputError
+            If the blocks or the format are others than a matrix of elements has.
+        """
+        dof, self._device = self.matrix.dof, request.device
+        if request.block_size not in ("auto", dof):
+            raise InputError(f"the nodes of this matrix have {dof} unknowns, not block_size={request.block_size}")
+        if request.format not in (None, *_FORMATS):
+            raise InputError(f"a matrix of elements is assembled in {' or '.join(_FORMATS)}, not {request.format}")
+        preferred = request.specs(dof, streamed=False)[0].formats
+        names = [name for name in _FORMATS[::-1] if name in preferred and request.format in (None, name)]
+        for self._format in dict.fromkeys([*names, request.format or _HALF]):
+            placement = self._placed(self.matrix, request)
+            if not placement.plan.slots:
+                return placement
+        most = max(max(spec.products_per_iteration(streamed=True)) for spec in request.specs(dof, streamed=True))
+        orders: dict[str, Callable[[], Array]] = {
+            "in layers across the longest axis": self.matrix.order_by_place,
+            "by levels (reverse Cuthill-McKee)": self._by_levels,
+        }
+        best, facts = placement, placement.facts
+        for name, order_of in orders.items():
+            if best.stream_plan.powers_per_sweep >= most:
+                break
+            permutation = order_of()
+            ordered = self.matrix.renumbered(permutation)
+            other = self._placed(ordered, request)
+            better, fact = worth_reordering(best.stream_plan, other.stream_plan, name)
+            facts = (*(known for known in facts if known[0] != "order"), *fact)
+            if better:
+                self._permutation, self._ordered = permutation, ordered
+                best = replace(other, order=LevelOrder(permutation, dof))
+        return replace(best, facts=facts)
+
+    def _by_levels(self) -> Array:
+        return level_order(self.matrix.graph()).permutation
+
+    def _placed(self, matrix: MadeMatrix, request: Request) -> Placement:
+        """Place a matrix in its order."""
+
+        def index_for(count: int) -> MatrixIndex:
+            return index_of(matrix.symbolic_slabs(count, self._format), matrix.shape)
+
+        def reach_for(index: MatrixIndex) -> int:
+            columns = [matrix.coupled_columns(part.row_start, part.row_stop) for part in index.subdivisions]
+            return reach_of(index.row_starts, columns)
+
+        def rates(nbytes: int) -> LinkRates | None:
+            if nbytes < WORTH_MEASURING_NBYTES:
+                return None
+            rates = machine_rates(request.device, Path(tempfile.gettempdir()))
+            return replace(rates, link=self._making_rate(matrix, index_for(_CUT)))
+
+        precision = "float64" if request.precision == "auto" else request.precision  # what an image saves is the link
+        return place_index(
+            index_for(min(_CUT, matrix.largest_cut(self._format))),
+            replace(request, precision=precision, block_size=matrix.dof),
+            reach_for=reach_for,
+            rates=rates,
+            index_for=index_for,
+            ring=Ring(on_arrival=True),
+            beside=(("the elements", matrix.elements_nbytes),),
+            symmetry="by construction: a matrix of elements",
+        )
+
+    def _making_rate(self, matrix: MadeMatrix, index: MatrixIndex) -> float:
+        """Return the bytes a second at which a subdivision is made, the second time."""
+        store, device = MadeStore(index, matrix.row_maker(self._format, self._device)), self._device
+        with device.current():
+            buffer, number = device.xp.empty(max(index.sizes["whole"]), dtype=np.uint8), len(index.subdivisions) // 2
+            for _ in range(2):
+                device.synchronize()
+                began = time.perf_counter()
+                store.make_into(number, buffer)
+                device.synchronize()
+                seconds = time.perf_counter() - began
+        return index.subdivisions[number].nbytes / seconds
+
+    def make(self, placement: Placement, resources: ExitStack) -> Operator | Store:
+        """Assemble the matrix, or return the store that makes its rows where they are used."""
+        return self.made(placement, self.matrix)
+
+    def made(self, placement: Placement, matrix: MadeMatrix) -> Operator | Store:
+        """Return what :meth:`make` does, of a matrix of the same mesh."""
+        device, matrix = self._device, self._in_order(matrix)
+        if placement.plan.slots or placement.image is not None:
+            return MadeStore(placement.plan_of_store.index, matrix.row_maker(self._format, device))
+        return matrix.matrix(self._format, device=device)
+
+    def _in_order(self, matrix: MadeMatrix) -> MadeMatrix:
+        if matrix is self.matrix:
+            return self._ordered
+        return matrix if self._permutation is None else matrix.renumbered(self._permutation)
+
+    def check_same_mesh(self, matrix: Any) -> None:
+        """Refuse a matrix whose pattern may be another one, with an InputError."""
+        for name in ("shape", "connectivity", "fixed"):
+            if not np.array_equal(getattr(self.matrix, name), getattr(matrix, name)):
+                raise InputError(f"the {name} of the new matrix differs from that of the prepared one; prepare it")
+
+    def refill(self, A: SparseMatrix, matrix: MadeMatrix) -> None:
+        """Write the values of a matrix of the same mesh into one that :meth:`make` has returned."""
+        maker = self._in_order(matrix).row_maker(self._format, A.device)
+        with A.device.current():
+            maker.make(0, A.shape[0], {"values": A.arrays()["values"]})

@@ -1,0 +1,261 @@
+"""Matrices of tetrahedra and hexahedra: their entries, on every target and in every cut, and what is solved with them."""
+
+import itertools
+
+import numpy as np
+import pytest
+from kernel_targets import DEVICES, TARGETS
+
+import penstock
+from penstock.fem import BoxMesh, HeatConduction, LinearElasticity
+from penstock.fem.elasticity import lame_parameters
+from penstock.fem.element_rows import FORMATS
+from penstock.spmv import Device, InputError
+from penstock.spmv.compilation.table import find_kernel
+
+#: Tetrahedra of a hexahedron.
+SIX = ((0, 1, 2, 6), (0, 2, 3, 6), (0, 3, 7, 6), (0, 7, 4, 6), (0, 4, 5, 6), (0, 5, 1, 6))
+LAWS = {3: LinearElasticity(young=2.0, poisson=0.4), 1: HeatConduction(3.0)}
+
+
+def body(shape, dof, nodes=(5, 4, 9), *, shuffled=False, seed=1, fixed=True):
+    """A distorted box of random material, held on one side, perhaps with its nodes and elements in random order."""
+    rng, mesh = np.random.default_rng(seed), BoxMesh(nodes)
+    points, elements = mesh.coordinates(), mesh.connectivity()
+    points = points + 0.2 * min(mesh.spacing) * rng.uniform(-1, 1, points.shape)
+    if shape == "tetrahedra":
+        elements = np.concatenate([elements[:, list(corners)] for corners in SIX])
+    held = np.flatnonzero(np.arange(len(points)) < nodes[1] * nodes[2])
+    if shuffled:
+        permutation = rng.permutation(len(points))
+        place = np.argsort(permutation)
+        points, elements, held = points[permutation], place[elements], place[held]
+        elements = elements[rng.permutation(len(elements))]
+    unknowns = (held[:, None] * dof + np.arange(dof)).reshape(-1)
+    factors = np.exp(rng.standard_normal(len(elements)))
+    return penstock.ElementMatrix(
+        points, elements, element=LAWS[dof], material=factors, fixed=unknowns if fixed else None
+    )
+
+
+def gradients_of(x, point):
+    """Gradients in long double, and the weight of the point."""
+    if len(x) == 4:
+        reference = np.array([[-1, -1, -1], [1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=np.longdouble)
+        weight = np.longdouble(1) / 6
+    else:
+        corners = np.array([(-1, -1, -1), (1, -1, -1), (1, 1, -1), (-1, 1, -1)], dtype=np.longdouble)
+        corners = np.concatenate([corners, corners * [1, 1, -1]])
+        at = corners[point] / np.sqrt(np.longdouble(3))
+        factors = 1 + corners * at
+        others = [factors[:, [1, 2]], factors[:, [2, 0]], factors[:, [0, 1]]]
+        reference = np.stack([corners[:, axis] * others[axis].prod(axis=1) / 8 for axis in range(3)], axis=1)
+        weight = np.longdouble(1)
+    jacobian = reference.T @ x.astype(np.longdouble)
+    cofactor = np.stack(
+        [np.cross(jacobian[1], jacobian[2]), np.cross(jacobian[2], jacobian[0]), np.cross(jacobian[0], jacobian[1])]
+    )
+    determinant = jacobian[0] @ cofactor[0]
+    return reference @ cofactor / determinant, weight * abs(determinant)
+
+
+def reference(matrix):
+    """The sums that define the matrix, in long double, and those of absolute values."""
+    dof, nodes = matrix.dof, len(matrix.coordinates)
+    law = matrix.element
+    moduli = lame_parameters(law.young, law.poisson) if dof == 3 else (law.conductivity, 0.0)
+    total = np.zeros((nodes, dof, nodes, dof), dtype=np.longdouble)
+    absolute = np.zeros(total.shape)
+    for element, factor in zip(matrix.connectivity, matrix.factors, strict=True):
+        for point in range(1 if len(element) == 4 else 8):
+            g, weight = gradients_of(matrix.coordinates[element], point)
+            for a, b in itertools.product(range(len(element)), repeat=2):
+                outer, dot = np.outer(g[a], g[b]), g[a] @ g[b]
+                block = (
+                    np.array([[moduli[0] * dot]])
+                    if dof == 1
+                    else moduli[0] * outer + moduli[1] * (outer.T + dot * np.eye(3))
+                )
+                total[element[a], :, element[b], :] += factor * weight * block
+                absolute[element[a], :, element[b], :] += abs(factor * weight * block).max().astype(float)
+    total, absolute = total.reshape(matrix.shape), absolute.reshape(matrix.shape)
+    if matrix.fixed.size:
+        held = np.flatnonzero(matrix.fixed)
+        diagonal = total[held, held].copy()
+        total[held] = total[:, held] = 0
+        total[held, held] = diagonal
+    return total, absolute
+
+
+def make(target, matrix, name, count=1, parts=("structure", "values")):
+    """Return the arrays of slabs that a target makes, on the host."""
+    maker = matrix.row_maker(name, Device("cuda") if target.name == "gpu" else Device("cpu"))
+    fill = find_kernel("element_rows", "fill", target.device_kind)
+    made, row = [], 0
+    for slab in matrix.symbolic_slabs(count, name):
+        arrays = {
+            key: target.put(np.full(array.shape, 77, array.dtype))
+            for key, array in slab.arrays().items()
+            if ("values" if key == "values" else "structure") in parts and key != "permutation"
+        }
+        nodes = row // matrix.dof, (row + slab.shape[0]) // matrix.dof
+        with target.running():
+            fill(maker.elements, maker.pattern, name, *nodes, arrays)
+        made.append({key: target.get(array) for key, array in arrays.items()})
+        row += slab.shape[0]
+    return made
+
+
+@pytest.mark.parametrize("shape", ["tetrahedra", "hexahedra"])
+@pytest.mark.parametrize("dof", [1, 3])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_entries_are_the_sums_that_define_them(shape, dof, fixed):
+    matrix = body(shape, dof, (3, 4, 3), shuffled=True, fixed=fixed)
+    expected, absolute = reference(matrix)
+
+    for name in FORMATS:
+        A = matrix.matrix(name).to_csr().toarray()
+        assert (
+            abs(A - expected) <= 200 * 2.0**-53 * absolute
+        ).all()  # gradients of distorted elements, and eight points
+        assert (A == A.T).all()
+    assert matrix.nnz == matrix.to_csr().nnz
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", ["tetrahedra", "hexahedra"])
+@pytest.mark.parametrize("dof", [1, 3])
+def test_every_target_makes_the_same_rows(target, name, shape, dof):
+    matrix = body(shape, dof)
+    host = matrix.matrix(name)
+
+    [made] = make(target, matrix, name)
+
+    for key, array in made.items():
+        if key == "values":
+            np.testing.assert_allclose(array, host.values, rtol=0, atol=100 * 2.0**-53 * abs(host.values).max())
+        else:
+            assert np.array_equal(array, host.arrays()[key]), key
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", ["tetrahedra", "hexahedra"])
+def test_neither_cuts_nor_parts_change_a_bit(target, name, shape):
+    matrix = body(shape, 3, shuffled=True)
+
+    [whole] = make(target, matrix, name)
+    slabs = make(target, matrix, name, count=4)
+    [values] = make(target, matrix, name, parts=("values",))
+    [structure] = make(target, matrix, name, parts=("structure",))
+
+    for key in ("column_indices", "values"):
+        assert np.concatenate([slab[key] for slab in slabs]).tobytes() == whole[key].tobytes()
+    for key, array in {**structure, **values}.items():
+        assert array.tobytes() == whole[key].tobytes()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", ["tetrahedra", "hexahedra"])
+@pytest.mark.parametrize("dof", [1, 3])
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("share", [None, 0.3])
+def test_systems_are_solved_in_memory_and_on_arrival(device, shape, dof, shuffled, share):
+    matrix = body(shape, dof, (25, 9, 9), shuffled=shuffled)
+    b = np.random.default_rng(3).standard_normal(matrix.shape[0])
+    b[matrix.fixed > 0] = 0
+    memory = None if share is None else int(share * matrix.matrix("symmetric_bsr").nbytes)
+
+    result = penstock.solve(matrix, b, device=device, memory=memory, rtol=1e-9)
+
+    assert result.converged
+    assert np.linalg.norm(b - matrix.to_csr() @ result.x) <= 1.01e-9 * np.linalg.norm(b)
+    assert result.bytes_streamed == 0
+    assert ("made        " in result.explain()) == (share is not None)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("memory", [None, "300 KiB"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_prepared_system_takes_another_material(device, memory, shuffled):
+    matrix = body("tetrahedra", 3, (17, 7, 7), shuffled=shuffled)
+    b = np.random.default_rng(3).standard_normal(matrix.shape[0])
+    b[matrix.fixed > 0] = 0
+    other = matrix.with_material(matrix.factors[::-1].copy())
+
+    with penstock.prepare(matrix, device=device, memory=memory) as system:
+        assert system.solve(b).converged
+        system.update(other)
+        x = system.solve(b).x
+        with pytest.raises(InputError, match="connectivity of the new matrix differs"):
+            system.update(body("tetrahedra", 3, (17, 7, 7), seed=2, shuffled=True))
+        with pytest.raises(InputError, match="with_material"):
+            system.update(matrix.to_csr())
+
+    assert np.linalg.norm(b - other.to_csr() @ x) <= 1.01e-8 * np.linalg.norm(b)
+
+
+def test_the_box_of_the_generator_is_a_mesh_like_any_other():
+    from penstock.fem import Cantilever, LognormalMaterial
+
+    beam = Cantilever((6, 4, 5), 3, (1.3, 0.7, 2.0), LognormalMaterial(1.0, 3))
+    factors = np.stack([beam.material.layer(layer, (3, 4)) for layer in range(5)]).reshape(-1)
+    matrix = penstock.ElementMatrix(
+        beam.mesh.coordinates(), beam.mesh.connectivity(), material=factors, fixed=np.arange(60)
+    )
+
+    A, B = beam.matrix("csr").to_csr(), matrix.to_csr()
+
+    assert abs(A - B).max() <= 1e-14 * abs(A).max()
+    assert A.nnz == B.nnz
+
+
+def test_entries_are_those_of_scikit_fem():
+    skfem = pytest.importorskip("skfem")
+    from skfem.models.elasticity import lame_parameters as lame
+    from skfem.models.elasticity import linear_elasticity
+
+    mesh = skfem.MeshTet.init_tensor(*(np.linspace(0, 1, count) for count in (4, 3, 5)))
+    basis = skfem.Basis(mesh, skfem.ElementVector(skfem.ElementTetP1()))
+    expected = skfem.asm(linear_elasticity(*lame(2.0, 0.4)), basis)
+
+    A = penstock.ElementMatrix(mesh.p.T, mesh.t.T, element=LAWS[3]).to_csr()
+
+    assert abs(A - expected).max() <= 1e-13 * abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"coordinates": np.zeros((3, 5))}, "shape .nodes, 3., not .3, 5.; transpose it"),
+        ({"coordinates": np.full((36, 3), np.nan)}, "not finite"),
+        ({"connectivity": np.zeros((8, 3), dtype=int)}, "transpose it"),
+        ({"connectivity": np.zeros((2, 4))}, "whole numbers"),
+        ({"connectivity": np.array([[0, 1, 2, 40]])}, "names nodes 0 to 40, but there are 36"),
+        ({"connectivity": np.array([[0, 1, 2, 3]])}, "no volume"),
+        ({"connectivity": np.array([[0, 1, 3, 12]])}, "belong to no element"),
+        ({"material": np.zeros(1)}, "material must be one number or one for each of 12"),
+        ({"material": -1.0}, "positive"),
+        ({"fixed": [108]}, "names unknowns 108 to 108, but there are 108"),
+        ({"fixed": np.zeros(3, dtype=bool)}, "must have shape .108,."),
+        ({"fixed": [0.5]}, "numbers of unknowns or a mask"),
+        ({"element": "elastic"}, "LinearElasticity or HeatConduction, not str"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    mesh = BoxMesh((4, 3, 3))
+    arguments = {"coordinates": mesh.coordinates(), "connectivity": mesh.connectivity(), **change}
+
+    with pytest.raises(InputError, match=message):
+        penstock.ElementMatrix(**arguments)
+
+
+def test_options_that_contradict_the_elements_are_refused():
+    matrix = body("tetrahedra", 3)
+    b = np.ones(matrix.shape[0])
+
+    with pytest.raises(InputError, match="3 unknowns, not block_size=1"):
+        penstock.solve(matrix, b, device="cpu", block_size=1)
+    with pytest.raises(InputError, match="assembled in bsr or symmetric_bsr, not csr"):
+        matrix.matrix("csr")
