@@ -11,7 +11,8 @@ import scipy.sparse
 
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity, lame_parameters
-from penstock.fem.element_rows import FORMATS, SHAPES, ElementRowMaker, MeshElements, RowPattern, list_elements
+from penstock.fem.element_rows import FORMATS, SHAPES, ElementRowMaker, MeshElements, RowPattern
+from penstock.fem.mesh_lists import list_elements, order_by_first
 from penstock.spmv import CPU, Array, BsrMatrix, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
@@ -216,14 +217,23 @@ class ElementMatrix:
         place = np.empty(len(permutation), dtype=np.int32)
         place[permutation] = np.arange(len(permutation), dtype=np.int32)
         connectivity = place[self.connectivity]
-        order = np.argsort(connectivity.min(axis=1), kind="stable")
+        order = order_by_first(len(permutation), connectivity)
         other = object.__new__(type(self))
         other.element, other.coordinates = self.element, self.coordinates[permutation]
-        other.connectivity = np.ascontiguousarray(connectivity[order])
+        other.connectivity = connectivity[order]
         other.factors = self.factors[order] if self.factors.size else self.factors
         of_nodes = self.fixed.reshape(-1, self.dof)
         other.fixed = of_nodes[permutation].reshape(-1) if self.fixed.size else self.fixed
         return other
+
+    @cached_property
+    def reach(self) -> int:
+        """The largest difference of the numbers of two nodes that share an element."""
+        last, first = self.connectivity[:, 0].copy(), self.connectivity[:, 0].copy()
+        for corner in self.connectivity.T[1:]:
+            np.maximum(last, corner, out=last)
+            np.minimum(first, corner, out=first)
+        return int((last - first).max())
 
     def order_by_place(self) -> Array:
         """Return the nodes in layers across the longest axis of the body, and in rows in each layer.

@@ -10,9 +10,10 @@ import numpy as np
 from numba import prange
 
 from penstock.fem.box_rows import LAYOUTS, Layout
+from penstock.fem.mesh_lists import find_columns
 from penstock.spmv import CPU, Array, Device, device_of, format_named
 from penstock.spmv.compilation.cuda_module import CudaSource, shared_limit, type_names
-from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel, strict_kernel
+from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
@@ -21,9 +22,10 @@ ELEMENT_ROW_KERNELS = CudaSource("penstock.fem.kernels", "element_rows.cu", enum
 SHAPES, PHYSICS = {4: "Tetrahedron", 8: "Hexahedron"}, {1: "Diffusion", 3: "Elasticity"}
 #: Formats in which rows are made.
 FORMATS = ("bsr", "symmetric_bsr")
-_STRUCTURE, _VALUES, _THREADS = 1, 2, 32
-# Rows of up to so many blocks are added up in shared memory: with more, too few threads have room beside each other.
-_WIDEST = 48
+_STRUCTURE, _VALUES = 1, 2
+# By the nodes of an element: threads of a block, and blocks up to which a row is added up in shared memory. With more, too few
+# threads have room beside each other; hexahedra compute so much that writing costs little.
+_LAUNCHES = {4: (32, 48), 8: (128, 0)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +98,10 @@ class RowPattern:
         """Find the columns on the host."""
         limit = int(np.diff(elements.element_offsets).max(initial=0)) * elements.connectivity.shape[1]
         lists = (elements.element_offsets, elements.node_elements, elements.connectivity, half, limit)
-        counts = _count_columns(*lists)
+        counts = find_columns(*lists, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
         offsets = np.concatenate([[0], np.cumsum(counts)])
         columns = np.empty(int(offsets[-1]), dtype=np.int32)
-        _list_columns(*lists, offsets, columns)
+        find_columns(*lists, offsets, columns)
         widths = np.zeros(-(-counts.size // HEIGHT) * HEIGHT, dtype=np.int64)
         widths[: counts.size] = counts
         widths = widths.reshape(-1, HEIGHT).max(axis=1)
@@ -138,7 +140,7 @@ class ElementRowMaker:
     >>> store = MadeStore(index_of(body.symbolic_slabs(8, "bsr")), body.row_maker("bsr"))
     >>> with StreamedMatrix(store, "400 KiB") as A:
     ...     A.shape, A.plan.slots
-    ((1275, 1275), 3)
+    ((1275, 1275), 2)
     """
 
     elements: MeshElements
@@ -180,12 +182,13 @@ def _fill_on_gpu(
     sizes = (np.int64(start), np.int64(stop - start), np.int32(parts))
     starts = pattern.chunk_starts[start // HEIGHT :]
     rows = -(-(stop - start) // HEIGHT) * HEIGHT
-    each = _THREADS * elements.dof**2 * values.itemsize
-    widest = min(pattern.widest, shared_limit(values) // each, _WIDEST)
+    threads, most = _LAUNCHES[elements.connectivity.shape[1]]
+    each = threads * elements.dof**2 * values.itemsize
+    widest = min(pattern.widest, shared_limit(values) // each, most)
     if widest * each > function.max_dynamic_shared_size_bytes:
         function.max_dynamic_shared_size_bytes = widest * each
     arguments = (*sizes, *mesh, *moduli, *fixed, *lists, starts, np.int32(widest), offsets, columns, values.reshape(-1))
-    function((-(-rows // _THREADS),), (_THREADS,), arguments, shared_mem=widest * each)
+    function((-(-rows // threads),), (threads,), arguments, shared_mem=widest * each)
 
 
 @register_kernel("element_rows", "fill", "cpu")
@@ -208,63 +211,6 @@ def _fill_on_cpu(
         lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
         values[...] = 0.0
         _fill_values(chunked, half, start, stop, elements.dof, starts, *mesh, *lists, values)
-
-
-@strict_kernel
-def list_elements(nodes: int, connectivity: Array) -> tuple[Array, Array]:
-    """Return for each node its places in the flattened connectivity, ascending: offsets and places."""
-    flat = connectivity.reshape(-1)
-    offsets = np.zeros(nodes + 1, dtype=np.int64)
-    for place in range(flat.size):
-        offsets[flat[place] + 1] += 1
-    for node in range(nodes):
-        offsets[node + 1] += offsets[node]
-    filled, places = offsets[:-1].copy(), np.empty(flat.size, dtype=np.int32)
-    for place in range(flat.size):
-        places[filled[flat[place]]] = place
-        filled[flat[place]] += 1
-    return offsets, places
-
-
-@serial_kernel
-def _columns_of(node: int, offsets: Array, places: Array, connectivity: Array, half: bool, columns: Array) -> int:
-    """Write the ascending columns of the row of a node, and return their number."""
-    size, count = connectivity.shape[1], 0
-    for entry in range(offsets[node], offsets[node + 1]):
-        for b in range(size):
-            other = connectivity[places[entry] // size, b]
-            if half and other < node:
-                continue
-            at = count
-            while at > 0 and columns[at - 1] > other:
-                at -= 1
-            if at > 0 and columns[at - 1] == other:
-                continue
-            for later in range(count, at, -1):
-                columns[later] = columns[later - 1]
-            columns[at] = other
-            count += 1
-    return count
-
-
-@parallel_kernel
-def _count_columns(offsets: Array, places: Array, connectivity: Array, half: bool, limit: int) -> Array:
-    counts = np.zeros(offsets.size - 1, dtype=np.int64)
-    for node in prange(offsets.size - 1):
-        columns = np.empty(limit, dtype=np.int32)
-        counts[node] = _columns_of(node, offsets, places, connectivity, half, columns)
-    return counts
-
-
-@parallel_kernel
-def _list_columns(
-    offsets: Array, places: Array, connectivity: Array, half: bool, limit: int, starts: Array, columns: Array
-) -> None:
-    for node in prange(offsets.size - 1):
-        own = np.empty(limit, dtype=np.int32)
-        count = _columns_of(node, offsets, places, connectivity, half, own)
-        for number in range(count):
-            columns[starts[node] + number] = own[number]
 
 
 @parallel_kernel

@@ -5,69 +5,89 @@
 
 constexpr int HEIGHT = 32;  // nodes in a chunk
 
-// Gradients of the shape functions at an integration point, and its weight, from the coordinates of the nodes.
+// A shape at an integration point: its weight there, and the gradients of the shape functions.
 struct Tetrahedron {
     static constexpr int NODES = 4, POINTS = 1;
+    double weight, gradients[NODES][3];
 
-    __device__ static double gradients(const int, const double (&x)[NODES][3], double (&g)[NODES][3])
+    __device__ Tetrahedron(const int, const double (&x)[NODES][3])
     {
         double d[3][3];
         for (int e = 0; e < 3; ++e)
             for (int c = 0; c < 3; ++c) d[e][c] = x[e + 1][c] - x[0][c];
         for (int e = 0; e < 3; ++e) {
             const double *u = d[(e + 1) % 3], *v = d[(e + 2) % 3];
-            g[e + 1][0] = u[1] * v[2] - u[2] * v[1];
-            g[e + 1][1] = u[2] * v[0] - u[0] * v[2];
-            g[e + 1][2] = u[0] * v[1] - u[1] * v[0];
+            gradients[e + 1][0] = u[1] * v[2] - u[2] * v[1];
+            gradients[e + 1][1] = u[2] * v[0] - u[0] * v[2];
+            gradients[e + 1][2] = u[0] * v[1] - u[1] * v[0];
         }
-        const double determinant = d[0][0] * g[1][0] + d[0][1] * g[1][1] + d[0][2] * g[1][2];
+        const double determinant = d[0][0] * gradients[1][0] + d[0][1] * gradients[1][1] + d[0][2] * gradients[1][2];
+        const double inverse = 1.0 / determinant;
         for (int c = 0; c < 3; ++c) {
-            for (int e = 1; e < NODES; ++e) g[e][c] /= determinant;
-            g[0][c] = -(g[1][c] + g[2][c] + g[3][c]);
+            for (int e = 1; e < NODES; ++e) gradients[e][c] *= inverse;
+            gradients[0][c] = -(gradients[1][c] + gradients[2][c] + gradients[3][c]);
         }
-        return fabs(determinant) / 6.0;
+        weight = fabs(determinant) / 6.0;
+    }
+
+    __device__ void gradient_of(const int node, double (&g)[3]) const
+    {
+#pragma unroll
+        for (int b = 0; b < NODES; ++b)
+            if (b == node)
+                for (int c = 0; c < 3; ++c) g[c] = gradients[b][c];
     }
 };
 
 struct Hexahedron {
     static constexpr int NODES = 8, POINTS = 8;
+    double weight, inverse[3][3], below[3], above[3];  // the Jacobian's, and the linear functions of each axis
 
     // The corners of the reference element in the order of VTK and gmsh: once around the bottom, then around the top.
-    __device__ static double corner(const int node, const int axis)
+    __device__ static bool is_far(const int node, const int axis)
     {
-        if (axis == 0) return (node & 3) == 1 || (node & 3) == 2 ? 1.0 : -1.0;
-        if (axis == 1) return node & 2 ? 1.0 : -1.0;
-        return node & 4 ? 1.0 : -1.0;
+        return axis == 0 ? (node & 3) == 1 || (node & 3) == 2 : axis == 1 ? (node & 2) != 0 : (node & 4) != 0;
     }
 
-    __device__ static double gradients(const int point, const double (&x)[NODES][3], double (&g)[NODES][3])
+    __device__ Hexahedron(const int point, const double (&x)[NODES][3])
     {
-        const double at = 0.57735026918962576451;
+        for (int axis = 0; axis < 3; ++axis) {
+            const double at = is_far(point, axis) ? 0.57735026918962576451 : -0.57735026918962576451;
+            below[axis] = 1.0 - at;
+            above[axis] = 1.0 + at;
+        }
         double J[3][3] = {};
 #pragma unroll
         for (int b = 0; b < NODES; ++b) {
-            double factor[3], of_reference[3];
-            for (int axis = 0; axis < 3; ++axis) factor[axis] = 1.0 + corner(b, axis) * corner(point, axis) * at;
+            double g[3];
+            gradient_of_reference(b, g);
             for (int axis = 0; axis < 3; ++axis)
-                of_reference[axis] = corner(b, axis) * factor[(axis + 1) % 3] * factor[(axis + 2) % 3] / 8.0;
-            for (int axis = 0; axis < 3; ++axis) {
-                g[b][axis] = of_reference[axis];
-                for (int c = 0; c < 3; ++c) J[axis][c] += of_reference[axis] * x[b][c];
-            }
+                for (int c = 0; c < 3; ++c) J[axis][c] += g[axis] * x[b][c];
         }
-        double cofactor[3][3];
         for (int r = 0; r < 3; ++r)
             for (int c = 0; c < 3; ++c)
-                cofactor[r][c] = J[(r + 1) % 3][(c + 1) % 3] * J[(r + 2) % 3][(c + 2) % 3] -
-                                 J[(r + 1) % 3][(c + 2) % 3] * J[(r + 2) % 3][(c + 1) % 3];
-        const double determinant = J[0][0] * cofactor[0][0] + J[0][1] * cofactor[0][1] + J[0][2] * cofactor[0][2];
-#pragma unroll
-        for (int b = 0; b < NODES; ++b) {
-            const double u = g[b][0], v = g[b][1], w = g[b][2];
-            for (int c = 0; c < 3; ++c)
-                g[b][c] = (cofactor[0][c] * u + cofactor[1][c] * v + cofactor[2][c] * w) / determinant;
-        }
-        return fabs(determinant);
+                inverse[r][c] = J[(r + 1) % 3][(c + 1) % 3] * J[(r + 2) % 3][(c + 2) % 3] -
+                                J[(r + 1) % 3][(c + 2) % 3] * J[(r + 2) % 3][(c + 1) % 3];
+        const double determinant = J[0][0] * inverse[0][0] + J[0][1] * inverse[0][1] + J[0][2] * inverse[0][2];
+        const double reciprocal = 1.0 / determinant;
+        for (int r = 0; r < 3; ++r)
+            for (int c = 0; c < 3; ++c) inverse[r][c] *= reciprocal;
+        weight = fabs(determinant);
+    }
+
+    __device__ void gradient_of_reference(const int node, double (&g)[3]) const
+    {
+        double along[3];
+        for (int axis = 0; axis < 3; ++axis) along[axis] = is_far(node, axis) ? above[axis] : below[axis];
+        for (int axis = 0; axis < 3; ++axis)
+            g[axis] = (is_far(node, axis) ? 0.125 : -0.125) * along[(axis + 1) % 3] * along[(axis + 2) % 3];
+    }
+
+    __device__ void gradient_of(const int node, double (&g)[3]) const
+    {
+        double r[3];
+        gradient_of_reference(node, r);
+        for (int c = 0; c < 3; ++c) g[c] = inverse[0][c] * r[0] + inverse[1][c] * r[1] + inverse[2][c] * r[2];
     }
 };
 
@@ -109,7 +129,7 @@ struct Diffusion {
 // parts              which arrays are written: 1 offsets and indices, 2 values
 // widest             rows of up to this many blocks are added up in shared memory; none if it is 0
 template <typename Shape, typename Physics, typename Offset, int layout, bool upper>
-__global__ void __launch_bounds__(32) element_rows(
+__global__ void __launch_bounds__(128) element_rows(
     const long long start, const long long rows, const int parts, const double* __restrict__ coordinates,
     const int* __restrict__ connectivity, const double* __restrict__ factors, const int uniform, const double first_modulus,
     const double second_modulus, const unsigned char* __restrict__ fixed, const int has_fixed,
@@ -178,16 +198,17 @@ __global__ void __launch_bounds__(32) element_rows(
         const double factor = uniform ? 1.0 : factors[element];
 #pragma unroll 1
         for (int point = 0; point < Shape::POINTS; ++point) {
-            double g[NODES][3], of_node[3] = {};
-            const double weight = factor * Shape::gradients(point, x, g);
+            const Shape at(point, x);
+            const double weight = factor * at.weight;
+            double of_node[3];
+            at.gradient_of(own, of_node);
 #pragma unroll
             for (int b = 0; b < NODES; ++b)
-                if (b == own)
-                    for (int c = 0; c < 3; ++c) of_node[c] = g[b][c];
-#pragma unroll
-            for (int b = 0; b < NODES; ++b)
-                if (!upper || nodes[b] >= node)
-                    Physics::add(blocks + b * SCALARS, weight, first_modulus, second_modulus, of_node, g[b]);
+                if (!upper || nodes[b] >= node) {
+                    double g[3];
+                    at.gradient_of(b, g);
+                    Physics::add(blocks + b * SCALARS, weight, first_modulus, second_modulus, of_node, g);
+                }
         }
 #pragma unroll
         for (int b = 0; b < NODES; ++b) {

@@ -32,6 +32,9 @@ from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine
 
 _HALF, _FORMATS = "symmetric_bsr", ("symmetric_bsr", "bsr")
 _CUT = 64  # of a matrix about which it is asked only whether it fits
+# Elements that span so many layers of a cube have nodes that are numbered at random.
+_RANDOM = 4
+_IN_LAYERS, _BY_LEVELS = "in layers across the longest axis", "by levels (reverse Cuthill-McKee)"
 
 
 @runtime_checkable
@@ -47,6 +50,10 @@ class MadeMatrix(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
+
+    @property
+    def reach(self) -> int:
+        """The largest difference of the numbers of two coupled nodes."""
 
     @property
     def elements_nbytes(self) -> int:
@@ -111,28 +118,46 @@ class MadeMatrixSource:
             raise InputError(f"a matrix of elements is assembled in {' or '.join(_FORMATS)}, not {request.format}")
         preferred = request.specs(dof, streamed=False)[0].formats
         names = [name for name in _FORMATS[::-1] if name in preferred and request.format in (None, name)]
+        facts = self._gather_nodes()
         for self._format in dict.fromkeys([*names, request.format or _HALF]):
-            placement = self._placed(self.matrix, request)
+            placement = self._placed(self._ordered, request)
             if not placement.plan.slots:
-                return placement
+                return self._in_this_order(placement, facts)
         most = max(max(spec.products_per_iteration(streamed=True)) for spec in request.specs(dof, streamed=True))
-        orders: dict[str, Callable[[], Array]] = {
-            "in layers across the longest axis": self.matrix.order_by_place,
-            "by levels (reverse Cuthill-McKee)": self._by_levels,
-        }
-        best, facts = placement, placement.facts
+        orders: dict[str, Callable[[], Array]] = {_IN_LAYERS: self.matrix.order_by_place, _BY_LEVELS: self._by_levels}
         for name, order_of in orders.items():
-            if best.stream_plan.powers_per_sweep >= most:
-                break
+            plan = placement.stream_plan
+            if plan.powers_per_sweep >= most or (plan.powers_per_sweep > 1 and plan.reach == 1):
+                break  # the order does not stand in the way
+            if name == _IN_LAYERS and facts:
+                continue
             permutation = order_of()
             ordered = self.matrix.renumbered(permutation)
             other = self._placed(ordered, request)
-            better, fact = worth_reordering(best.stream_plan, other.stream_plan, name)
-            facts = (*(known for known in facts if known[0] != "order"), *fact)
+            better, fact = worth_reordering(plan, other.stream_plan, name)
+            facts = fact or facts
             if better:
-                self._permutation, self._ordered = permutation, ordered
-                best = replace(other, order=LevelOrder(permutation, dof))
-        return replace(best, facts=facts)
+                self._permutation, self._ordered, placement = permutation, ordered, other
+        return self._in_this_order(placement, facts)
+
+    def _gather_nodes(self) -> list[tuple[str, str]]:
+        """Put nodes that are coupled near each other, if they are numbered at random, and say so."""
+        across = (self.shape[0] / self.matrix.dof) ** (2 / 3)  # nodes of a layer of a cube
+        if self.matrix.reach <= _RANDOM * across:
+            return []
+        permutation = self.matrix.order_by_place()
+        ordered = self.matrix.renumbered(permutation)
+        if 2 * ordered.reach >= self.matrix.reach:
+            return []
+        self._permutation, self._ordered = permutation, ordered
+        reaches = f"elements span {ordered.reach:,} nodes, in the original order {self.matrix.reach:,}"
+        return [("order", f"{_IN_LAYERS}: {reaches}")]
+
+    def _in_this_order(self, placement: Placement, facts: list[tuple[str, str]]) -> Placement:
+        """Return a placement of the matrix in the order that was chosen, and what is said of it."""
+        known = tuple(fact for fact in placement.facts if fact[0] != "order" or not facts)
+        order = None if self._permutation is None else LevelOrder(self._permutation, self.matrix.dof)
+        return replace(placement, facts=(*known, *facts), order=order)
 
     def _by_levels(self) -> Array:
         return level_order(self.matrix.graph()).permutation

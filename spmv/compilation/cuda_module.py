@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -170,7 +171,16 @@ def multiprocessors(array: Array) -> int:
     device = device_of(array)
     if device.kind == "cpu":  # kernels that tests run on the host: one block after another
         return 1
-    return int(device.xp.cuda.Device(device.index).attributes["MultiProcessorCount"])
+    return int(_attributes(device.index)["MultiProcessorCount"])
+
+
+@functools.cache
+def _attributes(number: int) -> dict[str, Any]:
+    """Return the attributes of a GPU, each of which CuPy asks the driver for, every time."""
+    import cupy
+
+    attributes: dict[str, Any] = cupy.cuda.Device(number).attributes
+    return attributes
 
 
 def shared_limit(array: Array) -> int:
@@ -178,7 +188,7 @@ def shared_limit(array: Array) -> int:
     device = device_of(array)
     if device.kind == "cpu":
         return 227 << 10  # of an H200
-    attributes = device.xp.cuda.Device(device.index).attributes
+    attributes = _attributes(device.index)
     return (
         int(attributes.get("MaxSharedMemoryPerBlockOptin") or attributes["MaxSharedMemoryPerBlock"]) - 1024
     )  # some are static

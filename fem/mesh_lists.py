@@ -1,0 +1,84 @@
+"""Lists of a mesh: the elements of each node, the nodes of each row, and elements in another order."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from penstock.spmv import Array
+from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel, strict_kernel
+
+
+@strict_kernel
+def list_elements(nodes: int, connectivity: Array) -> tuple[Array, Array]:
+    """Return for each node its places in the flattened connectivity, ascending: offsets and places."""
+    flat = connectivity.reshape(-1)
+    offsets = np.zeros(nodes + 1, dtype=np.int64)
+    for place in range(flat.size):
+        offsets[flat[place] + 1] += 1
+    for node in range(nodes):
+        offsets[node + 1] += offsets[node]
+    filled, places = offsets[:-1].copy(), np.empty(flat.size, dtype=np.int32)
+    for place in range(flat.size):
+        places[filled[flat[place]]] = place
+        filled[flat[place]] += 1
+    return offsets, places
+
+
+@serial_kernel
+def _columns_of(node: int, offsets: Array, places: Array, connectivity: Array, half: bool, columns: Array) -> int:
+    """Write the ascending columns of the row of a node, and return their number."""
+    size, count = connectivity.shape[1], 0
+    for entry in range(offsets[node], offsets[node + 1]):
+        for b in range(size):
+            other = connectivity[places[entry] // size, b]
+            if half and other < node:
+                continue
+            at = count
+            while at > 0 and columns[at - 1] > other:
+                at -= 1
+            if at > 0 and columns[at - 1] == other:
+                continue
+            for later in range(count, at, -1):
+                columns[later] = columns[later - 1]
+            columns[at] = other
+            count += 1
+    return count
+
+
+@parallel_kernel
+def find_columns(
+    offsets: Array, places: Array, connectivity: Array, half: bool, limit: int, starts: Array, columns: Array
+) -> Array:
+    """Write the ascending columns of every row from its start on, if there are starts, and return their numbers.
+
+    ``limit`` is the most columns that a row may have, with those that are found more than once.
+    """
+    counts = np.zeros(offsets.size - 1, dtype=np.int64)
+    for node in prange(offsets.size - 1):
+        own = np.empty(limit, dtype=np.int32)
+        counts[node] = _columns_of(node, offsets, places, connectivity, half, own)
+        if starts.size:
+            for number in range(counts[node]):
+                columns[starts[node] + number] = own[number]
+    return counts
+
+
+@strict_kernel
+def order_by_first(nodes: int, connectivity: Array) -> Array:
+    """Return the elements in the order of their first nodes, those of one node as they were: a counting sort."""
+    elements, size = connectivity.shape
+    starts, order = np.zeros(nodes + 1, dtype=np.int64), np.empty(elements, dtype=np.int32)
+    firsts = np.empty(elements, dtype=np.int32)
+    for element in range(elements):
+        first = connectivity[element, 0]
+        for b in range(1, size):
+            first = min(first, connectivity[element, b])
+        firsts[element] = first
+        starts[first + 1] += 1
+    for node in range(nodes):
+        starts[node + 1] += starts[node]
+    for element in range(elements):
+        order[starts[firsts[element]]] = element
+        starts[firsts[element]] += 1
+    return order
