@@ -12,10 +12,14 @@ import scipy.sparse
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity, lame_parameters
 from penstock.fem.element_rows import FORMATS, SHAPES, ElementRowMaker, MeshElements, RowPattern
-from penstock.fem.mesh_lists import list_elements, order_by_first
+from penstock.fem.mesh_lists import count_flat, list_elements, order_by_first
 from penstock.spmv import CPU, Array, BsrMatrix, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
+
+
+# Volumes below this share of the product of three edges are those of rounding.
+_FLAT = 1e-14
 
 
 class ElementMatrix:
@@ -285,17 +289,9 @@ class ElementMatrix:
         return self._patterns[half]
 
     def _check_volumes(self) -> None:
-        corners = self.coordinates[
-            self.connectivity[:, [0, 1, 3, 4] if self.connectivity.shape[1] == 8 else [0, 1, 2, 3]]
-        ]
-        edges = corners[:, 1:] - corners[:, :1]
-        volumes = np.abs(np.einsum("ei,ei->e", np.cross(edges[:, 0], edges[:, 1]), edges[:, 2]))
-        scale = np.linalg.norm(edges, axis=2).prod(axis=1)
-        flat = np.flatnonzero(~(volumes > 1e-14 * scale))
-        if flat.size:
-            raise InputError(
-                f"{flat.size} elements, the first is {flat[0]}, have no volume; remove them or move their nodes"
-            )
+        count, first = count_flat(self.coordinates, self.connectivity, _FLAT)
+        if count:
+            raise InputError(f"{count} elements, the first is {first}, have no volume; remove them or move their nodes")
         self._lists  # noqa: B018 - refuse lonely nodes now
 
 

@@ -82,3 +82,30 @@ def order_by_first(nodes: int, connectivity: Array) -> Array:
         order[starts[firsts[element]]] = element
         starts[firsts[element]] += 1
     return order
+
+
+@strict_kernel
+def count_flat(coordinates: Array, connectivity: Array, share: float) -> tuple[int, int]:
+    """Return how many elements span no volume at their first corner beside their edges there, and the first of them."""
+    count, first, size = 0, -1, connectivity.shape[1]
+    edges = np.empty((3, 3))
+    for element in range(connectivity.shape[0]):
+        lengths = 1.0
+        for edge in range(3):
+            corner = edge + 1 if size == 4 or edge == 0 else edge + 2  # of a hexahedron 1, 3 and 4
+            square = 0.0
+            for c in range(3):
+                edges[edge, c] = (
+                    coordinates[connectivity[element, corner], c] - coordinates[connectivity[element, 0], c]
+                )
+                square += edges[edge, c] ** 2
+            lengths *= np.sqrt(square)
+        volume = 0.0
+        for c in range(3):
+            i, j = (c + 1) % 3, (c + 2) % 3
+            volume += edges[0, c] * (edges[1, i] * edges[2, j] - edges[1, j] * edges[2, i])
+        if not abs(volume) > share * lengths:
+            if count == 0:
+                first = element
+            count += 1
+    return count, first
