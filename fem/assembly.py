@@ -130,8 +130,6 @@ def symbolic_rows(
     columns, entries = mesh.node_count, connections
     if format_name == "csr":
         columns, entries = columns * dof, entries * dof * dof
-    elif format_name in CHUNKED_FORMATS:  # assembled by scalar rows first
-        columns *= dof
     if columns > INT32_MAX:
         raise InputError(f"{columns:,} columns do not fit 32-bit column indices; take fewer nodes")
     largest = int(np.iinfo(offsets_dtype).max)
@@ -142,16 +140,16 @@ def symbolic_rows(
     shape = ((stop - start) * dof, mesh.node_count * dof)
     if format_name == "bsr":
         arrays = {
-            "row_offsets": _symbolic_array(offsets_dtype, stop - start + 1),
-            "column_indices": _symbolic_array(np.int32, connections),
-            "values": _symbolic_array(values_dtype, connections, dof, dof),
+            "row_offsets": symbolic_array(offsets_dtype, stop - start + 1),
+            "column_indices": symbolic_array(np.int32, connections),
+            "values": symbolic_array(values_dtype, connections, dof, dof),
         }
         return BsrMatrix.from_arrays(shape, np.float64, arrays, {})
     if format_name == "csr":
         arrays = {
-            "row_offsets": _symbolic_array(offsets_dtype, (stop - start) * dof + 1),
-            "column_indices": _symbolic_array(np.int32, connections * dof * dof),
-            "values": _symbolic_array(values_dtype, connections * dof * dof),
+            "row_offsets": symbolic_array(offsets_dtype, (stop - start) * dof + 1),
+            "column_indices": symbolic_array(np.int32, connections * dof * dof),
+            "values": symbolic_array(values_dtype, connections * dof * dof),
         }
         whole = CsrMatrix.whole_matrix_parameters(mesh.connections * dof * dof, mesh.node_count * dof)
         return CsrMatrix.from_arrays(shape, np.float64, arrays, whole)
@@ -174,16 +172,16 @@ def _symbolic_chunks(
     offsets = starts[first : -(-stop // HEIGHT) + 1] - starts[first]
     arrays = {
         "chunk_offsets": offsets,
-        "column_indices": _symbolic_array(np.int32, int(offsets[-1])),
-        "values": _symbolic_array(values_dtype, int(offsets[-1]) * dof * dof),
-        "permutation": _symbolic_array(np.int32, 0),
+        "column_indices": symbolic_array(np.int32, int(offsets[-1])),
+        "values": symbolic_array(values_dtype, int(offsets[-1]) * dof * dof),
+        "permutation": symbolic_array(np.int32, 0),
     }
     shape = ((stop - start) * dof, mesh.node_count * dof)
     parameters = {"block_size": dof} | ({"sorting_scope": 1} if format_name == "sliced_bsr" else {})
     return format_named(format_name).from_arrays(shape, np.float64, arrays, parameters)
 
 
-def _symbolic_array(dtype: Any, *lengths: int) -> Array:
+def symbolic_array(dtype: Any, *lengths: int) -> Array:
     """Return one zero, broadcast to a shape."""
     return np.broadcast_to(np.zeros((), dtype), lengths)
 

@@ -39,7 +39,7 @@ LAYOUTS = {
 }
 # Parts of a slab, and threads of a block.
 _STRUCTURE, _VALUES, _THREADS = 1, 2, 128
-# Elements whose factors several threads make.
+# From so many elements on, factors are made by several threads.
 _MANY = 1 << 17
 
 

@@ -147,9 +147,10 @@ class Cantilever:
 
     @property
     def elements_nbytes(self) -> int:
-        """Bytes, about, that :meth:`row_maker` holds on its device: 8 an element unless all are alike, 8 a chunk of nodes."""
+        """Bytes, about, that :meth:`row_maker` holds on its device: 8 an element unless all are alike, 8 a chunk."""
         varies = not isinstance(self.material, UniformMaterial)
-        return 8 * (math.prod(self.mesh.element_counts) * varies + self.mesh.node_count // HEIGHT)
+        chunks = -(-self.mesh.node_count // HEIGHT) + 1
+        return 8 * (64 * self.dof**2 + math.prod(self.mesh.element_counts) * varies + chunks)
 
     def row_maker(self, format_name: str = "bsr", device: Device | str = CPU) -> BoxRowMaker:
         """Return what makes any rows of the matrix on a device, from 8 bytes an element that it holds there."""

@@ -9,24 +9,24 @@ from typing import Any, Self
 import numpy as np
 import scipy.sparse
 
+from penstock.fem.assembly import symbolic_array
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity, lame_parameters
 from penstock.fem.element_rows import FORMATS, SHAPES, ElementRowMaker, MeshElements, RowPattern
-from penstock.fem.mesh_lists import count_flat, list_elements, order_by_first
+from penstock.fem.mesh_lists import count_degenerate, list_elements, order_by_first
 from penstock.spmv import CPU, Array, BsrMatrix, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
-
-# Volumes below this share of the product of three edges are those of rounding.
-_FLAT = 1e-14
+# Determinants of the Jacobian below this share of the cube of an edge are taken for rounding.
+_FLAT = 1e-13
 
 
 class ElementMatrix:
     """A stiffness matrix that is known by its elements: a matrix for :func:`penstock.solve` and :func:`penstock.prepare`.
 
-    Where it does not fit, its rows are assembled whenever they are used, from about 200 bytes a node, where half of the rows of a
-    node of tetrahedra would take about 600 and of hexahedra 1,050. Nothing of it is stored, on the host or on a disk.
+    Where it does not fit, its rows are assembled whenever they are used. A node of tetrahedra then takes about 300 bytes, of
+    hexahedra 150, where half of its rows would take 600 and 1,050. Nothing of the matrix is stored, on the host or on a disk.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class ElementMatrix:
         As of scikit-fem (``mesh.p.T``), meshio (``mesh.points``) or gmsh.
     connectivity : array of int, (elements, 4) or (elements, 8)
         The nodes of tetrahedra, or of hexahedra in the order of VTK, meshio and gmsh: once around the bottom, then around the
-        top. In scikit-fem ``mesh.t.T`` of a ``MeshTet``.
+        top. In scikit-fem ``mesh.t.T`` of a ``MeshTet``; its hexahedra are in another order.
     element : LinearElasticity or HeatConduction
         Three displacements or one temperature a node; the default is elasticity with Young's modulus 1 and Poisson's ratio 0.3.
     material : float or array, (elements,), optional
@@ -45,12 +45,13 @@ class ElementMatrix:
     Raises
     ------
     InputError
-        If arrays do not fit each other, an element has no volume, or a node has no element.
+        If arrays do not fit each other, an element has no volume or is folded, or a node has no element.
 
     Notes
     -----
     Full integration: one point of tetrahedra, 2 x 2 x 2 of hexahedra. ``rhs[fixed]`` should be 0. Entries are sums over elements
-    in the order of their numbers, so bits depend neither on the cut nor on the number of threads.
+    in the order of their numbers, so bits depend neither on the cut nor on the number of threads; those of a CPU and of a GPU
+    differ in last digits.
 
     Examples
     --------
@@ -115,8 +116,9 @@ class ElementMatrix:
 
     def matrix(self, format_name: str = "bsr", *, device: Device | str = CPU) -> SparseMatrix:
         """Assemble the whole matrix in the memory of a device, in ``bsr`` or ``symmetric_bsr``."""
+        _check_format(format_name)
         device = Device.parse(device)
-        [outline] = self.symbolic_slabs(1, format_name)
+        outline = self._outline(0, len(self.coordinates), format_name, np.int64)
         with device.current():
             arrays = {name: device.xp.empty(array.shape, array.dtype) for name, array in outline.arrays().items()}
             self.row_maker(format_name, device).make(0, self.shape[0], arrays)
@@ -145,8 +147,7 @@ class ElementMatrix:
 
     def symbolic_slabs(self, count: int, format_name: str) -> list[SparseMatrix]:
         """Return row slabs with shapes and types but without memory: the input of a plan."""
-        if format_name not in FORMATS:
-            raise InputError(f"a matrix of elements is assembled in {' or '.join(FORMATS)}, not {format_name}")
+        _check_format(format_name)
         limit = self.largest_cut(format_name)
         if not 1 <= count <= limit:
             raise InputError(f"cannot cut {limit} pieces of {format_name} into {count} slabs")
@@ -166,7 +167,7 @@ class ElementMatrix:
         inner = np.minimum(inner, pieces - count + np.arange(1, count))
         return [0, *(int(piece) * size for piece in inner), len(self.coordinates)]
 
-    def _outline(self, start: int, stop: int, format_name: str) -> SparseMatrix:
+    def _outline(self, start: int, stop: int, format_name: str, offsets_dtype: Any = np.int32) -> SparseMatrix:
         dof, half = self.dof, format_named(format_name).traits.half
         pattern = self._pattern(half=half)
         shape = ((stop - start) * dof, self.shape[1])
@@ -175,20 +176,20 @@ class ElementMatrix:
             stored = int(starts[-1] - starts[0])
             arrays = {
                 "chunk_offsets": starts - starts[0],
-                "column_indices": _symbolic(np.int32, stored),
-                "values": _symbolic(np.float64, stored * dof * dof),
-                "permutation": _symbolic(np.int32, 0),
+                "column_indices": symbolic_array(np.int32, stored),
+                "values": symbolic_array(np.float64, stored * dof * dof),
+                "permutation": symbolic_array(np.int32, 0),
             }
             return format_named(format_name).from_arrays(shape, np.float64, arrays, {"block_size": dof})
         stored = int(pattern.offsets[stop] - pattern.offsets[start])
-        if stored > INT32_MAX:
+        if stored > np.iinfo(offsets_dtype).max:
             raise InputError(
                 f"nodes {start} to {stop} have {stored} blocks, a slab at most {INT32_MAX}; cut it into more"
             )
         arrays = {
-            "row_offsets": _symbolic(np.int32, stop - start + 1),
-            "column_indices": _symbolic(np.int32, stored),
-            "values": _symbolic(np.float64, stored, dof, dof),
+            "row_offsets": symbolic_array(offsets_dtype, stop - start + 1),
+            "column_indices": symbolic_array(np.int32, stored),
+            "values": symbolic_array(np.float64, stored, dof, dof),
         }
         return BsrMatrix.from_arrays(shape, np.float64, arrays, {})
 
@@ -228,7 +229,18 @@ class ElementMatrix:
         other.factors = self.factors[order] if self.factors.size else self.factors
         of_nodes = self.fixed.reshape(-1, self.dof)
         other.fixed = of_nodes[permutation].reshape(-1) if self.fixed.size else self.fixed
+        other.element_order = order
         return other
+
+    #: The old number of each element of a renumbered matrix.
+    element_order: Array | None = None
+
+    def with_factors_of(self, other: ElementMatrix) -> Self:
+        """Return the matrix with the factors of another one, of the mesh that this one has or is a renumbering of."""
+        factors = other.factors
+        if factors.size and self.element_order is not None:
+            factors = factors[self.element_order]
+        return self.with_material(factors if factors.size else None)
 
     @cached_property
     def reach(self) -> int:
@@ -289,10 +301,20 @@ class ElementMatrix:
         return self._patterns[half]
 
     def _check_volumes(self) -> None:
-        count, first = count_flat(self.coordinates, self.connectivity, _FLAT)
+        count, first = count_degenerate(self.coordinates, self.connectivity, _FLAT)
         if count:
-            raise InputError(f"{count} elements, the first is {first}, have no volume; remove them or move their nodes")
+            order = (
+                "" if self.connectivity.shape[1] == 4 else "; hexahedra go once around the bottom, then around the top"
+            )
+            raise InputError(
+                f"{count} elements, the first is {first}, have no volume, are folded, or name their nodes in another order{order}"
+            )
         self._lists  # noqa: B018 - refuse lonely nodes now
+
+
+def _check_format(name: str) -> None:
+    if name not in FORMATS:
+        raise InputError(f"a matrix of elements is assembled in {' or '.join(FORMATS)}, not {name}")
 
 
 def _checked_coordinates(coordinates: Any) -> Array:
@@ -353,8 +375,3 @@ def _checked_fixed(fixed: Any, unknowns: int) -> Array:
     else:
         raise InputError(f"fixed must be numbers of unknowns or a mask of them, not {numbers.dtype} of {numbers.shape}")
     return mask
-
-
-def _symbolic(dtype: Any, *lengths: int) -> Array:
-    """Return one zero, broadcast to a shape."""
-    return np.broadcast_to(np.zeros((), dtype), lengths)

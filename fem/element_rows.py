@@ -10,7 +10,7 @@ import numpy as np
 from numba import prange
 
 from penstock.fem.box_rows import LAYOUTS, Layout
-from penstock.fem.mesh_lists import find_columns
+from penstock.fem.mesh_lists import corner, find_columns
 from penstock.spmv import CPU, Array, Device, device_of, format_named
 from penstock.spmv.compilation.cuda_module import CudaSource, shared_limit, type_names
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
@@ -153,6 +153,11 @@ class ElementRowMaker:
         """Bytes on the device."""
         return self.elements.nbytes + self.pattern.nbytes
 
+    def with_factors(self, factors: Array) -> Self:
+        """Return what makes rows of the same mesh with other factors of its elements; the rest is shared."""
+        with self.device.current():
+            return replace(self, elements=replace(self.elements, factors=self.device.asarray(factors)))
+
     def make(self, row_start: int, row_stop: int, arrays: Mapping[str, Array]) -> None:
         """Write the rows from one to another, whole nodes and chunks: offsets and column indices, or values, or all of them.
 
@@ -248,14 +253,6 @@ def _gradients_of_tetrahedron(x: Array, g: Array) -> float:
 
 
 @serial_kernel
-def _corner(node: int, axis: int) -> float:
-    """Return a coordinate of a corner of the reference hexahedron, in the order of VTK and gmsh."""
-    if axis == 0:
-        return 1.0 if node % 4 == 1 or node % 4 == 2 else -1.0
-    return 1.0 if (node // 2 % 2 if axis == 1 else node // 4) else -1.0
-
-
-@serial_kernel
 def _gradients_of_hexahedron(point: int, x: Array, g: Array) -> float:
     """Write the gradients at one of eight Gauss points, and return its weight."""
     J, cofactor = np.zeros((3, 3)), np.empty((3, 3))
@@ -264,8 +261,8 @@ def _gradients_of_hexahedron(point: int, x: Array, g: Array) -> float:
             others = 1.0
             for other in range(3):
                 if other != axis:
-                    others *= 1.0 + _corner(b, other) * _corner(point, other) * 0.57735026918962576451
-            g[b, axis] = _corner(b, axis) * others / 8.0
+                    others *= 1.0 + corner(b, other) * corner(point, other) * 0.57735026918962576451
+            g[b, axis] = corner(b, axis) * others / 8.0
             for c in range(3):
                 J[axis, c] += g[b, axis] * x[b, c]
     for r in range(3):

@@ -85,27 +85,53 @@ def order_by_first(nodes: int, connectivity: Array) -> Array:
 
 
 @strict_kernel
-def count_flat(coordinates: Array, connectivity: Array, share: float) -> tuple[int, int]:
-    """Return how many elements span no volume at their first corner beside their edges there, and the first of them."""
+def count_degenerate(coordinates: Array, connectivity: Array, share: float) -> tuple[int, int]:
+    """Return how many elements are flat, folded or have their nodes in another order, and the first of them.
+
+    The determinant of the Jacobian must have one sign at all integration points, and be above a share of the cube of the
+    longest edge at a corner.
+    """
     count, first, size = 0, -1, connectivity.shape[1]
-    edges = np.empty((3, 3))
+    x, J = np.empty((size, 3)), np.empty((3, 3))
     for element in range(connectivity.shape[0]):
-        lengths = 1.0
-        for edge in range(3):
-            corner = edge + 1 if size == 4 or edge == 0 else edge + 2  # of a hexahedron 1, 3 and 4
-            square = 0.0
+        for b in range(size):
             for c in range(3):
-                edges[edge, c] = (
-                    coordinates[connectivity[element, corner], c] - coordinates[connectivity[element, 0], c]
-                )
-                square += edges[edge, c] ** 2
-            lengths *= np.sqrt(square)
-        volume = 0.0
-        for c in range(3):
-            i, j = (c + 1) % 3, (c + 2) % 3
-            volume += edges[0, c] * (edges[1, i] * edges[2, j] - edges[1, j] * edges[2, i])
-        if not abs(volume) > share * lengths:
+                x[b, c] = coordinates[connectivity[element, b], c]
+        longest, least, most = 0.0, np.inf, -np.inf
+        for b in range(1, size):
+            longest = max(longest, np.sqrt(((x[b] - x[0]) ** 2).sum()))
+        for point in range(1 if size == 4 else 8):
+            for axis in range(3):
+                for c in range(3):
+                    J[axis, c] = x[axis + 1, c] - x[0, c] if size == 4 else _derivative(point, axis, x, c)
+            determinant = 0.0
+            for c in range(3):
+                i, j = (c + 1) % 3, (c + 2) % 3
+                determinant += J[0, c] * (J[1, i] * J[2, j] - J[1, j] * J[2, i])
+            least, most = min(least, determinant), max(most, determinant)
+        if not (least > share * longest**3 or most < -share * longest**3):
             if count == 0:
                 first = element
             count += 1
     return count, first
+
+
+@strict_kernel
+def _derivative(point: int, axis: int, x: Array, component: int) -> float:
+    """Return the derivative of a coordinate along an axis of the reference hexahedron at a Gauss point."""
+    total = 0.0
+    for b in range(8):
+        others = 1.0
+        for other in range(3):
+            if other != axis:
+                others *= 1.0 + corner(b, other) * corner(point, other) * 0.57735026918962576451
+        total += corner(b, axis) * others / 8.0 * x[b, component]
+    return total
+
+
+@serial_kernel
+def corner(node: int, axis: int) -> float:
+    """Return a coordinate of a corner of the reference hexahedron, in the order of VTK and gmsh."""
+    if axis == 0:
+        return 1.0 if node % 4 == 1 or node % 4 == 2 else -1.0
+    return 1.0 if (node // 2 % 2 if axis == 1 else node // 4) else -1.0

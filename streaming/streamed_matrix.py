@@ -33,7 +33,7 @@ from penstock.streaming.planning.plan import StreamPlan, plan_stream
 from penstock.streaming.planning.workload import Ring, Workload
 from penstock.streaming.stores.as_store import as_store
 from penstock.streaming.stores.base import Store
-from penstock.streaming.stores.made_store import MadeStore
+from penstock.streaming.stores.made_store import makes_on
 from penstock.streaming.swept_matrix import SweptMatrix
 from penstock.streaming.wavefront import wavefront_visit
 
@@ -103,13 +103,17 @@ class StreamedMatrix(SweptMatrix):
         self._opened = ExitStack()
         self.store = store = as_store(store, self.budget.limit_nbytes, self._opened)
         index = store.index
-        if isinstance(store, MadeStore) and plan is None:
-            ring = replace(ring or Ring(), on_arrival=True)
         if plan is not None and (workload is not None or ring is not None):
             raise InputError("workload and ring are decided by the plan; give one or the other")
+        self._planned, self._warned = (plan or workload or ring) is not None, False
+        if plan is None and makes_on(store, self.device):
+            ring = replace(ring or Ring(), on_arrival=True)
+        if plan is not None and plan.ring.on_arrival != makes_on(store, self.device):
+            raise InputError(
+                "the plan is for another kind of store: with Ring(on_arrival=True) it is for a MadeStore only"
+            )
         available = self.budget.limit_nbytes - self.budget.used_nbytes
         self.plan = plan or plan_stream(index, available, workload, ring)
-        self._planned, self._warned = (plan or workload or ring) is not None, False
         if not self.plan.index.same_layout(index):
             raise InputError("the plan was made for another cut of the matrix; plan again from store.index")
         self.shape = index.shape

@@ -127,12 +127,9 @@ def _box_rows(values, dofs) -> list[str]:
 
 
 def _element_rows() -> list[str]:
-    layouts = {"int": "BLOCK_ROWS, false", "long long": "CHUNKS, true"}
-    return [
-        f"element_rows<{shape}, {physics}, {offset}, {layout}>"
-        for shape, physics in product(SHAPES.values(), PHYSICS.values())
-        for offset, layout in layouts.items()
-    ]
+    layouts = ("int, BLOCK_ROWS, false", "long long, BLOCK_ROWS, false", "long long, CHUNKS, true")
+    kinds = product(SHAPES.values(), PHYSICS.values(), layouts)
+    return [f"element_rows<{shape}, {physics}, {layout}>" for shape, physics, layout in kinds]
 
 
 def _symmetric(sizes) -> list[str]:

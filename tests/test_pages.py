@@ -22,6 +22,7 @@ PAGES = [
     "how-to/choose-a-preconditioner",
     "how-to/choose-memory",
     "how-to/from-disk",
+    "how-to/from-elements",
     "how-to/gradients",
     "how-to/it-does-not-converge",
     "how-to/loads-one-after-another",

@@ -64,6 +64,11 @@ BENCHMARKS = {
         "CPU seconds of whole calls, set-up included; [what they are](real-systems.md).",
         r".",
     ),
+    "on_arrival": (
+        "Matrices assembled where they are used",
+        "Assembly on a GPU, and solves with nothing of the matrix stored, against the matrix in memory and streamed.",
+        r"/solve/",
+    ),
     "assembly": ("Assembly", "Of stiffness matrices.", None),
 }
 

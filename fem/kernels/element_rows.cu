@@ -170,18 +170,17 @@ __global__ void __launch_bounds__(128) element_rows(
             if (row + 1 == rows) offsets[rows] = Offset(place + count);
         }
     }
-    constexpr int between_slots = layout == CHUNKS ? HEIGHT : 1;     // blocks
-    constexpr int between_scalars = layout == CHUNKS ? HEIGHT : 1;   // numbers of a block
+    constexpr int between = layout == CHUNKS ? HEIGHT : 1;  // slots of a row, in blocks, and the scalars of a block
     double* row_values = values + (layout == CHUNKS ? (place - lane) * SCALARS + lane : place * SCALARS);
     if (structure)
         for (int slot = 0; slot < width; ++slot)
-            columns[place + (long long)slot * between_slots] = slot < count ? row_columns[slot] : -1;
+            columns[place + (long long)slot * between] = slot < count ? row_columns[slot] : -1;
     if (!numbers) return;
     // Blocks are added up where every lane has a column of its own: written to memory at once, they fill whole lines there.
     const bool is_shared = width <= widest;
     double* target = is_shared ? sums + threadIdx.x : row_values;
-    const int to_scalar = is_shared ? int(blockDim.x) : between_scalars;
-    const long long to_slot = is_shared ? (long long)SCALARS * blockDim.x : (long long)between_slots * SCALARS;
+    const int to_scalar = is_shared ? int(blockDim.x) : between;
+    const long long to_slot = is_shared ? (long long)SCALARS * blockDim.x : (long long)between * SCALARS;
     for (int slot = 0; slot < width; ++slot)
         for (int k = 0; k < SCALARS; ++k) target[slot * to_slot + k * to_scalar] = 0.0;
 
@@ -229,6 +228,6 @@ __global__ void __launch_bounds__(128) element_rows(
     if (is_shared)
         for (int slot = 0; slot < width; ++slot)
             for (int k = 0; k < SCALARS; ++k)
-                row_values[(long long)slot * between_slots * SCALARS + k * between_scalars] =
+                row_values[(long long)slot * between * SCALARS + k * between] =
                     target[slot * to_slot + k * to_scalar];
 }

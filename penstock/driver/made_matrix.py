@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from penstock.driver.placement import place_index, worth_reordering
+from penstock.driver.placement import BY_LEVELS, place_index, worth_reordering
 from penstock.driver.request import Placement, Request
+from penstock.fem.element_rows import FORMATS
 from penstock.solvers import PRECONDITIONERS
 from penstock.spmv import CPU, Array, Device, InputError, Operator, SparseMatrix
 from penstock.streaming import (
@@ -30,18 +31,22 @@ from penstock.streaming import (
 )
 from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine_rates
 
-_HALF, _FORMATS = "symmetric_bsr", ("symmetric_bsr", "bsr")
-_CUT = 64  # of a matrix about which it is asked only whether it fits
-# Elements that span so many layers of a cube have nodes that are numbered at random.
+_HALF = "symmetric_bsr"
+# Slabs of the index by which it is tested whether a matrix fits.
+_CUT = 64
+# Nodes count as numbered at random if elements span more than so many layers of a cube.
 _RANDOM = 4
-_IN_LAYERS, _BY_LEVELS = "in layers across the longest axis", "by levels (reverse Cuthill-McKee)"
+_IN_LAYERS = "in layers across the longest axis"
 
 
-@runtime_checkable
 class MadeMatrix(Protocol):
     """What a matrix says of itself that is assembled where it is used, as :class:`penstock.ElementMatrix` does."""
 
     coordinates: Array
+    connectivity: Array
+    factors: Array
+    fixed: Array
+    element: Any
 
     @property
     def dof(self) -> int:
@@ -83,6 +88,9 @@ class MadeMatrix(Protocol):
     def renumbered(self, permutation: Array) -> Self:
         """Return the matrix with its nodes in another order."""
 
+    def with_factors_of(self, other: Self) -> Self:
+        """Return the matrix with the factors of another one of the mesh, in the order of its elements."""
+
 
 def with_coordinates(matrix: Any, preconditioner: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Return options of a preconditioner with the coordinates of a matrix of elements, if it has a use for them."""
@@ -112,19 +120,21 @@ class MadeMatrixSource:
             If the blocks or the format are others than a matrix of elements has.
         """
         dof, self._device = self.matrix.dof, request.device
+        self._permutation, self._ordered = None, self.matrix
         if request.block_size not in ("auto", dof):
             raise InputError(f"the nodes of this matrix have {dof} unknowns, not block_size={request.block_size}")
-        if request.format not in (None, *_FORMATS):
-            raise InputError(f"a matrix of elements is assembled in {' or '.join(_FORMATS)}, not {request.format}")
+        if request.format not in (None, *FORMATS):
+            raise InputError(f"a matrix of elements is assembled in {' or '.join(FORMATS)}, not {request.format}")
         preferred = request.specs(dof, streamed=False)[0].formats
-        names = [name for name in _FORMATS[::-1] if name in preferred and request.format in (None, name)]
+        names = [name for name in FORMATS[::-1] if name in preferred and request.format in (None, name)]
         facts = self._gather_nodes()
-        for self._format in dict.fromkeys([*names, request.format or _HALF]):
+        for name in dict.fromkeys([*names, request.format or _HALF]):
+            self._format = name
             placement = self._placed(self._ordered, request)
             if not placement.plan.slots:
                 return self._in_this_order(placement, facts)
         most = max(max(spec.products_per_iteration(streamed=True)) for spec in request.specs(dof, streamed=True))
-        orders: dict[str, Callable[[], Array]] = {_IN_LAYERS: self.matrix.order_by_place, _BY_LEVELS: self._by_levels}
+        orders: dict[str, Callable[[], Array]] = {_IN_LAYERS: self.matrix.order_by_place, BY_LEVELS: self._by_levels}
         for name, order_of in orders.items():
             plan = placement.stream_plan
             if plan.powers_per_sweep >= most or (plan.powers_per_sweep > 1 and plan.reach == 1):
@@ -176,11 +186,12 @@ class MadeMatrixSource:
             if nbytes < WORTH_MEASURING_NBYTES:
                 return None
             rates = machine_rates(request.device, Path(tempfile.gettempdir()))
-            return replace(rates, link=self._making_rate(matrix, index_for(_CUT)))
+            return replace(rates, link=self._making_rate(matrix, rough))
 
+        rough = index_for(min(_CUT, matrix.largest_cut(self._format)))
         precision = "float64" if request.precision == "auto" else request.precision  # what an image saves is the link
         return place_index(
-            index_for(min(_CUT, matrix.largest_cut(self._format))),
+            rough,
             replace(request, precision=precision, block_size=matrix.dof),
             reach_for=reach_for,
             rates=rates,
@@ -205,28 +216,26 @@ class MadeMatrixSource:
 
     def make(self, placement: Placement, resources: ExitStack) -> Operator | Store:
         """Assemble the matrix, or return the store that makes its rows where they are used."""
-        return self.made(placement, self.matrix)
-
-    def made(self, placement: Placement, matrix: MadeMatrix) -> Operator | Store:
-        """Return what :meth:`make` does, of a matrix of the same mesh."""
-        device, matrix = self._device, self._in_order(matrix)
         if placement.plan.slots or placement.image is not None:
-            return MadeStore(placement.plan_of_store.index, matrix.row_maker(self._format, device))
-        return matrix.matrix(self._format, device=device)
-
-    def _in_order(self, matrix: MadeMatrix) -> MadeMatrix:
-        if matrix is self.matrix:
-            return self._ordered
-        return matrix if self._permutation is None else matrix.renumbered(self._permutation)
+            return MadeStore(placement.plan_of_store.index, self._ordered.row_maker(self._format, self._device))
+        return self._ordered.matrix(self._format, device=self._device)
 
     def check_same_mesh(self, matrix: Any) -> None:
-        """Refuse a matrix whose pattern may be another one, with an InputError."""
-        for name in ("shape", "connectivity", "fixed"):
-            if not np.array_equal(getattr(self.matrix, name), getattr(matrix, name)):
-                raise InputError(f"the {name} of the new matrix differs from that of the prepared one; prepare it")
+        """Refuse a matrix that differs in more than the factors of its elements, with an InputError."""
+        for name in ("shape", "coordinates", "connectivity", "fixed", "element"):
+            before, now = getattr(self.matrix, name), getattr(matrix, name)
+            if not (np.array_equal(before, now) if hasattr(before, "dtype") else before == now):
+                raise InputError(
+                    f"the new matrix is of another mesh or law than the prepared one: see its {name}; prepare it"
+                )
 
     def refill(self, A: SparseMatrix, matrix: MadeMatrix) -> None:
         """Write the values of a matrix of the same mesh into one that :meth:`make` has returned."""
-        maker = self._in_order(matrix).row_maker(self._format, A.device)
+        maker = self._ordered.with_factors_of(matrix).row_maker(self._format, A.device)
         with A.device.current():
             maker.make(0, A.shape[0], {"values": A.arrays()["values"]})
+
+    def refilled(self, store: MadeStore, matrix: MadeMatrix) -> MadeStore:
+        """Return the store of a matrix of the same mesh; what its maker holds is shared, but for the factors."""
+        maker: Any = store.maker
+        return MadeStore(store.index, maker.with_factors(self._ordered.with_factors_of(matrix).factors))

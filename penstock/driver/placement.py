@@ -65,6 +65,8 @@ _FINELY_CUT = 500_000
 _BETTER = 0.9
 #: ``rates(nbytes)`` returns the measured rates of the machine, or None for a matrix too small to measure for.
 Rates = Callable[[int], LinkRates | None]
+#: The name of an order of the rows.
+BY_LEVELS = "by levels (reverse Cuthill-McKee)"
 _SLOW = ("coarse", "a coarse level: A nearly maps constants to zero, so they are its slow modes")
 _COUPLED = "subdivisions couple too widely: one power per sweep"
 
@@ -373,7 +375,7 @@ def _has_room(index_for: Callable[[int], MatrixIndex], extents: ColumnExtents, r
 
 
 def worth_reordering(
-    plan: StreamPlan, ordered: StreamPlan, name: str = "by levels (reverse Cuthill-McKee)"
+    plan: StreamPlan, ordered: StreamPlan, name: str = BY_LEVELS
 ) -> tuple[bool, list[tuple[str, str]]]:
     """Return whether the plan for rows in another order is worth that order, and what to say of it."""
     more = ordered.powers_per_sweep > plan.powers_per_sweep

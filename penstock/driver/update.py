@@ -16,7 +16,7 @@ from penstock.driver.null_space import KnownModes, NullSpace
 from penstock.driver.open_system import OpenSystem
 from penstock.spmv import CPU, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.statistics import MatrixStatistics
-from penstock.streaming import FileStore, HostStore, Store, StreamedMatrix
+from penstock.streaming import FileStore, HostStore, MadeStore, Store, StreamedMatrix
 from penstock.streaming.image import image_of_streamed
 from penstock.streaming.stores.buffers import aligned_buffer
 
@@ -84,16 +84,17 @@ def _update_from_elements(system: OpenSystem, given: GivenMatrix, writing: Writi
     source, A, matrix = system.source, system.A, system.matrix
     if given.kind != "elements" or not isinstance(source, MadeMatrixSource):
         raise InputError(
-            "a system that was prepared from a matrix of elements is updated from another one of its mesh, such as "
-            "matrix.with_material(factors), and only such a system is"
+            "a system that was prepared from a matrix of elements takes only another one of its mesh, such as "
+            "matrix.with_material(factors), and other systems take none"
         )
     source.check_same_mesh(given.matrix)
-    new = None if isinstance(A, SparseMatrix) and system.streamed is None else source.made(system.decided, given.matrix)
-    with writing():
-        if isinstance(matrix, StreamedMatrix):
-            _reopen(system, matrix, cast(Store, new))
-        else:
+    if not isinstance(matrix, StreamedMatrix):
+        with writing():
             source.refill(cast(SparseMatrix, A), given.matrix)
+        return
+    store = source.refilled(cast(MadeStore, matrix.store), given.matrix)
+    with writing():
+        _reopen(system, matrix, store)
 
 
 def _checked(given: GivenMatrix, system: OpenSystem) -> MatrixStatistics:

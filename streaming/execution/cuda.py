@@ -6,9 +6,9 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
-from penstock.spmv import Array, Device, DeviceError, StoreError
+from penstock.spmv import Array, DeviceError, StoreError
 from penstock.spmv.compilation.cuda_graph import CapturedGraph, capture
 from penstock.streaming.execution.executor import ExecutorSetup, Residents, SlabViews, SweepKey, Visit
 from penstock.streaming.execution.graph_cache import CapturedSweep, GraphCache
@@ -16,9 +16,9 @@ from penstock.streaming.execution.staging import Staging
 from penstock.streaming.planning.estimate import LANES
 from penstock.streaming.planning.schedule import Compute, Copy, Release, Step
 from penstock.streaming.planning.timeline import Span, SpanKind, Timeline
-from penstock.streaming.stores.base import PageLockable, Store
+from penstock.streaming.stores.base import PageLockable
 from penstock.streaming.stores.buffers import aligned_buffer
-from penstock.streaming.stores.made_store import MadeStore
+from penstock.streaming.stores.made_store import makes_on
 from penstock.streaming.stores.matrix_index import Part
 
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
@@ -54,7 +54,7 @@ class CudaExecutor:
         self._pending: list[tuple[SpanKind, int, int | None, Any, Any]] = []
         self._direct: PageLockable | None = None
         self._staging: Staging | None = None
-        self._made = setup.store if _makes_on(setup.store, setup.device) else None
+        self._made = setup.store if makes_on(setup.store, setup.device) else None
         with cupy.cuda.Device(setup.device.index):
             if isinstance(setup.store, PageLockable):
                 try:
@@ -231,7 +231,9 @@ class CudaExecutor:
             stream.wait_event(events.released[step.slot])
         target = self.slots[step.slot].data
         with self._recorded("transfer", step.subdivision, step.slot, stream):
-            if self._made is not None:
+            if (
+                self._made is not None
+            ):  # what its maker holds has arrived: the resident part was made, and waited for, before
                 with stream:
                     self._made.make_into(step.subdivision, self.slots[step.slot], self._part)
             elif self._staging is None:
@@ -303,10 +305,6 @@ class CudaExecutor:
         finally:
             self._pending.append((kind, subdivision, slot, start, stream.record()))
             self._cupy.cuda.nvtx.RangePop()
-
-
-def _makes_on(store: Store, device: Device) -> TypeGuard[MadeStore]:
-    return isinstance(store, MadeStore) and store.maker.device == device
 
 
 def _new_events(count: int) -> list[Any]:

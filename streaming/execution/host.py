@@ -37,7 +37,7 @@ class HostExecutor:
         self._reader = Reader(
             setup.store,
             setup.part,
-            # What makes subdivisions uses all cores, and Numba's threads from one thread only.
+            # A MadeStore assembles with all cores, and Numba's threads may be started from one thread only: no reader thread.
             threaded=setup.overlap and not isinstance(setup.store, MadeStore),
             stall_seconds=setup.stall_seconds,
             note=self._note_transfer,

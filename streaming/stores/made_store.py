@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -70,6 +70,11 @@ class MadeStore:
             return
         nbytes = self.index.subdivisions[number].part_nbytes(part)
         with device.current():
-            made = device.xp.zeros(nbytes, dtype=np.uint8)
+            made = device.xp.zeros(nbytes, dtype=np.uint8)  # gaps between arrays are not written
             self.make_into(number, made, part)
             buffer[:nbytes] = device.to_host(made)
+
+
+def makes_on(store: object, device: Device) -> TypeGuard[MadeStore]:
+    """Return whether a store makes its subdivisions in the memory of a device, so that nothing is transferred to it."""
+    return isinstance(store, MadeStore) and store.maker.device == device

@@ -188,7 +188,7 @@ def test_a_prepared_system_takes_another_material(device, memory, shuffled):
         assert system.solve(b).converged
         system.update(other)
         x = system.solve(b).x
-        with pytest.raises(InputError, match="connectivity of the new matrix differs"):
+        with pytest.raises(InputError, match=r"another mesh or law .* see its coordinates"):
             system.update(body("tetrahedra", 3, (17, 7, 7), seed=2, shuffled=True))
         with pytest.raises(InputError, match="with_material"):
             system.update(matrix.to_csr())
@@ -259,3 +259,81 @@ def test_options_that_contradict_the_elements_are_refused():
         penstock.solve(matrix, b, device="cpu", block_size=1)
     with pytest.raises(InputError, match="assembled in bsr or symmetric_bsr, not csr"):
         matrix.matrix("csr")
+
+
+class TestHexahedra:
+    POINTS, CORNERS = BoxMesh((3, 3, 3)).coordinates(), BoxMesh((3, 3, 3)).connectivity()
+
+    def test_of_another_order_are_refused(self):
+        by_axes = self.CORNERS[:, [0, 1, 3, 2, 4, 5, 7, 6]]  # x runs fastest, then y, then z
+
+        with pytest.raises(InputError, match=r"8 elements, the first is 0, .* go once around the bottom"):
+            penstock.ElementMatrix(self.POINTS, by_axes)
+
+    def test_that_are_folded_are_refused(self):
+        points = self.POINTS.copy()
+        points[-1] = -1.0  # beyond the opposite corner
+
+        with pytest.raises(InputError, match="1 elements, the first is 7"):
+            penstock.ElementMatrix(points, self.CORNERS)
+
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_may_be_mirrored_or_wedges(self, turned):
+        """A corner may coincide with its neighbour: of eight points none lies there."""
+        order = [1, 2, 3, 0, 5, 6, 7, 4] if turned else range(8)
+        points = self.POINTS * [1, 1, -1]
+        elements = np.stack([corners[[0, 1, 2, 2, 4, 5, 6, 6]] for corners in self.CORNERS[:, list(order)]])
+        used, numbers = np.unique(elements, return_inverse=True)
+        matrix = penstock.ElementMatrix(points[used], numbers.reshape(elements.shape))
+
+        A = matrix.to_csr().toarray()
+
+        assert abs(A - A.T).max() <= 1e-15 * abs(A).max()  # a node has two places in an element
+        eigenvalues = np.linalg.eigvalsh(A)
+        assert (eigenvalues > -1e-12 * eigenvalues[-1]).all()
+        assert (eigenvalues < 1e-10 * eigenvalues[-1]).sum() >= 6  # rigid motions
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_the_unit_of_length_does_not_matter(scale):
+    mesh = BoxMesh((4, 3, 3))
+    one, other = (penstock.ElementMatrix(mesh.coordinates() * unit, mesh.connectivity()) for unit in (1.0, scale))
+
+    difference = one.to_csr() * scale - other.to_csr()
+
+    assert abs(difference).max() <= 1e-14 * scale * abs(one.to_csr()).max()
+
+
+def test_a_mesh_with_long_rows_is_assembled_beside_short_ones():
+    """A fan of tetrahedra around one edge: rows of two nodes are longer than those that kernels hold in shared memory."""
+    angles = np.linspace(0, 2 * np.pi, 80, endpoint=False)
+    ring = np.stack([np.cos(angles), np.sin(angles), np.zeros(80)], axis=1)
+    points = np.concatenate([[[0, 0, -1], [0, 0, 1.0]], ring])
+    around = np.arange(80)
+    tetrahedra = np.stack([np.zeros(80, int), np.ones(80, int), 2 + around, 2 + (around + 1) % 80], axis=1)
+    matrix = penstock.ElementMatrix(points, tetrahedra, material=2.0)
+    expected, absolute = reference(matrix)
+
+    for target in (target.values[0] for target in TARGETS if not target.marks):
+        [made] = make(target, matrix, "symmetric_bsr")
+        host = matrix.matrix("symmetric_bsr")
+        np.testing.assert_allclose(made["values"], host.values, rtol=0, atol=1e-13 * abs(host.values).max())
+    assert (abs(matrix.to_csr().toarray() - expected) <= 200 * 2.0**-53 * absolute).all()
+
+
+def test_an_update_refuses_what_is_no_other_material():
+    matrix = body("tetrahedra", 3, (9, 4, 4))
+    moved = penstock.ElementMatrix(
+        matrix.coordinates * 2, matrix.connectivity, element=matrix.element, fixed=np.flatnonzero(matrix.fixed)
+    )
+    other_law = penstock.ElementMatrix(
+        matrix.coordinates, matrix.connectivity, fixed=np.flatnonzero(matrix.fixed), material=2.0
+    )
+
+    with penstock.prepare(matrix, device="cpu") as system:
+        with pytest.raises(InputError, match="see its coordinates"):
+            system.update(moved)
+        with pytest.raises(InputError, match="see its element"):
+            system.update(other_law)
+        with pytest.raises(InputError, match="element"):
+            penstock.prepare(matrix.to_csr(), device="cpu").update(matrix)
