@@ -38,7 +38,7 @@ class ElementMatrix:
     element : LinearElasticity or HeatConduction
         Three displacements or one temperature a node; the default is elasticity with Young's modulus 1 and Poisson's ratio 0.3.
     material : float or array, (elements,), optional
-        Factor of the stiffness or conductivity of each element, positive.
+        Factor of the stiffness or conductivity of each element, positive. Arrays are copied.
     fixed : array of int, or of bool (unknowns,), optional
         Unknowns held at zero: their rows and columns keep their diagonal only. Unknown ``dof * node + component``.
 
@@ -107,6 +107,10 @@ class ElementMatrix:
         return (
             f"<ElementMatrix {self.shape[0]:,} x {self.shape[1]:,}, {kind} on {len(self.connectivity):,} {shape[:-2]}a>"
         )
+
+    def __matmul__(self, x: Any) -> Any:
+        """Refuse products, for which all of the matrix would be assembled each time."""
+        raise InputError("assemble the matrix once and multiply by that: A = body.matrix('symmetric_bsr'); A @ x")
 
     def with_material(self, material: Any) -> Self:
         """Return the matrix of the same mesh with other factors of the elements; what is known of the mesh is shared."""
@@ -318,7 +322,7 @@ def _check_format(name: str) -> None:
 
 
 def _checked_coordinates(coordinates: Any) -> Array:
-    points = np.ascontiguousarray(coordinates, dtype=np.float64)
+    points = _converted(coordinates, np.float64, "coordinates")
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
         hint = "; transpose it" if points.ndim == 2 and points.shape[0] == 3 else ""
         raise InputError(f"coordinates must have shape (nodes, 3), not {points.shape}{hint}")
@@ -328,7 +332,7 @@ def _checked_coordinates(coordinates: Any) -> Array:
 
 
 def _checked_connectivity(connectivity: Any, nodes: int) -> Array:
-    numbers = np.asarray(connectivity)
+    numbers = _converted(connectivity, None, "connectivity")
     if numbers.ndim != 2 or numbers.shape[1] not in SHAPES or not len(numbers) or numbers.dtype.kind not in "iu":
         hint = "; transpose it" if numbers.ndim == 2 and numbers.shape[0] in SHAPES else ""
         raise InputError(
@@ -341,26 +345,26 @@ def _checked_connectivity(connectivity: Any, nodes: int) -> Array:
         )
     if numbers.size > INT32_MAX:
         raise InputError(f"{len(numbers)} elements have more than {INT32_MAX} places; take fewer")
-    return np.ascontiguousarray(numbers, dtype=np.int32)
+    return numbers.astype(np.int32, order="C", copy=False)
 
 
 def _checked_factors(material: Any, elements: int) -> Array:
     if material is None:
         return np.empty(0)
-    factors = np.asarray(material, dtype=np.float64)
+    factors = _converted(material, np.float64, "material")
     if factors.shape not in ((), (elements,)):
         raise InputError(
             f"material must be one number or one for each of {elements} elements, not of shape {factors.shape}"
         )
     if not (np.isfinite(factors) & (factors > 0)).all():
         raise InputError("material must be positive and finite")
-    return np.ascontiguousarray(np.broadcast_to(factors, (elements,)))
+    return factors if factors.ndim else np.full(elements, float(factors))
 
 
 def _checked_fixed(fixed: Any, unknowns: int) -> Array:
     if fixed is None:
         return np.empty(0, dtype=np.uint8)
-    numbers = np.asarray(fixed)
+    numbers = _converted(fixed, None, "fixed")
     mask = np.zeros(unknowns, dtype=np.uint8)
     if numbers.dtype == bool:
         if numbers.shape != (unknowns,):
@@ -374,4 +378,15 @@ def _checked_fixed(fixed: Any, unknowns: int) -> Array:
         mask[numbers.astype(np.int64)] = 1
     else:
         raise InputError(f"fixed must be numbers of unknowns or a mask of them, not {numbers.dtype} of {numbers.shape}")
-    return mask
+    return mask if mask.any() else np.empty(0, dtype=np.uint8)
+
+
+def _converted(values: Any, dtype: Any, name: str) -> Array:
+    """Return a copy as a C-ordered array: what a caller changes afterwards must not change the matrix."""
+    try:
+        given = np.asarray(values)
+        if given.dtype.kind == "c":
+            raise ValueError("they are complex")
+        return np.array(given, dtype=dtype, order="C")
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be an array of real numbers: {error}") from None

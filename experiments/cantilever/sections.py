@@ -72,7 +72,8 @@ class MemorySection(Section):
     matrix: Literal["auto", "stored", "on_arrival"] = Field(
         default="auto",
         description="stored: assembled once in host memory, or on disk for a CPU, and streamed from there; on_arrival: never "
-        "stored, subdivisions are assembled from 8 bytes an element where kernels use them; auto: on_arrival on a GPU",
+        "stored, subdivisions are assembled from 8 bytes an element where kernels use them, or, without a budget, all of it on "
+        "the device; auto: on_arrival on a GPU",
     )
     store: Path | None = Field(
         default=None, description="directory for the matrix on disk, reused by later runs; default: a temporary one"

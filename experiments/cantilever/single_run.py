@@ -193,6 +193,11 @@ class SingleRun(Run):
     def _right_hand_sides(self) -> Array:
         return self.device.asarray(right_hand_sides(self.experiment, self.cantilever))
 
+    def _keep(self, result: AnyResult, spent: Checkpoint) -> None:
+        """Write what the solve has reached, unless what is left to do is as quick as that would be."""
+        if not (result.converged and not self.experiment.output.field and not self.draws):
+            super()._keep(result, spent)
+
     def _report(self, system: OpenSystem, result: AnyResult, spent: Checkpoint) -> None:
         if self.experiment.output.field:
             names = load_names(self.experiment.load) if self.experiment.load.cases else None

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.driver.placement import BY_LEVELS, place_index, worth_reordering
 from penstock.driver.request import Placement, Request
 from penstock.fem.element_rows import FORMATS
-from penstock.solvers import PRECONDITIONERS
+from penstock.solvers import PRECONDITIONERS, method_named
 from penstock.spmv import CPU, Array, Device, InputError, Operator, SparseMatrix
 from penstock.streaming import (
     LevelOrder,
@@ -92,13 +92,15 @@ class MadeMatrix(Protocol):
         """Return the matrix with the factors of another one of the mesh, in the order of its elements."""
 
 
-def with_coordinates(matrix: Any, preconditioner: Any, options: dict[str, Any]) -> dict[str, Any]:
+def with_coordinates(matrix: Any, preconditioner: Any, method: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return options of a preconditioner with the coordinates of a matrix of elements, if it has a use for them."""
     known = {"coordinates", "near_null_space"} & options.keys()
     if known or not isinstance(preconditioner, str):
         return options
-    known_name = preconditioner in PRECONDITIONERS
-    uses = preconditioner == "auto" or (known_name and PRECONDITIONERS[preconditioner].uses_near_null_space)
+    if preconditioner == "auto":
+        uses = method_named(method).definite  # others begin with a preconditioner that has no coarse level
+    else:
+        uses = preconditioner in PRECONDITIONERS and PRECONDITIONERS[preconditioner].uses_near_null_space
     return {**options, "coordinates": matrix.coordinates} if uses else options
 
 

@@ -181,7 +181,7 @@ class PreparedSystem:
             with self._clock.part("read"):
                 given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
             if given.kind == "elements":
-                options = with_coordinates(given.matrix, preconditioner, options)
+                options = with_coordinates(given.matrix, preconditioner, method, options)
             own = preconditioner.block_size if isinstance(preconditioner, PreconditionerSpec) else 1
             if block_size == "auto" and own != 1:
                 block_size = own

@@ -240,6 +240,10 @@ def test_entries_are_those_of_scikit_fem():
         ({"fixed": [108]}, "names unknowns 108 to 108, but there are 108"),
         ({"fixed": np.zeros(3, dtype=bool)}, "must have shape .108,."),
         ({"fixed": [0.5]}, "numbers of unknowns or a mask"),
+        ({"coordinates": [["a", "b", "c"]]}, "coordinates must be an array of real numbers"),
+        ({"coordinates": np.ones((36, 3)) * 1j}, "coordinates must be an array of real numbers: they are complex"),
+        ({"connectivity": [[0, 1], [2]]}, "connectivity must be an array"),
+        ({"material": "steel"}, "material must be an array of real numbers"),
         ({"element": "elastic"}, "LinearElasticity or HeatConduction, not str"),
     ],
 )
@@ -337,3 +341,46 @@ def test_an_update_refuses_what_is_no_other_material():
             system.update(other_law)
         with pytest.raises(InputError, match="element"):
             penstock.prepare(matrix.to_csr(), device="cpu").update(matrix)
+
+
+@pytest.mark.parametrize("memory", [None, "300 KiB"])
+def test_what_a_caller_changes_afterwards_changes_nothing(memory):
+    matrix = body("tetrahedra", 3, (17, 7, 7))
+    points, elements, factors = (array.copy() for array in (matrix.coordinates, matrix.connectivity, matrix.factors))
+    given = penstock.ElementMatrix(
+        points, elements, element=matrix.element, material=factors, fixed=np.flatnonzero(matrix.fixed)
+    )
+    b = np.random.default_rng(3).standard_normal(matrix.shape[0])
+    b[matrix.fixed > 0] = 0
+
+    with penstock.prepare(given, device="cpu", memory=memory) as system:
+        points *= 2.0
+        factors *= 5.0
+        elements[:] = 0
+        x = system.solve(b).x
+
+    assert np.linalg.norm(b - matrix.to_csr() @ x) <= 1.01e-8 * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("memory", [None, "300 KiB"])
+def test_other_methods_take_elements_too(memory):
+    matrix = body("tetrahedra", 3, (17, 7, 7))
+    b = matrix.to_csr() @ np.ones(matrix.shape[0])
+
+    result = penstock.solve(matrix, b, device="cpu", memory=memory, method="minres", rtol=1e-6)
+
+    assert result.converged
+
+
+def test_no_fixed_unknowns_are_none():
+    mesh = BoxMesh((3, 3, 3))
+    masks = ([], None, np.zeros(81, dtype=bool))
+
+    assert all(
+        penstock.ElementMatrix(mesh.coordinates(), mesh.connectivity(), fixed=mask).fixed.size == 0 for mask in masks
+    )
+
+
+def test_products_are_refused_with_advice():
+    with pytest.raises(InputError, match="assemble the matrix once"):
+        body("tetrahedra", 1) @ np.ones(180)
