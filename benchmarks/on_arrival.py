@@ -2,6 +2,7 @@
 
     python benchmarks/on_arrival.py cpu2
     python benchmarks/on_arrival.py h200 --device cuda
+    python benchmarks/on_arrival.py h100 --device cuda --large examples/half_billion.yaml      a whole run, nothing else
 
 Cantilevers of random stiffness (lognormal, sigma 0.5). ``on_arrival/assembly/<mesh>`` are seconds to make all entries of the
 stored half, or of all blocks, in memory; the floor is the time to write them. ``on_arrival/solve/<mesh>`` are solves with a
@@ -17,9 +18,10 @@ from __future__ import annotations
 import functools
 import gc
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from record import argument_parser, printed, record, write
 
 import penstock
 from penstock.driver.progress import Reporter
-from penstock.experiments import Experiment
+from penstock.experiments import Experiment, read_experiment, run_experiment
 from penstock.experiments.cantilever.matrix_storage import open_store, plan_experiment
 from penstock.fem import BoxMesh, Cantilever, ElementMatrix, LognormalMaterial
 from penstock.solvers import cg
@@ -157,6 +159,59 @@ def solve(name: str, nodes: tuple[int, int, int], device: Device, limits: dict[s
     return printed(entry, "solve")
 
 
+@contextmanager
+def peak_of_pool() -> Iterator[list[int]]:
+    """Look every 20 ms at the bytes that CuPy's pool has handed out, and hold the most of them."""
+    import cupy
+
+    pool, most, ended = cupy.get_default_memory_pool(), [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            most[0] = max(most[0], pool.used_bytes())
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield most
+    finally:
+        ended.set()
+        thread.join()
+
+
+def large(path: Path, limits: dict[str, float]) -> dict[str, Any]:
+    """Return the record of a whole run of an experiment file on a GPU."""
+    experiment = read_experiment(path)
+    with tempfile.TemporaryDirectory() as folder, peak_of_pool() as peak:
+        began = time.perf_counter()
+        outcome = run_experiment(experiment, Path(folder) / "run")
+        total = time.perf_counter() - began
+        result = outcome.folder.read_json(outcome.folder.result)
+        plan = outcome.folder.plan.read_text(encoding="utf-8")
+    print(plan)
+    assert result["converged"]
+    seconds = result["seconds"]
+    entry = record(
+        f"on_arrival/large/{path.stem}",
+        [seconds["solve"]],
+        floor=result["iterations"]
+        * experiment.preconditioner.products_per_iteration(streamed=True)[0]
+        * result["matrix_nbytes"]
+        / limits["read"],
+        nbytes=result["matrix_nbytes"],
+        peers={},
+        setup_seconds=seconds["preconditioner"],
+        run_seconds=total,
+        iterations=result["iterations"],
+        true_residual=result["true_residual"],
+        unknowns=experiment.cantilever().unknowns,
+        pool_peak_bytes=peak[0],
+        plan=plan.splitlines(),
+    )
+    print(f"  set-up {seconds['preconditioner']:.3g} s, the run {total:.3g} s, {peak[0] / 2**30:.2f} GiB of the pool")
+    return printed(entry, "solve")
+
+
 def distorted(nodes: tuple[int, int, int], shape: str, *, shuffled: bool = False) -> ElementMatrix:
     """Return a box with displaced nodes, of hexahedra or six tetrahedra each, perhaps in random order."""
     rng, mesh = np.random.default_rng(7), BoxMesh(nodes)
@@ -244,11 +299,15 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--brief", action="store_true", help="leave out the beam")
+    parser.add_argument("--large", type=Path, help="an experiment file that is run instead")
     arguments = parser.parse_args()
     device, began = Device.parse(arguments.device), time.perf_counter()
     on_gpu = device.kind == "cuda"
     limits = {"read": measure_memory(device, (4 << 30) if on_gpu else (256 << 20))}
     limits["write"] = measure_writing(device, (4 << 30) if on_gpu else (256 << 20))
+    if arguments.large:
+        write("on_arrival_large", arguments, limits, [large(arguments.large, limits)])
+        return
     side = 128 if on_gpu else 40
     shapes = {
         f"cube{side}-dof3": (side,) * 3,

@@ -60,8 +60,10 @@ def smaller(path: Path) -> Experiment:
     data["model"]["nodes"] = [33, 5, 5] if isinstance(nodes, list) else 13
     small = Experiment.model_validate(data)
     if full.memory.budget is not None:
-        share = small.cantilever().nnz / full.cantilever().nnz
-        data["memory"]["budget"] = int(full.memory.budget * share)
+        # A cut into a thousand pieces, through a hundredth of the matrix, has no likeness on a coarse mesh.
+        cut = [data["memory"].pop(name, None) for name in ("subdivisions", "slots")]
+        share = full.memory.budget / full.cantilever().nnz if cut == [None, None] else 2.0
+        data["memory"]["budget"] = int(share * small.cantilever().nnz)
         small = Experiment.model_validate(data)
     return small
 
@@ -80,6 +82,9 @@ def test_an_experiment_converges_within_its_budget(path, tmp_path):
     if experiment.memory.budget is not None:
         assert result["peak_budget_nbytes"] <= experiment.memory.budget < result["matrix_nbytes"]
         plan = plan_experiment(read_experiment(outcome.folder.configuration))
+        if plan.ring.on_arrival:
+            assert result["bytes_streamed"] == 0
+            return
         assert plan.streamed_nbytes == result["matrix_nbytes"] - result["resident_nbytes"]
         expected = sum(map(plan.sweep_nbytes, range(result["sweeps"])))
         # A coarse matrix is formed in an ascending sweep, which may have to fill the ring anew.

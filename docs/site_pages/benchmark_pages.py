@@ -69,6 +69,7 @@ BENCHMARKS = {
         "Assembly on a GPU, and solves with nothing of the matrix stored, against the matrix in memory and streamed.",
         r"/solve/",
     ),
+    "on_arrival_large": ("Half a billion unknowns on one GPU", "A matrix of 177 GB that is never stored.", None),
     "assembly": ("Assembly", "Of stiffness matrices.", None),
 }
 

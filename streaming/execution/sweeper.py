@@ -19,6 +19,7 @@ from penstock.streaming.planning.plan import StreamPlan
 from penstock.streaming.planning.schedule import Step
 from penstock.streaming.planning.timeline import Timeline
 from penstock.streaming.stores.base import Store
+from penstock.streaming.stores.made_store import makes_on
 
 _COUNTER = itertools.count(1)
 _BINDING = 1.5  # transfer / compute ratio above which the link is the bottleneck
@@ -67,7 +68,10 @@ class Sweeper:
         self, storage: Array, stall_seconds: float, make_executor: ExecutorFactory | None, host_computes: bool
     ) -> None:
         plan = self.plan
-        check_room(self.device, plan.workload.workspace_nbytes, "the vectors beside the matrix storage")
+        held = (
+            self.store.maker.nbytes if makes_on(self.store, self.device) else 0
+        )  # of what is planned, it lies there already
+        check_room(self.device, plan.workload.workspace_nbytes - held, "the vectors beside the matrix storage")
         numbers, all_numbers = sorted(plan.resident), range(len(plan.index.subdivisions))
         pieces = [plan.slot_nbytes] * plan.slots + [plan.nbytes_of(number) for number in numbers]
         if plan.resident_structure:
