@@ -154,6 +154,7 @@ def solve(name: str, nodes: tuple[int, int, int], device: Device, limits: dict[s
         nbytes=of.nbytes,
         peers=peers,
         peer_setup_seconds={"memory": held["setup_seconds"], "streamed": moved["setup_seconds"]},
+        unknowns=of.beam.unknowns,
         **made,
     )
     return printed(entry, "solve")

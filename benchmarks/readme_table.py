@@ -70,6 +70,26 @@ def with_image() -> tuple[str, str, str]:
     )
 
 
+def from_elements() -> list[tuple[str, str, str]]:
+    """Return the rows of matrices that are assembled where they are used."""
+    solve = records("on_arrival-h100")["on_arrival/solve/cube256-dof3"]
+    large = records("on_arrival_large-h100")["on_arrival/large/half_billion"]
+    memory = f"{seconds_text(solve['peer_setup_seconds']['memory'])} + {seconds_text(solve['peers']['memory'])}"
+    return [
+        (
+            "elasticity, 50 million unknowns, nothing of the matrix stored, H100",
+            f"in memory, also ours, {memory}",
+            both(solve),
+        ),
+        (
+            f"elasticity, {large['unknowns'] / 1e6:.0f} million unknowns, a matrix of {large['bytes'] / 1e9:.0f} GB that is not "
+            "stored, H100",
+            "does not fit",
+            both(large),
+        ),
+    ]
+
+
 def table() -> str:
     """Return the table; a sum is set-up + solve."""
     gpu, cpu, waves = records("coarse_level-h200"), records("coarse_level-cpu2"), records("wavefront-h200")
@@ -100,6 +120,7 @@ def table() -> str:
             both(large),
         ),
         with_image(),
+        *from_elements(),
         (
             "Poisson, 7-point, 16.8 million unknowns, H200",
             f"PyAMG, one core of that machine, {both(grid['pyamg'])}",

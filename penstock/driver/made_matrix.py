@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from penstock.driver.placement import BY_LEVELS, place_index, worth_reordering
+from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
 from penstock.fem.element_rows import FORMATS
 from penstock.solvers import PRECONDITIONERS, method_named
@@ -107,8 +108,8 @@ def with_coordinates(matrix: Any, preconditioner: Any, method: str, options: dic
 class MadeMatrixSource:
     """Places a :class:`MadeMatrix`, and makes it or the store that makes its rows."""
 
-    def __init__(self, matrix: MadeMatrix) -> None:
-        self.matrix, self.shape = matrix, matrix.shape
+    def __init__(self, matrix: MadeMatrix, reporter: Reporter | None = None) -> None:
+        self.matrix, self.shape, self.reporter = matrix, matrix.shape, reporter or Reporter()
         self._format, self._device = _HALF, CPU
         self._permutation: Array | None = None
         self._ordered = matrix
@@ -123,6 +124,10 @@ class MadeMatrixSource:
         """
         dof, self._device = self.matrix.dof, request.device
         self._permutation, self._ordered = None, self.matrix
+        with self.reporter.part("plan"):
+            return self._place(request, dof)
+
+    def _place(self, request: Request, dof: int) -> Placement:
         if request.block_size not in ("auto", dof):
             raise InputError(f"the nodes of this matrix have {dof} unknowns, not block_size={request.block_size}")
         if request.format not in (None, *FORMATS):
@@ -218,9 +223,10 @@ class MadeMatrixSource:
 
     def make(self, placement: Placement, resources: ExitStack) -> Operator | Store:
         """Assemble the matrix, or return the store that makes its rows where they are used."""
-        if placement.plan.slots or placement.image is not None:
-            return MadeStore(placement.plan_of_store.index, self._ordered.row_maker(self._format, self._device))
-        return self._ordered.matrix(self._format, device=self._device)
+        with self.reporter.stage("assemble"):
+            if placement.plan.slots or placement.image is not None:
+                return MadeStore(placement.plan_of_store.index, self._ordered.row_maker(self._format, self._device))
+            return self._ordered.matrix(self._format, device=self._device)
 
     def check_same_mesh(self, matrix: Any) -> None:
         """Refuse a matrix that differs in more than the factors of its elements, with an InputError."""

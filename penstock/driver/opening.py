@@ -160,7 +160,7 @@ class _Opener:
         if given.kind == "source":
             return (yield from self._open_source(cast(MatrixSource, given.matrix)))
         if given.kind == "elements":
-            return (yield from self._open_source(MadeMatrixSource(given.matrix)))
+            return (yield from self._open_source(MadeMatrixSource(given.matrix, self.reporter)))
         if given.kind == "store":
             return (yield from self._open_store(cast(Store, given.matrix)))
         if given.kind == "csr":
