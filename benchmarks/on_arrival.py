@@ -33,7 +33,8 @@ import penstock
 from penstock.driver.progress import Reporter
 from penstock.experiments import Experiment, read_experiment, run_experiment
 from penstock.experiments.cantilever.matrix_storage import open_store, plan_experiment
-from penstock.fem import BoxMesh, Cantilever, ElementMatrix, LognormalMaterial
+from penstock.fem import BoxMesh, Cantilever, LognormalMaterial
+from penstock.fem.element_matrix import ElementMatrix
 from penstock.solvers import cg
 from penstock.spmv import Device
 from penstock.spmv.model.timing import time_in_turn

@@ -11,7 +11,6 @@ from penstock.fem.closed_forms import (
 )
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
-from penstock.fem.element_matrix import ElementMatrix
 from penstock.fem.element_rows import ElementRowMaker
 from penstock.fem.field_output import vtkhdf_writer, write_vtkhdf
 from penstock.fem.load import body_load, end_load, face_load, integrate_body_load
@@ -26,7 +25,6 @@ __all__ = [
     "BoxRowMaker",
     "Cantilever",
     "Element",
-    "ElementMatrix",
     "ElementRowMaker",
     "HeatConduction",
     "LinearElasticity",

@@ -153,7 +153,7 @@ class BoxRowMaker:
         return self.elements.nbytes + (0 if self.chunk_starts is None else int(self.chunk_starts.nbytes))
 
     def make(self, row_start: int, row_stop: int, arrays: Mapping[str, Array]) -> None:
-        """Write the rows from one to another, whole nodes and chunks, as :func:`fill_rows` does."""
+        """Write the rows from one to another, whole nodes and chunks: offsets and column indices, or values, or all of them."""
         start, stop = row_start // self.elements.dof, row_stop // self.elements.dof
         starts = None
         if self.chunk_starts is not None:

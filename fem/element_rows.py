@@ -24,8 +24,8 @@ SHAPES, PHYSICS = {4: "Tetrahedron", 8: "Hexahedron"}, {1: "Diffusion", 3: "Elas
 FORMATS = ("bsr", "symmetric_bsr")
 _STRUCTURE, _VALUES = 1, 2
 # By the nodes of an element: threads of a block, and blocks up to which a row is added up in shared memory. With more, too few
-# threads have room beside each other; hexahedra compute so much that writing costs little.
-_LAUNCHES = {4: (32, 48), 8: (128, 0)}
+# threads have room beside each other.
+_LAUNCHES = {4: (32, 48), 8: (64, 48)}
 
 
 @dataclass(frozen=True, eq=False)

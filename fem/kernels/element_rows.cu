@@ -91,31 +91,43 @@ struct Hexahedron {
     }
 };
 
-// Adds what a point gives to the block of two nodes. Products are formed so that exchanging the nodes changes no bit.
+// What a node has at an integration point, and what it adds to the block of itself and another node there.
 struct Elasticity {
     static constexpr int DOF = 3;
+    double by_lambda[3], by_mu[3];  // the gradient of the node, times weight and moduli
 
-    __device__ static void add(
-        double* block, const double weight, const double lambda, const double mu, const double (&u)[3], const double (&v)[3])
+    __device__ Elasticity(const double weight, const double lambda, const double mu, const double (&u)[3])
     {
-        const double product = mu * (u[0] * v[0] + u[1] * v[1] + u[2] * v[2]);
+        for (int c = 0; c < 3; ++c) {
+            by_lambda[c] = weight * lambda * u[c];
+            by_mu[c] = weight * mu * u[c];
+        }
+    }
+
+    __device__ void add(double* block, const double (&v)[3]) const
+    {
+        const double product = by_mu[0] * v[0] + by_mu[1] * v[1] + by_mu[2] * v[2];
 #pragma unroll
-        for (int r = 0; r < 3; ++r)
+        for (int r = 0; r < 3; ++r) {
 #pragma unroll
-            for (int c = 0; c < 3; ++c) {
-                const double sum = lambda * (u[r] * v[c]) + mu * (u[c] * v[r]);
-                block[r * 3 + c] += weight * (r == c ? sum + product : sum);
-            }
+            for (int c = 0; c < 3; ++c) block[r * 3 + c] += by_lambda[r] * v[c] + by_mu[c] * v[r];
+            block[r * 4] += product;
+        }
     }
 };
 
 struct Diffusion {
     static constexpr int DOF = 1;
+    double by_modulus[3];
 
-    __device__ static void add(
-        double* block, const double weight, const double conductivity, const double, const double (&u)[3], const double (&v)[3])
+    __device__ Diffusion(const double weight, const double conductivity, const double, const double (&u)[3])
     {
-        block[0] += weight * (conductivity * (u[0] * v[0] + u[1] * v[1] + u[2] * v[2]));
+        for (int c = 0; c < 3; ++c) by_modulus[c] = weight * conductivity * u[c];
+    }
+
+    __device__ void add(double* block, const double (&v)[3]) const
+    {
+        block[0] += by_modulus[0] * v[0] + by_modulus[1] * v[1] + by_modulus[2] * v[2];
     }
 };
 
@@ -189,11 +201,15 @@ __global__ void __launch_bounds__(128) element_rows(
         const int element = node_elements[entry] / NODES, own = node_elements[entry] % NODES;
         int nodes[NODES];
         double x[NODES][3], blocks[NODES * SCALARS] = {};
+        const Pack<int, 4>* packs = reinterpret_cast<const Pack<int, 4>*>(connectivity + (long long)element * NODES);
 #pragma unroll
-        for (int b = 0; b < NODES; ++b) {
-            nodes[b] = connectivity[(long long)element * NODES + b];
-            for (int c = 0; c < 3; ++c) x[b][c] = coordinates[nodes[b] * 3ll + c];
+        for (int pack = 0; pack < NODES / 4; ++pack) {
+            const Pack<int, 4> four = packs[pack];
+            for (int k = 0; k < 4; ++k) nodes[pack * 4 + k] = four.number[k];
         }
+#pragma unroll
+        for (int b = 0; b < NODES; ++b)
+            for (int c = 0; c < 3; ++c) x[b][c] = coordinates[nodes[b] * 3ll + c];
         const double factor = uniform ? 1.0 : factors[element];
 #pragma unroll 1
         for (int point = 0; point < Shape::POINTS; ++point) {
@@ -201,12 +217,13 @@ __global__ void __launch_bounds__(128) element_rows(
             const double weight = factor * at.weight;
             double of_node[3];
             at.gradient_of(own, of_node);
+            const Physics physics(weight, first_modulus, second_modulus, of_node);
 #pragma unroll
             for (int b = 0; b < NODES; ++b)
                 if (!upper || nodes[b] >= node) {
                     double g[3];
                     at.gradient_of(b, g);
-                    Physics::add(blocks + b * SCALARS, weight, first_modulus, second_modulus, of_node, g);
+                    physics.add(blocks + b * SCALARS, g);
                 }
         }
 #pragma unroll
@@ -224,6 +241,11 @@ __global__ void __launch_bounds__(128) element_rows(
                 if (counts) block[k * to_scalar] += blocks[b * SCALARS + k];
             }
         }
+    }
+    if (DOF > 1 && exists) {  // the block of the node with itself is symmetric but for rounding
+        double* block = target + (upper ? 0 : place_of(int(node), row_columns, 0, count)) * to_slot;
+        for (int r = 1; r < DOF; ++r)
+            for (int c = 0; c < r; ++c) block[(r * DOF + c) * to_scalar] = block[(c * DOF + r) * to_scalar];
     }
     if (is_shared)
         for (int slot = 0; slot < width; ++slot)
