@@ -11,7 +11,8 @@ import numpy as np
 from penstock.fem.box_rows import BoxElements, fill_rows
 from penstock.fem.material import Material
 from penstock.fem.mesh import BoxMesh
-from penstock.spmv import BsrMatrix, CsrMatrix, InputError, SparseMatrix, format_named
+from penstock.fem.row_layouts import symbolic_array, symbolic_blocks, symbolic_chunks
+from penstock.spmv import CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.compilation.jit import strict_kernel
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
@@ -139,12 +140,7 @@ def symbolic_rows(
         )
     shape = ((stop - start) * dof, mesh.node_count * dof)
     if format_name == "bsr":
-        arrays = {
-            "row_offsets": symbolic_array(offsets_dtype, stop - start + 1),
-            "column_indices": symbolic_array(np.int32, connections),
-            "values": symbolic_array(values_dtype, connections, dof, dof),
-        }
-        return BsrMatrix.from_arrays(shape, np.float64, arrays, {})
+        return symbolic_blocks(shape, connections, dof, offsets_dtype, values_dtype)
     if format_name == "csr":
         arrays = {
             "row_offsets": symbolic_array(offsets_dtype, (stop - start) * dof + 1),
@@ -154,36 +150,14 @@ def symbolic_rows(
         whole = CsrMatrix.whole_matrix_parameters(mesh.connections * dof * dof, mesh.node_count * dof)
         return CsrMatrix.from_arrays(shape, np.float64, arrays, whole)
     if format_name in CHUNKED_FORMATS:
-        return _symbolic_chunks(mesh, dof, start, stop, format_name, values_dtype)
+        if start % HEIGHT or (stop % HEIGHT and stop != mesh.node_count):
+            raise InputError(f"slabs of {format_name} hold whole chunks of {HEIGHT} nodes, not nodes {start} to {stop}")
+        starts = chunk_starts(mesh, format_name)[start // HEIGHT : -(-stop // HEIGHT) + 1]
+        return symbolic_chunks(format_name, shape, starts, dof, values_dtype)
     format_named(format_name)
     raise InputError(
         f"the generator assembles {', '.join(ASSEMBLED_FORMATS)}; convert one of these to {format_name} with from_csr"
     )
-
-
-def _symbolic_chunks(
-    mesh: BoxMesh, dof: int, start: int, stop: int, format_name: str, values_dtype: Any
-) -> SparseMatrix:
-    """Return a symbolic slab of a chunked format."""
-    if start % HEIGHT or (stop % HEIGHT and stop != mesh.node_count):
-        raise InputError(f"slabs of {format_name} hold whole chunks of {HEIGHT} nodes, not nodes {start} to {stop}")
-    starts = chunk_starts(mesh, format_name)
-    first = start // HEIGHT
-    offsets = starts[first : -(-stop // HEIGHT) + 1] - starts[first]
-    arrays = {
-        "chunk_offsets": offsets,
-        "column_indices": symbolic_array(np.int32, int(offsets[-1])),
-        "values": symbolic_array(values_dtype, int(offsets[-1]) * dof * dof),
-        "permutation": symbolic_array(np.int32, 0),
-    }
-    shape = ((stop - start) * dof, mesh.node_count * dof)
-    parameters = {"block_size": dof} | ({"sorting_scope": 1} if format_name == "sliced_bsr" else {})
-    return format_named(format_name).from_arrays(shape, np.float64, arrays, parameters)
-
-
-def symbolic_array(dtype: Any, *lengths: int) -> Array:
-    """Return one zero, broadcast to a shape."""
-    return np.broadcast_to(np.zeros((), dtype), lengths)
 
 
 def chunk_starts(mesh: BoxMesh, format_name: str) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Self
 
 import numpy as np
@@ -13,6 +12,7 @@ from numba import prange
 
 from penstock.fem.material import Material, UniformMaterial
 from penstock.fem.mesh import BoxMesh
+from penstock.fem.row_layouts import LAYOUTS, Layout, SlabArrays, padded_rows
 from penstock.host.threads import usable_cores
 from penstock.spmv import CPU, Array, Device, device_of, format_named
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
@@ -21,25 +21,9 @@ from penstock.spmv.compilation.jit import inlined, parallel_kernel, strict_kerne
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
-
-class Layout(IntEnum):
-    """How the blocks of a row of nodes are stored."""
-
-    BLOCK_ROWS = 0  # one block after another
-    SCALAR_ROWS = 1  # one row of scalars after another
-    CHUNKS = 2  # in chunks of HEIGHT nodes
-
-
 BOX_ROW_KERNELS = CudaSource("penstock.fem.kernels", "box_rows.cu", enums=(Layout,))
-LAYOUTS = {
-    "bsr": Layout.BLOCK_ROWS,
-    "csr": Layout.SCALAR_ROWS,
-    "sliced_bsr": Layout.CHUNKS,
-    "symmetric_bsr": Layout.CHUNKS,
-}
-# Parts of a slab, and threads of a block.
-_STRUCTURE, _VALUES, _THREADS = 1, 2, 128
-# From so many elements on, factors are made by several threads.
+_THREADS = 128
+# Several threads make the factors of more elements than this.
 _MANY = 1 << 17
 
 
@@ -203,22 +187,17 @@ def fill_rows(
 def _fill_on_gpu(
     elements: BoxElements, name: str, start: int, stop: int, arrays: Mapping[str, Array], chunk_starts: Array | None
 ) -> None:
-    layout, none = LAYOUTS[name], device_of(elements.blocks).xp.empty(0)
-    of_offsets = np.int64 if layout is Layout.CHUNKS else np.int32
-    offsets = next((arrays[key] for key in ("chunk_offsets", "row_offsets") if key in arrays), none.view(of_offsets))
-    columns, values = arrays.get("column_indices", none.view(np.int32)), arrays.get("values", none)
-    parts = _STRUCTURE * ("column_indices" in arrays) + _VALUES * ("values" in arrays)
-    half = "true" if format_named(name).traits.half else "false"
-    function = BOX_ROW_KERNELS.function(
-        f"box_rows<{type_names(values, offsets)}, {elements.dof}, {layout.name}, {half}>"
-    )
-    numbers = (*elements.mesh.node_counts, elements.first_layer, elements.clamped, parts)
+    xp = device_of(elements.blocks).xp
+    slab = SlabArrays.of(name, arrays, xp)
+    names = f"{type_names(slab.values, slab.offsets)}, {elements.dof}, {slab.template}"
+    function = BOX_ROW_KERNELS.function(f"box_rows<{names}>")
+    numbers = (*elements.mesh.node_counts, elements.first_layer, elements.clamped, slab.parts)
     sizes = (np.int64(start), np.int64(stop - start), *(np.int32(number) for number in numbers))
     uniform = np.int32(elements.factors.size == 0)
-    starts = none.view(np.int64) if chunk_starts is None else chunk_starts
+    starts = xp.empty(0, dtype=np.int64) if chunk_starts is None else chunk_starts
     of_elements = (elements.blocks, elements.factors, uniform, starts)
-    rows = -(-(stop - start) // HEIGHT) * HEIGHT
-    launch(function, rows, _THREADS, (*sizes, *of_elements, offsets, columns, values))
+    written = (slab.offsets, slab.columns, slab.values)
+    launch(function, padded_rows(stop - start), _THREADS, (*sizes, *of_elements, *written))
 
 
 @register_kernel("box_rows", "fill", "cpu")

@@ -19,6 +19,7 @@ from penstock.fem.load import body_load, end_load
 from penstock.fem.material import Material, UniformMaterial
 from penstock.fem.mesh import BoxMesh
 from penstock.fem.micropolar import MicropolarElasticity
+from penstock.fem.row_layouts import assembled
 from penstock.spmv import CPU, Device, InputError, SparseMatrix
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
@@ -139,11 +140,7 @@ class Cantilever:
             return self._assemble(0, self.mesh.node_count, format_name, values_dtype, np.int64)
         types = {"values_dtype": values_dtype, "offsets_dtype": np.int64}
         outline = symbolic_rows(self.mesh, self.dof, 0, self.mesh.node_count, format_name=format_name, **types)
-        with device.current():
-            xp = device.xp
-            arrays = {name: xp.empty(array.shape, array.dtype) for name, array in outline.arrays().items()}
-            self.row_maker(format_name, device).make(0, self.unknowns, arrays)
-        return outline.from_arrays(outline.shape, outline.dtype, arrays, outline.parameters())
+        return assembled(outline, self.row_maker(format_name, device))
 
     @property
     def elements_nbytes(self) -> int:

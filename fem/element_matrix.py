@@ -9,12 +9,12 @@ from typing import Any, Self
 import numpy as np
 import scipy.sparse
 
-from penstock.fem.assembly import symbolic_array
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity, lame_parameters
-from penstock.fem.element_rows import FORMATS, SHAPES, ElementRowMaker, MeshElements, RowPattern
+from penstock.fem.element_rows import SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
 from penstock.fem.mesh_lists import count_degenerate, list_elements, order_by_first
-from penstock.spmv import CPU, Array, BsrMatrix, Device, InputError, SparseMatrix, format_named
+from penstock.fem.row_layouts import assembled, symbolic_blocks, symbolic_chunks
+from penstock.spmv import CPU, Array, Device, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
@@ -120,13 +120,9 @@ class ElementMatrix:
 
     def matrix(self, format_name: str = "bsr", *, device: Device | str = CPU) -> SparseMatrix:
         """Assemble the whole matrix in the memory of a device, in ``bsr`` or ``symmetric_bsr``."""
-        _check_format(format_name)
-        device = Device.parse(device)
+        check_format(format_name)
         outline = self._outline(0, len(self.coordinates), format_name, np.int64)
-        with device.current():
-            arrays = {name: device.xp.empty(array.shape, array.dtype) for name, array in outline.arrays().items()}
-            self.row_maker(format_name, device).make(0, self.shape[0], arrays)
-        return outline.from_arrays(outline.shape, outline.dtype, arrays, outline.parameters())
+        return assembled(outline, self.row_maker(format_name, device))
 
     def to_csr(self) -> scipy.sparse.csr_array:
         """Return the matrix as a SciPy CSR array, with the zeros of fixed unknowns."""
@@ -151,7 +147,7 @@ class ElementMatrix:
 
     def symbolic_slabs(self, count: int, format_name: str) -> list[SparseMatrix]:
         """Return row slabs with shapes and types but without memory: the input of a plan."""
-        _check_format(format_name)
+        check_format(format_name)
         limit = self.largest_cut(format_name)
         if not 1 <= count <= limit:
             raise InputError(f"cannot cut {limit} pieces of {format_name} into {count} slabs")
@@ -177,25 +173,13 @@ class ElementMatrix:
         shape = ((stop - start) * dof, self.shape[1])
         if half:
             starts = pattern.chunk_starts[start // HEIGHT : -(-stop // HEIGHT) + 1]
-            stored = int(starts[-1] - starts[0])
-            arrays = {
-                "chunk_offsets": starts - starts[0],
-                "column_indices": symbolic_array(np.int32, stored),
-                "values": symbolic_array(np.float64, stored * dof * dof),
-                "permutation": symbolic_array(np.int32, 0),
-            }
-            return format_named(format_name).from_arrays(shape, np.float64, arrays, {"block_size": dof})
+            return symbolic_chunks(format_name, shape, starts, dof)
         stored = int(pattern.offsets[stop] - pattern.offsets[start])
         if stored > np.iinfo(offsets_dtype).max:
             raise InputError(
                 f"nodes {start} to {stop} have {stored} blocks, a slab at most {INT32_MAX}; cut it into more"
             )
-        arrays = {
-            "row_offsets": symbolic_array(offsets_dtype, stop - start + 1),
-            "column_indices": symbolic_array(np.int32, stored),
-            "values": symbolic_array(np.float64, stored, dof, dof),
-        }
-        return BsrMatrix.from_arrays(shape, np.float64, arrays, {})
+        return symbolic_blocks(shape, stored, dof, offsets_dtype)
 
     def coupled_columns(self, row_start: int, row_stop: int) -> range:
         """Return the columns from a slab's first row to the last one that it couples with."""
@@ -314,11 +298,6 @@ class ElementMatrix:
                 f"{count} elements, the first is {first}, have no volume, are folded, or name their nodes in another order{order}"
             )
         self._lists  # noqa: B018 - refuse lonely nodes now
-
-
-def _check_format(name: str) -> None:
-    if name not in FORMATS:
-        raise InputError(f"a matrix of elements is assembled in {' or '.join(FORMATS)}, not {name}")
 
 
 def _checked_coordinates(coordinates: Any) -> Array:

@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 from numba import prange
 
-from penstock.fem.box_rows import LAYOUTS, Layout
-from penstock.fem.mesh_lists import corner, find_columns
-from penstock.spmv import CPU, Array, Device, device_of, format_named
+from penstock.fem.mesh_lists import find_columns, jacobian_of_hexahedron
+from penstock.fem.row_layouts import LAYOUTS, Layout, SlabArrays, padded_rows
+from penstock.spmv import CPU, Array, Device, InputError, device_of, format_named
 from penstock.spmv.compilation.cuda_module import CudaSource, shared_limit, type_names
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
@@ -22,7 +22,6 @@ ELEMENT_ROW_KERNELS = CudaSource("penstock.fem.kernels", "element_rows.cu", enum
 SHAPES, PHYSICS = {4: "Tetrahedron", 8: "Hexahedron"}, {1: "Diffusion", 3: "Elasticity"}
 #: Formats in which rows are made.
 FORMATS = ("bsr", "symmetric_bsr")
-_STRUCTURE, _VALUES = 1, 2
 # By the nodes of an element: threads of a block, and blocks up to which a row is added up in shared memory. With more, too few
 # threads have room beside each other.
 _LAUNCHES = {4: (32, 48), 8: (64, 48)}
@@ -172,28 +171,23 @@ class ElementRowMaker:
 def _fill_on_gpu(
     elements: MeshElements, pattern: RowPattern, name: str, start: int, stop: int, arrays: Mapping[str, Array]
 ) -> None:
-    layout, none = LAYOUTS[name], device_of(elements.coordinates).xp.empty(0)
-    no_offsets = none.view(np.int64 if layout is Layout.CHUNKS else np.int32)
-    offsets = next((arrays[key] for key in ("chunk_offsets", "row_offsets") if key in arrays), no_offsets)
-    columns, values = arrays.get("column_indices", none.view(np.int32)), arrays.get("values", none)
-    parts = _STRUCTURE * ("column_indices" in arrays) + _VALUES * ("values" in arrays)
-    half = "true" if format_named(name).traits.half else "false"
-    kinds = f"{SHAPES[elements.connectivity.shape[1]]}, {PHYSICS[elements.dof]}"
-    function: Any = ELEMENT_ROW_KERNELS.function(f"element_rows<{kinds}, {type_names(offsets)}, {layout.name}, {half}>")
+    slab = SlabArrays.of(name, arrays, device_of(elements.coordinates).xp)
+    kinds = f"{SHAPES[elements.connectivity.shape[1]]}, {PHYSICS[elements.dof]}, {type_names(slab.offsets)}"
+    function: Any = ELEMENT_ROW_KERNELS.function(f"element_rows<{kinds}, {slab.template}>")
     mesh = (elements.coordinates, elements.connectivity, elements.factors, np.int32(elements.factors.size == 0))
     moduli = (np.float64(modulus) for modulus in elements.moduli)
     fixed = (elements.fixed, np.int32(elements.fixed.size > 0))
     lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
-    sizes = (np.int64(start), np.int64(stop - start), np.int32(parts))
+    sizes = (np.int64(start), np.int64(stop - start), np.int32(slab.parts))
     starts = pattern.chunk_starts[start // HEIGHT :]
-    rows = -(-(stop - start) // HEIGHT) * HEIGHT
     threads, most = _LAUNCHES[elements.connectivity.shape[1]]
-    each = threads * elements.dof**2 * values.itemsize
-    widest = min(pattern.widest, shared_limit(values) // each, most)
+    each = threads * elements.dof**2 * slab.values.itemsize
+    widest = min(pattern.widest, shared_limit(slab.values) // each, most)
     if widest * each > function.max_dynamic_shared_size_bytes:
         function.max_dynamic_shared_size_bytes = widest * each
-    arguments = (*sizes, *mesh, *moduli, *fixed, *lists, starts, np.int32(widest), offsets, columns, values.reshape(-1))
-    function((-(-rows // threads),), (threads,), arguments, shared_mem=widest * each)
+    written = (slab.offsets, slab.columns, slab.values)
+    arguments = (*sizes, *mesh, *moduli, *fixed, *lists, starts, np.int32(widest), *written)
+    function((-(-padded_rows(stop - start) // threads),), (threads,), arguments, shared_mem=widest * each)
 
 
 @register_kernel("element_rows", "fill", "cpu")
@@ -255,16 +249,8 @@ def _gradients_of_tetrahedron(x: Array, g: Array) -> float:
 @serial_kernel
 def _gradients_of_hexahedron(point: int, x: Array, g: Array) -> float:
     """Write the gradients at one of eight Gauss points, and return its weight."""
-    J, cofactor = np.zeros((3, 3)), np.empty((3, 3))
-    for b in range(8):
-        for axis in range(3):
-            others = 1.0
-            for other in range(3):
-                if other != axis:
-                    others *= 1.0 + corner(b, other) * corner(point, other) * 0.57735026918962576451
-            g[b, axis] = corner(b, axis) * others / 8.0
-            for c in range(3):
-                J[axis, c] += g[b, axis] * x[b, c]
+    J, cofactor = np.empty((3, 3)), np.empty((3, 3))
+    jacobian_of_hexahedron(point, x, g, J)
     for r in range(3):
         for c in range(3):
             i, j, k, m = (r + 1) % 3, (r + 2) % 3, (c + 1) % 3, (c + 2) % 3
@@ -334,3 +320,9 @@ def _fill_values(
                     held = fixed.size > 0 and (fixed[node * dof + k // dof] or fixed[other * dof + k % dof])
                     if not held or (other == node and k // dof == k % dof):
                         values[target + k * between] += blocks[b, k]
+
+
+def check_format(name: str) -> None:
+    """Refuse a format in which no rows are made, with an InputError."""
+    if name not in FORMATS:
+        raise InputError(f"a matrix of elements is assembled in {' or '.join(FORMATS)}, not {name}")

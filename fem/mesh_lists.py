@@ -92,7 +92,7 @@ def count_degenerate(coordinates: Array, connectivity: Array, share: float) -> t
     longest edge at a corner.
     """
     count, first, size = 0, -1, connectivity.shape[1]
-    x, J = np.empty((size, 3)), np.empty((3, 3))
+    x, g, J = np.empty((size, 3)), np.empty((size, 3)), np.empty((3, 3))
     for element in range(connectivity.shape[0]):
         for b in range(size):
             for c in range(3):
@@ -101,9 +101,10 @@ def count_degenerate(coordinates: Array, connectivity: Array, share: float) -> t
         for b in range(1, size):
             longest = max(longest, np.sqrt(((x[b] - x[0]) ** 2).sum()))
         for point in range(1 if size == 4 else 8):
-            for axis in range(3):
-                for c in range(3):
-                    J[axis, c] = x[axis + 1, c] - x[0, c] if size == 4 else _derivative(point, axis, x, c)
+            if size == 4:
+                J[:] = x[1:] - x[0]
+            else:
+                jacobian_of_hexahedron(point, x, g, J)
             determinant = 0.0
             for c in range(3):
                 i, j = (c + 1) % 3, (c + 2) % 3
@@ -116,21 +117,23 @@ def count_degenerate(coordinates: Array, connectivity: Array, share: float) -> t
     return count, first
 
 
-@strict_kernel
-def _derivative(point: int, axis: int, x: Array, component: int) -> float:
-    """Return the derivative of a coordinate along an axis of the reference hexahedron at a Gauss point."""
-    total = 0.0
+@serial_kernel
+def jacobian_of_hexahedron(point: int, x: Array, g: Array, J: Array) -> None:
+    """Write the gradients on the reference element at one of eight Gauss points, and the derivatives of the coordinates there."""
+    J[:] = 0.0
     for b in range(8):
-        others = 1.0
-        for other in range(3):
-            if other != axis:
-                others *= 1.0 + corner(b, other) * corner(point, other) * 0.57735026918962576451
-        total += corner(b, axis) * others / 8.0 * x[b, component]
-    return total
+        for axis in range(3):
+            others = 1.0
+            for other in range(3):
+                if other != axis:
+                    others *= 1.0 + _corner(b, other) * _corner(point, other) * 0.57735026918962576451
+            g[b, axis] = _corner(b, axis) * others / 8.0
+            for c in range(3):
+                J[axis, c] += g[b, axis] * x[b, c]
 
 
 @serial_kernel
-def corner(node: int, axis: int) -> float:
+def _corner(node: int, axis: int) -> float:
     """Return a coordinate of a corner of the reference hexahedron, in the order of VTK and gmsh."""
     if axis == 0:
         return 1.0 if node % 4 == 1 or node % 4 == 2 else -1.0

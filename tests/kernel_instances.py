@@ -9,8 +9,9 @@ of block sizes, columns and types. What a test launches besides is compiled on i
 import re
 from itertools import product
 
-from penstock.fem.box_rows import BOX_ROW_KERNELS, LAYOUTS
+from penstock.fem.box_rows import BOX_ROW_KERNELS
 from penstock.fem.element_rows import ELEMENT_ROW_KERNELS, PHYSICS, SHAPES
+from penstock.fem.row_layouts import LAYOUTS
 from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
 from penstock.solvers.amg.bisection import BISECTION_KERNELS
 from penstock.solvers.amg.group_factors import GROUP_FACTOR_KERNELS

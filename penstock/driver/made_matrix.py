@@ -15,7 +15,7 @@ import numpy as np
 from penstock.driver.placement import BY_LEVELS, place_index, worth_reordering
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
-from penstock.fem.element_rows import FORMATS
+from penstock.fem.element_rows import FORMATS, check_format
 from penstock.solvers import PRECONDITIONERS, method_named
 from penstock.spmv import CPU, Array, Device, InputError, Operator, SparseMatrix
 from penstock.streaming import (
@@ -35,7 +35,7 @@ from penstock.streaming.measurement.rates import WORTH_MEASURING_NBYTES, machine
 _HALF = "symmetric_bsr"
 # Slabs of the index by which it is tested whether a matrix fits.
 _CUT = 64
-# Nodes count as numbered at random if elements span more than so many layers of a cube.
+# Nodes are taken to be in random order if an element spans more than four layers of a cube.
 _RANDOM = 4
 _IN_LAYERS = "in layers across the longest axis"
 
@@ -130,8 +130,8 @@ class MadeMatrixSource:
     def _place(self, request: Request, dof: int) -> Placement:
         if request.block_size not in ("auto", dof):
             raise InputError(f"the nodes of this matrix have {dof} unknowns, not block_size={request.block_size}")
-        if request.format not in (None, *FORMATS):
-            raise InputError(f"a matrix of elements is assembled in {' or '.join(FORMATS)}, not {request.format}")
+        if request.format is not None:
+            check_format(request.format)
         preferred = request.specs(dof, streamed=False)[0].formats
         names = [name for name in FORMATS[::-1] if name in preferred and request.format in (None, name)]
         facts = self._gather_nodes()

@@ -7,7 +7,8 @@ import pytest
 from kernel_targets import TARGETS
 
 from penstock.fem import Cantilever, LognormalMaterial, TwoPhaseMaterial, UniformMaterial
-from penstock.fem.box_rows import LAYOUTS, BoxElements
+from penstock.fem.box_rows import BoxElements
+from penstock.fem.row_layouts import LAYOUTS
 from penstock.spmv import Device
 from penstock.spmv.compilation.table import find_kernel
 
