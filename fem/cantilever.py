@@ -16,11 +16,12 @@ from penstock.fem.box_rows import BoxElements, BoxRowMaker
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
 from penstock.fem.load import body_load, end_load
+from penstock.fem.mass import box_mass, node_weights
 from penstock.fem.material import Material, UniformMaterial
 from penstock.fem.mesh import BoxMesh
 from penstock.fem.micropolar import MicropolarElasticity
 from penstock.fem.row_layouts import assembled
-from penstock.spmv import CPU, Device, InputError, SparseMatrix
+from penstock.spmv import CPU, Device, InputError, NodeMatrix, SparseMatrix
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
 Array = np.ndarray[Any, Any]
@@ -141,6 +142,35 @@ class Cantilever:
         types = {"values_dtype": values_dtype, "offsets_dtype": np.int64}
         outline = symbolic_rows(self.mesh, self.dof, 0, self.mesh.node_count, format_name=format_name, **types)
         return assembled(outline, self.row_maker(format_name, device))
+
+    def mass(self, density: float = 1.0, *, lumped: bool = False, rotary_inertia: float | None = None) -> NodeMatrix:
+        """Return the mass matrix, or that of heat capacities; rows and columns of clamped unknowns are empty.
+
+        Parameters
+        ----------
+        density : float
+            Mass, or heat capacity, per volume.
+        lumped : bool
+            Whether it is a diagonal; otherwise it is consistent with the shape functions.
+        rotary_inertia : float, optional
+            For 6 unknowns a node: inertia of rotations per mass, in the unit of length squared; by default that of balls as large
+            as the elements, about.
+
+        Returns
+        -------
+        NodeMatrix
+            12 bytes for each of 27 neighbours of a node, whatever its unknowns.
+
+        Examples
+        --------
+        >>> from penstock.fem import Cantilever
+        >>> M = Cantilever(nodes=(9, 3, 3), dof=3, clamped=False).mass(2.0)
+        >>> x = [1.0, 0.0, 0.0] * 81
+        >>> round(float(x @ (M @ x)), 9)  # the volume is 1 / 16
+        0.125
+        """
+        weights = node_weights(self.dof, rotary_inertia, self.mesh.spacing)
+        return box_mass(self.mesh, density, weights, lumped=lumped, clamped=self.clamped)
 
     @property
     def elements_nbytes(self) -> int:

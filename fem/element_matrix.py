@@ -12,9 +12,10 @@ import scipy.sparse
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity, lame_parameters
 from penstock.fem.element_rows import SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
+from penstock.fem.mass import mesh_mass
 from penstock.fem.mesh_lists import count_degenerate, list_elements, order_by_first
 from penstock.fem.row_layouts import assembled, symbolic_blocks, symbolic_chunks
-from penstock.spmv import CPU, Array, Device, InputError, SparseMatrix, format_named
+from penstock.spmv import CPU, Array, Device, InputError, NodeMatrix, SparseMatrix, format_named
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
@@ -127,6 +128,23 @@ class ElementMatrix:
     def to_csr(self) -> scipy.sparse.csr_array:
         """Return the matrix as a SciPy CSR array, with the zeros of fixed unknowns."""
         return self.matrix("bsr").to_csr()
+
+    def mass(self, density: Any = 1.0, *, lumped: bool = False) -> NodeMatrix:
+        """Return the mass matrix, or that of heat capacities, for :func:`penstock.eigsh`; rows of fixed unknowns are empty.
+
+        Parameters
+        ----------
+        density : float or array, (elements,)
+            Mass per volume.
+        lumped : bool
+            Whether it is a diagonal of row sums; otherwise it is consistent with the shape functions.
+
+        Raises
+        ------
+        InputError
+            If a density is not positive, or there is not one for each element.
+        """
+        return mesh_mass(self.coordinates, self.connectivity, density, self.dof, self.fixed, lumped=lumped)
 
     def row_maker(self, format_name: str, device: Device | str = CPU) -> ElementRowMaker:
         """Return what makes any rows of the matrix on a device."""

@@ -1,6 +1,7 @@
 """Iterative solution of sparse symmetric positive definite systems, whether or not the matrix fits in device memory.
 
-``penstock.solve(A, b)`` solves a system, ``penstock.prepare(A)`` sets one up for many solves, and ``penstock.multiply_store``
+``penstock.solve(A, b)`` solves a system, ``penstock.prepare(A)`` sets one up for many solves, ``penstock.eigsh(K, M=M)``
+finds the lowest modes of a body, and ``penstock.multiply_store``
 multiplies a matrix on disk by one in memory. ``penstock.torch.solve`` and ``penstock.jax.solve`` pass gradients on. Every error
 that the package explains is a ``penstock.PenstockError``. The subpackages are ``penstock.spmv`` (apply a matrix),
 ``penstock.streaming`` (a matrix larger than the device), ``penstock.solvers``, ``penstock.fem`` (model problems) and
@@ -15,10 +16,12 @@ from penstock.host.forks import prepare_forks as _prepare_forks
 from penstock.host.threads import prepare_threads as _prepare_threads
 
 if _typing.TYPE_CHECKING:
+    from penstock.driver.eigsh import eigsh
     from penstock.driver.fixing import fix
     from penstock.driver.prepared import PreparedSystem, prepare
     from penstock.driver.solve import solve
     from penstock.fem.element_matrix import ElementMatrix
+    from penstock.solvers.eigen.result import Modes
     from penstock.spmv.errors import (
         BudgetError,
         DeviceError,
@@ -39,11 +42,13 @@ _HOMES = {
     "DeviceError": "penstock.spmv.errors",
     "ElementMatrix": "penstock.fem.element_matrix",
     "InputError": "penstock.spmv.errors",
+    "Modes": "penstock.solvers.eigen.result",
     "NotConvergedError": "penstock.spmv.errors",
     "NotConvergedWarning": "penstock.spmv.errors",
     "PenstockError": "penstock.spmv.errors",
     "PreparedSystem": "penstock.driver.prepared",
     "StoreError": "penstock.spmv.errors",
+    "eigsh": "penstock.driver.eigsh",
     "fix": "penstock.driver.fixing",
     "multiply_store": "penstock.streaming.store_products",
     "prepare": "penstock.driver.prepared",
@@ -60,12 +65,14 @@ __all__ = [
     "DeviceError",
     "ElementMatrix",
     "InputError",
+    "Modes",
     "NotConvergedError",
     "NotConvergedWarning",
     "PenstockError",
     "PreparedSystem",
     "StoreError",
     "__version__",
+    "eigsh",
     "fix",
     "multiply_store",
     "prepare",

@@ -8,6 +8,8 @@ from penstock.solvers.block_cg import BlockCgState, block_cg, block_cg_workspace
 from penstock.solvers.cg import CgState, cg, cg_workspace_nbytes
 from penstock.solvers.chebyshev import Chebyshev, chebyshev
 from penstock.solvers.choice import METHODS, MethodChoice, method_named
+from penstock.solvers.eigen.modes import ModesRecord
+from penstock.solvers.eigen.result import ModesReason
 from penstock.solvers.factorisation import FactorisationSpec, SparseFactors
 from penstock.solvers.method import SOLVERS, Method
 from penstock.solvers.minres import MinresState, minres, minres_workspace_nbytes
@@ -51,6 +53,8 @@ __all__ = [
     "Method",
     "MethodChoice",
     "MinresState",
+    "ModesReason",
+    "ModesRecord",
     "Multigrid",
     "MultigridSpec",
     "OwnPreconditioner",

@@ -29,6 +29,8 @@ class MethodChoice:
         ``workspace_nbytes(n, columns, dtype)``: bytes of its vectors, without those of the preconditioner.
     definite : bool
         Whether the matrix must be positive definite.
+    largest_block : int, optional
+        The most vectors that it iterates together, if the blocks of right-hand sides do not limit it.
 
     Examples
     --------
@@ -41,6 +43,7 @@ class MethodChoice:
     solve: Callable[..., SolveResult | BlockSolveResult]
     workspace_nbytes: Callable[[int, int, Any], int]
     definite: bool = True
+    largest_block: int | None = None
 
 
 #: All of them by name; packages add theirs in the entry point group ``penstock.methods``.

@@ -28,6 +28,7 @@ from penstock.spmv.formats import (
 )
 from penstock.spmv.formats.convert import length_permutation
 from penstock.spmv.model.suggestion import Suggestion, suggest_format
+from penstock.spmv.node_matrix import NodeMatrix
 from penstock.spmv.operator import (
     HasAbsoluteProduct,
     HasDiagonalBlocks,
@@ -59,6 +60,7 @@ __all__ = [
     "HasDiagonalBlocks",
     "HybMatrix",
     "InputError",
+    "NodeMatrix",
     "NotConvergedError",
     "NotConvergedWarning",
     "Operator",

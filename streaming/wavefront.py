@@ -45,7 +45,7 @@ class _HalfVisit:
     direction: int
 
     def __post_init__(self) -> None:
-        self.recurrence.image[...] = 0  # an interrupted sweep may have left values there
+        self.recurrence.clear()
 
     def __call__(self, number: int, slab: SparseMatrix, stage: int) -> None:
         recurrence, step, rows, last = self.recurrence, self.first + stage, self.rows, len(self.rows) - 1

@@ -37,6 +37,7 @@ from penstock.spmv import (
     format_nbytes,
 )
 from penstock.spmv.formats.pattern import Pattern
+from penstock.spmv.reordered import Reordered
 from penstock.streaming import LevelOrder, StreamedMatrix
 
 AnyResult = SolveResult | BlockSolveResult
@@ -97,6 +98,11 @@ class OpenSystem:
     def matrix(self) -> Operator:
         """The matrix itself, not an image of it."""
         return self.A if self.streamed is None else self.streamed
+
+    def in_callers_order(self, of: Operator) -> Operator:
+        """Return an operator of this system for vectors in the caller's order of the unknowns."""
+        order = self.order
+        return of if order is None else Reordered(of, order.forward(np.arange(of.shape[0])))
 
     @property
     def order(self) -> LevelOrder | None:

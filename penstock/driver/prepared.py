@@ -35,6 +35,7 @@ from penstock.driver.argument_checks import (
     checked_precision,
     unknowns_of_a_node,
 )
+from penstock.driver.eigsh import eigsh_of_system
 from penstock.driver.foreign import as_matrix
 from penstock.driver.inputs import GivenVectors, as_given_matrix
 from penstock.driver.inverse import Inverse
@@ -48,6 +49,7 @@ from penstock.driver.update import update_values
 from penstock.solvers import IterationRecord, PreconditionerSpec, StopReason, method_named
 from penstock.solvers.amg.modes import check_shape_of_modes
 from penstock.solvers.checks import check_maxiter, check_tolerances
+from penstock.solvers.eigen.result import Modes
 from penstock.solvers.image_solve import ImageUnfitError, tried_with_image
 from penstock.solvers.result import iterations_a_digit, with_note
 from penstock.spmv import (
@@ -61,8 +63,7 @@ from penstock.spmv import (
 )
 from penstock.spmv.compilation.watch import seconds_without_compiling
 from penstock.spmv.foreign import is_foreign
-from penstock.spmv.reordered import Reordered
-from penstock.streaming import LevelOrder, StreamPlan
+from penstock.streaming import StreamPlan
 
 # A preconditioner of earlier values is made again when a solve needs this many times the iterations for a digit; a few iterations
 # more are no sign of it.
@@ -363,8 +364,7 @@ class PreparedSystem:
     @contextmanager
     def _write(self, refresh: Refresh) -> Iterator[None]:
         """Count an update, and remember while values are written that they are of two matrices."""
-        before = (self.version, self._refresh, self._stale)
-        self._mixed = True
+        before, self._mixed = (self.version, self._refresh, self._stale), True
         self.version, self._refresh, self._stale = self.version + 1, refresh, True
         try:
             yield
@@ -424,6 +424,11 @@ class PreparedSystem:
         warnings.warn(f"the solve did not converge: {result.message}", NotConvergedWarning, stacklevel=4)
         return result
 
+    def eigsh(self, k: int = 10, M: Any = None, *, progress: bool = False, **options: Any) -> Modes:
+        """Return the k lowest modes of ``K x = lambda M x`` for the matrix K; options are those of :func:`penstock.eigsh`."""
+        with self._alone(RichReporter.on_terminal() if progress else None):
+            return eigsh_of_system(self._system, self._clock, k, M, **options)
+
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the matrix."""
@@ -437,13 +442,12 @@ class PreparedSystem:
     @property
     def matrix(self) -> Operator:
         """The matrix as an operator, in the caller's order of the unknowns; a product with a block is one pass."""
-        return _in_callers_order(self._system.matrix, self._system.order)
+        return self._system.in_callers_order(self._system.matrix)
 
     @property
     def preconditioner(self) -> Operator | None:
         """The preconditioner as an operator, in the caller's order of the unknowns; None without one."""
-        M = self._system.preconditioner()
-        return None if M is None else _in_callers_order(M, self._system.order)
+        return None if (M := self._system.preconditioner()) is None else self._system.in_callers_order(M)
 
     @property
     def inverse(self) -> Inverse:
@@ -453,14 +457,12 @@ class PreparedSystem:
     @property
     def plan(self) -> StreamPlan | Resident | None:
         """How the matrix is streamed; None for an operator of the caller."""
-        placement = self._system.placement
-        return None if placement is None else placement.plan
+        return None if (placement := self._system.placement) is None else placement.plan
 
     @property
     def nbytes(self) -> int:
         """Bytes of the matrix on the device that computes, as planned: the whole matrix, or the memory that streams it."""
-        placement = self._system.placement
-        if placement is None:
+        if (placement := self._system.placement) is None:
             return 0
         beside = 0 if placement.image is None else placement.image.plan.storage_nbytes
         return int(placement.plan.storage_nbytes) + beside
@@ -494,7 +496,3 @@ class PreparedSystem:
             "a prepared system holds device memory, open files and threads, so it can be neither pickled nor copied; prepare the "
             "matrix in the process that solves"
         )
-
-
-def _in_callers_order(of: Operator, order: LevelOrder | None) -> Operator:
-    return of if order is None else Reordered(of, order.forward(np.arange(of.shape[0])))

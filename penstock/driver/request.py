@@ -39,7 +39,7 @@ class Request:
     constants_are_slow: bool = False  # a coarse level made of constants is expected to win
     format: str | None = None  # registered name of the storage format; None: the best one
     null_space: Any = None  # what A maps to zero, removed from b and x: "constants" or an array
-    method: str = "auto"  # registered name
+    method: str | MethodChoice = "auto"  # registered name, or what is not solved for right-hand sides
     one_block: bool = False  # right-hand sides are solved as one block, even a single one
     resident: bool = False  # the matrix is known to stay in memory
     verify: str = "bound"  # what ends a solve with an image: a bound of the residual, or its norm
@@ -48,7 +48,7 @@ class Request:
     @property
     def chosen_method(self) -> MethodChoice:
         """The method that solves."""
-        return method_named(self.method)
+        return self.method if isinstance(self.method, MethodChoice) else method_named(self.method)
 
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.
@@ -269,6 +269,7 @@ class Vectors:
     @classmethod
     def fitting(cls, request: Request, n: int, dtype: Any, most: int) -> Vectors:
         """Solve as many together as fit half of the free memory, ``most`` at most, in blocks of about equal size."""
+        most = request.chosen_method.largest_block or most
         if request.columns == 1:
             return cls(1, request.chosen_method.workspace_nbytes(n, 1, dtype), n, dtype)
         each = request.chosen_method.workspace_nbytes(n, 2, dtype) // 2

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.solvers.amg.matrix_rows import Boundary, visit_rows
 from penstock.solvers.amg.tentative import Tentative
-from penstock.spmv import Array, BsrMatrix, Operator, device_of
+from penstock.spmv import Array, BsrMatrix, InputError, Operator, device_of
 from penstock.spmv.communicator import ALONE, Communicator
 from penstock.spmv.products.block_products import block_product
 from penstock.spmv.products.block_rows import BlockRows, row_numbers
@@ -38,9 +38,21 @@ class Smooths(Protocol):
         """Return the rows of ``P - factor D A P``, of ``width`` columns of blocks, from those of ``A P`` and of P."""
 
 
-def coarse_matrix(A: Operator, D: Smooths, T: Tentative, steps: Sequence[RecurrenceStep]) -> BsrMatrix:
-    """Return ``P^T A P`` from the rows of A, in one pass, on the device of A. Collective; all ranks get the whole of it."""
-    wave = GalerkinWave(T, D, [step.a for step in steps])
+class HasNodeRows(Protocol):
+    """A matrix in memory that shows the rows of nodes."""
+
+    def node_rows(self, size: int, start: int, stop: int) -> BlockRows:
+        """Return the rows of some nodes of ``size`` unknowns."""
+
+
+def coarse_matrix(
+    A: Operator, D: Smooths, T: Tentative, steps: Sequence[RecurrenceStep], of: HasNodeRows | None = None
+) -> BsrMatrix:
+    """Return ``P^T A P`` from the rows of A, in one pass, on the device of A. Collective; all ranks get the whole of it.
+
+    With ``of``, a matrix M that couples no unknowns that A does not couple, it is ``P^T M P``; not on ranks.
+    """
+    wave = GalerkinWave(T, D, [step.a for step in steps], of)
     boundary = Boundary.of(A, T.block_size)
     if boundary is None:
         visit_rows(A, T.block_size, wave.add, getattr(D, "row_bounds", None))
@@ -80,10 +92,11 @@ class GalerkinWave:
 
     Rows of P live from the stage that forms them to the last row that couples with them. Where ranks share the rows of A, those
     that couple with nodes of other ranks wait until the rows of P of these are there; the others go on. The factors are those
-    of the smoothing steps ``P <- P - w D A P``.
+    of the smoothing steps ``P <- P - w D A P``. The last product is with ``of`` in place of A, if that is given.
     """
 
-    def __init__(self, T: Tentative, D: Smooths, factors: Sequence[float]) -> None:
+    def __init__(self, T: Tentative, D: Smooths, factors: Sequence[float], of: HasNodeRows | None = None) -> None:
+        self._of = of
         self._T, self._count, self._modes, self._device = T, T.aggregates.count, T.modes, T.device
         self._D, self._factors, self._nodes = D, factors, len(T.of_node)
         xp, stages = T.device.xp, range(len(factors) + 1)
@@ -146,6 +159,12 @@ class GalerkinWave:
 
     def _advance(self, stage: int, slab: _Slab, rows: BlockRows) -> None:
         P = self._rows_of_prolongator(stage, slab, rows)
+        if self._of is not None and stage == len(self._factors):
+            rows = self._of.node_rows(self._T.block_size, slab.start, slab.end)
+            if rows.columns.size and not (slab.first <= rows.reach[0] and rows.reach[1] < slab.stop):
+                raise InputError(
+                    "M couples unknowns far from each other that K does not couple; a pass over K needs both patterns alike"
+                )
         image = block_product(rows, P, self._count)
         own = P.part(rows.start, rows.stop)
         self._passed[stage].add(slab.start)

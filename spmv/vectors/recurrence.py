@@ -110,6 +110,10 @@ class Recurrence:
             self.run_whole(A, range(len(self.steps)))
         return self.vectors(len(self.steps))[0]
 
+    def clear(self) -> None:
+        """Empty the image, in which an interrupted sweep may have left values."""
+        self.image[...] = 0
+
     def run_whole(self, A: Operator, stages: range) -> None:
         """Perform some steps for all rows, by products of the whole matrix."""
         product, rows = unchecked_product(A), slice(0, self.v.shape[0])

@@ -1,0 +1,1 @@
+"""The lowest modes of ``K x = lambda M x``."""

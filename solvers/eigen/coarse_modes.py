@@ -1,0 +1,153 @@
+"""The lowest modes of the coarse level, with which the iteration on the fine one begins."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.linalg
+
+from penstock.solvers.amg.galerkin import coarse_matrix
+from penstock.solvers.amg.level import CoarseLevel
+from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation
+from penstock.solvers.eigen.mass import Mass
+from penstock.solvers.eigen.rayleigh_ritz import SHIFT, new_directions, ritz_pairs
+from penstock.spmv import Array, BsrMatrix
+from penstock.spmv.vectors.noise import noise
+
+# Up to this many unknowns of the coarse level its modes are those of dense matrices.
+_DENSE = 900
+# A larger coarse problem is solved to this relative residual, in this many iterations at most: its values are 5 to 100 % too high
+# for the fine problem anyway.
+_TOLERANCE, _ITERATIONS = 1e-2, 30
+# Motions of the near-null space whose energy is below this share of that of random vectors are free motions of the body.
+_FREE = 1e-11
+
+
+class CoarseModes(NamedTuple):
+    """What the iteration knows of the coarse level.
+
+    ``mass`` is ``P^T M P``; ``free``, (unknowns, zeros), are M-orthonormal motions without energy; ``vectors`` and ``values`` are
+    the next modes, M-orthonormal to each other and to those.
+    """
+
+    mass: BsrMatrix
+    free: Array
+    vectors: Array
+    values: np.ndarray[Any, Any]
+
+
+def coarse_mass(M: SmoothedAggregation, mass: Mass) -> BsrMatrix:
+    """Return ``P^T M P``, in a pass over K."""
+    D = M.level.diagonal if M.level.groups is None else M.level.groups
+    return coarse_matrix(M.A, D, M.level.T, M.smooth, mass)
+
+
+def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int) -> CoarseModes:
+    """Return the free motions of the coarse level, and about its lowest ``count`` further modes, or as many as it has."""
+    free = _free_motions(level, mass)
+    present = level.T.unknowns - int(level.T.missing.sum())
+    count = max(0, min(count, present - free.shape[1]))
+    if level.T.unknowns <= _DENSE or 4 * (count + free.shape[1]) > level.T.unknowns:
+        values, vectors = _dense(level, mass, free, count)
+    else:
+        values, vectors = _by_iterations(level, mass, free, count)
+    return CoarseModes(mass, free, vectors, values)
+
+
+def _free_motions(level: CoarseLevel, mass: BsrMatrix) -> Array:
+    """Return the combinations of the near-null space that K maps to zero but for rounding, M-orthonormal."""
+    xp, N = level.A.device.xp, xp_contiguous(level.near_null_space)
+    if not N.shape[1]:
+        return N
+    KN, MN = level.A.apply(N), mass.apply(N)
+    of_k, of_m = (_host(level, N.T @ image) for image in (KN, MN))
+    squares = np.diag(of_m)
+    if not (squares > 0).all():
+        return xp.zeros((N.shape[0], 0))
+    scale = 1 / np.sqrt(squares)
+    values, vectors = scipy.linalg.eigh(
+        scale[:, None] * (of_k + of_k.T) / 2 * scale, scale[:, None] * (of_m + of_m.T) / 2 * scale
+    )
+    # The mean of all eigenvalues of the coarse pencil, about, from diagonals.
+    typical = float(_diagonal(level.A).sum()) / max(float(_diagonal(mass).sum()), np.finfo(float).tiny)
+    found = vectors[:, np.abs(values) <= _FREE * typical] * scale[:, None]
+    return xp.ascontiguousarray(N @ level.A.device.asarray(np.ascontiguousarray(found)))
+
+
+def xp_contiguous(array: Array) -> Array:
+    """Return a block of vectors as kernels read it."""
+    return array if array.flags.c_contiguous else array.copy()
+
+
+def _host(level: CoarseLevel, array: Array) -> np.ndarray[Any, Any]:
+    host: np.ndarray[Any, Any] = level.A.device.to_host(array)
+    return host
+
+
+def _diagonal(A: BsrMatrix) -> Array:
+    return A.diagonal_blocks(1).reshape(-1)
+
+
+def _dense(level: CoarseLevel, mass: BsrMatrix, free: Array, count: int) -> tuple[np.ndarray[Any, Any], Array]:
+    of_k, of_m = (A.to_csr().toarray() for A in (level.A, mass))
+    of_k, of_m = (of_k + of_k.T) / 2, (of_m + of_m.T) / 2
+    zeros = free.shape[1]
+    sigma = _shift(of_k.trace(), of_m.trace()) if zeros else 0.0
+    # The largest 1 / (value + sigma): where columns of T vanish, those are zero. Motions that are known are shifted up.
+    shifted = of_k + sigma * of_m
+    if zeros:
+        of_free = of_m @ _host(level, free)
+        shifted += (shifted.trace() / max(of_m.trace(), np.finfo(float).tiny)) * of_free @ of_free.T
+    scale = 1 / np.sqrt(np.diag(shifted))
+    n = len(scale)
+    wanted = (max(0, n - count), n - 1)
+    inverses, vectors = scipy.linalg.eigh(
+        scale[:, None] * of_m * scale, scale[:, None] * shifted * scale, subset_by_index=wanted
+    )
+    inverses, vectors = inverses[::-1], vectors[:, ::-1] * scale[:, None]
+    positive = inverses > 0
+    inverses, vectors = inverses[positive], vectors[:, positive] / np.sqrt(inverses[positive])
+    return 1 / inverses - sigma, level.A.device.asarray(np.ascontiguousarray(vectors))
+
+
+def _shift(trace_of_k: float, trace_of_m: float) -> float:
+    return 1e-8 * trace_of_k / trace_of_m
+
+
+def _by_iterations(level: CoarseLevel, mass: BsrMatrix, free: Array, count: int) -> tuple[np.ndarray[Any, Any], Array]:
+    """Find the modes by LOBPCG (Knyazev 2001), with the inverse of the coarse matrix as its preconditioner."""
+    A, xp, n = level.A, level.A.device.xp, level.A.shape[0]
+    random = noise(A.device, 0, n * count).reshape(n, count)
+    random[level.T.missing] = 0.0
+    X, Q = level.solve(random), xp.zeros((n, 0))
+    zeros = free.shape[1]
+    of_free = mass.apply(free) if zeros else free
+    values: np.ndarray[Any, Any] | None = None
+    X = _without(X, free, of_free)
+    R = None
+    for _ in range(_ITERATIONS):
+        new = xp.zeros((n, 0)) if R is None else _without(level.solve(R), free, of_free)
+        F = xp.ascontiguousarray(xp.concatenate([X, Q, new], axis=1))
+        of_k, of_m = A.apply(F), mass.apply(F)
+        gram_k, gram_m = _host(level, F.T @ of_k), _host(level, F.T @ of_m)
+        largest = np.trace(gram_k) / np.trace(gram_m) if values is None else values.max()
+        pairs = ritz_pairs(gram_k, gram_m, count, SHIFT * float(largest))
+        values, now = pairs.values, A.device.asarray(pairs.coefficients)
+        directions = new_directions(gram_k, gram_m, pairs, slice(None), slice(0, X.shape[1]))
+        Q = F @ A.device.asarray(directions)
+        of_kx, of_mx = of_k @ now, of_m @ now
+        X = xp.ascontiguousarray(F @ now)
+        scales = A.device.asarray(values)
+        R = xp.ascontiguousarray(of_kx - of_mx * scales)
+        squares = [np.diag(_host(level, of.T @ of)) for of in (R, of_mx)]
+        norms = np.sqrt(squares[0] / squares[1]) / np.abs(values)
+        if norms.max() <= _TOLERANCE:
+            break
+    assert values is not None, "there is at least one iteration"
+    return values, X
+
+
+def _without(vectors: Array, free: Array, of_free: Array) -> Array:
+    """Return vectors M-orthogonal to the free motions."""
+    return vectors - free @ (of_free.T @ vectors) if free.shape[1] else vectors

@@ -1,0 +1,89 @@
+"""All of a small eigenvalue problem by LAPACK."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+
+from penstock.spmv import InputError
+
+Matrix = np.ndarray[Any, Any]
+
+# Zero are values below the first share of the largest one of all, and the second share of the largest wanted one.
+_ROUNDING, _ZERO = 1e-10, 1e-7
+
+
+class DenseModes(NamedTuple):
+    """Ascending values, M-orthonormal vectors (n, k), products with M and residual vectors ``K x - lambda M x``."""
+
+    values: Matrix
+    vectors: Matrix
+    of_mass: Matrix
+    differences: Matrix
+    zeros: int
+    next_value: float | None
+
+
+def dense_modes(K: scipy.sparse.csr_array, mass: scipy.sparse.csr_array, k: int) -> DenseModes:
+    """Return the lowest k modes of a small problem.
+
+    The largest values of ``M x = mu (K + sigma M) x`` are computed, whose rounding is small beside the smallest lambda; unknowns
+    without mass that K does not couple have no part in any mode.
+
+    Raises
+    ------
+    InputError
+        If an unknown without mass is coupled by K, M is not positive definite otherwise, or there are fewer than k modes.
+    """
+    heavy = np.flatnonzero(mass.diagonal() > 0)
+    check_massless(K, mass, K.shape[0] - len(heavy))
+    if k > len(heavy):
+        raise InputError(f"there are {len(heavy)} modes, fewer than k = {k}")
+    of_k, of_m = (A[heavy][:, heavy].toarray() for A in (K, mass))
+    of_k, of_m = (of_k + of_k.T) / 2, (of_m + of_m.T) / 2
+    count = min(k + 1, len(heavy))
+    try:
+        rough = scipy.linalg.eigh(of_k, of_m, eigvals_only=True)
+    except np.linalg.LinAlgError as error:
+        raise InputError(f"M is not positive definite: {error}") from error
+    if rough[0] < -_ROUNDING * rough[-1]:
+        raise InputError(f"K is not positive semidefinite: it has the eigenvalue {rough[0]:.3g}")
+    zeros = int((rough[:count] < min(_ROUNDING * rough[-1], _ZERO * rough[count - 1])).sum())
+    sigma = float(rough[zeros] if zeros < len(rough) else rough[-1]) if zeros else 0.0
+    wanted = (len(heavy) - count, len(heavy) - 1)
+    scale = 1 / np.sqrt(np.diag(of_k + sigma * of_m))
+    inverses, small = scipy.linalg.eigh(
+        scale[:, None] * of_m * scale, scale[:, None] * (of_k + sigma * of_m) * scale, subset_by_index=wanted
+    )
+    values = (1 / inverses - sigma)[::-1]
+    small = (scale[:, None] * small / np.sqrt(inverses))[:, ::-1][:, :k]
+    vectors = np.zeros((K.shape[0], k))
+    vectors[heavy] = small
+    of_mass = np.asarray(mass @ vectors)
+    return DenseModes(
+        values[:k], vectors, of_mass, np.asarray(K @ vectors) - of_mass * values[:k], zeros if zeros <= k else k,
+        float(values[k]) if count > k else None,
+    )  # fmt: skip
+
+
+def check_massless(K: scipy.sparse.csr_array, mass: scipy.sparse.csr_array, count: int) -> None:
+    """Refuse unknowns without mass that K or M couples; there are ``count`` unknowns without mass."""
+    if not count:
+        return
+    massless = mass.diagonal() == 0
+    entries = K.tocoo()
+    coupled = (entries.row != entries.col) & (entries.data != 0) & massless[entries.row]
+    of_mass = mass.tocoo()
+    if coupled.any() or (massless[of_mass.row] & (of_mass.data != 0)).any():
+        raise massless_error(int(np.unique(entries.row[coupled]).size))
+
+
+def massless_error(count: int) -> InputError:
+    """Return the error for unknowns without mass that K couples."""
+    return InputError(
+        f"M has no mass for {count:,} unknowns that K couples with others: they would move with infinite frequencies; give "
+        "them a mass, or eliminate them from K"
+    )

@@ -1,0 +1,325 @@
+"""The lowest modes of ``K x = lambda M x`` from a coarse level: start, blocks, free motions, and the probe for missed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.linalg
+
+from penstock.solvers.amg.dense_inverse import largest_diagonal
+from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation
+from penstock.solvers.eigen.coarse_modes import CoarseModes, coarse_mass, coarse_modes
+from penstock.solvers.eigen.lobpcg import Found, Matrix, ModesIteration, column_norms
+from penstock.solvers.eigen.mass import Mass, mass_norms
+from penstock.solvers.eigen.sweep import BLOCKS, ModesSweep
+from penstock.spmv import Array, Device
+from penstock.spmv.vectors.noise import noise
+
+# Guard vectors beside the wanted ones: at least so many, and this share of them.
+_GUARDS, _GUARD_SHARE = 5, 3
+# Blocks have a multiple of so many vectors.
+_MULTIPLES = {"cpu": 4, "cuda": 8}
+# Vectors that begin at random; those of the probe, how many of them begin at random, and its passes.
+_RANDOM, _PROBED, _RANDOM_PROBED, _PROBES = 2, 8, 4, 2
+# A value that the probe finds is of a missed mode if it is below the largest one by this share.
+_MISSED = 1e-3
+# Ends of a block after which others follow.
+_DONE = ("converged", "rounding floor")
+# Below this residual a value is about that of a mode.
+_ROUGHLY = 1e-2
+# Rounding that a residual may keep, in units of that of the largest entry.
+_FLOOR = 32.0
+
+
+class ModesRecord(NamedTuple):
+    """What a monitor is told after each pass.
+
+    Parameters
+    ----------
+    iteration : int
+        Passes of the iteration so far.
+    values : float64 array
+        Ritz values of the modes that are looked for now.
+    residuals : float64 array
+        Their relative residuals.
+    found : int
+        Modes that were found in earlier blocks.
+
+    Examples
+    --------
+    >>> import penstock
+    >>> from penstock.fem import Cantilever
+    >>> beam, seen = Cantilever(nodes=(17, 6, 6), dof=3), []
+    >>> K, X = beam.matrix(), beam.mesh.coordinates()
+    >>> modes = penstock.eigsh(K, 2, beam.mass(), coordinates=X, device="cpu", monitor=seen.append)
+    >>> [record.iteration for record in seen[:3]], bool(seen[-1].residuals.max() <= 1e-6)
+    ([0, 1, 2], True)
+    """
+
+    iteration: int
+    values: Matrix
+    residuals: Matrix
+    found: int
+
+
+Monitor = Callable[[ModesRecord], object]
+
+
+@dataclass
+class LowestModes:
+    """What was found: ascending values, M-orthonormal vectors on the device, and how the search went."""
+
+    values: Matrix
+    vectors: Array
+    of_mass: Array
+    residuals: Matrix
+    errors: Matrix
+    zeros: int
+    reason: str
+    iterations: int
+    next_value: float | None
+    missed: int = 0
+
+
+def block_columns(k: int, kind: str) -> int:
+    """Return the vectors that iterate for k modes on a kind of device, if there is room for them."""
+    return _rounded(k + max(_GUARDS, k // _GUARD_SHARE), kind)
+
+
+def _rounded(columns: int, kind: str) -> int:
+    """Return at least as many columns, for which kernels of products are fast."""
+    multiple = _MULTIPLES[kind]
+    return -(-columns // multiple) * multiple
+
+
+def workspace_nbytes(n: int, columns: int, dtype: Any = np.float64) -> int:
+    """Return the bytes of the vectors of a block."""
+    return BLOCKS * n * columns * int(np.dtype(dtype).itemsize)
+
+
+def lowest_modes(
+    K: Any,
+    mass: Mass,
+    M: SmoothedAggregation,
+    k: int,
+    *,
+    tol: float = 1e-6,
+    maxiter: int = 200,
+    block: int | None = None,
+    probe: bool = True,
+    monitor: Monitor | None = None,
+) -> LowestModes:
+    """Return the lowest k modes; ``block`` is the number of vectors for which there is room.
+
+    K is the matrix of which M is the coarse level, and M the mass matrix is ``mass``, on the device of K.
+    """
+    search = _Search(K, mass, M, k, tol, maxiter, block or block_columns(k, K.device.kind), monitor)
+    with K.device.current():
+        return search.run(probe=probe)
+
+
+class _Search:
+    def __init__(
+        self,
+        K: Any,
+        mass: Mass,
+        M: SmoothedAggregation,
+        k: int,
+        tol: float,
+        maxiter: int,
+        block: int,
+        monitor: Monitor | None,
+    ) -> None:
+        self.K, self.mass, self.M, self.k, self.tol, self.maxiter = K, mass, M, k, tol, maxiter
+        self.columns = min(block, block_columns(k, K.device.kind))
+        self.monitor, self.iterations = monitor, 0
+
+    def run(self, *, probe: bool) -> LowestModes:
+        """Find the modes, block by block, and look for missed ones."""
+        coarse = coarse_modes(self.M.level, coarse_mass(self.M, self.mass), block_columns(self.k, self.K.device.kind))
+        zeros = min(self.k, int(coarse.free.shape[1]))
+        free = self._free_motions(coarse, zeros) if coarse.free.shape[1] else None
+        wanted = self.k - zeros
+        if not wanted:
+            return self._result(free, None, zeros, "converged", None)
+        state, found, next_value = self._start(coarse), 0, None
+        at_floor = False
+        while True:
+            now = min(wanted - found, max(1, self.columns - max(_GUARDS, self.columns // 4)))
+            reason = self._iterate(state, now)
+            if now < self.columns and state.residuals[now] < _ROUGHLY:
+                next_value = float(state.values[now])
+            new = state.found(slice(0, now))
+            state.locked = new if state.locked is None else state.locked.joined(new)
+            found += now
+            at_floor |= reason == "rounding floor"
+            if reason not in _DONE or found == wanted:
+                break
+            self._go_on(state, now, found)
+        if reason == "converged" and at_floor:
+            reason = "rounding floor"
+        missed = self._probe(state, now) if probe and reason in _DONE else 0
+        return self._result(free, state.locked, zeros, reason, next_value, missed)
+
+    def _start(self, coarse: CoarseModes) -> ModesIteration:
+        """Return the state before the first pass: the modes of the coarse level, and random vectors."""
+        sweep = ModesSweep(self.K, self.mass, self.M, self.columns)
+        known = min(self.columns, coarse.vectors.shape[1])
+        c = self.K.device.xp.zeros((self.M.level.T.unknowns, self.columns))
+        c[:, :known] = coarse.vectors[:, :known]
+        values = np.full(self.columns, float(coarse.values[known - 1]) if known else 1.0)
+        values[:known] = coarse.values[:known]
+        sigma = 0.5 * float(values[0]) if coarse.free.shape[1] else 0.0
+        state = ModesIteration(sweep, coarse, values, c, coarse.mass.apply(c), None, sigma)
+        if known == self.columns:
+            self._randomise(state, slice(self.columns - _RANDOM, self.columns), seed=0)
+        else:
+            n, missing = sweep.X.shape[0], self.columns - known
+            sweep.X[:, known:] = noise(self.K.device, 0, n * missing).reshape(n, missing)
+            sweep.X *= self.device.asarray(self.mass.diagonal() > 0)[:, None]
+            state.below_m[:, known:] = sweep.restrict(self.mass.apply(sweep.X))[:, known:]
+        return state
+
+    @property
+    def device(self) -> Device:
+        """Where vectors live."""
+        device: Device = self.K.device
+        return device
+
+    def _randomise(self, state: ModesIteration, columns: slice, seed: int) -> None:
+        """Set some columns to random vectors of the coarse level, smoothed by its inverse."""
+        level, coarse, xp = self.M.level, state.coarse, self.device.xp
+        count = columns.stop - columns.start
+        random = noise(self.device, seed, level.T.unknowns * count).reshape(-1, count)
+        random[level.T.missing] = 0.0
+        c = level.solve(random)
+        if coarse.free.shape[1]:
+            c = xp.ascontiguousarray(c - coarse.free @ (coarse.mass.apply(coarse.free).T @ c))
+        of_mass = coarse.mass.apply(c)
+        squares = (c.T @ of_mass).diagonal()
+        scale = xp.sqrt(squares)
+        state.c[:, columns], state.below_m[:, columns] = c / scale, of_mass / scale
+        state.values[columns] = self.device.to_host((c.T @ level.A.apply(c)).diagonal() / squares)
+        state.sweep.X[:, columns] = 0.0
+
+    def _iterate(self, state: ModesIteration, wanted: int) -> str:
+        before = state.iteration
+
+        def look(now: ModesIteration) -> bool:
+            if self.monitor is None:
+                return False
+            found = 0 if now.locked is None else len(now.locked.values)
+            record = ModesRecord(now.iteration, now.values[:wanted].copy(), now.residuals[:wanted].copy(), found)
+            return bool(self.monitor(record))
+
+        reason = state.run(wanted, self.tol, before + self.maxiter, self._floor, look)
+        self.iterations += state.iteration - before + 1
+        return reason
+
+    def _floor(self, values: Matrix) -> Matrix:
+        """Return the residuals that rounding leaves: that of products with K, whose entries are much larger than the values."""
+        largest = largest_diagonal(self.M.level.diagonal)
+        mean = float(self.mass.diagonal().mean())
+        return _FLOOR * np.finfo(float).eps * largest / (np.maximum(np.abs(values), np.finfo(float).tiny) * mean)
+
+    def _go_on(self, state: ModesIteration, done: int, found: int) -> None:
+        """Go on with the guard vectors, and further modes of the coarse level, after ``found`` modes in all."""
+        sweep, kept, coarse = state.sweep, self.columns - done, state.coarse
+        state.forget_directions()
+        sweep.X[:, :kept] = sweep.X[:, done:].copy()
+        sweep.X[:, kept:] = 0.0
+        state.below_m[:, :kept] = state.below_m[:, done:].copy()
+        state.values[:kept] = state.values[done:].copy()
+        state.c[...] = 0.0
+        more = self.device.xp.ascontiguousarray(coarse.vectors[:, found + kept : found + self.columns])
+        stop = kept + int(more.shape[1])
+        state.c[:, kept:stop], state.below_m[:, kept:stop] = more, coarse.mass.apply(more)
+        state.values[kept:stop] = coarse.values[found + kept : found + kept + more.shape[1]]
+        if stop < self.columns:
+            self._randomise(state, slice(stop, self.columns), seed=found << 20)
+
+    def _probe(self, state: ModesIteration, done: int) -> int:
+        """Look for modes that were missed, from random vectors beside the found ones; return how many there were.
+
+        After two passes the lowest value outside the found modes is near the lowest that they miss, with high probability.
+        """
+        assert state.locked is not None
+        self._narrow(state, done)
+        largest, missed = float(state.locked.values.max()), 0
+        while True:
+            state.advance(_PROBES)
+            self.iterations += _PROBES
+            low = int((state.values < largest * (1 - _MISSED)).sum())
+            if not low or self._iterate(state, low) not in _DONE:
+                return missed
+            state.locked = state.locked.joined(state.found(slice(0, low)))
+            missed += low
+            state.forget_directions()
+            state.c[...] = 0.0
+            self._randomise(state, slice(0, low), seed=missed << 24)
+
+    def _narrow(self, state: ModesIteration, done: int) -> None:
+        """Let a block of few vectors take the place of the block: guard vectors, and random ones."""
+        guards = min(self.columns - done, _PROBED - _RANDOM_PROBED)
+        kept, columns = slice(done, done + guards), min(_PROBED, self.columns)
+        guards = min(guards, columns)
+        X, below_m, values = (of[..., kept][..., :guards].copy() for of in (state.sweep.X, state.below_m, state.values))
+        del state.sweep
+        state.sweep = ModesSweep(self.K, self.mass, self.M, columns)
+        state.forget_directions()
+        state.c = self.device.xp.zeros((self.M.level.T.unknowns, columns))
+        state.below_m, state.values = self.device.xp.zeros_like(state.c), np.zeros(columns)
+        state.sweep.X[:, :guards], state.below_m[:, :guards], state.values[:guards] = X, below_m, values
+        if guards < columns:
+            self._randomise(state, slice(guards, columns), seed=1 << 20)
+
+    def _free_motions(self, coarse: CoarseModes, zeros: int) -> Found:
+        """Return the motions without energy of the body itself, M-orthonormal, with their products."""
+        xp, device = self.K.device.xp, self.K.device
+        Z = xp.empty((self.K.shape[0], coarse.free.shape[1]))
+        self.M.level.T.prolong(coarse.free, Z)
+        of_m = self.mass.apply(Z)
+        gram = device.to_host(Z.T @ of_m)
+        factor = device.asarray(np.ascontiguousarray(scipy.linalg.inv(np.linalg.cholesky((gram + gram.T) / 2)).T))
+        Z, of_m = (xp.ascontiguousarray((of @ factor)[:, :zeros]) for of in (Z, of_m))
+        of_k = self.K.apply(Z)
+        values = np.diag(device.to_host(Z.T @ of_k)).copy()
+        nothing = xp.zeros((0, zeros))
+        norms = [column_norms(of) for of in (of_k - of_m * device.asarray(values), of_m)]
+        errors = mass_norms(self.mass, of_k - of_m * device.asarray(values))
+        return Found(Z, of_m, nothing, nothing, np.diag(values), np.eye(zeros), values, norms[0] / norms[1], errors)
+
+    def _result(
+        self,
+        free: Found | None,
+        found: Found | None,
+        zeros: int,
+        reason: str,
+        next_value: float | None,
+        missed: int = 0,
+    ) -> LowestModes:
+        xp = self.K.device.xp
+        parts = [part for part in (free, found) if part is not None]
+        values = np.concatenate([part.values for part in parts])
+        residuals = np.concatenate([part.residuals for part in parts])
+        vectors = xp.concatenate([part.vectors for part in parts], axis=1)
+        of_mass = xp.concatenate([part.of_mass for part in parts], axis=1)
+        if free is not None and found is not None:  # relative to the first value that is not zero
+            residuals[:zeros] /= found.values.min()
+        order = np.concatenate([np.arange(zeros), zeros + np.argsort(values[zeros:], kind="stable")])[: self.k]
+        on_device = self.K.device.asarray(order)
+        return LowestModes(
+            values[order],
+            xp.ascontiguousarray(vectors[:, on_device]),
+            xp.ascontiguousarray(of_mass[:, on_device]),
+            residuals[order],
+            np.concatenate([part.errors for part in parts])[order],
+            zeros,
+            reason,
+            self.iterations,
+            next_value,
+            missed,
+        )
