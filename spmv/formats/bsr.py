@@ -233,27 +233,22 @@ def _spmv_any(offsets: Array, columns: Array, values: Array, x: Array, out: Arra
 
 @parallel_kernel
 def _spmm(offsets: Array, columns: Array, values: Array, x: Array, out: Array, alpha: float, beta: float) -> None:
-    size = values.shape[1]
+    size, width = values.shape[1], out.shape[1]
     for block_row in prange(offsets.shape[0] - 1):
+        # All sums of the block row stay in the cache; the columns of a row of x, which are adjacent, fill vector registers.
+        sums = np.zeros((size, width))
+        for block in range(offsets[block_row], offsets[block_row + 1]):
+            first = np.int64(columns[block]) * size
+            for c in range(size):
+                of_x = x[first + c]
+                for r in range(size):
+                    value, of_row = np.float64(values[block, r, c]), sums[r]
+                    for k in range(width):
+                        of_row[k] += value * np.float64(of_x[k])
         for r in range(size):
             i = block_row * size + r
-            for k in range(0, out.shape[1], 2):
-                m = min(k + 1, out.shape[1] - 1)
-                t0 = t1 = 0.0
-                for block in range(offsets[block_row], offsets[block_row + 1]):
-                    first = np.int64(columns[block]) * size
-                    for c in range(size):
-                        value = np.float64(values[block, r, c])
-                        t0 += value * np.float64(x[first + c, k])
-                        t1 += value * np.float64(x[first + c, m])
-                if beta == 0.0:
-                    out[i, k] = alpha * t0
-                    if m > k:
-                        out[i, m] = alpha * t1
-                else:
-                    out[i, k] = fused(beta, out[i, k], alpha * t0)
-                    if m > k:
-                        out[i, m] = fused(beta, out[i, m], alpha * t1)
+            for k in range(width):
+                out[i, k] = alpha * sums[r, k] if beta == 0.0 else fused(beta, out[i, k], alpha * sums[r, k])
 
 
 @parallel_kernel
