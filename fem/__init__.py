@@ -12,7 +12,7 @@ from penstock.fem.closed_forms import (
 from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
 from penstock.fem.element_rows import ElementRowMaker
-from penstock.fem.field_output import vtkhdf_writer, write_vtkhdf
+from penstock.fem.field_output import vtkhdf_writer, write_vtkhdf, write_vtkhdf_series
 from penstock.fem.load import body_load, end_load, face_load, integrate_body_load
 from penstock.fem.material import LognormalMaterial, Material, TwoPhaseMaterial, UniformMaterial
 from penstock.fem.mesh import BoxMesh
@@ -45,4 +45,5 @@ __all__ = [
     "uniform_source_profile",
     "vtkhdf_writer",
     "write_vtkhdf",
+    "write_vtkhdf_series",
 ]

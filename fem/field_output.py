@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,59 @@ def write_vtkhdf(path: str | Path, mesh: BoxMesh, fields: Mapping[str, np.ndarra
         write(fields)
 
 
+def write_vtkhdf_series(
+    path: str | Path, mesh: BoxMesh, name: str, times: Sequence[float], fields: Iterable[np.ndarray[Any, Any]]
+) -> None:
+    """Write a nodal field that changes from step to step, one step after the other (version 2.0 of the format).
+
+    Parameters
+    ----------
+    path : path
+    mesh : BoxMesh
+    name : str
+        Of the field.
+    times : sequence of float
+        The time of each step, or the frequency of each mode.
+    fields : iterable of arrays, (nodes,) or (nodes, components)
+        One for each step; only one is held at a time.
+
+    Examples
+    --------
+    >>> import h5py, numpy as np, tempfile
+    >>> from penstock.fem import BoxMesh, write_vtkhdf_series
+    >>> mesh = BoxMesh(nodes=(3, 2, 2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_vtkhdf_series(f"{folder}/m.vtkhdf", mesh, "mode", [1.0, 2.0], (np.ones((12, 3)) for _ in range(2)))
+    ...     h5py.File(f"{folder}/m.vtkhdf")["VTKHDF/PointData/mode"].shape
+    (2, 2, 2, 3, 3)
+    """
+    nx, ny, nz = mesh.node_counts
+    with h5py.File(path, "w") as file:
+        root = _image_data(file, mesh)
+        points, steps = root.create_group("PointData"), root.create_group("Steps")
+        steps.attrs["NSteps"] = len(times)
+        steps.create_dataset("Values", data=np.asarray(times, dtype=np.float64))
+        steps.create_group("PointDataOffsets").create_dataset(name, data=np.arange(len(times), dtype=np.int64))
+        for number, values in enumerate(fields):
+            further = np.shape(values)[1:]
+            if name not in points:
+                points.create_dataset(name, (len(times), nz, ny, nx, *further), values.dtype)
+            points[name][number] = np.ascontiguousarray(np.asarray(values).reshape(nx, ny, nz, *further).swapaxes(0, 2))
+
+
+def _image_data(file: Any, mesh: BoxMesh) -> Any:
+    """Return the root group of a new file, which describes the mesh."""
+    nx, ny, nz = mesh.node_counts
+    root = file.create_group("VTKHDF")
+    root.attrs["Version"] = (2, 0)
+    root.attrs.create("Type", b"ImageData", dtype=h5py.string_dtype("ascii", len(b"ImageData")))
+    root.attrs["WholeExtent"] = (0, nx - 1, 0, ny - 1, 0, nz - 1)
+    root.attrs["Origin"] = (0.0, 0.0, 0.0)
+    root.attrs["Spacing"] = mesh.spacing
+    root.attrs["Direction"] = np.eye(3).ravel()
+    return root
+
+
 @contextmanager
 def vtkhdf_writer(path: str | Path, mesh: BoxMesh) -> Iterator[Callable[[Mapping[str, np.ndarray[Any, Any]]], None]]:
     """Return a function that writes fields of the next planes of nodes, for fields that are not in memory as a whole.
@@ -79,14 +132,7 @@ def vtkhdf_writer(path: str | Path, mesh: BoxMesh) -> Iterator[Callable[[Mapping
     nx, ny, nz = mesh.node_counts
     written = 0
     with h5py.File(path, "w") as file:
-        root = file.create_group("VTKHDF")
-        root.attrs["Version"] = (2, 0)
-        root.attrs.create("Type", b"ImageData", dtype=h5py.string_dtype("ascii", len(b"ImageData")))
-        root.attrs["WholeExtent"] = (0, nx - 1, 0, ny - 1, 0, nz - 1)
-        root.attrs["Origin"] = (0.0, 0.0, 0.0)
-        root.attrs["Spacing"] = mesh.spacing
-        root.attrs["Direction"] = np.eye(3).ravel()
-        points = root.create_group("PointData")
+        points = _image_data(file, mesh).create_group("PointData")
 
         def write(fields: Mapping[str, np.ndarray[Any, Any]]) -> None:
             nonlocal written

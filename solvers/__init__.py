@@ -8,7 +8,7 @@ from penstock.solvers.block_cg import BlockCgState, block_cg, block_cg_workspace
 from penstock.solvers.cg import CgState, cg, cg_workspace_nbytes
 from penstock.solvers.chebyshev import Chebyshev, chebyshev
 from penstock.solvers.choice import METHODS, MethodChoice, method_named
-from penstock.solvers.eigen.modes import ModesRecord
+from penstock.solvers.eigen.modes import ModesRecord, ModesState
 from penstock.solvers.eigen.result import ModesReason
 from penstock.solvers.factorisation import FactorisationSpec, SparseFactors
 from penstock.solvers.method import SOLVERS, Method
@@ -55,6 +55,7 @@ __all__ = [
     "MinresState",
     "ModesReason",
     "ModesRecord",
+    "ModesState",
     "Multigrid",
     "MultigridSpec",
     "OwnPreconditioner",

@@ -23,6 +23,8 @@ from penstock.fem import (
     UniformMaterial,
 )
 from penstock.solvers import METHODS, PRECONDITIONERS, PreconditionerSpec, method_named, preconditioner_spec
+from penstock.solvers.eigen.modes import block_columns
+from penstock.spmv import NodeMatrix
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -210,6 +212,34 @@ class SolverSection(Section):
         return "smoothed_aggregation" if self.preconditioner == "auto" else self.preconditioner
 
 
+class AnalysisSection(Section):
+    """What is computed: the response to loads, or the lowest modes."""
+
+    kind: Literal["static", "modes"] = Field(
+        default="static",
+        description="static solves for the loads; modes finds the lowest eigenvalues and eigenvectors of K x = lambda M x",
+    )
+    count: Annotated[int, Field(ge=1, le=1000)] = Field(default=10, description="number of modes")
+    tol: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=1e-6, description="of modes: norm of K x - lambda M x, relative to lambda M x"
+    )
+    density: PositiveFloat = Field(default=1.0, description="mass, or heat capacity (dof 1), per volume")
+    lumped: bool = Field(default=False, description="whether the mass matrix is diagonal")
+    rotary_inertia: PositiveFloat | None = Field(
+        default=None, description="of rotations, per mass (dof 6); default: that of balls as large as the elements"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_word_is_the_kind(cls, data: Any) -> Any:
+        return {"kind": data} if isinstance(data, str) else data
+
+    @property
+    def is_modes(self) -> bool:
+        """Whether modes are looked for."""
+        return self.kind == "modes"
+
+
 class OutputSection(Section):
     """What is left behind."""
 
@@ -225,6 +255,7 @@ class Experiment(Section):
     """A cantilever, its load, and how to solve it."""
 
     model: Model
+    analysis: AnalysisSection = AnalysisSection()
     material: MaterialSection = MaterialSection()
     load: LoadSection = LoadSection()
     solver: SolverSection = SolverSection()
@@ -249,6 +280,45 @@ class Experiment(Section):
         for case in self.load.cases or (self.load,):
             if self.model.dof == 1 and case.kind not in ("auto", "body"):
                 raise ValueError(f"load.kind {case.kind!r} is a force; model.dof 1 (heat conduction) takes 'body'")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_belongs_to_the_analysis(cls, data: Any) -> Any:
+        """Read ``analysis: modes`` with ``count: 20`` beside it."""
+        if not isinstance(data, dict) or "count" not in data:
+            return data
+        analysis = data.get("analysis")
+        whole = {"kind": analysis} if isinstance(analysis, str) else dict(analysis or {})
+        return {
+            **{key: value for key, value in data.items() if key != "count"},
+            "analysis": {"count": data["count"], **whole},
+        }
+
+    @model_validator(mode="after")
+    def _modes_are_of_one_body(self) -> Experiment:
+        if not self.analysis.is_modes:
+            if present := sorted(self.analysis.model_fields_set - {"kind"}):
+                raise ValueError(f"analysis.{present[0]} is for modes; add kind: modes")
+            return self
+        others = {
+            "load": self.load != LoadSection(),
+            "material.samples": self.material.samples is not None,
+            "parallel": self.parallel is not None,
+            "memory.devices": self.memory.devices is not None,
+            "memory.precision": self.memory.precision != "float64",
+        }
+        if wrong := [name for name, present in others.items() if present]:
+            raise ValueError(f"analysis: modes has no use for {wrong[0]}; leave it out")
+        if self.solver.method != "auto" or self.solver.chosen != "smoothed_aggregation":
+            raise ValueError("modes need a coarse level: set solver.preconditioner: auto, and leave out solver.method")
+        if self.analysis.rotary_inertia is not None and self.model.dof != 6:
+            raise ValueError("analysis.rotary_inertia is of the rotations of model.dof 6; leave it out")
+        nodes = self.cantilever().mesh.node_count
+        if 4 * block_columns(self.analysis.count, "cpu") > nodes * self.model.dof:
+            raise ValueError(
+                f"analysis.count: {self.analysis.count} modes are too large a part of those of {nodes} nodes"
+            )
         return self
 
     @model_validator(mode="after")
@@ -297,6 +367,16 @@ class Experiment(Section):
         """Return the model problem this file describes."""
         return self.material.cantilever(self.model)
 
+    def mass(self) -> NodeMatrix:
+        """Return the mass matrix."""
+        analysis = self.analysis
+        return self.cantilever().mass(analysis.density, lumped=analysis.lumped, rotary_inertia=analysis.rotary_inertia)
+
+    @property
+    def mass_nbytes(self) -> int:
+        """Bytes of the mass matrix, about, before it is made."""
+        return self.cantilever().mesh.node_count * (12 * (1 if self.analysis.lumped else 27) + 8)
+
     @property
     def preconditioner(self) -> PreconditionerSpec:
         """The preconditioner, with the blocks of the unknowns of a node and the nodes of the mesh."""
@@ -321,7 +401,9 @@ class Experiment(Section):
 
     @property
     def columns(self) -> int:
-        """Right-hand sides that are solved together."""
+        """Right-hand sides that are solved together, or vectors that iterate for modes."""
+        if self.analysis.is_modes:
+            return block_columns(self.analysis.count, self.memory.device.partition(":")[0])
         return len(self.load.cases) if self.load.cases is not None else self.load.samples or 1
 
     @property

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from penstock.driver.image_placement import IMAGE_PRECISIONS, image_is_wanted, place_image, refuse_without_image
+from penstock.driver.modes_search import modes_method
 from penstock.driver.opening import write_store
 from penstock.driver.placement import solve_candidates
 from penstock.driver.progress import Reporter
@@ -114,7 +115,7 @@ def request_of(experiment: Experiment, device: Device | None = None) -> Request:
         memory.budget,
         experiment.preconditioner,
         experiment.model.dof,
-        method=experiment.solver.method,
+        method=modes_method(experiment.mass_nbytes) if experiment.analysis.is_modes else experiment.solver.method,
         one_block=experiment.is_block,
         resident=memory.budget is None,
         precision=memory.precision,

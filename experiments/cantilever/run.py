@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.driver.progress import Reporter
 from penstock.experiments.cantilever.configuration import Experiment, read_experiment
+from penstock.experiments.cantilever.modes_run import ModesRun
 from penstock.experiments.cantilever.monte_carlo import run_samples
 from penstock.experiments.cantilever.ranked_run import run_on_ranks, runs_on_ranks
 from penstock.experiments.cantilever.single_run import SingleRun, resolved
@@ -57,10 +58,15 @@ def _run(experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> R
         folder.write_configuration(resolved(experiment))
         if experiment.material.samples is not None:
             return run_samples(experiment, folder, reporter)
-        return SingleRun(experiment, folder, reporter).run(resume=False)
+        return _run_of(experiment, folder, reporter).run(resume=False)
     except BaseException as error:
         folder.remove_unless_saved(error)
         raise
+
+
+def _run_of(experiment: Experiment, folder: ResultsFolder, reporter: Reporter) -> SingleRun:
+    kind = ModesRun if experiment.analysis.is_modes else SingleRun
+    return kind(experiment, folder, reporter)
 
 
 def resume_experiment(
@@ -117,7 +123,7 @@ def _resume(folder: ResultsFolder, maxiter: int | None, reporter: Reporter) -> R
     _check_unfinished(folder)
     experiment = _with_maxiter(read_experiment(folder.configuration), maxiter)
     if folder.checkpoint.exists():
-        return SingleRun(experiment, folder, reporter).run(resume=True)
+        return _run_of(experiment, folder, reporter).run(resume=True)
     folder.remove(but=folder.configuration)  # what a run left that was killed while it planned or assembled
     return _run(experiment, folder, reporter)
 

@@ -51,6 +51,7 @@ def resolved(experiment: Experiment) -> dict[str, Any]:
     data: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
     if experiment.memory.budget is None:  # without a budget nothing is streamed, and options of streaming are errors
         data["memory"] = {key: data["memory"][key] for key in ("device", "format", "values", "matrix")}
+    del data["load" if experiment.analysis.is_modes else "analysis"]
     if experiment.load.cases is not None:
         data["load"] = {"cases": data["load"]["cases"]}
     return data

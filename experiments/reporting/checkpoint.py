@@ -77,11 +77,11 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "spent": np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction, checkpoint.ranks]),
     }
     contents |= state.to_arrays()
-    contents["checksum"] = np.array(_checksum(contents))
+    contents["checksum"] = np.array(checksum(contents))
     write_file(path, lambda file: np.savez(file, **contents), sync=True)  # type: ignore[arg-type]
 
 
-def _checksum(contents: Mapping[str, np.ndarray[Any, Any]]) -> int:
+def checksum(contents: Mapping[str, np.ndarray[Any, Any]]) -> int:
     """Return the CRC-32 of names, types, shapes and bytes."""
     checksum = 0
     for name in sorted(contents):
@@ -98,7 +98,7 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
     try:
         with ArrayArchive(path) as archive:
             data = {name: archive.read(name) for name in archive.contents}
-        if int(data.pop("checksum", np.array(-1))) != _checksum(data):
+        if int(data.pop("checksum", np.array(-1))) != checksum(data):
             raise InputError("it does not match its checksum")
         checkpoint = _read(data, device)
         checkpoint.check()

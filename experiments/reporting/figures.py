@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,34 @@ def draw_spans(axes: Any, timeline: Timeline) -> None:
 
 def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any], title: str = "") -> None:
     """Draw the box, displaced by the solution ``(nodes, dof)`` and coloured by its magnitude; a temperature only colours it."""
+    figure = Figure(figsize=(7, 4.5))
+    axes: Any = figure.add_subplot(projection="3d")
+    colors, moves = _draw_body(axes, mesh, solution)
+    axes.set(title=title)
+    label = f"displacement\n(the largest drawn as {100 * _LARGEST_DRAWN:.0f} % of the body)" if moves else "temperature"
+    figure.colorbar(colors, ax=axes, shrink=0.7, pad=0.04, label=label)
+    _save(figure, path)
+
+
+#: How many modes are drawn.
+MODES = 6
+
+
+def draw_modes(path: Path, mesh: BoxMesh, shapes: Sequence[np.ndarray[Any, Any]], frequencies: Sequence[float]) -> None:
+    """Draw the first modes, each as the box that it displaces or, for temperatures, colours."""
+    columns = min(3, len(shapes))
+    rows = -(-len(shapes) // columns)
+    figure = Figure(figsize=(3.4 * columns, 3.0 * rows))
+    for number, (shape, frequency) in enumerate(zip(shapes, frequencies, strict=False), start=1):
+        axes: Any = figure.add_subplot(rows, columns, number, projection="3d")
+        _draw_body(axes, mesh, shape)
+        axes.set_title(f"{number}: {frequency:.4g}", fontsize=10)
+    figure.suptitle("modes, with their frequencies")
+    _save(figure, path)
+
+
+def _draw_body(axes: Any, mesh: BoxMesh, solution: np.ndarray[Any, Any]) -> tuple[ScalarMappable, bool]:
+    """Draw the box as a solution displaces or colours it; return the colours, and whether it moves."""
     values = np.asarray(solution, dtype=float).reshape(*mesh.node_counts, -1)
     moves = values.shape[-1] >= 3
     largest = max(float(values[..., :3].max()), -float(values[..., :3].min())) if moves else 0.0
@@ -229,8 +258,6 @@ def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any], tit
     quads = np.concatenate(polygons)
     shades = matplotlib.colormaps["viridis"](norm(color))
     shades[:, :3] *= _brightness(quads)[:, None]
-    figure = Figure(figsize=(7, 4.5))
-    axes: Any = figure.add_subplot(projection="3d")
     # Edges of the colour of their faces: without, the gaps between faces make a moire.
     axes.add_collection3d(Poly3DCollection(quads, facecolors=shades, edgecolors=shades, linewidths=0.4, clip_on=False))
     sides, starts = np.array(mesh.side_lengths), np.array(list(itertools.product((0, 1), repeat=3)))
@@ -249,10 +276,7 @@ def draw_deformed(path: Path, mesh: BoxMesh, solution: np.ndarray[Any, Any], tit
     axes.set_box_aspect(np.maximum(high - low, 1e-12), zoom=1.0)
     axes.view_init(elev=18, azim=-62)
     axes.set_axis_off()
-    axes.set(title=title)
-    label = f"displacement\n(the largest drawn as {100 * _LARGEST_DRAWN:.0f} % of the body)" if moves else "temperature"
-    figure.colorbar(ScalarMappable(norm=norm, cmap="viridis"), ax=axes, shrink=0.7, pad=0.04, label=label)
-    _save(figure, path)
+    return ScalarMappable(norm=norm, cmap="viridis"), moves
 
 
 def _brightness(quads: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -51,6 +51,7 @@ class ResultsFolder(BaseFolder):
         self.timeline = path / "timeline.json"
         self.trace = path / "timeline.trace.json"
         self.field = path / "solution.vtkhdf"
+        self.modes = path / "modes.vtkhdf"
         self.solution = path / "solution.npy"
         self.solve = path / "solve.json"
         self.checkpoint = path / "checkpoint.npz"
@@ -113,6 +114,8 @@ class ResultsFolder(BaseFolder):
         from penstock.experiments.reporting import figures  # here, because importing Matplotlib takes half a second
 
         result = self.read_json(self.result)
+        if result.get("analysis") == "modes":
+            return [] if cantilever is None else self._draw_modes(cantilever, result["frequencies"])
         if "stiffness_samples" in result:
             path = self.path / "monte_carlo.png"
             tips = [sample["tip_deflection"] for sample in result["stiffness_samples"] if sample["converged"]]
@@ -150,6 +153,21 @@ class ResultsFolder(BaseFolder):
         path = self.path / "deformed.png"
         title = "mean of the samples" if result.get("samples") else first.replace("_", " ", 1)
         figures.draw_deformed(path, cantilever.mesh, values, title)
+        return [path]
+
+    def _draw_modes(self, cantilever: Cantilever, frequencies: list[float]) -> list[Path]:
+        """Draw the first modes that were written."""
+        from penstock.experiments.reporting import figures
+
+        if not self.modes.exists():
+            return []
+        path = self.path / "modes.png"
+        with h5py.File(self.modes) as file:
+            fields = file["VTKHDF/PointData"][FIELD_NAMES[cantilever.dof]]
+            shapes = [
+                np.asarray(fields[number]).swapaxes(0, 2) for number in range(min(len(frequencies), figures.MODES))
+            ]
+        figures.draw_modes(path, cantilever.mesh, shapes, frequencies)
         return [path]
 
     def conclude(self, result: dict[str, Any], timings: dict[str, float], reporter: Reporter) -> None:

@@ -12,6 +12,8 @@ _UNITS = {
     "tip twist": "radians",
     "tip temperature": "in the model's unit of temperature",
 }
+#: Modes that a summary lists.
+_LISTED_MODES = 20
 #: Parts of a run that are shorter are not shown.
 _LEAST_SECONDS = 0.005
 
@@ -20,6 +22,8 @@ def summary_of(result: dict[str, Any]) -> str:
     """Return the contents of a ``result.json`` in words, one line per fact."""
     if "stiffness_samples" in result:
         return _samples_summary(result)
+    if result.get("analysis") == "modes":
+        return _modes_summary(result)
     lines = [
         f"{result['message']}",
         f"unknowns         {result['unknowns']:,}, {result['nonzeros']:,} nonzeros, "
@@ -125,6 +129,31 @@ def _beside_beam_theory(result: dict[str, Any]) -> str:
     return (
         f"; by Timoshenko's beam theory {_number(theory)}, a difference of {100 * abs(deflection / theory - 1):.2g} %"
     )
+
+
+def _modes_summary(result: dict[str, Any]) -> str:
+    streamed = f", {format_nbytes(result['bytes_streamed'])} streamed" if result["bytes_streamed"] else ""
+    lines = [
+        f"{result['message']}",
+        f"unknowns         {result['unknowns']:,}, {result['nonzeros']:,} nonzeros, "
+        f"matrix of {format_nbytes(result['matrix_nbytes'])} as {result['format']}",
+        f"iterations       {result['iterations']}, {result['sweeps']} passes over the matrix{streamed}",
+    ]
+    if result["zeros"]:
+        lines.append(f"free             {result['zeros']} motions without energy")
+    if result["cuts_cluster"]:
+        lines.append("cluster          the next frequency is that of the last mode: raise analysis.count to have all")
+    masses = result["effective_mass"]
+    lines.append(
+        " ".join(f"{title:>12}" for title in ("mode", "frequency", "residual", *(f"mass {axis}" for axis in masses)))
+    )
+    for number, (frequency, residual) in enumerate(zip(result["frequencies"], result["residuals"], strict=True)):
+        if number == _LISTED_MODES:
+            lines.append(f"{'...':>12} all {len(result['frequencies'])} are in result.json")
+            break
+        shares = [f"{of[number]:>12.1%}" for of in masses.values()]
+        lines.append(" ".join([f"{number + 1:>12d}", f"{frequency:>12.5g}", f"{residual or 0.0:>12.2g}", *shares]))
+    return "\n".join([*lines, *_seconds(result)])
 
 
 def _samples_summary(result: dict[str, Any]) -> str:

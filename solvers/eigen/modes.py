@@ -34,6 +34,36 @@ _ROUGHLY = 1e-2
 _FLOOR = 32.0
 
 
+class ModesState(NamedTuple):
+    """What an iteration for modes goes on from.
+
+    Parameters
+    ----------
+    vectors : array, (n, columns)
+        The Ritz vectors that iterate.
+    values : float64 array, (columns,)
+    found : array, (n, modes), or None
+        Modes that were found in earlier blocks.
+    found_values : float64 array, (modes,)
+
+    Examples
+    --------
+    >>> import penstock
+    >>> from penstock.fem import Cantilever
+    >>> beam, shapes = Cantilever(nodes=(17, 6, 6), dof=3), []
+    >>> look = lambda record: shapes.append(record.state.vectors.shape)
+    >>> X = beam.mesh.coordinates()
+    >>> _ = penstock.eigsh(beam.matrix(), 2, beam.mass(), coordinates=X, device="cpu", monitor=look)
+    >>> shapes[0]
+    (1836, 8)
+    """
+
+    vectors: Array
+    values: Matrix
+    found: Array | None
+    found_values: Matrix
+
+
 class ModesRecord(NamedTuple):
     """What a monitor is told after each pass.
 
@@ -47,6 +77,8 @@ class ModesRecord(NamedTuple):
         Their relative residuals.
     found : int
         Modes that were found in earlier blocks.
+    state : ModesState
+        Valid until the monitor returns.
 
     Examples
     --------
@@ -63,6 +95,7 @@ class ModesRecord(NamedTuple):
     values: Matrix
     residuals: Matrix
     found: int
+    state: ModesState
 
 
 Monitor = Callable[[ModesRecord], object]
@@ -111,14 +144,15 @@ def lowest_modes(
     block: int | None = None,
     probe: bool = True,
     monitor: Monitor | None = None,
+    state: ModesState | None = None,
 ) -> LowestModes:
-    """Return the lowest k modes; ``block`` is the number of vectors for which there is room.
+    """Return the lowest k modes; ``block`` is the number of vectors for which there is room, ``state`` that of an earlier search.
 
     K is the matrix of which M is the coarse level, and M the mass matrix is ``mass``, on the device of K.
     """
     search = _Search(K, mass, M, k, tol, maxiter, block or block_columns(k, K.device.kind), monitor)
     with K.device.current():
-        return search.run(probe=probe)
+        return search.run(state, probe=probe)
 
 
 class _Search:
@@ -137,7 +171,7 @@ class _Search:
         self.columns = min(block, block_columns(k, K.device.kind))
         self.monitor, self.iterations = monitor, 0
 
-    def run(self, *, probe: bool) -> LowestModes:
+    def run(self, before: ModesState | None, *, probe: bool) -> LowestModes:
         """Find the modes, block by block, and look for missed ones."""
         coarse = coarse_modes(self.M.level, coarse_mass(self.M, self.mass), block_columns(self.k, self.K.device.kind))
         zeros = min(self.k, int(coarse.free.shape[1]))
@@ -145,7 +179,8 @@ class _Search:
         wanted = self.k - zeros
         if not wanted:
             return self._result(free, None, zeros, "converged", None)
-        state, found, next_value = self._start(coarse), 0, None
+        state, next_value = self._start(coarse), None
+        found = 0 if before is None else self._resume(state, before)
         at_floor = False
         while True:
             now = min(wanted - found, max(1, self.columns - max(_GUARDS, self.columns // 4)))
@@ -183,6 +218,31 @@ class _Search:
             state.below_m[:, known:] = sweep.restrict(self.mass.apply(sweep.X))[:, known:]
         return state
 
+    def _resume(self, state: ModesIteration, before: ModesState) -> int:
+        """Go on from the vectors of an earlier search; return how many modes it had found."""
+        sweep, xp = state.sweep, self.device.xp
+        if before.found is not None:
+            for first in range(0, before.found.shape[1], self.columns):
+                some = self.device.asarray(before.found[:, first : first + self.columns])
+                count = int(some.shape[1])
+                sweep.X[...], state.c[...] = 0.0, 0.0
+                sweep.X[:, :count] = some
+                state.values[:count] = before.found_values[first : first + count]
+                state.below_m = sweep.restrict(self.mass.apply(sweep.X))
+                sweep.measure_only(state.c, state.values)
+                state.measure()
+                new = state.found(slice(0, count))
+                state.locked = new if state.locked is None else state.locked.joined(new)
+        kept = min(self.columns, before.vectors.shape[1])
+        sweep.X[...] = 0.0
+        sweep.X[:, :kept] = self.device.asarray(xp.ascontiguousarray(self.device.asarray(before.vectors)[:, :kept]))
+        state.c[...] = 0.0
+        state.values[:kept] = before.values[:kept]
+        state.below_m = sweep.restrict(self.mass.apply(sweep.X))
+        if kept < self.columns:
+            self._randomise(state, slice(kept, self.columns), seed=1 << 16)
+        return len(before.found_values)
+
     @property
     def device(self) -> Device:
         """Where vectors live."""
@@ -211,9 +271,15 @@ class _Search:
         def look(now: ModesIteration) -> bool:
             if self.monitor is None:
                 return False
-            found = 0 if now.locked is None else len(now.locked.values)
-            record = ModesRecord(now.iteration, now.values[:wanted].copy(), now.residuals[:wanted].copy(), found)
-            return bool(self.monitor(record))
+            locked = now.locked
+            known = (None, np.empty(0)) if locked is None else (locked.vectors, locked.values)
+            state = ModesState(now.sweep.X, now.values, *known)
+            values, residuals = now.values[:wanted].copy(), now.residuals[:wanted].copy()
+            return bool(
+                self.monitor(
+                    ModesRecord(self.iterations + now.iteration - before, values, residuals, len(known[1]), state)
+                )
+            )
 
         reason = state.run(wanted, self.tol, before + self.maxiter, self._floor, look)
         self.iterations += state.iteration - before + 1

@@ -168,6 +168,10 @@ class ModesSweep:
         T.restrict(self._gathered, below[2])
         return below[0], below[1], below[2]
 
+    def measure_only(self, c: Array, values: np.ndarray[Any, Any]) -> None:
+        """Make a pass that leaves f and ``M X`` only."""
+        self.run(c, values, lambda: False)
+
     def restrict(self, vectors: Array) -> Array:
         """Return ``P^T v``, by a pass of few products; vectors that a pass leaves are overwritten."""
         out = self.K.device.xp.empty((self.M.level.T.unknowns, vectors.shape[1]))

@@ -126,7 +126,7 @@ def altered_checkpoint(content: bytes, rng: random.Random) -> bytes:
     data.pop("checksum")
     for name in rng.sample(sorted(data), rng.randint(1, 2)):
         data[name] = altered_array(data[name], rng)
-    data["checksum"] = np.array(checkpoints._checksum(data))
+    data["checksum"] = np.array(checkpoints.checksum(data))
     result = io.BytesIO()
     np.savez(result, **data)
     return result.getvalue()

@@ -209,7 +209,7 @@ def test_a_cut_cluster_is_reported():
 
 
 def test_blocks_for_which_there_is_room_find_all_modes(monkeypatch):
-    from penstock.driver import eigsh as module
+    from penstock.driver import modes_search as module
 
     K, M, X, _ = BODIES["beam"]()
     exact = reference(K, M.to_csr(), 30)

@@ -58,7 +58,7 @@ def contents(A, tmp_path):
 def written(path, contents, *, checksum=True):
     if checksum:
         contents.pop("checksum")
-        contents["checksum"] = np.array(module._checksum(contents))
+        contents["checksum"] = np.array(module.checksum(contents))
     np.savez(path, **contents)
     return path
 
