@@ -336,3 +336,22 @@ def test_results_are_the_same_to_the_bit_when_repeated():
     assert np.array_equal(one.values, other.values)
     assert np.array_equal(one.vectors, other.vectors)
     assert (one.vectors.max(axis=0) >= -one.vectors.min(axis=0)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name", ["beam", "free beam", "micropolar", "conduction", "jumps", "tetrahedra in random order"]
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_gpu_finds_the_same_modes(name, streamed):
+    K, M, X, k = BODIES[name]()
+    exact = reference(K, M.to_csr(), k, shift=-1e-4 if name.startswith("free") else 0.0)
+    memory = K.nnz * 3 if streamed else None  # bytes: about a third of the upper half
+    modes = penstock.eigsh(K, k, M, coordinates=X, device="cuda", memory=memory)
+    assert modes.converged
+    assert bool(modes.bytes_streamed) == streamed
+    zeros = 6 if name.startswith("free") else 0
+    assert modes.zeros == zeros
+    assert np.allclose(modes.values[zeros:], exact[zeros:], rtol=1e-8)
+    vectors = modes.vectors.get() if hasattr(modes.vectors, "get") else modes.vectors
+    assert np.allclose(vectors.T @ (M.to_csr() @ vectors), np.eye(k), atol=1e-8)
