@@ -95,7 +95,7 @@ def measure(problem: Problem, k: int, device: Device, limits: dict[str, float], 
     for repeat in range(REPEATS + 1):
         device.synchronize()
         began, began_cpu = time.perf_counter(), time.process_time()
-        modes = penstock.eigsh(K, k, problem.M, **options)
+        modes = penstock.eigsh(K, k, problem.M, **options, on_failure="return")
         device.synchronize()
         if repeat:  # the first one compiles
             seconds.append(time.perf_counter() - began)
@@ -103,7 +103,7 @@ def measure(problem: Problem, k: int, device: Device, limits: dict[str, float], 
         if not gpu and n > 100_000 and repeat:
             break
     assert modes is not None
-    assert modes.converged, modes.message
+    reason = modes.reason.name.lower()
     columns = k + max(5, k // 3)
     nbytes = modes.bytes_streamed or modes.iterations * _PRODUCTS * (2 * half + 2 * 8 * n * columns)
     found, failed = {}, {}
@@ -122,11 +122,12 @@ def measure(problem: Problem, k: int, device: Device, limits: dict[str, float], 
             cpu_seconds=float(np.median(cpu)),
             sweeps=modes.sweeps,
             iterations=modes.iterations,
+            reason=reason,
             residual=float(modes.residuals.max()),
             unknowns=n,
             first_value=float(modes.values[0]),
         ),
-        f"{modes.iterations} iterations, {modes.sweeps} sweeps,",
+        f"{reason}, {modes.iterations} iterations, {modes.sweeps} sweeps,",
     )
 
 
@@ -212,7 +213,7 @@ def main() -> None:
     cases: list[tuple[Callable[[], Problem], int, bool]] = [
         (lambda: cube(128), 10, True),
         (lambda: beam(512, 32, 32), 10, True),
-        (lambda: plate(193, 6), 10, False),
+        (lambda: plate(129, 5), 10, False),
         (lambda: jumps(64), 10, False),
         (lambda: cube(64), 60, False),
     ]

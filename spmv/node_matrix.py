@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,9 @@ class NodeMatrix(ValidatedOperator):
         size = len(self.weights)
         key = (rows.start // size, rows.stop // size)
         if key not in self._slabs:
-            self._slabs[key] = self.nodes.rows(*key)
+            # Offsets that count from the first entry of all: others would be computed, which a capture of kernels forbids.
+            offsets = self.nodes.row_offsets[key[0] : key[1] + 1]
+            self._slabs[key] = replace(self.nodes, shape=(key[1] - key[0], self.nodes.shape[1]), row_offsets=offsets)
         wide = x.reshape(self.nodes.shape[0], -1)
         self._slabs[key].apply_slab(0, wide, out.reshape(key[1] - key[0], -1), 1.0, 0.0)
         if self._weights is not None:

@@ -172,7 +172,7 @@ def _check_numbers(k: Any, tol: Any, maxiter: Any, which: Any, monitor: Any) -> 
         raise InputError(f"tol must be a number between 0 and 1, not {tol!r}")
     if isinstance(maxiter, bool) or not isinstance(maxiter, Integral) or maxiter < 1:
         raise InputError(f"maxiter must be a whole number, 1 or more, not {maxiter!r}")
-    if which not in ("SM", "SA"):
+    if not isinstance(which, str) or which not in ("SM", "SA"):
         raise InputError(f"which must be 'SM', the smallest eigenvalues, not {which!r}: others are not looked for")
     if not (monitor is None or callable(monitor)):
         raise InputError(f"monitor must be a function of a ModesRecord, not {monitor!r}")
@@ -222,7 +222,7 @@ def _request(
             raise InputError(
                 "coordinates and near_null_space are options of the preconditioner's specification; give them there"
             )
-    elif preconditioner in ("auto", "smoothed_aggregation"):
+    elif isinstance(preconditioner, str) and preconditioner in ("auto", "smoothed_aggregation"):
         spec = SmoothedAggregationSpec(aggregate_nodes=_aggregate_nodes(given, columns, block_size, options), **options)
     else:
         raise InputError(

@@ -70,10 +70,12 @@ class ModesSearch:
             low = np.maximum(np.abs(found.values), np.abs(found.values[found.zeros :]).min(initial=np.inf))
             low = np.where(np.isfinite(low), low, 1.0)
             norms = [np.linalg.norm(of, axis=0) for of in (found.differences, found.of_mass)]
+            residuals = norms[0] / (low * norms[1])
+            reason = "converged" if (residuals <= self.tol).all() else "rounding floor"
+            errors = mass_norms(mass, np.ascontiguousarray(found.differences))
             lowest = LowestModes(
-                found.values, found.vectors, found.of_mass, norms[0] / (low * norms[1]),
-                mass_norms(mass, np.ascontiguousarray(found.differences)), found.zeros, "converged", 0, found.next_value,
-            )  # fmt: skip
+                found.values, found.vectors, found.of_mass, residuals, errors, found.zeros, reason, 0, found.next_value
+            )
             modes = _modes(lowest, mass, unknowns, time.perf_counter() - began)
         facts = {
             "matrix": f"{n:,} x {n:,}, {K.nnz:,} entries, used as a dense one",
@@ -91,12 +93,12 @@ class ModesSearch:
         unknowns = M.level.T.block_size
         with self.reporter.part("convert"):
             mass = as_mass(self._in_order(system), K.shape[0], unknowns, K.device)
-            _check_massless(K.device, mass, M)
+            moves = _moving(K.device, mass, M)
         block = _block(system, self.k)
         with self.reporter.stage("solve") as stage:
             limits: dict[str, Any] = {"tol": self.tol, "maxiter": self.maxiter, "block": block}
             watch = partial(self._watch, stage)
-            found = lowest_modes(K, mass, M, self.k, **limits, monitor=watch, state=self.state)
+            found = lowest_modes(K, mass, M, self.k, **limits, monitor=watch, state=self.state, moves=moves)
             modes = _modes(found, mass, unknowns, time.perf_counter() - began)
         if swept is not None:
             modes = replace(modes, sweeps=swept.sweeps, bytes_streamed=swept.bytes_streamed - before[1])
@@ -155,21 +157,18 @@ def _described(mass: Mass) -> str:
     return f"{kind} of {format_nbytes(mass.nbytes)}, in memory"
 
 
-def _check_massless(device: Device, mass: Mass, M: SmoothedAggregation) -> None:
-    """Refuse unknowns without mass that K couples with others: those of which the coarse level has motions."""
-    massless = mass.diagonal() == 0
-    if not count_true(massless):
-        return
-    T, xp = M.level.T, device.xp
-    moved = xp.zeros(mass.shape[0])
+def _moving(device: Device, mass: Mass, M: SmoothedAggregation) -> Array:
+    """Return which unknowns have mass and are coupled with others by K; refuse those that are coupled without mass."""
+    heavy, T, xp = mass.diagonal() > 0, M.level.T, device.xp
+    coupled = xp.zeros(mass.shape[0], dtype=bool)
     for mode in range(T.modes):
-        coarse = xp.zeros(T.unknowns)
+        coarse, motion = xp.zeros(T.unknowns), xp.zeros(mass.shape[0])
         coarse[mode :: T.modes] = 1.0
-        motion = xp.zeros(mass.shape[0])
         T.prolong(coarse, motion)
-        moved += xp.abs(motion)
-    if coupled := int(count_true(massless & (moved > 0))):
-        raise massless_error(coupled)
+        coupled |= motion != 0
+    if massless := int(count_true(~heavy & coupled)):
+        raise massless_error(massless)
+    return coupled & heavy
 
 
 def _back(system: OpenSystem, vectors: Array) -> Array:

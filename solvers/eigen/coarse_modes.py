@@ -21,7 +21,7 @@ _DENSE = 900
 # for the fine problem anyway.
 _TOLERANCE, _ITERATIONS = 1e-2, 30
 # Motions of the near-null space whose energy is below this share of that of random vectors are free motions of the body.
-_FREE = 1e-11
+_FREE = 1e-13
 
 
 class CoarseModes(NamedTuple):
@@ -48,6 +48,8 @@ def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int) -> CoarseModes
     free = _free_motions(level, mass)
     present = level.T.unknowns - int(level.T.missing.sum())
     count = max(0, min(count, present - free.shape[1]))
+    if not count:
+        return CoarseModes(mass, free, level.A.device.xp.zeros((level.T.unknowns, 0)), np.empty(0))
     if level.T.unknowns <= _DENSE or 4 * (count + free.shape[1]) > level.T.unknowns:
         values, vectors = _dense(level, mass, free, count)
     else:
@@ -63,12 +65,16 @@ def _free_motions(level: CoarseLevel, mass: BsrMatrix) -> Array:
     KN, MN = level.A.apply(N), mass.apply(N)
     of_k, of_m = (_host(level, N.T @ image) for image in (KN, MN))
     squares = np.diag(of_m)
+    nothing = xp.zeros((N.shape[0], 0))
     if not (squares > 0).all():
-        return xp.zeros((N.shape[0], 0))
+        return nothing
     scale = 1 / np.sqrt(squares)
-    values, vectors = scipy.linalg.eigh(
-        scale[:, None] * (of_k + of_k.T) / 2 * scale, scale[:, None] * (of_m + of_m.T) / 2 * scale
-    )
+    try:
+        values, vectors = scipy.linalg.eigh(
+            scale[:, None] * (of_k + of_k.T) / 2 * scale, scale[:, None] * (of_m + of_m.T) / 2 * scale
+        )
+    except np.linalg.LinAlgError:  # of motions that depend on each other, free ones are found by iterations
+        return nothing
     # The mean of all eigenvalues of the coarse pencil, about, from diagonals.
     typical = float(_diagonal(level.A).sum()) / max(float(_diagonal(mass).sum()), np.finfo(float).tiny)
     found = vectors[:, np.abs(values) <= _FREE * typical] * scale[:, None]
@@ -93,7 +99,7 @@ def _dense(level: CoarseLevel, mass: BsrMatrix, free: Array, count: int) -> tupl
     of_k, of_m = (A.to_csr().toarray() for A in (level.A, mass))
     of_k, of_m = (of_k + of_k.T) / 2, (of_m + of_m.T) / 2
     zeros = free.shape[1]
-    sigma = _shift(of_k.trace(), of_m.trace()) if zeros else 0.0
+    sigma = _shift(of_k.trace(), of_m.trace())
     # The largest 1 / (value + sigma): where columns of T vanish, those are zero. Motions that are known are shifted up.
     shifted = of_k + sigma * of_m
     if zeros:

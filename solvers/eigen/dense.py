@@ -12,8 +12,9 @@ from penstock.spmv import InputError
 
 Matrix = np.ndarray[Any, Any]
 
-# Zero are values below the first share of the largest one of all, and the second share of the largest wanted one.
-_ROUNDING, _ZERO = 1e-10, 1e-7
+# Below the first share of the largest value rough values are rounding, below the second share accurate ones. Entries of K and
+# their mirror images differ by less than the third share of the largest one.
+_ROUNDING, _ZERO, _ASYMMETRY = 1e-11, 1e-13, 1e-10
 
 
 class DenseModes(NamedTuple):
@@ -38,6 +39,8 @@ def dense_modes(K: scipy.sparse.csr_array, mass: scipy.sparse.csr_array, k: int)
     InputError
         If an unknown without mass is coupled by K, M is not positive definite otherwise, or there are fewer than k modes.
     """
+    if abs(K - K.T).max() > _ASYMMETRY * abs(K).max():
+        raise InputError("K is not symmetric: check its assembly and boundary conditions")
     heavy = np.flatnonzero(mass.diagonal() > 0)
     check_massless(K, mass, K.shape[0] - len(heavy))
     if k > len(heavy):
@@ -49,22 +52,25 @@ def dense_modes(K: scipy.sparse.csr_array, mass: scipy.sparse.csr_array, k: int)
         rough = scipy.linalg.eigh(of_k, of_m, eigvals_only=True)
     except np.linalg.LinAlgError as error:
         raise InputError(f"M is not positive definite: {error}") from error
-    if rough[0] < -_ROUNDING * rough[-1]:
+    largest = max(float(rough[-1]), 0.0)
+    if rough[0] < -_ROUNDING * largest:
         raise InputError(f"K is not positive semidefinite: it has the eigenvalue {rough[0]:.3g}")
-    zeros = int((rough[:count] < min(_ROUNDING * rough[-1], _ZERO * rough[count - 1])).sum())
-    sigma = float(rough[zeros] if zeros < len(rough) else rough[-1]) if zeros else 0.0
+    # A shift of about the lowest value that is not zero: K may be singular.
+    regular = rough[rough > _ROUNDING * largest]
+    sigma = float(regular[0]) if regular.size else 1.0
     wanted = (len(heavy) - count, len(heavy) - 1)
     scale = 1 / np.sqrt(np.diag(of_k + sigma * of_m))
     inverses, small = scipy.linalg.eigh(
         scale[:, None] * of_m * scale, scale[:, None] * (of_k + sigma * of_m) * scale, subset_by_index=wanted
     )
     values = (1 / inverses - sigma)[::-1]
+    zeros = int((values[:k] <= _ZERO * largest).sum())
     small = (scale[:, None] * small / np.sqrt(inverses))[:, ::-1][:, :k]
     vectors = np.zeros((K.shape[0], k))
     vectors[heavy] = small
     of_mass = np.asarray(mass @ vectors)
     return DenseModes(
-        values[:k], vectors, of_mass, np.asarray(K @ vectors) - of_mass * values[:k], zeros if zeros <= k else k,
+        values[:k], vectors, of_mass, np.asarray(K @ vectors) - of_mass * values[:k], zeros,
         float(values[k]) if count > k else None,
     )  # fmt: skip
 

@@ -43,11 +43,13 @@ Matrix = np.ndarray[Any, Any]
 _CORRECTIONS = 3
 # Rows that are combined at a time.
 _ROWS = {"cpu": 1 << 14, "cuda": 1 << 20}
-# A value below this share of the largest one is zero to its residual.
-_ZERO = 1e-6
 # Passes without a residual that is a third smaller, after which the iteration has come as far as it can: at the rounding floor,
 # and elsewhere.
 _PATIENCE_AT_FLOOR, _PATIENCE, _LESS = 3, 10, 0.7
+# Guard vectors get new directions until their residual is this share of the tolerance.
+_OF_GUARDS = 1e-2
+# Nor without a value that falls by this share.
+_FALLING = 1e-3
 
 
 @dataclass
@@ -97,7 +99,9 @@ class ModesIteration:
     below_m: Array  # P^T M X
     locked: Found | None = None
     sigma: float = 0.0
+    zero: float = 0.0  # values up to this size are zero but for rounding
     iteration: int = 0
+    fresh: slice | None = None  # columns that began at random in the last pass
     residuals: Matrix = field(default_factory=lambda: np.empty(0))
     # Of the search directions Q + P c_q: coarse parts, P^T K and P^T M of them, and their Gram matrices.
     c_q: Array | None = None
@@ -126,21 +130,29 @@ class ModesIteration:
         ending = _Ending(self, wanted, tol, maxiter, floor, look)
         with blas_limited(most_threads()):
             while (below := self.sweep.run(self.c, self.values, ending.goes_on)) is not None:
-                active = self.residuals > tol
-                active[wanted:] = True
-                self._combine(below, active)
+                # Directions of vectors that have converged as far as rounding lets them would be noise.
+                reached = np.full(self.columns, tol)
+                reached[wanted:] *= _OF_GUARDS
+                self._combine(below, self._active(np.maximum(reached, floor(self.values))))
                 self.iteration += 1
         return ending.reason
 
-    def advance(self, passes: int) -> None:
-        """Make some passes, whatever the residuals."""
+    def advance(self, passes: int, floor: Callable[[Matrix], Matrix]) -> None:
+        """Make some passes, whatever the residuals; ``floor`` as for :meth:`run`."""
         with blas_limited(most_threads()):
             for _ in range(passes):
                 below = self.sweep.run(self.c, self.values, lambda: True)
                 assert below is not None, "it goes on"
                 self.measure()
-                self._combine(below, np.ones(self.columns, dtype=bool))
+                self._combine(below, self._active(floor(self.values)))
                 self.iteration += 1
+
+    def _active(self, reached: Matrix) -> Matrix:
+        """Return which columns get new directions: those above some residuals, and those that begin at random."""
+        active = self.residuals > reached
+        if self.fresh is not None:
+            active[self.fresh] = True
+        return active
 
     def forget_directions(self) -> None:
         """Go on from the vectors X alone."""
@@ -149,11 +161,19 @@ class ModesIteration:
         self.sweep.Q[...] = 0.0
 
     def measure(self) -> None:
-        """Compute the residuals ``||K x - lambda M x|| / (lambda ||M x||)`` from what a pass has left."""
+        """Compute the residuals ``||K x - lambda M x|| / (lambda ||M x||)`` from what a pass has left.
+
+        Those of values that are zero but for rounding are relative to the smallest other one.
+        """
         sweep = self.sweep
-        least = max(_ZERO * float(np.abs(self.values).max(initial=0.0)), float(np.finfo(float).tiny))
-        scale = np.maximum(np.abs(self.values), least) * column_norms(sweep.of_mass)
+        sizes = np.abs(self.values)
+        regular = sizes > self.zero
+        least = float(sizes[regular].min(initial=np.inf))
+        scale = np.where(regular, sizes, least if np.isfinite(least) else 1.0) * column_norms(sweep.of_mass)
         self.residuals = column_norms(sweep.f) / np.maximum(scale, np.finfo(float).tiny)
+        self.fresh = sweep.driven
+        if self.fresh is not None:
+            self.residuals[self.fresh] = 1.0  # of vectors that are zero
 
     def _combine(self, below: tuple[Array, Array, Array], active: Matrix) -> None:
         """Take the Rayleigh-Ritz step, and advance X and Q."""
@@ -169,10 +189,11 @@ class ModesIteration:
             of_k, of_m = (others.T @ gram @ others for gram in grams)
             small = ritz_pairs(of_k, of_m, self.columns, sigma)
             pairs = small._replace(coefficients=others @ small.coefficients)
+            moving = np.flatnonzero(active[: len(pairs.values)])
             if correction == _CORRECTIONS:
                 break
-            E = xp.ascontiguousarray(xp.concatenate([E, self._correction(basis, E, pairs)], axis=1))
-        moving = np.flatnonzero(active[: len(pairs.values)])
+            e = self._correction(basis, E, RitzPairs(pairs.values[moving], pairs.coefficients[:, moving], pairs.shift))
+            E = xp.ascontiguousarray(xp.concatenate([E, e], axis=1))
         B = others @ new_directions(of_k, of_m, small, moving, slice(0, self.columns))
         self._advance(basis, E, pairs, B, grams)
 
@@ -253,7 +274,7 @@ class _Ending:
     ) -> None:
         self._state, self._wanted, self._tol, self._maxiter = state, wanted, tol, maxiter
         self._floor, self._look = floor, look
-        self._best, self._since = np.inf, 0
+        self._best, self._since, self._values = np.inf, 0, np.empty(0)
         self.reason = ""
 
     def goes_on(self) -> bool:
@@ -272,8 +293,11 @@ class _Ending:
             return "converged"
         if stops:
             return "stopped"
-        if worst < _LESS * self._best:
-            self._best, self._since = worst, 0
+        values = state.values[: self._wanted].copy()
+        falling = self._values.shape == values.shape and bool((values < self._values * (1 - _FALLING)).any())
+        self._values = values
+        if worst < _LESS * self._best or falling:
+            self._best, self._since = min(worst, self._best), 0
         self._since += 1
         at_floor = (residuals <= np.maximum(self._tol, self._floor(state.values[: self._wanted]))).all()
         if self._since > (_PATIENCE_AT_FLOOR if at_floor else _PATIENCE):

@@ -6,13 +6,17 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 import scipy.sparse
 
 from penstock.solvers.amg.inner_iterations import InnerIterations
 from penstock.solvers.method import is_symmetric
 from penstock.spmv import Array, Device, InputError, NodeMatrix, ValidatedOperator, VectorSpace
 from penstock.spmv.products.block_rows import BlockRows
+from penstock.spmv.vectors.noise import noise
 
+# Steps that look for a negative eigenvalue of M, and what is zero beside its diagonal of ones.
+_LANCZOS, _LOST = 15, 1e-8
 # Vectors for which M is solved together, and what is added for the digits that the solves leave.
 _SOLVED_AT_ONCE, _MARGIN = 4, 1.01
 
@@ -191,7 +195,30 @@ def as_mass(M: Any, n: int, unknowns: int, device: Device) -> Mass:
     mass = mass.on(device)
     if not (isinstance(mass, LumpedMass) or is_symmetric(mass, VectorSpace(device))):
         raise InputError("M is not symmetric: u.M(Mu) differs from Mu.Mu for a random vector u")
+    if not isinstance(mass, LumpedMass) and _has_negative_value(mass):
+        raise InputError("M is not positive definite: there is an x with x.M x < 0")
     return mass
+
+
+def _has_negative_value(mass: Mass) -> bool:
+    """Return whether some steps of Lanczos find a negative eigenvalue of M, scaled to a unit diagonal."""
+    space, xp = VectorSpace(mass.device), mass.device.xp
+    diagonal = mass.diagonal()
+    scale = xp.where(diagonal > 0, 1 / xp.sqrt(xp.where(diagonal > 0, diagonal, 1.0)), 0.0)
+    v = scale * noise(mass.device, 0, mass.shape[0])
+    v /= max(space.norm(v), float(np.finfo(float).tiny))
+    before, off, diagonals, offs = xp.zeros_like(v), 0.0, [], []
+    for _ in range(_LANCZOS):
+        w = scale * mass.apply(scale * v) - off * before
+        diagonals.append(space.dot(v, w))
+        w -= diagonals[-1] * v
+        off = space.norm(w)
+        if off <= _LOST:
+            break
+        offs.append(off)
+        before, v = v, w / off
+    values = scipy.linalg.eigvalsh_tridiagonal(diagonals, offs[: len(diagonals) - 1])
+    return bool(values[0] < -_LOST)
 
 
 def _converted(M: Any, n: int, unknowns: int, device: Device) -> Mass:

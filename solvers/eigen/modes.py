@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,9 @@ from penstock.solvers.eigen.coarse_modes import CoarseModes, coarse_mass, coarse
 from penstock.solvers.eigen.lobpcg import Found, Matrix, ModesIteration, column_norms
 from penstock.solvers.eigen.mass import Mass, mass_norms
 from penstock.solvers.eigen.sweep import BLOCKS, ModesSweep
-from penstock.spmv import Array, Device
+from penstock.solvers.eigen.uncoupled import UncoupledModes, uncoupled_modes
+from penstock.spmv import Array, Device, InputError, device_of
+from penstock.spmv.device import count_true
 from penstock.spmv.vectors.noise import noise
 
 # Guard vectors beside the wanted ones: at least so many, and this share of them.
@@ -30,8 +32,10 @@ _MISSED = 1e-3
 _DONE = ("converged", "rounding floor")
 # Below this residual a value is about that of a mode.
 _ROUGHLY = 1e-2
-# Rounding that a residual may keep, in units of that of the largest entry.
-_FLOOR = 32.0
+# A negative value of this share of the largest one is no rounding, not even in entries of float32.
+_NEGATIVE = 1e-6
+# Rounding that a residual and a value may keep, in units of that of the largest entry.
+_FLOOR, _ZERO = 32.0, 32.0
 
 
 class ModesState(NamedTuple):
@@ -145,14 +149,51 @@ def lowest_modes(
     probe: bool = True,
     monitor: Monitor | None = None,
     state: ModesState | None = None,
+    moves: Array | None = None,
 ) -> LowestModes:
     """Return the lowest k modes; ``block`` is the number of vectors for which there is room, ``state`` that of an earlier search.
 
-    K is the matrix of which M is the coarse level, and M the mass matrix is ``mass``, on the device of K.
+    K is the matrix of which M is the coarse level, and M the mass matrix is ``mass``, on the device of K. ``moves``, bool (n,),
+    are the unknowns that K couples with others; all that have mass by default.
     """
-    search = _Search(K, mass, M, k, tol, maxiter, block or block_columns(k, K.device.kind), monitor)
-    with K.device.current():
-        return search.run(state, probe=probe)
+    moves = mass.diagonal() > 0 if moves is None else moves
+    apart = uncoupled_modes(M, mass, moves, k)
+    if apart is not None and not count_true(moves):
+        return _merged(None, apart, k)
+    search = _Search(K, mass, M, k, tol, maxiter, block or block_columns(k, K.device.kind), monitor, moves)
+    try:
+        with K.device.current(), np.errstate(all="ignore"):
+            found = search.run(state, probe=probe)
+            return found if apart is None else _merged(found, apart, k)
+    except InputError:
+        raise
+    except (np.linalg.LinAlgError, ValueError) as error:  # of LAPACK, whose matrices are made of K and M
+        raise InputError(
+            f"the search for modes broke down, as it may where K is not positive semidefinite or M not positive definite: {error}"
+        ) from error
+
+
+def _merged(found: LowestModes | None, apart: UncoupledModes, k: int) -> LowestModes:
+    """Return the lowest k modes of those that were found and those of uncoupled unknowns, which are exact."""
+    xp, none = device_of(apart.vectors).xp, np.zeros(len(apart.values))
+    if found is None:
+        zeros = int((apart.values == 0).sum())
+        return LowestModes(apart.values, apart.vectors, apart.of_mass, none, none, zeros, "converged", 0, None)
+    values = np.concatenate([found.values, apart.values])
+    order = np.argsort(values, kind="stable")[:k]
+    order = np.concatenate([order[order < found.zeros], order[order >= found.zeros]])
+    place = device_of(apart.vectors).asarray(order)
+    vectors, of_mass = (
+        xp.ascontiguousarray(xp.concatenate(pair, axis=1)[:, place])
+        for pair in ((found.vectors, apart.vectors), (found.of_mass, apart.of_mass))
+    )
+    residuals, errors = (np.concatenate([of, none])[order] for of in (found.residuals, found.errors))
+    left = np.sort(values)[k : k + 1]
+    following = [value for value in (found.next_value, *left) if value is not None]
+    return replace(
+        found, values=values[order], vectors=vectors, of_mass=of_mass, residuals=residuals, errors=errors,
+        next_value=min(following, default=None),
+    )  # fmt: skip
 
 
 class _Search:
@@ -166,10 +207,14 @@ class _Search:
         maxiter: int,
         block: int,
         monitor: Monitor | None,
+        moves: Array,
     ) -> None:
         self.K, self.mass, self.M, self.k, self.tol, self.maxiter = K, mass, M, k, tol, maxiter
         self.columns = min(block, block_columns(k, K.device.kind))
-        self.monitor, self.iterations = monitor, 0
+        self.monitor, self.moves, self.iterations = monitor, moves, 0
+        self.device: Device = K.device
+        #: What rounding in K makes of a value that is zero.
+        self.zero = _ZERO * np.finfo(float).eps * largest_diagonal(M.level.diagonal) / float(mass.diagonal().mean())
 
     def run(self, before: ModesState | None, *, probe: bool) -> LowestModes:
         """Find the modes, block by block, and look for missed ones."""
@@ -190,6 +235,7 @@ class _Search:
             new = state.found(slice(0, now))
             state.locked = new if state.locked is None else state.locked.joined(new)
             found += now
+            self._check_sign(state)
             at_floor |= reason == "rounding floor"
             if reason not in _DONE or found == wanted:
                 break
@@ -202,20 +248,14 @@ class _Search:
     def _start(self, coarse: CoarseModes) -> ModesIteration:
         """Return the state before the first pass: the modes of the coarse level, and random vectors."""
         sweep = ModesSweep(self.K, self.mass, self.M, self.columns)
-        known = min(self.columns, coarse.vectors.shape[1])
-        c = self.K.device.xp.zeros((self.M.level.T.unknowns, self.columns))
+        known = min(max(1, self.columns - _RANDOM), coarse.vectors.shape[1])
+        c = self.device.xp.zeros((self.M.level.T.unknowns, self.columns))
         c[:, :known] = coarse.vectors[:, :known]
-        values = np.full(self.columns, float(coarse.values[known - 1]) if known else 1.0)
+        values = np.zeros(self.columns)
         values[:known] = coarse.values[:known]
-        sigma = 0.5 * float(values[0]) if coarse.free.shape[1] else 0.0
-        state = ModesIteration(sweep, coarse, values, c, coarse.mass.apply(c), None, sigma)
-        if known == self.columns:
-            self._randomise(state, slice(self.columns - _RANDOM, self.columns), seed=0)
-        else:
-            n, missing = sweep.X.shape[0], self.columns - known
-            sweep.X[:, known:] = noise(self.K.device, 0, n * missing).reshape(n, missing)
-            sweep.X *= self.device.asarray(self.mass.diagonal() > 0)[:, None]
-            state.below_m[:, known:] = sweep.restrict(self.mass.apply(sweep.X))[:, known:]
+        sigma = 0.5 * float(values[0]) if coarse.free.shape[1] and known else 0.0
+        state = ModesIteration(sweep, coarse, values, c, coarse.mass.apply(c), None, sigma, self.zero)
+        self._randomise(state, slice(known, self.columns), seed=0)
         return state
 
     def _resume(self, state: ModesIteration, before: ModesState) -> int:
@@ -243,27 +283,14 @@ class _Search:
             self._randomise(state, slice(kept, self.columns), seed=1 << 16)
         return len(before.found_values)
 
-    @property
-    def device(self) -> Device:
-        """Where vectors live."""
-        device: Device = self.K.device
-        return device
-
     def _randomise(self, state: ModesIteration, columns: slice, seed: int) -> None:
-        """Set some columns to random vectors of the coarse level, smoothed by its inverse."""
-        level, coarse, xp = self.M.level, state.coarse, self.device.xp
-        count = columns.stop - columns.start
-        random = noise(self.device, seed, level.T.unknowns * count).reshape(-1, count)
-        random[level.T.missing] = 0.0
-        c = level.solve(random)
-        if coarse.free.shape[1]:
-            c = xp.ascontiguousarray(c - coarse.free @ (coarse.mass.apply(coarse.free).T @ c))
-        of_mass = coarse.mass.apply(c)
-        squares = (c.T @ of_mass).diagonal()
-        scale = xp.sqrt(squares)
-        state.c[:, columns], state.below_m[:, columns] = c / scale, of_mass / scale
-        state.values[columns] = self.device.to_host((c.T @ level.A.apply(c)).diagonal() / squares)
-        state.sweep.X[:, columns] = 0.0
+        """Empty some columns, and let the next pass make new directions of random vectors in their place."""
+        sweep, n, count = state.sweep, self.K.shape[0], columns.stop - columns.start
+        sweep.X[:, columns], state.c[:, columns], state.below_m[:, columns] = 0.0, 0.0, 0.0
+        sweep.Q[:, columns] = noise(self.device, seed, n * count).reshape(n, count)
+        sweep.Q[:, columns] *= self.moves[:, None]
+        state.values[columns] = 0.0
+        sweep.driven = columns
 
     def _iterate(self, state: ModesIteration, wanted: int) -> str:
         before = state.iteration
@@ -285,11 +312,17 @@ class _Search:
         self.iterations += state.iteration - before + 1
         return reason
 
+    def _check_sign(self, state: ModesIteration) -> None:
+        """Refuse a K that has a negative eigenvalue, beyond what rounding makes of one that is zero."""
+        lowest, largest = int(np.argmin(state.values)), float(np.abs(state.values).max())
+        least, is_one = float(state.values[lowest]), bool(state.residuals[lowest] < _ROUGHLY)
+        if is_one and least < -max(self.zero, _NEGATIVE * largest):
+            raise InputError(f"K is not positive semidefinite: it has an eigenvalue of {least:.3g} or less")
+
     def _floor(self, values: Matrix) -> Matrix:
         """Return the residuals that rounding leaves: that of products with K, whose entries are much larger than the values."""
-        largest = largest_diagonal(self.M.level.diagonal)
-        mean = float(self.mass.diagonal().mean())
-        return _FLOOR * np.finfo(float).eps * largest / (np.maximum(np.abs(values), np.finfo(float).tiny) * mean)
+        sizes = np.maximum(np.abs(values), np.finfo(float).tiny)
+        return np.asarray(np.where(sizes > self.zero, _FLOOR / _ZERO * self.zero / sizes, np.inf))
 
     def _go_on(self, state: ModesIteration, done: int, found: int) -> None:
         """Go on with the guard vectors, and further modes of the coarse level, after ``found`` modes in all."""
@@ -316,8 +349,9 @@ class _Search:
         self._narrow(state, done)
         largest, missed = float(state.locked.values.max()), 0
         while True:
-            state.advance(_PROBES)
+            state.advance(_PROBES, self._floor)
             self.iterations += _PROBES
+            self._check_sign(state)
             low = int((state.values < largest * (1 - _MISSED)).sum())
             if not low or self._iterate(state, low) not in _DONE:
                 return missed
@@ -374,8 +408,10 @@ class _Search:
         vectors = xp.concatenate([part.vectors for part in parts], axis=1)
         of_mass = xp.concatenate([part.of_mass for part in parts], axis=1)
         if free is not None and found is not None:  # relative to the first value that is not zero
-            residuals[:zeros] /= found.values.min()
+            regular = found.values[found.values > self.zero]
+            residuals[:zeros] /= regular.min() if regular.size else 1.0
         order = np.concatenate([np.arange(zeros), zeros + np.argsort(values[zeros:], kind="stable")])[: self.k]
+        zeros = max(zeros, int((values[order] <= self.zero).sum()))
         on_device = self.K.device.asarray(order)
         return LowestModes(
             values[order],

@@ -16,8 +16,11 @@ Matrix = np.ndarray[Any, Any]
 # Directions whose Gram matrix, of unit diagonal, has an eigenvalue below the first share of the largest are dependent; new search
 # directions below the second.
 _DEPENDENT, _NEGLIGIBLE = 1e-12, 1e-11
-#: A good shift, as a share of the largest wanted value: K may be singular, and rounding takes as little from the lowest values.
-SHIFT = 1e-6
+# A direction of which orthogonalising leaves less than this share of its square is rounding.
+_CANCELLED = 1e-10
+#: A good shift, as a share of the largest wanted value: where K is nearly singular, rounding in ``F^T K F`` must stay small
+#: beside the inner product; and the lowest values lose no more digits than they are smaller than the shift.
+SHIFT = 1e-2
 
 
 class RitzPairs(NamedTuple):
@@ -73,10 +76,12 @@ def new_directions(of_k: Matrix, of_m: Matrix, pairs: RitzPairs, wanted: Any, pr
     coefficients, values = pairs.coefficients, pairs.values + pairs.shift
     directions: Matrix = coefficients[:, wanted].copy()
     directions[present] = 0.0
+    before = np.einsum("ij,ij->j", directions, inner @ directions)
     for _ in range(2):
         directions -= coefficients @ ((coefficients.T @ (inner @ directions)) / values[:, None])
     squares = np.einsum("ij,ij->j", directions, inner @ directions)
-    directions = directions[:, squares > 0] / np.sqrt(squares[squares > 0])
+    new = squares > _CANCELLED * np.maximum(before, 0.0)
+    directions = directions[:, new] / np.sqrt(squares[new])
     if not directions.shape[1]:
         return directions
     sizes, vectors = scipy.linalg.eigh(_symmetric(directions.T @ inner @ directions))

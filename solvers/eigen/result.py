@@ -35,8 +35,8 @@ class ModesReason(enum.Enum):
         "far below the largest one; the values are more accurate than the residuals, see errors"
     )
     STAGNATED = (
-        "stopped because the residuals no longer fall; give coordinates or a near_null_space, from which a better coarse level "
-        "is made"
+        "stopped because the residuals no longer fall: the coarse level represents slow modes of K badly; coordinates, or a "
+        "near_null_space, make a better one where they are not given"
     )
     NOT_FINITE = "stopped because numbers left the range of their type: check K and M, and their units"
 
@@ -155,7 +155,10 @@ class Modes:
                 )
             axis: Matrix = np.eye(count)[_AXES[direction]]
             return axis
-        vector = np.asarray(direction, dtype=np.float64)
+        try:
+            vector = np.asarray(direction, dtype=np.float64)
+        except (TypeError, ValueError):
+            vector = np.empty(0)
         if vector.shape != (count,) or not np.isfinite(vector).all() or not vector.any():
             raise InputError(f"direction must be a vector of {count} numbers that are not all zero, not {direction!r}")
         unit: Matrix = vector / np.linalg.norm(vector)

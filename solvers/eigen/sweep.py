@@ -30,6 +30,7 @@ class ModesRecurrence(Recurrence):
     theta: Array | None = None  # the diagonal of Lambda
     of_mass: Array | None = None  # receives M X
     gathered: Array | None = None
+    driving: Array | None = None  # added to f
     weights: dict[int, float] = field(default_factory=dict)
     split: int = 0
     side: Recurrence | None = None
@@ -67,6 +68,9 @@ class ModesRecurrence(Recurrence):
             assert self.gathered is not None, "of every pass"
             self.mass.apply_rows(rows, of, self.of_mass[rows])
             self.mass.device.xp.multiply(self.of_mass[rows], self.theta, out=self.f[rows])
+            if self.driving is not None:
+                f = self.f[rows]
+                f += self.driving[rows]
             super()._step(stage, rows, image, clears=clears)
             self.gathered[rows] = self.f[rows]
             return
@@ -81,7 +85,7 @@ class ModesRecurrence(Recurrence):
 
     def capture_key(self) -> tuple[object, ...]:
         """Return what a captured graph depends on."""
-        own = (self.of_mass, self.gathered, self.theta)
+        own = (self.of_mass, self.gathered, self.theta, self.driving)
         addresses = tuple(int(array.data.ptr) for array in own if array is not None)
         side = () if self.side is None else self.side.capture_key()
         return (*super().capture_key(), *side, *addresses, *sorted(self.weights.items()), id(self.mass))
@@ -89,7 +93,7 @@ class ModesRecurrence(Recurrence):
     def kernels(self) -> tuple[object, ...]:
         """Return what selects the kernels of the steps."""
         side = () if self.side is None else self.side.kernels()
-        return (*super().kernels(), *side, *sorted(self.weights), type(self.mass))
+        return (*super().kernels(), *side, *sorted(self.weights), type(self.mass), self.driving is None)
 
 
 class ModesSweep:
@@ -107,6 +111,8 @@ class ModesSweep:
         self.X, self.Q, self.m, self.of_mass, self.f, self.u, self.t, self._gathered = vectors[:8]
         self._v, other, image, self._v_side, other_side, image_side = vectors[8:]
         self.theta = xp.zeros(columns)
+        #: Columns of X that are zero, in place of whose residuals the next pass takes those of Q, which it empties.
+        self.driven: slice | None = None
         smooth, space = M.smooth, VectorSpace.of(K)
         split = len(smooth) + 1 + len(M.polynomial)
         steps = [
@@ -145,6 +151,7 @@ class ModesSweep:
         has the further products in any case.
         """
         T, of, xp = self.M.level.T, self._recurrence, self.K.device.xp
+        of.driving = None if self.driven is None else self.Q
         self.theta[...] = self.K.device.asarray(np.ascontiguousarray(values))
         T.prolong(c, self._v)
         self.passes += 1
@@ -166,6 +173,10 @@ class ModesSweep:
         self._gathered[...] = self.t
         self._gathered -= side.vectors(len(side.steps))[0]
         T.restrict(self._gathered, below[2])
+        if self.driven is not None:
+            self.f[:, self.driven], below[0][:, self.driven] = 0.0, 0.0
+            self.Q[...] = 0.0
+            self.driven = None
         return below[0], below[1], below[2]
 
     def measure_only(self, c: Array, values: np.ndarray[Any, Any]) -> None:

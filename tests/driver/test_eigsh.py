@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.sparse
+from kernel_targets import gpu_count
 from scipy.sparse.linalg import eigsh
 
 import penstock
@@ -339,6 +340,7 @@ def test_results_are_the_same_to_the_bit_when_repeated():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not gpu_count(), reason="no CUDA device")
 @pytest.mark.parametrize(
     "name", ["beam", "free beam", "micropolar", "conduction", "jumps", "tetrahedra in random order"]
 )
