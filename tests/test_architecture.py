@@ -54,7 +54,7 @@ SOURCES = [
     path for folder in (*FOLDERS, "benchmarks", "examples", "docs") for path in sorted((ROOT / folder).rglob("*.py"))
 ] + [path for folder in (".", *REAL_FOLDERS) for path in sorted((ROOT / "penstock" / folder).glob("*.py"))]
 # Functions whose parameters are the interface that people know from SciPy, and the command of that name.
-MANY_PARAMETERS = {"solve", "prepare", "eigsh", "cg", "block_cg", "solve_by_image"}
+MANY_PARAMETERS = {"solve", "prepare", "eigsh", "modes", "cg", "block_cg", "solve_by_image"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -36,4 +36,4 @@ def test_a_script_of_the_gallery_draws_its_picture(script, tmp_path, monkeypatch
 
 
 def test_the_gallery_has_fifteen_scripts():
-    assert len(SCRIPTS) == 15
+    assert len(SCRIPTS) == 16

@@ -22,6 +22,7 @@ BENCHMARKS = {
         r".",
     ),
     "prepared": ("A prepared system", "A further solve, and new values, against setting everything up again.", None),
+    "modes": ("The lowest modes", "Whole calls of `penstock.eigsh`, against LOBPCG and shift-invert of others.", None),
     "wavefront": ("Streamed solves with many powers of A a sweep", "Solves to 1e-8, and single sweeps.", r"/solve/"),
     "wavefront_large": ("One load on a matrix of 211.7 GB", "26 billion nonzeros on one GPU of 141 GB.", None),
     "multigrid": ("Multigrid in memory", "Solves to 1e-8, against PyAMG on a core of the same machine.", r"."),

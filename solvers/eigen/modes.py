@@ -146,7 +146,6 @@ def lowest_modes(
     tol: float = 1e-6,
     maxiter: int = 200,
     block: int | None = None,
-    probe: bool = True,
     monitor: Monitor | None = None,
     state: ModesState | None = None,
     moves: Array | None = None,
@@ -163,7 +162,7 @@ def lowest_modes(
     search = _Search(K, mass, M, k, tol, maxiter, block or block_columns(k, K.device.kind), monitor, moves)
     try:
         with K.device.current(), np.errstate(all="ignore"):
-            found = search.run(state, probe=probe)
+            found = search.run(state)
             return found if apart is None else _merged(found, apart, k)
     except InputError:
         raise
@@ -216,7 +215,7 @@ class _Search:
         #: What rounding in K makes of a value that is zero.
         self.zero = _ZERO * np.finfo(float).eps * largest_diagonal(M.level.diagonal) / float(mass.diagonal().mean())
 
-    def run(self, before: ModesState | None, *, probe: bool) -> LowestModes:
+    def run(self, before: ModesState | None) -> LowestModes:
         """Find the modes, block by block, and look for missed ones."""
         coarse = coarse_modes(self.M.level, coarse_mass(self.M, self.mass), block_columns(self.k, self.K.device.kind))
         zeros = min(self.k, int(coarse.free.shape[1]))
@@ -242,7 +241,7 @@ class _Search:
             self._go_on(state, now, found)
         if reason == "converged" and at_floor:
             reason = "rounding floor"
-        missed = self._probe(state, now) if probe and reason in _DONE else 0
+        missed = self._probe(state, now) if reason in _DONE else 0
         return self._result(free, state.locked, zeros, reason, next_value, missed)
 
     def _start(self, coarse: CoarseModes) -> ModesIteration:
