@@ -298,7 +298,10 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _modes_are_of_one_body(self) -> Experiment:
         if not self.analysis.is_modes:
-            if present := sorted(self.analysis.model_fields_set - {"kind"}):
+            given, usual = self.analysis, AnalysisSection()
+            if present := sorted(
+                name for name in AnalysisSection.model_fields if getattr(given, name) != getattr(usual, name)
+            ):
                 raise ValueError(f"analysis.{present[0]} is for modes; add kind: modes")
             return self
         others = {

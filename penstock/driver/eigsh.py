@@ -107,8 +107,8 @@ def eigsh(
 
     Notes
     -----
-    Block LOBPCG (Knyazev 2001; Duersch, Shao, Yang and Gu 2018) whose coarse level is treated inside the Rayleigh-Ritz step; see
-    :mod:`penstock.solvers.eigen.lobpcg`.
+    Block LOBPCG (Knyazev 2001; Duersch, Shao, Yang and Gu 2018) whose coarse level is treated inside the Rayleigh-Ritz step;
+    the explanation "How modes are found" says how.
 
     Examples
     --------
