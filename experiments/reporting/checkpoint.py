@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,29 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "spent": np.array([checkpoint.sweeps, checkpoint.bytes_streamed, checkpoint.direction, checkpoint.ranks]),
     }
     contents |= state.to_arrays()
+    write_sealed(path, contents)
+
+
+def write_sealed(path: Path, contents: dict[str, Any]) -> None:
+    """Write arrays and their checksum as ``.npz``, completely or not at all."""
     contents["checksum"] = np.array(checksum(contents))
-    write_file(path, lambda file: np.savez(file, **contents), sync=True)  # type: ignore[arg-type]
+    write_file(path, lambda file: np.savez(file, **contents), sync=True)
+
+
+@contextmanager
+def read_sealed(path: Path) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+    """Yield the arrays of such a file; whatever is wrong with it, or with what it holds, becomes an InputError that names it."""
+    if not path.exists():
+        raise InputError(f"{path.parent} has no {path.name}; nothing to resume")
+    try:
+        with ArrayArchive(path) as archive:
+            data = {name: archive.read(name) for name in archive.contents}
+        if int(data.pop("checksum", np.array(-1))) != checksum(data):
+            raise InputError("it does not match its checksum")
+        yield data
+    except Exception as error:  # whatever is in a file that anybody may have written
+        cause = str(error) or type(error).__name__
+        raise InputError(f"{path} cannot be resumed from: {cause}; start the run anew") from error
 
 
 def checksum(contents: Mapping[str, np.ndarray[Any, Any]]) -> int:
@@ -93,13 +115,7 @@ def checksum(contents: Mapping[str, np.ndarray[Any, Any]]) -> int:
 
 def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
     """Read a checkpoint to the device, or raise an InputError if it is damaged or of another number of unknowns."""
-    if not path.exists():
-        raise InputError(f"{path.parent} has no {path.name}; nothing to resume")
-    try:
-        with ArrayArchive(path) as archive:
-            data = {name: archive.read(name) for name in archive.contents}
-        if int(data.pop("checksum", np.array(-1))) != checksum(data):
-            raise InputError("it does not match its checksum")
+    with read_sealed(path) as data:
         checkpoint = _read(data, device)
         checkpoint.check()
         if checkpoint.state.system is None:  # type: ignore[union-attr]
@@ -110,9 +126,6 @@ def read_checkpoint(path: Path, unknowns: int, device: Device) -> Checkpoint:
         if x.dtype not in (np.float64, np.float32) or x.ndim > 2:
             raise InputError(f"it holds iterates of type {x.dtype} and shape {x.shape}")
         check_state(checkpoint.state, type(checkpoint.state), StateLayout(x.shape, x.dtype, device))
-    except Exception as error:  # whatever is in a file that anybody may have written
-        cause = str(error) or type(error).__name__
-        raise InputError(f"{path} cannot be resumed from: {cause}; start the run anew") from error
     return checkpoint
 
 

@@ -16,6 +16,9 @@ from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK, check_unknowns_of_
 #: Of the values of a matrix that does not fit, as far as they are held in memory; with float64 all of them are streamed.
 PRECISIONS = ("auto", "float64", "float32", "int16")
 
+#: What happens if a solve, or a search for modes, does not converge.
+OnFailure = Literal["return", "warn", "raise"]
+
 
 def checked_options(
     device: Any,

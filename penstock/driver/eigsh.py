@@ -18,17 +18,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.driver.argument_checks import checked_failure, checked_options, unknowns_of_a_node
+from penstock.driver.argument_checks import OnFailure, checked_failure, checked_options, unknowns_of_a_node
 from penstock.driver.inputs import GivenMatrix, as_given_matrix
 from penstock.driver.made_matrix import with_coordinates
-from penstock.driver.modes_search import ModesSearch, Monitor, modes_method
+from penstock.driver.modes_search import ModesSearch, modes_method
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.opening import open_system
 from penstock.driver.progress import CallClock, Reporter, RichReporter, time_facts
 from penstock.driver.request import Request
 from penstock.solvers import SmoothedAggregationSpec
 from penstock.solvers.amg.modes import check_shape_of_modes
-from penstock.solvers.eigen.modes import block_columns
+from penstock.solvers.eigen.modes import Monitor, block_columns
 from penstock.solvers.eigen.result import Modes, ModesReason
 from penstock.spmv import (
     CPU,
@@ -61,7 +61,7 @@ def eigsh(
     monitor: Monitor | None = None,
     progress: bool = False,
     folder: str | Path | None = None,
-    on_failure: Literal["warn", "return", "raise"] = "warn",
+    on_failure: OnFailure = "warn",
 ) -> Modes:
     """Return the k lowest eigenvalues and eigenvectors of ``K x = lambda M x``, K symmetric and not indefinite.
 
@@ -73,7 +73,7 @@ def eigsh(
     Parameters
     ----------
     K : matrix
-        As for :func:`penstock.solve`: stiffness. Positive definite, or semidefinite as of a free body.
+        Stiffness, of any kind that :func:`penstock.solve` takes; positive definite, or semidefinite for a free body.
     k : int
     M : None, array (n,), sparse matrix or NodeMatrix
         Mass: the identity, a diagonal, or a symmetric positive definite matrix that couples no unknowns that K does not couple.
@@ -149,7 +149,7 @@ def eigsh_of_system(
     tol: float = 1e-6,
     maxiter: int = 200,
     monitor: Monitor | None = None,
-    on_failure: Literal["warn", "return", "raise"] = "warn",
+    on_failure: OnFailure = "warn",
 ) -> Modes:
     """Return the modes of a system that is open; parameters are those of :func:`eigsh`."""
     checked_failure(on_failure)
@@ -232,8 +232,7 @@ def _request(
         block_size = spec.block_size
     coordinates = None if callable(spec.coordinates) else spec.coordinates
     block_size = unknowns_of_a_node(given.rows, block_size, coordinates)
-    of_mass = _mass_nbytes(M, given.rows)
-    method = modes_method(of_mass)
+    method = modes_method(_mass_nbytes(M, given.rows))
     room = None if memory is None else parse_nbytes(memory)
     return Request(place, columns, room, spec, block_size, options, given.name, method=method, precision="float64")
 

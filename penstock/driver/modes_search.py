@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from penstock.solvers.eigen.modes import (
     LowestModes,
     ModesRecord,
     ModesState,
+    Monitor,
     block_columns,
     lowest_modes,
     workspace_nbytes,
@@ -30,8 +30,6 @@ from penstock.spmv.device import count_true
 
 # A block iterates this many vectors at most, and at least; more modes are found block after block.
 _LARGEST_BLOCK, _LEAST_BLOCK = 256, 4
-
-Monitor = Callable[[ModesRecord], object]
 
 
 def modes_method(mass_nbytes: int) -> MethodChoice:

@@ -30,6 +30,7 @@ from typing import Any, Literal, NoReturn, cast
 import numpy as np
 
 from penstock.driver.argument_checks import (
+    OnFailure,
     checked_failure,
     checked_options,
     checked_precision,
@@ -69,7 +70,6 @@ from penstock.streaming import StreamPlan
 # more are no sign of it.
 _RISEN, _FEW = 1.5, 8
 
-OnFailure = Literal["return", "warn", "raise"]
 Refresh = Literal["auto", "values", "keep"]
 
 

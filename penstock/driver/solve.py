@@ -27,11 +27,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.driver.argument_checks import checked_failure, checked_options, checked_precision
+from penstock.driver.argument_checks import OnFailure, checked_failure, checked_options, checked_precision
 from penstock.driver.direct import solve_directly
 from penstock.driver.inputs import GivenVectors
 from penstock.driver.open_system import AnyResult
-from penstock.driver.prepared import OnFailure, PreparedSystem
+from penstock.driver.prepared import PreparedSystem
 from penstock.driver.progress import Reporter, RichReporter
 from penstock.solvers import IterationRecord
 from penstock.solvers.checks import check_maxiter, check_tolerances

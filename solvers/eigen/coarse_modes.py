@@ -59,7 +59,8 @@ def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int) -> CoarseModes
 
 def _free_motions(level: CoarseLevel, mass: BsrMatrix) -> Array:
     """Return the combinations of the near-null space that K maps to zero but for rounding, M-orthonormal."""
-    xp, N = level.A.device.xp, xp_contiguous(level.near_null_space)
+    xp = level.A.device.xp
+    N = xp.ascontiguousarray(level.near_null_space)
     if not N.shape[1]:
         return N
     KN, MN = level.A.apply(N), mass.apply(N)
@@ -81,11 +82,6 @@ def _free_motions(level: CoarseLevel, mass: BsrMatrix) -> Array:
     return xp.ascontiguousarray(N @ level.A.device.asarray(np.ascontiguousarray(found)))
 
 
-def xp_contiguous(array: Array) -> Array:
-    """Return a block of vectors as kernels read it."""
-    return array if array.flags.c_contiguous else array.copy()
-
-
 def _host(level: CoarseLevel, array: Array) -> np.ndarray[Any, Any]:
     host: np.ndarray[Any, Any] = level.A.device.to_host(array)
     return host
@@ -99,7 +95,7 @@ def _dense(level: CoarseLevel, mass: BsrMatrix, free: Array, count: int) -> tupl
     of_k, of_m = (A.to_csr().toarray() for A in (level.A, mass))
     of_k, of_m = (of_k + of_k.T) / 2, (of_m + of_m.T) / 2
     zeros = free.shape[1]
-    sigma = _shift(of_k.trace(), of_m.trace())
+    sigma = 1e-8 * of_k.trace() / of_m.trace()
     # The largest 1 / (value + sigma): where columns of T vanish, those are zero. Motions that are known are shifted up.
     shifted = of_k + sigma * of_m
     if zeros:
@@ -115,10 +111,6 @@ def _dense(level: CoarseLevel, mass: BsrMatrix, free: Array, count: int) -> tupl
     positive = inverses > 0
     inverses, vectors = inverses[positive], vectors[:, positive] / np.sqrt(inverses[positive])
     return 1 / inverses - sigma, level.A.device.asarray(np.ascontiguousarray(vectors))
-
-
-def _shift(trace_of_k: float, trace_of_m: float) -> float:
-    return 1e-8 * trace_of_k / trace_of_m
 
 
 def _by_iterations(level: CoarseLevel, mass: BsrMatrix, free: Array, count: int) -> tuple[np.ndarray[Any, Any], Array]:

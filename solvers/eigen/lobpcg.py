@@ -46,10 +46,10 @@ _ROWS = {"cpu": 1 << 14, "cuda": 1 << 20}
 # Passes without a residual that is a third smaller, after which the iteration has come as far as it can: at the rounding floor,
 # and elsewhere.
 _PATIENCE_AT_FLOOR, _PATIENCE, _LESS = 3, 10, 0.7
+# A value that falls by this share counts as such a residual.
+_FALLING = 1e-3
 # Guard vectors get new directions until their residual is this share of the tolerance.
 _OF_GUARDS = 1e-2
-# Nor without a value that falls by this share.
-_FALLING = 1e-3
 
 
 @dataclass

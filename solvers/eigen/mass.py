@@ -22,13 +22,7 @@ _SOLVED_AT_ONCE, _MARGIN = 4, 1.01
 
 
 class Mass(ValidatedOperator, ABC):
-    """A symmetric positive (semi)definite M, in the memory of its device.
-
-    Parameters
-    ----------
-    matrix : array or NodeMatrix
-    device : Device
-    """
+    """A symmetric positive (semi)definite M of n unknowns, in the memory of its device."""
 
     def __init__(self, n: int, device: Device) -> None:
         self.shape, self.dtype, self.device = (n, n), np.dtype(np.float64), device
@@ -63,12 +57,6 @@ class Mass(ValidatedOperator, ABC):
     def to_csr(self) -> scipy.sparse.csr_array:
         """Return M as SciPy CSR on the host."""
 
-    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
-        image = out if alpha == 1.0 and beta == 0.0 else self.device.xp.empty_like(out)
-        self.apply_rows(slice(0, self.shape[0]), x, image)
-        if image is not out:
-            out[...] = alpha * image if beta == 0.0 else alpha * image + beta * out
-
 
 class LumpedMass(Mass):
     """A diagonal."""
@@ -86,6 +74,11 @@ class LumpedMass(Mass):
         """Set ``out`` to some rows of ``M x``."""
         of_rows = self._diagonal[rows]
         self.device.xp.multiply(x[rows], of_rows if x.ndim == 1 else of_rows[:, None], out=out)
+
+    def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
+        VectorSpace(self.device).write(
+            alpha, x * (self._diagonal if x.ndim == 1 else self._diagonal[:, None]), beta, out
+        )
 
     def node_rows(self, size: int, start: int, stop: int) -> BlockRows:
         """Return the rows of some nodes of ``size`` unknowns."""

@@ -20,9 +20,9 @@ from penstock.spmv import Array, Device, InputError, device_of
 from penstock.spmv.device import count_true
 from penstock.spmv.vectors.noise import noise
 
-# Guard vectors beside the wanted ones: at least so many, and this share of them.
+# Guard vectors: at least the first number, and one for as many wanted modes as the second.
 _GUARDS, _GUARD_SHARE = 5, 3
-# Blocks have a multiple of so many vectors.
+# A block has a multiple of this many vectors, for which kernels of products are fast.
 _MULTIPLES = {"cpu": 4, "cuda": 8}
 # Vectors that begin at random; those of the probe, how many of them begin at random, and its passes.
 _RANDOM, _PROBED, _RANDOM_PROBED, _PROBES = 2, 8, 4, 2
@@ -69,7 +69,7 @@ class ModesState(NamedTuple):
 
 
 class ModesRecord(NamedTuple):
-    """What a monitor is told after each pass.
+    """The argument of ``monitor``, which is called after each pass.
 
     Parameters
     ----------
@@ -123,12 +123,7 @@ class LowestModes:
 
 def block_columns(k: int, kind: str) -> int:
     """Return the vectors that iterate for k modes on a kind of device, if there is room for them."""
-    return _rounded(k + max(_GUARDS, k // _GUARD_SHARE), kind)
-
-
-def _rounded(columns: int, kind: str) -> int:
-    """Return at least as many columns, for which kernels of products are fast."""
-    multiple = _MULTIPLES[kind]
+    columns, multiple = k + max(_GUARDS, k // _GUARD_SHARE), _MULTIPLES[kind]
     return -(-columns // multiple) * multiple
 
 
@@ -268,7 +263,7 @@ class _Search:
                 sweep.X[:, :count] = some
                 state.values[:count] = before.found_values[first : first + count]
                 state.below_m = sweep.restrict(self.mass.apply(sweep.X))
-                sweep.measure_only(state.c, state.values)
+                sweep.run(state.c, state.values, lambda: False)
                 state.measure()
                 new = state.found(slice(0, count))
                 state.locked = new if state.locked is None else state.locked.joined(new)
@@ -386,10 +381,9 @@ class _Search:
         Z, of_m = (xp.ascontiguousarray((of @ factor)[:, :zeros]) for of in (Z, of_m))
         of_k = self.K.apply(Z)
         values = np.diag(device.to_host(Z.T @ of_k)).copy()
-        nothing = xp.zeros((0, zeros))
-        norms = [column_norms(of) for of in (of_k - of_m * device.asarray(values), of_m)]
-        errors = mass_norms(self.mass, of_k - of_m * device.asarray(values))
-        return Found(Z, of_m, nothing, nothing, np.diag(values), np.eye(zeros), values, norms[0] / norms[1], errors)
+        difference, nothing = of_k - of_m * device.asarray(values), xp.zeros((0, zeros))
+        residuals, errors = column_norms(difference) / column_norms(of_m), mass_norms(self.mass, difference)
+        return Found(Z, of_m, nothing, nothing, np.diag(values), np.eye(zeros), values, residuals, errors)
 
     def _result(
         self,

@@ -226,7 +226,7 @@ class Modes:
         return f"<Modes {count} of {unknowns:,} unknowns, frequencies {first:.4g} to {last:.4g}, {reason}>"
 
     def _repr_html_(self) -> str:
-        return as_table("\n".join(self.explain().splitlines()))
+        return as_table(self.explain())
 
 
 #: Values nearer to each other than this share belong to one cluster.

@@ -106,10 +106,10 @@ class ModesSweep:
 
     def __init__(self, K: Any, mass: Mass, M: SmoothedAggregation, columns: int) -> None:
         xp, shape = K.device.xp, (K.shape[0], columns)
-        self.K, self.mass, self.M, self.passes = K, mass, M, 0
+        self.K, self.mass, self.M = K, mass, M
         vectors = [xp.zeros(shape) for _ in range(BLOCKS)]
         self.X, self.Q, self.m, self.of_mass, self.f, self.u, self.t, self._gathered = vectors[:8]
-        self._v, other, image, self._v_side, other_side, image_side = vectors[8:]
+        self._v, other, image, v_side, other_side, image_side = vectors[8:]
         self.theta = xp.zeros(columns)
         #: Columns of X that are zero, in place of whose residuals the next pass takes those of Q, which it empties.
         self.driven: slice | None = None
@@ -126,7 +126,7 @@ class ModesSweep:
         ]
         side = Recurrence(
             [*(replace(step, driven=True) for step in smooth[1:]), PRODUCT],
-            self._v_side, other_side, self.t, M.scaling, image_side, space,
+            v_side, other_side, self.t, M.scaling, image_side, space,
         )  # fmt: skip
         weights = weights_of_products(M.first, M.polynomial, [step.a for step in smooth])
         first = len(smooth) + 1
@@ -136,11 +136,6 @@ class ModesSweep:
             gathered=self._gathered, weights={first + i: weight for i, weight in enumerate(weights)},
             split=split, side=side, side_first=smooth[0].a,
         )  # fmt: skip
-
-    @property
-    def products(self) -> int:
-        """Products with a block of an iteration."""
-        return len(self._recurrence.steps) + len(self.M.smooth)
 
     def run(
         self, c: Array, values: np.ndarray[Any, Any], goes_on: Callable[[], bool]
@@ -154,7 +149,6 @@ class ModesSweep:
         of.driving = None if self.driven is None else self.Q
         self.theta[...] = self.K.device.asarray(np.ascontiguousarray(values))
         T.prolong(c, self._v)
-        self.passes += 1
         if isinstance(self.K, SweptOperator):
             of.run(self.K)
             if not goes_on():
@@ -179,17 +173,12 @@ class ModesSweep:
             self.driven = None
         return below[0], below[1], below[2]
 
-    def measure_only(self, c: Array, values: np.ndarray[Any, Any]) -> None:
-        """Make a pass that leaves f and ``M X`` only."""
-        self.run(c, values, lambda: False)
-
     def restrict(self, vectors: Array) -> Array:
         """Return ``P^T v``, by a pass of few products; vectors that a pass leaves are overwritten."""
         out = self.K.device.xp.empty((self.M.level.T.unknowns, vectors.shape[1]))
         self.u[...] = vectors
         self._recurrence.image[...] = 0
         self.M.restrict(self.u, out, (self._v, self._recurrence.before, self._recurrence.image))
-        self.passes += 1
         return out
 
 

@@ -34,7 +34,8 @@ def uncoupled_modes(M: SmoothedAggregation, mass: Mass, moves: Array, k: int) ->
     apart = np.flatnonzero(device.to_host((mass.diagonal() > 0) & ~moves))
     if not apart.size:
         return None
-    rows = mass.to_csr()[apart].tocoo()
+    of_mass = mass.to_csr()
+    rows = of_mass[apart].tocoo()
     far = (rows.col // size != apart[rows.row] // size) & (rows.data != 0)
     if far.any():
         count = np.unique(rows.row[far]).size
@@ -44,7 +45,6 @@ def uncoupled_modes(M: SmoothedAggregation, mass: Mass, moves: Array, k: int) ->
         )
     nodes, first = np.unique(apart // size, return_index=True)
     inverses = device.to_host(M.level.diagonal.blocks[device.asarray(nodes)])
-    of_mass = mass.to_csr()
     found: list[tuple[float, Matrix, Matrix]] = []
     for node, inverse, own in zip(nodes, inverses, np.split(apart, first[1:]), strict=True):
         places = own - node * size
