@@ -1,4 +1,4 @@
-"""``penstock.jax.solve``: solutions of sparse systems through which JAX differentiates, under ``jax.jit`` too.
+"""``penstock.jax.solve`` and ``eigsh``: solutions and eigenvalues through which JAX differentiates, under ``jax.jit`` too.
 
 >>> import jax, jax.numpy as jnp, penstock.jax
 >>> from jax.experimental.sparse import BCSR
@@ -21,11 +21,20 @@ import numpy as np
 import scipy.sparse
 
 from penstock.driver.foreign import check_sparse_of_jax, is_sparse_of_jax
-from penstock.driver.gradients import SECOND_DERIVATIVE, DifferentiableSystem, system_for, values_gradient
+from penstock.driver.gradients import (
+    SECOND_DERIVATIVE,
+    DifferentiableSystem,
+    accurate_modes,
+    eigenvalues_gradient,
+    system_for,
+    values_gradient,
+    values_of_cluster,
+)
+from penstock.driver.inputs import as_given_matrix
 from penstock.driver.prepared import PreparedSystem
-from penstock.spmv import InputError
+from penstock.spmv import InputError, device_of
 
-__all__ = ["solve"]
+__all__ = ["eigsh", "solve"]
 
 _Arrays = tuple[Any, ...]
 _SetUp = Callable[[], DifferentiableSystem | None]
@@ -80,15 +89,9 @@ def solve(A: Any, b: Any, *, rtol: float = 1e-8, maxiter: int | None = None, **o
         raise InputError(
             f"b must be of float64 or float32 and of shape (n,) or (n, k), not {b.dtype} of shape {b.shape}"
         )
-    arrays: _Arrays = ()
-    if is_sparse_of_jax(A):
-        check_sparse_of_jax(A)
-        arrays = (A.data, A.indices, *([A.indptr] if hasattr(A, "indptr") else []))
+    arrays = _arrays(A, "A")
+    if arrays:
         source = _Source(None, tuple(A.shape), rtol, maxiter, options)
-    elif _traced(A):
-        raise InputError(
-            "A is a dense array that JAX traces; give a BCSR or BCOO matrix, whose values pass gradients on"
-        )
     else:
         system = system_for(A, b.shape[1] if b.ndim == 2 else 1, options)
         source = _Source(system, system.shape, rtol, maxiter)
@@ -109,9 +112,7 @@ class _Source:
     def set_up(self, arrays: _Arrays, b: Any) -> DifferentiableSystem:
         system = self.system
         if system is None:
-            values, rows, columns, stored = _entries(arrays, self.shape[0])
-            entries = (values[stored], (rows[stored], columns[stored]))
-            A = scipy.sparse.csr_array(entries, shape=self.shape)  # sums entries that are given several times
+            A = _matrix(arrays, self.shape)
             system = system_for(A, b.shape[1] if b.ndim == 2 else 1, self.options)
         return DifferentiableSystem(system, self.rtol, self.maxiter)
 
@@ -135,9 +136,30 @@ class _Source:
         return adjoint, of_values
 
 
+def _arrays(A: Any, name: str) -> _Arrays:
+    """Return the arrays of a sparse matrix; of other matrices none."""
+    if not is_sparse_of_jax(A):
+        if _traced(A):
+            raise InputError(
+                f"{name} is a dense array that JAX traces; give a BCSR or BCOO matrix, whose values pass gradients on"
+            )
+        return ()
+    check_sparse_of_jax(A)
+    return (A.data, A.indices, *([A.indptr] if hasattr(A, "indptr") else []))
+
+
+def _matrix(arrays: _Arrays, shape: tuple[int, int]) -> scipy.sparse.csr_array:
+    values, rows, columns, stored = _entries(arrays, shape[0])
+    entries = (values[stored], (rows[stored], columns[stored]))
+    return scipy.sparse.csr_array(entries, shape=shape)  # sums entries that are given several times
+
+
 def _entries(arrays: _Arrays, n: int) -> _Arrays:
     """Return values, rows and columns of the entries, and which of them are of the matrix: others fill the arrays up."""
-    values, indices, *offsets = map(np.asarray, arrays)
+    values, *places = map(np.asarray, arrays)
+    if not places:  # a diagonal
+        return values, np.arange(n), np.arange(n), np.ones(n, dtype=bool)
+    indices, *offsets = places
     if not offsets:
         rows, columns = indices.T
         return values, rows, columns, (rows < n) & (columns < n)
@@ -202,3 +224,117 @@ def _nothing() -> None:
 
 
 _solve.defvjp(_forward, _backward)
+
+
+def eigsh(K: Any, k: int = 10, M: Any = None, **options: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the k lowest eigenvalues of ``K x = lambda M x``, which JAX differentiates, and their vectors.
+
+    Parameters
+    ----------
+    K : BCSR or BCOO matrix, PreparedSystem, or any matrix of :func:`penstock.eigsh`
+        The values of a BCSR or BCOO matrix get gradients: ``x_i x_j`` for the entry (i, j), which is symmetric as K is.
+    k : int
+    M : None, JAX array (n,), BCSR or BCOO matrix, or any mass of :func:`penstock.eigsh`
+        The values of JAX arrays get gradients: ``-lambda x_i x_j``.
+    **options
+        Those of :func:`penstock.eigsh`, or of :meth:`PreparedSystem.eigsh`. Gradients are accurate to about ``tol`` over the
+        relative distance to the next eigenvalue.
+
+    Returns
+    -------
+    values : array, (k,)
+    vectors : array, (n, k)
+        M-orthonormal. They pass no gradients on. Both are of float64 where JAX has it enabled.
+
+    Raises
+    ------
+    NotConvergedError
+        If the modes are not accurate.
+    InputError
+        If an argument is not usable; when gradients are computed, if equal eigenvalues have different ones or do not all belong
+        to the k lowest, or if a second derivative is asked for.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, penstock.jax
+    >>> from jax.experimental.sparse import BCOO
+    >>> places = jnp.array([[0, 0], [1, 1]])
+    >>> def second(stiffness, masses):
+    ...     K = BCOO((stiffness, places), shape=(2, 2))
+    ...     return penstock.jax.eigsh(K, 2, masses, device="cpu")[0][1]
+    >>> gradients = jax.grad(second, argnums=(0, 1))(jnp.array([2.0, 4.0]), jnp.array([1.0, 0.5]))
+    >>> [gradient.round(4).tolist() for gradient in gradients]
+    [[0.0, 2.0], [0.0, -16.0]]
+    """
+    of_k = _arrays(K, "K")
+    diagonal = isinstance(M, jax.Array) and M.ndim == 1
+    of_m = (M,) if diagonal else _arrays(M, "M")
+    n = K.shape[0] if hasattr(K, "shape") else as_given_matrix(K).rows
+    search = _Search(None if of_k else K, int(n), k, None if of_m else M, options)
+    values, vectors = _modes(search, of_k, of_m)
+    return values, jax.lax.stop_gradient(vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """What is looked for: K and M, unless they are made of arrays of JAX; its methods run on the host."""
+
+    K: Any
+    n: int
+    k: int
+    M: Any
+    options: dict[str, Any]
+
+    def forward(self, of_k: _Arrays, of_m: _Arrays) -> _Arrays:
+        """Return values and vectors, the next value or NaN, and how many values are zero."""
+        shape = (self.n, self.n)
+        K, M = _matrix(of_k, shape) if of_k else self.K, self.M
+        if of_m:
+            M = np.asarray(of_m[0]) if len(of_m) == 1 else _matrix(of_m, shape)
+        modes = accurate_modes(K, self.k, M, self.options)
+        following = np.nan if modes.next_value is None else modes.next_value
+        found = (modes.values, device_of(modes.vectors).to_host(modes.vectors), following, modes.zeros)
+        return tuple(np.asarray(one, like.dtype) for one, like in zip(found, self.results, strict=True))
+
+    @property
+    def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What :meth:`forward` returns."""
+        of_float = jax.dtypes.canonicalize_dtype(np.float64)
+        shapes = ((self.k,), of_float), ((self.n, self.k), of_float), ((), of_float), ((), jnp.int32)
+        return tuple(jax.ShapeDtypeStruct(*one) for one in shapes)
+
+    def backward(self, of_k: _Arrays, of_m: _Arrays, found: _Arrays, gradient: Any) -> _Arrays:
+        """Return the gradients of the values of K and M, of those that are arrays of JAX."""
+        values, X, following, zeros = map(np.asarray, found)
+        weights = values_of_cluster(values, int(zeros), float(following), np.asarray(gradient))
+        gradients = []
+        for arrays, of_each in ((of_k, weights), (of_m, -weights * values)):
+            if arrays:
+                entries, rows, columns, stored = _entries(arrays, self.n)
+                of_entries = np.zeros_like(entries)
+                of_entries[stored] = eigenvalues_gradient(rows[stored], columns[stored], X, of_each)
+                gradients.append(of_entries)
+        return tuple(gradients)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _modes(search: _Search, of_k: _Arrays, of_m: _Arrays) -> Any:
+    return _find(search, of_k, of_m)[0]
+
+
+def _find(search: _Search, of_k: _Arrays, of_m: _Arrays) -> tuple[Any, Any]:
+    count = len(of_k)
+    found = _on_host(lambda *arrays: search.forward(arrays[:count], arrays[count:]), search.results, *of_k, *of_m)
+    return found[:2], (of_k, of_m, found)
+
+
+def _pull_back(search: _Search, residuals: tuple[Any, ...], gradients: _Arrays) -> tuple[Any, Any]:
+    of_k, of_m, found = residuals
+    results = tuple(_like(arrays[0]) for arrays in (of_k, of_m) if arrays)
+    if not results:
+        return (), ()
+    of_values = list(_on_host(search.backward, results, of_k, of_m, found, gradients[0]))
+    return tuple((of_values.pop(0), *[None] * len(arrays[1:])) if arrays else () for arrays in (of_k, of_m))  # type: ignore[return-value]
+
+
+_modes.defvjp(_find, _pull_back)

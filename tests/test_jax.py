@@ -156,3 +156,56 @@ def test_arguments_that_cannot_pass_gradients_on_are_refused():
         solve(LINE, jnp.arange(N))
     with pytest.raises(penstock.InputError, match="1 batch and 0 dense dimensions"):
         solve(BCOO.fromdense(jnp.ones((2, 2, 2)), n_batch=1), vector())
+
+
+class TestEigsh:
+    """Derivatives of eigenvalues; each problem has simple ones."""
+
+    masses = 1.0 + np.random.default_rng(5).random(N)
+
+    @staticmethod
+    def lowest(values, masses, kind=BCSR, k=3):
+        return penstock.jax.eigsh(matrix(values, kind), k, masses, device="cpu")[0]
+
+    @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+    @pytest.mark.parametrize("kind", [BCSR, BCOO])
+    @pytest.mark.parametrize("of_mass", ["diagonal", "matrix"])
+    def test_gradients_are_those_of_finite_differences(self, wrap, kind, of_mass):
+        weights = jnp.array([0.7, -1.0, 0.3])
+        start = self.masses if of_mass == "diagonal" else LINE.data + 9.0 * (ROWS == COLUMNS)
+
+        def loss(values, masses):
+            M = masses if of_mass == "diagonal" else matrix(masses, kind)
+            return weights @ self.lowest(values, M, kind) ** 2
+
+        arguments = jnp.asarray(LINE.data), jnp.asarray(start)
+        gradients = wrap(jax.grad(loss, argnums=(0, 1)))(*arguments)
+        for number, gradient in enumerate(gradients):
+            change = np.random.default_rng(number + 1).normal(size=gradient.shape)
+            steps = [list(arguments), list(arguments)]
+            for sign, moved in zip((1, -1), steps, strict=True):
+                moved[number] = moved[number] + sign * 1e-5 * change
+            difference = (loss(*steps[0]) - loss(*steps[1])) / 2e-5
+            np.testing.assert_allclose((gradient * change).sum(), difference, rtol=1e-5)
+
+    def test_vectors_pass_no_gradients_on(self):
+        def loss(values):
+            return penstock.jax.eigsh(matrix(values), 2, device="cpu")[1].sum()
+
+        assert not jax.grad(loss)(jnp.asarray(LINE.data)).any()
+
+    def test_a_matrix_that_is_not_of_jax_leaves_the_gradient_of_the_masses(self):
+        gradient = jax.grad(lambda m: penstock.jax.eigsh(LINE, 1, m, device="cpu")[0][0])(jnp.asarray(self.masses))
+        values, vectors = penstock.eigsh(LINE, 1, self.masses, device="cpu")
+        np.testing.assert_allclose(gradient, -values[0] * vectors[:, 0] ** 2, rtol=1e-9)
+
+    def test_second_derivatives_are_refused(self):
+        gradient = jax.grad(lambda values: self.lowest(values, None)[0])
+        with pytest.raises(penstock.InputError, match="only first derivatives"):
+            jax.grad(lambda values: gradient(values).sum())(jnp.asarray(LINE.data))
+
+    def test_plain_eigsh_refuses_what_is_traced(self):
+        with pytest.raises(penstock.InputError, match=r"K is traced by JAX, .*penstock\.jax\.eigsh"):
+            jax.grad(lambda values: penstock.eigsh(matrix(values), 1).values[0])(jnp.asarray(LINE.data))
+        with pytest.raises(penstock.InputError, match=r"M is traced by JAX, .*penstock\.jax\.eigsh"):
+            jax.grad(lambda m: penstock.eigsh(LINE, 1, m).values[0])(jnp.asarray(self.masses))

@@ -10,6 +10,7 @@ import penstock
 torch = pytest.importorskip("torch")
 
 import penstock.torch  # noqa: E402 - needs Torch
+from penstock.fem import Cantilever  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # CSR is called a beta feature
 
@@ -135,3 +136,65 @@ def test_gradients_on_a_gpu(of_matrix):
     v, b = values(), right_hand_side(3)
     penstock.torch.solve(torch.sparse_coo_tensor(PLACES, v, (N, N)), b, device="cpu").square().sum().backward()
     torch.testing.assert_close(gradients, (v.grad, b.grad), rtol=1e-6, atol=1e-9)
+
+
+class TestEigsh:
+    """Derivatives of eigenvalues; those of each problem are simple."""
+
+    masses = 1.0 + np.random.default_rng(5).random(N)
+
+    @pytest.mark.parametrize("layout", ["coo", "csr"])
+    @pytest.mark.parametrize("of_mass", ["diagonal", "matrix"])
+    def test_gradients_are_those_of_finite_differences(self, layout, of_mass):
+        start = self.masses if of_mass == "diagonal" else LINE.data + 9.0 * (LINE.coords[0] == LINE.coords[1])
+        masses = torch.tensor(start).requires_grad_()
+
+        def lowest(v, m):
+            M = m if of_mass == "diagonal" else matrix(m, layout)
+            return penstock.torch.eigsh(matrix(v, layout), 3, M, device="cpu")[0]
+
+        assert torch.autograd.gradcheck(lowest, (values(), masses), rtol=1e-5, atol=1e-7)
+
+    def test_gradients_of_a_larger_problem_by_iterations(self):
+        beam = Cantilever(nodes=(17, 5, 6), dof=3, lengths=(4.0, 1.0, 1.3))
+        K, M, X = beam.matrix().to_csr(), beam.mass().to_csr(), beam.mesh.coordinates()
+        tensor = torch.sparse_csr_tensor(*map(torch.tensor, (K.indptr, K.indices, K.data)), K.shape).requires_grad_()
+        found, vectors = penstock.torch.eigsh(tensor, 3, M, coordinates=X, tol=1e-8, device="cpu")
+        found[1].backward()
+        x = vectors[:, 1].numpy()
+        rows, columns = K.tocoo().coords
+        np.testing.assert_allclose(tensor.grad.values().numpy(), x[rows] * x[columns], rtol=1e-12, atol=1e-15)
+        assert not vectors.requires_grad
+
+    def test_types_and_devices(self):
+        v = values(dtype=torch.float32)
+        found, vectors = penstock.torch.eigsh(matrix(v), 2, torch.tensor(self.masses), device="cpu")
+        found.sum().backward()
+        assert (found.dtype, vectors.dtype, v.grad.dtype) == (torch.float64, torch.float64, torch.float32)
+
+    def test_second_derivatives_are_refused(self):
+        found, _ = penstock.torch.eigsh(matrix(v := values()), 2, device="cpu")
+        with pytest.raises(penstock.InputError, match="only first derivatives"):
+            torch.autograd.grad(found[0], v, create_graph=True)
+
+    def test_plain_eigsh_refuses_what_requires_gradients(self):
+        with pytest.raises(penstock.InputError, match=r"K requires gradients, .*penstock\.torch\.eigsh"):
+            penstock.eigsh(matrix(values()), 1)
+        with pytest.raises(penstock.InputError, match=r"M requires gradients, .*penstock\.torch\.eigsh"):
+            penstock.eigsh(LINE, 1, torch.tensor(self.masses).requires_grad_())
+        assert penstock.eigsh(LINE, 1, torch.tensor(self.masses), device="cpu").converged
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not gpu_count() or not torch.cuda.is_available(), reason="no CUDA device")
+    def test_gradients_on_a_gpu(self):
+        beam = Cantilever(nodes=(17, 5, 6), dof=3, lengths=(4.0, 1.0, 1.3))
+        K, M, X = beam.matrix().to_csr(), beam.mass().to_csr(), beam.mesh.coordinates()
+        gradients = []
+        for device in ("cuda", "cpu"):
+            arrays = (torch.tensor(of, device=device) for of in (K.indptr, K.indices, K.data))
+            tensor = torch.sparse_csr_tensor(*arrays, K.shape).requires_grad_()
+            found, vectors = penstock.torch.eigsh(tensor, 3, M, coordinates=X, tol=1e-8, device=device)
+            found[1].backward()
+            assert vectors.device.type == device
+            gradients.append(tensor.grad.values().cpu())
+        torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-8)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.driver.argument_checks import OnFailure, checked_failure, checked_options, unknowns_of_a_node
+from penstock.driver.foreign import as_matrix, is_sparse_of_jax, refuse_gradients
 from penstock.driver.inputs import GivenMatrix, as_given_matrix
 from penstock.driver.made_matrix import with_coordinates
 from penstock.driver.modes_search import ModesSearch, modes_method
@@ -36,12 +37,18 @@ from penstock.spmv import (
     NotConvergedWarning,
     parse_nbytes,
 )
+from penstock.spmv.foreign import is_foreign
 from penstock.streaming.stores.whole import read_whole
 
 # Up to this many unknowns the problem is dense; up to the second number if the block would be a large part of all vectors.
 _DENSE_ROWS, _MOST_DENSE_ROWS, _LARGE_PART = 1200, 6000, 4
 # Nodes of an aggregate, the first that give the coarse level at least this many unknowns for a vector of the block.
 _AGGREGATE_NODES, _COARSE_SHARE = (125, 64, 27, 8), 4
+# The degree of the polynomial that needs the fewest iterations. Those of a lower degree take fewer products, but as much time, as
+# an iteration has much to do beside them, and more passes.
+_DEGREE = 9
+# What errors name for matrices through which Torch or JAX differentiates.
+_CALL = "eigsh(K, k, M)"
 
 
 def eigsh(
@@ -124,7 +131,8 @@ def eigsh(
     clock = CallClock(RichReporter.on_terminal() if progress else Reporter())
     with clock.running():
         with clock.part("read"):
-            given = as_given_matrix(K)
+            refuse_gradients(K, "K", _CALL)
+            given, M = as_given_matrix(K), _as_given_mass(M)
         if given.kind == "elements":
             options = with_coordinates(given.matrix, "auto", "auto", options)
         if k > given.rows:
@@ -159,10 +167,16 @@ def eigsh_of_system(
         raise InputError(
             f"k = {k} is too large a part of {n} modes for iterations; penstock.eigsh leaves small problems to LAPACK"
         )
-    search = ModesSearch(int(k), M, float(tol), int(maxiter), monitor, clock)
+    search = ModesSearch(int(k), _as_given_mass(M), float(tol), int(maxiter), monitor, clock)
     with system.A.device.current():
         modes = search.iteratively(system)
     return _judged(_explained(modes, clock), on_failure)
+
+
+def _as_given_mass(M: Any) -> Any:
+    """Return M as something of NumPy, CuPy, SciPy or penstock."""
+    refuse_gradients(M, "M", _CALL)
+    return as_matrix(M) if is_foreign(M) or is_sparse_of_jax(M) else M
 
 
 def _check_numbers(k: Any, tol: Any, maxiter: Any, which: Any, monitor: Any) -> None:
@@ -223,7 +237,8 @@ def _request(
                 "coordinates and near_null_space are options of the preconditioner's specification; give them there"
             )
     elif isinstance(preconditioner, str) and preconditioner in ("auto", "smoothed_aggregation"):
-        spec = SmoothedAggregationSpec(aggregate_nodes=_aggregate_nodes(given, columns, block_size, options), **options)
+        nodes = _aggregate_nodes(given, columns, block_size, options)
+        spec = SmoothedAggregationSpec(degree=_DEGREE, aggregate_nodes=nodes, **options)
     else:
         raise InputError(
             f"preconditioner must be 'auto' or a SmoothedAggregationSpec, as modes need a coarse level, not {preconditioner!r}"

@@ -14,15 +14,15 @@ from penstock.spmv.foreign import as_array
 from penstock.spmv.formats.limits import INT32_MAX
 
 
-def refuse_gradients(value: Any, name: str) -> None:
-    """Refuse a tensor whose gradients Torch records, and what JAX traces: a plain solve would lose them."""
+def refuse_gradients(value: Any, name: str, call: str = "solve(A, b)") -> None:
+    """Refuse a tensor whose gradients Torch records, and what JAX traces: the plain call would lose them."""
     jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
     if jax is not None and isinstance(value.data if is_sparse_of_jax(value) else value, jax.core.Tracer):
-        raise InputError(f"{name} is traced by JAX, for gradients or jit; use penstock.jax.solve(A, b)")
+        raise InputError(f"{name} is traced by JAX, for gradients or jit; use penstock.jax.{call}")
     if torch is not None and getattr(value, "requires_grad", False) is True and torch.is_grad_enabled():
         raise InputError(
-            f"{name} requires gradients, which this solve would lose; use penstock.torch.solve(A, b), or give {name}.detach() "
-            "if they are not needed"
+            f"{name} requires gradients, which this call would lose; use penstock.torch.{call}, or give {name}.detach() if they "
+            "are not needed"
         )
 
 

@@ -128,12 +128,11 @@ def _by_iterations(level: CoarseLevel, mass: BsrMatrix, free: Array, count: int)
         new = xp.zeros((n, 0)) if R is None else _without(level.solve(R), free, of_free)
         F = xp.ascontiguousarray(xp.concatenate([X, Q, new], axis=1))
         of_k, of_m = A.apply(F), mass.apply(F)
-        gram_k, gram_m = _host(level, F.T @ of_k), _host(level, F.T @ of_m)
-        largest = np.trace(gram_k) / np.trace(gram_m) if values is None else values.max()
+        gram_k, gram_m = F.T @ of_k, F.T @ of_m
+        largest = gram_k.trace() / gram_m.trace() if values is None else values.max()
         pairs = ritz_pairs(gram_k, gram_m, count, SHIFT * float(largest))
-        values, now = pairs.values, A.device.asarray(pairs.coefficients)
-        directions = new_directions(gram_k, gram_m, pairs, slice(None), slice(0, X.shape[1]))
-        Q = F @ A.device.asarray(directions)
+        values, now = pairs.values, pairs.coefficients
+        Q = F @ new_directions(gram_k, gram_m, pairs, slice(None), slice(0, X.shape[1]))
         of_kx, of_mx = of_k @ now, of_m @ now
         X = xp.ascontiguousarray(F @ now)
         scales = A.device.asarray(values)

@@ -60,23 +60,18 @@ class Found:
     of_mass: Array
     below_k: Array  # P^T K X
     below_m: Array
-    gram_k: Matrix  # X^T K X
-    gram_m: Matrix
+    gram_k: Array  # X^T K X
+    gram_m: Array
     values: Matrix
     residuals: Matrix
     errors: Matrix  # norms of K x - lambda M x in that of the inverse of M
 
     def joined(self, other: Found) -> Found:
         """Return these modes and others, which were found later."""
-        xp, host = device_of(other.vectors).xp, device_of(other.vectors).to_host
-        of_m = host(self.vectors.T @ other.of_mass)
-        gram_k, gram_m = (
-            np.block([[one, cross], [cross.T, further]])
-            for one, cross, further in (
-                (self.gram_k, of_m * other.values, other.gram_k),
-                (self.gram_m, of_m, other.gram_m),
-            )
-        )
+        device = device_of(other.vectors)
+        xp, of_m = device.xp, self.vectors.T @ other.of_mass
+        gram_k = _bordered(self.gram_k, of_m * device.asarray(other.values), other.gram_k)
+        gram_m = _bordered(self.gram_m, of_m, other.gram_m)
         vectors, of_mass, below_k, below_m = (
             xp.concatenate([getattr(part, name) for part in (self, other)], axis=1)
             for name in ("vectors", "of_mass", "below_k", "below_m")
@@ -107,8 +102,8 @@ class ModesIteration:
     c_q: Array | None = None
     below_k_q: Array | None = None
     below_m_q: Array | None = None
-    gram_k_q: Matrix = field(default_factory=lambda: np.empty((0, 0)))
-    gram_m_q: Matrix = field(default_factory=lambda: np.empty((0, 0)))
+    gram_k_q: Array | None = None
+    gram_m_q: Array | None = None
 
     @property
     def columns(self) -> int:
@@ -156,8 +151,7 @@ class ModesIteration:
 
     def forget_directions(self) -> None:
         """Go on from the vectors X alone."""
-        self.c_q = self.below_k_q = self.below_m_q = None
-        self.gram_k_q = self.gram_m_q = np.empty((0, 0))
+        self.c_q = self.below_k_q = self.below_m_q = self.gram_k_q = self.gram_m_q = None
         self.sweep.Q[...] = 0.0
 
     def measure(self) -> None:
@@ -179,7 +173,8 @@ class ModesIteration:
         """Take the Rayleigh-Ritz step, and advance X and Q."""
         basis = _Basis(self, below, active)
         sigma = max(self.sigma, SHIFT * float(self.values.max()))
-        xp, E, zeros = self.sweep.K.device.xp, self.coarse.free, int(self.coarse.free.shape[1])
+        device, E, zeros = self.sweep.K.device, self.coarse.free, int(self.coarse.free.shape[1])
+        xp = device.xp
         for correction in range(_CORRECTIONS + 1):
             grams = basis.grams(E)
             number = np.arange(len(grams[0]))
@@ -189,10 +184,11 @@ class ModesIteration:
             of_k, of_m = (others.T @ gram @ others for gram in grams)
             small = ritz_pairs(of_k, of_m, self.columns, sigma)
             pairs = small._replace(coefficients=others @ small.coefficients)
-            moving = np.flatnonzero(active[: len(pairs.values)])
+            numbers = np.flatnonzero(active[: len(pairs.values)])
+            moving = device.asarray(numbers)
             if correction == _CORRECTIONS:
                 break
-            e = self._correction(basis, E, RitzPairs(pairs.values[moving], pairs.coefficients[:, moving], pairs.shift))
+            e = self._correction(basis, E, RitzPairs(pairs.values[numbers], pairs.coefficients[:, moving], pairs.shift))
             E = xp.ascontiguousarray(xp.concatenate([E, e], axis=1))
         B = others @ new_directions(of_k, of_m, small, moving, slice(0, self.columns))
         self._advance(basis, E, pairs, B, grams)
@@ -200,8 +196,7 @@ class ModesIteration:
     def _correction(self, basis: _Basis, E: Array, pairs: RitzPairs) -> Array:
         """Return the corrections by the coarse level of the Ritz vectors, of unit M-norm."""
         device, level = self.sweep.K.device, self.sweep.M.level
-        A = device.asarray(pairs.coefficients)
-        F, EA = A[: basis.size], A[basis.size :]
+        F, EA = pairs.coefficients[: basis.size], pairs.coefficients[basis.size :]
         values = device.asarray(pairs.values)
         r = basis.below_k @ F - (basis.below_m @ F) * values
         if E.shape[1]:
@@ -212,13 +207,13 @@ class ModesIteration:
         squares = (e.T @ self.coarse.mass.apply(e)).diagonal()
         return e / device.xp.sqrt(device.xp.where(squares > 0, squares, 1.0))
 
-    def _advance(self, basis: _Basis, E: Array, pairs: RitzPairs, B: Matrix, grams: tuple[Matrix, Matrix]) -> None:
+    def _advance(self, basis: _Basis, E: Array, pairs: RitzPairs, B: Array, grams: tuple[Array, Array]) -> None:
         """Set the coarse parts and small matrices of X and Q to those of the new vectors, and combine the fine ones."""
         device, columns, count = self.sweep.K.device, self.columns, len(pairs.values)
         xp = device.xp
-        A = np.zeros((len(B), columns))
+        A = xp.zeros((len(B), columns))
         A[:, :count] = pairs.coefficients
-        both = device.asarray(np.concatenate([A, B], axis=1))
+        both = xp.concatenate([A, B], axis=1)
         F, of_e = both[: basis.size], both[basis.size :]
         e = xp.ascontiguousarray(E @ of_e)
         below_k = basis.below_k @ F + self.sweep.M.level.A.apply(e)
@@ -247,15 +242,16 @@ class ModesIteration:
 
     def found(self, chosen: slice) -> Found:
         """Return some of the columns as modes that are found, with the residuals of the last pass."""
-        sweep, xp, host = self.sweep, self.sweep.K.device.xp, self.sweep.K.device.to_host
+        sweep, xp = self.sweep, self.sweep.K.device.xp
         values = self.values[chosen].copy()
+        on_device = sweep.K.device.asarray(values)
         X, of_mass, f, below_m = (
             xp.ascontiguousarray(of[:, chosen]) for of in (sweep.X, sweep.of_mass, sweep.f, self.below_m)
         )
-        gram_m = host(X.T @ of_mass)
-        gram_k = gram_m * values - host(X.T @ f)
+        gram_m = X.T @ of_mass
+        gram_k = gram_m * on_device - X.T @ f
         # P^T f is left out: it is as small as the residuals.
-        below_k = below_m * sweep.K.device.asarray(values)
+        below_k = below_m * on_device
         errors = mass_norms(sweep.mass, f)
         return Found(X, of_mass, below_k, below_m, gram_k, gram_m, values, self.residuals[chosen].copy(), errors)
 
@@ -310,7 +306,7 @@ class _Basis:
 
     def __init__(self, state: ModesIteration, below: tuple[Array, Array, Array], active: Matrix) -> None:
         sweep, device, locked = state.sweep, state.sweep.K.device, state.locked
-        xp, values = device.xp, state.values
+        xp, values = device.xp, device.asarray(state.values)
         below_f, below_u, below_t = below
         moving = device.asarray(np.flatnonzero(active))
         m, u, t = sweep.m, sweep.u, sweep.t
@@ -320,7 +316,7 @@ class _Basis:
         self._q = 0 if state.c_q is None else int(state.c_q.shape[1])
         Q = sweep.Q[:, : self._q]
         self.locked = 0 if locked is None else int(locked.vectors.shape[1])
-        below_k_x = state.below_m * device.asarray(values) - below_f
+        below_k_x = state.below_m * values - below_f
         coarse = [xp.zeros_like(state.c), *([] if state.c_q is None else [state.c_q]), xp.zeros_like(below_u)]
         of_k, of_m = [below_k_x, below_u], [state.below_m, below_t]
         if state.c_q is not None:
@@ -335,20 +331,20 @@ class _Basis:
         self.below_k, self.below_m, self.coarse = (xp.concatenate(parts, axis=1) for parts in (of_k, of_m, coarse))
         self.size = int(self.below_k.shape[1])
         self._device, self._level, self._mass = device, sweep.M.level, state.coarse.mass
-        # Inner products with M X, f, u and t of all fine vectors, in one list for one transfer.
+        # Inner products with M X, f, u and t of all fine vectors.
         images = [sweep.of_mass, sweep.f, u, t]
-        products = [[device.to_host(of.T @ image) for image in images] for of in self.fine]
+        products = [[of.T @ image for image in images] for of in self.fine]
         self._fill(state, products, below_k_x, below_u, below_t)
 
     def _fill(
-        self, state: ModesIteration, products: list[list[Matrix]], below_k_x: Array, below_u: Array, below_t: Array
+        self, state: ModesIteration, products: list[list[Array]], below_k_x: Array, below_u: Array, below_t: Array
     ) -> None:
         """Fill the Gram matrices of the fine directions."""
-        device, values, n_l, b = self._device, state.values, self.locked, state.columns
+        values, n_l, b = self._device.asarray(state.values), self.locked, state.columns
         n_q, n_m = self._q, int(below_u.shape[1])
         bounds = np.cumsum([0, n_l, b, n_q, n_m])
         L, X, Q, N = (slice(*bounds[i : i + 2]) for i in range(4))
-        self.gram_k, self.gram_m = np.zeros((self.size, self.size)), np.zeros((self.size, self.size))
+        self.gram_k, self.gram_m = (self._device.xp.zeros((self.size, self.size)) for _ in range(2))
         of = dict(zip("lxqm" if n_l else "xqm", products, strict=True))
         for key, place in (("l", L), ("x", X), ("q", Q), ("m", N)):
             if key not in of:
@@ -358,13 +354,13 @@ class _Basis:
             if key == "q" and n_q:  # the coarse part of Q
                 c_q = state.c_q
                 assert c_q is not None
-                kx = kx + device.to_host(c_q.T @ below_k_x)
-                mx = mx + device.to_host(c_q.T @ state.below_m)
-                u, t = u + device.to_host(c_q.T @ below_u), t + device.to_host(c_q.T @ below_t)
+                kx, mx = kx + c_q.T @ below_k_x, mx + c_q.T @ state.below_m
+                u, t = u + c_q.T @ below_u, t + c_q.T @ below_t
             if key in "lxq":
                 self._set(place, X, kx, mx)
             self._set(place, N, u, t)
-        self._set(Q, Q, state.gram_k_q, state.gram_m_q)
+        if n_q:
+            self._set(Q, Q, state.gram_k_q, state.gram_m_q)
         if state.locked is not None:
             self._set(L, L, state.locked.gram_k, state.locked.gram_m)
             if n_q:
@@ -372,27 +368,32 @@ class _Basis:
 
     def _set_locked_directions(self, state: ModesIteration, L: slice, Q: slice) -> None:
         """Set the products of found modes with the search directions, which are orthogonal to them but for rounding."""
-        locked, device, c_q = state.locked, self._device, state.c_q
+        locked, c_q = state.locked, state.c_q
         assert locked is not None
         assert c_q is not None
-        of_m = device.to_host(locked.of_mass.T @ state.sweep.Q[:, : self._q] + locked.below_m.T @ c_q)
-        self._set(L, Q, locked.values[:, None] * of_m, of_m)
+        of_m = locked.of_mass.T @ state.sweep.Q[:, : self._q] + locked.below_m.T @ c_q
+        self._set(L, Q, self._device.asarray(locked.values)[:, None] * of_m, of_m)
 
-    def _set(self, rows: slice, columns: slice, of_k: Matrix, of_m: Matrix) -> None:
+    def _set(self, rows: slice, columns: slice, of_k: Array, of_m: Array) -> None:
         for gram, of in ((self.gram_k, of_k), (self.gram_m, of_m)):
             gram[rows, columns] = of
-            gram[columns, rows] = np.asarray(of).T
+            gram[columns, rows] = of.T
 
-    def grams(self, E: Array) -> tuple[Matrix, Matrix]:
+    def grams(self, E: Array) -> tuple[Array, Array]:
         """Return the Gram matrices of the fine directions and of ``P E``."""
         if not E.shape[1]:
             return self.gram_k, self.gram_m
-        to_host = self._device.to_host
-        grams = []
-        for gram, below, A in ((self.gram_k, self.below_k, self._level.A), (self.gram_m, self.below_m, self._mass)):
-            cross, own = to_host(below.T @ E), to_host(E.T @ A.apply(E))
-            grams.append(np.block([[gram, cross], [cross.T, (own + own.T) / 2]]))
-        return grams[0], grams[1]
+        of_k = _bordered(self.gram_k, self.below_k.T @ E, E.T @ self._level.A.apply(E))
+        of_m = _bordered(self.gram_m, self.below_m.T @ E, E.T @ self._mass.apply(E))
+        return of_k, of_m
+
+
+def _bordered(A: Array, B: Array, C: Array) -> Array:
+    """Return ``[[A, B], [B^T, C]]``."""
+    n, size = len(A), len(A) + len(C)
+    whole = device_of(A).xp.empty((size, size))
+    whole[:n, :n], whole[:n, n:], whole[n:, :n], whole[n:, n:] = A, B, B.T, C
+    return whole
 
 
 def column_norms(vectors: Array) -> Matrix:

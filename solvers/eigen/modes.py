@@ -383,7 +383,7 @@ class _Search:
         values = np.diag(device.to_host(Z.T @ of_k)).copy()
         difference, nothing = of_k - of_m * device.asarray(values), xp.zeros((0, zeros))
         residuals, errors = column_norms(difference) / column_norms(of_m), mass_norms(self.mass, difference)
-        return Found(Z, of_m, nothing, nothing, np.diag(values), np.eye(zeros), values, residuals, errors)
+        return Found(Z, of_m, nothing, nothing, Z.T @ of_k, xp.eye(zeros), values, residuals, errors)
 
     def _result(
         self,

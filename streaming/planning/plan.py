@@ -172,12 +172,19 @@ class StreamPlan:
         """Return a lower bound of :meth:`estimated_solve_seconds` that needs no simulation."""
         return self._solve_seconds(least_sweep_seconds(self, self._rates_or_typical))
 
+    def estimated_solve_nbytes(self) -> float:
+        """Return about the bytes that a solve brings into the slots, in the unit of :meth:`estimated_solve_seconds`."""
+        return self._sweeps_of_solve * self.made_or_moved_nbytes(1)
+
+    @property
+    def _sweeps_of_solve(self) -> float:
+        """Expected sweeps, or their share of those without a polynomial."""
+        sweeps, expected = -(-self.workload.degree // self.powers_per_sweep), self.workload.iterations
+        return sweeps / iterations_saved(self.workload.degree) if expected is None else sweeps * expected
+
     def _solve_seconds(self, sweep_seconds: float) -> float:
-        sweeps = -(-self.workload.degree // self.powers_per_sweep)
-        expected = self.workload.iterations
-        if expected is None:
-            return sweeps * sweep_seconds / iterations_saved(self.workload.degree)
-        return sweeps * sweep_seconds * expected + self._starting_seconds
+        starting = 0.0 if self.workload.iterations is None else self._starting_seconds
+        return self._sweeps_of_solve * sweep_seconds + starting
 
     @property
     def _starting_seconds(self) -> float:

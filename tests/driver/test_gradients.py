@@ -6,7 +6,14 @@ import scipy.sparse
 
 import penstock
 from penstock.driver import gradients
-from penstock.driver.gradients import DifferentiableSystem, system_for, values_gradient
+from penstock.driver.gradients import (
+    DifferentiableSystem,
+    accurate_modes,
+    eigenvalues_gradient,
+    system_for,
+    values_gradient,
+    values_of_cluster,
+)
 from penstock.fem import Cantilever
 
 A = Cantilever(nodes=(4, 3, 2), dof=3).matrix("csr").to_csr()
@@ -87,3 +94,54 @@ def test_a_prepared_system_takes_no_options_of_the_set_up():
     assert system_for(system, 1, {}) is system
     with pytest.raises(penstock.InputError, match=r"give device, memory to penstock\.prepare"):
         system_for(system, 1, {"memory": "1 GiB", "device": "cpu"})
+
+
+def test_gradients_of_eigenvalues_agree_with_finite_differences():
+    rng = np.random.default_rng(2)
+    M = scipy.sparse.diags_array(1.0 + rng.random(N)).tocsr()
+    change = of_values(rng.normal(size=A.nnz) * abs(A.data))
+    change, of_mass = (change + change.T) / 2, scipy.sparse.diags_array(rng.normal(size=N))
+    modes = accurate_modes(A, 4, M, {"device": "cpu"})
+    weights = np.array([1.0, -2.0, 0.5, 0.25])
+    of_k = eigenvalues_gradient(ROWS, COLUMNS, modes.vectors, weights)
+    of_m = eigenvalues_gradient(np.arange(N), np.arange(N), modes.vectors, -modes.values * weights)
+    step = 1e-6
+
+    def loss(sign, k, m):
+        K, B = (A + sign * step * k * change).toarray(), (M + sign * step * m * of_mass).toarray()
+        return weights @ scipy.linalg.eigh(K, B, eigvals_only=True)[:4]
+
+    for of, given in (((1, 0), of_k @ np.asarray(change[ROWS, COLUMNS])), ((0, 1), of_m @ of_mass.diagonal())):
+        np.testing.assert_allclose(given, (loss(1, *of) - loss(-1, *of)) / (2 * step), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "zeros", "following", "gradient", "error"),
+    [
+        ([1.0, 2.0, 3.0], 0, 4.0, [1.0, 2.0, 3.0], None),
+        ([1.0, 2.0, 2.0], 0, np.nan, [1.0, 5.0, 5.0], None),
+        ([1.0, 2.0, 2.0], 0, 3.0, [1.0, 5.0, 4.0], "eigenvalues 2 to 3 are equal"),
+        ([1.0, 2.0], 0, 2.0, [0.0, 1.0], "eigenvalue 2 has the gradient 1, but the next one is equal"),
+        ([1.0, 2.0], 0, 2.0, [1.0, 0.0], None),
+        ([-1e-15, 3e-15, 1.0], 2, 2.0, [0.0, 0.0, 1.0], None),
+        ([-1e-15, 3e-15, 1.0], 2, 2.0, [1.0, 0.0, 1.0], "eigenvalues 1 to 2 are equal"),
+        ([0.0, 0.0], 2, 1.0, [1.0, 1.0], None),
+        ([1.0], 0, np.nan, [1.0], None),
+    ],
+)
+def test_equal_eigenvalues_have_no_derivatives_of_their_own(values, zeros, following, gradient, error):
+    arguments = (np.array(values), zeros, following, np.array(gradient))
+    if error is None:
+        assert np.array_equal(values_of_cluster(*arguments), gradient)
+    else:
+        with pytest.raises(penstock.InputError, match=error):
+            values_of_cluster(*arguments)
+
+
+def test_modes_that_are_not_accurate_have_no_gradients():
+    beam = Cantilever(nodes=(17, 6, 6), dof=3)
+    options = {"coordinates": beam.mesh.coordinates(), "device": "cpu"}
+    with pytest.raises(penstock.NotConvergedError):
+        accurate_modes(beam.matrix(), 2, beam.mass(), {**options, "maxiter": 1})
+    with pytest.raises(penstock.InputError, match="leave out on_failure"):
+        accurate_modes(beam.matrix(), 2, beam.mass(), {**options, "on_failure": "return"})
