@@ -18,15 +18,15 @@ from __future__ import annotations
 import functools
 import gc
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from peer import seconds_of
+from pool_peak import peak_of_pool
 from record import argument_parser, printed, record, write
 
 import penstock
@@ -159,26 +159,6 @@ def solve(name: str, nodes: tuple[int, int, int], device: Device, limits: dict[s
         **made,
     )
     return printed(entry, "solve")
-
-
-@contextmanager
-def peak_of_pool() -> Iterator[list[int]]:
-    """Look every 20 ms at the bytes that CuPy's pool has handed out, and hold the most of them."""
-    import cupy
-
-    pool, most, ended = cupy.get_default_memory_pool(), [0], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.02):
-            most[0] = max(most[0], pool.used_bytes())
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield most
-    finally:
-        ended.set()
-        thread.join()
 
 
 def large(path: Path, limits: dict[str, float]) -> dict[str, Any]:

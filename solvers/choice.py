@@ -31,6 +31,8 @@ class MethodChoice:
         Whether the matrix must be positive definite.
     largest_block : int, optional
         The most vectors that it iterates together, if the blocks of right-hand sides do not limit it.
+    iterates : str
+        What plans call one of these vectors.
 
     Examples
     --------
@@ -44,6 +46,12 @@ class MethodChoice:
     workspace_nbytes: Callable[[int, int, Any], int]
     definite: bool = True
     largest_block: int | None = None
+    iterates: str = "right-hand side"
+
+    def described(self, together: int) -> str:
+        """Return what plans say of the method with a number of vectors."""
+        vectors = f"blocks of {together} {self.iterates}s" if together > 1 else f"one {self.iterates}"
+        return f"{self.label} for {vectors}"
 
 
 #: All of them by name; packages add theirs in the entry point group ``penstock.methods``.

@@ -22,8 +22,15 @@ from penstock.fem import (
     TwoPhaseMaterial,
     UniformMaterial,
 )
-from penstock.solvers import METHODS, PRECONDITIONERS, PreconditionerSpec, method_named, preconditioner_spec
-from penstock.solvers.eigen.modes import block_columns
+from penstock.solvers import (
+    METHODS,
+    PRECONDITIONERS,
+    PreconditionerSpec,
+    SmoothedAggregationSpec,
+    method_named,
+    preconditioner_spec,
+)
+from penstock.solvers.eigen.modes import block_columns, with_modes_degree
 from penstock.spmv import NodeMatrix
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
 
@@ -383,8 +390,10 @@ class Experiment(Section):
     @property
     def preconditioner(self) -> PreconditionerSpec:
         """The preconditioner, with the blocks of the unknowns of a node and the nodes of the mesh."""
-        mesh = self.cantilever().mesh
-        return self.solver.spec(self.model.dof).with_nodes(mesh.coordinates, mesh.node_counts)
+        mesh, spec = self.cantilever().mesh, self.solver.spec(self.model.dof)
+        if self.analysis.is_modes and isinstance(spec, SmoothedAggregationSpec):
+            spec = with_modes_degree(spec)
+        return spec.with_nodes(mesh.coordinates, mesh.node_counts)
 
     @property
     def on_arrival(self) -> bool:

@@ -29,7 +29,7 @@ from penstock.driver.progress import CallClock, Reporter, RichReporter, time_fac
 from penstock.driver.request import Request
 from penstock.solvers import SmoothedAggregationSpec
 from penstock.solvers.amg.modes import check_shape_of_modes
-from penstock.solvers.eigen.modes import Monitor, block_columns
+from penstock.solvers.eigen.modes import Monitor, block_columns, with_modes_degree
 from penstock.solvers.eigen.result import Modes, ModesReason
 from penstock.spmv import (
     CPU,
@@ -42,11 +42,11 @@ from penstock.streaming.stores.whole import read_whole
 
 # Up to this many unknowns the problem is dense; up to the second number if the block would be a large part of all vectors.
 _DENSE_ROWS, _MOST_DENSE_ROWS, _LARGE_PART = 1200, 6000, 4
-# Nodes of an aggregate, the first that give the coarse level at least this many unknowns for a vector of the block.
-_AGGREGATE_NODES, _COARSE_SHARE = (125, 64, 27, 8), 4
-# The degree of the polynomial that needs the fewest iterations. Those of a lower degree take fewer products, but as much time, as
-# an iteration has much to do beside them, and more passes.
-_DEGREE = 9
+# Nodes of an aggregate, the first that give the coarse level enough unknowns for each vector of the block: of plates few unknowns
+# represent the wanted modes badly. The smallest aggregates make an expensive coarse level, for want of others only.
+_AGGREGATE_NODES, _COARSE_SHARE, _LEAST_SHARE = (125, 64, 27, 8), 60, 4
+# Why there is a coarse level, in plans.
+_WHY = "modes need a coarse level"
 # What errors name for matrices through which Torch or JAX differentiates.
 _CALL = "eigsh(K, k, M)"
 
@@ -230,6 +230,7 @@ def _request(
     columns = block_columns(k, place.kind)
     if (modes := options.get("near_null_space")) is not None:
         check_shape_of_modes(np.shape(modes), given.rows)
+    why = "as requested"
     if isinstance(preconditioner, SmoothedAggregationSpec):
         spec = preconditioner
         if options:
@@ -238,18 +239,19 @@ def _request(
             )
     elif isinstance(preconditioner, str) and preconditioner in ("auto", "smoothed_aggregation"):
         nodes = _aggregate_nodes(given, columns, block_size, options)
-        spec = SmoothedAggregationSpec(degree=_DEGREE, aggregate_nodes=nodes, **options)
+        spec, why = SmoothedAggregationSpec(aggregate_nodes=nodes, **options), _WHY
     else:
         raise InputError(
             f"preconditioner must be 'auto' or a SmoothedAggregationSpec, as modes need a coarse level, not {preconditioner!r}"
         )
+    spec = with_modes_degree(spec)
     if block_size == "auto" and spec.block_size != 1:
         block_size = spec.block_size
     coordinates = None if callable(spec.coordinates) else spec.coordinates
     block_size = unknowns_of_a_node(given.rows, block_size, coordinates)
     method = modes_method(_mass_nbytes(M, given.rows))
     room = None if memory is None else parse_nbytes(memory)
-    return Request(place, columns, room, spec, block_size, options, given.name, method=method, precision="float64")
+    return Request(place, columns, room, spec, block_size, options, given.name, method=method, why=why)
 
 
 def _mass_nbytes(M: Any, n: int) -> int:
@@ -270,10 +272,10 @@ def _aggregate_nodes(
         of_aggregate = 1 if np.ndim(modes) == 1 else int(np.shape(modes)[1])
     elif points is not None and size > 1:
         of_aggregate = 6 if np.shape(points)[1] == 3 else 3
-    nodes = given.rows // size
-    for count in _AGGREGATE_NODES:
-        if nodes // count * of_aggregate >= _COARSE_SHARE * columns:
-            break
+    shares = {count: given.rows // size // count * of_aggregate / columns for count in _AGGREGATE_NODES}
+    *usual, smallest = _AGGREGATE_NODES
+    count = next((count for count in usual if shares[count] >= _COARSE_SHARE), usual[-1])
+    count = count if shares[count] >= _LEAST_SHARE else smallest
     return "auto" if count == _AGGREGATE_NODES[0] else count
 
 

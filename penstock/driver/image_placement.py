@@ -103,7 +103,7 @@ def place_image(
         facts = (("residuals", _explained(plan, request.verify)),)
         reasons = {spec.name: request.reason(spec, [spec])}
         decided = (resident, spec, vectors.together, vectors.solver_nbytes, nonzeros, facts)
-        method = request.chosen_method.label
+        method = request.chosen_method.described(vectors.together)
         return Placement(*decided, reasons=reasons, method=method, image=ImagePlacement(plan, whole))
     return None
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.progress import Reporter, Stage
+from penstock.driver.request import Placement
 from penstock.solvers import MethodChoice, SmoothedAggregation, SmoothedAggregationSpec
 from penstock.solvers.eigen.dense import dense_modes, massless_error
 from penstock.solvers.eigen.mass import LumpedMass, Mass, as_mass, mass_norms
@@ -22,6 +23,7 @@ from penstock.solvers.eigen.modes import (
     Monitor,
     block_columns,
     lowest_modes,
+    with_modes_degree,
     workspace_nbytes,
 )
 from penstock.solvers.eigen.result import Modes, ModesReason, of_translations, with_fixed_signs
@@ -39,6 +41,7 @@ def modes_method(mass_nbytes: int) -> MethodChoice:
         _refuse_to_solve,
         lambda n, count, dtype: workspace_nbytes(n, count, dtype) + mass_nbytes,
         largest_block=_LARGEST_BLOCK,
+        iterates="vector",
     )
 
 
@@ -95,6 +98,7 @@ class ModesSearch:
         block = _block(system, self.k)
         with self.reporter.stage("solve") as stage:
             limits: dict[str, Any] = {"tol": self.tol, "maxiter": self.maxiter, "block": block}
+            limits["rounding"] = float(np.finfo(np.float32 if system.narrow else np.float64).eps)
             watch = partial(self._watch, stage)
             found = lowest_modes(K, mass, M, self.k, **limits, monitor=watch, state=self.state, moves=moves)
             modes = _modes(found, mass, unknowns, time.perf_counter() - began)
@@ -103,7 +107,8 @@ class ModesSearch:
         facts = [*system.explain(), f"{'mass':<11} {_described(mass)}"]
         if block < (wanted := block_columns(self.k, K.device.kind)):
             facts.append(f"{'blocks':<11} {block} vectors at a time, for which there is room, instead of {wanted}")
-        return replace(modes, vectors=_back(system, modes.vectors), decisions="\n".join(facts))
+        planned = 0 if (placement := system.placement) is None else _planned_nbytes(placement)
+        return replace(modes, vectors=_back(system, modes.vectors), decisions="\n".join(facts), planned_nbytes=planned)
 
     def _coarse_level(self, system: OpenSystem) -> SmoothedAggregation:
         M = system.preconditioner() if system.streamed is None else None
@@ -113,7 +118,7 @@ class ModesSearch:
         size = system.request.block_size
         if size == "auto":
             size = 1 if system.placement is None else system.placement.spec.block_size
-        spec: Any = SmoothedAggregationSpec(block_size=size, **known)
+        spec: Any = with_modes_degree(SmoothedAggregationSpec(block_size=size, **known))
         if system.order is not None:
             spec = spec.in_order(system.order.forward)
         with system.reporter.stage("prepare"), system.A.device.current():
@@ -148,6 +153,10 @@ def _block(system: OpenSystem, k: int) -> int:
         return placement.together
     each = workspace_nbytes(K.shape[0], 1)
     return int(max(_LEAST_BLOCK, min(block_columns(k, K.device.kind), K.device.free_nbytes() // 2 // each)))
+
+
+def _planned_nbytes(placement: Placement) -> int:
+    return placement.plan_of_matrix.storage_nbytes + placement.plan.workspace_nbytes
 
 
 def _described(mass: Mass) -> str:

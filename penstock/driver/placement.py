@@ -402,7 +402,10 @@ def _resident(
     facts: list[tuple[str, str]],
     **converted: Any,
 ) -> Placement:
-    converted |= {"reasons": {spec.name: request.reason(spec, [spec])}, "method": request.chosen_method.label}
+    converted |= {
+        "reasons": {spec.name: request.reason(spec, [spec])},
+        "method": request.chosen_method.described(vectors.together),
+    }
     return Placement(plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts), **converted)
 
 
@@ -419,7 +422,7 @@ def _streamed(
     spec = next(spec for spec, workload in choices if workload.degree == plan.workload.degree)
     reasons = {of.name: request.reason(of, specs) for of in specs}
     decided = (plan, spec, vectors.together, vectors.solver_nbytes, nonzeros, tuple(facts))
-    converted["method"] = request.chosen_method.label
+    converted["method"] = request.chosen_method.described(vectors.together)
     # With one choice only, the first sweeps are not worth a measurement.
     return Placement(*decided, choices=choices if len(choices) > 1 else (), reasons=reasons, **converted)
 

@@ -44,6 +44,7 @@ class Request:
     resident: bool = False  # the matrix is known to stay in memory
     verify: str = "bound"  # what ends a solve with an image: a bound of the residual, or its norm
     precision: str = "float64"  # of the values that are held of a matrix that does not fit; else it may have an image
+    why: str = "as requested"  # of a given preconditioner, in plans
 
     @property
     def chosen_method(self) -> MethodChoice:
@@ -102,7 +103,7 @@ class Request:
     def reason(self, spec: PreconditionerSpec, choices: list[PreconditionerSpec]) -> str:
         """Return why a preconditioner is used, which is one of the choices that :meth:`specs` returned."""
         if not self.is_auto:
-            return "as requested"
+            return self.why
         if isinstance(spec, FactorisationSpec):
             return "its factor has so few entries that it takes less time than multigrid"
         if spec.uses_near_null_space:
@@ -208,7 +209,7 @@ class Placement:
     ring: Ring | None = None  # what is prescribed for them
     difference: float = 0.0  # bound of ||stored matrix - A||, where A is symmetric to rounding only
     reasons: dict[str, str] = field(default_factory=dict)  # why each preconditioner would be used, by name
-    method: str = "conjugate gradients"
+    method: str = "conjugate gradients for one right-hand side"
     is_definite: bool = False  # known to be; otherwise the diagonal of a matrix that nothing else looks at is checked
     room_nbytes: int | None = None  # that the device must have, if not for the plan alone
     instead_of: PreconditionerSpec | None = None  # whose place the preconditioner took when iterations were slow
@@ -249,8 +250,7 @@ class Placement:
 
     def explain(self) -> str:
         """Return the plan and the facts in words, one line each."""
-        sides = f"blocks of {self.together} right-hand sides" if self.together > 1 else "one right-hand side"
-        solver = f"{self.method} for {sides}, preconditioner {self.spec.description}"
+        solver = f"{self.method}, preconditioner {self.spec.description}"
         why = self.reasons.get(self.spec.name, "because no coarse level suits this matrix")
         facts = [*self.facts, ("solver", solver), ("choice", f"{self.spec.name}: {why}")]
         return "\n".join([self.plan.explain(), *(f"{title:<11} {text}" for title, text in facts)])

@@ -46,7 +46,8 @@ class CoarseLevel:
             return self.inverse.apply(r)
         if r.shape not in self._solves:
             right, e = (self.A.device.xp.zeros(r.shape) for _ in range(2))
-            replay = Replay(lambda: self.inverse.apply(right, e), capturable=True)
+            apply = self.inverse.apply  # not of self, whose memory would then wait for the garbage collector
+            replay = Replay(lambda: apply(right, e), capturable=True)
             self._solves = {r.shape: (right, e, replay)}  # those of one shape
         right, e, replay = self._solves[r.shape]
         right[...] = r

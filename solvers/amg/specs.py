@@ -190,8 +190,9 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         return tuple(sorted(self._shapes(streamed)))
 
     def iterations(self, products: int) -> float | None:
-        """Return about how many iterations eight digits need, at any size."""
-        return next((shape.iterations for shape in _SHAPES if shape.products == products), None)
+        """Return about how many iterations eight digits need, at any size; more products than the default's save none."""
+        most = _DEFAULT.iterations if products > _DEFAULT.products else None
+        return next((shape.iterations for shape in _SHAPES if shape.products == products), most)
 
     @property
     def description(self) -> str:

@@ -20,21 +20,22 @@ _DENSE = 900
 # A larger coarse problem is solved to this relative residual, in this many iterations at most: its values are 5 to 100 % too high
 # for the fine problem anyway.
 _TOLERANCE, _ITERATIONS = 1e-2, 30
-# Motions of the near-null space whose energy is below this share of that of random vectors are free motions of the body.
-_FREE = 1e-13
+# Modes whose values are by this factor below all others are soft: those of slender bodies, and of bodies on soft springs.
+_SOFT = 3.0
 
 
 class CoarseModes(NamedTuple):
     """What the iteration knows of the coarse level.
 
     ``mass`` is ``P^T M P``; ``free``, (unknowns, zeros), are M-orthonormal motions without energy; ``vectors`` and ``values`` are
-    the next modes, M-orthonormal to each other and to those.
+    the next modes, M-orthonormal to each other and to those. The first ``soft`` of them are far below the others.
     """
 
     mass: BsrMatrix
     free: Array
     vectors: Array
     values: np.ndarray[Any, Any]
+    soft: int = 0
 
 
 def coarse_mass(M: SmoothedAggregation, mass: Mass) -> BsrMatrix:
@@ -43,9 +44,12 @@ def coarse_mass(M: SmoothedAggregation, mass: Mass) -> BsrMatrix:
     return coarse_matrix(M.A, D, M.level.T, M.smooth, mass)
 
 
-def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int) -> CoarseModes:
-    """Return the free motions of the coarse level, and about its lowest ``count`` further modes, or as many as it has."""
-    free = _free_motions(level, mass)
+def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int, zero: float) -> CoarseModes:
+    """Return the free motions of the coarse level, and about its lowest ``count`` further modes, or as many as it has.
+
+    Values up to ``zero`` are zero but for rounding.
+    """
+    free = _free_motions(level, mass, zero)
     present = level.T.unknowns - int(level.T.missing.sum())
     count = max(0, min(count, present - free.shape[1]))
     if not count:
@@ -54,10 +58,16 @@ def coarse_modes(level: CoarseLevel, mass: BsrMatrix, count: int) -> CoarseModes
         values, vectors = _dense(level, mass, free, count)
     else:
         values, vectors = _by_iterations(level, mass, free, count)
-    return CoarseModes(mass, free, vectors, values)
+    return CoarseModes(mass, free, vectors, values, _soft(values, level.near_null_space.shape[1]))
 
 
-def _free_motions(level: CoarseLevel, mass: BsrMatrix) -> Array:
+def _soft(values: np.ndarray[Any, Any], most: int) -> int:
+    """Return how many modes, up to ``most``, are far below all others; of several such numbers the largest."""
+    gaps = np.flatnonzero(values[1 : most + 1] > _SOFT * np.maximum(values[:most], 0.0)[: len(values) - 1])
+    return int(gaps[-1]) + 1 if gaps.size else 0
+
+
+def _free_motions(level: CoarseLevel, mass: BsrMatrix, zero: float) -> Array:
     """Return the combinations of the near-null space that K maps to zero but for rounding, M-orthonormal."""
     xp = level.A.device.xp
     N = xp.ascontiguousarray(level.near_null_space)
@@ -76,19 +86,13 @@ def _free_motions(level: CoarseLevel, mass: BsrMatrix) -> Array:
         )
     except np.linalg.LinAlgError:  # of motions that depend on each other, free ones are found by iterations
         return nothing
-    # The mean of all eigenvalues of the coarse pencil, about, from diagonals.
-    typical = float(_diagonal(level.A).sum()) / max(float(_diagonal(mass).sum()), np.finfo(float).tiny)
-    found = vectors[:, np.abs(values) <= _FREE * typical] * scale[:, None]
+    found = vectors[:, np.abs(values) <= zero] * scale[:, None]
     return xp.ascontiguousarray(N @ level.A.device.asarray(np.ascontiguousarray(found)))
 
 
 def _host(level: CoarseLevel, array: Array) -> np.ndarray[Any, Any]:
     host: np.ndarray[Any, Any] = level.A.device.to_host(array)
     return host
-
-
-def _diagonal(A: BsrMatrix) -> Array:
-    return A.diagonal_blocks(1).reshape(-1)
 
 
 def _dense(level: CoarseLevel, mass: BsrMatrix, free: Array, count: int) -> tuple[np.ndarray[Any, Any], Array]:

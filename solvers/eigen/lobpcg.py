@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,7 @@ class ModesIteration:
     sigma: float = 0.0
     zero: float = 0.0  # values up to this size are zero but for rounding
     iteration: int = 0
+    has_soft: bool = True  # whether X, or modes that are found, represent the soft modes of the coarse level
     fresh: slice | None = None  # columns that began at random in the last pass
     residuals: Matrix = field(default_factory=lambda: np.empty(0))
     # Of the search directions Q + P c_q: coarse parts, P^T K and P^T M of them, and their Gram matrices.
@@ -104,6 +106,12 @@ class ModesIteration:
     below_m_q: Array | None = None
     gram_k_q: Array | None = None
     gram_m_q: Array | None = None
+
+    @cached_property
+    def _soft(self) -> tuple[Array, Array]:
+        """The soft modes of the coarse level, and their products with its mass."""
+        soft = device_of(self.coarse.vectors).xp.ascontiguousarray(self.coarse.vectors[:, : self.coarse.soft])
+        return soft, self.coarse.mass.apply(soft)
 
     @property
     def columns(self) -> int:
@@ -163,11 +171,13 @@ class ModesIteration:
         sizes = np.abs(self.values)
         regular = sizes > self.zero
         least = float(sizes[regular].min(initial=np.inf))
-        scale = np.where(regular, sizes, least if np.isfinite(least) else 1.0) * column_norms(sweep.of_mass)
+        of_mass = column_norms(sweep.of_mass)
+        scale = np.where(regular, sizes, least if np.isfinite(least) else 1.0) * of_mass
         self.residuals = column_norms(sweep.f) / np.maximum(scale, np.finfo(float).tiny)
+        self.residuals[of_mass == 0] = 1.0
         self.fresh = sweep.driven
         if self.fresh is not None:
-            self.residuals[self.fresh] = 1.0  # of vectors that are zero
+            self.residuals[self.fresh] = 1.0
 
     def _combine(self, below: tuple[Array, Array, Array], active: Matrix) -> None:
         """Take the Rayleigh-Ritz step, and advance X and Q."""
@@ -194,7 +204,11 @@ class ModesIteration:
         self._advance(basis, E, pairs, B, grams)
 
     def _correction(self, basis: _Basis, E: Array, pairs: RitzPairs) -> Array:
-        """Return the corrections by the coarse level of the Ritz vectors, of unit M-norm."""
+        """Return the corrections by the coarse level of the Ritz vectors, of unit M-norm.
+
+        While Ritz vectors represent the soft modes of the coarse level, corrections have no part in these: it would be the
+        rounding in residuals over values that are small, and most of the corrections.
+        """
         device, level = self.sweep.K.device, self.sweep.M.level
         F, EA = pairs.coefficients[: basis.size], pairs.coefficients[basis.size :]
         values = device.asarray(pairs.values)
@@ -203,7 +217,12 @@ class ModesIteration:
             e = E @ EA
             r += level.A.apply(e) - self.coarse.mass.apply(e) * values
         r[level.T.missing] = 0.0
+        soft, of_soft = self._soft
+        if self.has_soft:
+            r -= of_soft @ (soft.T @ r)
         e = level.solve(device.xp.ascontiguousarray(r))
+        if self.has_soft:
+            e -= soft @ (of_soft.T @ e)
         squares = (e.T @ self.coarse.mass.apply(e)).diagonal()
         return e / device.xp.sqrt(device.xp.where(squares > 0, squares, 1.0))
 
@@ -224,7 +243,8 @@ class ModesIteration:
             xp.ascontiguousarray(part[:, columns:]) for part in (c, below_k, below_m)
         )
         self.gram_k_q, self.gram_m_q = (B.T @ gram @ B for gram in grams)
-        self.values = np.zeros(columns)
+        # Where fewer directions are independent, the last vectors are zero.
+        self.values = np.full(columns, pairs.values[-1])
         self.values[:count] = pairs.values
         self._combine_rows(basis, F)
 

@@ -11,6 +11,7 @@ import scipy.linalg
 
 from penstock.solvers.amg.dense_inverse import largest_diagonal
 from penstock.solvers.amg.smoothed_aggregation import SmoothedAggregation
+from penstock.solvers.amg.specs import SmoothedAggregationSpec
 from penstock.solvers.eigen.coarse_modes import CoarseModes, coarse_mass, coarse_modes
 from penstock.solvers.eigen.lobpcg import Found, Matrix, ModesIteration, column_norms
 from penstock.solvers.eigen.mass import Mass, mass_norms
@@ -20,6 +21,9 @@ from penstock.spmv import Array, Device, InputError, device_of
 from penstock.spmv.device import count_true
 from penstock.spmv.vectors.noise import noise
 
+# The degree of the polynomial that needs the fewest passes. Those of a lower degree take fewer products, but as much time, as an
+# iteration has much to do beside them.
+_DEGREE = 13
 # Guard vectors: at least the first number, and one for as many wanted modes as the second.
 _GUARDS, _GUARD_SHARE = 5, 3
 # A block has a multiple of this many vectors, for which kernels of products are fast.
@@ -127,6 +131,11 @@ def block_columns(k: int, kind: str) -> int:
     return -(-columns // multiple) * multiple
 
 
+def with_modes_degree(spec: SmoothedAggregationSpec) -> SmoothedAggregationSpec:
+    """Return the specification of a coarse level with the degree that suits modes, if that is left open."""
+    return replace(spec, degree=_DEGREE) if spec.degree == "auto" else spec
+
+
 def workspace_nbytes(n: int, columns: int, dtype: Any = np.float64) -> int:
     """Return the bytes of the vectors of a block."""
     return BLOCKS * n * columns * int(np.dtype(dtype).itemsize)
@@ -144,17 +153,20 @@ def lowest_modes(
     monitor: Monitor | None = None,
     state: ModesState | None = None,
     moves: Array | None = None,
+    rounding: float = float(np.finfo(float).eps),
 ) -> LowestModes:
     """Return the lowest k modes; ``block`` is the number of vectors for which there is room, ``state`` that of an earlier search.
 
     K is the matrix of which M is the coarse level, and M the mass matrix is ``mass``, on the device of K. ``moves``, bool (n,),
-    are the unknowns that K couples with others; all that have mass by default.
+    are the unknowns that K couples with others; all that have mass by default. ``rounding`` is the relative one of the entries
+    of the caller's K, which decides what is zero.
     """
     moves = mass.diagonal() > 0 if moves is None else moves
     apart = uncoupled_modes(M, mass, moves, k)
     if apart is not None and not count_true(moves):
         return _merged(None, apart, k)
-    search = _Search(K, mass, M, k, tol, maxiter, block or block_columns(k, K.device.kind), monitor, moves)
+    block = block or block_columns(k, K.device.kind)
+    search = _Search(K, mass, M, k, tol, maxiter, block, monitor, moves, rounding)
     try:
         with K.device.current(), np.errstate(all="ignore"):
             found = search.run(state)
@@ -202,17 +214,21 @@ class _Search:
         block: int,
         monitor: Monitor | None,
         moves: Array,
+        rounding: float,
     ) -> None:
         self.K, self.mass, self.M, self.k, self.tol, self.maxiter = K, mass, M, k, tol, maxiter
         self.columns = min(block, block_columns(k, K.device.kind))
         self.monitor, self.moves, self.iterations = monitor, moves, 0
         self.device: Device = K.device
-        #: What rounding in K makes of a value that is zero.
-        self.zero = _ZERO * np.finfo(float).eps * largest_diagonal(M.level.diagonal) / float(mass.diagonal().mean())
+        scale = largest_diagonal(M.level.diagonal) / float(mass.diagonal().mean())
+        eps = float(np.finfo(float).eps)
+        #: What rounding in K makes of a value that is zero, and rounding in products with K.
+        self.zero, self.unit = max(_ZERO * eps, rounding) * scale, _FLOOR * eps * scale
 
     def run(self, before: ModesState | None) -> LowestModes:
         """Find the modes, block by block, and look for missed ones."""
-        coarse = coarse_modes(self.M.level, coarse_mass(self.M, self.mass), block_columns(self.k, self.K.device.kind))
+        count = block_columns(self.k, self.K.device.kind)
+        coarse = coarse_modes(self.M.level, coarse_mass(self.M, self.mass), count, self.zero)
         zeros = min(self.k, int(coarse.free.shape[1]))
         free = self._free_motions(coarse, zeros) if coarse.free.shape[1] else None
         wanted = self.k - zeros
@@ -316,7 +332,7 @@ class _Search:
     def _floor(self, values: Matrix) -> Matrix:
         """Return the residuals that rounding leaves: that of products with K, whose entries are much larger than the values."""
         sizes = np.maximum(np.abs(values), np.finfo(float).tiny)
-        return np.asarray(np.where(sizes > self.zero, _FLOOR / _ZERO * self.zero / sizes, np.inf))
+        return np.asarray(np.where(sizes > self.zero, self.unit / sizes, np.inf))
 
     def _go_on(self, state: ModesIteration, done: int, found: int) -> None:
         """Go on with the guard vectors, and further modes of the coarse level, after ``found`` modes in all."""
@@ -364,6 +380,7 @@ class _Search:
         del state.sweep
         state.sweep = ModesSweep(self.K, self.mass, self.M, columns)
         state.forget_directions()
+        state.has_soft = False  # one of them may have been missed
         state.c = self.device.xp.zeros((self.M.level.T.unknowns, columns))
         state.below_m, state.values = self.device.xp.zeros_like(state.c), np.zeros(columns)
         state.sweep.X[:, :guards], state.below_m[:, :guards], state.values[:guards] = X, below_m, values

@@ -75,6 +75,8 @@ class Modes:
     timings : dict
         Seconds.
     decisions : str
+    planned_nbytes : int
+        Memory of the device that was planned before the start, for K, M, vectors and preconditioner; 0 for small problems.
 
     Examples
     --------
@@ -102,6 +104,7 @@ class Modes:
     masses: Matrix
     timings: dict[str, float] = field(default_factory=dict)
     decisions: str = ""
+    planned_nbytes: int = 0
 
     @property
     def converged(self) -> bool:

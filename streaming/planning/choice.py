@@ -17,7 +17,7 @@ CUTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _RINGS = (3, 4, 2)  # the first wins ties; the last needs least memory, so its error names the smallest budget
 _MOST_SWEEPS = 8  # longer rings are tried if they compute all powers in at most this many sweeps
 # Estimates do not tell times apart that differ by this share; of such plans the one that moves least is best.
-_ALIKE = 0.03
+_ALIKE = 0.08
 
 
 @dataclass(frozen=True)

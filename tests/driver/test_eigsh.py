@@ -129,16 +129,68 @@ def test_a_streamed_problem_gives_what_memory_gives(memory, tmp_path):
 
 
 def test_an_iteration_is_one_pass_where_the_ring_has_room():
-    beam = Cantilever(nodes=(65, 5, 5), dof=3, lengths=13.0)
-    store = HostStore.create(beam.subdivisions(25, "symmetric_bsr"))
-    with StreamedMatrix(store, "1600 KiB", ring=Ring(slots=15), workload=Workload(12, degree=14)) as K:
-        assert K.powers_per_sweep() >= 14
+    beam = Cantilever(nodes=(97, 5, 5), dof=3, lengths=19.4)
+    store = HostStore.create(beam.subdivisions(48, "symmetric_bsr"))
+    with StreamedMatrix(store, "1600 KiB", ring=Ring(slots=19), workload=Workload(12, degree=18)) as K:
+        assert K.powers_per_sweep() >= 18
         modes = penstock.eigsh(K, 6, beam.mass(), coordinates=beam.mesh.coordinates(), block_size=3)
         assert modes.sweeps == K.sweeps
     setup = 7  # diagonal blocks, bound of the eigenvalues, and both coarse matrices
     assert modes.converged
     assert modes.sweeps <= modes.iterations + setup
     assert np.allclose(modes.values, reference(beam.matrix().to_csr(), beam.mass().to_csr(), 6), rtol=1e-8)
+
+
+@pytest.mark.parametrize("stiffness", [1e-3, 1e-5, 1e-7])
+@pytest.mark.parametrize("springs", ["everywhere", "at corners"])
+def test_a_body_on_soft_springs(stiffness, springs):
+    beam = Cantilever(nodes=(17, 6, 6), dof=3, lengths=3.0, clamped=False)
+    K, M, X = beam.matrix().to_csr(), beam.mass().to_csr(), beam.mesh.coordinates()
+    at = np.ones(len(X), dtype=bool) if springs == "everywhere" else np.isin(X[:, 0], [0.0, X[:, 0].max()])
+    K = (K + scipy.sparse.diags_array(stiffness * M.diagonal().max() * np.repeat(at, 3))).tocsr()
+    modes = penstock.eigsh(K, 8, M, coordinates=X, device="cpu", on_failure="return")
+    assert modes.reason.name in ("CONVERGED", "ROUNDING_FLOOR")
+    assert modes.zeros == 0
+    exact = reference(K, M, 8)[:7]  # of a double value, some references are accurate to the first copy only
+    assert np.allclose(modes.values[:7], exact, rtol=1e-7 if stiffness > 1e-6 else 1e-5)
+
+
+def test_a_very_slender_beam_ends_at_the_rounding_floor():
+    beam = Cantilever(nodes=(401, 5, 5), dof=3, lengths=100.0)
+    modes = penstock.eigsh(
+        beam.matrix(), 6, beam.mass(), coordinates=beam.mesh.coordinates(), device="cpu", on_failure="return"
+    )
+    assert modes.reason.name in ("CONVERGED", "ROUNDING_FLOOR")
+    assert modes.residuals.max() < 1e-4
+    # Frequencies of bending are as those of Bernoulli: 22.034 / 3.516 squared.
+    assert modes.values[2] / modes.values[0] == pytest.approx((22.0345 / 3.51602) ** 2, rel=1e-2)
+
+
+def test_a_free_body_in_float32():
+    beam = Cantilever(nodes=(17, 6, 6), dof=3, lengths=3.0, clamped=False)
+    K, M, X = beam.matrix().to_csr(), beam.mass().to_csr(), beam.mesh.coordinates()
+    modes = penstock.eigsh(K.astype(np.float32), 9, M, coordinates=X, device="cpu")
+    assert modes.zeros == 6
+    assert np.allclose(modes.values[6:], reference(K, M, 9)[6:], rtol=1e-4)
+
+
+def test_a_star_whose_coarse_level_is_a_constant():
+    n = 1500
+    rows, ones = np.arange(1, n), np.ones(n - 1)
+    links = scipy.sparse.coo_array((ones, (rows, np.zeros(n - 1, dtype=int))), shape=(n, n))
+    links = links + links.T
+    K = (scipy.sparse.diags_array(np.asarray(links.sum(axis=1)).ravel()) - links).tocsr()
+    modes = penstock.eigsh(K, 3, device="cpu")
+    assert modes.zeros == 1
+    assert np.allclose(modes.values, [0.0, 1.0, 1.0], atol=1e-9)
+    assert modes.cuts_cluster
+
+
+def test_a_plan_names_vectors_and_why_there_is_a_coarse_level():
+    beam = Cantilever(nodes=(17, 6, 6), dof=3, lengths=3.0)
+    text = penstock.eigsh(beam.matrix(), 2, beam.mass(), coordinates=beam.mesh.coordinates(), device="cpu").explain()
+    assert "block LOBPCG for blocks of 8 vectors, preconditioner smoothed_aggregation of degree 13" in text
+    assert "smoothed_aggregation: modes need a coarse level" in text
 
 
 def test_rows_in_another_order_are_put_back(tmp_path):
