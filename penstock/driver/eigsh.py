@@ -27,6 +27,7 @@ from penstock.driver.open_system import OpenSystem
 from penstock.driver.opening import open_system
 from penstock.driver.progress import CallClock, Reporter, RichReporter, time_facts
 from penstock.driver.request import Request
+from penstock.driver.rough_stiffness import is_rough
 from penstock.solvers import SmoothedAggregationSpec
 from penstock.solvers.amg.modes import check_shape_of_modes
 from penstock.solvers.eigen.modes import Monitor, block_columns, with_modes_degree
@@ -47,6 +48,7 @@ _DENSE_ROWS, _MOST_DENSE_ROWS, _LARGE_PART = 1200, 6000, 4
 _AGGREGATE_NODES, _COARSE_SHARE, _LEAST_SHARE = (125, 64, 27, 8), 60, 4
 # Why there is a coarse level, in plans.
 _WHY = "modes need a coarse level"
+_ROUGHLY = "; stiffness jumps between nodes, so the degree is higher, and more vectors iterate"
 # What errors name for matrices through which Torch or JAX differentiates.
 _CALL = "eigsh(K, k, M)"
 
@@ -226,8 +228,8 @@ def _request(
     options: dict[str, Any],
 ) -> Request:
     """Return what is asked of the opening: a coarse level, and room for M and the vectors of the block."""
-    place = given.find_device(device)
-    columns = block_columns(k, place.kind)
+    place, rough = given.find_device(device), _is_rough(given, M, _unknowns(given, block_size, options))
+    columns = block_columns(k, place.kind, rough=rough)
     if (modes := options.get("near_null_space")) is not None:
         check_shape_of_modes(np.shape(modes), given.rows)
     why = "as requested"
@@ -239,12 +241,13 @@ def _request(
             )
     elif isinstance(preconditioner, str) and preconditioner in ("auto", "smoothed_aggregation"):
         nodes = _aggregate_nodes(given, columns, block_size, options)
-        spec, why = SmoothedAggregationSpec(aggregate_nodes=nodes, **options), _WHY
+        spec = SmoothedAggregationSpec(aggregate_nodes=nodes, **options)
+        why = f"{_WHY}{_ROUGHLY if rough else ''}"
     else:
         raise InputError(
             f"preconditioner must be 'auto' or a SmoothedAggregationSpec, as modes need a coarse level, not {preconditioner!r}"
         )
-    spec = with_modes_degree(spec)
+    spec = with_modes_degree(spec, rough=rough)
     if block_size == "auto" and spec.block_size != 1:
         block_size = spec.block_size
     coordinates = None if callable(spec.coordinates) else spec.coordinates
@@ -252,6 +255,18 @@ def _request(
     method = modes_method(_mass_nbytes(M, given.rows))
     room = None if memory is None else parse_nbytes(memory)
     return Request(place, columns, room, spec, block_size, options, given.name, method=method, why=why)
+
+
+def _is_rough(given: GivenMatrix, M: Any, size: int) -> bool:
+    """Return whether stiffness jumps between nodes, as far as entries of K are at hand."""
+    if given.kind != "csr" or given.rows % size:
+        return False
+    diagonal = M if M is None or np.ndim(M) == 1 else M.diagonal() if hasattr(M, "diagonal") else None
+    if diagonal is None and M is not None:
+        return False
+    masses = None if diagonal is None else CPU.asarray(diagonal).astype(np.float64)
+    fits = masses is None or masses.shape == (given.rows,)  # another one is refused later
+    return fits and is_rough(given.matrix, masses, size)
 
 
 def _mass_nbytes(M: Any, n: int) -> int:

@@ -21,6 +21,7 @@ from penstock.solvers.eigen.modes import (
     ModesRecord,
     ModesState,
     Monitor,
+    SearchLimits,
     block_columns,
     lowest_modes,
     with_modes_degree,
@@ -97,15 +98,15 @@ class ModesSearch:
             moves = _moving(K.device, mass, M)
         block = _block(system, self.k)
         with self.reporter.stage("solve") as stage:
-            limits: dict[str, Any] = {"tol": self.tol, "maxiter": self.maxiter, "block": block}
-            limits["rounding"] = float(np.finfo(np.float32 if system.narrow else np.float64).eps)
-            watch = partial(self._watch, stage)
-            found = lowest_modes(K, mass, M, self.k, **limits, monitor=watch, state=self.state, moves=moves)
+            limits = SearchLimits(self.tol, self.maxiter, block)
+            how: dict[str, Any] = {"monitor": partial(self._watch, stage), "state": self.state, "moves": moves}
+            rounding = float(np.finfo(np.float32 if system.narrow else np.float64).eps)
+            found = lowest_modes(K, mass, M, self.k, limits, **how, rounding=rounding)
             modes = _modes(found, mass, unknowns, time.perf_counter() - began)
         if swept is not None:
             modes = replace(modes, sweeps=swept.sweeps, bytes_streamed=swept.bytes_streamed - before[1])
         facts = [*system.explain(), f"{'mass':<11} {_described(mass)}"]
-        if block < (wanted := block_columns(self.k, K.device.kind)):
+        if block < (wanted := _wanted(system, self.k)):
             facts.append(f"{'blocks':<11} {block} vectors at a time, for which there is room, instead of {wanted}")
         planned = 0 if (placement := system.placement) is None else _planned_nbytes(placement)
         return replace(modes, vectors=_back(system, modes.vectors), decisions="\n".join(facts), planned_nbytes=planned)
@@ -152,7 +153,13 @@ def _block(system: OpenSystem, k: int) -> int:
     if placement is not None and isinstance(system.request.method, MethodChoice):
         return placement.together
     each = workspace_nbytes(K.shape[0], 1)
-    return int(max(_LEAST_BLOCK, min(block_columns(k, K.device.kind), K.device.free_nbytes() // 2 // each)))
+    return int(max(_LEAST_BLOCK, min(_wanted(system, k), K.device.free_nbytes() // 2 // each)))
+
+
+def _wanted(system: OpenSystem, k: int) -> int:
+    """Return the vectors that iterate if there is room for them."""
+    asked = isinstance(system.request.method, MethodChoice)  # for modes
+    return system.request.columns if asked else block_columns(k, system.matrix.device.kind)
 
 
 def _planned_nbytes(placement: Placement) -> int:

@@ -21,9 +21,9 @@ from penstock.spmv import Array, Device, InputError, device_of
 from penstock.spmv.device import count_true
 from penstock.spmv.vectors.noise import noise
 
-# The degree of the polynomial that needs the fewest passes. Those of a lower degree take fewer products, but as much time, as an
-# iteration has much to do beside them.
-_DEGREE = 13
+# The degree of the polynomial: the usual one, and that where stiffness jumps, which takes a third more products and saves as many
+# passes. There are more guard vectors then, by the last number: many modes are close to each other.
+_DEGREE, _ROUGH_DEGREE, _ROUGH_GUARDS = 9, 13, 8
 # Guard vectors: at least the first number, and one for as many wanted modes as the second.
 _GUARDS, _GUARD_SHARE = 5, 3
 # A block has a multiple of this many vectors, for which kernels of products are fast.
@@ -109,6 +109,14 @@ class ModesRecord(NamedTuple):
 Monitor = Callable[[ModesRecord], object]
 
 
+class SearchLimits(NamedTuple):
+    """The tolerance of residuals, the iterations of a block, and the vectors that iterate together."""
+
+    tol: float
+    maxiter: int
+    block: int
+
+
 @dataclass
 class LowestModes:
     """What was found: ascending values, M-orthonormal vectors on the device, and how the search went."""
@@ -125,15 +133,18 @@ class LowestModes:
     missed: int = 0
 
 
-def block_columns(k: int, kind: str) -> int:
-    """Return the vectors that iterate for k modes on a kind of device, if there is room for them."""
-    columns, multiple = k + max(_GUARDS, k // _GUARD_SHARE), _MULTIPLES[kind]
+def block_columns(k: int, kind: str, *, rough: bool = False) -> int:
+    """Return the vectors that iterate for k modes on a kind of device, if there is room for them.
+
+    ``rough``: the stiffness jumps from node to node.
+    """
+    columns, multiple = k + max(_GUARDS, k // _GUARD_SHARE) + rough * _ROUGH_GUARDS, _MULTIPLES[kind]
     return -(-columns // multiple) * multiple
 
 
-def with_modes_degree(spec: SmoothedAggregationSpec) -> SmoothedAggregationSpec:
+def with_modes_degree(spec: SmoothedAggregationSpec, *, rough: bool = False) -> SmoothedAggregationSpec:
     """Return the specification of a coarse level with the degree that suits modes, if that is left open."""
-    return replace(spec, degree=_DEGREE) if spec.degree == "auto" else spec
+    return replace(spec, degree=_ROUGH_DEGREE if rough else _DEGREE) if spec.degree == "auto" else spec
 
 
 def workspace_nbytes(n: int, columns: int, dtype: Any = np.float64) -> int:
@@ -146,16 +157,14 @@ def lowest_modes(
     mass: Mass,
     M: SmoothedAggregation,
     k: int,
+    limits: SearchLimits,
     *,
-    tol: float = 1e-6,
-    maxiter: int = 200,
-    block: int | None = None,
     monitor: Monitor | None = None,
     state: ModesState | None = None,
     moves: Array | None = None,
     rounding: float = float(np.finfo(float).eps),
 ) -> LowestModes:
-    """Return the lowest k modes; ``block`` is the number of vectors for which there is room, ``state`` that of an earlier search.
+    """Return the lowest k modes; ``state`` is that of an earlier search.
 
     K is the matrix of which M is the coarse level, and M the mass matrix is ``mass``, on the device of K. ``moves``, bool (n,),
     are the unknowns that K couples with others; all that have mass by default. ``rounding`` is the relative one of the entries
@@ -165,8 +174,7 @@ def lowest_modes(
     apart = uncoupled_modes(M, mass, moves, k)
     if apart is not None and not count_true(moves):
         return _merged(None, apart, k)
-    block = block or block_columns(k, K.device.kind)
-    search = _Search(K, mass, M, k, tol, maxiter, block, monitor, moves, rounding)
+    search = _Search(K, mass, M, k, limits, monitor, moves, rounding)
     try:
         with K.device.current(), np.errstate(all="ignore"):
             found = search.run(state)
@@ -209,15 +217,13 @@ class _Search:
         mass: Mass,
         M: SmoothedAggregation,
         k: int,
-        tol: float,
-        maxiter: int,
-        block: int,
+        limits: SearchLimits,
         monitor: Monitor | None,
         moves: Array,
         rounding: float,
     ) -> None:
-        self.K, self.mass, self.M, self.k, self.tol, self.maxiter = K, mass, M, k, tol, maxiter
-        self.columns = min(block, block_columns(k, K.device.kind))
+        self.K, self.mass, self.M, self.k, self.limits = K, mass, M, k, limits
+        self.columns = limits.block
         self.monitor, self.moves, self.iterations = monitor, moves, 0
         self.device: Device = K.device
         scale = largest_diagonal(M.level.diagonal) / float(mass.diagonal().mean())
@@ -227,7 +233,7 @@ class _Search:
 
     def run(self, before: ModesState | None) -> LowestModes:
         """Find the modes, block by block, and look for missed ones."""
-        count = block_columns(self.k, self.K.device.kind)
+        count = max(self.columns, block_columns(self.k, self.K.device.kind))
         coarse = coarse_modes(self.M.level, coarse_mass(self.M, self.mass), count, self.zero)
         zeros = min(self.k, int(coarse.free.shape[1]))
         free = self._free_motions(coarse, zeros) if coarse.free.shape[1] else None
@@ -318,7 +324,7 @@ class _Search:
                 )
             )
 
-        reason = state.run(wanted, self.tol, before + self.maxiter, self._floor, look)
+        reason = state.run(wanted, self.limits.tol, before + self.limits.maxiter, self._floor, look)
         self.iterations += state.iteration - before + 1
         return reason
 
