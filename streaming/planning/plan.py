@@ -172,9 +172,9 @@ class StreamPlan:
         """Return a lower bound of :meth:`estimated_solve_seconds` that needs no simulation."""
         return self._solve_seconds(least_sweep_seconds(self, self._rates_or_typical))
 
-    def estimated_solve_nbytes(self) -> float:
-        """Return about the bytes that a solve brings into the slots, in the unit of :meth:`estimated_solve_seconds`."""
-        return self._sweeps_of_solve * self.made_or_moved_nbytes(1)
+    def link_seconds(self) -> float:
+        """Return the seconds of the transfers of a solve alone, in the unit of :meth:`estimated_solve_seconds`."""
+        return self._sweeps_of_solve * self._estimate_at_typical_rates.transfer
 
     @property
     def _sweeps_of_solve(self) -> float:
@@ -192,7 +192,7 @@ class StreamPlan:
         rates = self.rates
         if rates is None or rates.side_by_side <= 1 or self.powers_per_sweep < LEAST_CAPTURED:
             return 0.0
-        return _STARTS * rates.product_start * len(self.index.subdivisions) * self.powers_per_sweep
+        return _STARTS * rates.product_start * len(self.index.subdivisions) * self.workload.degree
 
     def predicted_seconds(self) -> float | None:
         """Return the predicted time of a sweep in steady state, if rates are known."""
