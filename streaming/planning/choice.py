@@ -17,7 +17,7 @@ CUTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _RINGS = (3, 4, 2)  # the first wins ties; the last needs least memory, so its error names the smallest budget
 _MOST_SWEEPS = 8  # longer rings are tried if they compute all powers in at most this many sweeps
 # A transfer that products hide costs this share of its time nevertheless: estimates are rough, and others use the link, too.
-_HIDDEN = 0.2
+_HIDDEN = 0.3
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def choose(
     -----
     Fewer subdivisions mean fewer starts of transfers and kernels. More subdivisions mean smaller slots, more room for the
     resident part, and less time in the first transfer and the last computation, which nothing overlaps. Transfers that
-    products hide count with a fifth of their time, so that of plans that are about equally fast one that moves little is taken.
+    products hide count with three tenths of their time, so that of plans that are about equally fast one that moves little is taken.
     Only schedules that may be the best are simulated, see :func:`~penstock.streaming.simulate`.
 
     Raises
@@ -114,12 +114,13 @@ def _fastest(plans: list[StreamPlan]) -> StreamPlan:
 
     Plans with a larger lower bound are not simulated.
     """
-    bounds = [plan.least_solve_seconds() for plan in plans]
+    hidden = [_HIDDEN * plan.link_seconds() for plan in plans]
+    bounds = [plan.least_solve_seconds() + share for plan, share in zip(plans, hidden, strict=True)]
     best, fastest = math.inf, 0
     for number in sorted(range(len(plans)), key=bounds.__getitem__):
         if bounds[number] > best:
             break
-        seconds = plans[number].estimated_solve_seconds() + _HIDDEN * plans[number].link_seconds()
+        seconds = plans[number].estimated_solve_seconds() + hidden[number]
         if (seconds, number) < (best, fastest):
             best, fastest = seconds, number
     return plans[fastest]

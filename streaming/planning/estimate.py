@@ -207,6 +207,11 @@ def estimate_sweep(plan: _PlannedSweeps, rates: LinkRates) -> SweepEstimate:
     return SweepEstimate(transferred, computed, overlapped, sweep.simulated(False))
 
 
+def transfer_seconds(plan: _PlannedSweeps, rates: LinkRates) -> float:
+    """Return the time of all transfers of a sweep alone."""
+    return SweepTimes(plan, rates).totals()[0]
+
+
 def least_sweep_seconds(plan: _PlannedSweeps, rates: LinkRates) -> float:
     """Return a lower bound of the time of a sweep, without simulating it."""
     transferred, computed, waiting = SweepTimes(plan, rates).totals()

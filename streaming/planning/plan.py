@@ -18,6 +18,7 @@ from penstock.streaming.planning.estimate import (
     SweepEstimate,
     estimate_sweep,
     least_sweep_seconds,
+    transfer_seconds,
 )
 from penstock.streaming.planning.schedule import Schedule
 from penstock.streaming.planning.workload import Ring, Workload
@@ -174,7 +175,7 @@ class StreamPlan:
 
     def link_seconds(self) -> float:
         """Return the seconds of the transfers of a solve alone, in the unit of :meth:`estimated_solve_seconds`."""
-        return self._sweeps_of_solve * self._estimate_at_typical_rates.transfer
+        return self._sweeps_of_solve * transfer_seconds(self, self._rates_or_typical)
 
     @property
     def _sweeps_of_solve(self) -> float:

@@ -64,7 +64,7 @@ class TestCuts:
         assert len(others) > 8
 
         def cost(plan):
-            return plan.estimated_solve_seconds() + 0.2 * plan.link_seconds()
+            return plan.estimated_solve_seconds() + 0.3 * plan.link_seconds()
 
         assert cost(plan) == min(map(cost, others))
         assert plan.predicted_seconds() <= 1.1 * min(other.predicted_seconds() for other in others)
