@@ -70,8 +70,8 @@ def choose(
     -----
     Fewer subdivisions mean fewer starts of transfers and kernels. More subdivisions mean smaller slots, more room for the
     resident part, and less time in the first transfer and the last computation, which nothing overlaps. Transfers that
-    products hide count with three tenths of their time, so that of plans that are about equally fast one that moves little is taken.
-    Only schedules that may be the best are simulated, see :func:`~penstock.streaming.simulate`.
+    products hide count with three tenths of their time, so that of plans that are about equally fast one that moves little is
+    taken. Only schedules that may be the best are simulated, see :func:`~penstock.streaming.simulate`.
 
     Raises
     ------
