@@ -264,8 +264,9 @@ def _is_rough(given: GivenMatrix, M: Any, size: int) -> bool:
     diagonal = M if M is None or np.ndim(M) == 1 else M.diagonal() if hasattr(M, "diagonal") else None
     if diagonal is None and M is not None:
         return False
-    masses = None if diagonal is None else CPU.asarray(diagonal).astype(np.float64)
-    fits = masses is None or masses.shape == (given.rows,)  # another one is refused later
+    masses = None if diagonal is None else CPU.asarray(diagonal)
+    # Masses that do not fit are refused later.
+    fits = masses is None or (masses.shape == (given.rows,) and masses.dtype.kind in "fiu")
     return fits and is_rough(given.matrix, masses, size)
 
 

@@ -30,6 +30,8 @@ def is_rough(K: CsrMatrix, masses: np.ndarray[Any, Any] | None, size: int) -> bo
         return False
     alike = places % size == owners % size
     owners, places = owners[alike], places[alike]
+    if not owners.size:
+        return False
     needed, of_all = np.unique(np.concatenate([owners, places]), return_inverse=True)
     ratios = _diagonal(K, needed)
     ratios /= 1.0 if masses is None else np.where(masses[needed] > 0, masses[needed], np.inf)
