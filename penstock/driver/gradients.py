@@ -15,6 +15,7 @@ gradient equally. For a symmetric change dA, the sum of ``dL/dA_ij dA_ij`` is th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,13 +83,9 @@ def accurate_modes(K: Any, k: int, M: Any, options: dict[str, Any]) -> Modes:
     """Return the modes of a matrix or a prepared system; raises a NotConvergedError if they are not accurate."""
     if "on_failure" in options:
         raise InputError("modes that are not accurate have no gradients: leave out on_failure")
-    find = K.eigsh if isinstance(K, PreparedSystem) else _of_matrix(K)
+    find = K.eigsh if isinstance(K, PreparedSystem) else partial(eigsh, K)
     modes: Modes = find(k, M, **options, on_failure="return")
     return modes if modes.reason in _ACCURATE else modes.check()
-
-
-def _of_matrix(K: Any) -> Any:
-    return lambda *arguments, **options: eigsh(K, *arguments, **options)
 
 
 def values_of_cluster(
