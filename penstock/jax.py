@@ -25,10 +25,10 @@ from penstock.driver.gradients import (
     SECOND_DERIVATIVE,
     DifferentiableSystem,
     accurate_modes,
+    checked_gradient,
     eigenvalues_gradient,
     system_for,
     values_gradient,
-    values_of_cluster,
 )
 from penstock.driver.inputs import as_given_matrix
 from penstock.driver.prepared import PreparedSystem
@@ -306,7 +306,7 @@ class _Search:
     def backward(self, of_k: _Arrays, of_m: _Arrays, found: _Arrays, gradient: Any) -> _Arrays:
         """Return the gradients of the values of K and M, of those that are arrays of JAX."""
         values, X, following, zeros = map(np.asarray, found)
-        weights = values_of_cluster(values, int(zeros), float(following), np.asarray(gradient))
+        weights = checked_gradient(values, int(zeros), float(following), np.asarray(gradient))
         gradients = []
         for arrays, of_each in ((of_k, weights), (of_m, -weights * values)):
             if arrays:
@@ -334,7 +334,11 @@ def _pull_back(search: _Search, residuals: tuple[Any, ...], gradients: _Arrays) 
     if not results:
         return (), ()
     of_values = list(_on_host(search.backward, results, of_k, of_m, found, gradients[0]))
-    return tuple((of_values.pop(0), *[None] * len(arrays[1:])) if arrays else () for arrays in (of_k, of_m))  # type: ignore[return-value]
+
+    def own(arrays: _Arrays) -> _Arrays:
+        return (of_values.pop(0), *[None] * len(arrays[1:])) if arrays else ()
+
+    return own(of_k), own(of_m)
 
 
 _modes.defvjp(_find, _pull_back)

@@ -20,10 +20,10 @@ from penstock.driver.gradients import (
     SECOND_DERIVATIVE,
     DifferentiableSystem,
     accurate_modes,
+    checked_gradient,
     eigenvalues_gradient,
     system_for,
     values_gradient,
-    values_of_cluster,
 )
 from penstock.spmv import InputError
 from penstock.spmv.foreign import as_array
@@ -197,7 +197,7 @@ class _Eigsh(torch.autograd.Function):
         if torch.is_grad_enabled():  # as for a solve
             raise InputError(f"create_graph=True: {SECOND_DERIVATIVE}")
         *entries, values, vectors = ctx.saved_tensors
-        of_values = values_of_cluster(values.cpu().numpy(), ctx.zeros, ctx.next_value, gradient.cpu().numpy())
+        of_values = checked_gradient(values.cpu().numpy(), ctx.zeros, ctx.next_value, gradient.cpu().numpy())
         weights = torch.tensor(of_values, device=values.device)
         results: list[torch.Tensor | None] = [None]
         for number, of_each in ((0, weights), (3, -weights * values)):

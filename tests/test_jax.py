@@ -44,6 +44,17 @@ def vector(*shape, dtype=np.float64):
     return jnp.asarray(np.random.default_rng(0).normal(size=(N, *shape)).astype(dtype))
 
 
+def check_by_differences(loss, arguments, gradients, rtol):
+    """Compare gradients with the change of a loss along random directions."""
+    for number, gradient in enumerate(gradients):
+        change = np.random.default_rng(number + 1).normal(size=gradient.shape)
+        steps = [list(arguments), list(arguments)]
+        for sign, moved in zip((1, -1), steps, strict=True):
+            moved[number] = moved[number] + sign * 1e-5 * change
+        difference = (loss(*steps[0]) - loss(*steps[1])) / 2e-5
+        np.testing.assert_allclose((gradient * change).sum(), difference, rtol=rtol)
+
+
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("kind", [BCSR, BCOO])
 @pytest.mark.parametrize("shape", [(), (3,)])
@@ -54,14 +65,7 @@ def test_gradients_are_those_of_finite_differences(wrap, kind, shape):
         return (weights * solve(matrix(values, kind), b, device="cpu") ** 2).sum()
 
     arguments = jnp.asarray(LINE.data), vector(*shape)
-    gradients = wrap(jax.grad(loss, argnums=(0, 1)))(*arguments)
-    for number, gradient in enumerate(gradients):
-        change = np.random.default_rng(number + 1).normal(size=gradient.shape)
-        steps = [list(arguments), list(arguments)]
-        for sign, moved in zip((1, -1), steps, strict=True):
-            moved[number] = moved[number] + sign * 1e-5 * change
-        difference = (loss(*steps[0]) - loss(*steps[1])) / 2e-5
-        np.testing.assert_allclose((gradient * change).sum(), difference, rtol=1e-6)
+    check_by_differences(loss, arguments, wrap(jax.grad(loss, argnums=(0, 1)))(*arguments), rtol=1e-6)
 
 
 def test_entries_given_twice_and_those_that_fill_up_get_their_gradients():
@@ -179,14 +183,7 @@ class TestEigsh:
             return weights @ self.lowest(values, M, kind) ** 2
 
         arguments = jnp.asarray(LINE.data), jnp.asarray(start)
-        gradients = wrap(jax.grad(loss, argnums=(0, 1)))(*arguments)
-        for number, gradient in enumerate(gradients):
-            change = np.random.default_rng(number + 1).normal(size=gradient.shape)
-            steps = [list(arguments), list(arguments)]
-            for sign, moved in zip((1, -1), steps, strict=True):
-                moved[number] = moved[number] + sign * 1e-5 * change
-            difference = (loss(*steps[0]) - loss(*steps[1])) / 2e-5
-            np.testing.assert_allclose((gradient * change).sum(), difference, rtol=1e-5)
+        check_by_differences(loss, arguments, wrap(jax.grad(loss, argnums=(0, 1)))(*arguments), rtol=1e-5)
 
     def test_vectors_pass_no_gradients_on(self):
         def loss(values):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.driver.argument_checks import OnFailure, checked_failure, checked_options, unknowns_of_a_node
-from penstock.driver.foreign import as_matrix, is_sparse_of_jax, refuse_gradients
+from penstock.driver.foreign import from_elsewhere, refuse_gradients
 from penstock.driver.inputs import GivenMatrix, as_given_matrix
 from penstock.driver.made_matrix import with_coordinates
 from penstock.driver.modes_search import ModesSearch, modes_method
@@ -38,7 +38,6 @@ from penstock.spmv import (
     NotConvergedWarning,
     parse_nbytes,
 )
-from penstock.spmv.foreign import is_foreign
 from penstock.streaming.stores.whole import read_whole
 
 # Up to this many unknowns the problem is dense; up to the second number if the block would be a large part of all vectors.
@@ -178,7 +177,7 @@ def eigsh_of_system(
 def _as_given_mass(M: Any) -> Any:
     """Return M as something of NumPy, CuPy, SciPy or penstock."""
     refuse_gradients(M, "M", _CALL)
-    return as_matrix(M) if is_foreign(M) or is_sparse_of_jax(M) else M
+    return from_elsewhere(M)
 
 
 def _check_numbers(k: Any, tol: Any, maxiter: Any, which: Any, monitor: Any) -> None:
@@ -261,12 +260,13 @@ def _is_rough(given: GivenMatrix, M: Any, size: int) -> bool:
     """Return whether stiffness jumps between nodes, as far as entries of K are at hand."""
     if given.kind != "csr" or given.rows % size:
         return False
-    diagonal = M if M is None or np.ndim(M) == 1 else M.diagonal() if hasattr(M, "diagonal") else None
-    if diagonal is None and M is not None:
+    if M is None:
+        return is_rough(given.matrix, None, size)
+    if np.ndim(M) != 1 and not hasattr(M, "diagonal"):
         return False
-    masses = None if diagonal is None else CPU.asarray(diagonal)
+    masses = CPU.asarray(M if np.ndim(M) == 1 else M.diagonal())
     # Masses that do not fit are refused later.
-    fits = masses is None or (masses.shape == (given.rows,) and masses.dtype.kind in "fiu")
+    fits = masses.shape == (given.rows,) and masses.dtype.kind in "fiu"
     return fits and is_rough(given.matrix, masses, size)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.spmv import Array, InputError
-from penstock.spmv.foreign import as_array
+from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats.limits import INT32_MAX
 
 
@@ -39,6 +39,11 @@ def check_sparse_of_jax(value: Any) -> None:
             f"a sparse array of shape {tuple(value.shape)} with {value.n_batch} batch and {value.n_dense} dense dimensions is no "
             "matrix; give one of numbers"
         )
+
+
+def from_elsewhere(value: Any) -> Any:
+    """Return a matrix of another library as :func:`as_matrix` does, and anything else as it is."""
+    return as_matrix(value) if is_foreign(value) or is_sparse_of_jax(value) else value
 
 
 def as_matrix(value: Any) -> Any:

@@ -88,7 +88,7 @@ def accurate_modes(K: Any, k: int, M: Any, options: dict[str, Any]) -> Modes:
     return modes if modes.reason in _ACCURATE else modes.check()
 
 
-def values_of_cluster(
+def checked_gradient(
     values: np.ndarray[Any, Any], zeros: int, next_value: float, gradient: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """Return the gradient of eigenvalues, (k,), if it is defined.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse
 
-from penstock.driver.foreign import as_matrix, is_sparse_of_jax, like, refuse_gradients
+from penstock.driver.foreign import from_elsewhere, like, refuse_gradients
 from penstock.solvers import BlockSolveResult, SolveResult
 from penstock.spmv import CPU, Array, CsrMatrix, Device, DeviceError, InputError, SparseMatrix, as_operator, device_of
 from penstock.spmv.conversion import FunctionOperator, as_operator_for
@@ -121,8 +121,7 @@ def as_given_matrix(A: Any) -> GivenMatrix:
     if isinstance(A, Store) and not hasattr(A, "apply"):
         return GivenMatrix(A, "store", name=_name_of(A))
     refuse_gradients(A, "A")
-    if is_foreign(A) or is_sparse_of_jax(A):
-        A = as_matrix(A)
+    A = from_elsewhere(A)
     if scipy.sparse.issparse(A):
         if A.shape == (0, 0):  # nothing to place: it is applied as it is
             return GivenMatrix(as_operator(A), "operator", device=CPU)

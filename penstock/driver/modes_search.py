@@ -99,9 +99,11 @@ class ModesSearch:
         block = _block(system, self.k)
         with self.reporter.stage("solve") as stage:
             limits = SearchLimits(self.tol, self.maxiter, block)
-            how: dict[str, Any] = {"monitor": partial(self._watch, stage), "state": self.state, "moves": moves}
+            watch = partial(self._watch, stage)
             rounding = float(np.finfo(np.float32 if system.narrow else np.float64).eps)
-            found = lowest_modes(K, mass, M, self.k, limits, **how, rounding=rounding)
+            found = lowest_modes(
+                K, mass, M, self.k, limits, monitor=watch, state=self.state, moves=moves, rounding=rounding
+            )
             modes = _modes(found, mass, unknowns, time.perf_counter() - began)
         if swept is not None:
             modes = replace(modes, sweeps=swept.sweeps, bytes_streamed=swept.bytes_streamed - before[1])

@@ -403,10 +403,11 @@ class _Search:
         factor = device.asarray(np.ascontiguousarray(scipy.linalg.inv(np.linalg.cholesky((gram + gram.T) / 2)).T))
         Z, of_m = (xp.ascontiguousarray((of @ factor)[:, :zeros]) for of in (Z, of_m))
         of_k = self.K.apply(Z)
-        values = np.diag(device.to_host(Z.T @ of_k)).copy()
+        energies = Z.T @ of_k
+        values = np.diag(device.to_host(energies)).copy()
         difference, nothing = of_k - of_m * device.asarray(values), xp.zeros((0, zeros))
         residuals, errors = column_norms(difference) / column_norms(of_m), mass_norms(self.mass, difference)
-        return Found(Z, of_m, nothing, nothing, Z.T @ of_k, xp.eye(zeros), values, residuals, errors)
+        return Found(Z, of_m, nothing, nothing, energies, xp.eye(zeros), values, residuals, errors)
 
     def _result(
         self,

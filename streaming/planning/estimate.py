@@ -207,14 +207,9 @@ def estimate_sweep(plan: _PlannedSweeps, rates: LinkRates) -> SweepEstimate:
     return SweepEstimate(transferred, computed, overlapped, sweep.simulated(False))
 
 
-def transfer_seconds(plan: _PlannedSweeps, rates: LinkRates) -> float:
-    """Return the time of all transfers of a sweep alone."""
-    return SweepTimes(plan, rates).totals()[0]
-
-
-def least_sweep_seconds(plan: _PlannedSweeps, rates: LinkRates) -> float:
-    """Return a lower bound of the time of a sweep, without simulating it."""
+def sweep_bound(plan: _PlannedSweeps, rates: LinkRates) -> tuple[float, float]:
+    """Return a lower bound of the time of a sweep, and the time of its transfers alone, without simulating it."""
     transferred, computed, waiting = SweepTimes(plan, rates).totals()
     if plan.ring.on_arrival:
-        return transferred + computed
-    return max(computed, transferred + waiting if plan.schedule.overlap else transferred + computed)
+        return transferred + computed, transferred
+    return max(computed, transferred + waiting if plan.schedule.overlap else transferred + computed), transferred

@@ -17,8 +17,7 @@ from penstock.streaming.planning.estimate import (
     LinkRates,
     SweepEstimate,
     estimate_sweep,
-    least_sweep_seconds,
-    transfer_seconds,
+    sweep_bound,
 )
 from penstock.streaming.planning.schedule import Schedule
 from penstock.streaming.planning.workload import Ring, Workload
@@ -171,11 +170,15 @@ class StreamPlan:
 
     def least_solve_seconds(self) -> float:
         """Return a lower bound of :meth:`estimated_solve_seconds` that needs no simulation."""
-        return self._solve_seconds(least_sweep_seconds(self, self._rates_or_typical))
+        return self._solve_seconds(self._bound_at_typical_rates[0])
 
     def link_seconds(self) -> float:
         """Return the seconds of the transfers of a solve alone, in the unit of :meth:`estimated_solve_seconds`."""
-        return self._sweeps_of_solve * transfer_seconds(self, self._rates_or_typical)
+        return self._sweeps_of_solve * self._bound_at_typical_rates[1]
+
+    @cached_property
+    def _bound_at_typical_rates(self) -> tuple[float, float]:
+        return sweep_bound(self, self._rates_or_typical)
 
     @property
     def _sweeps_of_solve(self) -> float:

@@ -1,4 +1,4 @@
-"""Jumps of stiffness between nodes are told from meshes that are smooth, by some rows of K and the masses."""
+"""``is_rough`` is true where stiffness jumps between nodes, and false for uniform and flat meshes."""
 
 import numpy as np
 import pytest
