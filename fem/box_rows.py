@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numba import prange
 
 from penstock.fem.material import Material, UniformMaterial
 from penstock.fem.mesh import BoxMesh
@@ -17,7 +16,7 @@ from penstock.host.threads import usable_cores
 from penstock.spmv import CPU, Array, Device, device_of, format_named
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.intrinsics import fused
-from penstock.spmv.compilation.jit import inlined, parallel_kernel, strict_kernel
+from penstock.spmv.compilation.jit import inlined, shared_range, strict_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
@@ -218,13 +217,13 @@ def _fill_on_cpu(
         if structure:
             arrays["chunk_offsets"][...] = starts
         half = format_named(name).traits.half
-        _fill_chunks(half, start, stop, *counts, dof, starts, *parts, *of_elements)
+        _fill_chunks(starts.size - 1, half, start, stop, *counts, dof, starts, *parts, *of_elements)
         return
     before = _connections_before(start, stop, *counts)
     by_scalar_rows = layout is Layout.SCALAR_ROWS
     if structure:
         _place_rows(arrays["row_offsets"], before, dof, by_scalar_rows)
-    _fill_rows(by_scalar_rows, start, stop, *counts, dof, before, *parts, *of_elements)
+    _fill_rows(stop - start, by_scalar_rows, start, stop, *counts, dof, before, *parts, *of_elements)
 
 
 def _place_rows(offsets: Array, before: Array, dof: int, by_scalar_rows: bool) -> None:
@@ -271,14 +270,14 @@ def _sum_elements(
                 total[entry] = 0.0
 
 
-@parallel_kernel
+@shared_range(least=256)
 def _fill_rows(
-    by_scalar_rows: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, before: Array,
+    begin: int, end: int, by_scalar_rows: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, before: Array,
     structure: bool, numbers: bool, columns: Array, values: Array,
     blocks: Array, factors: Array, uniform: bool, first_layer: int, clamped: bool,
 ) -> None:  # fmt: skip
     """Fill BSR arrays, or CSR arrays if ``by_scalar_rows``; only the positions of a block's scalars differ."""
-    for row in prange(stop - start):
+    for row in range(begin, end):
         node = start + row
         ix, iy, iz = node // (ny * nz), node // nz % ny, node % nz
         connections = before[row + 1] - before[row]
@@ -306,15 +305,15 @@ def _fill_rows(
                     connection += 1
 
 
-@parallel_kernel
+@shared_range(least=8)
 def _fill_chunks(
-    half: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, starts: Array,
+    begin: int, end: int, half: bool, start: int, stop: int, nx: int, ny: int, nz: int, dof: int, starts: Array,
     structure: bool, numbers: bool, columns: Array, values: Array,
     blocks: Array, factors: Array, uniform: bool, first_layer: int, clamped: bool,
 ) -> None:  # fmt: skip
     """Fill chunks of HEIGHT nodes; ``half`` leaves out what is left of the diagonal."""
     scalars = dof * dof
-    for chunk in prange(starts.size - 1):
+    for chunk in range(begin, end):
         width, total = (starts[chunk + 1] - starts[chunk]) // HEIGHT, np.empty(scalars)
         for lane in range(HEIGHT):
             node, slot = start + chunk * HEIGHT + lane, 0

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-from numba import prange
 
 from penstock.fem.mesh_lists import find_columns, jacobian_of_hexahedron
 from penstock.fem.row_layouts import LAYOUTS, Layout, SlabArrays, padded_rows
 from penstock.spmv import CPU, Array, Device, InputError, device_of, format_named
 from penstock.spmv.compilation.cuda_module import CudaSource, shared_limit, type_names
-from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
+from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
@@ -204,21 +203,29 @@ def _fill_on_cpu(
     values = arrays["values"].reshape(-1) if numbers else np.empty(0)
     if structure:
         arrays["chunk_offsets" if chunked else "row_offsets"][...] = starts
-        _fill_structure(chunked, start, stop, starts, pattern.offsets, pattern.columns, columns)
+        rows = (starts.size - 1) * (HEIGHT if chunked else 1)
+        _fill_structure(rows, chunked, start, stop, starts, pattern.offsets, pattern.columns, columns)
     if numbers:
         mesh = (elements.coordinates, elements.connectivity, elements.factors, *elements.moduli, elements.fixed)
         lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
         values[...] = 0.0
-        _fill_values(chunked, half, start, stop, elements.dof, starts, *mesh, *lists, values)
+        _fill_values(stop - start, chunked, half, start, elements.dof, starts, *mesh, *lists, values)
 
 
-@parallel_kernel
+@shared_range(least=4096)
 def _fill_structure(
-    chunked: bool, start: int, stop: int, starts: Array, offsets: Array, pattern: Array, columns: Array
+    begin: int,
+    end: int,
+    chunked: bool,
+    start: int,
+    stop: int,
+    starts: Array,
+    offsets: Array,
+    pattern: Array,
+    columns: Array,
 ) -> None:
     between = HEIGHT if chunked else 1
-    rows = (starts.size - 1) * between
-    for row in prange(rows):
+    for row in range(begin, end):
         node = start + row
         count = offsets[node + 1] - offsets[node] if node < stop else 0
         first = starts[row // HEIGHT] + row % HEIGHT if chunked else starts[row]
@@ -285,15 +292,15 @@ def _add_row(
                     blocks[b, r * 3 + c] += weight * (total + second * product if r == c else total)
 
 
-@parallel_kernel
+@shared_range(least=64)
 def _fill_values(
-    chunked: bool, half: bool, start: int, stop: int, dof: int, starts: Array, coordinates: Array, connectivity: Array,
+    begin: int, end: int, chunked: bool, half: bool, start: int, dof: int, starts: Array, coordinates: Array, connectivity: Array,
     factors: Array, first_modulus: float, second_modulus: float, fixed: Array, element_offsets: Array, places: Array,
     offsets: Array, pattern: Array, values: Array,
 ) -> None:  # fmt: skip
     """Add the rows of all elements of each node, in the order of their numbers, to zeros."""
     size, scalars, between = connectivity.shape[1], dof * dof, HEIGHT if chunked else 1
-    for row in prange(stop - start):
+    for row in range(begin, end):
         node = start + row
         x, g, blocks, wanted = (
             np.empty((size, 3)),

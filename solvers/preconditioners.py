@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from numba import prange
 
 from penstock.solvers.preconditioner_spec import PreconditionerSpec
 from penstock.spmv import (
@@ -23,7 +22,7 @@ from penstock.spmv import (
 )
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
-from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.device import count_true
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 from penstock.spmv.products.block_products import smoothed_rows
@@ -296,7 +295,7 @@ def _inverted_on_host(operator: Operator, blocks: Array) -> tuple[Array, int, in
             inverses = 1 / np.where(host > 0, host, 1.0)
     else:
         inverses, positive = np.empty_like(host), np.empty(len(host), dtype=np.bool_)
-        _invert_blocks(host, inverses, positive)
+        _invert_blocks(len(host), host, inverses, positive)
     with np.errstate(over="ignore"):
         inverses = inverses.astype(operator.dtype)
     finite = np.isfinite(inverses).all(axis=(1, 2))
@@ -308,11 +307,11 @@ def _first_false(good: Array) -> int:
     return int(good.size) if good.all() else int(np.argmin(good))
 
 
-@parallel_kernel
-def _invert_blocks(blocks: Array, inverses: Array, positive: Array) -> None:
+@shared_range(least=1024)
+def _invert_blocks(begin: int, end: int, blocks: Array, inverses: Array, positive: Array) -> None:
     """Invert symmetric blocks: A = L L^T (Golub and Van Loan 2013, algorithm 4.2.1), then ``L^-T L^-1``."""
     size = blocks.shape[1]
-    for k in prange(blocks.shape[0]):
+    for k in range(begin, end):
         factor = blocks[k]
         positive[k] = True
         for column in range(size):

@@ -6,7 +6,10 @@ page-locked buffers, while the link moves those of other pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +22,43 @@ LEAST_STAGED_NBYTES = 16 << 20
 _PIECE_NBYTES, _MOST_THREADS, _BUFFERS = 4 << 20, 8, 2
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+# Bytes of a host array, and the address on the GPU that they come from or go to.
+_Piece = tuple[Bytes, int]
+
+
+class _Lane:
+    """A stream, and page-locked buffers that it copies to or from in turn; used by one thread at a time."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.lock, self.stream = threading.Lock(), cupy.cuda.Stream(non_blocking=True)
+        self._memory = [cupy.cuda.alloc_pinned_memory(_PIECE_NBYTES) for _ in range(_BUFFERS)]
+        self.buffers = [np.frombuffer(one, np.uint8, _PIECE_NBYTES) for one in self._memory]
+        self.events = [cupy.cuda.Event(disable_timing=True) for _ in range(_BUFFERS)]
+        self.done = cupy.cuda.Event(disable_timing=True)
+
+    def copy(self, on_gpu: int, buffer: int, nbytes: int, kind: int) -> None:
+        """Copy between the GPU and a buffer, in order on the stream."""
+        from cupy.cuda import runtime
+
+        places = self.buffers[buffer].ctypes.data, on_gpu
+        source, target = places if kind == runtime.memcpyHostToDevice else places[::-1]
+        runtime.memcpyAsync(target, source, nbytes, kind, self.stream.ptr)
+        self.events[buffer].record(self.stream)
+
+
+class _Lanes:
+    """Threads, and as many lanes, that are kept for all copies of a process in one direction."""
+
+    def __init__(self) -> None:
+        self.all = [_Lane() for _ in range(min(_MOST_THREADS, usable_cores()))]
+        self.threads = ThreadPoolExecutor(len(self.all), "penstock-copy")
+
+
+@functools.cache
+def _lanes(device: int, direction: int) -> _Lanes:
+    return _Lanes()
 
 
 def can_be_staged(array: Any) -> bool:
@@ -31,69 +71,74 @@ def copy_to_gpu(source: np.ndarray[Any, Any], target: Any) -> None:
 
     The source has been read when the call returns.
     """
+    copy_all_to_gpu([(source, target)])
+
+
+def copy_all_to_gpu(pairs: Sequence[tuple[np.ndarray[Any, Any], Any]]) -> None:
+    """Copy several host arrays as :func:`copy_to_gpu` does, with the threads of one."""
     import cupy
 
-    def fill(stream: Any, places: list[slice], buffers: list[Bytes], events: list[Any]) -> None:
-        for number, place in enumerate(places):
-            buffer, event = buffers[number % _BUFFERS], events[number % _BUFFERS]
-            event.synchronize()  # the link has read the buffer
-            piece = buffer[: place.stop - place.start]
-            np.copyto(piece, data[place])
-            address = target.data.ptr + place.start
-            cupy.cuda.runtime.memcpyAsync(
-                address, piece.ctypes.data, piece.nbytes, cupy.cuda.runtime.memcpyHostToDevice, stream.ptr
-            )
-            event.record(stream)
+    kind = cupy.cuda.runtime.memcpyHostToDevice
 
-    data = source.reshape(-1).view(np.uint8)
-    _share_out(data.nbytes, fill)
+    def fill(lane: _Lane, pieces: list[_Piece]) -> None:
+        for number, (of_host, address) in enumerate(pieces):
+            buffer = number % _BUFFERS
+            lane.events[buffer].synchronize()  # the link has read the buffer
+            np.copyto(lane.buffers[buffer][: of_host.size], of_host)
+            lane.copy(address, buffer, of_host.size, kind)
+
+    _share_out(pairs, fill, kind)
 
 
 def copy_from_gpu(source: Any, target: np.ndarray[Any, Any]) -> None:
     """Copy a contiguous CuPy array to a contiguous host array of its size, after the work on CuPy's current stream."""
+    copy_all_from_gpu([(source, target)])
+
+
+def copy_all_from_gpu(pairs: Sequence[tuple[Any, np.ndarray[Any, Any]]]) -> None:
+    """Copy several arrays to the host as :func:`copy_from_gpu` does, with the threads of one."""
     import cupy
 
-    def drain(stream: Any, places: list[slice], buffers: list[Bytes], events: list[Any]) -> None:
-        for number in range(len(places) + 1):
-            if number < len(places):
-                place, buffer = places[number], buffers[number % _BUFFERS]
-                address = source.data.ptr + place.start
-                cupy.cuda.runtime.memcpyAsync(
-                    buffer.ctypes.data,
-                    address,
-                    place.stop - place.start,
-                    cupy.cuda.runtime.memcpyDeviceToHost,
-                    stream.ptr,
-                )
-                events[number % _BUFFERS].record(stream)
+    kind = cupy.cuda.runtime.memcpyDeviceToHost
+
+    def drain(lane: _Lane, pieces: list[_Piece]) -> None:
+        for number in range(len(pieces) + 1):
+            if number < len(pieces):
+                of_host, address = pieces[number]
+                lane.copy(address, number % _BUFFERS, of_host.size, kind)
             if number:
-                place, last = places[number - 1], (number - 1) % _BUFFERS
-                events[last].synchronize()
-                np.copyto(data[place], buffers[last][: place.stop - place.start])
+                of_host, last = pieces[number - 1][0], (number - 1) % _BUFFERS
+                lane.events[last].synchronize()
+                np.copyto(of_host, lane.buffers[last][: of_host.size])
 
-    data = target.reshape(-1).view(np.uint8)
-    _share_out(data.nbytes, drain)
+    _share_out([(target, source) for source, target in pairs], drain, kind)
 
 
-def _share_out(nbytes: int, copy: Callable[[Any, list[slice], list[Bytes], list[Any]], None]) -> None:
-    """Let threads copy pieces, each with a stream and page-locked buffers of its own, after what the current stream does."""
+def _share_out(
+    pairs: Sequence[tuple[np.ndarray[Any, Any], Any]], copy: Callable[[_Lane, list[_Piece]], None], kind: int
+) -> None:
+    """Let lanes copy pieces of host and GPU arrays, after what the current stream does and before what it will do."""
     import cupy
 
-    places = [slice(start, min(start + _PIECE_NBYTES, nbytes)) for start in range(0, nbytes, _PIECE_NBYTES)]
-    count = min(_MOST_THREADS, usable_cores(), len(places))
+    pieces: list[_Piece] = []
+    for of_host, on_gpu in pairs:
+        data, address = of_host.reshape(-1).view(np.uint8), int(on_gpu.data.ptr)
+        pieces += [
+            (data[start : start + _PIECE_NBYTES], address + start) for start in range(0, data.size, _PIECE_NBYTES)
+        ]
     device, current = cupy.cuda.Device(), cupy.cuda.get_current_stream()
+    lanes = _lanes(device.id, kind)
     ready = current.record(cupy.cuda.Event(disable_timing=True))
 
-    def work(first: int) -> None:
-        with device:
-            stream = cupy.cuda.Stream(non_blocking=True)
-            stream.wait_event(ready)
-            # CuPy keeps page-locked memory for the next copy.
-            memory = [cupy.cuda.alloc_pinned_memory(_PIECE_NBYTES) for _ in range(_BUFFERS)]
-            buffers = [np.frombuffer(one, np.uint8, _PIECE_NBYTES) for one in memory]
-            events = [cupy.cuda.Event(disable_timing=True) for _ in range(_BUFFERS)]
-            copy(stream, places[first::count], buffers, events)
-            stream.synchronize()
+    def work(lane: _Lane, first: int) -> None:
+        with device, lane.lock:
+            lane.stream.wait_event(ready)
+            copy(lane, pieces[first :: len(lanes.all)])
+            lane.done.record(lane.stream)
+            current.wait_event(lane.done)
 
-    with ThreadPoolExecutor(count) as threads:
-        list(threads.map(work, range(count)))
+    list(lanes.threads.map(work, lanes.all[: len(pieces)], range(len(pieces))))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lanes.cache_clear)  # a child has none of these threads

@@ -147,6 +147,7 @@ def _conversion(sizes) -> list[str]:
         *(f"count_blocks<{offset}, {size}>" for offset in OFFSETS for size in sizes),
         *(f"fill_blocks<{names}, {size}>" for names in sources for size in sizes),
         *(f"survey<{bits}, {offset}>" for bits in ("long long", "int") for offset in OFFSETS),
+        *(f"scalar_rows<{value}>" for value in ITEMSIZE),
         *(f"checksums<{index}>" for index in OFFSETS),
         *(
             f"{kernel}<{pair[0]}, {pair[1]}>"

@@ -26,13 +26,14 @@ def start_compilation(experiment: Experiment) -> Compilation:
         return Compilation([*on_host, blocks] if experiment.solver.chosen != "none" else on_host)
     # At its first import on a machine, Matplotlib lists the fonts, which takes as long as a kernel.
     fonts = replace(assembly, function=f"{_CALLS}:list_fonts", arguments={})
-    return Compilation([*_products(experiment, stored), assembly, *_iterations(experiment), fonts])
+    # The longest first, so that all processes end at about the same time.
+    return Compilation([*_iterations(experiment), *_products(experiment, stored), assembly, fonts])
 
 
 def _products(experiment: Experiment, stored: dict[str, Any]) -> list[CompileTask]:
     """Return the tasks, if any, for products in a format."""
     kernels = {
-        "symmetric_bsr": "symmetric_bsr_kernels:_reach",
+        "symmetric_bsr": "symmetric_bsr_kernels:_find_reach",
         "sliced_bsr": "sliced_bsr:_spmv",
         "bsr": "bsr:_spmv_3" if experiment.model.dof == 3 else "bsr:_spmv_any",
     }
@@ -44,19 +45,16 @@ def _iterations(experiment: Experiment) -> list[CompileTask]:
     """Return the tasks for the solver and its preconditioner."""
     dof, preconditioner = experiment.model.dof, experiment.solver.chosen
     tasks = []
+    if preconditioner == "smoothed_aggregation":
+        for function, kernel in (
+            ("multiply_coarse", "penstock.spmv.formats.bsr:_diagonal_blocks"),
+            ("multiply_blocks", "penstock.spmv.products.block_products:_smooth"),
+            ("aggregate", "penstock.solvers.amg.tentative:_orthonormalise"),
+        ):
+            tasks.append(CompileTask(f"{_CALLS}:{function}", (kernel,), {"dof": dof}))
     if preconditioner in ("chebyshev", "smoothed_aggregation"):
         step = "penstock.spmv.vectors.space:_three_terms_of_vector"
-        tasks.append(CompileTask(f"{_CALLS}:polynomial", (step,), {"dof": dof}))
-    if preconditioner == "smoothed_aggregation":
-        tasks.append(
-            CompileTask(f"{_CALLS}:multiply_blocks", ("penstock.spmv.products.block_products:_smooth",), {"dof": dof})
-        )
-        tasks.append(
-            CompileTask(f"{_CALLS}:aggregate", ("penstock.solvers.amg.tentative:_orthonormalise",), {"dof": dof})
-        )
-        tasks.append(
-            CompileTask(f"{_CALLS}:multiply_coarse", ("penstock.spmv.formats.bsr:_diagonal_blocks",), {"dof": dof})
-        )
+        tasks.insert(1, CompileTask(f"{_CALLS}:polynomial", (step,), {"dof": dof}))
     elif not experiment.is_block:
         last = "penstock.solvers.cg_kernels:extend"
         tasks.append(CompileTask(f"{_CALLS}:iterate", (last,), {"dof": dof, "preconditioner": preconditioner}))

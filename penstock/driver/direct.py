@@ -84,7 +84,7 @@ def _solved(
         narrow = given.is_narrow and b.is_narrow  # solved to what float32 can mean, and rounded
         if given.kind != "csr" or narrow or given.find_device(device) != CPU:
             return None
-        matrix = given.matrix.to_csr() if given.original is None else given.original
+        matrix = given.matrix.to_device(CPU).to_csr()
     with clock.part("look"):
         matrix, block = _sound(matrix), b.as_block()
         b.check_rows(matrix.shape[0])

@@ -260,14 +260,15 @@ def _is_rough(given: GivenMatrix, M: Any, size: int) -> bool:
     """Return whether stiffness jumps between nodes, as far as entries of K are at hand."""
     if given.kind != "csr" or given.rows % size:
         return False
+    K = given.matrix.to_device(CPU) if given.device == CPU else given.matrix
     if M is None:
-        return is_rough(given.matrix, None, size)
+        return is_rough(K, None, size)
     if np.ndim(M) != 1 and not hasattr(M, "diagonal"):
         return False
     masses = CPU.asarray(M if np.ndim(M) == 1 else M.diagonal())
     # Masses that do not fit are refused later.
     fits = masses.shape == (given.rows,) and masses.dtype.kind in "fiu"
-    return fits and is_rough(given.matrix, masses, size)
+    return fits and is_rough(K, masses, size)
 
 
 def _mass_nbytes(M: Any, n: int) -> int:

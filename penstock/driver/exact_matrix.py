@@ -20,8 +20,9 @@ import numpy as np
 from penstock.driver.inputs import column_norms
 from penstock.solvers import SolveResult, StopReason
 from penstock.solvers.problem import FLOOR_FACTOR
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, SparseMatrix, device_of
+from penstock.spmv import CPU, Array, BsrMatrix, CsrMatrix, SparseMatrix, device_of
 from penstock.spmv.products.accurate_residual import accurate_residual
+from penstock.spmv.unchecked import UncheckedEntries
 
 # Corrections of a solve, and the share of the tolerance that each aims at.
 _MOST_CORRECTIONS, _AIM = 6, 0.3
@@ -34,7 +35,7 @@ Correct = Callable[[Array, float], tuple[Array, list[SolveResult]]]
 
 
 def settled(
-    A: SparseMatrix,
+    A: SparseMatrix | UncheckedEntries,
     difference: float,
     columns: list[SolveResult],
     b: Array,
@@ -120,8 +121,9 @@ def _corrected(
     return relative, halted
 
 
-def residuals_of(A: SparseMatrix, b: Array, x: Array) -> Array:
+def residuals_of(A: SparseMatrix | UncheckedEntries, b: Array, x: Array) -> Array:
     """Return ``B - A X`` where b lives; on the host, where A is CSR, with twice the digits of float64."""
+    A = A.to_device(CPU) if isinstance(A, UncheckedEntries) else A
     home, device = device_of(b), A.device
     if device.kind == "cpu" and isinstance(A, CsrMatrix):
         return home.asarray(accurate_residual(A, home.to_host(x), home.to_host(b)))
@@ -130,19 +132,26 @@ def residuals_of(A: SparseMatrix, b: Array, x: Array) -> Array:
     return out if home == device else home.asarray(device.to_host(out))
 
 
-def _on_host_in_csr(A: SparseMatrix) -> SparseMatrix:
+def _on_host_in_csr(A: SparseMatrix | UncheckedEntries) -> SparseMatrix:
     """Return a matrix on the host in CSR, and one on a GPU as it is."""
+    if isinstance(A, UncheckedEntries):
+        return A.to_device(CPU)
     if A.device.kind != "cpu" or isinstance(A, CsrMatrix):
         return A
     return CsrMatrix.from_csr(A.to_csr(), check=False)
 
 
-def _roundings(A: SparseMatrix, x: Array, met: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _roundings(
+    A: SparseMatrix | UncheckedEntries, x: Array, met: Any
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return two estimates of the rounding in ``A x`` for each column that has converged.
 
-    They are ``u || |A||x| ||``, and that times the root of the longest row. Both are 0 for other columns, and on a GPU.
+    They are ``u || |A||x| ||``, and that times the root of the longest row. Both are 0 for other columns, and after solves on a
+    GPU.
     """
     floors = np.zeros(x.shape[1])
+    if not isinstance(A, SparseMatrix):  # the caller's entries, of a solve on a GPU
+        return floors, floors
     if A.device.kind != "cpu" or device_of(x).kind != "cpu" or not met.any():
         return floors, floors
     longest = A.shape[1]  # of formats that do not show it

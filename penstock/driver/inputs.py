@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +21,7 @@ from penstock.spmv.errors import advice_on_type
 from penstock.spmv.foreign import as_array, is_foreign
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.validation import in_csr
+from penstock.spmv.unchecked import UncheckedEntries
 from penstock.streaming import FileStore, LevelOrder, Store
 
 # Memory of a GPU, in sizes of a matrix in CSR, for that and the format that it is converted to.
@@ -30,15 +33,16 @@ class GivenMatrix:
     """A matrix of a caller, its name in messages, and the device of its arrays, None for a store.
 
     A CSR matrix may be converted at will; another format, a store and an operator are used as they are; a source makes a matrix
-    or a store when it is decided how it is used, as a matrix of elements does. The entries of ``original``, a SciPy matrix, are
-    looked at by :meth:`checked`, where the matrix has been moved.
+    or a store when it is decided how it is used, as a matrix of elements does. The entries of a caller's CSR or BSR matrix on
+    the host are looked at by :meth:`checked`, where the matrix has been moved; ``sound()`` returns it in sorted rows of finite
+    values, found the slow way on the host, or raises an error that says what is wrong.
     """
 
     matrix: Any
     kind: Literal["csr", "format", "store", "operator", "source", "elements"]
     name: str = "A"
     device: Device | None = None
-    original: Any = None
+    sound: Callable[[], CsrMatrix] | None = None
     lasting: bool = False  # whether the caller has the arrays of a CSR matrix anyway
 
     @property
@@ -66,25 +70,32 @@ class GivenMatrix:
         A: CsrMatrix = self.matrix.to_device(device if self._fits(device, memory) else CPU)
         return A
 
-    def checked(self, A: CsrMatrix) -> MatrixStatistics:
+    def checked(self, A: CsrMatrix, device: Device = CPU) -> MatrixStatistics:
         """Return the statistics of the moved matrix, whose entries have been looked at; refuse what no kernel may read.
 
-        Rows that are not sorted are sorted in a copy, and duplicates in them summed.
+        Rows that are not sorted are sorted in a copy, and duplicates in them summed. A GPU looks also at a large matrix that
+        does not fit there.
         """
-        statistics = MatrixStatistics.of(A)
-        if self.original is None or not statistics.survey.defects:
+        through = device if device.kind == "cuda" and A.device == CPU else None
+        statistics = MatrixStatistics.of(A, through=through)
+        if self.sound is None or not statistics.survey.defects:
             return statistics
-        sound = CsrMatrix.from_csr(self.original, strategy="auto")
+        sound = self.sound()
         A = CsrMatrix.from_arrays(A.shape, A.dtype, sound.arrays(), sound.parameters()).to_device(A.device)
-        return MatrixStatistics.of(A)
+        return MatrixStatistics.of(A, through=through)
 
-    def for_claims(self, converted: CsrMatrix, difference: float, *, host_streams: bool) -> CsrMatrix | None:
+    def for_claims(
+        self, converted: CsrMatrix, difference: float, device: Device, *, streams: bool
+    ) -> CsrMatrix | UncheckedEntries | None:
         """Return the entries with which claims are settled: the caller's, or converted ones; None where they are not needed.
 
-        They are if what is stored differs from them, and if the host streams a matrix whose arrays the caller has anyway.
+        They are if what is stored differs from them, and if the host streams a matrix whose arrays the caller has anyway. Solves
+        on a GPU rarely look at them: it is then that they are copied, if at all.
         """
-        if not (difference or (host_streams and self.lasting)):
+        if not (difference or (device.kind == "cpu" and streams and self.lasting)):
             return None
+        if isinstance(self.matrix, UncheckedEntries):
+            return self.matrix.to_device(CPU) if device.kind == "cpu" else self.matrix
         return self.matrix if self.kind == "csr" else converted
 
     def _fits(self, device: Device, memory: int | None) -> bool:
@@ -125,9 +136,10 @@ def as_given_matrix(A: Any) -> GivenMatrix:
     if scipy.sparse.issparse(A):
         if A.shape == (0, 0):  # nothing to place: it is applied as it is
             return GivenMatrix(as_operator(A), "operator", device=CPU)
-        lasting, A = A.format == "csr", in_csr(A, "A")
-        matrix: Any = CsrMatrix.from_csr(CsrMatrix.unchecked(A), strategy="auto")
-        return GivenMatrix(matrix, "csr", device=CPU, original=A, lasting=lasting)
+        lasting = A.format == "csr"
+        A = A if A.format == "bsr" and len(A.shape) == 2 else in_csr(A, "A")
+        sound = partial(_sound, A)
+        return GivenMatrix(UncheckedEntries.of(A), "csr", device=CPU, sound=sound, lasting=lasting)
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
         matrix = as_operator(A)
         return GivenMatrix(matrix, "csr", device=matrix.device)
@@ -135,14 +147,25 @@ def as_given_matrix(A: Any) -> GivenMatrix:
     return GivenMatrix(operator, "operator", name=type(A).__name__, device=operator.device)
 
 
+def _sound(A: Any) -> CsrMatrix:
+    return CsrMatrix.from_csr(in_csr(A, "A"), strategy="auto")
+
+
 def _from_path(path: str | Path) -> GivenMatrix:
-    from penstock.files.registry import is_store, read_matrix  # loads the finite elements, for generated matrices
+    from penstock.files.generated import generated_matrix  # loads the finite elements
+    from penstock.files.registry import is_store, matrix_name, read_unchecked
 
     if is_store(Path(path)):
         store = FileStore(Path(path))
         return GivenMatrix(store, "store", name=_name_of(store))
-    named = read_matrix(path)
-    return GivenMatrix(CsrMatrix.from_csr(named.matrix, strategy="auto", check=False), "csr", named.name, CPU)
+    if (generated := generated_matrix(str(path))) is not None:
+        return GivenMatrix(CsrMatrix.from_csr(generated[0], strategy="auto", check=False), "csr", str(path), CPU)
+    matrix, canonical = read_unchecked(Path(path))
+
+    def sound() -> CsrMatrix:
+        return CsrMatrix.from_csr(canonical(), strategy="auto", check=False)
+
+    return GivenMatrix(UncheckedEntries.of(matrix, str(path)), "csr", matrix_name(path), CPU, sound=sound)
 
 
 def _name_of(store: Store) -> str:

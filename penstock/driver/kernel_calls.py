@@ -11,16 +11,17 @@ import scipy.sparse
 from penstock.fem import Cantilever
 from penstock.solvers import DiagonalBlocks, block_jacobi, chebyshev
 from penstock.solvers.amg.aggregates import Aggregates
-from penstock.solvers.amg.tentative import SERIAL_ENTRIES, StoredTentative
+from penstock.solvers.amg.tentative import StoredTentative
 from penstock.solvers.cg_iteration import CgRecurrence
 from penstock.spmv import CPU, Array, BsrMatrix, CsrMatrix, Operator, ValidatedOperator, VectorSpace
+from penstock.spmv.formats.scaling import LONG, scale
 from penstock.spmv.model.stencil import stencil_matrix
 from penstock.spmv.products.block_products import block_product, smoothed_rows
 from penstock.spmv.products.block_rows import BlockRows
 from penstock.streaming import HostStore, StreamedMatrix
 
 _NODES, _SIDE, _BLOCKS = (9, 17, 17), 24, 8400
-_FEW_ROWS, _SOME_ROWS = 32, 200
+_ROWS = 200
 
 
 def assemble(format_name: str, dof: int) -> None:
@@ -33,7 +34,9 @@ def multiply(format_name: str, dof: int) -> None:
     """Call the kernels of products, resident and streamed."""
     A = stencil_matrix(_SIDE, format_name, block_size=dof)
     x, out = np.ones(A.shape[0]), np.empty(A.shape[0])
+    A.check_structure(0)
     A.apply(x, out)
+    scale(np.ones(LONG + 1), 0.0)
     with HostStore.from_matrix(A, 8) as store, StreamedMatrix(store, 7 * max(store.index.sizes["whole"])) as streamed:
         streamed.apply(x, out)
         streamed.apply_absolute(x)
@@ -72,7 +75,7 @@ def iterate(dof: int, preconditioner: str) -> None:
 def _measure_rates() -> None:
     """Call the kernels with which the rates of a machine are measured."""
     VectorSpace(CPU).dot(np.ones(_BLOCKS), np.ones(_BLOCKS))
-    _diagonal(3).apply(np.ones(96))
+    _diagonal(6).apply(np.ones(32 * 6))
 
 
 def _diagonal(size: int) -> BsrMatrix:
@@ -81,29 +84,30 @@ def _diagonal(size: int) -> BsrMatrix:
 
 
 def aggregate(dof: int) -> None:
-    """Call the kernels of the transfer to a coarse level, for one thread and for all of them."""
+    """Call the kernels of the transfer to a coarse level."""
     modes = 1 if dof == 1 else 6
-    for nodes in (_BLOCKS, SERIAL_ENTRIES // (dof * modes) + 1):
-        candidates, free = np.ones((nodes * dof, modes)), np.ones(nodes * dof, dtype=np.bool_)
-        T = StoredTentative(candidates, free, Aggregates(np.arange(nodes, dtype=np.int32) // 100), dof, CPU)
-        coarse, fine = np.ones(T.unknowns), np.empty(nodes * dof)
-        T.prolong(coarse, fine)
-        T.restrict(fine, coarse)
+    candidates, free = np.ones((_BLOCKS * dof, modes)), np.ones(_BLOCKS * dof, dtype=np.bool_)
+    T = StoredTentative(candidates, free, Aggregates(np.arange(_BLOCKS, dtype=np.int32) // 100), dof, CPU)
+    coarse, fine = np.ones(T.unknowns), np.empty(_BLOCKS * dof)
+    T.prolong(coarse, fine)
+    T.restrict(fine, coarse)
 
 
 def multiply_coarse(dof: int) -> None:
-    """Call the kernels of products on a coarse level, of updates of vectors, and of the measurement of rates."""
+    """Call the kernels of products on a coarse level, of updates of vectors, and of the measurement of rates.
+
+    Coarsest levels of few rows are solved by one thread, whose kernel is compiled in a quarter of a second when it is needed.
+    """
     modes, space = 1 if dof == 1 else 6, VectorSpace(CPU)
     A = _diagonal(modes)
     A.apply(np.ones(32 * modes))
     A.apply_absolute(np.ones(32 * modes))
     A.diagonal_blocks(modes)
-    for rows in (_FEW_ROWS, _SOME_ROWS):  # of dense inverses, for one thread and for all of them
-        inverse = scipy.sparse.csr_array(np.ones((rows, rows)))
-        CsrMatrix.from_csr(inverse, check=False).apply(np.ones(rows))
-    for vector in (np.ones(32 * modes), np.ones(_BLOCKS * dof)):
-        space.combine(1.0, vector, 0.5, vector)
-        space.dot(vector, vector)
+    inverse = scipy.sparse.csr_array(np.ones((_ROWS, _ROWS)))  # dense, of the coarsest level
+    CsrMatrix.from_csr(inverse, check=False).apply(np.ones(_ROWS))
+    vector = np.ones(_BLOCKS * dof)
+    space.combine(1.0, vector, 0.5, vector)
+    space.dot(vector, vector)
     _measure_rates()
 
 

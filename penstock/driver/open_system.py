@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from penstock.spmv import (
 )
 from penstock.spmv.formats.pattern import Pattern
 from penstock.spmv.reordered import Reordered
+from penstock.spmv.unchecked import UncheckedEntries
 from penstock.streaming import LevelOrder, StreamedMatrix
 
 AnyResult = SolveResult | BlockSolveResult
@@ -75,7 +76,9 @@ class OpenSystem:
     reporter: Reporter
     null_space: NullSpace | None = None  # the caller's; removed from b and x
     unreachable: NullSpace | None = None  # a right-hand side with a component in it has no solution
-    exact: CsrMatrix | None = None  # the caller's matrix, if the stored one equals it but for rounding
+    exact: CsrMatrix | UncheckedEntries | None = (
+        None  # the caller's matrix, if the stored one equals it but for rounding
+    )
     difference: float = 0.0  # bound of the norm of the difference between the two
     narrow: bool = False  # whether the caller's matrix is of float32
     pattern: Pattern | None = None  # of the caller's matrix, for updates of its values
@@ -317,13 +320,13 @@ class OpenSystem:
             return self._returned(result, b, columns, x, shares)
 
     @property
-    def _claimed(self) -> SparseMatrix | None:
+    def _claimed(self) -> SparseMatrix | UncheckedEntries | None:
         """The matrix with which claims are settled: the caller's, or the one in the host's memory; None if neither is at hand."""
         A = self.matrix
         in_memory = (
             isinstance(A, SparseMatrix) and A.device.kind == "cpu" and A.dtype == np.float64 and self.order is None
         )
-        return A if self.exact is None and in_memory else self.exact  # type: ignore[return-value]
+        return cast(SparseMatrix, A) if self.exact is None and in_memory else self.exact
 
     def meant_rtol(self, b: GivenVectors, rtol: float) -> float:
         """Return the relative tolerance of a solve: not below what numbers of float32 can mean, if A and b consist of them."""

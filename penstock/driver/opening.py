@@ -187,7 +187,7 @@ class _Opener:
             with report.part("move"):
                 matrix = given.moved(self.request.device, self.request.memory)
             with report.part("look"):
-                statistics = given.checked(matrix)
+                statistics = given.checked(matrix, self.request.device)
             matrix = statistics.matrix
             placement = self._place(statistics)
             with report.part("look"):
@@ -197,8 +197,8 @@ class _Opener:
                     known = KnownModes(self.request.options, matrix.shape[0], self.request.block_size)
                     unreachable = NullSpace.found(matrix, known)
         streams = placement.plan.slots > 0 or placement.image is not None
-        difference, host_streams = placement.difference, self.request.device.kind == "cpu" and streams
-        exact = given.for_claims(matrix, difference, host_streams=host_streams)
+        difference = placement.difference
+        exact = given.for_claims(matrix, difference, self.request.device, streams=streams)
         del statistics
         del matrix, given  # whose structure may be large
         system = yield from self._open_placed(placement)

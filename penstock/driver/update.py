@@ -56,8 +56,8 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
         system.null_space.check(matrix)
     of = format_named(A.plan.index.format_name) if isinstance(A, StreamedMatrix) else A
     difference = symmetry.skew_norm if of.traits.half else 0.0
-    host_streams = isinstance(system.matrix, StreamedMatrix) and A.device.kind == "cpu"
-    exact = given.for_claims(matrix, difference, host_streams=host_streams)
+    streams = isinstance(system.matrix, StreamedMatrix)
+    exact = given.for_claims(matrix, difference, A.device, streams=streams)
     unreachable = None
     if system.null_space is None and system.pattern is not None:
         unreachable = NullSpace.found(

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from penstock.files.stored_members import can_read_stored, read_stored
 from penstock.spmv import InputError, PenstockError, format_nbytes
 from penstock.spmv.host_memory import available_nbytes
 
@@ -66,8 +67,16 @@ class ArrayArchive:
         if name not in self.contents:
             raise InputError(f"{self._path} holds no array {name!r}; it is damaged, or of another kind")
         check_fits_memory(self.nbytes(name), f"the array {name!r} of {self._path}")
-        with failures_named(self._path, "file of numpy.savez"), self._archive.open(name + ".npy") as file:
-            array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        member = self._archive.getinfo(name + ".npy")
+        with failures_named(self._path, "file of numpy.savez"), self._archive.open(member) as file:
+            if not can_read_stored(member):
+                array: Array = np.lib.format.read_array(file, allow_pickle=False)
+                return array
+            shape, fortran, dtype = _header(file)  # type: ignore[arg-type]
+            header = file.tell()
+            file.seek(0)
+            array = np.empty(shape, dtype, order="F" if fortran else "C")
+            read_stored(self._path, member, file.read(header), array.T if fortran else array)
         return array
 
     def __enter__(self) -> Self:

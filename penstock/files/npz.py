@@ -22,9 +22,14 @@ def _read_npz(path: Path) -> Any:
                     f"{path} is damaged: its {name} are of type {archive.contents[name][1]}, not whole numbers"
                 )
         lengths = {archive.contents[name][0] for name in ("data", "indices", "row", "col") if name in nbytes}
-        if len(lengths) > 1 and "offsets" not in nbytes and str(archive.read("format").item(), "ascii") != "bsr":
+        kind = str(archive.read("format").item(), "ascii") if "format" in nbytes else ""
+        if len(lengths) > 1 and kind not in ("dia", "bsr"):
             raise InputError(f"{path} is damaged: its values and indices have the shapes {sorted(lengths)}")
-    matrix = scipy.sparse.load_npz(path)
+        if kind in ("csr", "bsr"):  # with all cores
+            made: Any = scipy.sparse.csr_array if kind == "csr" else scipy.sparse.bsr_array
+            matrix = made(tuple(map(archive.read, ("data", "indices", "indptr"))), shape=tuple(archive.read("shape")))
+        else:
+            matrix = scipy.sparse.load_npz(path)
     if matrix.ndim != 2:
         raise InputError(f"{path} holds an array of {matrix.ndim} dimension; expected a matrix, which has 2")
     return matrix

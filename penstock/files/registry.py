@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from penstock.files.sizes import check_rows, check_whole_fits
 from penstock.files.slabs import Slabs
 from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
-from penstock.spmv.formats.validation import check_indices, check_values
+from penstock.spmv.formats.validation import check_indices, check_values, in_csr
 
 Purpose = Literal["matrix", "right-hand sides"]
 
@@ -124,6 +125,29 @@ def read_matrix(source: str | Path) -> NamedMatrix:
         # What is read whole stays as it is until it is float64: SciPy would sum integers with overflow.
         matrix = slabs_of(path).whole(path) if reader.matrix is None else _read_whole(path, reader)
         return NamedMatrix(matrix_name(path), _canonical(matrix, str(path)), str(source))
+
+
+def read_unchecked(path: Path) -> tuple[Any, Callable[[], scipy.sparse.csr_array]]:
+    """Return a matrix in CSR or BSR as it is in a file, at whose entries nobody has looked, and what :func:`read_matrix` returns.
+
+    The second is found when it is asked for, or the error raised that says what is wrong with the entries.
+    """
+    reader = reader_of(path)
+    with reading(path, reader):
+        if reader.matrix is None:
+            matrix: Any = slabs_of(path).whole(path)
+        else:
+            matrix = reader.matrix(path)
+            check_rows(path, matrix.shape[0], matrix.nnz)
+            check_whole_fits(path, matrix.shape, matrix.nnz)
+        if matrix.format not in ("csr", "bsr"):
+            matrix = in_csr(matrix, f"the matrix in {path}")
+    return matrix, partial(_checked, matrix, path)
+
+
+def _checked(matrix: Any, path: Path) -> scipy.sparse.csr_array:
+    check_indices(matrix, f"the matrix in {path}")
+    return _canonical(matrix, str(path))
 
 
 def read_vectors(path: Path) -> Any:

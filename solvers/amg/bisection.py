@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
 
 from penstock.solvers.amg.aggregates import Aggregates, Indices
 from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.compilation.jit import inlined, parallel_kernel, serial_kernel
+from penstock.spmv.compilation.jit import inlined, serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
 BISECTION_KERNELS = CudaSource("penstock.solvers.kernels", "bisection.cu")
@@ -74,7 +73,7 @@ def _bisect_cpu(points: Array, levels: list[tuple[Indices, Indices]], last: Indi
         large = (stops - starts > _LARGE) & (cuts > starts)
         for start, cut, stop in np.stack([starts, cuts, stops], axis=1)[large].tolist():
             _bisect_together(points, order, keys, start, cut, stop)
-        _bisect(points, order, keys, starts, np.where(large, starts, cuts), stops)
+        _bisect(len(starts), points, order, keys, starts, np.where(large, starts, cuts), stops)
     of_node = np.empty(nodes, dtype=np.int32)
     of_node[order] = np.repeat(np.arange(len(last), dtype=np.int32), np.diff(np.append(last, nodes)))
     return of_node
@@ -116,10 +115,12 @@ def _order_along(points: Array, axis: int) -> Array:
     return order
 
 
-@parallel_kernel
-def _bisect(points: Any, order: Indices, keys: Any, starts: Indices, cuts: Indices, stops: Indices) -> None:
+@shared_range(least=8)
+def _bisect(
+    begin: int, end: int, points: Any, order: Indices, keys: Any, starts: Indices, cuts: Indices, stops: Indices
+) -> None:
     """Order the nodes of each part so that those before its cut come first along its longest extent."""
-    for part in prange(starts.shape[0]):
+    for part in range(begin, end):
         start, cut, stop = starts[part], cuts[part], stops[part]
         if cut == start:
             continue
@@ -139,7 +140,7 @@ def _bisect(points: Any, order: Indices, keys: Any, starts: Indices, cuts: Indic
 def _bisect_together(points: Any, order: Indices, keys: Any, start: int, cut: int, stop: int) -> None:
     """Do what :func:`_bisect` does to one large part, with all threads: bins along the axis leave few nodes to select from."""
     lows, highs = np.empty((_CHUNKS, points.shape[1])), np.empty((_CHUNKS, points.shape[1]))
-    _find_extents(points, order, start, stop, lows, highs)
+    _find_extents(_CHUNKS, points, order, start, stop, lows, highs)
     low, high = lows.min(axis=0), highs.max(axis=0)
     with np.errstate(over="ignore"):
         axis = int(np.argmax(high - low))
@@ -149,14 +150,24 @@ def _bisect_together(points: Any, order: Indices, keys: Any, start: int, cut: in
         )  # infinite for a tiny extent, 0 for an infinite one: then without bins
     if 0 < scale < np.inf:
         counts = np.zeros((_CHUNKS, _BINS), dtype=np.int64)
-        _count_bins(points, order, axis, low[axis], scale, start, stop, counts)
+        _count_bins(_CHUNKS, points, order, axis, low[axis], scale, start, stop, counts)
         ends = np.cumsum(counts.sum(axis=0))
         middle = int(np.searchsorted(ends, cut - start, side="right"))  # the bin in which the cut lies
         shares = np.stack([counts[:, :middle].sum(axis=1), counts[:, middle], counts[:, middle + 1 :].sum(axis=1)])
         places = start + np.cumsum(shares.reshape(-1)) - shares.reshape(-1)
         moved = np.empty(stop - start, dtype=order.dtype)
         _move_by_bin(
-            points, order, axis, low[axis], scale, start, stop, middle, places.reshape(3, _CHUNKS) - start, moved
+            _CHUNKS,
+            points,
+            order,
+            axis,
+            low[axis],
+            scale,
+            start,
+            stop,
+            middle,
+            places.reshape(3, _CHUNKS) - start,
+            moved,
         )
         order[start:stop] = moved
         first = start + int(shares[0].sum())
@@ -177,9 +188,11 @@ def _bin_of(value: float, low: float, scale: float) -> int:
     return min(int((value - low) * scale), _BINS - 1)
 
 
-@parallel_kernel
-def _find_extents(points: Any, order: Indices, start: int, stop: int, lows: Any, highs: Any) -> None:
-    for chunk in prange(_CHUNKS):
+@shared_range(least=1)
+def _find_extents(
+    begin: int, end: int, points: Any, order: Indices, start: int, stop: int, lows: Any, highs: Any
+) -> None:
+    for chunk in range(begin, end):
         first, last = _chunk(chunk, start, stop)
         for axis in range(points.shape[1]):
             low = high = points[order[first], axis]
@@ -189,18 +202,29 @@ def _find_extents(points: Any, order: Indices, start: int, stop: int, lows: Any,
             lows[chunk, axis], highs[chunk, axis] = low, high
 
 
-@parallel_kernel
+@shared_range(least=1)
 def _count_bins(
-    points: Any, order: Indices, axis: int, low: float, scale: float, start: int, stop: int, counts: Indices
+    begin: int,
+    end: int,
+    points: Any,
+    order: Indices,
+    axis: int,
+    low: float,
+    scale: float,
+    start: int,
+    stop: int,
+    counts: Indices,
 ) -> None:
-    for chunk in prange(_CHUNKS):
+    for chunk in range(begin, end):
         first, last = _chunk(chunk, start, stop)
         for place in range(first, last):
             counts[chunk, _bin_of(points[order[place], axis], low, scale)] += 1
 
 
-@parallel_kernel
+@shared_range(least=1)
 def _move_by_bin(
+    begin: int,
+    end: int,
     points: Any,
     order: Indices,
     axis: int,
@@ -213,7 +237,7 @@ def _move_by_bin(
     moved: Indices,
 ) -> None:
     """Put nodes of bins before the middle one first, those in it next; ``places``: where those of each chunk begin."""
-    for chunk in prange(_CHUNKS):
+    for chunk in range(begin, end):
         first, last = _chunk(chunk, start, stop)
         before, within, after = places[0, chunk], places[1, chunk], places[2, chunk]
         for place in range(first, last):

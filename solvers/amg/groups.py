@@ -13,13 +13,12 @@ from functools import cached_property
 
 import numpy as np
 import scipy.sparse
-from numba import prange
 from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
 
 from penstock.solvers.amg.paths import long_paths
 from penstock.spmv import Array, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.compilation.jit import inlined, parallel_kernel
+from penstock.spmv.compilation.jit import inlined, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, in_float64, row_numbers
@@ -157,14 +156,14 @@ def _cut_components(offsets: Array, links: Array, most: int) -> tuple[Array, boo
 @register_kernel("links", "count", "cpu")
 def _count_cpu(rows: BlockRows, scales: Array, flat: Array, counts: Array, tie: float) -> None:
     matrix = (rows.offsets, rows.columns, rows.blocks)
-    _scale_unknowns(*matrix, scales)
-    _find_flat(*matrix, scales, _STRONG, _OPPOSITE, flat)
-    _count(*matrix, scales, _STRONG, tie, flat, counts)
+    _scale_unknowns(len(scales), *matrix, scales)
+    _find_flat(len(scales), *matrix, scales, _STRONG, _OPPOSITE, flat)
+    _count(len(scales), *matrix, scales, _STRONG, tie, flat, counts)
 
 
 @register_kernel("links", "list", "cpu")
 def _list_cpu(rows: BlockRows, scales: Array, flat: Array, offsets: Array, links: Array, tie: float) -> None:
-    _list(rows.offsets, rows.columns, rows.blocks, scales, _STRONG, tie, flat, offsets, links)
+    _list(len(scales), rows.offsets, rows.columns, rows.blocks, scales, _STRONG, tie, flat, offsets, links)
 
 
 @register_kernel("links", "count", "cuda")
@@ -184,10 +183,10 @@ def _list_cuda(rows: BlockRows, scales: Array, flat: Array, offsets: Array, link
     launch(LINK_KERNELS.function("list_links"), nodes, 256, (*matrix, scales, *limits, flat, offsets, links))
 
 
-@parallel_kernel
-def _scale_unknowns(offsets: Array, columns: Array, blocks: Array, scales: Array) -> None:
+@shared_range(least=4096)
+def _scale_unknowns(begin: int, end: int, offsets: Array, columns: Array, blocks: Array, scales: Array) -> None:
     """Set the reciprocal roots of the diagonal; 0 where it is not positive."""
-    for node in prange(scales.shape[0]):
+    for node in range(begin, end):
         for place in range(offsets[node], offsets[node + 1]):
             if columns[place] == node:
                 for k in range(scales.shape[1]):
@@ -204,12 +203,20 @@ def _coupling_at(place: int, node: int, columns: Array, blocks: Array, scales: A
     return total / scales.shape[1]  # type: ignore[no-any-return]
 
 
-@parallel_kernel
+@shared_range(least=2048)
 def _find_flat(
-    offsets: Array, columns: Array, blocks: Array, scales: Array, strong: float, opposite: float, flat: Array
+    begin: int,
+    end: int,
+    offsets: Array,
+    columns: Array,
+    blocks: Array,
+    scales: Array,
+    strong: float,
+    opposite: float,
+    flat: Array,
 ) -> None:
     """Find the nodes with one or two couplings above ``strong``, and others that add up to less than ``-opposite``."""
-    for node in prange(scales.shape[0]):
+    for node in range(begin, end):
         above, negative = 0, 0.0
         for place in range(offsets[node], offsets[node + 1]):
             if columns[place] != node:
@@ -229,23 +236,32 @@ def _is_link(
     return other != node and (coupling > tie or (coupling > strong and flat[node] and flat[other]))  # type: ignore[no-any-return]
 
 
-@parallel_kernel
+@shared_range(least=2048)
 def _count(
-    offsets: Array, columns: Array, blocks: Array, scales: Array, strong: float, tie: float, flat: Array, counts: Array
+    begin: int,
+    end: int,
+    offsets: Array,
+    columns: Array,
+    blocks: Array,
+    scales: Array,
+    strong: float,
+    tie: float,
+    flat: Array,
+    counts: Array,
 ) -> None:
-    for node in prange(scales.shape[0]):
+    for node in range(begin, end):
         count = 0
         for place in range(offsets[node], offsets[node + 1]):
             count += _is_link(place, node, columns, blocks, scales, strong, tie, flat)
         counts[node] = count
 
 
-@parallel_kernel
+@shared_range(least=2048)
 def _list(
-    offsets: Array, columns: Array, blocks: Array, scales: Array, strong: float, tie: float, flat: Array,
+    begin: int, end: int, offsets: Array, columns: Array, blocks: Array, scales: Array, strong: float, tie: float, flat: Array,
     of_links: Array, links: Array,
 ) -> None:  # fmt: skip
-    for node in prange(scales.shape[0]):
+    for node in range(begin, end):
         following = of_links[node]
         for place in range(offsets[node], offsets[node + 1]):
             if _is_link(place, node, columns, blocks, scales, strong, tie, flat):

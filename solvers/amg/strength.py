@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
 from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
 from penstock.spmv import Array
 from penstock.spmv.compilation.cuda_module import launch
-from penstock.spmv.compilation.jit import inlined, parallel_kernel
+from penstock.spmv.compilation.jit import inlined, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows
 
@@ -40,13 +39,13 @@ def _entries(rows: BlockRows) -> Array:
 
 @register_kernel("graph", "count_strong", "cpu")
 def _count_cpu(rows: BlockRows, theta: float, norms: Array, counts: Array) -> None:
-    _measure_diagonal(rows.offsets, rows.columns, _entries(rows), norms)
-    _count(rows.offsets, rows.columns, _entries(rows), theta, norms, counts)
+    _measure_diagonal(len(norms), rows.offsets, rows.columns, _entries(rows), norms)
+    _count(len(norms), rows.offsets, rows.columns, _entries(rows), theta, norms, counts)
 
 
 @register_kernel("graph", "list_strong", "cpu")
 def _list_cpu(rows: BlockRows, theta: float, norms: Array, offsets: Array, columns: Array) -> None:
-    _list(rows.offsets, rows.columns, _entries(rows), theta, norms, offsets, columns)
+    _list(len(norms), rows.offsets, rows.columns, _entries(rows), theta, norms, offsets, columns)
 
 
 @register_kernel("graph", "count_strong", "cuda")
@@ -66,10 +65,10 @@ def _list_cuda(rows: BlockRows, theta: float, norms: Array, offsets: Array, colu
     )
 
 
-@parallel_kernel
-def _measure_diagonal(offsets: Array, columns: Array, entries: Array, norms: Array) -> None:
+@shared_range(least=4096)
+def _measure_diagonal(begin: int, end: int, offsets: Array, columns: Array, entries: Array, norms: Array) -> None:
     """Set the Frobenius norms of the diagonal blocks."""
-    for node in prange(norms.shape[0]):
+    for node in range(begin, end):
         for place in range(offsets[node], offsets[node + 1]):
             if columns[place] == node:
                 norms[node] = np.sqrt(np.sum(entries[place] ** 2))
@@ -84,20 +83,30 @@ def _is_strong(place: int, node: int, columns: Array, entries: Array, theta: flo
     return columns[place] != node and squares > theta**2 * norms[node] * norms[columns[place]]  # type: ignore[no-any-return]
 
 
-@parallel_kernel
-def _count(offsets: Array, columns: Array, entries: Array, theta: float, norms: Array, counts: Array) -> None:
-    for node in prange(norms.shape[0]):
+@shared_range(least=2048)
+def _count(
+    begin: int, end: int, offsets: Array, columns: Array, entries: Array, theta: float, norms: Array, counts: Array
+) -> None:
+    for node in range(begin, end):
         count = 0
         for place in range(offsets[node], offsets[node + 1]):
             count += _is_strong(place, node, columns, entries, theta, norms)
         counts[node] = count
 
 
-@parallel_kernel
+@shared_range(least=2048)
 def _list(
-    offsets: Array, columns: Array, entries: Array, theta: float, norms: Array, of_strong: Array, strong: Array
+    begin: int,
+    end: int,
+    offsets: Array,
+    columns: Array,
+    entries: Array,
+    theta: float,
+    norms: Array,
+    of_strong: Array,
+    strong: Array,
 ) -> None:
-    for node in prange(norms.shape[0]):
+    for node in range(begin, end):
         following = of_strong[node]
         for place in range(offsets[node], offsets[node + 1]):
             if _is_strong(place, node, columns, entries, theta, norms):

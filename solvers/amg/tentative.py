@@ -8,13 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-from numba import prange
 
 from penstock.solvers.amg.aggregates import Aggregates
 from penstock.spmv import Array, Device
 from penstock.spmv.communicator import Communicator
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.compilation.jit import serial_and_parallel
+from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows, row_numbers
 
@@ -23,8 +22,6 @@ MOTION_KERNELS = CudaSource("penstock.solvers.kernels", "rigid_motions.cu")
 
 # A mode whose part that is new on an aggregate is smaller than this share of it adds nothing there.
 _DEPENDENT = 1e-6
-# Up to this many entries of T, one thread is faster than waking others.
-SERIAL_ENTRIES = 1 << 18
 _CUDA_THREADS = 256
 _RIGID_MOTIONS = 6  # of a body in space
 
@@ -308,19 +305,19 @@ def _as_block(array: Array) -> Array:
 
 @register_kernel("aggregates", "prolong", "cpu")
 def _prolong_cpu(of_node: Array, basis: Array, coarse: Array, out: Array) -> None:
-    _prolong[basis.size > SERIAL_ENTRIES](of_node, basis, _as_block(coarse), _as_block(out))
+    _prolong(len(of_node), of_node, basis, _as_block(coarse), _as_block(out))
 
 
 @register_kernel("aggregates", "restrict", "cpu")
 def _restrict_cpu(offsets: Array, order: Array, basis: Array, fine: Array, out: Array) -> None:
     size = len(basis) // len(order)
-    _restrict[basis.size > SERIAL_ENTRIES](offsets, order, size, basis, _as_block(fine), _as_block(out))
+    _restrict(len(offsets) - 1, offsets, order, size, basis, _as_block(fine), _as_block(out))
 
 
 @register_kernel("aggregates", "orthonormalise", "cpu")
 def _orthonormalise_cpu(offsets: Array, order: Array, basis: Array, factors: Array) -> None:
     size = len(basis) // len(order)
-    _orthonormalise[basis.size > SERIAL_ENTRIES](offsets, order, size, basis, factors)
+    _orthonormalise(len(offsets) - 1, offsets, order, size, basis, factors)
 
 
 @register_kernel("aggregates", "prolong", "cuda")
@@ -348,10 +345,10 @@ def _orthonormalise_cuda(offsets: Array, order: Array, basis: Array, factors: Ar
     launch(function, 32 * count, _CUDA_THREADS // 2, arguments)
 
 
-@serial_and_parallel
-def _prolong(of_node: Array, basis: Array, coarse: Array, out: Array) -> None:
+@shared_range(least=8192)
+def _prolong(begin: int, end: int, of_node: Array, basis: Array, coarse: Array, out: Array) -> None:
     size, modes = basis.shape[0] // of_node.shape[0], basis.shape[1]
-    for node in prange(of_node.shape[0]):
+    for node in range(begin, end):
         first = of_node[node] * modes
         for row in range(node * size, (node + 1) * size):
             for k in range(out.shape[1]):
@@ -361,10 +358,12 @@ def _prolong(of_node: Array, basis: Array, coarse: Array, out: Array) -> None:
                 out[row, k] = total
 
 
-@serial_and_parallel
-def _restrict(offsets: Array, order: Array, size: int, basis: Array, fine: Array, out: Array) -> None:
+@shared_range(least=256)
+def _restrict(
+    begin: int, end: int, offsets: Array, order: Array, size: int, basis: Array, fine: Array, out: Array
+) -> None:
     modes = basis.shape[1]
-    for aggregate in prange(offsets.shape[0] - 1):
+    for aggregate in range(begin, end):
         total = np.zeros((modes, fine.shape[1]))
         for place in range(offsets[aggregate], offsets[aggregate + 1]):
             for row in range(order[place] * size, (order[place] + 1) * size):
@@ -376,11 +375,13 @@ def _restrict(offsets: Array, order: Array, size: int, basis: Array, fine: Array
                 out[aggregate * modes + mode, k] = total[mode, k]
 
 
-@serial_and_parallel
-def _orthonormalise(offsets: Array, order: Array, size: int, basis: Array, factors: Array) -> None:
+@shared_range(least=64)
+def _orthonormalise(
+    begin: int, end: int, offsets: Array, order: Array, size: int, basis: Array, factors: Array
+) -> None:
     """Gram and Schmidt's algorithm, twice, on every aggregate (Golub and Van Loan 2013, section 5.2.9)."""
     modes = basis.shape[1]
-    for aggregate in prange(offsets.shape[0] - 1):
+    for aggregate in range(begin, end):
         nodes = order[offsets[aggregate] : offsets[aggregate + 1]]
         count = nodes.shape[0] * size
         local = np.empty((modes, count))

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import prange
 
 from penstock.solvers.triangular.block_entries import ORDER_KERNELS, BlockEntries
 from penstock.spmv import Array, DeviceError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, multiprocessors
-from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
+from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
 #: Kernels of substitution and of colouring: in both, rows wait for rows.
@@ -61,7 +60,7 @@ def _waits_cpu(
 ) -> None:
     ranks = np.arange(entries.rows, dtype=np.int32) if ranks is None else ranks
     later = np.empty(entries.rows, dtype=np.bool_)
-    _count_waits(entries.offsets, entries.columns, ranks, upper, counts, diagonal, later)
+    _count_waits(len(entries.offsets) - 1, entries.offsets, entries.columns, ranks, upper, counts, diagonal, later)
     for place, bad in enumerate((later, diagonal < 0)):
         figures[place] = int(np.argmax(bad)) if bad.any() else entries.rows
     figures[2] = counts.max(initial=0)
@@ -139,11 +138,19 @@ def dataflow_blocks(array: Array, threads: int, a_multiprocessor: int = 4) -> in
     return max(1, min(-(-threads // 256), a_multiprocessor * multiprocessors(array)))
 
 
-@parallel_kernel
+@shared_range(least=4096)
 def _count_waits(
-    offsets: Array, columns: Array, ranks: Array, upper: bool, counts: Array, diagonal: Array, later: Array
+    begin: int,
+    end: int,
+    offsets: Array,
+    columns: Array,
+    ranks: Array,
+    upper: bool,
+    counts: Array,
+    diagonal: Array,
+    later: Array,
 ) -> None:
-    for row in prange(offsets.shape[0] - 1):
+    for row in range(begin, end):
         count, own, after = 0, -1, False
         for entry in range(offsets[row], offsets[row + 1]):
             column = columns[entry]

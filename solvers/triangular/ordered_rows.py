@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numba import prange
 
 from penstock.solvers.triangular.block_entries import ORDER_KERNELS, BlockEntries
 from penstock.solvers.triangular.levels import Waits
 from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import launch, type_names
-from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
 
@@ -122,7 +121,7 @@ def _entries_cpu(
 ) -> None:
     natural = np.arange(entries.rows, dtype=np.int32)
     orders = (natural if array is None else array for array in (ranks, rows, place_of))
-    _list_entries(entries.offsets, entries.columns, upper, *orders, offsets, places, sources)
+    _list_entries(entries.rows, entries.offsets, entries.columns, upper, *orders, offsets, places, sources)
 
 
 @register_kernel("triangle", "entries", "cuda")
@@ -148,7 +147,7 @@ def _inverse_cpu(entries: BlockEntries, diagonal: Diagonal, rows: Array | None, 
         inverse[...] = diagonal.omega * np.eye(entries.size)
         return entries.rows
     good = np.empty(entries.rows, dtype=np.bool_)
-    _invert(entries.values, diagonal.entries, rows, diagonal.omega, diagonal.positive, inverse, good)
+    _invert(len(rows), entries.values, diagonal.entries, rows, diagonal.omega, diagonal.positive, inverse, good)
     return entries.rows if good.all() else int(rows[~good].min())
 
 
@@ -161,8 +160,10 @@ def _inverse_cuda(entries: BlockEntries, diagonal: Diagonal, rows: Array | None,
     return int(first_bad[0])
 
 
-@parallel_kernel
+@shared_range(least=4096)
 def _list_entries(
+    begin: int,
+    end: int,
     offsets: Array,
     columns: Array,
     upper: bool,
@@ -173,7 +174,7 @@ def _list_entries(
     places: Array,
     sources: Array,
 ) -> None:
-    for place in prange(rows.shape[0]):
+    for place in range(begin, end):
         row, following = rows[place], new_offsets[place]
         for entry in range(offsets[row], offsets[row + 1]):
             column = columns[entry]
@@ -182,13 +183,21 @@ def _list_entries(
                 following += 1
 
 
-@parallel_kernel
+@shared_range(least=1024)
 def _invert(
-    values: Array, diagonal: Array, rows: Array, omega: float, positive: bool, inverse: Array, good: Array
+    begin: int,
+    end: int,
+    values: Array,
+    diagonal: Array,
+    rows: Array,
+    omega: float,
+    positive: bool,
+    inverse: Array,
+    good: Array,
 ) -> None:
     """Invert blocks by Gauss and Jordan's elimination without exchanges of rows."""
     size = values.shape[1]
-    for place in prange(rows.shape[0]):
+    for place in range(begin, end):
         block, ok = inverse[place], True
         source = values[diagonal[rows[place]]]
         for i in range(size):

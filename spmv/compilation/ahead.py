@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.host.threads import usable_cores
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def is_cached(kernel: Any) -> bool:
     if isinstance(kernel, tuple):
         return any(map(is_cached, kernel))
     try:
-        return bool(kernel._cache._cache_file._load_index())
+        return bool(getattr(kernel, "compiled", kernel)._cache._cache_file._load_index())
     except (AttributeError, OSError):
         return True
 

@@ -13,7 +13,7 @@ from numba import prange
 from penstock.spmv.compilation.chunk_size import chunk_size, scheduled
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.intrinsics import fused
-from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.compilation.jit import parallel_kernel, shared_range
 from penstock.spmv.compilation.table import register_kernel
 from penstock.spmv.device import CPU, Array, address_of
 from penstock.spmv.errors import InputError
@@ -251,10 +251,12 @@ def _spmm(offsets: Array, columns: Array, values: Array, x: Array, out: Array, a
                 out[i, k] = alpha * sums[r, k] if beta == 0.0 else fused(beta, out[i, k], alpha * sums[r, k])
 
 
-@parallel_kernel
-def _diagonal_blocks(offsets: Array, columns: Array, values: Array, first_row: int, blocks: Array) -> None:
+@shared_range(least=2048)
+def _diagonal_blocks(
+    begin: int, end: int, offsets: Array, columns: Array, values: Array, first_row: int, blocks: Array
+) -> None:
     size, wanted = values.shape[1], blocks.shape[1]
-    for block_row in prange(offsets.shape[0] - 1):
+    for block_row in range(begin, end):
         for r in range(size):
             target, i = divmod(first_row + block_row * size + r, wanted)
             for block in range(offsets[block_row], offsets[block_row + 1]):
@@ -278,7 +280,7 @@ def _spmm_cpu(A: BsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> 
 
 @register_kernel("bsr", "diagonal_blocks", "cpu")
 def _diagonal_blocks_cpu(A: BsrMatrix, first_row: int, blocks: Array) -> None:
-    _diagonal_blocks(A.row_offsets, A.column_indices, A.values, first_row, blocks)
+    _diagonal_blocks(len(A.row_offsets) - 1, A.row_offsets, A.column_indices, A.values, first_row, blocks)
 
 
 _THREADS = 256

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import prange
 
 from penstock.spmv.compilation.cuda_module import launch, type_names
-from penstock.spmv.compilation.jit import parallel_kernel
-from penstock.spmv.device import Array
+from penstock.spmv.compilation.jit import shared_range
+from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.statistics import first_kept, next_block, wide_offsets
 from penstock.spmv.formats.survey import CONVERSION_KERNELS
+from penstock.spmv.formats.through_device import Rows, fill_through
 
 
 def length_permutation(lengths: Array, scope: int) -> Array:
@@ -95,13 +96,25 @@ def chunks_of_blocks(
     values_dtype: Any,
     *,
     upper: int | None = None,
+    through: Device | None = None,
 ) -> tuple[Array, Array]:
     """Return column indices and values of ``A`` in chunks of ``height`` interleaved block rows; a height of 1 is BSR.
 
     Blocks that hold any stored entry are stored whole, with zeros where nothing was stored; ``upper`` as for
-    :func:`count_blocks`.
+    :func:`count_blocks`. ``through``: a GPU that converts a matrix of the host, in its order.
     """
     xp, blocks = A.device.xp, int(offsets[-1])
+    if through is not None:
+        source, kept = (A.row_offsets, A.column_indices, A.values), first_kept(upper)
+        targets = np.empty(blocks, dtype=np.int32), np.empty(blocks * size * size, dtype=values_dtype)
+
+        def fill(rows: Rows, of_chunks: Array, arrays: Sequence[Array]) -> None:
+            count, own = (rows.row_offsets.size - 1) // size, kept + rows.first // size
+            in_order = through.xp.empty(0, dtype=np.int32)
+            _launch_fill_blocks(count, own, height, size, rows[1:], in_order, of_chunks, *arrays)
+
+        fill_through(through, source, height * size, offsets, targets, fill)
+        return targets
     column_indices = xp.full(blocks, -1, dtype=np.int32)
     values = xp.zeros(blocks * size * size, dtype=values_dtype)
     fill_blocks(A, size, permutation, offsets, height, column_indices, values, upper=upper)
@@ -125,10 +138,24 @@ def fill_blocks(
     if A.device.kind == "cpu":
         _fill_blocks(block_rows, size, first_kept(upper), height, wide_offsets(A.row_offsets), *source[1:], *target)
     else:
-        names = type_names(values, A.values, A.row_offsets)
-        function = CONVERSION_KERNELS.function(f"fill_blocks<{names}, {size}>")
-        scalars = (np.int64(block_rows), np.int64(first_kept(upper)), np.int64(height))
-        launch(function, 8 * block_rows, 256, (*scalars, *source, np.int32(permutation.size > 0), *target))
+        _launch_fill_blocks(block_rows, first_kept(upper), height, size, source, *target)
+
+
+def _launch_fill_blocks(
+    block_rows: int,
+    kept: int,
+    height: int,
+    size: int,
+    source: Sequence[Array],
+    permutation: Array,
+    offsets: Array,
+    column_indices: Array,
+    values: Array,
+) -> None:
+    names = type_names(values, source[2], source[0])
+    function = CONVERSION_KERNELS.function(f"fill_blocks<{names}, {size}>")
+    scalars, ordered = (np.int64(block_rows), np.int64(kept), np.int64(height)), np.int32(permutation.size > 0)
+    launch(function, 8 * block_rows, 256, (*scalars, *source, ordered, permutation, offsets, column_indices, values))
 
 
 def stored_blocks(
@@ -179,9 +206,10 @@ def _module(array: Array) -> Any:
     return cupy
 
 
-@parallel_kernel
+@shared_range(least=4096)
 def _fill_slots(
-    rows: int,
+    begin: int,
+    end: int,
     height: int,
     row_offsets: Array,
     source_columns: Array,
@@ -191,7 +219,7 @@ def _fill_slots(
     column_indices: Array,
     values: Array,
 ) -> None:
-    for position in prange(rows):
+    for position in range(begin, end):
         row = np.int64(permutation[position]) if permutation.size else np.int64(position)
         base, stop = offsets[position // height] + position % height, offsets[position // height + 1]
         for entry in range(row_offsets[row], row_offsets[row + 1]):
@@ -201,9 +229,10 @@ def _fill_slots(
                 values[target] = source_values[entry]
 
 
-@parallel_kernel
+@shared_range(least=2048)
 def _fill_blocks(
-    block_rows: int,
+    begin: int,
+    end: int,
     size: int,
     upper: int,
     height: int,
@@ -215,7 +244,7 @@ def _fill_blocks(
     column_indices: Array,
     values: Array,
 ) -> None:
-    for position in prange(block_rows):
+    for position in range(begin, end):
         block_row = np.int64(permutation[position]) if permutation.size else np.int64(position)
         first, place = offsets[position // height], position % height
         entries = np.empty(size, dtype=np.int64)  # current entry of each scalar row
@@ -226,11 +255,11 @@ def _fill_blocks(
             column = next_block(block_row, entries, row_offsets, source_columns)
             if column > INT32_MAX:
                 break
-            selected, begin = column >= block_row + upper, column * size
+            selected, left = column >= block_row + upper, column * size
             for r in range(size):
                 entry, stop = entries[r], row_offsets[block_row * size + r + 1]
-                start = first * (size * size) + ((slot * size + r) * size - begin) * height + place
-                while entry < stop and source_columns[entry] < begin + size:
+                start = first * (size * size) + ((slot * size + r) * size - left) * height + place
+                while entry < stop and source_columns[entry] < left + size:
                     if selected:
                         values[start + source_columns[entry] * height] = source_values[entry]
                     entry += 1

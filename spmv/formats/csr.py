@@ -142,7 +142,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
 
         Arrays whose lengths do not fit each other are refused, with an InputError, and so are values that are not real.
         """
-        if not _arrays_fit(A):
+        if not arrays_fit(A):
             A = in_sorted_rows(A.get() if hasattr(A, "get") else A, "CSR matrix")  # which says what is wrong
         return cls._wrapped(A)
 
@@ -159,7 +159,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
             shape=(int(A.shape[0]), int(A.shape[1])),
             dtype=values.dtype,
             row_offsets=A.indptr.astype(np.int64, copy=False),
-            column_indices=narrowed(columns) if columns.dtype.itemsize > 4 else columns.astype(np.int32, copy=False),
+            column_indices=narrowed(columns),
             values=values[:entries],
         )
         matrix.check_shapes()
@@ -284,7 +284,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
         return chunk_size(self.row_offsets, self.nbytes)
 
 
-def _arrays_fit(A: Any) -> bool:
+def arrays_fit(A: Any) -> bool:
     """Return whether the arrays of a CSR matrix fit each other in length, and its indices the type they are stored in."""
     offsets, indices = A.indptr, A.indices
     if {offsets.dtype.kind, indices.dtype.kind} != {"i"} or offsets.size != A.shape[0] + 1:
@@ -312,7 +312,7 @@ def _spmm_cpu(A: CsrMatrix, x: Array, out: Array, alpha: float, beta: float) -> 
 
 @register_kernel("csr", "diagonal_blocks", "cpu")
 def _diagonal_blocks_cpu(A: CsrMatrix, first_row: int, blocks: Array) -> None:
-    _diagonal_blocks(A.row_offsets, A.column_indices, A.values, first_row, blocks)
+    _diagonal_blocks(len(A.row_offsets) - 1, A.row_offsets, A.column_indices, A.values, first_row, blocks)
 
 
 _THREADS = 256

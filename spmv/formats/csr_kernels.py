@@ -6,7 +6,7 @@ import numpy as np
 from numba import prange
 
 from penstock.spmv.compilation.intrinsics import fused
-from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel
+from penstock.spmv.compilation.jit import parallel_kernel, serial_and_parallel, shared_range
 from penstock.spmv.device import Array
 
 # Column indices are made unsigned, which avoids the wrap-around test for negative ones.
@@ -68,10 +68,12 @@ def _spmm(
                     out[row, first + c] = fused(beta, out[row, first + c], alpha * total)
 
 
-@parallel_kernel
-def _diagonal_blocks(row_offsets: Array, column_indices: Array, values: Array, first_row: int, blocks: Array) -> None:
+@shared_range(least=4096)
+def _diagonal_blocks(
+    begin: int, end: int, row_offsets: Array, column_indices: Array, values: Array, first_row: int, blocks: Array
+) -> None:
     size = blocks.shape[1]
-    for row in prange(row_offsets.shape[0] - 1):
+    for row in range(begin, end):
         block, r = divmod(first_row + row, size)
         for entry in range(row_offsets[row], row_offsets[row + 1]):
             c = column_indices[entry] - block * size

@@ -27,6 +27,8 @@ def narrowed(indices: Array) -> Array:
     """Return indices that fit as int32, themselves if they are."""
     if indices.dtype == np.int32:
         return indices
+    if indices.dtype.itemsize < 4:
+        return indices.astype(np.int32)
     out = device_of(indices).xp.empty(indices.size, dtype=np.int32)
 
     def convert(place: slice) -> bool:

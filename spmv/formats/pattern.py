@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numba import prange
 
 from penstock.spmv.compilation.cuda_module import launch, type_names
-from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix
@@ -80,16 +79,16 @@ def checksums(device: Device, array: Array) -> np.ndarray[Any, Any]:
     pieces = -(-array.size // _PIECE)
     sums = device.xp.zeros(pieces, dtype=np.uint64)
     if device.kind == "cpu":
-        _add_up(array, sums)
+        _add_up(sums.size, array, sums)
         return sums  # type: ignore[no-any-return]
     function = CONVERSION_KERNELS.function(f"checksums<{type_names(array)}>")
     launch(function, 32 * pieces, 256, (*map(np.int64, (pieces, _PIECE, array.size)), array, sums))
     return CPU.asarray(sums)  # type: ignore[no-any-return]
 
 
-@parallel_kernel
-def _add_up(array: Array, sums: Array) -> None:
-    for number in prange(sums.size):
+@shared_range(least=1)
+def _add_up(begin: int, end: int, array: Array, sums: Array) -> None:
+    for number in range(begin, end):
         total = np.uint64(0)
         for place in range(number * _PIECE, min(array.size, (number + 1) * _PIECE)):
             total += mixed_bits(place + 1, 0, np.uint64(array[place]))

@@ -8,22 +8,20 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-from numba import prange
 
 from penstock.spmv.compilation.cuda_module import launch, type_names
-from penstock.spmv.compilation.jit import serial_and_parallel, serial_kernel
+from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.limits import INT32_MAX, LARGEST_DENSE_BLOCK, check_block_size
-from penstock.spmv.formats.survey import CONVERSION_KERNELS, Survey, survey
+from penstock.spmv.formats.survey import CONVERSION_KERNELS, Defect, Survey, survey
 from penstock.spmv.formats.symmetry import Symmetry, measure_symmetry
+from penstock.spmv.formats.through_device import WORTH_NBYTES, Rows, survey_through
 
 #: Blocks are worth a blocked format if more than this share of their scalars is stored.
 _WORTHWHILE_FILL = 0.5
 # Fills of large matrices are those of some runs of rows, evenly spaced; whole blocks of every size fit into a run.
 _RUN, _RUNS = math.lcm(*range(2, LARGEST_DENSE_BLOCK + 1)), 32
-# Blocks of fewer block rows are counted by one thread, whose kernel is compiled in a third of the time.
-_SERIAL_ROWS = 1 << 15
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +40,8 @@ class MatrixStatistics:
         The matrix in CSR, on that device.
     matrix : CsrMatrix, optional
         That matrix, if it is one of penstock, which knows its :class:`CsrStrategy`.
+    through : Device, optional
+        A GPU that looks at a large matrix of the host, and converts it, piece by piece.
     """
 
     shape: tuple[int, int]
@@ -53,10 +53,11 @@ class MatrixStatistics:
     column_indices: Array
     values: Array
     matrix: Any = None
+    through: Device | None = None
     _counts: dict[tuple[int, bool], Array] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, A: Any, *, values_dtype: Any = None) -> Self:
+    def of(cls, A: Any, *, values_dtype: Any = None, through: Device | None = None) -> Self:
         """Return the statistics of a :class:`CsrMatrix` or a SciPy CSR matrix with sorted rows."""
         matrix = A if hasattr(A, "row_offsets") else None
         if matrix is not None:
@@ -71,6 +72,7 @@ class MatrixStatistics:
             getattr(A, "device", CPU),
             *arrays,
             matrix,
+            through if sum(int(array.nbytes) for array in arrays) >= WORTH_NBYTES else None,
         )
 
     @cached_property
@@ -82,7 +84,26 @@ class MatrixStatistics:
     @cached_property
     def survey(self) -> Survey:
         """What one pass over the entries sees."""
-        return survey(self.device, self.shape[1], self.row_offsets, self.column_indices, self.values)
+        arrays = (self.row_offsets, self.column_indices, self.values)
+        if self.through is not None:
+            return self._survey_through(self.through, arrays)
+        return survey(self.device, self.shape[1], *arrays)
+
+    def _survey_through(self, device: Device, arrays: tuple[Array, Array, Array]) -> Survey:
+        """Let a GPU survey the rows, and count the blocks of the upper half, if there are such of one size."""
+        offsets, entries = self.row_offsets, min(self.column_indices.size, self.values.size)
+        if not (offsets[0] == 0 and (offsets[1:] >= offsets[:-1]).all() and offsets[-1] <= entries):
+            return Survey(Defect.OFFSETS)
+        size, counts = max(self.fills, key=lambda size: (self.fills[size], size), default=1), []
+
+        def count(rows: Rows) -> None:
+            shape, upper = (rows.row_offsets.size - 1, self.shape[1]), rows.first // size
+            counts.append(count_blocks(device, shape, rows.row_offsets, rows.column_indices, size, upper=upper))
+
+        found = survey_through(device, self.shape[1], arrays, size, count)
+        if not found.defects:
+            self._counts[size, True] = np.concatenate([device.to_host(of_piece) for of_piece in counts])
+        return found
 
     @property
     def values_itemsize(self) -> int:
@@ -174,9 +195,7 @@ def count_blocks(
     block_rows = int(check_block_size(size, shape[0]))
     counts = device.xp.zeros(block_rows, dtype=np.int64)
     if device.kind == "cpu":
-        _count_blocks[block_rows > _SERIAL_ROWS](
-            size, first_kept(upper), wide_offsets(row_offsets), column_indices, counts
-        )
+        _count_blocks(block_rows, size, first_kept(upper), wide_offsets(row_offsets), column_indices, counts)
     else:
         function = CONVERSION_KERNELS.function(f"count_blocks<{type_names(row_offsets)}, {size}>")
         arguments = (np.int64(block_rows), np.int64(first_kept(upper)), row_offsets, column_indices, counts)
@@ -205,9 +224,11 @@ def next_block(block_row: int, entries: Array, row_offsets: Array, source_column
     return column if column == none else column // size  # type: ignore[return-value]
 
 
-@serial_and_parallel
-def _count_blocks(size: int, upper: int, row_offsets: Array, source_columns: Array, counts: Array) -> None:
-    for block_row in prange(counts.shape[0]):
+@shared_range(least=4096)
+def _count_blocks(
+    begin: int, end: int, size: int, upper: int, row_offsets: Array, source_columns: Array, counts: Array
+) -> None:
+    for block_row in range(begin, end):
         entries = np.empty(size, dtype=np.int64)  # how far each scalar row has come
         for r in range(size):
             entries[r] = row_offsets[block_row * size + r]
@@ -216,10 +237,10 @@ def _count_blocks(size: int, upper: int, row_offsets: Array, source_columns: Arr
             column = next_block(block_row, entries, row_offsets, source_columns)
             if column > INT32_MAX:
                 break
-            end = column * size + size  # columns ascend, so those of the block are below its end: nothing is divided
+            behind = column * size + size  # columns ascend, so those of the block are below it: nothing is divided
             for r in range(size):
                 entry, stop = entries[r], row_offsets[block_row * size + r + 1]
-                while entry < stop and source_columns[entry] < end:
+                while entry < stop and source_columns[entry] < behind:
                     entry += 1
                 entries[r] = entry
             count += column >= block_row + upper

@@ -46,7 +46,7 @@ def check_offsets(name: str, offsets: Array, entries: int, chunk: int) -> None:
 
 def check_indices(name: str, indices: Array, count: int, *, padded: bool) -> None:
     """Raise an InputError if an index is not below ``count``, or negative where that does not stand for padding."""
-    least, most = _range_of(indices.reshape(-1))
+    least, most = (int(indices.min()), int(indices.max())) if indices.size else (0, -1)
     if most >= count or (least < 0 and not padded):
         wrong = most if most >= count else least
         raise InputError(f"{name} hold {wrong}, outside 0 to {count - 1}")
@@ -59,24 +59,9 @@ def check_upper_half(offsets: Array, columns: Array, first_row: int, chunk: int)
         raise InputError(f"block row {row} holds a block left of the diagonal, in half of a symmetric matrix")
 
 
-@serial_kernel
 def _is_uneven(offsets: Array, chunk: int) -> bool:
-    for place in range(offsets.size - 1):
-        length = offsets[place + 1] - offsets[place]
-        if length < 0 or length % chunk != 0:
-            return True
-    return False
-
-
-@serial_kernel
-def _range_of(indices: Array) -> tuple[int, int]:
-    """Return the least and the largest index; 0 and -1 for none."""
-    if indices.size == 0:
-        return 0, -1
-    least = most = int(indices[0])
-    for index in indices:
-        least, most = min(least, int(index)), max(most, int(index))
-    return least, most
+    lengths = np.diff(offsets)
+    return bool((lengths < 0).any() or (chunk > 1 and (lengths % chunk).any()))
 
 
 @serial_kernel

@@ -7,10 +7,9 @@ from enum import IntFlag
 from typing import Any, Self
 
 import numpy as np
-from numba import prange
 
 from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, CudaSource, launch, type_names
-from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
+from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.device import CPU, Array, Device
 
 
@@ -84,20 +83,32 @@ def survey(
     rows = row_offsets.size - 1
     if device.kind == "cuda":
         seen = device.xp.zeros(5, dtype=np.int64)
-        bits = values.view(np.int64 if values.dtype.itemsize == 8 else np.int32)
-        function = CONVERSION_KERNELS.function(f"survey<{type_names(bits, row_offsets)}>")
-        numbers = (rows, first_row, columns, min(column_indices.size, values.size))
-        arguments = (*map(np.int64, numbers), row_offsets, column_indices, bits, seen)
-        launch(function, 32 * min(rows, _GROUPS), 256, arguments)
-        defects, longest, squares, positive, skew = CPU.asarray(seen).tolist()
-    else:
-        pieces = -(-rows // _PIECE)
-        seen = np.zeros((5, pieces), dtype=np.int64)
-        bits = values.view(np.uint64 if values.dtype.itemsize == 8 else np.uint32)
-        infinite = np.uint64(0x7FF0000000000000 if values.dtype.itemsize == 8 else 0x7F800000)
-        _survey(row_offsets.astype(np.int64, copy=False), column_indices, bits, infinite, first_row, columns, *seen)
-        defects, longest = int(np.bitwise_or.reduce(seen[0])), int(seen[1].max(initial=0))
-        squares, positive, skew = (int(of.sum()) for of in seen[2:])
+        add_survey(seen, columns, row_offsets, column_indices, values, first_row)
+        return survey_of(seen)
+    pieces = -(-rows // _PIECE)
+    seen = np.zeros((5, pieces), dtype=np.int64)
+    bits = values.view(np.uint64 if values.dtype.itemsize == 8 else np.uint32)
+    infinite = np.uint64(0x7FF0000000000000 if values.dtype.itemsize == 8 else 0x7F800000)
+    _survey(pieces, row_offsets.astype(np.int64, copy=False), column_indices, bits, infinite, first_row, columns, *seen)
+    defects, longest = int(np.bitwise_or.reduce(seen[0])), int(seen[1].max(initial=0))
+    squares, positive, skew = (int(of.sum()) for of in seen[2:])
+    return Survey(Defect(defects), longest, squares, positive, skew % (1 << 64))
+
+
+def add_survey(
+    seen: Array, columns: int, row_offsets: Array, column_indices: Array, values: Array, first_row: int
+) -> None:
+    """Launch what adds a survey of rows on a GPU to what has been ``seen`` of others, at first five zeros: int64, (5,)."""
+    rows, bits = row_offsets.size - 1, values.view(np.int64 if values.dtype.itemsize == 8 else np.int32)
+    function = CONVERSION_KERNELS.function(f"survey<{type_names(bits, row_offsets)}>")
+    numbers = (rows, first_row, columns, min(column_indices.size, values.size))
+    arguments = (*map(np.int64, numbers), row_offsets, column_indices, bits, seen)
+    launch(function, 32 * min(rows, _GROUPS), 256, arguments)
+
+
+def survey_of(seen: Array) -> Survey:
+    """Return the survey that :func:`add_survey` has added up; waits for it."""
+    defects, longest, squares, positive, skew = CPU.asarray(seen).tolist()
     return Survey(Defect(defects), longest, squares, positive, skew % (1 << 64))
 
 
@@ -110,8 +121,10 @@ def mixed_bits(low: Any, high: Any, bits: Any) -> Any:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-@parallel_kernel
+@shared_range(least=1)
 def _survey(
+    begin: int,
+    end: int,
     row_offsets: Array,
     column_indices: Array,
     bits: Array,
@@ -127,7 +140,7 @@ def _survey(
     rows, entries = row_offsets.shape[0] - 1, min(column_indices.shape[0], bits.shape[0])
     # The sign bit stands just above the exponent, whose lowest bit the mask loses when it is doubled.
     negative_zero = (infinite << np.uint64(1)) & ~infinite
-    for piece in prange(defects.shape[0]):
+    for piece in range(begin, end):
         found, most, square, above, total = 0, 0, 0, 0, np.uint64(0)
         for place in range(piece * _PIECE, min(rows, (piece + 1) * _PIECE)):
             start, stop, row = row_offsets[place], row_offsets[place + 1], first_row + place

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.host.adaptive_threads import most_threads
 from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, CudaSource, launch, type_names
 from penstock.spmv.compilation.table import find_kernel, has_kernel, register_kernel
-from penstock.spmv.device import Array, count_true
+from penstock.spmv.device import Array, Device, count_true
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.convert import (
@@ -33,7 +33,7 @@ from penstock.spmv.formats.symmetric_bsr_kernels import (
     _multiply_block,
     _multiply_vector_3,
     _multiply_vector_any,
-    _reach,
+    find_reach,
 )
 from penstock.spmv.formats.symmetry import measure_symmetry
 from penstock.spmv.formats.traits import Traits
@@ -150,13 +150,16 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
     def of_statistics(cls, statistics: MatrixStatistics, *, block_size: int = 3, **parameters: Any) -> Self:
         """Convert a matrix whose blocks have been counted to predict its size."""
         A = CsrMatrix.from_csr(statistics.matrix, check=False, **parameters)
-        return cls._of_counts(A, statistics.blocks(block_size, upper=True), block_size, 0)
+        return cls._of_counts(A, statistics.blocks(block_size, upper=True), block_size, 0, statistics.through)
 
     @classmethod
-    def _of_counts(cls, A: CsrMatrix, counts: Array, block_size: int, first: int) -> Self:
+    def _of_counts(
+        cls, A: CsrMatrix, counts: Array, block_size: int, first: int, through: Device | None = None
+    ) -> Self:
         """Convert a row slab that begins at a block row, from the number of blocks to be stored of each block row."""
         offsets, none = chunk_offsets(counts, HEIGHT), A.device.xp.empty(0, dtype=np.int32)
-        indices, values = chunks_of_blocks(A, block_size, none, offsets, HEIGHT, A.values_dtype, upper=first)
+        layout = (block_size, none, offsets, HEIGHT, A.values_dtype)
+        indices, values = chunks_of_blocks(A, *layout, upper=first, through=through)
         return cls(A.shape, A.dtype, offsets, indices, values, none, block_size)
 
     @classmethod
@@ -274,7 +277,7 @@ def add_on_cpu(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alph
     parts = max(1, min(most_threads(), A.chunk_offsets.size - 1))
     known, key = _REACHES.setdefault(A, {}), (parts, *rows)
     if key not in known:
-        ends, reach = _reach(parts, *rows, A.chunk_offsets, A.column_indices)
+        ends, reach = find_reach(parts, *rows, A.chunk_offsets, A.column_indices)
         known[key] = ends, reach, int(reach.max())
     ends, reach, furthest = known[key]
     overflow = np.empty((parts, furthest * size, *x.shape[1:]))  # each part clears its own

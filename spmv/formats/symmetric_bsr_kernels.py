@@ -16,7 +16,7 @@ from penstock.spmv.compilation.intrinsics import (
     prefetch,
     store,
 )
-from penstock.spmv.compilation.jit import inlined, parallel_kernel
+from penstock.spmv.compilation.jit import embedded_kernel, parallel_kernel, serial_kernel, shared_range
 from penstock.spmv.device import Array
 from penstock.spmv.formats.sliced_bsr import HEIGHT, gather_rows
 
@@ -26,17 +26,24 @@ from penstock.spmv.formats.sliced_bsr import HEIGHT, gather_rows
 _NOWHERE = np.iinfo(np.int32).max
 
 
-@parallel_kernel
-def _reach(parts: int, first_row: int, block_rows: int, offsets: Array, columns: Array) -> tuple[Array, Array]:
+def find_reach(parts: int, first_row: int, block_rows: int, offsets: Array, columns: Array) -> tuple[Array, Array]:
     """Return the first block row below each part, and the number of block rows below it that the part adds to."""
-    chunks = offsets.shape[0] - 1
     ends, reach = np.full(parts, _NOWHERE, dtype=np.int64), np.zeros(parts, dtype=np.int64)
-    for part in prange(parts - 1):
+    if parts > 1:
+        _find_reach(parts - 1, first_row, block_rows, offsets, columns, ends, reach)
+    return ends, reach
+
+
+@shared_range(least=1)
+def _find_reach(
+    begin: int, end: int, first_row: int, block_rows: int, offsets: Array, columns: Array, ends: Array, reach: Array
+) -> None:
+    chunks, parts = offsets.shape[0] - 1, ends.shape[0]
+    for part in range(begin, end):
         last = chunks * (part + 1) // parts
         ends[part] = first_row + min(last * HEIGHT, block_rows)
         for block in range(offsets[chunks * part // parts], offsets[last]):
             reach[part] = max(reach[part], np.int64(columns[block]) + 1 - ends[part])
-    return ends, reach
 
 
 # How far ahead scalars are prefetched. Of 1 to 14 slots, three was best. Without prefetching, a product with 110 MB on two
@@ -51,7 +58,7 @@ assert HEIGHT == 32 and HEIGHT % WIDTH == 0, "the products with three unknowns p
 # Arrays have one dimension and so one pointer: with two, the compiler keeps one for each scalar of a block, more than there
 # are registers. Sums are completed before a branch: a multiplication that the compiler moves out of a branch is no longer fused
 # with its addition, and Numba optimises code from its cache once more than code that it has just compiled.
-@inlined
+@embedded_kernel
 def _multiply_rows_3(
     p: int, row: int, k: int, a: Array, own: Array, total: Array, x: Array, out: Array, below: Array, end: int
 ) -> None:
@@ -75,7 +82,7 @@ def _multiply_rows_3(
             add_triples(below, 3 * (k - end), t0, t1, t2)
 
 
-@inlined
+@embedded_kernel
 def _multiply_row_3(
     p: int, row: int, k: int, a: Array, own: Array, total: Array, x: Array, out: Array, below: Array, end: int
 ) -> None:
@@ -102,6 +109,47 @@ def _multiply_row_3(
             below[3 * (k - end) + 2] += t2
 
 
+@serial_kernel
+def _multiply_chunks_3(
+    first_chunk: int,
+    stop_chunk: int,
+    first_row: int,
+    block_rows: int,
+    end: int,
+    below: Array,
+    offsets: Array,
+    columns: Array,
+    values: Array,
+    x: Array,
+    out: Array,
+    alpha: float,
+) -> None:
+    own, total = np.empty(96), np.empty(96)
+    for chunk in range(first_chunk, stop_chunk):
+        rows, row = min(HEIGHT, block_rows - chunk * HEIGHT), first_row + chunk * HEIGHT
+        total[:] = 0.0
+        for p in range(rows):
+            for r in range(3):
+                own[32 * r + p] = alpha * x[(row + p) * 3 + r]
+        for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
+            column = columns[block : block + HEIGHT]
+            a = values[block * 9 : (block + HEIGHT) * 9]
+            for first in range(0, rows, WIDTH):
+                last, k = min(first + WIDTH, rows), np.int64(column[first])
+                for p in range(first, first + WIDTH):
+                    prefetch(a, (_SLOTS_AHEAD * HEIGHT + p) * 9)
+                same_part = k >= end or k + WIDTH <= end
+                if last == first + WIDTH and k >= 0 and same_part and consecutive(column, first):
+                    _multiply_rows_3(first, row + first, k, a, own, total, x, out, below, end)
+                    continue
+                for p in range(first, last):
+                    if column[p] >= 0:
+                        _multiply_row_3(p, row + p, np.int64(column[p]), a, own, total, x, out, below, end)
+        for p in range(rows):
+            for r in range(3):
+                out[(row + p) * 3 + r] += alpha * total[32 * r + p]
+
+
 @parallel_kernel
 def _multiply_vector_3(
     first_row: int,
@@ -118,33 +166,13 @@ def _multiply_vector_3(
 ) -> None:
     chunks, parts = offsets.shape[0] - 1, ends.shape[0]
     for part in prange(parts):
-        end, below = ends[part], overflow[part]
+        below = overflow[part]
         for i in range(3 * reach[part]):
             below[i] = 0.0
-        own, total = np.empty(96), np.empty(96)
-        for chunk in range(chunks * part // parts, chunks * (part + 1) // parts):
-            rows, row = min(HEIGHT, block_rows - chunk * HEIGHT), first_row + chunk * HEIGHT
-            total[:] = 0.0
-            for p in range(rows):
-                for r in range(3):
-                    own[32 * r + p] = alpha * x[(row + p) * 3 + r]
-            for block in range(offsets[chunk], offsets[chunk + 1], HEIGHT):
-                column = columns[block : block + HEIGHT]
-                a = values[block * 9 : (block + HEIGHT) * 9]
-                for first in range(0, rows, WIDTH):
-                    last, k = min(first + WIDTH, rows), np.int64(column[first])
-                    for p in range(first, first + WIDTH):
-                        prefetch(a, (_SLOTS_AHEAD * HEIGHT + p) * 9)
-                    same_part = k >= end or k + WIDTH <= end
-                    if last == first + WIDTH and k >= 0 and same_part and consecutive(column, first):
-                        _multiply_rows_3(first, row + first, k, a, own, total, x, out, below, end)
-                        continue
-                    for p in range(first, last):
-                        if column[p] >= 0:
-                            _multiply_row_3(p, row + p, np.int64(column[p]), a, own, total, x, out, below, end)
-            for p in range(rows):
-                for r in range(3):
-                    out[(row + p) * 3 + r] += alpha * total[32 * r + p]
+        first, stop = chunks * part // parts, chunks * (part + 1) // parts
+        _multiply_chunks_3(
+            first, stop, first_row, block_rows, ends[part], below, offsets, columns, values, x, out, alpha
+        )
 
 
 # Of values of 16 bits, which are multiples of a power of two of their block: that power by its exponent, that of a float.

@@ -12,9 +12,8 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numba import prange
 
-from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array, Device, count_true
 from penstock.spmv.errors import InputError
@@ -196,7 +195,7 @@ def lowered(values: Array, size: int, dtype: np.dtype[Any], device: Device) -> t
     if dtype == np.float32:
         low = xp.empty(values.shape, dtype=np.float32)
         if device.kind == "cpu":
-            _narrow(values, low)
+            _narrow(values.size, values, low)
         else:
             low[...] = values
         return low, xp.empty(0, dtype=np.uint8)
@@ -204,7 +203,7 @@ def lowered(values: Array, size: int, dtype: np.dtype[Any], device: Device) -> t
         raise InputError(f"an image is of float32 or int16, not {dtype}")
     low, exponents = xp.empty(values.shape, dtype=np.int16), xp.empty(values.size // size**2, dtype=np.uint8)
     if device.kind == "cpu":
-        _quantise(size * size, values, low, exponents)
+        _quantise(exponents.size // HEIGHT, size * size, values, low, exponents)
         return low, exponents
     step = max(1, (64 << 20) // (size * size * HEIGHT)) * size * size * HEIGHT  # of 512 MiB
     for start in range(0, values.size, step):
@@ -220,15 +219,15 @@ def lowered(values: Array, size: int, dtype: np.dtype[Any], device: Device) -> t
     return low, exponents
 
 
-@parallel_kernel
-def _narrow(values: Array, low: Array) -> None:
-    for place in prange(values.size):
+@shared_range(least=65536)
+def _narrow(begin: int, end: int, values: Array, low: Array) -> None:
+    for place in range(begin, end):
         low[place] = np.float32(values[place])
 
 
-@parallel_kernel
-def _quantise(scalars: int, values: Array, low: Array, exponents: Array) -> None:
-    for slot in prange(exponents.size // HEIGHT):
+@shared_range(least=256)
+def _quantise(begin: int, end: int, scalars: int, values: Array, low: Array, exponents: Array) -> None:
+    for slot in range(begin, end):
         for lane in range(HEIGHT):
             first, largest = slot * scalars * HEIGHT + lane, 0.0
             for scalar in range(scalars):

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import prange
 
 from penstock.spmv.compilation.cuda_module import launch, type_names
-from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
+from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.device import Array, Device
 from penstock.spmv.formats.survey import CONVERSION_KERNELS
 
@@ -74,7 +73,7 @@ def measure_symmetry(
     results = (unpaired, differing, beyond, largest, columns, squares)
     if device.kind == "cpu":
         row_offsets = row_offsets.astype(np.int64, copy=False)  # the kernels are compiled for one type of offsets
-        _root_of_diagonal(row_offsets, column_indices, values, lengths)
+        _root_of_diagonal(len(lengths), row_offsets, column_indices, values, lengths)
     else:
         names, count = type_names(values, row_offsets), np.int64(rows)
         root_of_diagonal = CONVERSION_KERNELS.function(f"root_of_diagonal<{names}>")
@@ -85,7 +84,7 @@ def measure_symmetry(
             break  # as many entries above the diagonal have an image as there are entries below it
         arrays = (row_offsets, column_indices, values, lengths)
         if device.kind == "cpu":
-            _compare(*arrays, ROUNDING, below, *results)
+            _compare(len(lengths), *arrays, ROUNDING, below, *results)
         else:
             launch(compare_mirrors, rows, 256, (count, *arrays, np.float64(ROUNDING), np.int32(below), *results))
     worst = int(largest.argmax()) if rows else 0
@@ -113,16 +112,18 @@ def _find(row: int, column: int, row_offsets: Array, columns: Array) -> int:
     return low if low < stop and columns[low] == column else -1
 
 
-@parallel_kernel
-def _root_of_diagonal(row_offsets: Array, columns: Array, values: Array, lengths: Array) -> None:
-    for row in prange(lengths.shape[0]):
+@shared_range(least=4096)
+def _root_of_diagonal(begin: int, end: int, row_offsets: Array, columns: Array, values: Array, lengths: Array) -> None:
+    for row in range(begin, end):
         entry = _find(row, row, row_offsets, columns)
         if entry >= 0:
             lengths[row] = np.sqrt(abs(np.float64(values[entry])))
 
 
-@parallel_kernel
+@shared_range(least=2048)
 def _compare(
+    begin: int,
+    end: int,
     row_offsets: Array,
     columns: Array,
     values: Array,
@@ -137,7 +138,7 @@ def _compare(
     squares: Array,
 ) -> None:
     """Compare the entries above the diagonal with those below it, or look only for entries below it that have no image."""
-    for row in prange(lengths.shape[0]):
+    for row in range(begin, end):
         for entry in range(row_offsets[row], row_offsets[row + 1]):
             column = columns[entry]
             if (column < row) != below:

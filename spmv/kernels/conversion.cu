@@ -92,6 +92,28 @@ __global__ void __launch_bounds__(256) fill_blocks(
         });
 }
 
+// Writes rows of blocks, `height` x `width` each, as rows of CSR: those of a block row follow each other, and each holds its part
+// of the blocks in order. Launch: 32 threads per block row.
+template <typename Value>
+__global__ void __launch_bounds__(256) scalar_rows(
+    const long long block_rows, const int height, const int width, const long long* __restrict__ offsets,
+    const int* __restrict__ columns, const Value* __restrict__ blocks, int* __restrict__ column_indices, Value* __restrict__ values)
+{
+    const long long block_row = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (block_row >= block_rows) return;
+    const long long first = offsets[block_row];
+    const int length = int(offsets[block_row + 1] - first) * width;
+    for (int row = 0; row < height; ++row) {
+        const long long start = first * height * width + (long long)row * length;
+        for (int entry = threadIdx.x % 32; entry < length; entry += 32) {
+            const long long block = first + entry / width;
+            const int column = entry % width;
+            column_indices[start + entry] = columns[block] * width + column;
+            values[start + entry] = blocks[(block * height + row) * width + column];
+        }
+    }
+}
+
 // Surveys rows of a CSR matrix, as survey.py describes; Bits is an integer as long as a value. Nothing is read that the offsets
 // lead to beyond `entries`. Each group of 32 lanes goes through rows, reads their entries side by side, and adds what it has
 // seen to seen[0..4] once: defects, longest row, squares of lengths, positive diagonal entries, skew sum. Launch: any number of whole groups.

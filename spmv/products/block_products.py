@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import get_num_threads, prange
 
 from penstock.spmv import CPU, Array, BudgetError, Device, device_of, format_nbytes
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.compilation.jit import inlined, parallel_kernel, serial_and_parallel, serial_kernel
+from penstock.spmv.compilation.jit import inlined, serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, row_numbers
@@ -19,8 +18,10 @@ from penstock.spmv.products.hashing import Purpose, bins_of_bounds, bins_of_offs
 
 BLOCK_PRODUCT_KERNELS = CudaSource("penstock.spmv.kernels", "block_products.cu")
 
-# Up to this many rows, one thread is fast enough for all but the multiplication, and much less is compiled.
+# Up to this many rows, the product's pattern is found in one pass of one thread.
 _SERIAL_ROWS = 1 << 18
+# Rows that are worth a thread, which looks at as many numbers as a product has columns before it begins.
+_ROWS_OF_A_THREAD = 1024
 # Columns of a product, at most, for which there is memory before they are counted.
 _FOUND_AT_ONCE = 1 << 25
 # Up to this many columns of a row are sorted by insertion.
@@ -99,39 +100,38 @@ def allocated(device: Device, make: Callable[[], Array], nbytes: int) -> Array:
 
 @register_kernel("block_rows", "pattern", "cpu")
 def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
-    rows, parts = len(A.offsets) - 1, 4 * get_num_threads()
+    rows = len(A.offsets) - 1
     offsets = np.zeros(rows + 1, dtype=np.int64)
     pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
-    many = rows > _SERIAL_ROWS
-    if not many:
+    if rows <= _SERIAL_ROWS:
         most = int((B.offsets[1:] - B.offsets[:-1])[A.columns - B.start].sum())  # if no two entries have the same place
         if most <= _FOUND_AT_ONCE:
             indices = np.empty(most, dtype=np.int32)
             entries = _find_at_once(*pattern, offsets, indices)
             return offsets, indices[:entries].copy()
-    _count[many](parts, *pattern, offsets)
+    _count(rows, *pattern, offsets)
     offsets = np.cumsum(offsets)
     entries = int(offsets[-1])
     indices = allocated(CPU, lambda: np.empty(entries, dtype=np.int32), 4 * entries)
-    _find[many](parts, *pattern, offsets, indices)
+    _find(rows, *pattern, offsets, indices)
     return offsets, indices
 
 
 @register_kernel("block_rows", "multiply", "cpu")
 def _multiply_cpu(A: BlockRows, B: BlockRows, columns: int, C: BlockRows, add: bool) -> None:
     pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
-    parts = 4 * get_num_threads()
+    rows = len(A.offsets) - 1
     if A.blocks[:1].size == B.blocks[:1].size == 1:
         values = [of.blocks.reshape(-1) for of in (A, B, C)]
-        _multiply_numbers(parts, *pattern, values[0], values[1], C.offsets, C.columns, values[2], add)
+        _multiply_numbers(rows, *pattern, values[0], values[1], C.offsets, C.columns, values[2], add)
         return
-    _multiply_blocks(parts, *pattern, A.blocks, B.blocks, C.offsets, C.columns, C.blocks, add)
+    _multiply_blocks(rows, *pattern, A.blocks, B.blocks, C.offsets, C.columns, C.blocks, add)
 
 
 @register_kernel("block_rows", "smooth", "cpu")
 def _smooth_cpu(image: BlockRows, own: BlockRows, diagonal: Array, factor: float) -> None:
     arrays = (image.offsets, image.columns, image.blocks, own.offsets, own.columns, own.blocks)
-    _smooth[len(image.offsets) > _SERIAL_ROWS](*arrays, diagonal, factor)
+    _smooth(len(image.offsets) - 1, *arrays, diagonal, factor)
 
 
 @register_kernel("block_rows", "pattern", "cuda")
@@ -206,36 +206,42 @@ def _team_for(A: BlockRows, C: BlockRows, teams: tuple[Team, Team, Team]) -> Tea
     return short if C.columns.size <= _SHORT_ROW * rows else usual
 
 
-@serial_and_parallel
+@shared_range(least=_ROWS_OF_A_THREAD)
 def _count(
-    parts: int, offsets: Array, columns: Array, start: int, of_b: Array, b_columns: Array, width: int, counts: Array
+    begin: int,
+    end: int,
+    offsets: Array,
+    columns: Array,
+    start: int,
+    of_b: Array,
+    b_columns: Array,
+    width: int,
+    counts: Array,
 ) -> None:
-    rows = offsets.shape[0] - 1
-    for part in prange(parts):
-        seen = np.full(width, -1, dtype=np.int32)
-        for row in range(rows * part // parts, rows * (part + 1) // parts):
-            count = 0
-            for entry in range(offsets[row], offsets[row + 1]):
-                other = columns[entry] - start
-                for place in range(of_b[other], of_b[other + 1]):
-                    if seen[b_columns[place]] != row:
-                        seen[b_columns[place]] = row
-                        count += 1
-            counts[row + 1] = count
+    seen = np.full(width, -1, dtype=np.int32)
+    for row in range(begin, end):
+        count = 0
+        for entry in range(offsets[row], offsets[row + 1]):
+            other = columns[entry] - start
+            for place in range(of_b[other], of_b[other + 1]):
+                if seen[b_columns[place]] != row:
+                    seen[b_columns[place]] = row
+                    count += 1
+        counts[row + 1] = count
 
 
 @inlined
 def _sort(columns: Array, start: int, stop: int) -> None:
-    """Sort some columns in place, few of them by insertion."""
-    if stop - start > _FEW_COLUMNS:
-        columns[start:stop].sort()
-        return
-    for place in range(start + 1, stop):
-        column, before = columns[place], place - 1
-        while before >= start and columns[before] > column:
-            columns[before + 1] = columns[before]
-            before -= 1
-        columns[before + 1] = column
+    """Sort some columns in place: few of them by insertion, many by Shell's algorithm, as NumPy's takes a second to compile."""
+    gap = 1 if stop - start <= _FEW_COLUMNS else (stop - start) * 5 // 11
+    while gap > 0:
+        for place in range(start + gap, stop):
+            column, before = columns[place], place - gap
+            while before >= start and columns[before] > column:
+                columns[before + gap] = columns[before]
+                before -= gap
+            columns[before + gap] = column
+        gap = 0 if gap == 1 else max(1, gap * 5 // 11)
 
 
 @inlined
@@ -261,9 +267,10 @@ def _list_columns(
     return following
 
 
-@serial_and_parallel
+@shared_range(least=_ROWS_OF_A_THREAD)
 def _find(
-    parts: int,
+    begin: int,
+    end: int,
     offsets: Array,
     columns: Array,
     start: int,
@@ -273,12 +280,10 @@ def _find(
     of_c: Array,
     c_columns: Array,
 ) -> None:
-    rows = offsets.shape[0] - 1
-    for part in prange(parts):
-        seen = np.full(width, -1, dtype=np.int32)
-        for row in range(rows * part // parts, rows * (part + 1) // parts):
-            _list_columns(row, offsets, columns, start, of_b, b_columns, seen, c_columns, of_c[row])
-            _sort(c_columns, of_c[row], of_c[row + 1])
+    seen = np.full(width, -1, dtype=np.int32)
+    for row in range(begin, end):
+        _list_columns(row, offsets, columns, start, of_b, b_columns, seen, c_columns, of_c[row])
+        _sort(c_columns, of_c[row], of_c[row + 1])
 
 
 @serial_kernel
@@ -301,9 +306,10 @@ def _find_at_once(
     return following
 
 
-@parallel_kernel
+@shared_range(least=_ROWS_OF_A_THREAD)
 def _multiply_blocks(
-    parts: int,
+    begin: int,
+    end: int,
     offsets: Array,
     columns: Array,
     start: int,
@@ -318,32 +324,32 @@ def _multiply_blocks(
     add: bool,
 ) -> None:
     """Set the rows of a product, or add to them."""
-    rows, height, inner, across = offsets.shape[0] - 1, blocks.shape[1], blocks.shape[2], b_blocks.shape[2]
-    for part in prange(parts):
-        place_of = np.full(width, -1, dtype=np.int64)
-        for row in range(rows * part // parts, rows * (part + 1) // parts):
-            for place in range(of_c[row], of_c[row + 1]):
-                place_of[c_columns[place]] = place
-                if not add:
-                    for r in range(height):
+    height, inner, across = blocks.shape[1], blocks.shape[2], b_blocks.shape[2]
+    place_of = np.full(width, -1, dtype=np.int64)
+    for row in range(begin, end):
+        for place in range(of_c[row], of_c[row + 1]):
+            place_of[c_columns[place]] = place
+            if not add:
+                for r in range(height):
+                    for c in range(across):
+                        c_blocks[place, r, c] = 0.0
+        for entry in range(offsets[row], offsets[row + 1]):
+            other = columns[entry] - start
+            for place in range(of_b[other], of_b[other + 1]):
+                target = place_of[b_columns[place]]
+                if target < of_c[row]:  # of an earlier row, or of none
+                    continue
+                for r in range(height):
+                    for i in range(inner):
+                        factor = blocks[entry, r, i]
                         for c in range(across):
-                            c_blocks[place, r, c] = 0.0
-            for entry in range(offsets[row], offsets[row + 1]):
-                other = columns[entry] - start
-                for place in range(of_b[other], of_b[other + 1]):
-                    target = place_of[b_columns[place]]
-                    if target < of_c[row]:  # of an earlier row, or of none
-                        continue
-                    for r in range(height):
-                        for i in range(inner):
-                            factor = blocks[entry, r, i]
-                            for c in range(across):
-                                c_blocks[target, r, c] += factor * b_blocks[place, i, c]
+                            c_blocks[target, r, c] += factor * b_blocks[place, i, c]
 
 
-@parallel_kernel
+@shared_range(least=_ROWS_OF_A_THREAD)
 def _multiply_numbers(
-    parts: int,
+    begin: int,
+    end: int,
     offsets: Array,
     columns: Array,
     start: int,
@@ -358,24 +364,24 @@ def _multiply_numbers(
     add: bool,
 ) -> None:
     """Do what ``_multiply_blocks`` does for blocks of one number: loops over their rows and columns would be most of the work."""
-    rows = offsets.shape[0] - 1
-    for part in prange(parts):
-        place_of = np.full(width, -1, dtype=np.int64)
-        for row in range(rows * part // parts, rows * (part + 1) // parts):
-            for place in range(of_c[row], of_c[row + 1]):
-                place_of[c_columns[place]] = place
-                if not add:
-                    c_values[place] = 0.0
-            for entry in range(offsets[row], offsets[row + 1]):
-                factor, other = values[entry], columns[entry] - start
-                for place in range(of_b[other], of_b[other + 1]):
-                    target = place_of[b_columns[place]]
-                    if target >= of_c[row]:  # others are of an earlier row, or of none
-                        c_values[target] += factor * b_values[place]
+    place_of = np.full(width, -1, dtype=np.int64)
+    for row in range(begin, end):
+        for place in range(of_c[row], of_c[row + 1]):
+            place_of[c_columns[place]] = place
+            if not add:
+                c_values[place] = 0.0
+        for entry in range(offsets[row], offsets[row + 1]):
+            factor, other = values[entry], columns[entry] - start
+            for place in range(of_b[other], of_b[other + 1]):
+                target = place_of[b_columns[place]]
+                if target >= of_c[row]:  # others are of an earlier row, or of none
+                    c_values[target] += factor * b_values[place]
 
 
-@serial_and_parallel
+@shared_range(least=1024)
 def _smooth(
+    begin: int,
+    end: int,
     offsets: Array,
     columns: Array,
     blocks: Array,
@@ -386,7 +392,7 @@ def _smooth(
     factor: float,
 ) -> None:
     height, across = blocks.shape[1], blocks.shape[2]
-    for row in prange(offsets.shape[0] - 1):
+    for row in range(begin, end):
         scaled = np.empty((height, across))
         for place in range(offsets[row], offsets[row + 1]):
             for r in range(height):

@@ -10,6 +10,10 @@ import numpy as np
 import scipy.sparse
 
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, SparseMatrix, device_of
+from penstock.spmv.compilation.cuda_module import launch, type_names
+from penstock.spmv.compilation.jit import shared_range
+from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.formats.survey import CONVERSION_KERNELS
 
 
 @dataclass
@@ -129,25 +133,41 @@ def as_csr(rows: BlockRows, columns: int, dtype: Any = None) -> CsrMatrix:
     height, width = (len(rows.offsets) - 1) * tall, columns * wide
     if tall == wide == 1:
         return _csr_of_arrays((height, width), dtype, rows.offsets, rows.columns, rows.blocks.reshape(-1))
-    if rows.device.kind == "cpu":
-        scalars = _in_scipy(rows, columns).tocsr()
-        return _csr_of_arrays((height, width), dtype, scalars.indptr, scalars.indices, scalars.data)
-    counts = xp.diff(rows.offsets)
     offsets = xp.zeros(height + 1, dtype=np.int64)
-    offsets[1:] = (rows.offsets[:-1, None] * tall + (xp.arange(1, tall + 1) * counts[:, None])).reshape(-1) * wide
-    entries = rows.columns.size * tall * wide
-    # Where every scalar goes: the rows of a block row follow each other, each with the blocks in order.
-    of_block = row_numbers(rows.offsets, rows.columns.size)
-    first = (rows.offsets[of_block] * tall + (xp.arange(rows.columns.size) - rows.offsets[of_block])) * wide
-    place = first[:, None] + xp.arange(tall) * (counts[of_block] * wide)[:, None]
-    place = (place[:, :, None] + xp.arange(wide)).reshape(-1)
-    indices, values = xp.empty(entries, dtype=np.int32), xp.empty(entries, dtype=rows.blocks.dtype)
-    values[place] = rows.blocks.reshape(-1)
-    own = (
-        (rows.columns * wide)[:, None, None] + xp.zeros((1, tall, 1), dtype=np.int32) + xp.arange(wide, dtype=np.int32)
-    )
-    indices[place] = own.reshape(-1)
+    counts = xp.diff(rows.offsets)[:, None]
+    offsets[1:] = (rows.offsets[:-1, None] * tall + xp.arange(1, tall + 1) * counts).reshape(-1) * wide
+    indices = xp.empty(rows.blocks.size, dtype=np.int32)
+    values = xp.empty(rows.blocks.size, dtype=rows.blocks.dtype)
+    find_kernel("block_rows", "scalars", rows.device.kind)(rows, indices, values)
     return _csr_of_arrays((height, width), dtype, offsets, indices, values)
+
+
+@register_kernel("block_rows", "scalars", "cpu")
+def _scalars_cpu(rows: BlockRows, indices: Array, values: Array) -> None:
+    _fill_scalars(len(rows.offsets) - 1, rows.offsets, rows.columns, rows.blocks, indices, values)
+
+
+@shared_range(least=1024)
+def _fill_scalars(
+    begin: int, end: int, offsets: Array, columns: Array, blocks: Array, indices: Array, values: Array
+) -> None:
+    height, width = blocks.shape[1], blocks.shape[2]
+    for block_row in range(begin, end):
+        following = offsets[block_row] * height * width
+        for row in range(height):
+            for block in range(offsets[block_row], offsets[block_row + 1]):
+                for column in range(width):
+                    indices[following] = columns[block] * width + column
+                    values[following] = blocks[block, row, column]
+                    following += 1
+
+
+@register_kernel("block_rows", "scalars", "cuda")
+def _scalars_cuda(rows: BlockRows, indices: Array, values: Array) -> None:
+    block_rows, (height, width) = len(rows.offsets) - 1, rows.blocks.shape[1:]
+    sizes = (np.int64(block_rows), np.int32(height), np.int32(width))
+    arguments = (*sizes, rows.offsets, rows.columns, rows.blocks, indices, values)
+    launch(CONVERSION_KERNELS.function(f"scalar_rows<{type_names(values)}>"), 32 * block_rows, 256, arguments)
 
 
 def _csr_of_arrays(shape: tuple[int, int], dtype: Any, offsets: Array, columns: Array, values: Array) -> CsrMatrix:

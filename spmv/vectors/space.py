@@ -14,7 +14,12 @@ from numba import prange
 
 from penstock.spmv.communicator import ALONE, Communicator, communicator_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
-from penstock.spmv.compilation.jit import reassociating_kernel, rounded_serial_and_parallel, serial_and_parallel
+from penstock.spmv.compilation.jit import (
+    reassociating_kernel,
+    rounded_kernel,
+    rounded_serial_and_parallel,
+    serial_and_parallel,
+)
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import Array, Device, count_true
 from penstock.spmv.operator import Operator
@@ -180,6 +185,68 @@ _AT_ONCE = 800  # approximate rows that go through all passes below before the n
 _SERIAL_STEP = 4096
 
 
+@rounded_kernel
+def _three_terms_of_rows(
+    start: int,
+    stop: int,
+    scaled: bool,
+    driven: bool,
+    clears: bool,
+    a: float,
+    blocks: Array,
+    f: Array,
+    y: Array,
+    b: float,
+    v: Array,
+    c: float,
+    out: Array,
+) -> None:
+    size, rows, of_y, of_out = blocks.shape[1], stop - start, y[start:stop], out[start:stop]
+    # One simple loop after the other, so that each uses vector registers.
+    change, total = np.empty(rows), np.empty(rows)
+    if driven:
+        of_f = f[start:stop]
+        for i in range(rows):
+            change[i] = np.float64(of_f[i]) - np.float64(of_y[i])
+    else:
+        for i in range(rows):
+            change[i] = 0.0 - np.float64(of_y[i])
+    if scaled and size == 1:
+        of_diagonal = blocks[start:stop, 0, 0]
+        for i in range(rows):
+            total[i] = a * (np.float64(of_diagonal[i]) * change[i])
+    elif scaled and size == 3:
+        for block in range(start // 3, stop // 3):
+            first = 3 * block - start
+            c0, c1, c2 = change[first], change[first + 1], change[first + 2]
+            for r in range(3):
+                d0, d1, d2 = blocks[block, r, 0], blocks[block, r, 1], blocks[block, r, 2]
+                total[first + r] = a * (np.float64(d0) * c0 + np.float64(d1) * c1 + np.float64(d2) * c2)
+    elif scaled:
+        for block in range(start // size, stop // size):
+            first = block * size - start
+            for row in range(size):
+                scalar = 0.0
+                for column in range(size):
+                    scalar += np.float64(blocks[block, row, column]) * change[first + column]
+                total[first + row] = a * scalar
+    else:
+        for i in range(rows):
+            total[i] = a * change[i]
+    if b != 0.0:
+        of_v = v[start:stop]
+        for i in range(rows):
+            total[i] += b * np.float64(of_v[i])
+    if c != 0.0:
+        for i in range(rows):
+            total[i] += c * np.float64(of_out[i])
+    for i in range(rows):
+        of_out[i] = total[i]
+    if clears:
+        for i in range(rows):
+            of_y[i] = 0.0
+
+
 @rounded_serial_and_parallel
 def _three_terms_of_vector(
     scaled: bool,
@@ -197,51 +264,8 @@ def _three_terms_of_vector(
     size = blocks.shape[1]
     most = max(_AT_ONCE // size, 1) * size
     for part in prange(-(-out.shape[0] // most)):
-        start, stop = part * most, min((part + 1) * most, out.shape[0])
-        rows, of_y, of_out = stop - start, y[start:stop], out[start:stop]
-        # One simple loop after the other, so that each uses vector registers.
-        change, total = np.empty(most), np.empty(most)
-        if driven:
-            of_f = f[start:stop]
-            for i in range(rows):
-                change[i] = np.float64(of_f[i]) - np.float64(of_y[i])
-        else:
-            for i in range(rows):
-                change[i] = 0.0 - np.float64(of_y[i])
-        if scaled and size == 1:
-            of_diagonal = blocks[start:stop, 0, 0]
-            for i in range(rows):
-                total[i] = a * (np.float64(of_diagonal[i]) * change[i])
-        elif scaled and size == 3:
-            for block in range(start // 3, stop // 3):
-                first = 3 * block - start
-                c0, c1, c2 = change[first], change[first + 1], change[first + 2]
-                for r in range(3):
-                    d0, d1, d2 = blocks[block, r, 0], blocks[block, r, 1], blocks[block, r, 2]
-                    total[first + r] = a * (np.float64(d0) * c0 + np.float64(d1) * c1 + np.float64(d2) * c2)
-        elif scaled:
-            for block in range(start // size, stop // size):
-                first = block * size - start
-                for row in range(size):
-                    scalar = 0.0
-                    for column in range(size):
-                        scalar += np.float64(blocks[block, row, column]) * change[first + column]
-                    total[first + row] = a * scalar
-        else:
-            for i in range(rows):
-                total[i] = a * change[i]
-        if b != 0.0:
-            of_v = v[start:stop]
-            for i in range(rows):
-                total[i] += b * np.float64(of_v[i])
-        if c != 0.0:
-            for i in range(rows):
-                total[i] += c * np.float64(of_out[i])
-        for i in range(rows):
-            of_out[i] = total[i]
-        if clears:
-            for i in range(rows):
-                of_y[i] = 0.0
+        stop = min((part + 1) * most, out.shape[0])
+        _three_terms_of_rows(part * most, stop, scaled, driven, clears, a, blocks, f, y, b, v, c, out)
 
 
 @rounded_serial_and_parallel

@@ -44,20 +44,27 @@ def cores_are_busy(seconds: float = 0.05) -> bool:
     return time.thread_time() - spent < 0.8 * (time.perf_counter() - began)
 
 
-def measure_memory(device: Device, nbytes: int = 256 << 20) -> float:
+def measure_memory(device: Device, nbytes: int = 128 << 20) -> float:
     """Return the bytes per second that an inner product of random vectors reads from memory."""
     with device.current():  # made where they are read: bringing them there would last longer than the measurement
-        x, y = device.xp.random.random(nbytes // 16), device.xp.random.random(nbytes // 16)
+        x, y = (_random(device.xp, nbytes // 16) for _ in range(2))
     return 2 * int(x.nbytes) / _seconds(lambda: VectorSpace(device).dot(x, y), device)
+
+
+def _random(xp: Any, count: int) -> Any:
+    """Return random numbers that repeat after 8 MiB: making each anew would take longer than what they are measured with."""
+    repeated, values = xp.random.random(min(count, 1 << 20)), xp.empty(count)
+    for start in range(0, count, len(repeated)):
+        values[start : start + len(repeated)] = repeated[: count - start]
+    return values
 
 
 def _random_slabs(nbytes: int, count: int) -> list[CsrMatrix]:
     """Return row slabs of random values with a total of about ``nbytes``."""
-    generator = np.random.default_rng()
     entries = nbytes // count // 12
     offsets, columns = np.array([0, entries]), np.arange(entries, dtype=np.int32)
     of_float, shape = np.dtype(np.float64), (1, entries)
-    return [CsrMatrix(shape, of_float, offsets, columns, generator.random(entries)) for _ in range(count)]
+    return [CsrMatrix(shape, of_float, offsets, columns, _random(np, entries)) for _ in range(count)]
 
 
 def measure_link(device: Device, nbytes: int = 512 << 20) -> float:
@@ -75,9 +82,10 @@ def measure_link(device: Device, nbytes: int = 512 << 20) -> float:
 
 def measure_starts(device: Device, directory: Path) -> tuple[float, float, float]:
     """Return the seconds to start a transfer, to start a product, and the GPU's gap between products, from many small ones."""
-    offsets, columns, values = np.arange(33), np.arange(32, dtype=np.int32), np.tile(np.eye(3), (32, 1, 1))
-    A = BsrMatrix((96, 96), np.dtype(np.float64), offsets, columns, values).to_device(device)
-    x = device.xp.ones(96)
+    size = 6 if device.kind == "cpu" else 3  # of blocks whose kernel most solves compile
+    offsets, columns, values = np.arange(33), np.arange(32, dtype=np.int32), np.tile(np.eye(size), (32, 1, 1))
+    A = BsrMatrix((32 * size, 32 * size), np.dtype(np.float64), offsets, columns, values).to_device(device)
+    x = device.xp.ones(32 * size)
     out = device.xp.empty_like(x)
 
     def products() -> None:
@@ -115,7 +123,7 @@ def measure_scattering(device: Device, memory: float) -> float:
     return float(A.nbytes / _seconds(lambda: A.apply(x, out), device) / memory)
 
 
-def measure_disk(directory: Path, nbytes: int = 128 << 20) -> tuple[float, bool]:
+def measure_disk(directory: Path, nbytes: int = 64 << 20) -> tuple[float, bool]:
     """Return the bytes per second read from a store in ``directory``, and whether reads bypassed the page cache."""
     with (
         scratch_folder(".penstock-", directory) as folder,

@@ -38,7 +38,7 @@ def rates_file() -> Path:
 
 
 #: For smaller matrices measuring costs more than it saves.
-WORTH_MEASURING_NBYTES = 64 << 20
+WORTH_MEASURING_NBYTES = 256 << 20
 
 
 def machine_rates(device: Device, directory: Path, *, fresh: bool = False) -> LinkRates:
@@ -82,7 +82,7 @@ def _keep(key: str, rates: LinkRates, *, busy: bool) -> None:
 def _probe_nbytes(device: Device) -> int:
     """Return the bytes to read for a memory rate: on a GPU far more than its cache, so that the start does not matter."""
     if device.kind == "cpu":
-        return 256 << 20
+        return 128 << 20
     free, _ = device.xp.cuda.runtime.memGetInfo()
     return int(min(4 << 30, free // 4))
 

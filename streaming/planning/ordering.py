@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
-from numba import prange
 
 from penstock.spmv import Array, InputError
-from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.compilation.jit import shared_range
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import aligned_buffer
 
@@ -54,7 +53,7 @@ class ColumnExtents:
         if not A.has_sorted_indices:
             A = A.sorted_indices()
         first, last = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
-        _find_extents(np.asarray(A.indptr), np.asarray(A.indices), size, block_size, first, last)
+        _find_extents(len(A.indptr) - 1, np.asarray(A.indptr), np.asarray(A.indices), size, block_size, first, last)
         return cls(first, last)
 
     def reach(self, row_starts: Sequence[int]) -> int:
@@ -64,16 +63,18 @@ class ColumnExtents:
             return self._reaches[key]
         starts = np.asarray(row_starts, dtype=np.int64)
         firsts, lasts = np.empty_like(starts), np.empty_like(starts)
-        _join_extents(self.first, self.last, starts, firsts, lasts)
+        _join_extents(len(starts), self.first, self.last, starts, firsts, lasts)
         bounds = zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)
         reach = self._reaches[key] = reach_of(row_starts, [range(*pair) for pair in bounds])
         return reach
 
 
-@parallel_kernel
-def _find_extents(offsets: Any, columns: Any, size: int, block: int, first: Integers, last: Integers) -> None:
+@shared_range(least=16384)
+def _find_extents(
+    begin: int, end: int, offsets: Any, columns: Any, size: int, block: int, first: Integers, last: Integers
+) -> None:
     """Take the ends of each sorted row of ``size`` x ``size`` blocks, widened to blocks; an empty row couples with itself."""
-    for row in prange(offsets.shape[0] - 1):
+    for row in range(begin, end):
         start, stop = offsets[row], offsets[row + 1]
         low, high = (columns[start], columns[stop - 1]) if stop > start else (row, row)
         low, high = (
@@ -84,9 +85,11 @@ def _find_extents(offsets: Any, columns: Any, size: int, block: int, first: Inte
             first[scalar_row], last[scalar_row] = low, high
 
 
-@parallel_kernel
-def _join_extents(first: Integers, last: Integers, starts: Integers, firsts: Integers, lasts: Integers) -> None:
-    for slab in prange(starts.shape[0]):
+@shared_range(least=256)
+def _join_extents(
+    begin: int, end: int, first: Integers, last: Integers, starts: Integers, firsts: Integers, lasts: Integers
+) -> None:
+    for slab in range(begin, end):
         stop = starts[slab + 1] if slab + 1 < starts.shape[0] else first.shape[0]
         low, high = first[starts[slab]], last[starts[slab]]
         for row in range(starts[slab], stop):

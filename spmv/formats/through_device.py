@@ -1,0 +1,115 @@
+"""A matrix on the host is looked at and converted by a GPU, piece by piece: at the speed of the link, where cores take longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.spmv.device import Array, Device
+from penstock.spmv.formats.survey import Survey, add_survey, survey_of
+from penstock.spmv.staged_copy import copy_all_from_gpu, copy_all_to_gpu
+
+#: Bytes of the entries of matrices that are worth a GPU.
+WORTH_NBYTES = 256 << 20
+# Bytes of the entries of a piece, and its share of the free memory of the GPU, which also takes what becomes of two pieces.
+_PIECE_NBYTES, _SHARE_OF_FREE = 512 << 20, 8
+
+
+class Rows(NamedTuple):
+    """Rows of a matrix in CSR from ``first`` on, whose arrays are on a GPU; offsets begin at 0."""
+
+    first: int
+    row_offsets: Array
+    column_indices: Array
+    values: Array
+
+
+def survey_through(
+    device: Device,
+    columns: int,
+    source: tuple[Array, Array, Array],
+    size: int,
+    look: Callable[[Rows], None],
+) -> Survey:
+    """Survey a matrix on the host on a GPU; moves every entry there once.
+
+    ``source`` are the row offsets, column indices and values of CSR; offsets ascend, and lead to entries. ``look`` is called
+    with every piece, which ends at a multiple of ``size`` rows, while it is there.
+    """
+    with device.current():
+        seen = device.xp.zeros(5, dtype=np.int64)
+        for rows in _pieces(device, *source, size):
+            add_survey(seen, columns, rows.row_offsets, rows.column_indices, rows.values, rows.first)
+            look(rows)
+        return survey_of(seen)
+
+
+def fill_through(
+    device: Device,
+    source: tuple[Array, Array, Array],
+    rows_of_chunk: int,
+    offsets: Array,
+    targets: Sequence[Array],
+    fill: Callable[[Rows, Array, Sequence[Array]], None],
+) -> None:
+    """Fill arrays of chunks on the host with what a GPU makes of pieces of a matrix there, which has been surveyed.
+
+    Parameters
+    ----------
+    device : Device
+    source : arrays
+        Row offsets, column indices and values of CSR.
+    rows_of_chunk : int
+    offsets : int64 array, (chunks + 1,)
+        Where each chunk begins in the column indices.
+    targets : arrays
+        Column indices and values; the GPU gets those of a piece filled with -1 and 0.
+    fill : callable
+        ``fill(rows, offsets, arrays)`` launches what fills them for the chunks of some rows, which begin at ``offsets``.
+
+    Notes
+    -----
+    What has been made comes back while the next piece goes there.
+    """
+    indices, values = targets
+    of_place, xp = values.size // max(1, indices.size), device.xp
+    with ThreadPoolExecutor(1) as beside, device.current():
+        fetching: Future[None] | None = None
+        for rows in _pieces(device, *source, rows_of_chunk):
+            first = rows.first // rows_of_chunk
+            stop = first - (-(rows.row_offsets.size - 1) // rows_of_chunk)
+            begin, end = int(offsets[first]), int(offsets[stop])
+            made = xp.full(end - begin, -1, dtype=indices.dtype), xp.zeros((end - begin) * of_place, values.dtype)
+            fill(rows, device.asarray(offsets[first : stop + 1] - begin), made)
+            if fetching is not None:
+                fetching.result()
+            parts = indices[begin:end], values[begin * of_place : end * of_place]
+            fetching = beside.submit(_fetch, device, list(zip(made, parts, strict=True)))
+        if fetching is not None:
+            fetching.result()
+
+
+def _fetch(device: Device, pairs: list[tuple[Any, np.ndarray[Any, Any]]]) -> None:
+    with device.current():
+        copy_all_from_gpu(pairs)
+
+
+def _pieces(
+    device: Device, row_offsets: Array, column_indices: Array, values: Array, granularity: int
+) -> Iterator[Rows]:
+    """Yield consecutive rows of a matrix on the host as they arrive on a GPU; they end at multiples of a granularity."""
+    rows = row_offsets.size - 1
+    room = min(_PIECE_NBYTES, device.free_nbytes() // _SHARE_OF_FREE)
+    most, start = max(1, room // (values.itemsize + column_indices.itemsize)), 0
+    while start < rows:
+        stop = int(np.searchsorted(row_offsets, row_offsets[start] + most, side="right")) - 1
+        stop = min(rows, max(stop // granularity, start // granularity + 1) * granularity)
+        first, last = int(row_offsets[start]), int(row_offsets[stop])
+        on_host = (row_offsets[start : stop + 1] - first, column_indices[first:last], values[first:last])
+        on_gpu = [device.xp.empty(array.shape, array.dtype) for array in on_host]
+        copy_all_to_gpu(list(zip(on_host, on_gpu, strict=True)))
+        yield Rows(start, *on_gpu)
+        start = stop

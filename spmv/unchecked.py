@@ -1,0 +1,89 @@
+"""A caller's matrix in CSR or BSR as it is, before anybody has looked at its entries: it becomes CSR where it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from penstock.spmv.device import CPU, Array, Device
+from penstock.spmv.errors import InputError
+from penstock.spmv.formats.csr import CsrMatrix, arrays_fit
+from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.formats.narrowing import narrowed
+from penstock.spmv.formats.validation import check_indices, in_sorted_rows, real_values
+from penstock.spmv.products.block_rows import BlockRows, as_csr
+
+
+@dataclass(frozen=True, eq=False)
+class UncheckedEntries:
+    """The arrays of a caller's CSR or BSR matrix on the host, shared with it; ``dtype`` is the type of its vectors.
+
+    On a GPU, wide indices are narrowed and blocks are taken apart there, so that the host makes no copy. The lengths of the
+    arrays fit each other, and what offsets and indices of blocks lead to exists; nothing else is known.
+    """
+
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    row_offsets: Array
+    column_indices: Array
+    values: Array  # (entries,), or blocks (count, height, width)
+
+    @classmethod
+    def of(cls, A: Any, what: str = "the matrix") -> Self:
+        """Wrap a SciPy matrix in CSR or BSR; refuse arrays that do not fit each other, and values that are not real."""
+        if A.format == "bsr":
+            check_indices(A, what)
+        elif not arrays_fit(A):
+            A = in_sorted_rows(A, "CSR matrix")  # which says what is wrong
+        values, entries = real_values(A, what), int(A.indptr[-1])  # arrays may be longer than that
+        if A.shape[1] > INT32_MAX:
+            raise InputError(
+                f"{A.shape[1]:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
+            )
+        shape = (int(A.shape[0]), int(A.shape[1]))
+        return cls(shape, values.dtype, A.indptr, A.indices[:entries], values[:entries])
+
+    @property
+    def device(self) -> Device:
+        """The host."""
+        return CPU
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays in CSR, with indices of 32 bits."""
+        return int(self.values.nbytes + 4 * self.values.size + 8 * (self.shape[0] + 1))
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name."""
+        return {"row_offsets": self.row_offsets, "column_indices": self.column_indices, "values": self.values}
+
+    def parameters(self) -> dict[str, Any]:
+        """Return what else is known: nothing."""
+        return {}
+
+    @classmethod
+    def from_arrays(
+        cls, shape: tuple[int, int], dtype: Any, arrays: Mapping[str, Array], parameters: Mapping[str, Any]
+    ) -> Self:
+        """Return entries of these arrays, for vectors of another type."""
+        return cls(shape, np.dtype(dtype), **arrays, **parameters)
+
+    def to_device(self, device: Device) -> CsrMatrix:
+        """Return the matrix in CSR on a device, which shares the arrays on the host if their types allow."""
+        offsets = device.asarray(self.row_offsets).astype(np.int64, copy=False)
+        columns = self.column_indices
+        if columns.dtype != np.int32:
+            on_host = device.kind == "cpu"
+            columns = narrowed(columns) if on_host else device.asarray(columns).astype(np.int32, copy=False)
+        columns = device.asarray(columns)
+        values = device.asarray(self.values)
+        if values.ndim == 3:
+            rows = BlockRows(0, offsets, columns, values)
+            return as_csr(rows, self.shape[1] // values.shape[2], self.dtype)
+        arrays = {"row_offsets": offsets, "column_indices": columns, "values": values}
+        matrix = CsrMatrix.from_arrays(self.shape, self.dtype, arrays, {})
+        matrix.check_shapes()
+        return CsrMatrix.from_csr(matrix, strategy="auto")
