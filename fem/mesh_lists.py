@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
 from penstock.spmv import Array
-from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel, strict_kernel
+from penstock.spmv.compilation.jit import serial_kernel, shared_range, strict_kernel
 
 
 @strict_kernel
@@ -46,7 +45,6 @@ def _columns_of(node: int, offsets: Array, places: Array, connectivity: Array, h
     return count
 
 
-@parallel_kernel
 def find_columns(
     offsets: Array, places: Array, connectivity: Array, half: bool, limit: int, starts: Array, columns: Array
 ) -> Array:
@@ -55,13 +53,21 @@ def find_columns(
     ``limit`` is the most columns that a row may have, with those that are found more than once.
     """
     counts = np.zeros(offsets.size - 1, dtype=np.int64)
-    for node in prange(offsets.size - 1):
-        own = np.empty(limit, dtype=np.int32)
+    _find_columns(counts.size, offsets, places, connectivity, half, limit, starts, columns, counts)
+    return counts
+
+
+@shared_range(least=256)
+def _find_columns(
+    begin: int, end: int, offsets: Array, places: Array, connectivity: Array, half: bool, limit: int, starts: Array,
+    columns: Array, counts: Array,
+) -> None:  # fmt: skip
+    own = np.empty(limit, dtype=np.int32)
+    for node in range(begin, end):
         counts[node] = _columns_of(node, offsets, places, connectivity, half, own)
         if starts.size:
             for number in range(counts[node]):
                 columns[starts[node] + number] = own[number]
-    return counts
 
 
 @strict_kernel

@@ -70,7 +70,10 @@ def update_values(system: OpenSystem, given: GivenMatrix, writing: Writing) -> N
     if isinstance(system.matrix, StreamedMatrix):
         writes.append(_streamed_write(system, system.matrix, of_order))
     if isinstance(A, SparseMatrix):
-        writes.append(partial(_write_resident, system, A, of_order))
+        if isinstance(system.matrix, StreamedMatrix) and A.device.kind == "cuda":  # which rounds what arrives
+            writes.append(partial(_refill_image, A, system.matrix))
+        else:
+            writes.append(partial(_write_resident, system, A, of_order))
     with writing():
         for write in writes:
             write()
@@ -101,7 +104,7 @@ def _checked(given: GivenMatrix, system: OpenSystem) -> MatrixStatistics:
     on_host = system.A.device.kind == "cpu" or isinstance(system.matrix, StreamedMatrix)
     device = CPU if on_host else system.A.device
     if given.kind == "csr":
-        return given.checked(given.moved(device, system.request.memory))
+        return given.checked(given.moved(device, system.request.memory), system.A.device)
     return MatrixStatistics.of(CsrMatrix.from_csr(given.matrix.to_csr(), check=False).to_device(device))
 
 
@@ -134,7 +137,7 @@ def _streamed_write(system: OpenSystem, A: StreamedMatrix, matrix: CsrMatrix) ->
         return lambda: _use_own_store(system, A, another, new)
 
     def refill() -> None:
-        store.refill(matrix)
+        store.refill(matrix, A.device)
         A.reopen(store)
 
     return refill
@@ -186,9 +189,14 @@ def _reopen(system: OpenSystem, A: StreamedMatrix, store: Store) -> None:
     """Stream from another store; an image in memory gets its values."""
     A.reopen(store)
     if isinstance(system.A, SparseMatrix):
-        image = image_of_streamed(A, system.A.values_dtype)
-        for name, array in system.A.arrays().items():
-            array[...] = image.arrays()[name]
+        _refill_image(system.A, A)
+
+
+def _refill_image(image: SparseMatrix, A: StreamedMatrix) -> None:
+    """Give an image in memory the values of the matrix that is streamed."""
+    new = image_of_streamed(A, image.values_dtype).arrays()
+    for name, array in image.arrays().items():
+        array[...] = new[name]
 
 
 def _structure(store: Store, number: int) -> np.ndarray[Any, Any]:

@@ -15,19 +15,42 @@ import numpy as np
 import scipy.sparse
 
 from penstock.files.arrays import check_fits_memory
-from penstock.files.slabs import Slabs, slab_bounds
+from penstock.files.slabs import Arrays, Slabs, slab_bounds
 from penstock.spmv import InputError
 
 #: The arrays of CSR, and the kinds of NumPy types that each may have.
 _ARRAYS = {"data": "fiubc", "indices": "iu", "indptr": "iu"}
 
 
-def group_slabs(path: Path, opened: Callable[[Path], AbstractContextManager[Any]]) -> Slabs:
-    """Return the matrix in a group, which ``opened`` finds in a file or folder."""
+def group_slabs(
+    path: Path,
+    opened: Callable[[Path], AbstractContextManager[Any]],
+    read: Callable[[Path, Any], np.ndarray[Any, Any]] | None = None,
+) -> Slabs:
+    """Return the matrix in a group, which ``opened`` finds in a file or folder.
+
+    ``read(path, array)`` reads one of its arrays as a whole; by default the library of the file does.
+    """
     with opened(path) as group:
         _check_arrays(path, group)
         shape, entries = _shape(path, group), int(group["data"].shape[0])
-    return Slabs(shape, entries, _rows(path, opened, shape))
+
+    def arrays() -> Arrays:
+        with opened(path) as group:
+            offsets = _offsets(path, group)
+            whole = read or (lambda path, array: _native(array[:]))
+            return whole(path, group["data"]), whole(path, group["indices"]), offsets
+
+    return Slabs(shape, entries, _rows(path, opened, shape), arrays)
+
+
+def _offsets(path: Path, group: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the row offsets, which lead through all entries."""
+    check_fits_memory(4 * 8 * group["indptr"].shape[0], f"the row offsets of {path}")
+    offsets: np.ndarray[Any, np.dtype[np.int64]] = group["indptr"][:].astype(np.int64)
+    if (offsets[1:] < offsets[:-1]).any() or offsets[0] != 0 or offsets[-1] != group["data"].shape[0]:
+        raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
+    return offsets
 
 
 def _check_arrays(path: Path, group: Any) -> None:
@@ -68,11 +91,8 @@ def _check_chunk(path: Path, name: str, array: Any) -> None:
 def _rows(
     path: Path, opened: Callable[[Path], AbstractContextManager[Any]], shape: tuple[int, int]
 ) -> Iterator[scipy.sparse.csr_array]:
-    check_fits_memory(4 * 8 * (shape[0] + 1), f"the row offsets of {path}")
     with opened(path) as group:
-        all_offsets = group["indptr"][:].astype(np.int64)
-        if (np.diff(all_offsets) < 0).any() or all_offsets[0] != 0 or all_offsets[-1] != group["data"].shape[0]:
-            raise InputError(f"{path} is damaged: its row offsets do not fit its entries")
+        all_offsets = _offsets(path, group)
         for start, stop in slab_bounds(path, all_offsets, max(_chunk(group["data"]), _chunk(group["indices"]))):
             offsets = all_offsets[start : stop + 1]
             inside = slice(int(offsets[0]), int(offsets[-1]))

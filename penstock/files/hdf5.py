@@ -11,12 +11,15 @@ from typing import Any
 import h5py
 
 from penstock.files.csr_groups import group_slabs
+from penstock.files.parallel_read import read_numbers
 from penstock.files.reader import READERS, Reader
 from penstock.files.slabs import Slabs
 from penstock.spmv import InputError
 
 _NAMES = ("data", "indices", "indptr")
 _DEEPEST = 16  # groups inside groups
+# Shorter arrays are read as fast by HDF5.
+_LONG_NBYTES = 32 << 20
 
 
 @contextmanager
@@ -77,7 +80,16 @@ def _check(path: Path, name: str, group: h5py.Group) -> None:
 
 
 def _slabs(path: Path) -> Slabs:
-    return group_slabs(path, hdf5_group)
+    return group_slabs(path, hdf5_group, _read)
+
+
+def _read(path: Path, array: h5py.Dataset) -> Any:
+    """Read an array: with all cores, if its numbers follow each other in the file."""
+    start = array.id.get_offset()  # None of chunks
+    if start is None or array.nbytes < _LONG_NBYTES or array.dtype.kind not in "iuf":
+        read = array[:]
+        return read.astype(read.dtype.newbyteorder("="), copy=False)
+    return read_numbers(path, start, array.shape[0], array.dtype)
 
 
 READERS.add(

@@ -15,8 +15,9 @@ import numpy as np
 import scipy.sparse
 
 from penstock.files.arrays import check_fits_memory
+from penstock.files.parallel_read import read_numbers
 from penstock.files.reader import READERS, Reader
-from penstock.files.slabs import Slabs, slab_bounds
+from penstock.files.slabs import Arrays, Slabs, slab_bounds
 from penstock.spmv import InputError
 
 _MATRIX, _VECTOR = 1211216, 1211214
@@ -66,14 +67,24 @@ class PetscMatrix:
     def _values_start(self) -> int:
         return self._columns_start + self.integer.itemsize * self.nnz
 
+    def offsets(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return where rows begin among the entries."""
+        rows = self.shape[0]
+        check_fits_memory(4 * 8 * (rows + 1), f"the row lengths of {self.path}")
+        lengths = read_numbers(self.path, 4 * self.integer.itemsize, rows, self.integer)
+        if (lengths.size and lengths.min() < 0) or int(lengths.sum(dtype=np.int64)) != self.nnz:
+            raise InputError(f"{self.path} is damaged: the lengths of its rows do not add up to {self.nnz} entries")
+        return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+    def arrays(self) -> Arrays:
+        """Return the values, columns and offsets of all rows."""
+        offsets = self.offsets()
+        columns = read_numbers(self.path, self._columns_start, self.nnz, self.integer)
+        return read_numbers(self.path, self._values_start, self.nnz, ">f8"), columns, offsets
+
     def slabs(self) -> Iterator[scipy.sparse.csr_array]:
         """Yield the rows in slabs."""
-        size, rows = self.integer.itemsize, self.shape[0]
-        check_fits_memory(4 * 8 * (rows + 1), f"the row lengths of {self.path}")
-        lengths = np.fromfile(self.path, dtype=self.integer, count=rows, offset=4 * size).astype(np.int64)
-        if (lengths.size and lengths.min() < 0) or int(lengths.sum()) != self.nnz:
-            raise InputError(f"{self.path} is damaged: the lengths of its rows do not add up to {self.nnz} entries")
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        size, offsets = self.integer.itemsize, self.offsets()
         for start, stop in slab_bounds(self.path, offsets):
             first, count = int(offsets[start]), int(offsets[stop] - offsets[start])
             columns = np.fromfile(self.path, self.integer, count, offset=self._columns_start + size * first)
@@ -99,7 +110,7 @@ def read_petsc_vector(path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
 def _slabs(path: Path) -> Slabs:
     """Open a matrix in PETSc's binary format."""
     matrix = PetscMatrix.open(path)
-    return Slabs(matrix.shape, matrix.nnz, matrix.slabs())
+    return Slabs(matrix.shape, matrix.nnz, matrix.slabs(), matrix.arrays)
 
 
 READERS.add(

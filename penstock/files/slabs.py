@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +11,14 @@ import numpy as np
 import scipy.sparse
 
 from penstock.files.sizes import check_slab_fits, check_whole_fits
+from penstock.spmv import InputError
+from penstock.spmv.formats.narrowing import within
 
 _MULTIPLE = 840  # rows: whole blocks of 1 to 8
 _SLAB_ENTRIES = 1 << 20
+
+
+Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 class Slabs(NamedTuple):
@@ -22,6 +27,9 @@ class Slabs(NamedTuple):
     shape: tuple[int, int]
     nnz: int
     rows: Iterable[scipy.sparse.csr_array]
+    arrays: Callable[[], Arrays | None] | None = (
+        None  # values, columns and offsets of all rows, read at once, if they can be
+    )
 
     def whole(self, path: Path) -> scipy.sparse.csr_array:
         """Return all rows; those that are to be read must fit the memory twice, with indices of 64 bits."""
@@ -29,6 +37,11 @@ class Slabs(NamedTuple):
             [rows] = self.rows
             return rows
         check_whole_fits(path, self.shape, self.nnz)
+        if self.arrays is not None and (arrays := self.arrays()) is not None:
+            values, columns, offsets = arrays
+            if columns.size and not within(columns, self.shape[1]):
+                raise InputError(f"{path} is damaged: it has columns outside the matrix")
+            return scipy.sparse.csr_array((values, columns, offsets), shape=self.shape)
         return scipy.sparse.vstack(list(self.rows), format="csr")
 
 

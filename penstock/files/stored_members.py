@@ -11,17 +11,15 @@ import os
 import struct
 import zipfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.host.threads import usable_cores
+from penstock.files.parallel_read import read_bytes
 
 #: Shorter members are read as fast by zipfile.
 LEAST_NBYTES = 32 << 20
-_PIECE_NBYTES = 16 << 20
 _POLYNOMIAL = 0xEDB88320
 _LOCAL_HEADER, _LENGTHS = (
     30,
@@ -34,28 +32,16 @@ def read_stored(path: Path, member: zipfile.ZipInfo, skipped: bytes, out: np.nda
 
     Raises
     ------
+    EOFError
+        If the file is shorter than it says.
     zipfile.BadZipFile
-        If the file is shorter than it says, or the checksum is another.
+        If the checksum is another.
     """
-    data = out.reshape(-1).view(np.uint8)
     with open(path, "rb") as file:
         file.seek(member.header_offset + _LENGTHS)
         name_length, extra_length = struct.unpack("<HH", file.read(4))
-        start = member.header_offset + _LOCAL_HEADER + name_length + extra_length + len(skipped)
-        descriptor = file.fileno()
-
-        def read(place: int) -> tuple[int, int]:
-            piece = data[place : place + _PIECE_NBYTES].data
-            done = 0
-            while done < len(piece):
-                count = os.preadv(descriptor, [piece[done:]], start + place + done)
-                if not count:
-                    raise zipfile.BadZipFile(f"it ends within {member.filename}")
-                done += count
-            return zlib.crc32(piece), len(piece)
-
-        with ThreadPoolExecutor(usable_cores()) as threads:
-            pieces = list(threads.map(read, range(0, data.size, _PIECE_NBYTES)))
+    start = member.header_offset + _LOCAL_HEADER + name_length + extra_length + len(skipped)
+    pieces = read_bytes(path, start, out.reshape(-1).view(np.uint8), lambda piece: (zlib.crc32(piece.data), piece.size))
     checksum = zlib.crc32(skipped)
     for of_piece, length in pieces:
         checksum = _shifted(checksum, length) ^ of_piece
@@ -66,7 +52,7 @@ def read_stored(path: Path, member: zipfile.ZipInfo, skipped: bytes, out: np.nda
 def can_read_stored(member: zipfile.ZipInfo) -> bool:
     """Return whether a member is stored as it is, and long enough to be worth threads, where the system reads at offsets."""
     stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1  # not encrypted
-    return stored and member.file_size >= LEAST_NBYTES and hasattr(os, "preadv")
+    return stored and member.file_size >= LEAST_NBYTES and hasattr(os, "pread")
 
 
 def _shifted(checksum: int, length: int) -> int:

@@ -90,8 +90,8 @@ class SharedRange:
     threads if items do not depend on each other.
     """
 
-    def __init__(self, function: Callable[..., Any], least: int) -> None:
-        self.compiled, self._least = serial_kernel(function), least
+    def __init__(self, function: Callable[..., Any], least: int, *, rounded: bool = False) -> None:
+        self.compiled, self._least = (rounded_kernel if rounded else serial_kernel)(function), least
         functools.update_wrapper(self, function)
 
     def __call__(self, count: int, *arguments: Any) -> None:
@@ -108,9 +108,12 @@ class SharedRange:
             part.result()
 
 
-def shared_range(least: int) -> Callable[[Callable[..., Any]], SharedRange]:
-    """Return a decorator of kernels of a range, whose threads get ``least`` items or more."""
-    return functools.partial(SharedRange, least=least)
+def shared_range(least: int, *, rounded: bool = False) -> Callable[[Callable[..., Any]], SharedRange]:
+    """Return a decorator of kernels of a range, whose threads get ``least`` items or more.
+
+    A ``rounded`` kernel has no fused multiply-adds, as if the processor had none.
+    """
+    return functools.partial(SharedRange, least=least, rounded=rounded)
 
 
 @functools.cache

@@ -105,15 +105,8 @@ def chunks_of_blocks(
     """
     xp, blocks = A.device.xp, int(offsets[-1])
     if through is not None:
-        source, kept = (A.row_offsets, A.column_indices, A.values), first_kept(upper)
         targets = np.empty(blocks, dtype=np.int32), np.empty(blocks * size * size, dtype=values_dtype)
-
-        def fill(rows: Rows, of_chunks: Array, arrays: Sequence[Array]) -> None:
-            count, own = (rows.row_offsets.size - 1) // size, kept + rows.first // size
-            in_order = through.xp.empty(0, dtype=np.int32)
-            _launch_fill_blocks(count, own, height, size, rows[1:], in_order, of_chunks, *arrays)
-
-        fill_through(through, source, height * size, offsets, targets, fill)
+        fill_blocks_through(through, A, size, offsets, height, *targets, upper=upper)
         return targets
     column_indices = xp.full(blocks, -1, dtype=np.int32)
     values = xp.zeros(blocks * size * size, dtype=values_dtype)
@@ -139,6 +132,28 @@ def fill_blocks(
         _fill_blocks(block_rows, size, first_kept(upper), height, wide_offsets(A.row_offsets), *source[1:], *target)
     else:
         _launch_fill_blocks(block_rows, first_kept(upper), height, size, source, *target)
+
+
+def fill_blocks_through(
+    device: Device,
+    A: CsrMatrix,
+    size: int,
+    offsets: Array,
+    height: int,
+    column_indices: Array | None,
+    values: Array,
+    *,
+    upper: int | None = None,
+) -> None:
+    """Do what :func:`fill_blocks` does for a matrix on the host, in its order, on a GPU, perhaps for values only."""
+    in_order = device.xp.empty(0, dtype=np.int32)
+
+    def fill(rows: Rows, of_chunks: Array, arrays: Sequence[Array]) -> None:
+        count, kept = (rows.row_offsets.size - 1) // size, first_kept(upper) + rows.first // size
+        _launch_fill_blocks(count, kept, height, size, rows[1:], in_order, of_chunks, *arrays)
+
+    source = (A.row_offsets, A.column_indices, A.values)
+    fill_through(device, source, height * size, offsets, (column_indices, values), fill)
 
 
 def _launch_fill_blocks(

@@ -19,6 +19,7 @@ from penstock.spmv.formats.convert import (
     chunk_offsets,
     chunks_of_blocks,
     fill_blocks,
+    fill_blocks_through,
     scalar_triplets,
     stored_blocks,
 )
@@ -192,6 +193,10 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         arrays = (self.column_indices, self.values)
         upper = first_row // self.block_size
         fill_blocks(A, self.block_size, self.permutation, self.chunk_offsets, HEIGHT, *arrays, upper=upper)
+
+    def refill_through(self, device: Device, A: CsrMatrix) -> None:
+        """Do what :meth:`refill` does for matrices on the host on a GPU; patterns are not compared."""
+        fill_blocks_through(device, A, self.block_size, self.chunk_offsets, HEIGHT, None, self.values, upper=0)
 
     def rows(self, start: int, stop: int) -> Self:
         """Return rows ``start`` to ``stop``, multiples of the granularity unless the last, as views."""

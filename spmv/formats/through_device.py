@@ -52,7 +52,7 @@ def fill_through(
     source: tuple[Array, Array, Array],
     rows_of_chunk: int,
     offsets: Array,
-    targets: Sequence[Array],
+    targets: tuple[Array | None, Array],
     fill: Callable[[Rows, Array, Sequence[Array]], None],
 ) -> None:
     """Fill arrays of chunks on the host with what a GPU makes of pieces of a matrix there, which has been surveyed.
@@ -66,7 +66,7 @@ def fill_through(
     offsets : int64 array, (chunks + 1,)
         Where each chunk begins in the column indices.
     targets : arrays
-        Column indices and values; the GPU gets those of a piece filled with -1 and 0.
+        Column indices, or None if they are there, and values; the GPU gets those of a piece filled with -1 and 0.
     fill : callable
         ``fill(rows, offsets, arrays)`` launches what fills them for the chunks of some rows, which begin at ``offsets``.
 
@@ -75,19 +75,20 @@ def fill_through(
     What has been made comes back while the next piece goes there.
     """
     indices, values = targets
-    of_place, xp = values.size // max(1, indices.size), device.xp
+    of_place, xp = values.size // max(1, int(offsets[-1])), device.xp
     with ThreadPoolExecutor(1) as beside, device.current():
         fetching: Future[None] | None = None
         for rows in _pieces(device, *source, rows_of_chunk):
             first = rows.first // rows_of_chunk
             stop = first - (-(rows.row_offsets.size - 1) // rows_of_chunk)
             begin, end = int(offsets[first]), int(offsets[stop])
-            made = xp.full(end - begin, -1, dtype=indices.dtype), xp.zeros((end - begin) * of_place, values.dtype)
+            made = xp.full(end - begin, -1, dtype=np.int32), xp.zeros((end - begin) * of_place, values.dtype)
             fill(rows, device.asarray(offsets[first : stop + 1] - begin), made)
             if fetching is not None:
                 fetching.result()
-            parts = indices[begin:end], values[begin * of_place : end * of_place]
-            fetching = beside.submit(_fetch, device, list(zip(made, parts, strict=True)))
+            pairs = [] if indices is None else [(made[0], indices[begin:end])]
+            pairs.append((made[1], values[begin * of_place : end * of_place]))
+            fetching = beside.submit(_fetch, device, pairs)
         if fetching is not None:
             fetching.result()
 

@@ -8,15 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
 
 from penstock.spmv.compilation.intrinsics import fused
-from penstock.spmv.compilation.jit import rounded_serial_and_parallel
+from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.device import Array
 from penstock.spmv.formats.csr import CsrMatrix
-
-# Up to this many rows one thread is used.
-_SERIAL_ROWS = 1 << 12
 
 
 def accurate_residual(A: CsrMatrix, x: Array, b: Array) -> np.ndarray[Any, Any]:
@@ -42,15 +38,16 @@ def accurate_residual(A: CsrMatrix, x: Array, b: Array) -> np.ndarray[Any, Any]:
     [[-1.0]]
     """
     out = np.empty(b.shape)
-    many = A.shape[0] > _SERIAL_ROWS
     x, b = (np.ascontiguousarray(vectors, dtype=np.float64) for vectors in (x, b))
-    _subtract_product[many](A.row_offsets, A.column_indices, A.values, x, b, out)
+    _subtract_product(A.shape[0], A.row_offsets, A.column_indices, A.values, x, b, out)
     return out
 
 
-@rounded_serial_and_parallel
-def _subtract_product(offsets: Array, columns: Array, values: Array, x: Array, b: Array, out: Array) -> None:
-    for row in prange(offsets.shape[0] - 1):
+@shared_range(least=2048, rounded=True)
+def _subtract_product(
+    begin: int, end: int, offsets: Array, columns: Array, values: Array, x: Array, b: Array, out: Array
+) -> None:
+    for row in range(begin, end):
         for k in range(out.shape[1]):
             total, rest = b[row, k], 0.0
             for entry in range(offsets[row], offsets[row + 1]):

@@ -10,9 +10,18 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from penstock.spmv import CsrMatrix, DeviceError, InputError, SparseMatrix, format_nbytes
+from penstock.spmv import (
+    CsrMatrix,
+    Device,
+    DeviceError,
+    InputError,
+    SparseMatrix,
+    SymmetricBsrMatrix,
+    format_nbytes,
+)
 from penstock.spmv.device import forked_from_cuda
 from penstock.spmv.formats.partition import cut_rows
+from penstock.spmv.formats.through_device import WORTH_NBYTES
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part, Subdivision
@@ -163,17 +172,25 @@ class HostStore:
         for number, of in enumerate(self.index.subdivisions):
             self.slab(number).check_pattern(A.rows(of.row_start, of.row_stop), of.row_start)
 
-    def refill(self, A: CsrMatrix) -> None:
+    def refill(self, A: CsrMatrix, through: Device | None = None) -> None:
         """Replace the values by those of a matrix with the same pattern, where they are; no sweep may be running.
 
         Parameters
         ----------
         A : CsrMatrix, on the host
             With the same pattern, which :meth:`check_pattern` finds out.
+        through : Device, optional
+            A GPU that converts a large matrix, if its format is one that it converts.
         """
+        source, on_gpu = self._source, False
+        if through is not None and through.kind == "cuda" and A.nbytes >= WORTH_NBYTES:
+            on_gpu = type(source) is SymmetricBsrMatrix and source.values_dtype == A.values_dtype
+        if through is not None and isinstance(source, SymmetricBsrMatrix) and on_gpu:
+            source.refill_through(through, A)
         for number, of in enumerate(self.index.subdivisions):
             slab = self.slab(number)
-            slab.refill(A.rows(of.row_start, of.row_stop), of.row_start, check=False)
+            if not on_gpu:
+                slab.refill(A.rows(of.row_start, of.row_stop), of.row_start, check=False)
             if self._source is not None:
                 self._copy_again(slab, of, self._segments[number])
 

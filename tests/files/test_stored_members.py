@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from penstock.files import stored_members
+from penstock.files import parallel_read, stored_members
 from penstock.files.arrays import ArrayArchive
 from penstock.spmv import InputError
 
@@ -14,7 +14,7 @@ from penstock.spmv import InputError
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(stored_members, "LEAST_NBYTES", 0)
-    monkeypatch.setattr(stored_members, "_PIECE_NBYTES", 1000)
+    monkeypatch.setattr(parallel_read, "_PIECE_NBYTES", 1000)
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 1000, 12_345])
