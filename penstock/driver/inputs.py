@@ -141,10 +141,16 @@ def as_given_matrix(A: Any) -> GivenMatrix:
         sound = partial(_sound, A)
         return GivenMatrix(UncheckedEntries.of(A), "csr", device=CPU, sound=sound, lasting=lasting)
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
-        matrix = as_operator(A)
-        return GivenMatrix(matrix, "csr", device=matrix.device)
+        matrix = CsrMatrix.from_csr(CsrMatrix.unchecked(in_csr(A, "A")), strategy="auto")
+        return GivenMatrix(matrix, "csr", device=matrix.device, sound=partial(_sound_on_gpu, A))
     operator = as_operator(A)
     return GivenMatrix(operator, "operator", name=type(A).__name__, device=operator.device)
+
+
+def _sound_on_gpu(A: Any) -> CsrMatrix:
+    matrix = as_operator(A)
+    assert isinstance(matrix, CsrMatrix), "what a sparse matrix of CuPy becomes"
+    return matrix
 
 
 def _sound(A: Any) -> CsrMatrix:

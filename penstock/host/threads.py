@@ -110,8 +110,12 @@ def blas_limited(threads: int) -> Iterator[None]:
 
 
 @functools.cache
-def _loaded_pools() -> Any:
-    """Return the thread pools of the libraries that are loaded, which takes milliseconds; None where they cannot be found."""
+def find_pools() -> Any:
+    """Return the thread pools of the libraries that are loaded, which takes milliseconds; None where they cannot be found.
+
+    Call it before a thread is started that loads libraries: the search holds the lock of the dynamic linker and waits for
+    Python's, while an import holds Python's lock and waits for that of the linker.
+    """
     from threadpoolctl import ThreadpoolController
 
     try:
@@ -123,7 +127,7 @@ def _loaded_pools() -> Any:
 @functools.cache
 def _pools(libraries: tuple[str, ...]) -> Any:
     """Return the thread pools of these libraries, None if none of them is loaded."""
-    pools = _loaded_pools()
+    pools = find_pools()
     pools = pools and pools.select(internal_api=list(libraries))
     return pools or None
 

@@ -121,7 +121,7 @@ def test_the_limit_of_blas_holds_until_its_last_user_ends_in_whatever_thread():
     import numpy as np  # noqa: F401 - its BLAS
     import scipy.linalg  # noqa: F401 - and that of SciPy
 
-    threads._loaded_pools.cache_clear()
+    threads.find_pools.cache_clear()
     threads._pools.cache_clear()
     before, entered, leave, seen = blas_threads(), threading.Event(), threading.Event(), []
 
