@@ -10,11 +10,14 @@ import numpy as np
 
 from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.errors import InputError
-from penstock.spmv.formats.csr import CsrMatrix, arrays_fit
+from penstock.spmv.formats.csr import CsrMatrix, lengths_fit
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.narrowing import narrowed
 from penstock.spmv.formats.validation import check_indices, in_sorted_rows, real_values
 from penstock.spmv.products.block_rows import BlockRows, as_csr
+
+# Row offsets are widened on the host if the values take more than this many times their bytes.
+_MANY_TIMES = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +25,8 @@ class UncheckedEntries:
     """The arrays of a caller's CSR or BSR matrix on the host, shared with it; ``dtype`` is the type of its vectors.
 
     On a GPU, wide indices are narrowed and blocks are taken apart there, so that the host makes no copy. The lengths of the
-    arrays fit each other, and what offsets and indices of blocks lead to exists; nothing else is known.
+    arrays fit each other, and what offsets and indices of blocks lead to exists; nothing else is known. Indices that 32 bits do
+    not hold become others out of range.
     """
 
     shape: tuple[int, int]
@@ -36,7 +40,7 @@ class UncheckedEntries:
         """Wrap a SciPy matrix in CSR or BSR; refuse arrays that do not fit each other, and values that are not real."""
         if A.format == "bsr":
             check_indices(A, what)
-        elif not arrays_fit(A):
+        elif not lengths_fit(A):
             A = in_sorted_rows(A, "CSR matrix")  # which says what is wrong
         values, entries = real_values(A, what), int(A.indptr[-1])  # arrays may be longer than that
         if A.shape[1] > INT32_MAX:
@@ -73,12 +77,13 @@ class UncheckedEntries:
 
     def to_device(self, device: Device) -> CsrMatrix:
         """Return the matrix in CSR on a device, which shares the arrays on the host if their types allow."""
-        offsets = device.asarray(self.row_offsets).astype(np.int64, copy=False)
-        columns = self.column_indices
+        offsets = self.row_offsets
+        if _MANY_TIMES * offsets.nbytes < self.values.nbytes:  # no kernel is compiled for a few numbers
+            offsets = offsets.astype(np.int64, copy=False)
+        offsets = device.asarray(offsets).astype(np.int64, copy=False)
+        columns = device.asarray(self.column_indices)
         if columns.dtype != np.int32:
-            on_host = device.kind == "cpu"
-            columns = narrowed(columns) if on_host else device.asarray(columns).astype(np.int32, copy=False)
-        columns = device.asarray(columns)
+            columns = narrowed(columns)
         values = device.asarray(self.values)
         if values.ndim == 3:
             rows = BlockRows(0, offsets, columns, values)

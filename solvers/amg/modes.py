@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.spmv import Array, Device, InputError, Operator, VectorSpace, device_of
+from penstock.spmv import CPU, Array, Device, InputError, Operator, VectorSpace, device_of
 from penstock.spmv.communicator import ALONE, Communicator, communicator_of
 
 # Columns of a near-null space.
@@ -77,7 +77,8 @@ def checked_near_null_space(
         modes = None if near_null_space is None else _checked_modes(near_null_space, nodes * size, A.device)
         points = None if coordinates is None else _checked_points(coordinates, nodes, A.device)
         if modes is None and points is not None:
-            motions_about_origin(points[:1], size)  # its checks, before the matrix is read
+            # Its checks, before the matrix is read; on the host, since a GPU would compile kernels for one node.
+            motions_about_origin(CPU.asarray(points[:1]), size)
     widths = {
         "modes": None if modes is None else modes.shape[1],
         "dimensions": None if points is None else points.shape[1],

@@ -142,7 +142,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
 
         Arrays whose lengths do not fit each other are refused, with an InputError, and so are values that are not real.
         """
-        if not arrays_fit(A):
+        if not (lengths_fit(A) and (A.indices.dtype.itemsize <= 4 or within(A.indices, min(A.shape[1], INT32_MAX)))):
             A = in_sorted_rows(A.get() if hasattr(A, "get") else A, "CSR matrix")  # which says what is wrong
         return cls._wrapped(A)
 
@@ -284,14 +284,12 @@ class CsrMatrix(SparseMatrix, name="csr"):
         return chunk_size(self.row_offsets, self.nbytes)
 
 
-def arrays_fit(A: Any) -> bool:
-    """Return whether the arrays of a CSR matrix fit each other in length, and its indices the type they are stored in."""
+def lengths_fit(A: Any) -> bool:
+    """Return whether the arrays of a CSR matrix fit each other in length, and offsets and indices are whole numbers."""
     offsets, indices = A.indptr, A.indices
     if {offsets.dtype.kind, indices.dtype.kind} != {"i"} or offsets.size != A.shape[0] + 1:
         return False
-    if int(offsets[0]) or not 0 <= int(offsets[-1]) <= min(indices.size, A.data.size):
-        return False
-    return indices.dtype.itemsize <= 4 or within(indices, min(A.shape[1], INT32_MAX))
+    return not int(offsets[0]) and 0 <= int(offsets[-1]) <= min(indices.size, A.data.size)
 
 
 # Up to this many entries, one thread is faster than waking others.

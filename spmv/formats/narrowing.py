@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.host.threads import usable_cores
 from penstock.spmv.device import Array, device_of
+from penstock.spmv.formats.limits import INT32_MAX
 
 # Entries that a thread looks at or converts at a time; fewer are not worth threads.
 _PIECE = 1 << 21
@@ -24,15 +25,16 @@ def within(indices: Array, stop: int) -> bool:
 
 
 def narrowed(indices: Array) -> Array:
-    """Return indices that fit as int32, themselves if they are."""
+    """Return indices as int32, themselves if they are; those that do not fit become -1 or the largest number of int32."""
     if indices.dtype == np.int32:
         return indices
     if indices.dtype.itemsize < 4:
         return indices.astype(np.int32)
-    out = device_of(indices).xp.empty(indices.size, dtype=np.int32)
+    xp, least = device_of(indices).xp, -1 if indices.dtype.kind == "i" else 0
+    out = xp.empty(indices.size, dtype=np.int32)
 
     def convert(place: slice) -> bool:
-        out[place] = indices[place]
+        out[place] = xp.clip(indices[place], least, INT32_MAX)
         return True
 
     _in_pieces(convert, indices)

@@ -28,6 +28,8 @@ from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.traits import Traits
 
 _GOOD_ENOUGH = 0.02
+# With a row longer than this many times the number of rows, sorting the lengths takes less than their histogram.
+_LONG = 8
 
 
 def choose_sorting_scope(lengths: Array, height: int) -> int:
@@ -51,10 +53,13 @@ def choose_sorting_scope(lengths: Array, height: int) -> int:
 
 
 def _fully_sorted_storage(lengths: Array, height: int) -> int:
-    """Return the slots of chunks of rows that are sorted by length; their histogram suffices."""
+    """Return the slots of chunks of rows that are sorted by length; their histogram suffices, unless a row is very long."""
     if not lengths.size:
         return 0
-    counts = np.bincount(CPU.asarray(lengths))
+    lengths = CPU.asarray(lengths)
+    if int(lengths.max()) > _LONG * lengths.size:
+        return int(np.sort(lengths)[::-1][::height].sum()) * height
+    counts = np.bincount(lengths)
     # Row k of the sorted ones has the largest length of which there are more than k at least as long.
     at_least = np.cumsum(counts[::-1])
     first_rows = np.arange(0, lengths.size, height)

@@ -26,7 +26,7 @@ def blocks(size):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [3, (1, 2), (2, 1), (2, 3)])
-@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("index", [np.int32, np.int64, np.uint64])
 def test_blocks_become_the_rows_of_scipy(device, size, index):
     A = blocks(size)
     A.indptr, A.indices = A.indptr.astype(index), A.indices.astype(index)
