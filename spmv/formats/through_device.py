@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ from penstock.spmv.staged_copy import copy_all_from_gpu, copy_all_to_gpu
 
 #: Bytes of the entries of matrices that are worth a GPU.
 WORTH_NBYTES = 256 << 20
-# Bytes of the entries of a piece, and its share of the free memory of the GPU, which also takes what becomes of two pieces.
-_PIECE_NBYTES, _SHARE_OF_FREE = 512 << 20, 8
+# Bytes of the entries of a piece, its share of the free memory of the GPU, which takes two more pieces and what becomes of two,
+# and the pieces that are on their way.
+_PIECE_NBYTES, _SHARE_OF_FREE, _AHEAD = 512 << 20, 8, 2
 
 
 class Rows(NamedTuple):
@@ -101,16 +103,36 @@ def _fetch(device: Device, pairs: list[tuple[Any, np.ndarray[Any, Any]]]) -> Non
 def _pieces(
     device: Device, row_offsets: Array, column_indices: Array, values: Array, granularity: int
 ) -> Iterator[Rows]:
-    """Yield consecutive rows of a matrix on the host as they arrive on a GPU; they end at multiples of a granularity."""
-    rows = row_offsets.size - 1
+    """Yield consecutive rows of a matrix on the host as they arrive on a GPU; they end at multiples of a granularity.
+
+    The next pieces are on their way while one is used, so that the link does not wait.
+    """
+
+    def bring(start: int, stop: int) -> Rows:
+        first, last = int(row_offsets[start]), int(row_offsets[stop])
+        on_host = (row_offsets[start : stop + 1] - first, column_indices[first:last], values[first:last])
+        with device.current():
+            on_gpu = [device.xp.empty(array.shape, array.dtype) for array in on_host]
+            copy_all_to_gpu(list(zip(on_host, on_gpu, strict=True)))
+        return Rows(start, *on_gpu)
+
     room = min(_PIECE_NBYTES, device.free_nbytes() // _SHARE_OF_FREE)
-    most, start = max(1, room // (values.itemsize + column_indices.itemsize)), 0
+    most = max(1, room // (values.itemsize + column_indices.itemsize))
+    coming: deque[Future[Rows]] = deque()
+    with ThreadPoolExecutor(_AHEAD) as ahead:
+        for start, stop in _cuts(row_offsets, most, granularity):
+            coming.append(ahead.submit(bring, start, stop))
+            if len(coming) > _AHEAD:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+
+
+def _cuts(row_offsets: Array, most: int, granularity: int) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of rows of up to ``most`` entries, multiples of a granularity but for the last."""
+    start, rows = 0, row_offsets.size - 1
     while start < rows:
         stop = int(np.searchsorted(row_offsets, row_offsets[start] + most, side="right")) - 1
         stop = min(rows, max(stop // granularity, start // granularity + 1) * granularity)
-        first, last = int(row_offsets[start]), int(row_offsets[stop])
-        on_host = (row_offsets[start : stop + 1] - first, column_indices[first:last], values[first:last])
-        on_gpu = [device.xp.empty(array.shape, array.dtype) for array in on_host]
-        copy_all_to_gpu(list(zip(on_host, on_gpu, strict=True)))
-        yield Rows(start, *on_gpu)
+        yield start, stop
         start = stop
