@@ -6,6 +6,7 @@ page-locked buffers, while the link moves those of other pieces.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -137,7 +138,14 @@ def _share_out(
             lane.done.record(lane.stream)
             current.wait_event(lane.done)
 
-    list(lanes.threads.map(work, lanes.all[: len(pieces)], range(len(pieces))))
+    used, copying = lanes.all[: len(pieces)], []
+    with contextlib.suppress(RuntimeError):  # Python is ending: this thread copies the rest
+        for number, lane in enumerate(used):
+            copying.append(lanes.threads.submit(work, lane, number))
+    for number in range(len(copying), len(used)):
+        work(used[number], number)
+    for copied in copying:
+        copied.result()
 
 
 if hasattr(os, "register_at_fork"):

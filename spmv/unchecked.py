@@ -41,14 +41,15 @@ class UncheckedEntries:
         if A.format == "bsr":
             check_indices(A, what)
         elif not lengths_fit(A):
-            A = in_sorted_rows(A, "CSR matrix")  # which says what is wrong
+            A = in_sorted_rows(A, what)  # which says what is wrong
         values, entries = real_values(A, what), int(A.indptr[-1])  # arrays may be longer than that
         if A.shape[1] > INT32_MAX:
             raise InputError(
-                f"{A.shape[1]:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
+                f"{what}: {A.shape[1]:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
             )
         shape = (int(A.shape[0]), int(A.shape[1]))
-        return cls(shape, values.dtype, A.indptr, A.indices[:entries], values[:entries])
+        arrays = (A.indptr, A.indices[:entries], values[:entries])
+        return cls(shape, values.dtype, *map(np.ascontiguousarray, arrays))
 
     @property
     def device(self) -> Device:

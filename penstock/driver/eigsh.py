@@ -22,6 +22,7 @@ from penstock.driver.argument_checks import OnFailure, checked_failure, checked_
 from penstock.driver.foreign import from_elsewhere, refuse_gradients
 from penstock.driver.inputs import GivenMatrix, as_given_matrix
 from penstock.driver.made_matrix import with_coordinates
+from penstock.driver.matrix_checks import check_square
 from penstock.driver.modes_search import ModesSearch, modes_method
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.opening import open_system
@@ -134,6 +135,7 @@ def eigsh(
         with clock.part("read"):
             refuse_gradients(K, "K", _CALL)
             given, M = as_given_matrix(K), _as_given_mass(M)
+            check_square((given.matrix.index if given.kind == "store" else given.matrix).shape, "K")
         if given.kind == "elements":
             options = with_coordinates(given.matrix, "auto", "auto", options)
         if k > given.rows:

@@ -139,7 +139,7 @@ def as_given_matrix(A: Any) -> GivenMatrix:
         lasting = A.format == "csr"
         A = A if A.format == "bsr" and len(A.shape) == 2 else in_csr(A, "A")
         sound = partial(_sound, A)
-        return GivenMatrix(UncheckedEntries.of(A), "csr", device=CPU, sound=sound, lasting=lasting)
+        return GivenMatrix(UncheckedEntries.of(A, "A"), "csr", device=CPU, sound=sound, lasting=lasting)
     if type(A).__module__.startswith("cupyx.scipy.sparse") and hasattr(A, "tocsr"):
         matrix = CsrMatrix.from_csr(CsrMatrix.unchecked(in_csr(A, "A")), strategy="auto")
         return GivenMatrix(matrix, "csr", device=matrix.device, sound=partial(_sound_on_gpu, A))
@@ -171,7 +171,7 @@ def _from_path(path: str | Path) -> GivenMatrix:
     def sound() -> CsrMatrix:
         return CsrMatrix.from_csr(canonical(), strategy="auto", check=False)
 
-    return GivenMatrix(UncheckedEntries.of(matrix, str(path)), "csr", matrix_name(path), CPU, sound=sound)
+    return GivenMatrix(UncheckedEntries.of(matrix, f"the matrix in {path}"), "csr", matrix_name(path), CPU, sound=sound)
 
 
 def _name_of(store: Store) -> str:

@@ -86,7 +86,10 @@ def _slabs(path: Path) -> Slabs:
 def _read(path: Path, array: h5py.Dataset) -> Any:
     """Read an array: with all cores, if its numbers follow each other in the file."""
     start = array.id.get_offset()  # None of chunks
-    if start is None or array.nbytes < _LONG_NBYTES or array.dtype.kind not in "iuf":
+    usual = array.id.get_type().equal(
+        h5py.h5t.py_create(array.dtype)
+    )  # others, such as of 24 bits, are converted by HDF5
+    if start is None or array.nbytes < _LONG_NBYTES or array.dtype.kind not in "iuf" or not usual:
         read = array[:]
         return read.astype(read.dtype.newbyteorder("="), copy=False)
     return read_numbers(path, start, array.shape[0], array.dtype)

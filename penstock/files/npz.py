@@ -22,7 +22,8 @@ def _read_npz(path: Path) -> Any:
                     f"{path} is damaged: its {name} are of type {archive.contents[name][1]}, not whole numbers"
                 )
         lengths = {archive.contents[name][0] for name in ("data", "indices", "row", "col") if name in nbytes}
-        kind = str(archive.read("format").item(), "ascii") if "format" in nbytes else ""
+        kind = archive.read("format").item() if "format" in nbytes else ""  # SciPy writes bytes, others text
+        kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
         if len(lengths) > 1 and kind not in ("dia", "bsr"):
             raise InputError(f"{path} is damaged: its values and indices have the shapes {sorted(lengths)}")
         if kind in ("csr", "bsr"):  # with all cores

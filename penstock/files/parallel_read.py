@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.host.threads import usable_cores
+from penstock.host.threads import mapped
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Seen = TypeVar("Seen")
@@ -36,9 +35,8 @@ def read_bytes(path: Path, start: int, target: Bytes, look: Callable[[Bytes], Se
             done += count
         return look(piece)
 
-    places = range(0, target.size, _PIECE_NBYTES)
-    with open(path, "rb") as file, ThreadPoolExecutor(min(usable_cores(), max(1, len(places)))) as threads:
-        return list(threads.map(lambda place: read(place, file.fileno()), places))
+    with open(path, "rb") as file:
+        return mapped(lambda place: read(place, file.fileno()), range(0, target.size, _PIECE_NBYTES))
 
 
 def read_numbers(path: Path, start: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:

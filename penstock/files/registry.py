@@ -22,7 +22,7 @@ from penstock.files.sizes import check_rows, check_whole_fits
 from penstock.files.slabs import Slabs
 from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
-from penstock.spmv.formats.validation import check_indices, check_values, in_csr
+from penstock.spmv.formats.validation import check_indices, check_values
 
 Purpose = Literal["matrix", "right-hand sides"]
 
@@ -130,7 +130,8 @@ def read_matrix(source: str | Path) -> NamedMatrix:
 def read_unchecked(path: Path) -> tuple[Any, Callable[[], scipy.sparse.csr_array]]:
     """Return a matrix in CSR or BSR as it is in a file, at whose entries nobody has looked, and what :func:`read_matrix` returns.
 
-    The second is found when it is asked for, or the error raised that says what is wrong with the entries.
+    Values are of float64 but for integers. The second is found when it is asked for, or the error raised that says what is wrong
+    with the entries.
     """
     reader = reader_of(path)
     with reading(path, reader):
@@ -140,8 +141,16 @@ def read_unchecked(path: Path) -> tuple[Any, Callable[[], scipy.sparse.csr_array
             matrix = reader.matrix(path)
             check_rows(path, matrix.shape[0], matrix.nnz)
             check_whole_fits(path, matrix.shape, matrix.nnz)
-        if matrix.format not in ("csr", "bsr"):
-            matrix = in_csr(matrix, f"the matrix in {path}")
+        what = f"the matrix in {path}"
+        if matrix.format not in (
+            "csr",
+            "bsr",
+        ):  # whose entries are added up: as float64, lest sums of integers overflow
+            check_indices(matrix, what)
+            check_values(matrix, what)
+            matrix = scipy.sparse.csr_array(matrix.astype(np.float64, copy=False))
+        elif matrix.dtype == np.float32:
+            matrix = matrix.astype(np.float64)
     return matrix, partial(_checked, matrix, path)
 
 

@@ -8,9 +8,13 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 #: Whether the user has said how many threads to use; else ranks of a host share its cores.
 THREADS_ARE_GIVEN = "NUMBA_NUM_THREADS" in os.environ
@@ -130,6 +134,17 @@ def _pools(libraries: tuple[str, ...]) -> Any:
     pools = find_pools()
     pools = pools and pools.select(internal_api=list(libraries))
     return pools or None
+
+
+def mapped(function: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
+    """Return what a function makes of items, with as many threads as cores; in this thread, if no other can be started."""
+    items = list(items)
+    count = min(usable_cores(), len(items))
+    if count > 1:
+        with contextlib.suppress(RuntimeError), ThreadPoolExecutor(count) as threads:  # Python may be ending
+            futures = [threads.submit(function, item) for item in items]
+            return [future.result() for future in futures]
+    return [function(item) for item in items]
 
 
 def usable_cores() -> int:

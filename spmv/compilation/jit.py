@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import types
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numba
@@ -99,13 +100,18 @@ class SharedRange:
         count = int(count)  # of a narrow type of NumPy, products would overflow
         parts = max(1, min(numba.get_num_threads(), count // self._least))
         ends = [count * part // parts for part in range(parts + 1)]
-        shared = [_threads().submit(self.compiled, *ends[part : part + 2], *arguments) for part in range(1, parts)]
+        shared: list[Future[None]] = []
+        with contextlib.suppress(RuntimeError):  # Python is ending: this thread does the rest
+            for part in range(1, parts):
+                shared.append(_threads().submit(self.compiled, *ends[part : part + 2], *arguments))
         try:
             self.compiled(0, ends[1], *arguments)
+            if len(shared) + 1 < parts:
+                self.compiled(ends[len(shared) + 1], count, *arguments)
         finally:
             wait(shared)  # they write to the caller's arrays
-        for part in shared:
-            part.result()
+        for done in shared:
+            done.result()
 
 
 def shared_range(least: int, *, rounded: bool = False) -> Callable[[Callable[..., Any]], SharedRange]:

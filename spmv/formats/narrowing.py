@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from penstock.host.threads import usable_cores
+from penstock.host.threads import mapped
 from penstock.spmv.device import Array, device_of
 from penstock.spmv.formats.limits import INT32_MAX
 
@@ -45,5 +44,4 @@ def _in_pieces(function: Callable[[slice], bool], indices: Array) -> list[bool]:
     """Return what a function returns for the places of all pieces of an array; on a GPU that is a single piece."""
     if indices.size <= _PIECE or device_of(indices).kind == "cuda":
         return [function(slice(0, indices.size))] if indices.size else []
-    with ThreadPoolExecutor(usable_cores()) as threads:
-        return list(threads.map(function, (slice(start, start + _PIECE) for start in range(0, indices.size, _PIECE))))
+    return mapped(function, (slice(start, start + _PIECE) for start in range(0, indices.size, _PIECE)))

@@ -102,6 +102,7 @@ def check_indices(A: Any, what: str) -> None:
             raise InputError(
                 f"{what} has {len(A.offsets)} offsets of diagonals and values of shape {A.data.shape}; it is damaged"
             )
+        _check_offsets_of_diagonals(A.offsets, what)
     elif A.format == "lil":
         _check_lists(A, what)
     elif A.format in ("coo", "dok"):
@@ -112,6 +113,15 @@ def check_indices(A: Any, what: str) -> None:
             )
         for name, indices, size in (("row", A.row, A.shape[0]), ("column", A.col, A.shape[1])):
             _check_range(indices, size, f"{what}: a {name} index")
+
+
+def _check_offsets_of_diagonals(offsets: Any, what: str) -> None:
+    """Refuse offsets that are not whole, or so large that SciPy would write elsewhere."""
+    if offsets.dtype.kind not in "iu":
+        raise InputError(f"{what} has offsets of diagonals of type {offsets.dtype}; expected whole numbers")
+    if offsets.size and max(-int(offsets.min()), int(offsets.max())) > INT32_MAX:
+        furthest = max((int(offsets.min()), int(offsets.max())), key=abs)
+        raise InputError(f"{what} has a diagonal {furthest} places from the main one; its offsets are damaged")
 
 
 def _check_lists(A: Any, what: str) -> None:
@@ -128,9 +138,11 @@ def _check_lists(A: Any, what: str) -> None:
 
 
 def _check_compressed(A: Any, what: str) -> None:
-    height, width = getattr(A, "blocksize", (1, 1))
+    height, width = A.data.shape[1:] if A.data.ndim == 3 else (1, 1)
     sizes = (A.shape[0] // height, A.shape[1] // width)
     lines, across = sizes[::-1] if A.format == "csc" else sizes
+    if A.format == "bsr" and A.data.ndim != 3:
+        raise InputError(f"{what} has values of shape {A.data.shape}; those of blocks have 3 dimensions")
     offsets, most = A.indptr, min(len(A.indices), len(A.data))
     if len(offsets) != lines + 1 or offsets.dtype.kind not in "iu" or offsets[0] != 0:
         raise InputError(f"{what}: its offsets must be {lines + 1} whole numbers starting at 0, not {len(offsets)}")

@@ -91,3 +91,41 @@ def test_a_column_outside_the_matrix_is_named(tmp_path):
 
     with pytest.raises(InputError, match="columns outside the matrix"):
         read_unchecked(tmp_path / "matrix.petsc")
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int16])
+def test_repeated_entries_of_short_integers_are_summed_as_float64(tmp_path, dtype):
+    places = np.array([0, 1, 1, 1])
+    value = dtype(100)
+    A = scipy.sparse.coo_array((np.full(4, value), (places, places)), shape=(2, 2))
+    scipy.sparse.save_npz(tmp_path / "matrix.npz", A)
+
+    matrix, canonical = read_unchecked(tmp_path / "matrix.npz")
+
+    assert matrix.diagonal().tolist() == [float(value), 3 * float(value)]
+    assert (canonical() != matrix).nnz == 0
+
+
+def test_values_of_float32_become_float64(tmp_path):
+    scipy.sparse.save_npz(tmp_path / "matrix.npz", A.astype(np.float32))
+
+    assert read_unchecked(tmp_path / "matrix.npz")[0].dtype == np.float64
+
+
+def test_the_format_of_a_matrix_may_be_text(tmp_path):
+    arrays = {"data": A.data, "indices": A.indices, "indptr": A.indptr, "shape": A.shape}
+    np.savez(tmp_path / "matrix.npz", format="csr", **arrays)
+
+    assert (read_matrix(tmp_path / "matrix.npz").matrix != A).nnz == 0
+
+
+def test_integers_of_24_bits_are_converted_by_hdf5(tmp_path):
+    kind = h5py.h5t.STD_I32LE.copy()
+    kind.set_precision(24)
+    kind.set_offset(8)
+    with h5py.File(tmp_path / "matrix.h5", "w") as file:
+        file["indices"], file["indptr"] = np.arange(16), np.arange(17)
+        space = h5py.h5s.create_simple((16,))
+        h5py.h5d.create(file.id, b"data", kind, space).write(h5py.h5s.ALL, h5py.h5s.ALL, np.full(16, 4.0))
+
+    assert read_matrix(tmp_path / "matrix.h5").matrix.diagonal().tolist() == [4.0] * 16

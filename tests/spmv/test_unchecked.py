@@ -94,3 +94,28 @@ def test_blocks_whose_rows_are_not_sorted_are_solved():
     result = penstock.solve(A, b)
 
     assert np.allclose(result.x, penstock.solve(blocks(3), b).x, rtol=1e-10, atol=1e-12)
+
+
+def test_diagonals_that_lie_nowhere_are_refused():
+    A = scipy.sparse.dia_array(scipy.sparse.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(144, 144)))
+    A.offsets = A.offsets.astype(np.int64) + 2**32  # SciPy would write there
+
+    with pytest.raises(InputError, match="a diagonal 4294967297 places from the main one"):
+        penstock.solve(A, np.ones(144))
+
+
+def test_blocks_without_three_dimensions_are_refused():
+    A = blocks(3)
+    A.data = A.data.reshape(-1)
+
+    with pytest.raises(InputError, match="those of blocks have 3 dimensions"):
+        penstock.solve(A, np.ones(A.shape[0]))
+
+
+def test_arrays_with_gaps_are_taken():
+    A, b = scipy.sparse.csr_array(BEAM.matrix("csr").to_csr()), BEAM.load()
+    spread = np.zeros(2 * A.indices.size, dtype=np.int32)
+    spread[::2] = A.indices
+    A.indices = spread[::2]
+
+    assert penstock.solve(A, b).converged

@@ -1,6 +1,8 @@
 """Kernels of a range that Python's threads share."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import numba
@@ -83,3 +85,25 @@ def test_several_threads_may_call_at_once():
 
     assert len(results) == 8
     assert all((out == np.arange(1001)).all() for out in results)
+
+
+def test_a_thread_goes_on_when_python_ends():
+    script = """
+import subprocess
+import sys
+import threading
+import numpy as np
+import penstock.fem
+from penstock.fem import Cantilever
+beam = Cantilever(nodes=(21, 9, 9), dof=3)
+A = beam.matrix("csr").to_csr()
+
+def solve():
+    threading.main_thread().join()
+    print(penstock.solve(A, beam.load(), preconditioner="jacobi").converged)
+
+threading.Thread(target=solve).start()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+
+    assert ended.stdout.split() == ["True"], ended.stderr
