@@ -195,7 +195,7 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
         fill_blocks(A, self.block_size, self.permutation, self.chunk_offsets, HEIGHT, *arrays, upper=upper)
 
     def refill_through(self, device: Device, A: CsrMatrix) -> None:
-        """Do what :meth:`refill` does for matrices on the host on a GPU; patterns are not compared."""
+        """Do what ``refill`` does for matrices on the host on a GPU; patterns are not compared."""
         fill_blocks_through(device, A, self.block_size, self.chunk_offsets, HEIGHT, None, self.values, upper=0)
 
     def rows(self, start: int, stop: int) -> Self:
