@@ -45,6 +45,9 @@ def _iterations(experiment: Experiment) -> list[CompileTask]:
     """Return the tasks for the solver and its preconditioner."""
     dof, preconditioner = experiment.model.dof, experiment.solver.chosen
     tasks = []
+    if preconditioner in ("chebyshev", "smoothed_aggregation"):
+        step = "penstock.spmv.vectors.space:_three_terms_of_vector"
+        tasks.append(CompileTask(f"{_CALLS}:polynomial", (step,), {"dof": dof}))
     if preconditioner == "smoothed_aggregation":
         for function, kernel in (
             ("multiply_coarse", "penstock.spmv.formats.bsr:_diagonal_blocks"),
@@ -52,10 +55,7 @@ def _iterations(experiment: Experiment) -> list[CompileTask]:
             ("aggregate", "penstock.solvers.amg.tentative:_orthonormalise"),
         ):
             tasks.append(CompileTask(f"{_CALLS}:{function}", (kernel,), {"dof": dof}))
-    if preconditioner in ("chebyshev", "smoothed_aggregation"):
-        step = "penstock.spmv.vectors.space:_three_terms_of_vector"
-        tasks.insert(1, CompileTask(f"{_CALLS}:polynomial", (step,), {"dof": dof}))
-    elif not experiment.is_block:
+    elif preconditioner != "chebyshev" and not experiment.is_block:
         last = "penstock.solvers.cg_kernels:extend"
         tasks.append(CompileTask(f"{_CALLS}:iterate", (last,), {"dof": dof, "preconditioner": preconditioner}))
     return tasks

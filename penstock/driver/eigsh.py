@@ -262,7 +262,9 @@ def _is_rough(given: GivenMatrix, M: Any, size: int) -> bool:
     """Return whether stiffness jumps between nodes, as far as entries of K are at hand."""
     if given.kind != "csr" or given.rows % size:
         return False
-    K = given.matrix.to_device(CPU) if given.device == CPU else given.matrix
+    K = given.matrix
+    if K.values.ndim == 3:  # blocks as the caller has them
+        K = K.to_device(CPU)
     if M is None:
         return is_rough(K, None, size)
     if np.ndim(M) != 1 and not hasattr(M, "diagonal"):

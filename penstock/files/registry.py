@@ -138,14 +138,10 @@ def read_unchecked(path: Path) -> tuple[Any, Callable[[], scipy.sparse.csr_array
         if reader.matrix is None:
             matrix: Any = slabs_of(path).whole(path)
         else:
-            matrix = reader.matrix(path)
-            check_rows(path, matrix.shape[0], matrix.nnz)
-            check_whole_fits(path, matrix.shape, matrix.nnz)
+            matrix = _read_whole(path, reader, unchecked=True)
         what = f"the matrix in {path}"
-        if matrix.format not in (
-            "csr",
-            "bsr",
-        ):  # whose entries are added up: as float64, lest sums of integers overflow
+        if matrix.format not in ("csr", "bsr"):
+            # Entries are added up as float64, lest sums of integers overflow.
             check_indices(matrix, what)
             check_values(matrix, what)
             matrix = scipy.sparse.csr_array(matrix.astype(np.float64, copy=False))
@@ -188,11 +184,12 @@ def slabs_of(path: Path) -> Slabs:
         return slabs
 
 
-def _read_whole(path: Path, reader: Reader) -> Any:
-    """Return a matrix as SciPy reads it, checked for a safe conversion."""
+def _read_whole(path: Path, reader: Reader, *, unchecked: bool = False) -> Any:
+    """Return a matrix as SciPy reads it, checked for a safe conversion; ``unchecked``: nobody has looked at its indices."""
     assert reader.matrix is not None, "a reader without slabs reads the matrix as a whole"
     matrix = reader.matrix(path)
-    check_indices(matrix, f"the matrix in {path}")
+    if not unchecked:
+        check_indices(matrix, f"the matrix in {path}")
     check_rows(path, matrix.shape[0], matrix.nnz)
     check_whole_fits(path, matrix.shape, matrix.nnz)
     return matrix

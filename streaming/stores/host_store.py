@@ -182,17 +182,23 @@ class HostStore:
         through : Device, optional
             A GPU that converts a large matrix, if its format is one that it converts.
         """
-        source, on_gpu = self._source, False
-        if through is not None and through.kind == "cuda" and A.nbytes >= WORTH_NBYTES:
-            on_gpu = type(source) is SymmetricBsrMatrix and source.values_dtype == A.values_dtype
-        if through is not None and isinstance(source, SymmetricBsrMatrix) and on_gpu:
-            source.refill_through(through, A)
+        refilled = through is not None and self._refilled_through(through, A)
         for number, of in enumerate(self.index.subdivisions):
             slab = self.slab(number)
-            if not on_gpu:
+            if not refilled:
                 slab.refill(A.rows(of.row_start, of.row_stop), of.row_start, check=False)
             if self._source is not None:
                 self._copy_again(slab, of, self._segments[number])
+
+    def _refilled_through(self, device: Device, A: CsrMatrix) -> bool:
+        """Let a GPU replace the values of the whole matrix, if it is large and of a format that it converts."""
+        source = self._source
+        if device.kind == "cpu" or A.nbytes < WORTH_NBYTES or type(source) is not SymmetricBsrMatrix:
+            return False
+        if source.values_dtype != A.values_dtype:
+            return False
+        source.refill_through(device, A)
+        return True
 
     @staticmethod
     def _copy_again(slab: SparseMatrix, subdivision: Subdivision, segments: list[tuple[int, Bytes]]) -> None:
