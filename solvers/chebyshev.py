@@ -343,7 +343,7 @@ def largest_eigenvalue(
         raise InputError(f"{type(A).__name__} cannot compute |A| x: set high, or rounds to measure it")
     if not rounds:
         return bound
-    v = noise(A.device, space.communicator.before(n), n).astype(A.dtype)
+    v = noise(A.device, space.communicator.before(n), n).astype(A.dtype, copy=False)
     if vector is not None and space.any(vector):
         v[...] = vector
     product = xp.empty_like(v)

@@ -280,10 +280,11 @@ def inverted_blocks(operator: Operator, blocks: Array) -> DiagonalBlocks:
 def _inverted_on_gpu(blocks: Array, xp: Any) -> tuple[Array, int, int]:
     """Return inverses, and the first block that is not positive definite and the first inverse that is not finite, if any."""
     count, size, _ = blocks.shape
-    inverses, first_bad = xp.empty_like(blocks), xp.full(2, count, dtype=np.uint64)
+    inverses, first_bad = xp.empty_like(blocks), xp.asarray(np.full(2, count, dtype=np.uint64))
     function = DIAGONAL_BLOCK_KERNELS.function(f"invert_blocks<{type_names(blocks)}, {size}>")
     launch(function, count, 256, (np.int64(count), blocks, inverses, first_bad))
-    return inverses, int(first_bad[0]), int(first_bad[1])
+    indefinite, infinite = first_bad.tolist()
+    return inverses, indefinite, infinite
 
 
 def _inverted_on_host(operator: Operator, blocks: Array) -> tuple[Array, int, int]:

@@ -17,7 +17,8 @@ from penstock.solvers.amg.bisection import BISECTION_KERNELS
 from penstock.solvers.amg.group_factors import GROUP_FACTOR_KERNELS
 from penstock.solvers.amg.groups import LINK_KERNELS
 from penstock.solvers.amg.lines import LINE_KERNELS
-from penstock.solvers.amg.tentative import AGGREGATE_KERNELS, MOTION_KERNELS
+from penstock.solvers.amg.modes import MOTION_KERNELS
+from penstock.solvers.amg.tentative import AGGREGATE_KERNELS
 from penstock.solvers.cg_kernels import CG_KERNELS
 from penstock.solvers.preconditioners import DIAGONAL_BLOCK_KERNELS
 from penstock.solvers.triangular.block_entries import ORDER_KERNELS
@@ -34,6 +35,7 @@ from penstock.spmv.formats.ell import ELL_KERNELS
 from penstock.spmv.formats.survey import CONVERSION_KERNELS
 from penstock.spmv.formats.symmetric_bsr import SYMMETRIC_BSR_KERNELS
 from penstock.spmv.products.block_products import BLOCK_PRODUCT_KERNELS, teams_for
+from penstock.spmv.products.block_rows import BLOCK_ROW_KERNELS
 from penstock.spmv.products.hashing import BLOCK_LANES, PARTS, PRODUCT_KERNELS
 from penstock.spmv.products.hashing import LANES as HASH_LANES
 from penstock.spmv.products.mirrored_rows import MIRRORED_ROW_KERNELS
@@ -75,9 +77,9 @@ def _bsr() -> list[str]:
 
 
 def _mirrored_rows(sizes) -> list[str]:
-    plain = ("count_mirrored", "count_waiting", "list_mirrored", "list_waiting", "sort_mirrored")
-    copies = [f"copy_mirrored<{value}, {size}>" for value in ("double", "float", "short") for size in sizes]
-    return [*plain, *copies, *(f"copy_waiting<{size}>" for size in sizes)]
+    plain = ("count_mirrored", "count_waiting", "add_counts", "list_mirrored", "list_waiting", "sort_mirrored")
+    kernels = product(("fill_mirrored", "keep_mirrored"), ("double", "float", "short"), sizes)
+    return [*plain, *(f"{kernel}<{value}, {size}>" for kernel, value, size in kernels)]
 
 
 def _sell_spmm(types: str, size: int, columns: int) -> list[str]:
@@ -136,6 +138,8 @@ def _element_rows() -> list[str]:
 def _symmetric(sizes) -> list[str]:
     products = ("symmetric_bsr_spmv", "symmetric_bsr_spmm")
     of_products = [f"{kernel}<{types}, {size}>" for kernel in products for types in (*TYPES, IMAGE) for size in sizes]
+    absolute = [", ".join((f"Absolute<{value}>", vector)) for value, vector in (types.split(", ") for types in TYPES)]
+    of_products += [f"symmetric_bsr_spmv<{types}, {size}>" for types in absolute for size in sizes]
     return [*of_products, *(f"symmetric_bsr_diagonal<{types}, {size}>" for types in TYPES for size in sizes)]
 
 
@@ -166,7 +170,8 @@ def _vectors(sizes) -> list[str]:
 
 
 def _diagonal_blocks(sizes) -> list[str]:
-    return [f"invert_blocks<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)]
+    inverses = [f"invert_blocks<{type_}, {size}>" for type_, size in product(ITEMSIZE, sizes)]
+    return [*inverses, *(f"smallest_of_diagonals<{type_}>" for type_ in ITEMSIZE)]
 
 
 def _conjugate_gradients(sizes) -> list[str]:
@@ -244,22 +249,34 @@ _PAIRS = (*product((1, 3, 6, 8), (1, 6, 8)), (3, 3))
 
 INSTANCES = {
     AGGREGATION_KERNELS: [
-        *("make_keys", "find_largest", "decide", "join_aggregates"),
+        *("make_keys", "find_largest", "decide", "join_aggregates", "mark_roots", "label_roots", "place_others"),
         *("measure_diagonal", "count_strong", "list_strong"),
     ],
     BISECTION_KERNELS: [
         "make_sortable",
+        "follow_order",
         "rank_nodes",
         "find_extents",
         "choose_axes",
-        "make_part_keys",
-        "take_nodes",
         "number_parts",
+        *(f"{kernel}<{key}>" for kernel in ("make_part_keys", "take_nodes") for key in OFFSETS),
     ],
     AGGREGATE_KERNELS: [
         f"{kernel}<{modes}>" for kernel in ("prolong", "restrict_rows", "orthonormalise") for modes in SIZES
     ],
     BLOCK_PRODUCT_KERNELS: _block_products(_PAIRS),
+    BLOCK_ROW_KERNELS: [
+        *(
+            "number_rows",
+            "begin_groups",
+            "count_halves",
+            "join_halves",
+            "set_unit_rows",
+            "count_rows_with_entries",
+            "order_rows",
+        ),
+        *(f"transpose_blocks<{value}>" for value in ("double", "float")),
+    ],
     BLOCK_VECTOR_KERNELS: _block_vectors(TILES),
     BOX_ROW_KERNELS: _box_rows(ITEMSIZE, (1, 3, 6)),
     BSR_KERNELS: _bsr(),
@@ -283,6 +300,7 @@ INSTANCES = {
             for size in (3, 6)
         ),
         *(f"apply_factors<{transposed}>" for transposed in ("false", "true")),
+        *("sum_coordinates", "centre_coordinates"),
     ],
     SELL_KERNELS: _sell_of(SIZES),
     ORDER_KERNELS: _solve_order(TRIANGLE_SIZES),

@@ -11,14 +11,13 @@ import numpy as np
 
 from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.compilation.jit import serial_kernel
+from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 
 AGGREGATION_KERNELS = CudaSource("penstock.solvers.kernels", "aggregation.cu")
 
 #: Nodes a side of an aggregate of a coarse level.
 COARSE_SIDE = 3
-_ROOT = 2  # the mark of a root in the keys of the CUDA kernels
 
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
@@ -72,7 +71,16 @@ def graph_aggregates(offsets: Indices, neighbours: Indices, radius: int, size: i
     have the most neighbours; what is left, such as small components, becomes aggregates of its own, and nodes without
     neighbours, which matter to no other, are gathered.
     """
-    return Aggregates(_grow(np.asarray(offsets), np.asarray(neighbours), radius, math.ceil(size)))
+    graph, size = (np.asarray(offsets), np.asarray(neighbours)), math.ceil(size)
+    of_node, count = _find_balls(*graph, radius, size)
+    left, before = int(np.count_nonzero(of_node < 0)), -1
+    while left not in (0, before):
+        before, known = left, of_node.copy()
+        _join_balls(len(of_node), *graph, known, count, of_node)
+        left = int(np.count_nonzero(of_node < 0))
+    if left:
+        _place_others(*graph, count, size, of_node)
+    return Aggregates(of_node)
 
 
 def device_aggregates(offsets: Array, columns: Array, active: Array, kind: str) -> Aggregates:
@@ -105,9 +113,10 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
         launch(find_largest, nodes, 256, (count, offsets, columns, active, near, far))
         launch(decide, nodes, 256, (count, far, keys, open_))
         left = int(open_[0])
-    roots = (keys >> np.uint64(62)) == _ROOT
-    numbers = xp.cumsum(roots, dtype=np.int32)
-    labels = xp.where(roots, numbers - 1, np.int32(-1)).astype(np.int32)
+    numbers, labels = xp.empty(nodes, dtype=np.int64), xp.empty(nodes, dtype=np.int32)
+    launch(AGGREGATION_KERNELS.function("mark_roots"), nodes, 256, (count, keys, numbers))
+    xp.cumsum(numbers, out=numbers)
+    launch(AGGREGATION_KERNELS.function("label_roots"), nodes, 256, (count, keys, numbers, labels))
     for _ in range(3):  # active nodes are one or two edges from a root, and nodes beside them one more
         joined = xp.empty_like(labels)
         launch(
@@ -118,11 +127,13 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
         )
         labels = joined
     # What is left has no active neighbours, and no part in the coarse level. By number, so that one aggregate does not get all.
-    return Aggregates(xp.where(labels < 0, xp.maximum(numbers - 1, 0), labels))
+    launch(AGGREGATION_KERNELS.function("place_others"), nodes, 256, (count, numbers, labels))
+    return Aggregates(labels, count=max(1, int(numbers[-1])))
 
 
 @serial_kernel
-def _grow(offsets: Indices, neighbours: Indices, radius: int, size: int) -> Indices:
+def _find_balls(offsets: Indices, neighbours: Indices, radius: int, size: int) -> tuple[Indices, int]:
+    """Return the ball of every node, -1 without one, and their number."""
     nodes = offsets.shape[0] - 1
     of_node, seen = np.full(nodes, -1, dtype=np.int32), np.full(nodes, -1, dtype=np.int32)
     ball, count = np.empty(nodes, dtype=np.int32), 0
@@ -154,28 +165,38 @@ def _grow(offsets: Indices, neighbours: Indices, radius: int, size: int) -> Indi
             for place in range(reached):
                 of_node[ball[place]] = count
             count += 1
-    joined = 1
-    while joined:
-        joined = 0
-        before = of_node.copy()
-        for node in range(nodes):
-            if before[node] >= 0:
-                continue
-            best, most = -1, 0
-            for entry in range(offsets[node], offsets[node + 1]):
-                candidate = before[neighbours[entry]]
-                if candidate < 0 or candidate == best:
-                    continue
-                votes = 0
-                for again in range(offsets[node], offsets[node + 1]):
-                    votes += before[neighbours[again]] == candidate
-                if votes > most:
-                    best, most = candidate, votes
-            if best >= 0:
-                of_node[node] = best
-                joined += 1
+    return of_node, count
+
+
+@shared_range(least=1024)
+def _join_balls(
+    begin: int, end: int, offsets: Indices, neighbours: Indices, known: Indices, count: int, of_node: Indices
+) -> None:
+    """Put nodes without an aggregate into the one of which they have the most neighbours, the first of several."""
+    votes = np.zeros(count, dtype=np.int32)
+    for node in range(begin, end):
+        if known[node] >= 0:
+            continue
+        for entry in range(offsets[node], offsets[node + 1]):
+            candidate = known[neighbours[entry]]
+            if candidate >= 0:
+                votes[candidate] += 1
+        best, most = -1, 0
+        for entry in range(offsets[node], offsets[node + 1]):
+            candidate = known[neighbours[entry]]
+            if candidate >= 0 and votes[candidate] > most:
+                best, most = candidate, votes[candidate]
+        of_node[node] = best
+        for entry in range(offsets[node], offsets[node + 1]):
+            if known[neighbours[entry]] >= 0:
+                votes[known[neighbours[entry]]] = 0
+
+
+@serial_kernel
+def _place_others(offsets: Indices, neighbours: Indices, count: int, size: int, of_node: Indices) -> None:
+    """Make aggregates of nodes that are left, and gather those without neighbours."""
     alone, gathered = -1, size  # the aggregate of nodes without neighbours that is being filled
-    for node in range(nodes):
+    for node in range(of_node.shape[0]):
         if of_node[node] >= 0:
             continue
         place, isolated = count, True
@@ -191,4 +212,3 @@ def _grow(offsets: Indices, neighbours: Indices, radius: int, size: int) -> Indi
             if of_node[neighbours[entry]] < 0:
                 of_node[neighbours[entry]] = place
         count = max(count, place + 1)
-    return of_node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import inlined, serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.formats.limits import INT32_MAX
 
 BISECTION_KERNELS = CudaSource("penstock.solvers.kernels", "bisection.cu")
 
@@ -46,7 +48,8 @@ def _are_finite(coordinates: Array) -> bool:
     return bool(np.isfinite(float(flat.max()))) and bool(np.isfinite(float(flat.min())))
 
 
-def _levels(nodes: int, size: int) -> tuple[list[tuple[Indices, Indices]], Indices]:
+@functools.lru_cache(maxsize=4)
+def _levels(nodes: int, size: float) -> tuple[list[tuple[Indices, Indices]], Indices]:
     """Return where the parts of every level begin and where they are cut, and where the last parts begin.
 
     A part that is cut no more has its cut where it begins.
@@ -84,10 +87,14 @@ def _bisect_cuda(points: Array, levels: list[tuple[Indices, Indices]], last: Ind
     device, (nodes, dimensions) = device_of(points), points.shape
     xp, kernel, count = device.xp, BISECTION_KERNELS.function, np.int32(len(points))
     ranks, ordered = xp.empty((dimensions, nodes), dtype=np.int32), xp.empty((dimensions, nodes), dtype=np.int32)
+    along = None  # by the first coordinate, then by the others in turn; equal ones by number
+    for axis in reversed(range(dimensions)):
+        along = _sorted_along(points, axis, along)
     for axis in range(dimensions):
-        by_axis = _order_along(points, axis)
+        by_axis = along if axis == 0 else _sorted_along(points, axis, along)
         launch(kernel("rank_nodes"), nodes, 256, (count, by_axis, ordered[axis], ranks[axis]))
-    order, keys, of_node = ordered[0].copy(), xp.empty(nodes, dtype=np.int64), xp.empty(nodes, dtype=np.int32)
+    of_node = xp.empty(nodes, dtype=np.int32)
+    order, following = ordered[0], xp.empty(nodes, dtype=np.int32)  # any order does for the first level
     for starts, _ in levels:
         parts, of_level = np.int32(len(starts)), device.asarray(starts)
         lowest, highest = (xp.full((len(starts), dimensions), of, dtype=np.int32) for of in (nodes, -1))
@@ -96,23 +103,27 @@ def _bisect_cuda(points: Array, levels: list[tuple[Indices, Indices]], last: Ind
         launch(kernel("find_extents"), -(-nodes // _RUN), 256, extents)
         choice = (count, np.int32(dimensions), parts, points, ordered, lowest, highest, axes)
         launch(kernel("choose_axes"), len(starts), 256, choice)
-        launch(kernel("make_part_keys"), nodes, 256, (count, *cut, axes, order, ranks, keys))
+        # Of as few digits as will do: they are sorted one after another.
+        dtype, key = (np.int32, "int") if len(starts) * nodes <= INT32_MAX else (np.int64, "long long")
+        keys = xp.empty(nodes, dtype=dtype)
+        launch(kernel(f"make_part_keys<{key}>"), nodes, 256, (count, *cut, axes, order, ranks, keys))
         keys.sort()  # by part, and along its axis: every part is then cut wherever that is
-        launch(kernel("take_nodes"), nodes, 256, (count, axes, ordered, keys, order))
+        launch(kernel(f"take_nodes<{key}>"), nodes, 256, (count, axes, ordered, keys, following))
+        order = following
     launch(kernel("number_parts"), nodes, 256, (count, np.int32(len(last)), device.asarray(last), order, of_node))
     return of_node
 
 
-def _order_along(points: Array, axis: int) -> Array:
-    """Return the nodes by a coordinate; where it is equal by the others, then by number."""
+def _sorted_along(points: Array, axis: int, order: Array | None) -> Array:
+    """Return nodes in an order, by default that of their numbers, by a coordinate; those of equal ones stay in that order."""
     nodes, dimensions = points.shape
-    keys, order = device_of(points).xp.empty(nodes, dtype=np.int64), None
-    for of in (*(other for other in reversed(range(dimensions)) if other != axis), axis):  # the last one decides first
-        arguments = (np.int32(nodes), np.int32(dimensions), np.int32(of), order, points, keys)
-        launch(BISECTION_KERNELS.function("make_sortable"), nodes, 256, arguments)
-        ranks = keys.argsort(kind="stable")  # of integers, which are sorted by their digits
-        order = ranks if order is None else order[ranks]
-    return order
+    keys = device_of(points).xp.empty(nodes, dtype=np.int64)
+    arguments = (np.int32(nodes), np.int32(dimensions), np.int32(axis), order, points, keys)
+    launch(BISECTION_KERNELS.function("make_sortable"), nodes, 256, arguments)
+    places = keys.argsort(kind="stable")  # of integers, which are sorted by their digits
+    if order is not None:
+        launch(BISECTION_KERNELS.function("follow_order"), nodes, 256, (np.int32(nodes), order, places))
+    return places
 
 
 @shared_range(least=8)

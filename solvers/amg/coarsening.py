@@ -8,6 +8,7 @@ prolongator.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from penstock.solvers.amg.aggregates import (
     numbered_aggregates,
 )
 from penstock.solvers.amg.bisection import coordinate_aggregates
+from penstock.solvers.amg.cycle_matrix import lowered_copy
 from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
-from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps, with_unit_rows
+from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps
 from penstock.solvers.amg.group_factors import GroupFactors
 from penstock.solvers.amg.group_inverses import GroupInverses
 from penstock.solvers.amg.groups import Groups, linked_groups
@@ -34,10 +36,11 @@ from penstock.solvers.amg.strength import strong_graph
 from penstock.solvers.amg.tentative import PackedTentative, RigidTentative, StoredTentative, Tentative, shared
 from penstock.solvers.chebyshev import largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
-from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SweptOperator
+from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SparseMatrix, SweptOperator
+from penstock.spmv.beside import Beside
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.device import count_true
-from penstock.spmv.products.block_rows import BlockRows, as_csr, in_float64, row_numbers, rows_of
+from penstock.spmv.products.block_rows import BlockRows, as_csr, in_float64, row_numbers, rows_of, set_unit_rows
 from penstock.spmv.products.multiply import product_of_rows
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
@@ -85,7 +88,8 @@ def coarsen(
     modes, points = checked_near_null_space(A, size, near_null_space, coordinates)
     _check_cuts(A, size)
     diagonal, sums = _diagonal(A, size)
-    free = sums >= 1.0 + _DECOUPLED  # the sum is 1 plus the couplings
+    # The sum is 1 plus the couplings. Levels that are not stored keep all unknowns of a coarse matrix.
+    free = sums >= 1.0 + _DECOUPLED if finest or stored else None
     groups = _group_inverses(A, ties=finest) if grouped and stored else None
     if grouped and not stored:
         known = modes_of(count, size, modes, points, A.device)
@@ -93,21 +97,32 @@ def coarsen(
             padded = StoredTentative(space.modes, free, space.aggregates, size, A.device)
             of_groups = padded if space.columns is None else PackedTentative(padded, space.columns, space.piece)
             return _coarsened(A, diagonal, space.high, of_groups, smoothing, space.D, known=space.known)
+    by_strength = stored and points is None and aggregates is None
+    of_all: Beside[Aggregates] | None = None
+    with communicator.together():
+        if not by_strength and (points is not None or isinstance(A, SparseMatrix)):  # beside the products that follow
+            of_all = Beside(A.device, partial(_aggregates, A, size, aggregates, points, nodes, smoothing))
     measuring |= {"row_sums": sums, "settled": not finest}
-    high = largest_eigenvalue(A, diagonal, **measuring) if groups is None else groups.high
-    if not (finest or stored):
-        free[...] = True
+    lowered = None if finest or stored else _lowered(A, diagonal)
+    high = (
+        largest_eigenvalue(A if lowered is None else lowered, diagonal, **measuring) if groups is None else groups.high
+    )
     strong: _Graph | None = None
     with communicator.together():
-        if stored and points is None and aggregates is None:
+        if by_strength:
+            assert free is not None
             of_nodes, strong = _aggregates_of_strong(A, size, free, level, groups)
+        elif of_all is not None:
+            of_nodes = of_all.result()
         else:
             of_nodes = _aggregates(A, size, aggregates, points, nodes, smoothing)
         if of_nodes.count > _LEAST_COARSENING * count and (stored or not finest):
             return None
         T = _tentative(A, size, modes, points, free, of_nodes)
     del modes, points, free, sums, measuring  # as large as T
-    return _coarsened(A, diagonal, high, shared(T, communicator), smoothing, groups, stored=stored, strong=strong)
+    return _coarsened(
+        A, diagonal, high, shared(T, communicator), smoothing, groups, stored=stored, strong=strong, lowered=lowered
+    )
 
 
 def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
@@ -116,8 +131,15 @@ def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measur
         D = with_new_values(A, before.groups)
         high = largest_eigenvalue(A, D, **measuring)
         return _coarsened(A, _diagonal(A, before.T.block_size)[0], high, before.T, smoothing, D, known=before.known)
-    diagonal, high = measured(A, before.T.block_size, **measuring)
-    return _coarsened(A, diagonal, high, before.T, smoothing)
+    diagonal, sums = _diagonal(A, before.T.block_size)
+    lowered = None if before.lowered is None else _lowered(A, diagonal)
+    high = largest_eigenvalue(A if lowered is None else lowered, diagonal, row_sums=sums, **measuring)
+    return _coarsened(A, diagonal, high, before.T, smoothing, lowered=lowered)
+
+
+def _lowered(A: Operator, diagonal: DiagonalBlocks) -> BsrMatrix | None:
+    assert isinstance(A, BsrMatrix), "coarse matrices are stored in blocks"
+    return lowered_copy(A, diagonal)
 
 
 def measured(A: Operator, size: int, **options: Any) -> tuple[DiagonalBlocks, float]:
@@ -249,10 +271,10 @@ def _aggregates(A: Operator, size: int, aggregates: Any, points: Array | None, n
 
 
 def _tentative(
-    A: Operator, size: int, modes: Array | None, points: Array | None, free: Array, aggregates: Aggregates
+    A: Operator, size: int, modes: Array | None, points: Array | None, free: Array | None, aggregates: Aggregates
 ) -> Tentative:
     on_gpu = A.device.kind == "cuda"  # a host has the memory for the entries
-    if modes is None and points is not None and on_gpu and points.shape[1] == 3 and size in (3, 6):
+    if modes is None and points is not None and on_gpu and points.shape[1] == 3 and size in (3, 6) and free is not None:
         return RigidTentative(points, free, aggregates, size, A.device)
     modes = modes_of(len(aggregates.of_node), size, modes, points, A.device)
     return StoredTentative(modes, free, aggregates, size, A.device)
@@ -269,6 +291,7 @@ def _coarsened(
     stored: bool = False,
     known: int | None = None,
     strong: _Graph | None = None,
+    lowered: BsrMatrix | None = None,
 ) -> CoarseLevel:
     steps = smoothing_steps(smoothing, high)
     transfers: tuple[CsrMatrix, ...] = ()
@@ -278,9 +301,9 @@ def _coarsened(
         matrix, transfers = _stored_product(A, diagonal, T, steps, groups, strong)
     else:
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
-    with_unit_rows(matrix, T.missing)
+    set_unit_rows(matrix, T.missing)  # where T has no column, so that the matrix is positive definite
     negligible = communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal))
-    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers, groups, known)
+    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers, groups, known, lowered)
 
 
 def _stored_product(

@@ -14,6 +14,9 @@ AnyMatrix = TypeVar("AnyMatrix", bound="BsrMatrix | CsrMatrix")
 
 # A matrix is stored in float32 if its largest value is in this range, and the inverses of its diagonal blocks are below its end.
 _RANGE = (1e-25, 1e37)
+# Where coarse levels multiply by copies in float32, and from what size on: on a CPU their kernels take longer to compile than
+# they save, and a GPU reads smaller matrices in less time than a launch takes.
+_LOWERED_ON, _WORTHWHILE_NBYTES = ("cuda",), 32 << 20
 
 
 def cycle_matrix(A: AnyMatrix, diagonal: DiagonalBlocks | None = None) -> AnyMatrix:
@@ -26,6 +29,14 @@ def cycle_matrix(A: AnyMatrix, diagonal: DiagonalBlocks | None = None) -> AnyMat
     if diagonal is not None and diagonal.blocks.size:
         fits = fits and _magnitude(diagonal.blocks) < _RANGE[1]
     return replace(A, values=A.values.astype(np.float32 if fits else np.float64))
+
+
+def lowered_copy(A: BsrMatrix, diagonal: DiagonalBlocks) -> BsrMatrix | None:
+    """Return a copy of a coarse matrix in float32, with whose products the device is done sooner; None if there is none such."""
+    if A.device.kind not in _LOWERED_ON or A.values.nbytes < _WORTHWHILE_NBYTES:
+        return None
+    copy = cycle_matrix(A, diagonal)
+    return copy if copy.values.dtype == np.float32 else None
 
 
 def _magnitude(values: Array) -> float:

@@ -10,8 +10,10 @@ import scipy.sparse
 
 from penstock.host.adaptive_threads import most_threads
 from penstock.host.threads import blas_limited
-from penstock.solvers.preconditioners import DiagonalBlocks
+from penstock.solvers.preconditioners import DIAGONAL_BLOCK_KERNELS, DiagonalBlocks
 from penstock.spmv import Array, CsrMatrix, InputError, SparseMatrix, device_of
+from penstock.spmv.compilation.cuda_module import launch, type_names
+from penstock.spmv.compilation.table import find_kernel, register_kernel
 
 #: Matrices of up to this many unknowns are inverted.
 DENSE_UNKNOWNS = 800
@@ -21,6 +23,8 @@ _SINGULAR = 1e-13
 _SUSPICIOUS, _GAP = 1e-10, 1e3
 #: A diagonal entry of a coarse matrix below this share of the largest one of the matrix that it is made of is zero.
 NEGLIGIBLE = 1e-13
+# Thread blocks of a GPU that look for the smallest entry.
+_PARTS = 128
 
 
 def inverse_of(A: SparseMatrix, negligible: float) -> CsrMatrix:
@@ -81,9 +85,24 @@ def _least_regular(values: np.ndarray[Any, Any]) -> float:
 
 def largest_diagonal(diagonal: DiagonalBlocks) -> float:
     """Return about the largest diagonal entry of a matrix, from the inverses of its diagonal blocks."""
-    of_rows = range(diagonal.blocks.shape[1])
-    least = float(diagonal.blocks[:, of_rows, of_rows].min()) if diagonal.blocks.size else 0.0
+    blocks = diagonal.blocks
+    least = float(find_kernel("blocks", "smallest", diagonal.device.kind)(blocks)) if blocks.size else 0.0
     return 1 / least if least > 0 else 0.0
+
+
+@register_kernel("blocks", "smallest", "cpu")
+def _smallest_cpu(blocks: Array) -> float:
+    of_rows = range(blocks.shape[1])
+    return float(blocks[:, of_rows, of_rows].min())
+
+
+@register_kernel("blocks", "smallest", "cuda")
+def _smallest_cuda(blocks: Array) -> float:
+    device, (count, size, _) = device_of(blocks), blocks.shape
+    partial = device.xp.empty(_PARTS, dtype=blocks.dtype)
+    function = DIAGONAL_BLOCK_KERNELS.function(f"smallest_of_diagonals<{type_names(blocks)}>")
+    launch(function, 256 * _PARTS, 256, (np.int64(count * size), np.int32(size), blocks, partial))
+    return float(device.to_host(partial).min())
 
 
 def symmetric_inverses(blocks: Array) -> Array:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from penstock.solvers.amg.matrix_rows import Boundary, visit_rows
 from penstock.solvers.amg.tentative import Tentative
-from penstock.spmv import Array, BsrMatrix, InputError, Operator, device_of
+from penstock.spmv import CPU, Array, BsrMatrix, InputError, Operator, SparseMatrix, device_of
+from penstock.spmv.beside import SideStream
 from penstock.spmv.communicator import ALONE, Communicator
-from penstock.spmv.products.block_products import block_product
-from penstock.spmv.products.block_rows import BlockRows, row_numbers
+from penstock.spmv.products.block_products import pattern_of_product, product_of_pattern
+from penstock.spmv.products.block_rows import BlockRows, mirrored, row_numbers
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
 #: The step that is a product with A.
@@ -52,7 +53,7 @@ def coarse_matrix(
 
     With ``of``, a matrix M that couples no unknowns that A does not couple, it is ``P^T M P``; not on ranks.
     """
-    wave = GalerkinWave(T, D, [step.a for step in steps], of)
+    wave = GalerkinWave(T, D, [step.a for step in steps], of, aside=isinstance(A, SparseMatrix))
     boundary = Boundary.of(A, T.block_size)
     if boundary is None:
         visit_rows(A, T.block_size, wave.add, getattr(D, "row_bounds", None))
@@ -67,15 +68,6 @@ def coarse_matrix(
         with together():
             wave.add_border(stage, border)
     return wave.finish(boundary.communicator)
-
-
-def with_unit_rows(A: BsrMatrix, missing: Array) -> BsrMatrix:
-    """Put 1 on the diagonal of rows that vanish, in place, so that the matrix is positive definite."""
-    xp, size = A.device.xp, A.values.shape[1]
-    diagonal = xp.flatnonzero(row_numbers(A.row_offsets, A.column_indices.size) == A.column_indices)
-    rows = xp.flatnonzero(missing)
-    A.values[diagonal[rows // size], rows % size, rows % size] = 1.0
-    return A
 
 
 class _Slab(NamedTuple):
@@ -93,13 +85,18 @@ class GalerkinWave:
     Rows of P live from the stage that forms them to the last row that couples with them. Where ranks share the rows of A, those
     that couple with nodes of other ranks wait until the rows of P of these are there; the others go on. The factors are those
     of the smoothing steps ``P <- P - w D A P``. The last product is with ``of`` in place of A, if that is given.
+
+    ``aside``: patterns, which take many short kernels, are found while the values before them are formed. They are kept until all
+    is done, which is little memory beside a matrix that is not streamed.
     """
 
-    def __init__(self, T: Tentative, D: Smooths, factors: Sequence[float], of: HasNodeRows | None = None) -> None:
+    def __init__(
+        self, T: Tentative, D: Smooths, factors: Sequence[float], of: HasNodeRows | None = None, *, aside: bool = False
+    ) -> None:
         self._of = of
         self._T, self._count, self._modes, self._device = T, T.aggregates.count, T.modes, T.device
         self._D, self._factors, self._nodes = D, factors, len(T.of_node)
-        xp, stages = T.device.xp, range(len(factors) + 1)
+        stages = range(len(factors) + 1)
         self._slabs: list[_Slab] = []  # that have arrived, in ascending order
         self._waiting: list[list[tuple[_Slab, BlockRows]]] = [[] for _ in stages]  # before each stage
         self._passed: list[set[int]] = [set() for _ in stages]  # the first rows of slabs that have passed each stage
@@ -108,9 +105,12 @@ class GalerkinWave:
         # Those of nodes of other ranks, which are numbered behind the nodes of this rank.
         self._borders: list[BlockRows | None] = [None for _ in stages]
         self._joined: tuple[tuple[int, ...], BlockRows] | None = None
-        # Blocks of the upper half of the coarse matrix by row and column, complete ones and those to which the last rows added.
+        # The upper half of the coarse matrix: complete blocks by row and column, and those to which the last rows added.
         self._parts: list[tuple[Array, Array]] = []
-        self._open: tuple[Array, Array] = xp.empty(0, dtype=np.int64), xp.empty((0, T.modes, T.modes))
+        self._open: BlockRows | None = None
+        self._side = SideStream(T.device if aside else CPU)
+        self._kept: list[Any] = []  # patterns that were found aside
+        self._known: set[int] = set()  # their arrays of columns, and others that were there before
 
     def add(self, rows: BlockRows, reach: tuple[int, int] | None = None) -> None:
         """Take the next rows of A; ``reach``: their smallest and largest column on this rank, where columns may lie elsewhere."""
@@ -165,7 +165,7 @@ class GalerkinWave:
                 raise InputError(
                     "M couples unknowns far from each other that K does not couple; a pass over K needs both patterns alike"
                 )
-        image = block_product(rows, P, self._count)
+        image = self._product(rows, P)
         own = P.part(rows.start, rows.stop)
         self._passed[stage].add(slab.start)
         if stage < len(self._factors):
@@ -199,49 +199,88 @@ class GalerkinWave:
             self._joined = key, BlockRows.joined(parts, slab.first)
         return self._joined[1]
 
+    def _product(
+        self, A: BlockRows, B: BlockRows, prepare: Callable[[BlockRows], None] | None = None, *, upper: bool = False
+    ) -> BlockRows:
+        """Return the product of rows."""
+        self._wait_for_patterns(A, B)
+        with self._side:
+            pattern = pattern_of_product(A, B, self._count, upper=upper)
+        self._keep(A, B, pattern[1], pattern)
+        return product_of_pattern(A, B, self._count, pattern, prepare)
+
+    def _transposed(self, rows: BlockRows) -> BlockRows:
+        if self._device.kind == "cpu":
+            return rows.transposed(self._count)
+        self._wait_for_patterns(rows)
+        with self._side:
+            pattern = rows.transposed_pattern(self._count)
+        self._keep(rows, rows, pattern.columns, pattern)
+        return rows.transposed(self._count, pattern)
+
+    def _wait_for_patterns(self, *factors: BlockRows) -> None:
+        """Let what is found aside follow what made the patterns of factors, unless these were found there."""
+        if not all(id(factor.columns) in self._known for factor in factors):
+            self._side.follow()
+
+    def _keep(self, A: BlockRows, B: BlockRows, columns: Array, pattern: Any) -> None:
+        """Go on with a pattern that was found aside."""
+        self._side.lead()
+        self._kept += [A.columns, B.columns, pattern]
+        self._known |= {id(A.columns), id(B.columns), id(columns)}
+
     def _collect(self, own: BlockRows, image: BlockRows) -> None:
         """Add the upper half of ``P^T A P`` of these rows.
 
         Blocks to which the rows before added go on from there: sums then do not depend on where the matrix is cut.
         """
-        image.start, count, xp = 0, self._count, self._device.xp
-        open_keys, open_blocks = self._open
-        keys = open_keys[:0]
+        image.start, count, xp, before = 0, self._count, self._device.xp, self._open
 
-        def prepare(part: BlockRows) -> None:
-            nonlocal keys
-            keys = row_numbers(part.offsets, part.columns.size) * np.int64(count) + part.columns
+        def go_on(part: BlockRows) -> None:
+            assert before is not None
+            open_keys, keys = _keys(before, count), _keys(part, count)
             if not (keys.size and open_keys.size):
-                self._parts.append((open_keys, open_blocks))
+                self._parts.append((open_keys, before.blocks))
                 return
             order = xp.argsort(keys)
             places = order[xp.minimum(xp.searchsorted(keys[order], open_keys), keys.size - 1)]
             present = keys[places] == open_keys
-            part.blocks[places[present]] = open_blocks[present]
-            self._parts.append((open_keys[~present], open_blocks[~present]))
+            part.blocks[places[present]] = before.blocks[present]
+            self._parts.append((open_keys[~present], before.blocks[~present]))
 
-        part = block_product(own.transposed(count), image, count, prepare, upper=True)
-        self._open = keys, part.blocks
+        self._open = self._product(self._transposed(own), image, None if before is None else go_on, upper=True)
 
     def finish(self, communicator: Communicator = ALONE) -> BsrMatrix:
         """Return the coarse matrix, the sum of those of all ranks, whose lower half mirrors the upper one. Collective."""
         assert not any(self._waiting), "all rows have passed all stages"
-        xp, count, size = self._device.xp, self._count, self._modes
-        keys, blocks = _summed([*self._parts, self._open])
-        self._parts.clear()
-        del self._open
+        count, size = self._count, self._modes
+        rows = mirrored(self._upper_half(communicator))
+        self._kept.clear()
+        return BsrMatrix((count * size, count * size), np.dtype(np.float64), rows.offsets, rows.columns, rows.blocks)
+
+    def _upper_half(self, communicator: Communicator) -> BlockRows:
+        """Return the sum of the upper halves of all ranks."""
+        upper, self._open = self._open, None
+        if upper is not None and not self._parts and communicator.size == 1:
+            return upper
+        device, xp, count = self._device, self._device.xp, self._count
+        parts, self._parts = self._parts, []
+        if upper is not None:
+            parts.append((_keys(upper, count), upper.blocks))
+        keys, blocks = (
+            _summed(parts) if parts else (xp.empty(0, dtype=np.int64), xp.empty((0, self._modes, self._modes)))
+        )
         if communicator.size > 1:
             # In the order of the ranks, so that all of them form the same sums.
-            of_ranks = communicator.of_all(tuple(map(self._device.to_host, (keys, blocks))))
-            keys, blocks = _summed([tuple(map(self._device.asarray, part)) for part in of_ranks])
-        rows, columns = keys // count, keys % count
-        right = xp.flatnonzero(columns > rows)
-        keys = xp.concatenate([keys, columns[right] * count + rows[right]])
-        blocks = xp.concatenate([blocks, blocks[right].swapaxes(1, 2)])
-        order = xp.argsort(keys)
-        rows, columns, blocks = keys[order] // count, keys[order] % count, blocks[order]
-        offsets = xp.searchsorted(rows, xp.arange(count + 1)).astype(np.int64)
-        return BsrMatrix((count * size, count * size), np.dtype(np.float64), offsets, columns.astype(np.int32), blocks)
+            of_ranks = communicator.of_all(tuple(map(device.to_host, (keys, blocks))))
+            keys, blocks = _summed([tuple(map(device.asarray, part)) for part in of_ranks])
+        offsets = xp.searchsorted(keys // max(1, count), xp.arange(count + 1)).astype(np.int64)
+        return BlockRows(0, offsets, (keys % max(1, count)).astype(np.int32), blocks, count)
+
+
+def _keys(part: BlockRows, count: int) -> Array:
+    """Return a number for the row and the column of every block of a matrix of ``count`` block columns."""
+    return row_numbers(part.offsets, part.columns.size) * np.int64(count) + part.columns
 
 
 def _summed(parts: Sequence[tuple[Array, ...]]) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.spmv import Array, BsrMatrix, Device, InputError, Operator, SparseMatrix, SweptOperator
 from penstock.spmv.communicator import Communicator
-from penstock.spmv.products.block_rows import BlockRows, block_rows, row_numbers
+from penstock.spmv.products.block_rows import BlockRows, block_rows, in_float64, row_numbers, rows_of
 from penstock.spmv.products.completion import Completion, stored_size
 
 # Of the stored rows that are visited at a time: on a CPU, what is formed from them stays in the cache; on a GPU, they occupy it,
@@ -95,13 +95,20 @@ def visit_rows(
         A.visit_slabs(completion.add)
         return
     A = _as_matrix(A)
-    completion, granularity = Completion(block_size, visit), math.lcm(A.row_granularity, block_size)
+    granularity = math.lcm(A.row_granularity, block_size)
     enough = _SLAB_NBYTES[A.device.kind]
     if A.device.kind == "cuda":
         enough = max(enough, min(_LARGEST_SLAB_NBYTES, A.device.free_nbytes() // _SHARE_OF_FREE))
     nbytes = max(A.nbytes, 8 * A.values.size, 1)  # of rows in float64, as they are visited
     step = max(1, A.shape[0] * enough // nbytes // granularity) * granularity
-    for start, stop in itertools.pairwise(bounds or (*range(0, A.shape[0], step), A.shape[0])):
+    cuts = list(itertools.pairwise(bounds or (*range(0, A.shape[0], step), A.shape[0])))
+    if isinstance(A, BsrMatrix) and stored_size(A) == block_size:  # its rows are complete, and of such blocks
+        rows = rows_of(A)
+        for start, stop in cuts:
+            visit(in_float64(rows.part(start // block_size, stop // block_size)))
+        return
+    completion = Completion(block_size, visit)
+    for start, stop in cuts:
         completion.add(start, A.rows(start, stop))
 
 

@@ -10,9 +10,14 @@ import numpy as np
 
 from penstock.spmv import CPU, Array, Device, InputError, Operator, VectorSpace, device_of
 from penstock.spmv.communicator import ALONE, Communicator, communicator_of
+from penstock.spmv.compilation.cuda_module import CudaSource, launch
+from penstock.spmv.compilation.table import find_kernel, register_kernel
+
+MOTION_KERNELS = CudaSource("penstock.solvers.kernels", "rigid_motions.cu")
 
 # Columns of a near-null space.
 _MOST_MODES = 8
+_SUM_BLOCKS = 128
 
 
 def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
@@ -26,14 +31,47 @@ def rigid_body_modes(coordinates: Array, block_size: int) -> Array:
 
 def centred(coordinates: Array, communicator: Communicator = ALONE) -> Array:
     """Return coordinates relative to the mean of those of all ranks."""
-    xp, count = device_of(coordinates).xp, len(coordinates)
-    # Each in one piece: sums along the first axis are slow on a GPU.
-    of_rank = xp.stack([along.sum() for along in xp.ascontiguousarray(coordinates.T)])
-    if communicator is ALONE:
-        return coordinates - of_rank / max(1, count)
     device = device_of(coordinates)
-    *sums, nodes = communicator.total(np.array([*device.to_host(of_rank).tolist(), float(count)]))
-    return coordinates - device.asarray(np.array(sums) / nodes)
+    sums = find_kernel("points", "sum", device.kind)(coordinates)
+    *sums, nodes = communicator.total(np.array([*sums, float(len(coordinates))]))
+    centre = np.array(sums) / max(1.0, nodes)
+    relative: Array = find_kernel("points", "centre", device.kind)(coordinates, centre)
+    return relative
+
+
+@register_kernel("points", "sum", "cpu")
+def _sum_cpu(coordinates: Array) -> list[float]:
+    # Each in one piece, whose sum is by pairs.
+    return [float(along.sum()) for along in np.ascontiguousarray(coordinates.T)]
+
+
+@register_kernel("points", "centre", "cpu")
+def _centre_cpu(coordinates: Array, centre: Array) -> Array:
+    return coordinates - centre
+
+
+@register_kernel("points", "sum", "cuda")
+def _sum_cuda(coordinates: Array) -> list[float]:
+    device, (nodes, dimensions) = device_of(coordinates), coordinates.shape
+    partial = device.xp.empty((_SUM_BLOCKS, dimensions))
+    arguments = (
+        np.int64(nodes),
+        np.int32(dimensions),
+        device.xp.ascontiguousarray(coordinates, dtype=np.float64),
+        partial,
+    )
+    launch(MOTION_KERNELS.function("sum_coordinates"), 256 * _SUM_BLOCKS, 256, arguments)
+    return [float(along) for along in device.to_host(partial).sum(axis=0)]
+
+
+@register_kernel("points", "centre", "cuda")
+def _centre_cuda(coordinates: Array, centre: Array) -> Array:
+    device, (nodes, dimensions) = device_of(coordinates), coordinates.shape
+    out = device.xp.empty((nodes, dimensions))
+    source = (device.xp.ascontiguousarray(coordinates, dtype=np.float64), device.asarray(centre), out)
+    arguments = (np.int64(out.size), np.int32(dimensions), *source)
+    launch(MOTION_KERNELS.function("centre_coordinates"), out.size, 256, arguments)
+    return out
 
 
 def motions_about_origin(coordinates: Array, block_size: int) -> Array:

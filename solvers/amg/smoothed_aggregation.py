@@ -14,7 +14,6 @@ import numpy as np
 
 from penstock.solvers.amg.aggregates import COARSE_SIDE
 from penstock.solvers.amg.coarsening import coarsen, coarsen_again, measured
-from penstock.solvers.amg.cycle_matrix import cycle_matrix
 from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, inverse_of
 from penstock.solvers.amg.galerkin import PRODUCT, smoothing_steps
 from penstock.solvers.amg.group_factors import GroupFactors
@@ -23,7 +22,7 @@ from penstock.solvers.amg.level import CoarseLevel
 from penstock.solvers.amg.matrix_rows import block_size_of
 from penstock.solvers.chebyshev import Chebyshev, Interval, check_degree, rounds_from
 from penstock.solvers.preconditioners import DiagonalBlocks
-from penstock.spmv import Array, BsrMatrix, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
+from penstock.spmv import Array, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
 from penstock.spmv.communicator import communicator_of
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
@@ -33,9 +32,7 @@ from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 _LOW, _WIDE_LOW = 4.0, 0.5
 # On coarse levels products are cheap, and prolongators of degree 1 with aggregates of 3 nodes a side couple neighbours only.
 _COARSE_SMOOTHING, _COARSE_DEGREE, _COARSE_ROUNDS = 1, 5, 2
-# Where coarse levels multiply by copies in float32; on a CPU their kernels take longer to compile than they save.
-_LOWERED_ON = ("cuda",)
-# By this share two preconditioners may differ that are nearly the same.
+# By this share two energies may differ that are nearly the same.
 _SAME = 0.03
 #: Products with a coarse matrix when the level is applied once.
 COARSE_PRODUCTS = 4 * _COARSE_SMOOTHING + _COARSE_DEGREE + 1
@@ -167,7 +164,7 @@ class SmoothedAggregation(ValidatedOperator):
         residual[...] = x
         self.A.apply(total, residual, alpha=-1.0, beta=1.0)
         total += self._coarse(residual)
-        out[...] = alpha * total if beta == 0.0 else alpha * total + beta * out
+        self.space.write(alpha, total, beta, out)
 
 
 def smoothed_aggregation(
@@ -316,19 +313,17 @@ def _coarser_inverse(level: CoarseLevel, before: Operator | None) -> Operator:
 def _in_fewer_digits(M: SmoothedAggregation) -> SmoothedAggregation:
     """Return the preconditioner of a coarse matrix that multiplies by a copy of it in float32, if that is nearly the same.
 
-    It is where rounding is small beside the weakest couplings. That is tried with a vector of all frequencies, and the error
-    measured in the norm of the matrix: for slender and flat bodies copies may be indefinite.
+    It is where rounding is small beside the weakest couplings. That is tried with a vector to which the softest of them
+    contribute most, the solution for a right-hand side of all frequencies: its energies by the matrix and by the copy must be
+    nearly the same. For slender and flat bodies copies may be indefinite.
     """
     A, level = M.A, M.level
-    if A.device.kind not in _LOWERED_ON:
+    if level.lowered is None:
         return M
-    assert isinstance(A, BsrMatrix), "coarse matrices are stored in blocks"
-    lower = SmoothedAggregation(cycle_matrix(A, level.diagonal), M.diagonal, M.high, M.degree, M.smoothing, level)
-    r = noise(A.device, 0, A.shape[0])
-    z = M.apply(r)
-    error = lower.apply(r) - z
-    of_error, of_z = M.space.dots((error, A.apply(error)), (z, A.apply(z)))
-    if not 0 <= of_error <= _SAME**2 * of_z:
+    lower = SmoothedAggregation(level.lowered, M.diagonal, M.high, M.degree, M.smoothing, level)
+    z = lower.apply(noise(A.device, 0, A.shape[0]))
+    energy, of_copy = M.space.dots((z, A.apply(z)), (z, level.lowered.apply(z)))
+    if not abs(of_copy - energy) <= _SAME * energy:
         return M
     lower.take_vectors(M)
     return lower

@@ -10,15 +10,15 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from penstock.solvers.amg.aggregates import Aggregates
+from penstock.solvers.amg.modes import MOTION_KERNELS
 from penstock.spmv import Array, Device
 from penstock.spmv.communicator import Communicator
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
-from penstock.spmv.products.block_rows import BlockRows, row_numbers
+from penstock.spmv.products.block_rows import BlockRows, grouped, row_numbers
 
 AGGREGATE_KERNELS = CudaSource("penstock.solvers.kernels", "aggregates.cu")
-MOTION_KERNELS = CudaSource("penstock.solvers.kernels", "rigid_motions.cu")
 
 # A mode whose part that is new on an aggregate is smaller than this share of it adds nothing there.
 _DEPENDENT = 1e-6
@@ -33,13 +33,12 @@ class Tentative(ABC):
     candidates: Array
 
     def __init__(self, aggregates: Aggregates, block_size: int, modes: int, device: Device) -> None:
-        xp = device.xp
         self.aggregates, self.block_size, self.modes, self.device = aggregates, block_size, modes, device
         self.unknowns = aggregates.count * modes
         self.of_node = device.asarray(aggregates.of_node)
         # The nodes by aggregate, in ascending order.
-        self._order = xp.argsort(self.of_node, kind="stable").astype(np.int32)
-        self._offsets = xp.searchsorted(self.of_node[self._order], xp.arange(aggregates.count + 1)).astype(np.int64)
+        order, self._offsets = grouped(self.of_node, aggregates.count)
+        self._order = order.astype(np.int32)
 
     @property
     def nbytes(self) -> int:
@@ -49,8 +48,8 @@ class Tentative(ABC):
     @property
     def missing(self) -> Array:
         """The columns that vanish: a single node has three rigid motions, clamped nodes have none."""
-        factors = self.candidates.reshape(-1, self.modes, self.modes)
-        return self.device.xp.diagonal(factors, axis1=1, axis2=2).reshape(-1) == 0.0
+        diagonals = self.candidates.reshape(-1, self.modes**2)[:, :: self.modes + 1]
+        return (diagonals == 0.0).reshape(-1)
 
     def rows(self, start: int, stop: int) -> BlockRows:
         """Return the rows of some nodes: for each its block ``(block_size, modes)``."""
@@ -74,15 +73,17 @@ class Tentative(ABC):
 class StoredTentative(Tentative):
     """T for any near-null space of some modes, (n, modes), whose entries are ``basis``; 8 bytes for each unknown and mode.
 
-    ``free``, bool (n,), is False at unknowns that the coarse level leaves out, such as clamped ones.
+    ``free``, bool (n,), is False at unknowns that the coarse level leaves out, such as clamped ones; None: there are none.
     """
 
-    def __init__(self, candidates: Array, free: Array, aggregates: Aggregates, block_size: int, device: Device) -> None:
+    def __init__(
+        self, candidates: Array, free: Array | None, aggregates: Aggregates, block_size: int, device: Device
+    ) -> None:
         super().__init__(aggregates, block_size, int(candidates.shape[1]), device)
-        xp = device.xp
-        self.basis = xp.ascontiguousarray(
-            device.asarray(candidates, dtype=np.float64) * device.asarray(free)[:, None].astype(np.float64)
-        )
+        xp, candidates = device.xp, device.asarray(candidates, dtype=np.float64)
+        self.basis = xp.array(candidates, order="C")
+        if free is not None:
+            self.basis *= device.asarray(free)[:, None]
         factors = xp.zeros((aggregates.count, self.modes, self.modes))
         if aggregates.count:
             find_kernel("aggregates", "orthonormalise", device.kind)(self._offsets, self._order, self.basis, factors)

@@ -76,6 +76,28 @@ __global__ void __launch_bounds__(256) join_aggregates(
     after[node] = best;
 }
 
+// numbers = 1 for roots, 0 for others.
+__global__ void __launch_bounds__(256) mark_roots(const int nodes, const Key* __restrict__ keys, long long* __restrict__ numbers)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (node < nodes) numbers[node] = standing_of(keys[node]) == ROOT;
+}
+
+// labels = the aggregate of roots, -1 for others; numbers[node] are the roots up to a node.
+__global__ void __launch_bounds__(256) label_roots(
+    const int nodes, const Key* __restrict__ keys, const long long* __restrict__ numbers, int* __restrict__ labels)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (node < nodes) labels[node] = standing_of(keys[node]) == ROOT ? int(numbers[node]) - 1 : -1;
+}
+
+// Puts nodes without an aggregate into that of the last root before them, or the first one.
+__global__ void __launch_bounds__(256) place_others(const int nodes, const long long* __restrict__ numbers, int* labels)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (node < nodes && labels[node] < 0) labels[node] = numbers[node] > 0 ? int(numbers[node]) - 1 : 0;
+}
+
 // Frobenius norms of the blocks on the diagonal; a block has `size` scalars.
 __global__ void __launch_bounds__(256) measure_diagonal(
     const int nodes, const int size, const long long* __restrict__ offsets, const int* __restrict__ columns,

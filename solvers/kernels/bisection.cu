@@ -27,6 +27,13 @@ __global__ void __launch_bounds__(256) make_sortable(
     keys[place] = bits < 0 ? bits ^ 0x7fffffffffffffffll : bits;
 }
 
+// places = order[places].
+__global__ void __launch_bounds__(256) follow_order(const int nodes, const long long* __restrict__ order, long long* places)
+{
+    const int i = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < nodes) places[i] = order[places[i]];
+}
+
 __global__ void __launch_bounds__(256) rank_nodes(
     const int nodes, const long long* __restrict__ by_axis, int* __restrict__ sorted, int* __restrict__ ranks)
 {
@@ -80,18 +87,20 @@ __global__ void __launch_bounds__(256) choose_axes(
     axes[part] = best;
 }
 
+template <typename Key>
 __global__ void __launch_bounds__(256) make_part_keys(
     const int nodes, const int parts, const long long* __restrict__ starts, const int* __restrict__ axes,
-    const int* __restrict__ order, const int* __restrict__ ranks, long long* __restrict__ keys)
+    const int* __restrict__ order, const int* __restrict__ ranks, Key* __restrict__ keys)
 {
     const long long position = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (position >= nodes) return;
     const int part = part_of(position, parts, starts);
-    keys[position] = (long long)part * nodes + ranks[(long long)axes[part] * nodes + order[position]];
+    keys[position] = Key(part) * nodes + ranks[(long long)axes[part] * nodes + order[position]];
 }
 
+template <typename Key>
 __global__ void __launch_bounds__(256) take_nodes(
-    const int nodes, const int* __restrict__ axes, const int* __restrict__ sorted, const long long* __restrict__ keys,
+    const int nodes, const int* __restrict__ axes, const int* __restrict__ sorted, const Key* __restrict__ keys,
     int* __restrict__ order)
 {
     const long long position = (long long)blockIdx.x * blockDim.x + threadIdx.x;

@@ -160,3 +160,33 @@ __global__ void __launch_bounds__(128) factor_motions(
             coarse[36 * aggregate + 6 * i + j] = product[i][j];
         }
 }
+
+// Sums of coordinates (nodes, dimensions) along every axis: partial[block * dimensions + axis], in a fixed order. Launch: any number
+// of blocks of 256 threads.
+__global__ void __launch_bounds__(256) sum_coordinates(
+    const long long nodes, const int dimensions, const double* __restrict__ coordinates, double* __restrict__ partial)
+{
+    __shared__ double of_warp[8];
+    for (int axis = 0; axis < dimensions; ++axis) {
+        double total = 0;
+        for (long long node = (long long)blockIdx.x * 256 + threadIdx.x; node < nodes; node += 256ll * gridDim.x)
+            total += coordinates[node * dimensions + axis];
+        total = sum_over_lanes<32>(total);
+        if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = total;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (int warp = 1; warp < 8; ++warp) total += of_warp[warp];
+            partial[(long long)blockIdx.x * dimensions + axis] = total;
+        }
+        __syncthreads();
+    }
+}
+
+// out = coordinates - centre, one thread a number.
+__global__ void __launch_bounds__(256) centre_coordinates(
+    const long long numbers, const int dimensions, const double* __restrict__ coordinates, const double* __restrict__ centre,
+    double* __restrict__ out)
+{
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < numbers) out[i] = coordinates[i] - centre[i % dimensions];
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +39,7 @@ def known_sources() -> dict[str, CudaSource]:
 
 def type_names(*arrays: Array) -> str:
     """Return the C++ element types of arrays as template arguments, for example ``"double, double, int"``."""
-    return ", ".join(_TYPE_NAMES[np.dtype(array.dtype)] for array in arrays)
+    return ", ".join([_TYPE_NAMES[array.dtype] for array in arrays])
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def _in_cpp(enum: type[IntEnum]) -> str:
 
 
 _Key = tuple[CudaSource, str]
+# The line that ends the parameters of a template, if there are any, and the name of a kernel.
+_KERNEL = re.compile(r"^(.*>\n)?__global__ void (?:__launch_bounds__\(.*?\) )?(\w+)\(", re.MULTILINE)
 _ready: dict[_Key, KernelFunction] = {}
 _functions: dict[_Key, Future[KernelFunction]] = {}  # also those that are being compiled
 _functions_lock = threading.Lock()
@@ -107,10 +110,10 @@ def compile_function(source: CudaSource, expression: str) -> KernelFunction:
     ready = _ready.get((source, expression))
     if ready is not None:
         return ready
-    future, is_mine = _claimed(source, expression)
+    future, claimed = _claimed(source, expression)
     with compiling():
-        if is_mine:
-            _compile_into(future, source, expression)
+        if claimed:
+            _compile_into(claimed, source)
         function = _ready[source, expression] = future.result()
     return function
 
@@ -122,10 +125,10 @@ def compile_together(wanted: list[_Key], threads: int, device: Device) -> None:
         return
 
     def compile_one(source: CudaSource, expression: str) -> None:
-        future, is_mine = _claimed(source, expression)
-        if is_mine:
+        _, claimed = _claimed(source, expression)
+        if claimed:
             with device.current():
-                _compile_into(future, source, expression)
+                _compile_into(claimed, source)
 
     executor = ThreadPoolExecutor(threads, thread_name_prefix="penstock-compile")
     for source, expression in missing:
@@ -138,26 +141,42 @@ def compiled_functions() -> list[_Key]:
     return list(_functions)
 
 
-def _claimed(source: CudaSource, expression: str) -> tuple[Future[KernelFunction], bool]:
-    """Return where an instantiation will be, and whether the caller has to compile it."""
+@functools.cache
+def _compiled_with(source: CudaSource, expression: str) -> tuple[str, ...]:
+    """Return what is compiled in one program: an instantiation of a template, or all kernels of a file that are none.
+
+    NVRTC takes longer to begin and to read the text than to compile a short kernel.
+    """
+    plain = tuple(sorted(name for template, name in _KERNEL.findall(source.text()) if not template))
+    return plain if expression in plain else (expression,)
+
+
+def _claimed(source: CudaSource, expression: str) -> tuple[Future[KernelFunction], dict[str, Future[KernelFunction]]]:
+    """Return where an instantiation will be, and what the caller has to compile, in one program, and where to put it."""
     with _functions_lock:
         known = _functions.get((source, expression))
         if known is not None:
-            return known, False
-        future = _functions[source, expression] = Future()
-        return future, True
+            return known, {}
+        claimed: dict[str, Future[KernelFunction]] = {name: Future() for name in _compiled_with(source, expression)}
+        _functions.update({(source, name): future for name, future in claimed.items()})
+        return claimed[expression], claimed
 
 
-def _compile_into(future: Future[KernelFunction], source: CudaSource, expression: str) -> None:
+def _compile_into(claimed: dict[str, Future[KernelFunction]], source: CudaSource) -> None:
     import cupy
 
     try:
-        module = cupy.RawModule(code=source.text(), options=("--std=c++17",), name_expressions=[expression])
-        future.set_result(module.get_function(expression))
+        module = cupy.RawModule(code=source.text(), options=("--std=c++17",), name_expressions=list(claimed))
+        functions = [module.get_function(name) for name in claimed]
     except BaseException as error:
         with _functions_lock:  # the next call tries again
-            del _functions[source, expression]
-        future.set_exception(error)
+            for name in claimed:
+                del _functions[source, name]
+        for future in claimed.values():
+            future.set_exception(error)
+        return
+    for future, function in zip(claimed.values(), functions, strict=True):
+        future.set_result(function)
 
 
 def launch(function: KernelFunction, threads: int, block: int, arguments: tuple[Any, ...]) -> None:

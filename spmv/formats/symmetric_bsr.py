@@ -245,6 +245,13 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
             copy_diagonal_blocks(rows, columns, values, blocks)
             copy_diagonal_blocks(columns, rows, values, blocks)
 
+    def add_absolute(self, first_row: int, x: Array, out: Array) -> None:
+        """Add this slab's share of ``|A| @ x`` to ``out``, the result of the whole matrix, zeroed before."""
+        if not has_kernel(self.name, "add_absolute", self.device.kind):
+            super().add_absolute(first_row, x, out)
+            return
+        find_kernel(self.name, "add_absolute", self.device.kind)(self, first_row, x, out)
+
     def apply_slab(self, first_row: int, x: Array, out: Array, alpha: float, beta: float) -> None:
         """Add both contributions of this slab's blocks to ``out``, the result of the whole matrix, scaled before."""
         find_kernel(self.name, "add_slab", self.device.kind)(self, first_row, x, out, alpha)
@@ -302,19 +309,31 @@ _MOST_PARTS, _SPMV_THREADS = 4, 128
 @register_kernel("symmetric_bsr", "add_slab", "cuda")
 def _add_slab_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float) -> None:
     block_rows = A.shape[0] // A.block_size
-    names = f"{type_names(A.values, x)}, {A.block_size}"
+    if x.ndim == 1:
+        _add_vector_cuda(A, first_row, x, out, alpha, type_names(A.values))
+        return
+    sizes = (np.int64(block_rows), np.int64(first_row // A.block_size), np.int64(x.shape[1]))
+    arrays = (A.chunk_offsets, A.column_indices, A.values, *A.lowered, x, out, np.float64(alpha))
+    function = SYMMETRIC_BSR_KERNELS.function(f"symmetric_bsr_spmm<{type_names(A.values, x)}, {A.block_size}>")
+    launch(function, block_rows * x.shape[1], 256, (*sizes, *arrays))
+
+
+def _add_vector_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array, alpha: float, stored: str) -> None:
+    """Add the product with a vector; ``stored`` is the C++ type of values."""
+    block_rows = A.shape[0] // A.block_size
+    chunks = -(-block_rows // HEIGHT)
+    # A slab alone leaves much of a GPU idle: several threads then share the slots of a row.
+    parts = max(1, min(_MOST_PARTS, NOMINAL_WARPS // 2 // max(chunks, 1)))
     sizes = (np.int64(block_rows), np.int64(first_row // A.block_size))
     arrays = (A.chunk_offsets, A.column_indices, A.values, *A.lowered, x, out, np.float64(alpha))
-    if x.ndim == 1:
-        function = SYMMETRIC_BSR_KERNELS.function(f"symmetric_bsr_spmv<{names}>")
-        chunks = -(-block_rows // HEIGHT)
-        # A slab alone leaves much of a GPU idle: several threads then share the slots of a row.
-        parts = max(1, min(_MOST_PARTS, NOMINAL_WARPS // 2 // max(chunks, 1)))
-        if chunks:
-            function((-(-chunks * HEIGHT // _SPMV_THREADS), parts), (_SPMV_THREADS,), (*sizes, *arrays))
-    else:
-        function = SYMMETRIC_BSR_KERNELS.function(f"symmetric_bsr_spmm<{names}>")
-        launch(function, block_rows * x.shape[1], 256, (*sizes, np.int64(x.shape[1]), *arrays))
+    function = SYMMETRIC_BSR_KERNELS.function(f"symmetric_bsr_spmv<{stored}, {type_names(x)}, {A.block_size}>")
+    if chunks:
+        function((-(-chunks * HEIGHT // _SPMV_THREADS), parts), (_SPMV_THREADS,), (*sizes, *arrays))
+
+
+@register_kernel("symmetric_bsr", "add_absolute", "cuda")
+def _add_absolute_cuda(A: SymmetricBsrMatrix, first_row: int, x: Array, out: Array) -> None:
+    _add_vector_cuda(A, first_row, x, out, 1.0, f"Absolute<{type_names(A.values)}>")
 
 
 def register_products(name: str, operation: str, kind: str) -> None:

@@ -4,7 +4,7 @@
 // Rows are sorted into bins by the length of a table that holds their columns. A group of lanes takes a row; it goes through the
 // entries of the row of A one after another, and its lanes through the row of B. The columns of a row of B differ, so no two lanes
 // add to one sum, and every sum is formed in the order of the entries of A: results are the same in every run. Columns come out
-// ascending. Rows of B are numbered from `start`. Rows whose tables would be longer than 2^LARGEST_TABLE slots are dense rows.
+// ascending. Rows of B are numbered from `start`. Columns before row + `least` are left out; rows are numbered from 0 here. Rows whose tables would be longer than 2^LARGEST_TABLE slots are dense rows.
 
 constexpr int SMALLEST_TABLE = 5, LARGEST_TABLE = 13, BINS = 16, DENSE = 15;  // tables have 2^5 to 2^13 slots
 constexpr int NO_COLUMN = 0x7fffffff;
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(lanes > 32 ? lanes : 128) hash_rows(
     const int* __restrict__ columns, const Value* __restrict__ values, const long long start,
     const long long* __restrict__ b_offsets, const int* __restrict__ b_columns, const Value* __restrict__ b_values,
     long long* __restrict__ counts, const long long* __restrict__ c_offsets, int* __restrict__ c_columns,
-    Value* __restrict__ c_values, const int slots, const int words)
+    Value* __restrict__ c_values, const long long least, const int slots, const int words)
 {
     PENSTOCK_DYNAMIC_SHARED(double, shared);
     __shared__ int shared_found;
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(lanes > 32 ? lanes : 128) hash_rows(
             const long long last = lanes > 32 ? to : PENSTOCK_SHUFFLE(to, e, lanes);
             const double scale = lanes > 32 || purpose != VALUES ? factor : PENSTOCK_SHUFFLE(factor, e, lanes);
             for (long long b_base = first; any<lanes>(e < batch && b_base < last); b_base += lanes)
-                if (e < batch && b_base + lane < last) {
+                if (e < batch && b_base + lane < last && b_columns[b_base + lane] - row >= least) {
                     const int slot = slot_of(b_columns[b_base + lane], keys, slots, found);
                     if (purpose == VALUES) sums[slot] += scale * double(b_values[b_base + lane]);
                 }
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(512) dense_rows(
     const int* __restrict__ columns, const Value* __restrict__ values, const long long start,
     const long long* __restrict__ b_offsets, const int* __restrict__ b_columns, const Value* __restrict__ b_values,
     long long* __restrict__ counts, const long long* __restrict__ c_offsets, int* __restrict__ c_columns,
-    Value* __restrict__ c_values, const long long width, unsigned* bits, double* dense)
+    Value* __restrict__ c_values, const long long least, const long long width, unsigned* bits, double* dense)
 {
     PENSTOCK_DYNAMIC_SHARED(unsigned, shared_bits);
     constexpr bool by_warp = purpose != VALUES || parts > 1;
@@ -318,8 +318,9 @@ __global__ void __launch_bounds__(512) dense_rows(
     double* sums = purpose == VALUES ? all_sums + (parts > 1 ? warp * width : 0) : nullptr;
     if (!bits)
         for (int word = threadIdx.x; word < parts * words; word += blockDim.x) all_bits[word] = 0;
-    const auto add = [&](const long long place, const double scale) {
+    const auto add = [&](const long long row, const long long place, const double scale) {
         const int column = b_columns[place];
+        if (column - row < least) return;
         const unsigned own = 1u << (column % 32), before = atomicOr(bit + column / 32, own);
         if (purpose == VALUES) {
             const double term = scale * double(b_values[place]);
@@ -344,11 +345,11 @@ __global__ void __launch_bounds__(512) dense_rows(
                 for (int e = 0; e < 32 && base + e < stop; ++e) {
                     const long long first = PENSTOCK_SHUFFLE(from, e, 32), last = PENSTOCK_SHUFFLE(to, e, 32);
                     const double scale = purpose == VALUES ? PENSTOCK_SHUFFLE(factor, e, 32) : 0;
-                    for (long long place = first + lane; place < last; place += 32) add(place, scale);
+                    for (long long place = first + lane; place < last; place += 32) add(row, place, scale);
                     if (purpose == VALUES) PENSTOCK_SYNC_GROUP();  // the next entry may add to the same sums
                 }
             else {
-                for (long long place = from + threadIdx.x; place < to; place += blockDim.x) add(place, factor);
+                for (long long place = from + threadIdx.x; place < to; place += blockDim.x) add(row, place, factor);
                 __syncthreads();
             }
         }

@@ -1,5 +1,5 @@
 // The upper half of a symmetric matrix of small blocks, in chunks of 32 block rows laid out as in sell.cu. Template
-// parameters: Value, the stored type; Vector, that of x and out; size, scalars on a side of a block. Products are formed in
+// parameters: Value, the stored type, or its absolute values; Vector, that of x and out; size, scalars on a side of a block. Products are formed in
 // double and added to out by atomic operations in the type of out, so the last digits depend on the order of arrival.
 //
 // Values of 16 bits are multiples of a power of two that each block has: `exponents` holds its exponent as that of a float, in 8
@@ -15,6 +15,22 @@ __device__ __forceinline__ void symmetric_bsr_correct(const float* correction, c
 }
 
 constexpr int SPMV_THREADS = 128;
+
+// In place of a stored type: the absolute values of numbers of that type.
+template <typename Value>
+struct Absolute {
+    Value number;
+    __device__ __forceinline__ operator double() const { return fabs(double(number)); }
+};
+
+template <typename Value>
+__device__ __forceinline__ Value load_stored(const Value* value) { return PENSTOCK_STREAM_LOAD(value); }
+
+template <typename Value>
+__device__ __forceinline__ Absolute<Value> load_stored(const Absolute<Value>* value)
+{
+    return Absolute<Value>{PENSTOCK_STREAM_LOAD(&value->number)};
+}
 
 // Copies the `size` numbers at numbers[size * place] of the place of every lane to `shared`, lane after lane, and zeros for places
 // below 0. Neighbouring lanes read neighbouring numbers. All 32 lanes together.
@@ -92,7 +108,7 @@ __global__ void __launch_bounds__(SPMV_THREADS) symmetric_bsr_spmv(
         Value a[size * size];
 #pragma unroll
         for (int e = 0; e < size * size; ++e)
-            a[e] = PENSTOCK_STREAM_LOAD(blocks + (long long)(slot * size * size + e) * height);
+            a[e] = load_stored(blocks + (long long)(slot * size * size + e) * height);
         const double scale = scale_of_block<Value>(exponents + first + lane + (long long)slot * height);
         gather_lanes<size>(column, x, shared);
         double below[size] = {};  // contribution of the transposed block to row `column`

@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.spmv import CPU, Array, BudgetError, Device, device_of, format_nbytes
+from penstock.spmv import CPU, Array, BudgetError, Device, format_nbytes
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import inlined, serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
-from penstock.spmv.device import count_true
-from penstock.spmv.products.block_rows import BlockRows, row_numbers
+from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_with_entries
 from penstock.spmv.products.hashing import Purpose, bins_of_bounds, bins_of_offsets, run
 
 BLOCK_PRODUCT_KERNELS = CudaSource("penstock.spmv.kernels", "block_products.cu")
@@ -28,7 +27,7 @@ _FOUND_AT_ONCE = 1 << 25
 _FEW_COLUMNS = 64
 # On a GPU: rows of the product of up to _SHORT_ROW blocks on average are formed by a few lanes each; those of more than _LONG_ROW
 # by a thread block each, as are fewer than _FEW_ROWS rows, which do not fill the device; others by a warp.
-_SHORT_ROW, _LONG_ROW, _FEW_ROWS = 8, 64, 1024
+_SHORT_ROW, _LONG_ROW, _FEW_ROWS = 5, 64, 1024
 # Warps for a long row, blocks of a short and of another row that are formed at a time, shared memory of a thread block, and the
 # largest blocks of A that are copied there, in numbers.
 _WARPS_OF_LONG_ROWS, _SHORT_TILE, _TILE, _SHARED_NBYTES, _COPIED_AREA = 8, 8, 32, 48 << 10, 18
@@ -46,16 +45,13 @@ def block_product(
 
     ``upper``: only the blocks on the diagonal and right of it, of a product that is symmetric.
     """
-    pattern = find_kernel("block_rows", "pattern", A.device.kind)(A, B, columns)
-    return product_of_pattern(A, B, columns, _upper(A.start, *pattern) if upper else pattern, prepare)
+    return product_of_pattern(A, B, columns, pattern_of_product(A, B, columns, upper=upper), prepare)
 
 
-def _upper(first: int, offsets: Array, columns: Array) -> tuple[Array, Array]:
-    """Return the part of a pattern that is not left of the diagonal; ``first`` is the first row."""
-    xp = device_of(offsets).xp
-    rows = row_numbers(offsets, columns.size)
-    kept = xp.flatnonzero(columns >= rows + first)
-    return xp.searchsorted(rows[kept], xp.arange(len(offsets))).astype(np.int64), columns[kept]
+def pattern_of_product(A: BlockRows, B: BlockRows, columns: int, *, upper: bool = False) -> tuple[Array, Array]:
+    """Return the offsets and columns of rows of ``A B``, as of :func:`block_product`; blocks are not read."""
+    pattern: tuple[Array, Array] = find_kernel("block_rows", "pattern", A.device.kind)(A, B, columns, upper)
+    return pattern
 
 
 def product_of_pattern(
@@ -99,7 +95,16 @@ def allocated(device: Device, make: Callable[[], Array], nbytes: int) -> Array:
 
 
 @register_kernel("block_rows", "pattern", "cpu")
-def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
+def _pattern_cpu(A: BlockRows, B: BlockRows, columns: int, upper: bool = False) -> tuple[Array, Array]:
+    offsets, indices = _whole_pattern_cpu(A, B, columns)
+    if not upper:
+        return offsets, indices
+    rows = row_numbers(offsets, indices.size)
+    kept = np.flatnonzero(indices >= rows + A.start)
+    return np.searchsorted(rows[kept], np.arange(len(offsets))).astype(np.int64), indices[kept]
+
+
+def _whole_pattern_cpu(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
     rows = len(A.offsets) - 1
     offsets = np.zeros(rows + 1, dtype=np.int64)
     pattern = (A.offsets, A.columns, B.start, B.offsets, B.columns, columns)
@@ -135,18 +140,19 @@ def _smooth_cpu(image: BlockRows, own: BlockRows, diagonal: Array, factor: float
 
 
 @register_kernel("block_rows", "pattern", "cuda")
-def _pattern_cuda(A: BlockRows, B: BlockRows, columns: int) -> tuple[Array, Array]:
-    offsets = counted_cuda(A, B, columns)
+def _pattern_cuda(A: BlockRows, B: BlockRows, columns: int, upper: bool = False) -> tuple[Array, Array]:
+    least = {"least": A.start} if upper else {}
+    offsets = counted_cuda(A, B, columns, **least)
     entries = int(offsets[-1])
     indices = allocated(A.device, lambda: A.device.xp.empty(entries, dtype=np.int32), 4 * entries)
-    run(Purpose.COLUMNS, bins_of_offsets(offsets), A, B, columns, None, (offsets, indices, None))
+    run(Purpose.COLUMNS, bins_of_offsets(offsets), A, B, columns, None, (offsets, indices, None), **least)
     return offsets, indices
 
 
-def counted_cuda(A: BlockRows, B: BlockRows, columns: int) -> Array:
-    """Return the offsets of the rows of a product."""
+def counted_cuda(A: BlockRows, B: BlockRows, columns: int, **least: int) -> Array:
+    """Return the offsets of the rows of a product; ``least`` as for :func:`~penstock.spmv.products.hashing.run`."""
     offsets = A.device.xp.zeros(len(A.offsets), dtype=np.int64)
-    run(Purpose.COUNT, bins_of_bounds(A, B, columns), A, B, columns, offsets[1:], (None, None, None))
+    run(Purpose.COUNT, bins_of_bounds(A, B, columns), A, B, columns, offsets[1:], (None, None, None), **least)
     A.device.xp.cumsum(offsets, out=offsets)
     return offsets
 
@@ -200,7 +206,7 @@ def teams_for(height: int, inner: int, across: int) -> tuple[Team, Team, Team]:
 
 def _team_for(A: BlockRows, C: BlockRows, teams: tuple[Team, Team, Team]) -> Team:
     short, usual, long = teams
-    rows = max(1, count_true(A.offsets[1:] != A.offsets[:-1]))
+    rows = max(1, rows_with_entries(A.offsets))
     if rows < _FEW_ROWS or C.columns.size > _LONG_ROW * rows:
         return long
     return short if C.columns.size <= _SHORT_ROW * rows else usual

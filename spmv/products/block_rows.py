@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Device, SparseMatrix, device_of
-from penstock.spmv.compilation.cuda_module import launch, type_names
+from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.jit import shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.survey import CONVERSION_KERNELS
+
+BLOCK_ROW_KERNELS = CudaSource("penstock.spmv.kernels", "block_rows.cu")
+
+_THREADS = 256
+
+
+class TransposedPattern(NamedTuple):
+    """The pattern of a transpose, and the places of its blocks in the matrix that is transposed: int64."""
+
+    order: Array
+    offsets: Array
+    columns: Array
 
 
 @dataclass
@@ -52,19 +64,27 @@ class BlockRows:
         first, last = int(offsets[0]), int(offsets[-1])
         return BlockRows(start, offsets - first, self.columns[first:last], self.blocks[first:last])
 
-    def transposed(self, columns: int) -> BlockRows:
-        """Return the transpose; its columns are numbered from the first row of this one."""
+    def transposed(self, columns: int, pattern: TransposedPattern | None = None) -> BlockRows:
+        """Return the transpose; its columns are numbered from the first row of this one. ``pattern`` may be known."""
         if self.device.kind == "cpu":
             T = _in_scipy(self, columns).T
             T, blocks = T if T.format == "bsr" else T.tocsr(), (-1, *self.blocks.shape[:0:-1])
             offsets, indices = T.indptr.astype(np.int64), T.indices.astype(np.int32, copy=False)
             return BlockRows(0, offsets, indices, T.data.reshape(blocks), len(self.offsets) - 1)
-        xp = self.device.xp
-        rows = row_numbers(self.offsets, self.columns.size)
-        order = xp.argsort(self.columns, kind="stable")
-        offsets = xp.searchsorted(self.columns[order], xp.arange(columns + 1)).astype(np.int64)
-        blocks = xp.ascontiguousarray(self.blocks[order].swapaxes(1, 2))
-        return BlockRows(0, offsets, rows[order].astype(np.int32), blocks, len(self.offsets) - 1)
+        (count, tall, wide), pattern = self.blocks.shape, pattern or self.transposed_pattern(columns)
+        blocks = self.device.xp.empty((count, wide, tall), dtype=self.blocks.dtype)
+        function = BLOCK_ROW_KERNELS.function(f"transpose_blocks<{type_names(blocks)}>")
+        arguments = (np.int64(blocks.size), np.int32(tall), np.int32(wide), pattern.order, self.blocks, blocks)
+        launch(function, int(blocks.size), _THREADS, arguments)
+        return BlockRows(0, pattern.offsets, pattern.columns, blocks, len(self.offsets) - 1)
+
+    def transposed_pattern(self, columns: int) -> TransposedPattern:
+        """Return the pattern of the transpose, on a GPU."""
+        order, offsets = grouped(self.columns, columns)
+        rows = device_of(self.columns).xp.empty(len(order), dtype=np.int32)
+        arguments = (np.int64(len(order)), order, row_numbers(self.offsets, len(order)), rows)
+        launch(BLOCK_ROW_KERNELS.function("order_rows"), len(order), _THREADS, arguments)
+        return TransposedPattern(order, offsets, rows)
 
     @staticmethod
     def joined(parts: list[BlockRows], start: int) -> BlockRows:
@@ -90,11 +110,116 @@ def block_rows(start: int, stop: int, rows: Array, columns: Array, blocks: Array
 
 
 def row_numbers(offsets: Array, entries: int) -> Array:
-    """Return the row of every entry, from 0."""
-    xp = device_of(offsets).xp
-    if xp is np:
-        return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[:entries]
-    return xp.searchsorted(offsets, xp.arange(entries), side="right") - 1  # CuPy repeats by a list of the host only
+    """Return the row of every entry, from 0: int64."""
+    numbers: Array = find_kernel("block_rows", "numbers", device_of(offsets).kind)(offsets, entries)
+    return numbers
+
+
+@register_kernel("block_rows", "numbers", "cpu")
+def _numbers_cpu(offsets: Array, entries: int) -> Array:
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[:entries]
+
+
+@register_kernel("block_rows", "numbers", "cuda")
+def _numbers_cuda(offsets: Array, entries: int) -> Array:
+    numbers, wide = device_of(offsets).xp.empty(entries, dtype=np.int64), offsets.astype(np.int64, copy=False)
+    arguments = (np.int64(entries), np.int64(len(offsets) - 1), wide, numbers)
+    launch(BLOCK_ROW_KERNELS.function("number_rows"), entries, _THREADS, arguments)
+    return numbers
+
+
+def grouped(keys: Array, groups: int) -> tuple[Array, Array]:
+    """Return the places of int32 keys from 0 to ``groups - 1`` in ascending order of the keys, and where each key begins there.
+
+    Both int64, ``(len(keys),)`` and ``(groups + 1,)``; places of equal keys ascend.
+    """
+    order = device_of(keys).xp.argsort(keys, kind="stable")
+    return order, find_kernel("block_rows", "begin_groups", device_of(keys).kind)(keys, order, groups)
+
+
+@register_kernel("block_rows", "begin_groups", "cpu")
+def _begin_groups_cpu(keys: Array, order: Array, groups: int) -> Array:
+    return np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=groups))])
+
+
+@register_kernel("block_rows", "begin_groups", "cuda")
+def _begin_groups_cuda(keys: Array, order: Array, groups: int) -> Array:
+    offsets = device_of(keys).xp.empty(groups + 1, dtype=np.int64)
+    arguments = (np.int64(len(keys)), np.int64(groups), keys, order, offsets)
+    launch(BLOCK_ROW_KERNELS.function("begin_groups"), len(keys) + 1, _THREADS, arguments)
+    return offsets
+
+
+def mirrored(upper: BlockRows) -> BlockRows:
+    """Return all rows of a symmetric matrix, in float64, from its blocks on the diagonal and right of it."""
+    rows: BlockRows = find_kernel("block_rows", "mirror", upper.device.kind)(upper)
+    return rows
+
+
+@register_kernel("block_rows", "mirror", "cpu")
+def _mirror_cpu(upper: BlockRows) -> BlockRows:
+    rows, columns, count = row_numbers(upper.offsets, upper.columns.size), upper.columns, len(upper.offsets) - 1
+    right = np.flatnonzero(columns > rows)
+    rows, columns = np.concatenate([rows, columns[right]]), np.concatenate([columns, rows[right]])
+    return block_rows(
+        0, count, rows, columns, np.concatenate([upper.blocks, upper.blocks[right].swapaxes(1, 2)]), count
+    )
+
+
+@register_kernel("block_rows", "mirror", "cuda")
+def _mirror_cuda(upper: BlockRows) -> BlockRows:
+    xp, count, (_, size, _) = upper.device.xp, len(upper.offsets) - 1, upper.blocks.shape
+    lower, offsets, kernel = upper.transposed(count), xp.zeros(count + 1, dtype=np.int64), BLOCK_ROW_KERNELS.function
+    counted = (lower.offsets, lower.columns, upper.offsets, offsets[1:])
+    launch(kernel("count_halves"), count, _THREADS, (np.int64(count), *counted))
+    xp.cumsum(offsets, out=offsets)
+    entries = int(offsets[-1])
+    columns, blocks = xp.empty(entries, dtype=np.int32), xp.empty((entries, size, size))
+    halves = (lower.offsets, lower.columns, lower.blocks, upper.offsets, upper.columns, upper.blocks)
+    arguments = (np.int64(count), np.int32(size * size), *halves, offsets, columns, blocks)
+    launch(kernel("join_halves"), 32 * count, _THREADS, arguments)
+    return BlockRows(0, offsets, columns, blocks, count)
+
+
+def rows_with_entries(offsets: Array) -> int:
+    """Return how many rows have entries."""
+    count: int = find_kernel("block_rows", "count_with_entries", device_of(offsets).kind)(offsets)
+    return count
+
+
+@register_kernel("block_rows", "count_with_entries", "cpu")
+def _count_with_entries_cpu(offsets: Array) -> int:
+    return int(np.count_nonzero(offsets[1:] != offsets[:-1]))
+
+
+@register_kernel("block_rows", "count_with_entries", "cuda")
+def _count_with_entries_cuda(offsets: Array) -> int:
+    count = device_of(offsets).xp.zeros(1, dtype=np.int32)
+    arguments = (np.int64(len(offsets) - 1), offsets, count)
+    launch(BLOCK_ROW_KERNELS.function("count_rows_with_entries"), len(offsets) - 1, _THREADS, arguments)
+    return int(count[0])
+
+
+def set_unit_rows(A: BsrMatrix, missing: Array) -> None:
+    """Put 1 on the diagonal of the unknowns that are ``missing``, bool (n,), where the diagonal block is stored, in place."""
+    find_kernel("block_rows", "set_unit", A.device.kind)(A, missing)
+
+
+@register_kernel("block_rows", "set_unit", "cpu")
+def _set_unit_cpu(A: BsrMatrix, missing: Array) -> None:
+    size, diagonal = A.row_granularity, np.full(A.shape[0] // A.row_granularity, -1, dtype=np.int64)
+    rows = row_numbers(A.row_offsets, A.column_indices.size)
+    on_diagonal = np.flatnonzero(rows == A.column_indices)
+    diagonal[rows[on_diagonal]] = on_diagonal
+    unknowns = np.flatnonzero(missing & (np.repeat(diagonal, size) >= 0))
+    A.values[diagonal[unknowns // size], unknowns % size, unknowns % size] = 1.0
+
+
+@register_kernel("block_rows", "set_unit", "cuda")
+def _set_unit_cuda(A: BsrMatrix, missing: Array) -> None:
+    unknowns, arrays = A.shape[0], (A.row_offsets.astype(np.int64, copy=False), A.column_indices, A.values)
+    arguments = (np.int64(unknowns), np.int32(A.row_granularity), missing, *arrays)
+    launch(BLOCK_ROW_KERNELS.function("set_unit_rows"), unknowns, _THREADS, arguments)
 
 
 def csr_of(A: SparseMatrix) -> CsrMatrix:

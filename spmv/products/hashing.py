@@ -34,6 +34,8 @@ _LONGEST_SORTED, _LONGEST_COUNTED = 512, 2048
 # Shared memory for the bits that mark the places of columns, and for those of dense rows.
 _RANK_NBYTES, _BITS_NBYTES = 64 << 10, 96 << 10
 _GROUPED_THREADS, _SHARED_NBYTES = 128, 48 << 10
+# No column is before this one.
+_ALL = -(1 << 62)
 # Memory for all dense rows in use at a time.
 _DENSE_NBYTES = 128 << 20
 
@@ -98,8 +100,11 @@ def run(
     width: int,
     counts: Array | None,
     C: tuple[Array, ...],
+    least: int = _ALL,
 ) -> None:
     """Make the rows of all bins; arrays that the purpose does not need are None.
+
+    Columns before ``row + least`` are left out, where rows are counted from the first one of A.
 
     ``counts``, int64, receives the number of columns of every row for :attr:`Purpose.COUNT`; ``C`` holds offsets, columns and
     values of the product. For :attr:`Purpose.VALUES`, A and B have blocks of one row and column, of one type.
@@ -113,7 +118,7 @@ def run(
         dense_from = _LONGEST_COUNTED.bit_length()  # bits are set faster than tables are searched
     dense_from = min(dense_from, (limit // _slot_nbytes(purpose)).bit_length())  # longer tables do not fit
     for part in bins:
-        arguments: tuple[Any, ...] = (np.int64(part.count), part.rows, *of_a, *of_b, counts, *C)
+        arguments: tuple[Any, ...] = (np.int64(part.count), part.rows, *of_a, *of_b, counts, *C, np.int64(least))
         if part.exponent < dense_from:
             _run_hashed(type_name, purpose, part, arguments, width, _lanes(1 << part.exponent, B, purpose))
             continue

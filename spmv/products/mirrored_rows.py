@@ -10,10 +10,11 @@ import numpy as np
 from penstock.spmv import Array, Device, SymmetricBsrMatrix, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch, type_names
 from penstock.spmv.compilation.table import register_kernel
+from penstock.spmv.device import address_of
 from penstock.spmv.products.block_rows import BlockRows
 
 MIRRORED_ROW_KERNELS = CudaSource("penstock.spmv.kernels", "mirrored_rows.cu")
-_THREADS, _COPY_THREADS = 256, 64
+_THREADS = 256
 
 
 class Waiting(NamedTuple):
@@ -48,6 +49,7 @@ def complete_rows(
     """
     size, device = slabs[0][1].block_size, device_of(slabs[0][1].values)
     xp, waiting = device.xp, waiting or Waiting.empty(device, 0, size)
+    count_of_rows = np.int64(stop - start)
     upper, lower, counters = (xp.zeros(length, dtype=np.int32) for length in (stop - start, stop - start, 2))
     ends = np.int64(start), np.int64(stop)
     kernel, count = MIRRORED_ROW_KERNELS.function, np.int64(waiting.rows.size)
@@ -56,29 +58,29 @@ def complete_rows(
         launch(kernel("count_mirrored"), *_threads(slab), (*_of_slab(first, slab), *ends, *arrays))
     launch(kernel("count_waiting"), int(count), _THREADS, (count, *ends, waiting.rows, lower))
     offsets = xp.zeros(stop - start + 1, dtype=np.int64)
-    xp.cumsum(upper + lower, dtype=np.int64, out=offsets[1:])
+    launch(kernel("add_counts"), stop - start, _THREADS, (count_of_rows, upper, lower, offsets))
+    xp.cumsum(offsets, out=offsets)
     entries, later = (int(number) for number in device.to_host(xp.stack([offsets[-1], counters[0]])))
 
-    columns, placed = xp.empty(entries, dtype=np.int32), xp.zeros(stop - start, dtype=np.int32)
+    columns, placed, blocks = xp.empty(entries, dtype=np.int32), xp.zeros_like(lower), xp.empty((entries, size, size))
     for first, slab in slabs:
-        targets = (offsets, lower, placed, columns)
         structure = (slab.chunk_offsets, slab.column_indices)
-        launch(kernel("list_mirrored"), *_threads(slab), (*_of_slab(first, slab), *ends, *structure, *targets))
-    of_waiting = (waiting.rows, waiting.columns)
-    launch(kernel("list_waiting"), int(count), _THREADS, (count, *ends, *of_waiting, offsets, placed, columns))
-    rows = np.int64(stop - start)
-    launch(kernel("sort_mirrored"), int(rows), _THREADS, (rows, offsets, lower, columns))
+        targets = (*structure, offsets, lower, placed, columns)
+        launch(kernel("list_mirrored"), *_threads(slab), (*_of_slab(first, slab), *ends, *targets))
+    area, of_waiting = np.int32(size * size), (waiting.rows, waiting.columns, offsets, lower, placed, columns)
+    launch(kernel("list_waiting"), int(count), _THREADS, (count, *ends, *of_waiting, area, blocks))
+    launch(kernel("sort_mirrored"), stop - start, _THREADS, (count_of_rows, offsets, lower, columns, area, blocks))
 
-    places = (offsets, lower, columns, xp.empty((entries, size, size)))
-    new = Waiting.empty(device, later, size)
-    for first, slab in slabs:
-        function = kernel(f"copy_mirrored<{type_names(slab.values)}, {size}>")
-        stored = (slab.chunk_offsets, slab.column_indices, slab.values, *slab.lowered)
-        arguments = (*_of_slab(first, slab), *ends, *stored, *places, counters[1:], *new)
-        launch(function, slab.shape[0] // size, _COPY_THREADS, arguments)
-    function = kernel(f"copy_waiting<{size}>")
-    launch(function, int(count), _THREADS, (count, *ends, *waiting, *places))
-    return BlockRows(start, offsets, columns, places[-1]), waiting.of_rows_from(stop, new)
+    new, table = Waiting.empty(device, later, size), device.asarray(np.array(list(map(_entry, slabs)), dtype=np.int64))
+    for number, (first, slab) in enumerate(slabs):
+        template, threads = f"<{type_names(slab.values)}, {size}>", 32 * (slab.shape[0] // size)
+        given = (_of_slab(first, slab)[0], ends[0], np.int32(number), table, *slab.lowered[1:], waiting.blocks)
+        launch(kernel(f"fill_mirrored{template}"), threads, _THREADS, (*given, offsets, lower, columns, blocks))
+        if later:
+            stored = (slab.chunk_offsets, slab.column_indices, slab.values, slab.lowered[0])
+            kept = (*_of_slab(first, slab), ends[1], *stored, counters[1:], *new)
+            launch(kernel(f"keep_mirrored{template}"), *_threads(slab), kept)
+    return BlockRows(start, offsets, columns, blocks), waiting.of_rows_from(stop, new)
 
 
 def _threads(slab: SymmetricBsrMatrix) -> tuple[int, int]:
@@ -87,3 +89,10 @@ def _threads(slab: SymmetricBsrMatrix) -> tuple[int, int]:
 
 def _of_slab(first: int, slab: SymmetricBsrMatrix) -> tuple[np.int64, np.int64]:
     return np.int64(slab.shape[0] // slab.block_size), np.int64(first)
+
+
+def _entry(slab: tuple[int, SymmetricBsrMatrix]) -> tuple[int, ...]:
+    """Return what the kernels' structure Slab has: the first block row, and where the arrays are in the memory of the device."""
+    first, matrix = slab
+    arrays = (matrix.chunk_offsets, matrix.column_indices, matrix.values, matrix.lowered[0])
+    return (first, *(address_of(array) if array.size else 0 for array in arrays))

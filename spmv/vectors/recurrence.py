@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.spmv.device import Array
@@ -102,6 +103,11 @@ class Recurrence:
     kept: Sequence[tuple[Array, Array | None]] = ()
     repeats: bool = True
 
+    @cached_property
+    def _by_rows(self) -> ScalesRows | None:
+        """D, if it is more than dense blocks on the diagonal; asking takes as long as a launch."""
+        return self.diagonal if isinstance(self.diagonal, ScalesRows) else None
+
     def run(self, A: Operator) -> Array:
         """Perform all steps and return the last vector, ``v`` or ``before``; the other is the one before it."""
         if isinstance(A, SweptOperator):
@@ -162,19 +168,19 @@ class Recurrence:
 
     def _three_terms(self, rows: slice, scaled: bool, a: float, *others: Any) -> None:
         """Set ``out = a D (f - y) + b v + c out``, with D or without it; ``others`` are f, y and what follows."""
-        diagonal = self.diagonal
         if not scaled:
             self.space.three_terms(a, None, *others)
-        elif isinstance(diagonal, ScalesRows):
-            diagonal.three_terms(rows, a, *others)
+        elif self._by_rows is not None:
+            self._by_rows.three_terms(rows, a, *others)
         else:
+            diagonal: Array = self.diagonal
             size = diagonal.shape[-1] if diagonal.ndim == 3 else 1
             self.space.three_terms(a, diagonal[rows.start // size : rows.stop // size], *others)
 
     def capture_key(self) -> tuple[object, ...]:
         """Return what a captured graph depends on: the steps and, on CUDA, the addresses of the vectors."""
         further = [array for pair in [(self.added,), *self.kept] for array in pair if array is not None]
-        scaling = self.diagonal.device_arrays if isinstance(self.diagonal, ScalesRows) else (self.diagonal,)
+        scaling = (self.diagonal,) if self._by_rows is None else self._by_rows.device_arrays
         vectors = (self.v, self.before, self.f, *scaling, self.image, *further)
         addresses = (int(vector.data.ptr) for vector in vectors)
         return (*self.steps, self.v.shape, *self._kind_of_diagonal(), str(self.v.dtype), *addresses)
@@ -186,4 +192,7 @@ class Recurrence:
 
     def _kind_of_diagonal(self) -> tuple[object, ...]:
         """Return what selects the kernels that multiply by D."""
-        return (type(self.diagonal),) if isinstance(self.diagonal, ScalesRows) else tuple(self.diagonal.shape[1:])
+        if self._by_rows is not None:
+            return (type(self.diagonal),)
+        diagonal: Array = self.diagonal
+        return tuple(diagonal.shape[1:])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
+from kernel_targets import TARGETS
 from scipy.sparse.csgraph import connected_components
 
 from penstock.fem import Cantilever
@@ -12,6 +13,7 @@ from penstock.solvers.amg.aggregates import (
     numbered_aggregates,
 )
 from penstock.spmv import InputError
+from penstock.spmv.compilation.table import find_kernel
 
 
 def node_graph(nodes):
@@ -86,3 +88,38 @@ def test_given_numbers_may_have_gaps_but_not_another_length():
         numbered_aggregates([7, 3, 7], 4)
     with pytest.raises(InputError, match="whole numbers"):
         numbered_aggregates([0.5, 1, 2, 3], 4)
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_aggregates_of_a_gpu_are_balls_around_roots_that_are_far_from_each_other(target):
+    offsets, columns = node_graph((9, 8, 7))
+    offsets, nodes = offsets.astype(np.int64), len(offsets) - 1
+    active = np.random.default_rng(0).random(nodes) < 0.9
+    active[-20:] = False  # also behind the last root
+
+    with target.running():
+        there = [target.put(array) for array in (offsets, columns, active)]
+        aggregates = find_kernel("graph", "aggregates", "cuda")(*there)
+
+    of_node = target.get(aggregates.of_node)
+    assert sorted(set(of_node[active].tolist())) == list(range(aggregates.count))
+    assert of_node.min() == 0
+    assert of_node.max() < aggregates.count
+    couplings = scipy.sparse.csr_array((np.ones(len(columns)), columns, offsets), shape=(nodes, nodes))
+    ways = scipy.sparse.diags_array(active.astype(float)) @ couplings @ scipy.sparse.diags_array(active.astype(float))
+    reach = (ways @ ways @ ways @ ways).toarray() > 0  # from a root at most two edges, and as many back
+    for number in range(aggregates.count):
+        members = np.flatnonzero((of_node == number) & active)
+        assert reach[np.ix_(members, members)].all()
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_nodes_none_of_which_is_active_are_one_aggregate(target):
+    offsets, columns = node_graph((3, 3, 2))
+
+    with target.running():
+        there = [target.put(array) for array in (offsets.astype(np.int64), columns, np.zeros(18, dtype=bool))]
+        aggregates = find_kernel("graph", "aggregates", "cuda")(*there)
+
+    assert aggregates.count == 1
+    assert not target.get(aggregates.of_node).any()

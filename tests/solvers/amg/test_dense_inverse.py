@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+from kernel_targets import TARGETS
 
 from penstock.solvers.amg.dense_inverse import dense_inverse
 from penstock.spmv import InputError
+from penstock.spmv.compilation.table import find_kernel
 
 
 def matrix(values, seed=0):
@@ -38,3 +40,15 @@ def test_of_what_is_only_rounding_it_is_zero():
 def test_numbers_out_of_range_are_refused():
     with pytest.raises(InputError, match="badly scaled"):
         dense_inverse(np.array([[np.inf]]))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("count", "size", "dtype"), [(1, 1, np.float64), (5000, 3, np.float64), (777, 6, np.float32)])
+def test_the_smallest_entry_of_diagonals_is_found(target, count, size, dtype):
+    blocks = np.random.default_rng(size).uniform(1, 2, (count, size, size)).astype(dtype)
+    blocks[:, 0, -1] -= 9 * (size > 1)  # not on the diagonal
+
+    with target.running():
+        found = find_kernel("blocks", "smallest", target.device_kind)(target.put(blocks))
+
+    assert found == blocks[:, range(size), range(size)].min()

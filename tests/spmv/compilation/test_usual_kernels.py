@@ -23,9 +23,10 @@ def compiler(monkeypatch):
 
     class RawModule:
         def __init__(self, code, options, name_expressions):
-            [self.expression] = name_expressions
+            self.expressions = name_expressions
 
         def get_function(self, expression):
+            assert expression in self.expressions
             go.wait(60)
             noted.append(expression)
             if expression == "broken":
@@ -61,6 +62,24 @@ def test_what_is_compiled_in_the_background_is_waited_for_and_not_compiled_again
     assert compile_function(SOURCE, "one") == "compiled one"
 
     assert sorted(compiler.noted) == ["one", "two"]
+
+
+def test_kernels_of_a_file_that_are_no_templates_are_compiled_in_one_program(compiler):
+    compile_function(known_sources()["bisection.cu"], "rank_nodes")
+
+    names = [name for name in INSTANCES[known_sources()["bisection.cu"]] if "<" not in name]
+    assert sorted(compiler.noted) == sorted(names)
+    assert compile_function(known_sources()["bisection.cu"], "find_extents") == "compiled find_extents"
+    assert len(compiler.noted) == len(names)
+
+
+@pytest.mark.parametrize("file", sorted(map(str, INSTANCES)))
+def test_the_kernels_that_are_no_templates_are_found_in_every_file(file):
+    source = known_sources()[file]
+    plain = sorted(name for name in INSTANCES[source] if "<" not in name)
+
+    for name in plain:
+        assert list(cuda_module._compiled_with(source, name)) == plain
 
 
 def test_an_error_reaches_those_who_need_the_kernel_and_the_next_call_tries_again(compiler):

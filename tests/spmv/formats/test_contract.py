@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from format_contract import PRECISIONS, awkward_patterns, build, check_products, check_special_values
-from kernel_targets import TARGETS
+from kernel_targets import TARGETS, converting
 from tolerances import product_bound
 
 from penstock.spmv import InputError, format_named, format_names, registered_kernels
@@ -168,6 +168,22 @@ def test_absolute_product_is_that_of_the_absolute_values(name, keywords):
     result = matrix.apply_absolute(x)
 
     np.testing.assert_allclose(result, abs(A) @ x, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("values_dtype", [np.float64, np.float32])
+def test_absolute_products_of_half_a_matrix_need_no_copy_on_a_gpu(target, size, values_dtype):
+    pattern = awkward_patterns(1)["just over a block"]
+    matrix, _ = build("symmetric_bsr", {"block_size": size}, pattern, values_dtype, np.float64)
+    x = np.random.default_rng(2).uniform(-1, 1, matrix.shape[1])
+    expected, matrix = abs(matrix.to_csr()) @ x, target.put_matrix(matrix)
+    out = target.put(np.zeros_like(expected))
+
+    with converting(target):
+        matrix.add_absolute(0, target.put(x), out)
+
+    np.testing.assert_allclose(target.get(out), expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(("name", "keywords"), FORMATS)

@@ -6,7 +6,7 @@ import scipy.sparse
 from kernel_targets import TARGETS
 
 from penstock.spmv.compilation.table import find_kernel
-from penstock.spmv.products.block_products import _upper, block_product
+from penstock.spmv.products.block_products import block_product
 from penstock.spmv.products.block_rows import BlockRows, block_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,8 +83,7 @@ def test_the_upper_half_of_a_product_is_that_of_the_whole(target, size):
     kind = target.device_kind
     with target.running():
         A, B = put(target, A), put(target, B)
-        pattern = find_kernel("block_rows", "pattern", kind)(A, B, 5)
-        offsets, columns = _upper(0, *pattern)
+        offsets, columns = find_kernel("block_rows", "pattern", kind)(A, B, 5, upper=True)
         blocks = target.put(np.full((columns.size, size, size), np.nan))
         C = BlockRows(0, offsets, columns, blocks)
         find_kernel("block_rows", "multiply", kind)(A, B, 5, C, False)
@@ -94,6 +93,28 @@ def test_the_upper_half_of_a_product_is_that_of_the_whole(target, size):
     of_blocks = np.kron(np.triu(np.ones((5, 5))), np.ones((size, size)))
     assert np.allclose(dense(C, 5), of_blocks * (dense(A, 20) @ dense(B, 5)), atol=1e-13)
     assert (C.columns >= np.repeat(np.arange(5), np.diff(C.offsets))).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("columns", [30, 600, 3000, 9000])
+def test_the_upper_half_of_rows_from_one_on_begins_at_their_diagonal(target, columns):
+    """By tables of every length, and dense rows; the first row is not row 0."""
+    A, B = random_rows([5, 2, 0, 9], 9, 1, 1, seed=3, start=7), random_rows([columns // 2] * 9, columns, 1, 1, seed=4)
+    kind = target.device_kind
+    with target.running():
+        A, B = put(target, A), put(target, B)
+        whole = [target.get(of) for of in find_kernel("block_rows", "pattern", kind)(A, B, columns)]
+        offsets, found = (
+            target.get(of) for of in find_kernel("block_rows", "pattern", kind)(A, B, columns, upper=True)
+        )
+
+    rows = np.repeat(np.arange(4), np.diff(whole[0]))
+    kept = whole[1] >= rows + 7
+    assert 0 < kept.sum() < kept.size
+    assert offsets.tolist() == [0, *np.cumsum(np.bincount(rows[kept], minlength=4))]
+    for row in range(4):
+        expected = whole[1][kept & (rows == row)]
+        assert sorted(found[offsets[row] : offsets[row + 1]].tolist()) == sorted(expected.tolist())
 
 
 @pytest.mark.parametrize("target", TARGETS[1:])
