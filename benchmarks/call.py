@@ -8,7 +8,7 @@
 ``second_seconds`` in a new process that finds them filled; imports of penstock are included. ``floor_seconds`` is the time to
 bring the given arrays to the device, at the measured rate of copies from ordinary memory, with set-up and iterations; on a CPU,
 reading them once takes the place of the copy. ``cupy_csr`` lies on the GPU before the call. ``host_share`` is the host
-memory that a call takes beside those arrays, in their bytes. Peers have Jacobi.
+memory that a call takes beside those arrays, in their bytes. ``cg`` of peers has Jacobi.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import itertools
 import json
 import os
 import statistics
@@ -37,6 +38,7 @@ from tetrahedra import TetrahedralBox
 import penstock
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.spmv import CPU, Device
+from penstock.streaming import FileStore
 from penstock.streaming.measurement.probes import measure_memory
 
 RTOL, REPEATS = 1e-8, 3
@@ -134,6 +136,9 @@ def measure(problem: Problem, kind: str, A: Any, device: Device, rate: float, me
     assert result.converged, result
     parts = {name: of for name, of in result.timings.items() if name.endswith("ing") or name in ("setting up", "rest")}
     moved = 0 if kind.startswith("cupy") else problem.nbytes
+    if kind == "store":
+        with FileStore(A) as store:
+            moved = store.index.nbytes
     entry = record(
         f"call/{'memory' if memory is None else 'streamed'}/{kind}/{problem.name}",
         list(samples),
@@ -151,7 +156,7 @@ def measure(problem: Problem, kind: str, A: Any, device: Device, rate: float, me
 
 
 def peer_seconds(problem: Problem, device: Device) -> dict[str, float]:
-    """Return the seconds of upload and ``cg`` by CuPy, or of ``cg`` by SciPy, and of PyAMG on a CPU."""
+    """Return the seconds of upload and ``cg`` by CuPy, or of ``cg`` by SciPy, and of PyAMG and CHOLMOD on a CPU."""
 
     def solve() -> Any:
         peer = Peer(problem.A, device)
@@ -168,6 +173,13 @@ def peer_seconds(problem: Problem, device: Device) -> dict[str, float]:
             print("  without PyAMG")
         else:
             found["pyamg"] = seconds_of(device, functools.partial(_by_pyamg, pyamg, problem))[0]
+    if device.kind == "cpu":
+        try:
+            from sksparse.cholmod import cholesky
+        except ImportError:
+            print("  without CHOLMOD")
+        else:
+            found["cholmod"] = seconds_of(device, lambda: cholesky(scipy.sparse.csc_matrix(problem.A))(problem.b))[0]
     return found
 
 
@@ -202,6 +214,7 @@ def measure_all(problem: Problem, device: Device, rate: float, *, kinds: tuple[s
         "scipy_bsr": lambda folder: problem.A.tobsr((3, 3)),
         "cupy_csr": lambda folder: _on_gpu(problem.A),
         "npz": lambda folder: _saved(problem.A, folder),
+        "store": lambda folder: _stored(problem.A, folder),
     }
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -224,6 +237,13 @@ def _on_gpu(A: Any) -> Any:
     return csr_matrix(A)
 
 
+def _stored(A: Any, folder: Path) -> Path:
+    rows = A.shape[0]
+    cuts = itertools.pairwise([rows * part // 16 // 96 * 96 for part in range(16)] + [rows])
+    FileStore.create(folder / "store", (A[start:stop] for start, stop in cuts), shape=A.shape).close()
+    return folder / "store"
+
+
 def _saved(A: Any, folder: Path) -> Path:
     scipy.sparse.save_npz(folder / "matrix.npz", A, compressed=False)
     return folder / "matrix.npz"
@@ -244,7 +264,7 @@ def main() -> None:
             continue
         kinds = ("scipy_csr",) if device == CPU else ("scipy_csr", "cupy_csr")
         first = not number and not arguments.brief
-        kinds = (*kinds, "scipy_bsr", "npz") if first else kinds
+        kinds = (*kinds, "scipy_bsr", "npz", "store") if first else kinds
         records += measure_all(problem, device, rate, kinds=kinds, first=first)
         print(f"{time.perf_counter() - began:.0f} s", flush=True)
         write("call", arguments, {"copy": rate}, records)  # of what is measured so far

@@ -25,12 +25,14 @@ _ROWS_OF_A_THREAD = 1024
 _FOUND_AT_ONCE = 1 << 25
 # Up to this many columns of a row are sorted by insertion.
 _FEW_COLUMNS = 64
-# On a GPU: rows of the product of up to _SHORT_ROW blocks on average are formed by a few lanes each; those of more than _LONG_ROW
-# by a thread block each, as are fewer than _FEW_ROWS rows, which do not fill the device; others by a warp.
-_SHORT_ROW, _LONG_ROW, _FEW_ROWS = 5, 64, 1024
-# Warps for a long row, blocks of a short and of another row that are formed at a time, shared memory of a thread block, and the
-# largest blocks of A that are copied there, in numbers.
-_WARPS_OF_LONG_ROWS, _SHORT_TILE, _TILE, _SHARED_NBYTES, _COPIED_AREA = 8, 8, 32, 48 << 10, 18
+# On a GPU: rows of the product of up to _SHORT_ROW blocks on average are formed by a few lanes each, those of up to
+# _MIDDLING_ROW by half a warp. Those of more than _LONG_ROW are formed by a thread block each, as are fewer than _FEW_ROWS rows,
+# which do not fill the device; others by a warp.
+_SHORT_ROW, _MIDDLING_ROW, _LONG_ROW, _FEW_ROWS = 5, 8, 64, 1024
+# Blocks of a short, a middling, a usual and a long row that are formed at a time; with 32 of a usual row, products of the matrix
+# of a cube with a prolongator take a tenth longer. Warps for a long row. The largest blocks of A that are copied to shared
+# memory, in numbers.
+_TILES, _WARPS_OF_LONG_ROWS, _COPIED_AREA = (8, 16, 48, 128), 8, 18
 
 
 def block_product(
@@ -193,23 +195,26 @@ class Team(NamedTuple):
         return f"{self.groups}, {self.warps}, {self.words}, {self.tile}, {str(self.copied).lower()}"
 
 
-def teams_for(height: int, inner: int, across: int) -> tuple[Team, Team, Team]:
-    """Return teams for short, usual and long rows of products of blocks, (height, inner) by (inner, across)."""
+def teams_for(height: int, inner: int, across: int) -> tuple[Team, Team, Team, Team]:
+    """Return teams for short, middling, usual and long rows of products of blocks, (height, inner) by (inner, across)."""
     of_warp, fits = 32 // (across if across % 2 else across // 2), height * inner <= _COPIED_AREA
-    some, nbytes = max(1, of_warp // 5), 32 * (_TILE + 8 + 8 * height * inner * fits) + 4 * _TILE
-    short = Team(some, 1, 1, _SHORT_TILE, False, of_warp // some)
-    warps = next(warps for warps in (8, 4, 2, 1) if warps * nbytes <= _SHARED_NBYTES)
-    usual = Team(of_warp, warps, 1, _TILE, fits, warps)
-    warps = _WARPS_OF_LONG_ROWS
-    return short, usual, Team(of_warp * warps, warps, 4, 4 * _TILE, fits, 1)
+    some, half, warps = max(1, of_warp // 5), max(1, of_warp // 2), _WARPS_OF_LONG_ROWS
+    return (
+        Team(some, 1, 1, _TILES[0], False, of_warp // some),
+        Team(half, 2, 1, _TILES[1], fits, 2 * (of_warp // half)),
+        Team(of_warp, 2, 1, _TILES[2], fits, 2),
+        Team(of_warp * warps, warps, 4, _TILES[3], fits, 1),
+    )
 
 
-def _team_for(A: BlockRows, C: BlockRows, teams: tuple[Team, Team, Team]) -> Team:
-    short, usual, long = teams
+def _team_for(A: BlockRows, C: BlockRows, teams: tuple[Team, Team, Team, Team]) -> Team:
+    short, middling, usual, long = teams
     rows = max(1, rows_with_entries(A.offsets))
     if rows < _FEW_ROWS or C.columns.size > _LONG_ROW * rows:
         return long
-    return short if C.columns.size <= _SHORT_ROW * rows else usual
+    if C.columns.size > _MIDDLING_ROW * rows:
+        return usual
+    return short if C.columns.size <= _SHORT_ROW * rows else middling
 
 
 @shared_range(least=_ROWS_OF_A_THREAD)
