@@ -7,8 +7,10 @@
 ``parts`` where they go. ``first_seconds`` is the same in a new process whose caches of compiled kernels are empty, and
 ``second_seconds`` in a new process that finds them filled; imports of penstock are included. ``floor_seconds`` is the time to
 bring the given arrays to the device, at the measured rate of copies from ordinary memory, with set-up and iterations; on a CPU,
-reading them once takes the place of the copy. ``cupy_csr`` lies on the GPU before the call. ``host_share`` is the host
-memory that a call takes beside those arrays, in their bytes. ``cg`` of peers has Jacobi.
+reading them once takes the place of the copy. ``cupy_csr`` lies on the GPU before the call. ``host_share`` is the
+host memory that a call takes beside those arrays, in the bytes of CSR. ``store`` is a matrix that
+``FileStore.create`` has written to disk; its floor has the bytes of the store at the same rate. ``cg`` of peers has
+Jacobi.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""What usual solves on a GPU compile, and how long the first one on a machine takes for it.
+"""What usual solves compile, on a GPU or a CPU, and how long the first one on a machine takes for it.
 
     python benchmarks/compilation.py h200                record the instantiations of every case, and time the first calls
     python benchmarks/compilation.py h200 --brief        record the instantiations only
     python benchmarks/compilation.py h200 --package      and write them into the package, whose solves then compile them at once
+    python benchmarks/compilation.py cpu2 --device cpu   time the first calls on a CPU, and of the command that runs an experiment
 
 Every case is a process of its own. ``seconds`` are those of its first call with empty caches of compiled kernels, most imports
-included; ``floor_seconds`` those of the first call of a process that finds them filled.
+included; ``floor_seconds`` those of the first call of a process that finds them filled. ``instantiations`` are CUDA kernels, or
+functions that Numba compiles.
 """
 
 from __future__ import annotations
@@ -42,6 +44,18 @@ CASES = (
     (1, 128, 1, True, "streamed"),
     (1, 128, 1, False, "streamed"),
 )
+# Those on a CPU; the first one is small enough for a factorisation.
+CPU_CASES = (
+    (3, 8, 1, True, "memory"),
+    (3, 28, 1, True, "memory"),
+    (3, 28, 1, True, "streamed"),
+    (3, 28, 8, True, "memory"),
+    (3, 28, 1, False, "memory"),
+    (6, 20, 1, True, "memory"),
+    (1, 48, 1, True, "memory"),
+    (1, 48, 1, False, "memory"),
+)
+_EXPERIMENT = Path(__file__).parents[1] / "examples" / "cantilever.yaml"
 # Of the bytes of the matrix, the memory in these cases.
 _SHARES = {"streamed": 0.25, "float32": 0.32, "int16": 0.2}
 
@@ -85,9 +99,63 @@ def run_case(dof: int, nodes: int, columns: int, given: bool, where: str, ahead:
     }
 
 
-def in_new_process(case: tuple[Any, ...], caches: str | None, *, ahead: bool = True) -> dict[str, Any]:
-    """Return what :func:`run_case` does in a process of its own."""
-    command = [sys.executable, __file__, "--case", json.dumps([*case, ahead])]
+def run_cpu_case(dof: int, nodes: int, columns: int, given: bool, where: str) -> dict[str, Any]:
+    """Solve in this process; return the case, the seconds, and what Numba compiled."""
+    from numba.core import event
+
+    import penstock
+    from penstock.fem import Cantilever, LognormalMaterial
+    from penstock.spmv.compilation.watch import compile_seconds
+
+    beam = Cantilever(nodes=nodes, dof=dof, material=LognormalMaterial(sigma=0.5))
+    A, rng = beam.matrix("csr").to_csr(), np.random.default_rng(0)
+    b = rng.standard_normal((A.shape[0], columns) if columns > 1 else A.shape[0])
+    options: dict[str, Any] = {"coordinates": beam.mesh.coordinates()} if given else {}
+    if where == "streamed":
+        options["memory"] = int(_SHARES[where] * 8 * A.nnz)
+    before, began = compile_seconds(), time.perf_counter()
+    with event.install_recorder("numba:compile") as recorder:
+        penstock.solve(A, b, device="cpu", rtol=1e-6, maxiter=200, on_failure="return", **options)
+    seconds = time.perf_counter() - began
+    started = [each.data["dispatcher"].py_func.__qualname__ for _, each in recorder.buffer if each.is_start]
+    vectors, known = "one vector" if columns == 1 else "several vectors", "with" if given else "without"
+    place = "in memory" if where == "memory" else where
+    case = f"{A.shape[0]:,} unknowns, {dof} a node, {known} coordinates, {vectors}, {place}"
+    return {"case": case, "seconds": seconds, "compiling": compile_seconds() - before, "kernels": sorted(set(started))}
+
+
+def seconds_of_experiment(caches: str) -> float:
+    """Return the seconds of ``penstock run`` in a new process, which compiles in several processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "penstock", "run", str(_EXPERIMENT), "--output", f"{folder}/results"]
+        began = time.perf_counter()
+        subprocess.run(command, env={**os.environ, "NUMBA_CACHE_DIR": caches}, capture_output=True, check=True)
+        return time.perf_counter() - began
+
+
+def main_on_cpu(arguments: argparse.Namespace) -> None:
+    """Time the first calls on a CPU, and write the JSON."""
+    records = []
+    for case in CPU_CASES:
+        with tempfile.TemporaryDirectory() as caches:
+            first, again = (in_new_process(case, caches, kind="--cpu-case") for _ in range(2))
+        more = {"instantiations": len(first["kernels"]), "compiling": first["compiling"], "kernels": first["kernels"]}
+        entry = record(
+            f"compilation/{first['case']}", [first["seconds"]], floor=again["seconds"], nbytes=0, peers={}, **more
+        )
+        records.append(printed(entry, "the first call"))
+    with tempfile.TemporaryDirectory() as caches:
+        first_run, next_run = (seconds_of_experiment(caches) for _ in range(2))
+    entry = record(f"compilation/penstock run {_EXPERIMENT.name}", [first_run], floor=next_run, nbytes=0, peers={})
+    records.append(printed(entry, "the first run"))
+    write("compilation", arguments, {}, records)
+
+
+def in_new_process(
+    case: tuple[Any, ...], caches: str | None, *, ahead: bool = True, kind: str = "--case"
+) -> dict[str, Any]:
+    """Return what :func:`run_case` does in a process of its own, or, of another kind, :func:`run_cpu_case`."""
+    command = [sys.executable, __file__, kind, json.dumps([*case, ahead] if kind == "--case" else case)]
     of_caches = {} if caches is None else dict.fromkeys(("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR"), caches)
     done = subprocess.run(command, env={**os.environ, **of_caches}, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -119,7 +187,11 @@ def main() -> None:
     parser.add_argument("--brief", action="store_true", help="no first calls")
     parser.add_argument("--package", action="store_true", help="write the instantiations into the package")
     parser.add_argument("--packaged", type=Path, default=PACKAGED, help="or into another file")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments: argparse.Namespace = parser.parse_args()
+    if arguments.device == "cpu":
+        main_on_cpu(arguments)
+        return
     records: list[Any] = []
     kernels: dict[str, dict[str, list[str]]] = {}
     opening: dict[str, list[str]] | None = None
@@ -149,5 +221,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--case"]:
         print(json.dumps(run_case(*json.loads(sys.argv[2]))))
+    elif sys.argv[1:2] == ["--cpu-case"]:
+        print(json.dumps(run_cpu_case(*json.loads(sys.argv[2]))))
     else:
         main()

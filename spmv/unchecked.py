@@ -9,9 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.spmv.device import CPU, Array, Device
-from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix, lengths_fit
-from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.formats.limits import check_columns
 from penstock.spmv.formats.narrowing import narrowed
 from penstock.spmv.formats.validation import check_indices, in_sorted_rows, real_values
 from penstock.spmv.products.block_rows import BlockRows, as_csr
@@ -43,10 +42,7 @@ class UncheckedEntries:
         elif not lengths_fit(A):
             A = in_sorted_rows(A, what)  # which says what is wrong
         values, entries = real_values(A, what), int(A.indptr[-1])  # arrays may be longer than that
-        if A.shape[1] > INT32_MAX:
-            raise InputError(
-                f"{what}: {A.shape[1]:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
-            )
+        check_columns(A.shape[1], what)
         shape = (int(A.shape[0]), int(A.shape[1]))
         arrays = (A.indptr, A.indices[:entries], values[:entries])
         return cls(shape, values.dtype, *map(np.ascontiguousarray, arrays))

@@ -128,7 +128,7 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
         labels = joined
     # What is left has no active neighbours, and no part in the coarse level. By number, so that one aggregate does not get all.
     launch(AGGREGATION_KERNELS.function("place_others"), nodes, 256, (count, numbers, labels))
-    return Aggregates(labels, count=max(1, int(numbers[-1])))
+    return Aggregates(labels, count=max(1, int(numbers[-1])) if nodes else 0)
 
 
 @serial_kernel

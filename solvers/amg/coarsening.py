@@ -8,6 +8,7 @@ prolongator.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from penstock.solvers.amg.aggregates import (
     numbered_aggregates,
 )
 from penstock.solvers.amg.bisection import coordinate_aggregates
-from penstock.solvers.amg.cycle_matrix import lowered_copy
+from penstock.solvers.amg.cycle_matrix import float32_copy
 from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps
 from penstock.solvers.amg.group_factors import GroupFactors
@@ -53,6 +54,8 @@ _LEAST_COARSENING = 0.8
 _HUB, _MORE = 16, 64
 # Where lines were cut, each group becomes an aggregate if groups have at least this many nodes on average.
 _MANY = 8
+# Memory to make aggregates and to measure an eigenvalue at the same time; less than the second is there without asking.
+_NBYTES_OF_A_NODE, _LITTLE_NBYTES = 256, 64 << 20
 # An unknown whose couplings add up to less than this share of its diagonal is decoupled.
 _DECOUPLED = 1e-12
 
@@ -98,31 +101,57 @@ def coarsen(
             of_groups = padded if space.columns is None else PackedTentative(padded, space.columns, space.piece)
             return _coarsened(A, diagonal, space.high, of_groups, smoothing, space.D, known=space.known)
     by_strength = stored and points is None and aggregates is None
-    of_all: Beside[Aggregates] | None = None
-    with communicator.together():
-        if not by_strength and (points is not None or isinstance(A, SparseMatrix)):  # beside the products that follow
-            of_all = Beside(A.device, partial(_aggregates, A, size, aggregates, points, nodes, smoothing))
+    find = partial(_aggregates, A, size, aggregates, points, nodes, smoothing)
+    of_all = None if by_strength else _begun(A, count, find)
     measuring |= {"row_sums": sums, "settled": not finest}
-    lowered = None if finest or stored else _lowered(A, diagonal)
-    high = (
-        largest_eigenvalue(A if lowered is None else lowered, diagonal, **measuring) if groups is None else groups.high
-    )
+    in_float32 = None if finest or stored else _in_float32(A, diagonal)
+    measure = partial(largest_eigenvalue, A if in_float32 is None else in_float32, diagonal, **measuring)
+    high = _meanwhile(measure, of_all) if groups is None else groups.high
     strong: _Graph | None = None
     with communicator.together():
         if by_strength:
             assert free is not None
             of_nodes, strong = _aggregates_of_strong(A, size, free, level, groups)
-        elif of_all is not None:
-            of_nodes = of_all.result()
         else:
-            of_nodes = _aggregates(A, size, aggregates, points, nodes, smoothing)
+            of_nodes = find() if of_all is None else _kept_here(of_all.result())
         if of_nodes.count > _LEAST_COARSENING * count and (stored or not finest):
             return None
         T = _tentative(A, size, modes, points, free, of_nodes)
-    del modes, points, free, sums, measuring  # as large as T
+    del modes, points, free, sums, measuring, measure, find  # as large as T
     return _coarsened(
-        A, diagonal, high, shared(T, communicator), smoothing, groups, stored=stored, strong=strong, lowered=lowered
+        A,
+        diagonal,
+        high,
+        shared(T, communicator),
+        smoothing,
+        groups,
+        stored=stored,
+        strong=strong,
+        in_float32=in_float32,
     )
+
+
+def _begun(A: Operator, count: int, find: Callable[[], Aggregates]) -> Beside[Aggregates] | None:
+    """Begin to make aggregates while an eigenvalue is measured, for a matrix in the memory of a GPU with room for both."""
+    if not isinstance(A, SparseMatrix) or A.device.kind == "cpu":
+        return None
+    nbytes = _NBYTES_OF_A_NODE * count
+    return Beside(A.device, find) if nbytes <= _LITTLE_NBYTES or nbytes <= A.device.free_nbytes() else None
+
+
+def _meanwhile(measure: Callable[[], float], of_all: Beside[Aggregates] | None) -> float:
+    """Measure while aggregates are made, and leave no thread at work behind if that fails."""
+    try:
+        return measure()
+    except BaseException:
+        if of_all is not None:
+            of_all.wait()
+        raise
+
+
+def _kept_here(aggregates: Aggregates) -> Aggregates:
+    """Return aggregates in memory of the current stream, for as long as a preconditioner is used."""
+    return Aggregates(aggregates.of_node.copy(), aggregates.grid, aggregates.count)
 
 
 def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
@@ -132,14 +161,14 @@ def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measur
         high = largest_eigenvalue(A, D, **measuring)
         return _coarsened(A, _diagonal(A, before.T.block_size)[0], high, before.T, smoothing, D, known=before.known)
     diagonal, sums = _diagonal(A, before.T.block_size)
-    lowered = None if before.lowered is None else _lowered(A, diagonal)
-    high = largest_eigenvalue(A if lowered is None else lowered, diagonal, row_sums=sums, **measuring)
-    return _coarsened(A, diagonal, high, before.T, smoothing, lowered=lowered)
+    in_float32 = None if before.finer_in_float32 is None else _in_float32(A, diagonal)
+    high = largest_eigenvalue(A if in_float32 is None else in_float32, diagonal, row_sums=sums, **measuring)
+    return _coarsened(A, diagonal, high, before.T, smoothing, in_float32=in_float32)
 
 
-def _lowered(A: Operator, diagonal: DiagonalBlocks) -> BsrMatrix | None:
+def _in_float32(A: Operator, diagonal: DiagonalBlocks) -> BsrMatrix | None:
     assert isinstance(A, BsrMatrix), "coarse matrices are stored in blocks"
-    return lowered_copy(A, diagonal)
+    return float32_copy(A, diagonal)
 
 
 def measured(A: Operator, size: int, **options: Any) -> tuple[DiagonalBlocks, float]:
@@ -291,7 +320,7 @@ def _coarsened(
     stored: bool = False,
     known: int | None = None,
     strong: _Graph | None = None,
-    lowered: BsrMatrix | None = None,
+    in_float32: BsrMatrix | None = None,
 ) -> CoarseLevel:
     steps = smoothing_steps(smoothing, high)
     transfers: tuple[CsrMatrix, ...] = ()
@@ -303,7 +332,7 @@ def _coarsened(
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
     set_unit_rows(matrix, T.missing)  # where T has no column, so that the matrix is positive definite
     negligible = communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal))
-    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers, groups, known, lowered)
+    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers, groups, known, in_float32)
 
 
 def _stored_product(

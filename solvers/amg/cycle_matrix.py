@@ -31,8 +31,8 @@ def cycle_matrix(A: AnyMatrix, diagonal: DiagonalBlocks | None = None) -> AnyMat
     return replace(A, values=A.values.astype(np.float32 if fits else np.float64))
 
 
-def lowered_copy(A: BsrMatrix, diagonal: DiagonalBlocks) -> BsrMatrix | None:
-    """Return a copy of a coarse matrix in float32, with whose products the device is done sooner; None if there is none such."""
+def float32_copy(A: BsrMatrix, diagonal: DiagonalBlocks) -> BsrMatrix | None:
+    """Return a float32 copy of a coarse matrix, or None where it would not pay or would overflow."""
     if A.device.kind not in _LOWERED_ON or A.values.nbytes < _WORTHWHILE_NBYTES:
         return None
     copy = cycle_matrix(A, diagonal)

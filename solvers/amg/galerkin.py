@@ -5,17 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from penstock.solvers.amg.matrix_rows import Boundary, visit_rows
 from penstock.solvers.amg.tentative import Tentative
-from penstock.spmv import CPU, Array, BsrMatrix, InputError, Operator, SparseMatrix, device_of
+from penstock.spmv import Array, BsrMatrix, InputError, Operator, SparseMatrix, device_of
 from penstock.spmv.beside import SideStream
 from penstock.spmv.communicator import ALONE, Communicator
 from penstock.spmv.products.block_products import pattern_of_product, product_of_pattern
-from penstock.spmv.products.block_rows import BlockRows, mirrored, row_numbers
+from penstock.spmv.products.block_rows import BlockRows, both_halves, row_numbers
 from penstock.spmv.vectors.recurrence import RecurrenceStep
 
 #: The step that is a product with A.
@@ -30,6 +30,10 @@ def smoothing_steps(degree: int, high: float) -> list[RecurrenceStep]:
     """
     roots = [np.cos((2 * j - 1) * np.pi / (4 * degree + 2)) ** 2 for j in range(1, degree + 1)]
     return [RecurrenceStep(float(1 / (high * root)), 1.0, 0.0, driven=False) for root in roots]
+
+
+#: Arrays of a pattern.
+Pattern = TypeVar("Pattern", bound=tuple[Array, ...])
 
 
 class Smooths(Protocol):
@@ -86,8 +90,8 @@ class GalerkinWave:
     that couple with nodes of other ranks wait until the rows of P of these are there; the others go on. The factors are those
     of the smoothing steps ``P <- P - w D A P``. The last product is with ``of`` in place of A, if that is given.
 
-    ``aside``: patterns, which take many short kernels, are found while the values before them are formed. They are kept until all
-    is done, which is little memory beside a matrix that is not streamed.
+    ``aside``: where all rows of A come at once, on a GPU, the pattern of a product is found on a second stream while the values
+    of the product before it are still being computed.
     """
 
     def __init__(
@@ -108,15 +112,19 @@ class GalerkinWave:
         # The upper half of the coarse matrix: complete blocks by row and column, and those to which the last rows added.
         self._parts: list[tuple[Array, Array]] = []
         self._open: BlockRows | None = None
-        self._side = SideStream(T.device if aside else CPU)
-        self._kept: list[Any] = []  # patterns that were found aside
-        self._known: set[int] = set()  # their arrays of columns, and others that were there before
+        # Patterns that were found on the side stream: its memory must not be used again before all has been formed.
+        self._aside = aside and T.device.kind == "cuda"
+        self._side: SideStream | None = None
+        self._kept: list[Any] = []
+        self._known: set[int] = set()  # ids of arrays that the side stream need not wait for
 
     def add(self, rows: BlockRows, reach: tuple[int, int] | None = None) -> None:
         """Take the next rows of A; ``reach``: their smallest and largest column on this rank, where columns may lie elsewhere."""
         first, last = rows.reach if reach is None else reach
         slab = _Slab(rows.start, rows.stop, min(first, rows.start), max(last + 1, rows.stop))
         self._slabs.append(slab)
+        if self._aside and (slab.start, slab.end) == (0, self._nodes):
+            self._side = SideStream(self._device)
         self._waiting[0].append((slab, rows))
         self._go_on()
 
@@ -203,31 +211,29 @@ class GalerkinWave:
         self, A: BlockRows, B: BlockRows, prepare: Callable[[BlockRows], None] | None = None, *, upper: bool = False
     ) -> BlockRows:
         """Return the product of rows."""
-        self._wait_for_patterns(A, B)
-        with self._side:
-            pattern = pattern_of_product(A, B, self._count, upper=upper)
-        self._keep(A, B, pattern[1], pattern)
+        pattern = self._found((A, B), lambda: pattern_of_product(A, B, self._count, upper=upper))
         return product_of_pattern(A, B, self._count, pattern, prepare)
 
     def _transposed(self, rows: BlockRows) -> BlockRows:
-        if self._device.kind == "cpu":
+        if self._side is None:
             return rows.transposed(self._count)
-        self._wait_for_patterns(rows)
-        with self._side:
-            pattern = rows.transposed_pattern(self._count)
-        self._keep(rows, rows, pattern.columns, pattern)
-        return rows.transposed(self._count, pattern)
+        return rows.transposed(self._count, self._found((rows,), lambda: rows.transposed_pattern(self._count)))
 
-    def _wait_for_patterns(self, *factors: BlockRows) -> None:
-        """Let what is found aside follow what made the patterns of factors, unless these were found there."""
-        if not all(id(factor.columns) in self._known for factor in factors):
+    def _found(self, factors: Sequence[BlockRows], find: Callable[[], Pattern]) -> Pattern:
+        """Return a pattern that is made of those of factors, found on the side stream if there is one."""
+        if self._side is None:
+            return find()
+        read = [array for factor in factors for array in (factor.offsets, factor.columns)]
+        if not self._known.issuperset(map(id, read)):
             self._side.follow()
-
-    def _keep(self, A: BlockRows, B: BlockRows, columns: Array, pattern: Any) -> None:
-        """Go on with a pattern that was found aside."""
-        self._side.lead()
-        self._kept += [A.columns, B.columns, pattern]
-        self._known |= {id(A.columns), id(B.columns), id(columns)}
+        try:
+            with self._side:
+                pattern = find()
+        finally:
+            self._side.lead()
+        self._kept += [*read, pattern]  # also so that the ids stay theirs
+        self._known.update(map(id, [*read, *pattern]))
+        return pattern
 
     def _collect(self, own: BlockRows, image: BlockRows) -> None:
         """Add the upper half of ``P^T A P`` of these rows.
@@ -254,7 +260,7 @@ class GalerkinWave:
         """Return the coarse matrix, the sum of those of all ranks, whose lower half mirrors the upper one. Collective."""
         assert not any(self._waiting), "all rows have passed all stages"
         count, size = self._count, self._modes
-        rows = mirrored(self._upper_half(communicator))
+        rows = both_halves(self._upper_half(communicator))
         self._kept.clear()
         return BsrMatrix((count * size, count * size), np.dtype(np.float64), rows.offsets, rows.columns, rows.blocks)
 

@@ -29,7 +29,7 @@ class CoarseLevel:
     # D of groups of nodes, in place of ``diagonal``; ``high`` is for it then.
     groups: GroupInverses | GroupFactors | None = None
     known: int | None = None  # columns of T, the first ones, that stand for the near-null space; None: all
-    lowered: BsrMatrix | None = None  # the finer matrix in float32, if it is a coarse one
+    finer_in_float32: BsrMatrix | None = None  # the finer matrix in float32, if it is a coarse one
     inverse: Operator = field(init=False, repr=False)
 
     @property

@@ -313,17 +313,18 @@ def _coarser_inverse(level: CoarseLevel, before: Operator | None) -> Operator:
 def _in_fewer_digits(M: SmoothedAggregation) -> SmoothedAggregation:
     """Return the preconditioner of a coarse matrix that multiplies by a copy of it in float32, if that is nearly the same.
 
-    It is where rounding is small beside the weakest couplings. That is tried with a vector to which the softest of them
-    contribute most, the solution for a right-hand side of all frequencies: its energies by the matrix and by the copy must be
-    nearly the same. For slender and flat bodies copies may be indefinite.
+    The trial applies the preconditioner in float32 to noise. The result z consists mostly of soft modes, where rounding does most
+    harm; z'Az by the matrix and by the copy must agree within 3 %. If the copy is indefinite, as for slender and flat bodies,
+    they do not; the copy is given up then, also for new values.
     """
     A, level = M.A, M.level
-    if level.lowered is None:
+    if level.finer_in_float32 is None:
         return M
-    lower = SmoothedAggregation(level.lowered, M.diagonal, M.high, M.degree, M.smoothing, level)
+    lower = SmoothedAggregation(level.finer_in_float32, M.diagonal, M.high, M.degree, M.smoothing, level)
     z = lower.apply(noise(A.device, 0, A.shape[0]))
-    energy, of_copy = M.space.dots((z, A.apply(z)), (z, level.lowered.apply(z)))
+    energy, of_copy = M.space.dots((z, A.apply(z)), (z, level.finer_in_float32.apply(z)))
     if not abs(of_copy - energy) <= _SAME * energy:
+        level.finer_in_float32 = None
         return M
     lower.take_vectors(M)
     return lower

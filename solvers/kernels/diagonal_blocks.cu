@@ -54,13 +54,14 @@ __global__ void __launch_bounds__(256) smallest_of_diagonals(
     Vector least = blocks[0];
     for (long long row = (long long)blockIdx.x * 256 + threadIdx.x; row < rows; row += 256ll * gridDim.x) {
         const Vector own = blocks[row * size + row % size];
-        if (!(own >= least)) least = own;  // also one that is not a number
+        if (least == least && !(own >= least)) least = own;  // one that is not a number stays
     }
     of_thread[threadIdx.x] = least;
     for (int by = 128; by; by /= 2) {
         __syncthreads();
-        if (int(threadIdx.x) < by && !(of_thread[threadIdx.x + by] >= of_thread[threadIdx.x]))
-            of_thread[threadIdx.x] = of_thread[threadIdx.x + by];
+        if (int(threadIdx.x) >= by) continue;
+        const Vector own = of_thread[threadIdx.x], other = of_thread[threadIdx.x + by];
+        if (own == own && !(other >= own)) of_thread[threadIdx.x] = other;
     }
     if (threadIdx.x == 0) partial[blockIdx.x] = of_thread[0];
 }

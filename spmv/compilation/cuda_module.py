@@ -141,14 +141,19 @@ def compiled_functions() -> list[_Key]:
     return list(_functions)
 
 
-@functools.cache
 def _compiled_with(source: CudaSource, expression: str) -> tuple[str, ...]:
     """Return what is compiled in one program: an instantiation of a template, or all kernels of a file that are none.
 
     NVRTC takes longer to begin and to read the text than to compile a short kernel.
     """
-    plain = tuple(sorted(name for template, name in _KERNEL.findall(source.text()) if not template))
+    plain = _plain_kernels(source)
     return plain if expression in plain else (expression,)
+
+
+@functools.cache
+def _plain_kernels(source: CudaSource) -> tuple[str, ...]:
+    """Return the kernels of a file that are no templates."""
+    return tuple(sorted(name for template, name in _KERNEL.findall(source.text()) if not template))
 
 
 def _claimed(source: CudaSource, expression: str) -> tuple[Future[KernelFunction], dict[str, Future[KernelFunction]]]:

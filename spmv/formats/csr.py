@@ -17,7 +17,7 @@ from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import UNEVEN_VARIATION, SparseMatrix
 from penstock.spmv.formats.csr_kernels import _diagonal_blocks, _spmm, _spmv
 from penstock.spmv.formats.csr_strategy import CsrStrategy, Lanes, choose_lanes, choose_strategy
-from penstock.spmv.formats.limits import INT32_MAX, narrow_offsets
+from penstock.spmv.formats.limits import INT32_MAX, check_columns, narrow_offsets
 from penstock.spmv.formats.narrowing import narrowed, within
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.survey import Survey, survey
@@ -149,10 +149,7 @@ class CsrMatrix(SparseMatrix, name="csr"):
     @classmethod
     def _wrapped(cls, A: Any) -> Self:
         values = real_values(A, "the matrix")
-        if A.shape[1] > INT32_MAX:
-            raise InputError(
-                f"{A.shape[1]:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
-            )
+        check_columns(A.shape[1], "the matrix")
         entries = int(A.indptr[-1])  # SciPy's arrays may be longer than that
         columns = A.indices[:entries]
         matrix = cls(

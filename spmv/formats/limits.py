@@ -15,6 +15,14 @@ INT32_MAX = 2**31 - 1
 LARGEST_DENSE_BLOCK = 8
 
 
+def check_columns(columns: int, what: str) -> None:
+    """Refuse a matrix with more columns than 32-bit indices can name; ``what`` it is called."""
+    if columns > INT32_MAX:
+        raise InputError(
+            f"{what}: {columns:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
+        )
+
+
 def check_unknowns_of_a_node(block_size: Any) -> None:
     """Refuse what is not the size of a small dense block."""
     whole = isinstance(block_size, Integral) and not isinstance(block_size, bool)

@@ -11,7 +11,7 @@ import scipy.sparse
 from penstock.spmv.compilation.jit import strict_kernel
 from penstock.spmv.device import Array
 from penstock.spmv.errors import InputError, advice_on_type
-from penstock.spmv.formats.limits import INT32_MAX
+from penstock.spmv.formats.limits import INT32_MAX, check_columns
 
 _NOT_MONOTONE, _OUT_OF_RANGE, _DUPLICATE, _UNSORTED = 1, 2, 3, 4
 
@@ -58,10 +58,7 @@ def in_sorted_rows(A: Any, what: str) -> Any:
 def _defect(offsets: Array, indices: Array, shape: tuple[int, int], what: str) -> tuple[int, int, int]:
     """Return the first defect, and where it is; 0 if there is none."""
     rows, columns = shape
-    if columns > INT32_MAX:
-        raise InputError(
-            f"{what}: {columns:,} columns do not fit 32-bit column indices; a matrix has {INT32_MAX:,} at most"
-        )
+    check_columns(columns, what)
     if len(offsets) != rows + 1 or (rows and int(offsets[0]) != 0):
         raise InputError(f"{what}: row offsets must be {rows + 1} numbers starting at 0, not {len(offsets)}")
     defect, row, column = _first_defect(offsets, indices, columns)

@@ -14,16 +14,20 @@ __global__ void __launch_bounds__(256) number_rows(
     numbers[entry] = low;
 }
 
-// offsets[key] = the first place of a key or a larger one among sorted keys, keys[order[place]]; offsets[groups] = their number.
-// One thread per key, and one more.
+// offsets[key] = the first place of a key or a larger one among sorted keys, keys[order[place]]. One thread per key from 0 to
+// `groups`, whose place is the end.
 __global__ void __launch_bounds__(256) begin_groups(
     const long long entries, const long long groups, const int* __restrict__ keys, const long long* __restrict__ order,
     long long* __restrict__ offsets)
 {
-    const long long place = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (place > entries) return;
-    const long long before = place ? keys[order[place - 1]] : -1, own = place < entries ? keys[order[place]] : groups;
-    for (long long key = before + 1; key <= own; ++key) offsets[key] = place;
+    const long long key = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (key > groups) return;
+    long long low = 0, high = entries;
+    while (low < high) {
+        const long long middle = low + (high - low) / 2;
+        if (keys[order[middle]] < key) low = middle + 1; else high = middle;
+    }
+    offsets[key] = low;
 }
 
 // out[place] = rows[order[place]]. One thread per place.

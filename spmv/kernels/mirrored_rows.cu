@@ -16,8 +16,9 @@ struct Slab {
     const unsigned char* exponents;  // null but for values of 16 bits
 };
 
-// Where the numbers of the `below` blocks of `area` scalars stand that have waited for a row: in the end of the memory of these
-// blocks. Where blocks are written in ascending order, 32 at a time, those that have been written never reach the numbers of others.
+// For each block that has waited, its number in the list of those is stored inside the row's own output, in the last `below` words of
+// the space for the blocks left of the diagonal, of `area` scalars each. Blocks are written in ascending order, 32 at a time, so a
+// number is read before it is overwritten.
 __device__ __forceinline__ long long* numbers_of(double* blocks, const long long below, const int area)
 {
     return reinterpret_cast<long long*>(blocks + below * (area - 1));

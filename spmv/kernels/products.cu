@@ -4,7 +4,7 @@
 // Rows are sorted into bins by the length of a table that holds their columns. A group of lanes takes a row; it goes through the
 // entries of the row of A one after another, and its lanes through the row of B. The columns of a row of B differ, so no two lanes
 // add to one sum, and every sum is formed in the order of the entries of A: results are the same in every run. Columns come out
-// ascending. Rows of B are numbered from `start`. Columns before row + `least` are left out; rows are numbered from 0 here. Rows whose tables would be longer than 2^LARGEST_TABLE slots are dense rows.
+// ascending. Rows of B are numbered from `start`. Columns smaller than the row's number in A, from 0, plus `least` are left out. Rows whose tables would be longer than 2^LARGEST_TABLE slots are dense rows.
 
 constexpr int SMALLEST_TABLE = 5, LARGEST_TABLE = 13, BINS = 16, DENSE = 15;  // tables have 2^5 to 2^13 slots
 constexpr int NO_COLUMN = 0x7fffffff;

@@ -13,7 +13,7 @@ from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import inlined, serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_with_entries
-from penstock.spmv.products.hashing import Purpose, bins_of_bounds, bins_of_offsets, run
+from penstock.spmv.products.hashing import EVERY_COLUMN, Purpose, bins_of_bounds, bins_of_offsets, run
 
 BLOCK_PRODUCT_KERNELS = CudaSource("penstock.spmv.kernels", "block_products.cu")
 
@@ -143,18 +143,18 @@ def _smooth_cpu(image: BlockRows, own: BlockRows, diagonal: Array, factor: float
 
 @register_kernel("block_rows", "pattern", "cuda")
 def _pattern_cuda(A: BlockRows, B: BlockRows, columns: int, upper: bool = False) -> tuple[Array, Array]:
-    least = {"least": A.start} if upper else {}
-    offsets = counted_cuda(A, B, columns, **least)
+    least = A.start if upper else EVERY_COLUMN
+    offsets = counted_cuda(A, B, columns, least)
     entries = int(offsets[-1])
     indices = allocated(A.device, lambda: A.device.xp.empty(entries, dtype=np.int32), 4 * entries)
-    run(Purpose.COLUMNS, bins_of_offsets(offsets), A, B, columns, None, (offsets, indices, None), **least)
+    run(Purpose.COLUMNS, bins_of_offsets(offsets), A, B, columns, None, (offsets, indices, None), least)
     return offsets, indices
 
 
-def counted_cuda(A: BlockRows, B: BlockRows, columns: int, **least: int) -> Array:
+def counted_cuda(A: BlockRows, B: BlockRows, columns: int, least: int = EVERY_COLUMN) -> Array:
     """Return the offsets of the rows of a product; ``least`` as for :func:`~penstock.spmv.products.hashing.run`."""
     offsets = A.device.xp.zeros(len(A.offsets), dtype=np.int64)
-    run(Purpose.COUNT, bins_of_bounds(A, B, columns), A, B, columns, offsets[1:], (None, None, None), **least)
+    run(Purpose.COUNT, bins_of_bounds(A, B, columns), A, B, columns, offsets[1:], (None, None, None), least)
     A.device.xp.cumsum(offsets, out=offsets)
     return offsets
 

@@ -146,11 +146,11 @@ def _begin_groups_cpu(keys: Array, order: Array, groups: int) -> Array:
 def _begin_groups_cuda(keys: Array, order: Array, groups: int) -> Array:
     offsets = device_of(keys).xp.empty(groups + 1, dtype=np.int64)
     arguments = (np.int64(len(keys)), np.int64(groups), keys, order, offsets)
-    launch(BLOCK_ROW_KERNELS.function("begin_groups"), len(keys) + 1, _THREADS, arguments)
+    launch(BLOCK_ROW_KERNELS.function("begin_groups"), groups + 1, _THREADS, arguments)
     return offsets
 
 
-def mirrored(upper: BlockRows) -> BlockRows:
+def both_halves(upper: BlockRows) -> BlockRows:
     """Return all rows of a symmetric matrix, in float64, from its blocks on the diagonal and right of it."""
     rows: BlockRows = find_kernel("block_rows", "mirror", upper.device.kind)(upper)
     return rows

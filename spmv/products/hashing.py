@@ -34,8 +34,8 @@ _LONGEST_SORTED, _LONGEST_COUNTED = 512, 2048
 # Shared memory for the bits that mark the places of columns, and for those of dense rows.
 _RANK_NBYTES, _BITS_NBYTES = 64 << 10, 96 << 10
 _GROUPED_THREADS, _SHARED_NBYTES = 128, 48 << 10
-# No column is before this one.
-_ALL = -(1 << 62)
+#: The least column of a product, relative to its row, where none is left out.
+EVERY_COLUMN = -(1 << 62)
 # Memory for all dense rows in use at a time.
 _DENSE_NBYTES = 128 << 20
 
@@ -100,11 +100,11 @@ def run(
     width: int,
     counts: Array | None,
     C: tuple[Array, ...],
-    least: int = _ALL,
+    least: int = EVERY_COLUMN,
 ) -> None:
     """Make the rows of all bins; arrays that the purpose does not need are None.
 
-    Columns before ``row + least`` are left out, where rows are counted from the first one of A.
+    Columns smaller than the row's number in A, from 0, plus ``least`` are left out; the first row of A gives the upper half.
 
     ``counts``, int64, receives the number of columns of every row for :attr:`Purpose.COUNT`; ``C`` holds offsets, columns and
     values of the product. For :attr:`Purpose.VALUES`, A and B have blocks of one row and column, of one type.

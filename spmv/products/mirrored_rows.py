@@ -71,10 +71,11 @@ def complete_rows(
     launch(kernel("list_waiting"), int(count), _THREADS, (count, *ends, *of_waiting, area, blocks))
     launch(kernel("sort_mirrored"), stop - start, _THREADS, (count_of_rows, offsets, lower, columns, area, blocks))
 
+    assert len({slab.values.dtype for _, slab in slabs}) == 1, "kernels read all slabs as values of one type"
     new, table = Waiting.empty(device, later, size), device.asarray(np.array(list(map(_entry, slabs)), dtype=np.int64))
     for number, (first, slab) in enumerate(slabs):
         template, threads = f"<{type_names(slab.values)}, {size}>", 32 * (slab.shape[0] // size)
-        given = (_of_slab(first, slab)[0], ends[0], np.int32(number), table, *slab.lowered[1:], waiting.blocks)
+        given = (np.int64(slab.shape[0] // size), ends[0], np.int32(number), table, *slab.lowered[1:], waiting.blocks)
         launch(kernel(f"fill_mirrored{template}"), threads, _THREADS, (*given, offsets, lower, columns, blocks))
         if later:
             stored = (slab.chunk_offsets, slab.column_indices, slab.values, slab.lowered[0])

@@ -54,10 +54,13 @@ def test_all_threads_together_cut_as_each_alone_does(body, monkeypatch):
     assert np.array_equal(coordinate_aggregates(points, 60).of_node, alone.of_node)
 
 
-@pytest.mark.parametrize("size", [1, 60, 10_000])
+@pytest.mark.parametrize(("size", "wide"), [(1, False), (60, False), (60, True), (10_000, False)])
 @pytest.mark.parametrize("body", _BODIES)
 @pytest.mark.parametrize("target", TARGETS)
-def test_all_devices_make_the_same_parts(target, body, size):
+def test_all_devices_make_the_same_parts(target, body, size, wide, monkeypatch):
+    """Also with keys of 64 bits, which a GPU sorts where there are many nodes."""
+    if wide:
+        monkeypatch.setattr(bisection, "INT32_MAX", 0)
     points = _BODIES[body]
     expected = coordinate_aggregates(points, size)
 

@@ -52,3 +52,15 @@ def test_the_smallest_entry_of_diagonals_is_found(target, count, size, dtype):
         found = find_kernel("blocks", "smallest", target.device_kind)(target.put(blocks))
 
     assert found == blocks[:, range(size), range(size)].min()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("place", [0, 100, 40_000])
+def test_a_smallest_entry_that_is_no_number_is_told(target, place):
+    blocks = np.ones((50_000, 1, 1))
+    blocks[place] = np.nan
+
+    with target.running():
+        found = find_kernel("blocks", "smallest", target.device_kind)(target.put(blocks))
+
+    assert np.isnan(found)

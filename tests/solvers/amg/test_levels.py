@@ -1,19 +1,21 @@
 """T is orthonormal and spans the near-null space; the coarse matrix is P^T A P; the preconditioner is symmetric and positive."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import scipy.sparse
 from coarse_reference import block_inverse, smoothed_prolongator, tentative
-from kernel_targets import gpu_count
+from kernel_targets import TARGETS, gpu_count
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import cg, smoothed_aggregation
 from penstock.solvers.amg import matrix_rows
-from penstock.solvers.amg.galerkin import coarse_matrix
+from penstock.solvers.amg.galerkin import GalerkinWave, coarse_matrix
 from penstock.solvers.amg.modes import rigid_body_modes
 from penstock.solvers.amg.smoothed_aggregation import with_new_values
-from penstock.spmv import CsrMatrix, Device, FunctionOperator, InputError, format_named
-from penstock.spmv.products.block_rows import set_unit_rows
+from penstock.spmv import CPU, CsrMatrix, Device, FunctionOperator, InputError, beside, format_named
+from penstock.spmv.products.block_rows import BlockRows, set_unit_rows
 from penstock.streaming import HostStore, StreamedMatrix
 
 BEAM = {"nodes": (12, 6, 5)}
@@ -183,6 +185,62 @@ def test_streamed_rows_make_the_same_coarse_matrix(name, count):
     set_unit_rows(found, T.missing)
 
     assert abs(found.to_csr() - M.level.A.to_csr()).max() < 1e-12 * abs(M.level.A.to_csr()).max()
+
+
+class _Streams:
+    """Stands in for the side stream, and holds one that stands in for the current one; notes what is asked of them."""
+
+    def __init__(self):
+        self.asked = []
+        self.current = SimpleNamespace(record=lambda: "now", wait_event=lambda event: self.asked.append("lead"))
+
+    def __enter__(self):
+        self.asked.append("begin")
+
+    def __exit__(self, *exception):
+        self.asked.append("end")
+
+    def record(self):
+        return "side"
+
+    def wait_event(self, event):
+        self.asked.append("follow")
+
+
+def test_patterns_found_aside_follow_what_made_their_factors_and_lead_what_reads_them(monkeypatch):
+    A, M = level_of(beam_of(3, nodes=(10, 6, 5)), "bsr")
+    T, streams = M.level.T, _Streams()
+    monkeypatch.setattr(beside._own, "stream", lambda number: streams)
+    monkeypatch.setattr(beside, "_current_stream", lambda: streams.current)
+    monkeypatch.setattr(T, "device", SimpleNamespace(kind="cuda", xp=np, index=0))
+    emulated = TARGETS[1].values[0]
+
+    def transposed(rows, columns, pattern):  # as on a GPU
+        blocks = np.ascontiguousarray(rows.blocks[pattern.order].swapaxes(1, 2))
+        return BlockRows(0, pattern.offsets, pattern.columns, blocks, len(rows.offsets) - 1)
+
+    monkeypatch.setattr(BlockRows, "transposed", transposed)
+    wave = GalerkinWave(T, M.diagonal, [step.a for step in M.smooth], aside=True)
+    with emulated.running():
+        matrix_rows.visit_rows(A, 3, wave.add)
+        found = wave.finish()
+
+    # The rows of A and of T come from the current stream; what is made of them was found aside.
+    assert streams.asked == ["follow", *["begin", "end", "lead"] * 5]
+    assert not wave._kept
+    set_unit_rows(found, T.missing)
+    assert abs(found.to_csr() - M.level.A.to_csr()).max() < 1e-12 * abs(M.level.A.to_csr()).max()
+
+
+def test_nothing_is_put_aside_where_rows_come_in_parts_or_on_a_cpu(monkeypatch):
+    A, M = level_of(beam_of(3, nodes=(16, 6, 6)), "bsr")
+    factors = [step.a for step in M.smooth]
+    for device, cuts in ((CPU, [0, 16]), (SimpleNamespace(kind="cuda", xp=np, index=0), [0, 5, 16])):
+        monkeypatch.setattr(M.level.T, "device", device)
+        wave = GalerkinWave(M.level.T, M.diagonal, factors, aside=True)
+        matrix_rows.visit_rows(A, 3, wave.add, [cut * 36 * 3 for cut in cuts])
+        assert wave._side is None
+        assert not wave._kept
 
 
 @pytest.mark.parametrize("dof", [1, 3])

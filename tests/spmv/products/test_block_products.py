@@ -120,7 +120,8 @@ def test_the_upper_half_of_rows_from_one_on_begins_at_their_diagonal(target, col
     assert offsets.tolist() == [0, *np.cumsum(np.bincount(rows[kept], minlength=4))]
     for row in range(4):
         expected = whole[1][kept & (rows == row)]
-        assert sorted(found[offsets[row] : offsets[row + 1]].tolist()) == sorted(expected.tolist())
+        own = found[offsets[row] : offsets[row + 1]]
+        assert (own if target.device_kind == "cuda" else np.sort(own)).tolist() == np.sort(expected).tolist()
 
 
 @pytest.mark.parametrize("target", TARGETS[1:])

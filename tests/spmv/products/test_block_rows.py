@@ -59,7 +59,7 @@ def test_a_symmetric_matrix_is_made_of_its_upper_half(target, kernels_of, size):
     upper, expected = random_upper(70, size, seed=size)
 
     with target.running():
-        whole = module.mirrored(put(target, upper))
+        whole = module.both_halves(put(target, upper))
 
     assert np.array_equal(dense(target, whole, 70), expected)
     assert whole.offsets[3] == whole.offsets[4]
@@ -71,7 +71,7 @@ def test_a_matrix_without_blocks_has_an_empty_mirror_image(target, kernels_of):
     nothing = BlockRows(0, np.zeros(5, dtype=np.int64), np.empty(0, dtype=np.int32), np.empty((0, 2, 2)), 4)
 
     with target.running():
-        whole = module.mirrored(put(target, nothing))
+        whole = module.both_halves(put(target, nothing))
 
     assert target.get(whole.offsets).tolist() == [0] * 5
     assert whole.blocks.shape == (0, 2, 2)
@@ -98,6 +98,11 @@ def test_transposes_are_those_of_numpy(target, monkeypatch, dtype, tall, wide):
         arguments = (np.int64(scalars.size), np.int32(tall), np.int32(wide), pattern.order, A.blocks, scalars)
         module.launch(function, scalars.size, 256, arguments)
 
+        if target.name == "gpu":
+            whole_of_gpu = A.transposed(90)
+            assert np.array_equal(target.get(whole_of_gpu.blocks), target.get(scalars))
+            assert np.array_equal(target.get(whole_of_gpu.columns), target.get(pattern.columns))
+
     assert np.array_equal(target.get(number), rows)
     found = BlockRows(0, pattern.offsets, pattern.columns, scalars, 40)
     whole = scipy.sparse.bsr_array((blocks, columns, offsets), shape=(40 * tall, 90 * wide)).toarray()
@@ -112,8 +117,14 @@ def test_groups_begin_where_their_first_key_is(target, kernels_of):
     with target.running():
         order, offsets = module.grouped(target.put(keys), 9)
 
+        none = module.grouped(target.put(keys[:0]), 3)[1]
+        wide = np.sort(np.random.default_rng(0).integers(20_000, 21_000, 3000)).astype(np.int32)
+        of_wide = module.grouped(target.put(wide), 50_000)[1]
+
     assert target.get(order).tolist() == [1, 4, 0, 2, 3, 5]
     assert target.get(offsets).tolist() == [0, 0, 2, 2, 2, 5, 5, 6, 6, 6]
+    assert target.get(none).tolist() == [0] * 4
+    assert np.array_equal(target.get(of_wide), np.searchsorted(wide, np.arange(50_001)))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -18,10 +18,11 @@ ROWS = 150
 
 
 def awkward_matrix(size, seed=3):
-    """A hub, rows of many and of no couplings, and couplings over any distance."""
+    """Hubs, rows of many and of no couplings, and couplings over any distance; row 140 has many blocks left of the diagonal."""
     rng = np.random.default_rng(seed)
-    rows = [*rng.integers(0, ROWS, 400), *[7] * 60, *range(40, 60)]
+    rows = [*rng.integers(0, ROWS, 400), *[7] * 60, *range(40, 60), *[140] * 100]
     columns = [*rng.integers(0, ROWS, 400), *rng.choice(ROWS, 60, replace=False), *range(60, 80)]
+    columns += rng.choice(ROWS, 100, replace=False).tolist()
     couplings = scipy.sparse.coo_array((np.ones(len(rows)), (rows, columns)), shape=(ROWS, ROWS)).tobsr((1, 1))
     blocks = scipy.sparse.kron(couplings, np.ones((size, size)), format="csr")
     blocks.data = rng.uniform(-1, 1, blocks.nnz)
