@@ -10,6 +10,7 @@ Whatever is not as it should be is left to iterations, so that refusals, warning
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -44,14 +45,22 @@ _LARGEST_INVERSE, _INVERSE_STEPS = 1e12, 3
 # Norms of right-hand sides between which the squares of residuals are numbers.
 _LEAST_NORM, _LARGEST_NORM = 1e-120, 1e120
 
+# Dimensions, and unknowns of a node whose rigid motions are known; of others iterations refuse coordinates alone.
+_KNOWN_MOTIONS = {(2, 2), (2, 3), (3, 3), (3, 6)}
+_MOST_MODES = 8  # of a near-null space
+
 _Block = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def solve_directly(
-    A: Any, b: GivenVectors, *, device: str, rtol: float, atol: float, reporter: Reporter
+    A: Any, b: GivenVectors, hints: Mapping[str, Any], *, device: str, rtol: float, atol: float, reporter: Reporter
 ) -> AnyResult | None:
-    """Return the result of a system that is small enough, or None if it is left to iterations, errors included."""
-    if not _may_be_small(A) or device_of(b.array).kind != "cpu":
+    """Return the result of a system that is small enough, or None if it is left to iterations, errors included.
+
+    ``hints`` are coordinates and a near-null space, which a factorisation does not need; if they do not fit the matrix, the
+    iterations say so.
+    """
+    if not _may_be_small(A) or device_of(b.array).kind != "cpu" or not _fit(hints, A.shape[0]):
         return None
     clock = CallClock(reporter)
     try:
@@ -73,6 +82,21 @@ def _may_be_small(A: Any) -> bool:
         return False
     shape = tuple(getattr(A, "shape", ()))
     return len(shape) == 2 and 0 < shape[0] == shape[1] <= LARGEST_ROWS
+
+
+def _fit(hints: Mapping[str, Any], rows: int) -> bool:
+    """Whether coordinates and a near-null space are such as a matrix with so many rows may have."""
+    if not all(isinstance(hint, np.ndarray) and hint.dtype.kind in "fiu" for hint in hints.values()):
+        return False
+    points, modes = hints.get("coordinates"), hints.get("near_null_space")
+    if points is not None:
+        nodes, dimensions = points.shape if points.ndim == 2 else (0, 0)
+        if not nodes or rows % nodes or dimensions not in (2, 3) or not np.isfinite(points).all():
+            return False
+        if rows != nodes and (dimensions, rows // nodes) not in _KNOWN_MOTIONS:
+            return False
+    shaped = modes is None or modes.shape == (rows,) or (modes.ndim == 2 and 1 <= modes.shape[1] <= _MOST_MODES)
+    return shaped and (modes is None or (len(modes) == rows and bool(np.isfinite(modes).all())))
 
 
 def _solved(

@@ -137,11 +137,11 @@ def solve(
     guess = None if x0 is None else GivenVectors.of(x0, "x0").like(vectors)
     limits: dict[str, Any] = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "monitor": monitor}
     checked_precision(precision, verify)
-    unset = all(value is None for value in (memory, maxiter, null_space, x0, monitor, folder)) and not options
+    unset = all(value is None for value in (memory, maxiter, null_space, x0, monitor, folder))
     if unset and all(
         isinstance(name, str) and name == "auto" for name in (preconditioner, block_size, method, precision)
     ):
-        answer = solve_directly(A, vectors, device=device, rtol=rtol, atol=atol, reporter=reporter)
+        answer = solve_directly(A, vectors, options, device=device, rtol=rtol, atol=atol, reporter=reporter)
         if answer is not None:
             return answer
     with PreparedSystem(A, vectors.columns, reporter, updatable=False, **choices) as system:

@@ -270,8 +270,11 @@ DECIDED = {
     "memory": {"memory": "1 GiB"},
     "monitor": {"monitor": lambda record: record.iteration == 3},
     "x0": {"x0": np.ones(BEAM.unknowns)},
-    "coordinates": {"coordinates": BEAM.mesh.coordinates()},
-    "near_null_space": {"near_null_space": np.ones(BEAM.unknowns)},
+    "coordinates of other nodes": {"coordinates": BEAM.mesh.coordinates()[1:]},
+    "coordinates in one dimension": {"coordinates": BEAM.mesh.coordinates()[:, :1]},
+    "coordinates that are not finite": {"coordinates": np.full_like(BEAM.mesh.coordinates(), np.nan)},
+    "unknown motions": {"coordinates": BEAM.mesh.coordinates()[:108]},  # of four unknowns a node
+    "a longer near-null space": {"near_null_space": np.ones(BEAM.unknowns + 1)},
     "no tolerance": {"rtol": 0.0},
     "a negative tolerance": {"rtol": -1.0},
     "a tolerance that is no number": {"atol": "1"},
@@ -400,7 +403,17 @@ def test_the_first_solves_on_a_machine_compile_nothing(tmp_path):
     assert not list(tmp_path.rglob("*.nbc"))
 
 
-def test_nothing_is_compiled_in_this_process_either(A, b):
+@pytest.mark.parametrize(
+    "hints",
+    [
+        {},
+        {"coordinates": BEAM.mesh.coordinates()},
+        {"near_null_space": np.ones(BEAM.unknowns)},
+        {"near_null_space": np.ones((BEAM.unknowns, 2)), "coordinates": BEAM.mesh.coordinates()},
+    ],
+)
+def test_nothing_is_compiled_in_this_process_either(hints, A, b):
+    """Nor where the nodes are known, which a factorisation does not need."""
     before = compile_seconds()
-    solve(A, b)
+    assert is_direct(solve(A, b, **hints))
     assert compile_seconds() == before
