@@ -21,6 +21,11 @@ BENCHMARKS = {
         "From the caller's arrays to the solution, against upload and `cg` of CuPy or SciPy.",
         r".",
     ),
+    "compilation": (
+        "The first call on a machine",
+        "With empty caches of compiled kernels; as its floor the first call of a process that finds them filled.",
+        None,
+    ),
     "prepared": ("A prepared system", "A further solve, and new values, against setting everything up again.", None),
     "modes": ("The lowest modes", "Whole calls of `penstock.eigsh`, against LOBPCG and shift-invert of others.", None),
     "wavefront": ("Streamed solves with many powers of A a sweep", "Solves to 1e-8, and single sweeps.", r"/solve/"),
