@@ -60,6 +60,16 @@ _EXPERIMENT = Path(__file__).parents[1] / "examples" / "cantilever.yaml"
 _SHARES = {"streamed": 0.25, "float32": 0.32, "int16": 0.2}
 
 
+def system_of(dof: int, nodes: int, columns: int, given: bool) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a matrix, right-hand sides, and the coordinates as an option if they are given."""
+    from penstock.fem import Cantilever, LognormalMaterial
+
+    beam = Cantilever(nodes=nodes, dof=dof, material=LognormalMaterial(sigma=0.5))
+    A, rng = beam.matrix("csr").to_csr(), np.random.default_rng(0)
+    b = rng.standard_normal((A.shape[0], columns) if columns > 1 else A.shape[0])
+    return A, b, {"coordinates": beam.mesh.coordinates()} if given else {}
+
+
 def run_case(dof: int, nodes: int, columns: int, given: bool, where: str, ahead: bool) -> dict[str, Any]:
     """Solve in this process; return the case, the seconds and the instantiations, before it was decided what to do and after.
 
@@ -67,13 +77,9 @@ def run_case(dof: int, nodes: int, columns: int, given: bool, where: str, ahead:
     """
     import penstock
     from penstock.driver import opening
-    from penstock.fem import Cantilever, LognormalMaterial
     from penstock.spmv.compilation.usual_kernels import OPENING, recorded
 
-    beam = Cantilever(nodes=nodes, dof=dof, material=LognormalMaterial(sigma=0.5))
-    A, rng = beam.matrix("csr").to_csr(), np.random.default_rng(0)
-    b = rng.standard_normal((A.shape[0], columns) if columns > 1 else A.shape[0])
-    options: dict[str, Any] = {"coordinates": beam.mesh.coordinates()} if given else {}
+    A, b, options = system_of(dof, nodes, columns, given)
     if where != "memory":
         precision = "float64" if where == "streamed" else where
         options |= {"memory": int(_SHARES[where] * 8 * A.nnz), "precision": precision}
@@ -104,13 +110,9 @@ def run_cpu_case(dof: int, nodes: int, columns: int, given: bool, where: str) ->
     from numba.core import event
 
     import penstock
-    from penstock.fem import Cantilever, LognormalMaterial
     from penstock.spmv.compilation.watch import compile_seconds
 
-    beam = Cantilever(nodes=nodes, dof=dof, material=LognormalMaterial(sigma=0.5))
-    A, rng = beam.matrix("csr").to_csr(), np.random.default_rng(0)
-    b = rng.standard_normal((A.shape[0], columns) if columns > 1 else A.shape[0])
-    options: dict[str, Any] = {"coordinates": beam.mesh.coordinates()} if given else {}
+    A, b, options = system_of(dof, nodes, columns, given)
     if where == "streamed":
         options["memory"] = int(_SHARES[where] * 8 * A.nnz)
     before, began = compile_seconds(), time.perf_counter()

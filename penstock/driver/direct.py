@@ -25,6 +25,7 @@ from penstock.driver.open_system import AnyResult
 from penstock.driver.progress import CallClock, Reporter, time_facts
 from penstock.host.threads import blas_limited
 from penstock.solvers import BlockSolveResult, SolveResult, StopReason
+from penstock.solvers.amg.modes import check_shape_of_modes, motions_about_origin
 from penstock.solvers.checks import check_tolerances
 from penstock.spmv import CPU, CsrMatrix, DeviceError, InputError, device_of, format_nbytes
 from penstock.spmv.foreign import is_foreign
@@ -45,10 +46,6 @@ _LARGEST_INVERSE, _INVERSE_STEPS = 1e12, 3
 # Norms of right-hand sides between which the squares of residuals are numbers.
 _LEAST_NORM, _LARGEST_NORM = 1e-120, 1e120
 
-# Dimensions, and unknowns of a node whose rigid motions are known; of others iterations refuse coordinates alone.
-_KNOWN_MOTIONS = {(2, 2), (2, 3), (3, 3), (3, 6)}
-_MOST_MODES = 8  # of a near-null space
-
 _Block = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -60,12 +57,13 @@ def solve_directly(
     ``hints`` are coordinates and a near-null space, which a factorisation does not need; if they do not fit the matrix, the
     iterations say so.
     """
-    if not _may_be_small(A) or device_of(b.array).kind != "cpu" or not _fit(hints, A.shape[0]):
+    if not _may_be_small(A) or device_of(b.array).kind != "cpu" or not _are_plain(hints):
         return None
     clock = CallClock(reporter)
     try:
         # More threads are slower for matrices as small as these, and give other bits.
         with clock.running(), np.errstate(all="ignore"), blas_limited(1):
+            _check_hints(hints, A.shape[0])
             solved = _solved(A, b, device, rtol, atol, clock)
     except (InputError, DeviceError):
         return None
@@ -84,19 +82,22 @@ def _may_be_small(A: Any) -> bool:
     return len(shape) == 2 and 0 < shape[0] == shape[1] <= LARGEST_ROWS
 
 
-def _fit(hints: Mapping[str, Any], rows: int) -> bool:
-    """Whether coordinates and a near-null space are such as a matrix with so many rows may have."""
-    if not all(isinstance(hint, np.ndarray) and hint.dtype.kind in "fiu" for hint in hints.values()):
-        return False
+def _are_plain(hints: Mapping[str, Any]) -> bool:
+    """Whether all are NumPy arrays of real numbers."""
+    return all(isinstance(hint, np.ndarray) and hint.dtype.kind in "fiu" for hint in hints.values())
+
+
+def _check_hints(hints: Mapping[str, Any], rows: int) -> None:
+    """Refuse coordinates and a near-null space that do not fit a matrix of so many rows."""
     points, modes = hints.get("coordinates"), hints.get("near_null_space")
-    if points is not None:
-        nodes, dimensions = points.shape if points.ndim == 2 else (0, 0)
-        if not nodes or rows % nodes or dimensions not in (2, 3) or not np.isfinite(points).all():
-            return False
-        if rows != nodes and (dimensions, rows // nodes) not in _KNOWN_MOTIONS:
-            return False
-    shaped = modes is None or modes.shape == (rows,) or (modes.ndim == 2 and 1 <= modes.shape[1] <= _MOST_MODES)
-    return shaped and (modes is None or (len(modes) == rows and bool(np.isfinite(modes).all())))
+    if modes is not None:
+        check_shape_of_modes(modes.shape, rows, finite=bool(np.isfinite(modes).all()))
+    if points is None:
+        return
+    nodes, dimensions = points.shape if points.ndim == 2 else (0, 0)
+    if not nodes or rows % nodes or dimensions not in (2, 3) or not np.isfinite(points).all():
+        raise InputError(f"coordinates of shape {points.shape} do not fit {rows} rows, or are not finite")
+    motions_about_origin(points[:1], rows // nodes)  # which knows those of some numbers of unknowns a node
 
 
 def _solved(

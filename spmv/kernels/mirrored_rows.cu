@@ -133,7 +133,7 @@ __device__ __forceinline__ double scalar_of(const Value* values, const unsigned 
     return scale_of_block<Value>(exponents + slot) * double(values[(slot - lane) * (size * size) + e * 32 + lane]);
 }
 
-// The slot of a slab that holds a column of a row with so many blocks.
+// The slot of the block in a row and a column of a slab, by binary search among the row's `blocks` blocks.
 template <typename Value>
 __device__ __forceinline__ long long slot_of(const Slab<Value>& slab, const long long row, const int blocks, const int column)
 {
