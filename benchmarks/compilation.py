@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -77,8 +78,10 @@ def run_case(dof: int, nodes: int, columns: int, given: bool, where: str, ahead:
     """
     import penstock
     from penstock.driver import opening
+    from penstock.spmv.compilation.cupy_kernels import CUPY
     from penstock.spmv.compilation.usual_kernels import OPENING, recorded
 
+    calls = cupy_calls()
     A, b, options = system_of(dof, nodes, columns, given)
     if where != "memory":
         precision = "float64" if where == "streamed" else where
@@ -87,7 +90,7 @@ def run_case(dof: int, nodes: int, columns: int, given: bool, where: str, ahead:
     begin = opening.begin_compilation
 
     def noting(case: str, device: Any) -> None:
-        seen[case] = recorded()
+        seen[case] = recorded() | ({CUPY: list(calls)} if calls else {})
         if ahead:
             begin(case, device)
 
@@ -101,8 +104,40 @@ def run_case(dof: int, nodes: int, columns: int, given: bool, where: str, ahead:
         "seconds": seconds,
         "compiling": result.timings["compiling"],
         "opening": seen[case],
-        "kernels": recorded(),
+        "kernels": recorded() | ({CUPY: list(calls)} if calls else {}),
     }
+
+
+def cupy_calls() -> dict[str, None]:
+    """Return calls of CuPy for which it compiles kernels from now on, of arrays without gaps, in the order of these."""
+    from cupy.cuda import compiler
+
+    compile_module, calls = compiler._compile_module_with_cache, {}
+
+    def noting(source: str, *arguments: Any, **options: Any) -> Any:
+        head = re.search(r"__global__ void (cupy_\w+)\((.*?)\)", source, re.DOTALL)
+        if head and (call := call_of(*head.groups())) is not None:
+            calls[call] = None
+        return compile_module(source, *arguments, **options)
+
+    compiler._compile_module_with_cache = noting
+    return calls
+
+
+def call_of(name: str, parameters: str) -> str | None:
+    """Return the call for which CuPy makes a kernel of this name and these parameters, as ``compile_cupy_kernel`` takes it."""
+    arrays = re.findall(r"CArray<([\w ]+), (\d), (\d), (\d)>", parameters)
+    if not arrays or any(tuple(layout) != ("1", "1", "1") for _, *layout in arrays):
+        return None
+    if name == "cupy_fill":
+        return {"double": "fill(float64)", "bool": "fill(bool)"}.get(arrays[0][0])
+    function, _, types = name.removeprefix("cupy_").partition("__")
+    *of_arguments, of_result = types.split("_")
+    if function == "arange":
+        return f"arange({of_result})"
+    if function == "copy":
+        of_arguments.append(of_result)
+    return f"{function}({', '.join(of_arguments)})" if types else None
 
 
 def run_cpu_case(dof: int, nodes: int, columns: int, given: bool, where: str) -> dict[str, Any]:
@@ -168,18 +203,12 @@ def in_new_process(
 
 def joined(one: dict[str, list[str]], other: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return the instantiations of either."""
-    return {file: sorted({*one.get(file, ()), *other.get(file, ())}) for file in sorted({*one, *other})}
-
-
-def common(one: dict[str, list[str]], other: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return the instantiations of both."""
-    both = {file: sorted({*one[file]} & {*other.get(file, ())}) for file in one}
-    return {file: names for file, names in both.items() if names}
+    return {file: list(dict.fromkeys([*one.get(file, ()), *other.get(file, ())])) for file in {**one, **other}}
 
 
 def without(some: dict[str, list[str]], others: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return the instantiations that are not among others."""
-    left = {file: sorted({*some[file]} - {*others.get(file, ())}) for file in some}
+    left = {file: [name for name in names if name not in others.get(file, ())] for file, names in some.items()}
     return {file: names for file, names in left.items() if names}
 
 
@@ -196,11 +225,11 @@ def main() -> None:
         return
     records: list[Any] = []
     kernels: dict[str, dict[str, list[str]]] = {}
-    opening: dict[str, list[str]] | None = None
+    opening: dict[str, list[str]] = {}
     for case in CASES:
         found = in_new_process(case, None, ahead=False)
-        if case[-1] == "memory":  # others are looked at on the host; what not all of these need is left to the case
-            opening = found["opening"] if opening is None else common(opening, found["opening"])
+        if case[-1] == "memory":  # others are looked at in pieces
+            opening = joined(opening, found["opening"])
         kernels[found["case"]] = joined(kernels.get(found["case"], {}), found["kernels"])
         count = sum(map(len, found["kernels"].values()))
         print(f"{found['case']}: {count} instantiations", flush=True)
@@ -212,7 +241,6 @@ def main() -> None:
         more = {"instantiations": count, "compiling": first["compiling"]}
         entry = record(f"compilation/{found['case']}", [first["seconds"]], floor=again, nbytes=0, peers={}, **more)
         records.append(printed(entry, "the first call"))
-    assert opening is not None, "there are cases"
     packaged = {"opening": opening, **{case: without(kernels[case], opening) for case in sorted(kernels)}}
     if arguments.package:
         arguments.packaged.write_text(json.dumps(packaged, indent=1) + "\n", encoding="utf-8")

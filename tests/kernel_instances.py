@@ -249,7 +249,16 @@ _PAIRS = (*product((1, 3, 6, 8), (1, 6, 8)), (3, 3))
 
 INSTANCES = {
     AGGREGATION_KERNELS: [
-        *("make_keys", "find_largest", "decide", "join_aggregates", "mark_roots", "label_roots", "place_others"),
+        *(
+            "make_keys",
+            "mark_coupled",
+            "find_largest",
+            "decide",
+            "join_aggregates",
+            "mark_roots",
+            "label_roots",
+            "place_others",
+        ),
         *("measure_diagonal", "count_strong", "list_strong"),
     ],
     BISECTION_KERNELS: [

@@ -19,7 +19,7 @@ from penstock.spmv.conversion import FunctionOperator, as_operator_for
 from penstock.spmv.device import cuda_device_count
 from penstock.spmv.errors import advice_on_type
 from penstock.spmv.foreign import as_array, is_foreign
-from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.statistics import MatrixStatistics, PieceConverter
 from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.unchecked import UncheckedEntries
 from penstock.streaming import FileStore, LevelOrder, Store
@@ -70,14 +70,16 @@ class GivenMatrix:
         A: CsrMatrix = self.matrix.to_device(device if self._fits(device, memory) else CPU)
         return A
 
-    def checked(self, A: CsrMatrix, device: Device = CPU) -> MatrixStatistics:
+    def checked(
+        self, A: CsrMatrix, device: Device = CPU, converter: type[PieceConverter] | None = None
+    ) -> MatrixStatistics:
         """Return the statistics of the moved matrix, whose entries have been looked at; refuse what no kernel may read.
 
         Rows that are not sorted are sorted in a copy, and duplicates in them summed. A GPU looks also at a large matrix that
-        does not fit there.
+        does not fit there; what a ``converter`` makes of it meanwhile is kept for the format that uses it.
         """
         through = device if device.kind == "cuda" and A.device == CPU else None
-        statistics = MatrixStatistics.of(A, through=through)
+        statistics = MatrixStatistics.of(A, through=through, converter=converter)
         if self.sound is None or not statistics.survey.defects:
             return statistics
         sound = self.sound()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.spmv import Array, InputError, device_of
+from penstock.spmv import CPU, Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
@@ -18,6 +18,11 @@ AGGREGATION_KERNELS = CudaSource("penstock.solvers.kernels", "aggregation.cu")
 
 #: Nodes a side of an aggregate of a coarse level.
 COARSE_SIDE = 3
+
+# Nodes of a graph whose roots are found in order on a GPU: the more there are, the longer are chains of those that wait.
+_MOST_ON_GPU = 100_000
+# Rounds in which roots are found before the host asks whether all are.
+_ROUNDS = 4
 
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
@@ -62,25 +67,51 @@ def numbered_aggregates(of_node: Any, nodes: int) -> Aggregates:
     return Aggregates(np.unique(numbers, return_inverse=True)[1].astype(np.int32))
 
 
-def graph_aggregates(offsets: Indices, neighbours: Indices, radius: int, size: int) -> Aggregates:
+def graph_aggregates(offsets: Array, neighbours: Array, radius: int, size: int) -> Aggregates:
     """Aggregate the nodes of a graph: balls around roots, and the nodes that are left join a neighbouring ball.
 
     A ball grows by whole layers until it has ``size`` nodes or a radius of ``radius`` edges.
 
     Pass 1 of Vanek, Mandel and Brezina (1996), with balls of more than one edge; then nodes join the aggregate of which they
-    have the most neighbours; what is left, such as small components, becomes aggregates of its own, and nodes without
-    neighbours, which matter to no other, are gathered.
+    have the most neighbours, the first of several; what is left, such as small components, becomes aggregates of its own, and
+    nodes without neighbours, which matter to no other, are gathered. A small graph on a GPU, whose pattern is symmetric, is
+    aggregated there, equally, if the radius is 1: balls that do not overlap have roots of an independent set of distance 2.
     """
-    graph, size = (np.asarray(offsets), np.asarray(neighbours)), math.ceil(size)
-    of_node, count = _find_balls(*graph, radius, size)
+    device, size = device_of(offsets), math.ceil(size)
+    if device.kind == "cuda" and (radius > 1 or len(offsets) > _MOST_ON_GPU):
+        device, offsets, neighbours = CPU, device.to_host(offsets), device.to_host(neighbours)
+    aggregates: Aggregates = find_kernel("graph", "balls", device.kind)(offsets, neighbours, radius, size)
+    return aggregates
+
+
+@register_kernel("graph", "balls", "cpu")
+def _balls_cpu(offsets: Indices, neighbours: Indices, radius: int, size: int) -> Aggregates:
+    of_node, count = _find_balls(offsets, neighbours, radius, size)
     left, before = int(np.count_nonzero(of_node < 0)), -1
     while left not in (0, before):
         before, known = left, of_node.copy()
-        _join_balls(len(of_node), *graph, known, count, of_node)
+        _join_balls(len(of_node), offsets, neighbours, known, count, of_node)
         left = int(np.count_nonzero(of_node < 0))
     if left:
-        _place_others(*graph, count, size, of_node)
+        _place_others(offsets, neighbours, count, size, of_node)
     return Aggregates(of_node)
+
+
+@register_kernel("graph", "balls", "cuda")
+def _balls_cuda(offsets: Array, neighbours: Array, radius: int, size: int) -> Aggregates:
+    assert radius == 1, "larger balls are found on the host"
+    xp, nodes = device_of(offsets).xp, len(offsets) - 1
+    graph = offsets.astype(np.int64, copy=False), neighbours, xp.empty(nodes, dtype=bool)
+    alone = xp.zeros(1, dtype=np.int64)
+    launch(AGGREGATION_KERNELS.function("mark_coupled"), nodes, 256, (np.int32(nodes), *graph, alone))
+    roots, labels = _find_roots(*graph, in_order=True)
+    labels = _joined(*graph, labels, 2)  # those beside roots, and then those beside these
+    count = int(roots[-1]) if nodes else 0
+    if gathered := int(alone[0]):
+        of_alone = xp.arange(gathered, dtype=np.int32) // np.int32(size)
+        labels[labels < 0] = of_alone + np.int32(count)
+        count += -(-gathered // size)
+    return Aggregates(labels, count=count)
 
 
 def device_aggregates(offsets: Array, columns: Array, active: Array, kind: str) -> Aggregates:
@@ -101,34 +132,52 @@ def _aggregates_cpu(offsets: Array, columns: Array, active: Array) -> Aggregates
 
 @register_kernel("graph", "aggregates", "cuda")
 def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregates:
+    nodes = len(offsets) - 1
+    roots, labels = _find_roots(offsets, columns, active, in_order=False)
+    # Active nodes are one or two edges from a root, and nodes beside them one more.
+    labels = _joined(offsets, columns, active, labels, 3)
+    # What is left has no active neighbours, and no part in the coarse level. By number, so that one aggregate does not get all.
+    launch(AGGREGATION_KERNELS.function("place_others"), nodes, 256, (np.int32(nodes), roots, labels))
+    return Aggregates(labels, count=max(1, int(roots[-1])) if nodes else 0)
+
+
+def _find_roots(offsets: Array, columns: Array, active: Array, *, in_order: bool) -> tuple[Array, Array]:
+    """Return the roots up to every node, counted, and the labels of roots, -1 for other nodes."""
     xp, nodes = device_of(offsets).xp, len(offsets) - 1
-    keys, near, far = (xp.empty(nodes, dtype=np.uint64) for _ in range(3))
+    keys, near = (xp.empty(nodes, dtype=np.uint64) for _ in range(2))
     count = np.int32(nodes)
-    launch(AGGREGATION_KERNELS.function("make_keys"), nodes, 256, (count, active, keys))
+    launch(AGGREGATION_KERNELS.function("make_keys"), nodes, 256, (count, np.bool_(in_order), active, keys))
     find_largest, decide = (AGGREGATION_KERNELS.function(name) for name in ("find_largest", "decide"))
+    lanes = _lanes(offsets, columns)
+    graph = count, np.int32(lanes), offsets, columns
     left = 1
     while left:
         open_ = xp.zeros(1, dtype=np.int32)
-        launch(find_largest, nodes, 256, (count, offsets, columns, active, keys, near))
-        launch(find_largest, nodes, 256, (count, offsets, columns, active, near, far))
-        launch(decide, nodes, 256, (count, far, keys, open_))
+        for _ in range(_ROUNDS):
+            launch(find_largest, nodes * lanes, 256, (*graph, active, keys, near))
+            launch(decide, nodes * lanes, 256, (*graph, near, keys, open_))
         left = int(open_[0])
-    numbers, labels = xp.empty(nodes, dtype=np.int64), xp.empty(nodes, dtype=np.int32)
-    launch(AGGREGATION_KERNELS.function("mark_roots"), nodes, 256, (count, keys, numbers))
-    xp.cumsum(numbers, out=numbers)
-    launch(AGGREGATION_KERNELS.function("label_roots"), nodes, 256, (count, keys, numbers, labels))
-    for _ in range(3):  # active nodes are one or two edges from a root, and nodes beside them one more
-        joined = xp.empty_like(labels)
-        launch(
-            AGGREGATION_KERNELS.function("join_aggregates"),
-            nodes,
-            256,
-            (count, offsets, columns, active, labels, joined),
-        )
-        labels = joined
-    # What is left has no active neighbours, and no part in the coarse level. By number, so that one aggregate does not get all.
-    launch(AGGREGATION_KERNELS.function("place_others"), nodes, 256, (count, numbers, labels))
-    return Aggregates(labels, count=max(1, int(numbers[-1])) if nodes else 0)
+    roots, labels = xp.empty(nodes, dtype=np.int64), xp.empty(nodes, dtype=np.int32)
+    launch(AGGREGATION_KERNELS.function("mark_roots"), nodes, 256, (count, keys, roots))
+    xp.cumsum(roots, out=roots)
+    launch(AGGREGATION_KERNELS.function("label_roots"), nodes, 256, (count, keys, roots, labels))
+    return roots, labels
+
+
+def _joined(offsets: Array, columns: Array, active: Array, labels: Array, times: int) -> Array:
+    """Return labels after nodes without one have joined an aggregate of neighbours, ``times`` times."""
+    nodes, lanes = len(offsets) - 1, _lanes(offsets, columns)
+    join = AGGREGATION_KERNELS.function("join_aggregates")
+    for _ in range(times):
+        before, labels = labels, device_of(labels).xp.empty_like(labels)
+        launch(join, nodes * lanes, 256, (np.int32(nodes), np.int32(lanes), offsets, columns, active, before, labels))
+    return labels
+
+
+def _lanes(offsets: Array, columns: Array) -> int:
+    """Return how many lanes of a GPU work on a node: a power of two, about a third of its neighbours."""
+    neighbours = columns.size // max(1, len(offsets) - 1)
+    return min(32, 1 << int(neighbours // 3).bit_length())
 
 
 @serial_kernel
@@ -184,7 +233,7 @@ def _join_balls(
         best, most = -1, 0
         for entry in range(offsets[node], offsets[node + 1]):
             candidate = known[neighbours[entry]]
-            if candidate >= 0 and votes[candidate] > most:
+            if candidate >= 0 and (votes[candidate] > most or (votes[candidate] == most and candidate < best)):
                 best, most = candidate, votes[candidate]
         of_node[node] = best
         for entry in range(offsets[node], offsets[node + 1]):

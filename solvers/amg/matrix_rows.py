@@ -112,10 +112,13 @@ def visit_rows(
         completion.add(start, A.rows(start, stop))
 
 
-def graph_of(A: Operator, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the neighbours of every node of ``size`` unknowns, as in CSR, on the host; one sweep if A is streamed."""
+def graph_of(A: Operator, size: int) -> tuple[Array, Array]:
+    """Return the neighbours of every node of ``size`` unknowns, as in CSR; one sweep if A is streamed.
+
+    They are on the device of a matrix that is stored so, else on the host.
+    """
     if isinstance(A, BsrMatrix) and stored_size(A) == size:
-        return A.device.to_host(A.row_offsets), A.device.to_host(A.column_indices)
+        return A.row_offsets, A.column_indices
     counts, columns = [np.zeros(1, dtype=np.int64)], []
 
     def take(rows: BlockRows) -> None:

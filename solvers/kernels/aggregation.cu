@@ -1,7 +1,8 @@
 // Aggregation of the nodes of a graph by a maximal independent set of distance 2 (Bell, Dalton and Olson 2012): its nodes are the
 // roots of aggregates, and every other node is one or two edges from a root.
 //
-// A key holds what a node is (2 bits), a priority that looks random (30 bits) and its number (32 bits).
+// A key holds what a node is (2 bits), and which of the open nodes comes first: a priority that looks random (30 bits) and its number
+// (32 bits), or only its number, whose bits are inverted: then the roots are those that would be chosen one after the other.
 
 typedef unsigned long long Key;
 
@@ -10,45 +11,84 @@ enum Standing { PASSED = 0, OPEN = 1, ROOT = 2 };
 __device__ __forceinline__ int standing_of(const Key key) { return int(key >> 62); }
 
 // Nodes that are not active take no part: they are never roots, and no way between others leads through them. (A multiplicative hash, Knuth 1998, section 6.4, mixed once more.)
-__global__ void __launch_bounds__(256) make_keys(const int nodes, const bool* __restrict__ active, Key* __restrict__ keys)
+__global__ void __launch_bounds__(256) make_keys(
+    const int nodes, const bool in_order, const bool* __restrict__ active, Key* __restrict__ keys)
 {
     const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
     if (node >= nodes) return;
     unsigned priority = unsigned(node) * 2654435761u;
     priority = (priority ^ priority >> 15) * 2246822519u;
-    keys[node] = Key(active[node] ? OPEN : PASSED) << 62 | Key(priority >> 2) << 32 | unsigned(node);
+    const Key place = in_order ? Key(~unsigned(node)) : Key(priority >> 2) << 32 | unsigned(node);
+    keys[node] = Key(active[node] ? OPEN : PASSED) << 62 | place;
 }
 
-// largest[i] = the largest key of node i and its neighbours.
+// active = whether a node has neighbours other than itself; `alone` counts those that have none.
+__global__ void __launch_bounds__(256) mark_coupled(
+    const int nodes, const long long* __restrict__ offsets, const int* __restrict__ columns, bool* __restrict__ active,
+    long long* alone)
+{
+    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    bool coupled = false;
+    if (node < nodes) {
+        for (long long entry = offsets[node]; entry < offsets[node + 1] && !coupled; ++entry) coupled = columns[entry] != node;
+        active[node] = coupled;
+    }
+    const unsigned all = PENSTOCK_BALLOT(node < nodes && !coupled);
+    if (threadIdx.x % 32 == 0 && all) atomicAdd((unsigned long long*)alone, (unsigned long long)__popc(all));
+}
+
+// The largest key of a team of `lanes` neighbouring lanes, a power of two; only the first of them holds it afterwards.
+__device__ __forceinline__ Key largest_of_team(Key key, const int lanes)
+{
+    for (int by = lanes / 2; by > 0; by /= 2) {
+        const Key other = PENSTOCK_SHUFFLE_DOWN(key, by, lanes);
+        key = other > key ? other : key;
+    }
+    return key;
+}
+
+// The largest key of a node and its neighbours, found by a team, or 0 if there is nothing to be found.
+__device__ __forceinline__ Key largest_around(
+    const bool wanted, const int node, const int lanes, const long long* __restrict__ offsets, const int* __restrict__ columns,
+    const Key* __restrict__ keys)
+{
+    Key best = 0;
+    if (wanted) {
+        best = keys[node];
+        for (long long entry = offsets[node] + threadIdx.x % lanes; entry < offsets[node + 1]; entry += lanes) {
+            const Key other = keys[columns[entry]];
+            best = other > best ? other : best;
+        }
+    }
+    return largest_of_team(best, lanes);
+}
+
+// largest[i] = the largest key of node i and its neighbours. Launch: `lanes` threads for each node.
 __global__ void __launch_bounds__(256) find_largest(
-    const int nodes, const long long* __restrict__ offsets, const int* __restrict__ columns, const bool* __restrict__ active,
-    const Key* __restrict__ keys, Key* __restrict__ largest)
+    const int nodes, const int lanes, const long long* __restrict__ offsets, const int* __restrict__ columns,
+    const bool* __restrict__ active, const Key* __restrict__ keys, Key* __restrict__ largest)
 {
-    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
-    if (node >= nodes) return;
-    if (!active[node]) {
-        largest[node] = 0;
-        return;
-    }
-    Key best = keys[node];
-    for (long long entry = offsets[node]; entry < offsets[node + 1]; ++entry) {
-        const Key other = keys[columns[entry]];
-        best = other > best ? other : best;
-    }
-    largest[node] = best;
+    const int node = int(((long long)blockIdx.x * blockDim.x + threadIdx.x) / lanes);
+    const Key best = largest_around(node < nodes && active[node], node, lanes, offsets, columns, keys);
+    if (node < nodes && threadIdx.x % lanes == 0) largest[node] = best;
 }
 
-// An open node becomes a root if its key is the largest within two edges, and passes if a root is there. `open` counts those that
-// are left.
-__global__ void __launch_bounds__(256) decide(const int nodes, const Key* __restrict__ largest, Key* keys, int* open)
+// An open node becomes a root if its key is the largest within two edges, and passes if a root is there. `near` holds the largest keys
+// within one edge; `open` counts the nodes that are left. Launch: `lanes` threads for each node.
+__global__ void __launch_bounds__(256) decide(
+    const int nodes, const int lanes, const long long* __restrict__ offsets, const int* __restrict__ columns,
+    const Key* __restrict__ near, Key* keys, int* open)
 {
-    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    const int node = int(((long long)blockIdx.x * blockDim.x + threadIdx.x) / lanes);
+    const Key own = node < nodes ? keys[node] : 0;
+    const bool wanted = standing_of(own) == OPEN;
+    const Key best = largest_around(wanted, node, lanes, offsets, columns, near);
     bool left = false;
-    if (node < nodes && standing_of(keys[node]) == OPEN) {
-        if (largest[node] == keys[node])
-            keys[node] += Key(1) << 62;
-        else if (standing_of(largest[node]) == ROOT)
-            keys[node] -= Key(1) << 62;
+    if (wanted && threadIdx.x % lanes == 0) {
+        if (best == own)
+            keys[node] = own + (Key(1) << 62);
+        else if (standing_of(best) == ROOT)
+            keys[node] = own - (Key(1) << 62);
         else
             left = true;
     }
@@ -57,23 +97,25 @@ __global__ void __launch_bounds__(256) decide(const int nodes, const Key* __rest
 }
 
 // A node without an aggregate joins that of most of its active neighbours, the smallest of several; so do nodes that are not active,
-// which then are where they can do no harm.
+// which then are where they can do no harm. Launch: `lanes` threads for each node.
 __global__ void __launch_bounds__(256) join_aggregates(
-    const int nodes, const long long* __restrict__ offsets, const int* __restrict__ columns, const bool* __restrict__ active,
-    const int* __restrict__ before, int* __restrict__ after)
+    const int nodes, const int lanes, const long long* __restrict__ offsets, const int* __restrict__ columns,
+    const bool* __restrict__ active, const int* __restrict__ before, int* __restrict__ after)
 {
-    const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
-    if (node >= nodes) return;
-    int best = before[node], most = 0;
-    if (best < 0)
-        for (long long entry = offsets[node]; entry < offsets[node + 1]; ++entry) {
+    const int node = int(((long long)blockIdx.x * blockDim.x + threadIdx.x) / lanes);
+    const int known = node < nodes ? before[node] : 0;
+    Key most = 0;  // votes, and the candidate with its bits inverted
+    if (known < 0)
+        for (long long entry = offsets[node] + threadIdx.x % lanes; entry < offsets[node + 1]; entry += lanes) {
             const int candidate = before[columns[entry]];
-            if (candidate < 0 || candidate == best || !active[columns[entry]]) continue;
+            if (candidate < 0 || !active[columns[entry]]) continue;
             int votes = 0;
             for (long long other = offsets[node]; other < offsets[node + 1]; ++other) votes += before[columns[other]] == candidate;
-            if (votes > most || (votes == most && candidate < best)) most = votes, best = candidate;
+            const Key vote = Key(votes) << 32 | unsigned(~candidate);
+            most = vote > most ? vote : most;
         }
-    after[node] = best;
+    most = largest_of_team(most, lanes);
+    if (node < nodes && threadIdx.x % lanes == 0) after[node] = known < 0 && most ? ~int(unsigned(most)) : known;
 }
 
 // numbers = 1 for roots, 0 for others.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.spmv.compilation.cupy_kernels import compile_cupy_kernel
 from penstock.spmv.compilation.watch import compiling
 from penstock.spmv.device import Array, Device, device_of
 
@@ -103,6 +105,7 @@ _KERNEL = re.compile(r"^(.*>\n)?__global__ void (?:__launch_bounds__\(.*?\) )?(\
 _ready: dict[_Key, KernelFunction] = {}
 _functions: dict[_Key, Future[KernelFunction]] = {}  # also those that are being compiled
 _functions_lock = threading.Lock()
+_calls: set[str] = set()  # of CuPy, whose kernels are compiled or about to be
 
 
 def compile_function(source: CudaSource, expression: str) -> KernelFunction:
@@ -118,22 +121,33 @@ def compile_function(source: CudaSource, expression: str) -> KernelFunction:
     return function
 
 
-def compile_together(wanted: list[_Key], threads: int, device: Device) -> None:
-    """Begin to compile instantiations for a GPU in the background; NVRTC lets other threads run."""
-    missing = [(source, expression) for source, expression in wanted if (source, expression) not in _functions]
-    if not missing:
+def compile_together(wanted: list[_Key], calls: Sequence[str], threads: int, device: Device) -> None:
+    """Begin to compile instantiations for a GPU in the background, and CuPy's kernels of ``calls``; NVRTC lets other threads run.
+
+    CuPy's are first: who needs one does not wait for the thread that compiles it, but compiles it too.
+    """
+    with _functions_lock:
+        missing = [(source, expression) for source, expression in wanted if (source, expression) not in _functions]
+        tasks = [partial(compile_cupy_kernel, call) for call in calls if call not in _calls]
+        _calls.update(calls)
+    tasks += [partial(_compile_unclaimed, source, expression) for source, expression in missing]
+    if not tasks:
         return
 
-    def compile_one(source: CudaSource, expression: str) -> None:
-        _, claimed = _claimed(source, expression)
-        if claimed:
-            with device.current():
-                _compile_into(claimed, source)
+    def run(task: Callable[[], None]) -> None:
+        with device.current():
+            task()
 
     executor = ThreadPoolExecutor(threads, thread_name_prefix="penstock-compile")
-    for source, expression in missing:
-        executor.submit(compile_one, source, expression)
+    for task in tasks:
+        executor.submit(run, task)
     executor.shutdown(wait=False)
+
+
+def _compile_unclaimed(source: CudaSource, expression: str) -> None:
+    _, claimed = _claimed(source, expression)
+    if claimed:
+        _compile_into(claimed, source)
 
 
 def compiled_functions() -> list[_Key]:

@@ -8,6 +8,7 @@ from importlib import resources
 
 from penstock.host.threads import usable_cores
 from penstock.spmv.compilation.cuda_module import compile_together, compiled_functions, known_sources
+from penstock.spmv.compilation.cupy_kernels import CUPY
 from penstock.spmv.device import Device
 
 #: The case of what looks at a matrix before it is decided how it is used.
@@ -35,7 +36,10 @@ def case_name(preconditioner: str, block_size: int, columns: int, *, streamed: b
 
 @functools.cache
 def usual_kernels() -> dict[str, dict[str, list[str]]]:
-    """Return the instantiations by case and source file, as ``benchmarks/compilation.py`` has recorded them."""
+    """Return the instantiations by case and source file, and calls of CuPy, as ``benchmarks/compilation.py`` has recorded them.
+
+    They are in the order in which a solve needs them.
+    """
     text = (resources.files(__package__) / _FILE).read_text(encoding="utf-8")
     kernels: dict[str, dict[str, list[str]]] = json.loads(text)
     return kernels
@@ -46,19 +50,19 @@ def begin_compilation(case: str, device: Device) -> None:
 
     What CuPy finds in its cache on disk takes a few milliseconds each, which the solve would need for it anyway.
     """
-    sources = known_sources()
+    sources, kernels = known_sources(), usual_kernels().get(case, {})
     wanted = [
         (sources[file], expression)
-        for file, expressions in usual_kernels().get(case, {}).items()
+        for file, expressions in kernels.items()
         if file in sources
         for expression in expressions
     ]
-    compile_together(wanted, min(usable_cores(), _MOST_THREADS), device)
+    compile_together(wanted, kernels.get(CUPY, ()), min(usable_cores(), _MOST_THREADS), device)
 
 
 def recorded() -> dict[str, list[str]]:
-    """Return the instantiations that this process has compiled, by source file."""
+    """Return the instantiations that this process has compiled, by source file, in the order in which they were needed."""
     found: dict[str, list[str]] = {}
     for source, expression in compiled_functions():
         found.setdefault(str(source), []).append(expression)
-    return {file: sorted(found[file]) for file in sorted(found)}
+    return found

@@ -260,6 +260,7 @@ class SparseMatrix(ValidatedOperator):
     @classmethod
     def of_statistics(cls, statistics: MatrixStatistics, **parameters: Any) -> Self:
         """Convert a valid matrix, of which the statistics may know what the format needs; parameters as for ``from_csr``."""
+        statistics.take_converted(0, None)  # into another format: its memory is needed
         return cls.from_csr(statistics.matrix, check=False, **parameters)
 
     @classmethod

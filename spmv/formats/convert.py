@@ -9,13 +9,15 @@ import numpy as np
 
 from penstock.spmv.compilation.cuda_module import launch, type_names
 from penstock.spmv.compilation.jit import shared_range
-from penstock.spmv.device import Array, Device
+from penstock.spmv.device import Array, Device, count_true
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.statistics import first_kept, next_block, wide_offsets
 from penstock.spmv.formats.survey import CONVERSION_KERNELS
 from penstock.spmv.formats.through_device import Rows, fill_through
+
+_COUNTED_AT_ONCE = 1 << 16
 
 
 def length_permutation(lengths: Array, scope: int) -> Array:
@@ -131,7 +133,7 @@ def fill_blocks(
     if A.device.kind == "cpu":
         _fill_blocks(block_rows, size, first_kept(upper), height, wide_offsets(A.row_offsets), *source[1:], *target)
     else:
-        _launch_fill_blocks(block_rows, first_kept(upper), height, size, source, *target)
+        launch_fill_blocks(block_rows, first_kept(upper), height, size, source, *target)
 
 
 def fill_blocks_through(
@@ -150,13 +152,13 @@ def fill_blocks_through(
 
     def fill(rows: Rows, of_chunks: Array, arrays: Sequence[Array]) -> None:
         count, kept = (rows.row_offsets.size - 1) // size, first_kept(upper) + rows.first // size
-        _launch_fill_blocks(count, kept, height, size, rows[1:], in_order, of_chunks, *arrays)
+        launch_fill_blocks(count, kept, height, size, rows[1:], in_order, of_chunks, *arrays)
 
     source = (A.row_offsets, A.column_indices, A.values)
     fill_through(device, source, height * size, offsets, (column_indices, values), fill)
 
 
-def _launch_fill_blocks(
+def launch_fill_blocks(
     block_rows: int,
     kept: int,
     height: int,
@@ -167,10 +169,23 @@ def _launch_fill_blocks(
     column_indices: Array,
     values: Array,
 ) -> None:
+    """Launch what writes block rows of a sound matrix on a GPU, whose ``source`` arrays are CSR, into chunks.
+
+    ``kept`` is the first block column that is stored, from :func:`first_kept`; the arrays hold -1 and 0 before.
+    """
     names = type_names(values, source[2], source[0])
     function = CONVERSION_KERNELS.function(f"fill_blocks<{names}, {size}>")
     scalars, ordered = (np.int64(block_rows), np.int64(kept), np.int64(height)), np.int32(permutation.size > 0)
     launch(function, 8 * block_rows, 256, (*scalars, *source, ordered, permutation, offsets, column_indices, values))
+
+
+def count_stored(column_indices: Array) -> int:
+    """Return how many blocks are stored, padding left out."""
+    if hasattr(column_indices, "get"):
+        return count_true(column_indices >= 0)
+    counts = np.zeros(-(-column_indices.size // _COUNTED_AT_ONCE), dtype=np.int64)
+    _count_stored(counts.size, column_indices, counts)
+    return int(counts.sum())
 
 
 def stored_blocks(
@@ -282,3 +297,12 @@ def _fill_blocks(
             if selected:
                 column_indices[first + slot * height + place] = column
                 slot += 1
+
+
+@shared_range(least=16)
+def _count_stored(begin: int, end: int, column_indices: Array, counts: Array) -> None:
+    for piece in range(begin, end):
+        part, padding = column_indices[piece * _COUNTED_AT_ONCE : (piece + 1) * _COUNTED_AT_ONCE], 0
+        for place in range(part.size):
+            padding -= part[place] >> 31  # -1 for a negative index: compilers vectorise this, but no comparison
+        counts[piece] = part.size - padding

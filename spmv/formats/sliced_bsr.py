@@ -11,11 +11,12 @@ from numba import prange
 from penstock.spmv.compilation.intrinsics import fused
 from penstock.spmv.compilation.jit import parallel_kernel, serial_kernel
 from penstock.spmv.compilation.table import register_kernel
-from penstock.spmv.device import Array, count_true
+from penstock.spmv.device import Array
 from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.chunk_products import launch_spmm, launch_spmv
 from penstock.spmv.formats.convert import (
     chunks_of_blocks,
+    count_stored,
     fill_blocks,
     scalar_triplets,
     stored_blocks,
@@ -159,7 +160,7 @@ class SlicedBsrMatrix(SparseMatrix, name="sliced_bsr"):
     @property
     def nnz(self) -> int:
         """Number of stored scalars, padding left out."""
-        return count_true(self.column_indices >= 0) * self.block_size**2
+        return count_stored(self.column_indices) * self.block_size**2
 
     @property
     def row_granularity(self) -> int:

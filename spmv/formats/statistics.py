@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -22,6 +23,26 @@ from penstock.spmv.formats.through_device import WORTH_NBYTES, Rows, survey_thro
 _WORTHWHILE_FILL = 0.5
 # Fills of large matrices are those of some runs of rows, evenly spaced; whole blocks of every size fit into a run.
 _RUN, _RUNS = math.lcm(*range(2, LARGEST_DENSE_BLOCK + 1)), 32
+
+
+class PieceConverter(Protocol):
+    """Converts pieces of a matrix while a GPU looks at them, as :class:`~penstock.spmv.formats.upper_half.UpperHalf` does."""
+
+    def __init__(self, device: Device, size: int, blocks: int, values_dtype: Any) -> None: ...
+
+    @property
+    def granularity(self) -> int:
+        """Of how many rows pieces are multiples."""
+
+    def add(self, rows: Rows, counts: Array) -> None:
+        """Convert the next rows, of whose blocks ``counts`` are to be stored in each block row."""
+
+    def arrays(self, rows: int) -> tuple[Array, Array, Array] | None:
+        """Return offsets, column indices and values of all rows."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +63,8 @@ class MatrixStatistics:
         That matrix, if it is one of penstock, which knows its :class:`CsrStrategy`.
     through : Device, optional
         A GPU that looks at a large matrix of the host, and converts it, piece by piece.
+    converter : type, optional
+        Makes the pieces of a square matrix of blocks a part of a format while they are there, for :meth:`take_converted`.
     """
 
     shape: tuple[int, int]
@@ -54,10 +77,19 @@ class MatrixStatistics:
     values: Array
     matrix: Any = None
     through: Device | None = None
+    converter: type[PieceConverter] | None = None
     _counts: dict[tuple[int, bool], Array] = field(default_factory=dict, repr=False)
+    _converted: dict[int, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, A: Any, *, values_dtype: Any = None, through: Device | None = None) -> Self:
+    def of(
+        cls,
+        A: Any,
+        *,
+        values_dtype: Any = None,
+        through: Device | None = None,
+        converter: type[PieceConverter] | None = None,
+    ) -> Self:
         """Return the statistics of a :class:`CsrMatrix` or a SciPy CSR matrix with sorted rows."""
         matrix = A if hasattr(A, "row_offsets") else None
         if matrix is not None:
@@ -73,6 +105,7 @@ class MatrixStatistics:
             *arrays,
             matrix,
             through if sum(int(array.nbytes) for array in arrays) >= WORTH_NBYTES else None,
+            converter,
         )
 
     @cached_property
@@ -95,15 +128,36 @@ class MatrixStatistics:
         if not (offsets[0] == 0 and (offsets[1:] >= offsets[:-1]).all() and offsets[-1] <= entries):
             return Survey(Defect.OFFSETS)
         size, counts = max(self.fills, key=lambda size: (self.fills[size], size), default=1), []
+        with contextlib.ExitStack() as resources:
+            converter = self._begun_converter(device, size)
+            if converter is not None:
+                resources.enter_context(converter)
 
-        def count(rows: Rows) -> None:
-            shape, upper = (rows.row_offsets.size - 1, self.shape[1]), rows.first // size
-            counts.append(count_blocks(device, shape, rows.row_offsets, rows.column_indices, size, upper=upper))
+            def look(rows: Rows, sound: bool) -> None:
+                shape, upper = (rows.row_offsets.size - 1, self.shape[1]), rows.first // size
+                counts.append(count_blocks(device, shape, rows.row_offsets, rows.column_indices, size, upper=upper))
+                if converter is not None and sound:
+                    converter.add(rows, counts[-1])
 
-        found = survey_through(device, self.shape[1], arrays, size, count)
-        if not found.defects:
-            self._counts[size, True] = np.concatenate([device.to_host(of_piece) for of_piece in counts])
+            granularity = size if converter is None else converter.granularity
+            found = survey_through(device, self.shape[1], arrays, granularity, look)
+            if not found.defects:
+                self._counts[size, True] = np.concatenate([device.to_host(of_piece) for of_piece in counts])
+                if converter is not None and (converted := converter.arrays(self.shape[0])) is not None:
+                    self._converted[size] = converted
         return found
+
+    def _begun_converter(self, device: Device, size: int) -> PieceConverter | None:
+        if self.converter is None or size == 1 or self.shape[0] != self.shape[1] or self.values_itemsize < 4:
+            return None
+        block_rows, blocks = self.shape[0] // size, self.nnz / (self.fills[size] * size * size)
+        return self.converter(device, size, int(blocks + block_rows) // 2, self.values_dtype)
+
+    def take_converted(self, size: int, values_dtype: Any) -> tuple[Array, Array, Array] | None:
+        """Return what has been made of the pieces in blocks of a size, if it was made; all of it is forgotten here."""
+        converted = self._converted.pop(size, None)
+        self._converted.clear()
+        return converted if converted is not None and converted[2].dtype == values_dtype else None
 
     @property
     def values_itemsize(self) -> int:

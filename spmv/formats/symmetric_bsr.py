@@ -12,12 +12,13 @@ import numpy as np
 from penstock.host.adaptive_threads import most_threads
 from penstock.spmv.compilation.cuda_module import NOMINAL_WARPS, CudaSource, launch, type_names
 from penstock.spmv.compilation.table import find_kernel, has_kernel, register_kernel
-from penstock.spmv.device import Array, Device, count_true
+from penstock.spmv.device import Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.base import SparseMatrix
 from penstock.spmv.formats.convert import (
     chunk_offsets,
     chunks_of_blocks,
+    count_stored,
     fill_blocks,
     fill_blocks_through,
     scalar_triplets,
@@ -151,6 +152,9 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
     def of_statistics(cls, statistics: MatrixStatistics, *, block_size: int = 3, **parameters: Any) -> Self:
         """Convert a matrix whose blocks have been counted to predict its size."""
         A = CsrMatrix.from_csr(statistics.matrix, check=False, **parameters)
+        converted = statistics.take_converted(block_size, A.values_dtype)
+        if converted is not None:
+            return cls(A.shape, A.dtype, *converted, np.empty(0, dtype=np.int32), block_size)
         return cls._of_counts(A, statistics.blocks(block_size, upper=True), block_size, 0, statistics.through)
 
     @classmethod
@@ -221,7 +225,7 @@ class SymmetricBsrMatrix(SparseMatrix, name="symmetric_bsr"):
     @property
     def nnz(self) -> int:
         """Number of stored scalars, padding left out: about half of the matrix's."""
-        return count_true(self.column_indices >= 0) * self.block_size**2
+        return count_stored(self.column_indices) * self.block_size**2
 
     @property
     def row_granularity(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,23 +30,51 @@ class Rows(NamedTuple):
     values: Array
 
 
+class Returning:
+    """Arrays made on a GPU return to the host in the background, while the next ones are made."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._beside = device, ThreadPoolExecutor(1)
+        self._last: Future[None] | None = None
+
+    def add(self, pairs: list[tuple[Array, np.ndarray[Any, Any]]]) -> None:
+        """Begin to copy arrays of the GPU to arrays of the host, when those before have returned."""
+        self.wait()
+        self._last = self._beside.submit(self._fetch, pairs)
+
+    def wait(self) -> None:
+        """Wait until all have returned."""
+        if self._last is not None:
+            self._last.result()
+            self._last = None
+
+    def close(self) -> None:
+        """Wait, and end the thread that copies."""
+        self._beside.shutdown()
+
+    def _fetch(self, pairs: list[tuple[Array, np.ndarray[Any, Any]]]) -> None:
+        with self._device.current():
+            copy_all_from_gpu(pairs)
+
+
 def survey_through(
     device: Device,
     columns: int,
     source: tuple[Array, Array, Array],
-    size: int,
-    look: Callable[[Rows], None],
+    granularity: int,
+    look: Callable[[Rows, bool], None],
 ) -> Survey:
     """Survey a matrix on the host on a GPU; moves every entry there once.
 
     ``source`` are the row offsets, column indices and values of CSR; offsets ascend, and lead to entries. ``look`` is called
-    with every piece, which ends at a multiple of ``size`` rows, while it is there.
+    with every piece, which ends at a multiple of a ``granularity`` of rows, while it is there, and with whether kernels may read
+    it: neither it nor a piece before has a defect.
     """
     with device.current():
         seen = device.xp.zeros(5, dtype=np.int64)
-        for rows in _pieces(device, *source, size):
+        for rows in _pieces(device, *source, granularity):
             add_survey(seen, columns, rows.row_offsets, rows.column_indices, rows.values, rows.first)
-            look(rows)
+            look(rows, not survey_of(seen).defects)
         return survey_of(seen)
 
 
@@ -78,26 +107,16 @@ def fill_through(
     """
     indices, values = targets
     of_place, xp = values.size // max(1, int(offsets[-1])), device.xp
-    with ThreadPoolExecutor(1) as beside, device.current():
-        fetching: Future[None] | None = None
+    with contextlib.closing(Returning(device)) as returning, device.current():
         for rows in _pieces(device, *source, rows_of_chunk):
             first = rows.first // rows_of_chunk
             stop = first - (-(rows.row_offsets.size - 1) // rows_of_chunk)
             begin, end = int(offsets[first]), int(offsets[stop])
             made = xp.full(end - begin, -1, dtype=np.int32), xp.zeros((end - begin) * of_place, values.dtype)
             fill(rows, device.asarray(offsets[first : stop + 1] - begin), made)
-            if fetching is not None:
-                fetching.result()
             pairs = [] if indices is None else [(made[0], indices[begin:end])]
-            pairs.append((made[1], values[begin * of_place : end * of_place]))
-            fetching = beside.submit(_fetch, device, pairs)
-        if fetching is not None:
-            fetching.result()
-
-
-def _fetch(device: Device, pairs: list[tuple[Any, np.ndarray[Any, Any]]]) -> None:
-    with device.current():
-        copy_all_from_gpu(pairs)
+            returning.add([*pairs, (made[1], values[begin * of_place : end * of_place])])
+        returning.wait()
 
 
 def _pieces(

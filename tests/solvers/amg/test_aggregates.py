@@ -123,3 +123,35 @@ def test_nodes_none_of_which_is_active_are_one_aggregate(target):
 
     assert aggregates.count == 1
     assert not target.get(aggregates.of_node).any()
+
+
+def random_graph(nodes, neighbours, seed):
+    """A symmetric pattern with its diagonal, and some nodes without neighbours: offsets and columns."""
+    rng = np.random.default_rng(seed)
+    A = scipy.sparse.random_array((nodes, nodes), density=neighbours / nodes, rng=rng, format="csr")
+    coupled = scipy.sparse.diags_array((rng.random(nodes) < 0.9).astype(float))
+    pattern = (coupled @ (A + A.T) @ coupled + scipy.sparse.eye_array(nodes)).tocsr()
+    pattern.sort_indices()
+    return pattern.indptr, pattern.indices.astype(np.int32)
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+@pytest.mark.parametrize("offset_type", [np.int32, np.int64])
+@pytest.mark.parametrize("of", ["mesh", "sparse graph", "dense graph", "lonely nodes", "nothing"])
+def test_balls_of_a_gpu_are_those_of_the_host(target, offset_type, of):
+    graphs = {
+        "mesh": lambda: node_graph((11, 8, 7)),
+        "sparse graph": lambda: random_graph(700, 1.5, 1),
+        "dense graph": lambda: random_graph(400, 20, 2),
+        "lonely nodes": lambda: (np.arange(76), np.arange(75, dtype=np.int32)),
+        "nothing": lambda: (np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32)),
+    }
+    offsets, columns = graphs[of]()
+    expected = graph_aggregates(offsets, columns, 1, 27)
+
+    with target.running():
+        there = target.put(offsets.astype(offset_type)), target.put(columns)
+        found = find_kernel("graph", "balls", "cuda")(*there, 1, 27)
+
+    assert np.array_equal(target.get(found.of_node), expected.of_node)
+    assert found.count == expected.count

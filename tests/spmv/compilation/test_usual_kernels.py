@@ -4,12 +4,14 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from kernel_instances import INSTANCES
 
 from penstock.spmv import CPU
 from penstock.spmv.compilation import cuda_module
 from penstock.spmv.compilation.cuda_module import CudaSource, compile_function, compile_together, known_sources
+from penstock.spmv.compilation.cupy_kernels import CUPY, _call, compile_cupy_kernel
 from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, usual_kernels
 
 SOURCE = CudaSource("penstock.spmv.kernels", "coo.cu")
@@ -48,13 +50,15 @@ def test_every_instantiation_exists():
     assert len(kernels) > 5
     for case, files in kernels.items():
         for file, names in files.items():
+            if file == CUPY:
+                continue
             assert set(names) <= known[file], (case, file)
             assert file in known_sources()
 
 
 def test_what_is_compiled_in_the_background_is_waited_for_and_not_compiled_again(compiler):
     compiler.go.clear()
-    compile_together([(SOURCE, "one"), (SOURCE, "two"), (SOURCE, "one")], 2, CPU)
+    compile_together([(SOURCE, "one"), (SOURCE, "two"), (SOURCE, "one")], [], 2, CPU)
     threading.Timer(0.1, compiler.go.set).start()
 
     assert compile_function(SOURCE, "two") == "compiled two"
@@ -93,3 +97,47 @@ def test_an_unknown_case_compiles_nothing(compiler):
     begin_compilation("gauss_seidel of 5 unknowns a node, one vector, in memory", CPU)
 
     assert not compiler.noted
+
+
+def test_kernels_of_cupy_are_compiled_by_calls_for_one_number(monkeypatch):
+    called = []
+
+    def add(*arguments):
+        called.append(
+            tuple(str(argument.dtype) if isinstance(argument, np.ndarray) else argument for argument in arguments)
+        )
+
+    core = SimpleNamespace(elementwise_copy=add)
+    cupy = SimpleNamespace(
+        empty=np.empty, add=add, arange=lambda count, dtype: called.append((count, dtype)), _core=core
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+    for call in ("add(int64, int)", "copy(int32, float64)", "fill(float64)", "arange(int64)", "unheard_of(int64)"):
+        compile_cupy_kernel(call)
+
+    assert called == [("int64", 1), ("int32", "float64"), (1, "int64")]
+
+
+def test_calls_of_cupy_that_are_begun_are_not_begun_again(monkeypatch):
+    called = []
+    monkeypatch.setattr(cuda_module, "_calls", set())
+    monkeypatch.setattr(cuda_module, "compile_cupy_kernel", called.append)
+
+    for _ in range(2):
+        compile_together([], ["add(int64, int)", "fill(float64)"], 1, CPU)
+
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock-compile"):
+            thread.join()
+    assert called == ["add(int64, int)", "fill(float64)"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", sorted(usual_kernels()))
+def test_cupy_knows_the_functions_that_are_called_ahead(case):
+    pytest.importorskip("cupy")
+
+    for call in usual_kernels()[case].get(CUPY, ()):
+        name, _, types = call.rstrip(")").partition("(")
+        _call(name, types.split(", "))
