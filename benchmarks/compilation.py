@@ -1,13 +1,12 @@
 """What usual solves compile, on a GPU or a CPU, and how long the first one on a machine takes for it.
 
-    python benchmarks/compilation.py h200                record the instantiations of every case, and time the first calls
-    python benchmarks/compilation.py h200 --brief        record the instantiations only
-    python benchmarks/compilation.py h200 --package      and write them into the package, whose solves then compile them at once
+    python benchmarks/compilation.py h200                time the first calls of every case
+    python benchmarks/compilation.py h200 --package      record what each needs in the package, whose solves compile it at once
     python benchmarks/compilation.py cpu2 --device cpu   time the first calls on a CPU, and of the command that runs an experiment
 
 Every case is a process of its own. ``seconds`` are those of its first call with empty caches of compiled kernels, most imports
-included; ``floor_seconds`` those of the first call of a process that finds them filled. ``instantiations`` are CUDA kernels, or
-functions that Numba compiles.
+included; ``floor_seconds`` those of the first call of a process that finds them filled. ``instantiations`` are CUDA kernels, those
+of CuPy among them, or functions that Numba compiles.
 """
 
 from __future__ import annotations
@@ -212,18 +211,8 @@ def without(some: dict[str, list[str]], others: dict[str, list[str]]) -> dict[st
     return {file: names for file, names in left.items() if names}
 
 
-def main() -> None:
-    """Record all cases, and write the JSON."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--brief", action="store_true", help="no first calls")
-    parser.add_argument("--package", action="store_true", help="write the instantiations into the package")
-    parser.add_argument("--packaged", type=Path, default=PACKAGED, help="or into another file")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    arguments: argparse.Namespace = parser.parse_args()
-    if arguments.device == "cpu":
-        main_on_cpu(arguments)
-        return
-    records: list[Any] = []
+def record_lists(packaged: Path) -> None:
+    """Record what each case needs, in the order of need, and write it into a file."""
     kernels: dict[str, dict[str, list[str]]] = {}
     opening: dict[str, list[str]] = {}
     for case in CASES:
@@ -231,21 +220,39 @@ def main() -> None:
         if case[-1] == "memory":  # others are looked at in pieces
             opening = joined(opening, found["opening"])
         kernels[found["case"]] = joined(kernels.get(found["case"], {}), found["kernels"])
-        count = sum(map(len, found["kernels"].values()))
-        print(f"{found['case']}: {count} instantiations", flush=True)
-        if arguments.brief:
-            continue
+        print(f"{found['case']}: {sum(map(len, found['kernels'].values()))} instantiations", flush=True)
+    lists = {"opening": opening, **{case: without(kernels[case], opening) for case in sorted(kernels)}}
+    packaged.write_text(json.dumps(lists, indent=1) + "\n", encoding="utf-8")
+
+
+def time_first_calls() -> list[Any]:
+    """Return the records of first calls on a GPU."""
+    records = []
+    for case in CASES:
         with tempfile.TemporaryDirectory() as caches:
-            first = in_new_process(case, caches)
-        again = in_new_process(case, None)["seconds"]
+            first, again = (in_new_process(case, caches) for _ in range(2))
+        count = sum(map(len, first["kernels"].values()))
         more = {"instantiations": count, "compiling": first["compiling"]}
-        entry = record(f"compilation/{found['case']}", [first["seconds"]], floor=again, nbytes=0, peers={}, **more)
+        known = "with" if case[3] else "without"
+        name = f"{first['case']}, {known} coordinates"
+        entry = record(f"compilation/{name}", [first["seconds"]], floor=again["seconds"], nbytes=0, peers={}, **more)
         records.append(printed(entry, "the first call"))
-    packaged = {"opening": opening, **{case: without(kernels[case], opening) for case in sorted(kernels)}}
-    if arguments.package:
-        arguments.packaged.write_text(json.dumps(packaged, indent=1) + "\n", encoding="utf-8")
-    if records:
-        write("compilation", arguments, {}, records)
+    return records
+
+
+def main() -> None:
+    """Record all cases, or time them and write the JSON."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--package", action="store_true", help="write the instantiations into the package")
+    parser.add_argument("--packaged", type=Path, default=PACKAGED, help="or into another file")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    arguments: argparse.Namespace = parser.parse_args()
+    if arguments.device == "cpu":
+        main_on_cpu(arguments)
+    elif arguments.package:
+        record_lists(arguments.packaged)
+    else:
+        write("compilation", arguments, {}, time_first_calls())
 
 
 if __name__ == "__main__":

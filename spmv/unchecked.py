@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from penstock.host.threads import mapped
 from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.formats.csr import CsrMatrix, lengths_fit
 from penstock.spmv.formats.limits import check_columns
@@ -17,6 +18,7 @@ from penstock.spmv.products.block_rows import BlockRows, as_csr
 
 # Row offsets are widened on the host if the values take more than this many times their bytes.
 _MANY_TIMES = 50
+_COPIED_AT_ONCE = 16 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +27,8 @@ class UncheckedEntries:
 
     On a GPU, wide indices are narrowed and blocks are taken apart there, so that the host makes no copy. The lengths of the
     arrays fit each other, and what offsets and indices of blocks lead to exists; nothing else is known. Indices that 32 bits do
-    not hold become others out of range.
+    not hold become others out of range. ``in_file``: arrays may be those of a file that is mapped into memory; what stays on the
+    host is copied.
     """
 
     shape: tuple[int, int]
@@ -33,9 +36,10 @@ class UncheckedEntries:
     row_offsets: Array
     column_indices: Array
     values: Array  # (entries,), or blocks (count, height, width)
+    in_file: bool = False
 
     @classmethod
-    def of(cls, A: Any, what: str = "the matrix") -> Self:
+    def of(cls, A: Any, what: str = "the matrix", *, in_file: bool = False) -> Self:
         """Wrap a SciPy matrix in CSR or BSR; refuse arrays that do not fit each other, and values that are not real."""
         if A.format == "bsr":
             check_indices(A, what)
@@ -44,8 +48,8 @@ class UncheckedEntries:
         values, entries = real_values(A, what), int(A.indptr[-1])  # arrays may be longer than that
         check_columns(A.shape[1], what)
         shape = (int(A.shape[0]), int(A.shape[1]))
-        arrays = (A.indptr, A.indices[:entries], values[:entries])
-        return cls(shape, values.dtype, *map(np.ascontiguousarray, arrays))
+        offsets, indices, values = map(np.ascontiguousarray, (A.indptr, A.indices[:entries], values[:entries]))
+        return cls(shape, values.dtype, offsets, indices, values, in_file)
 
     @property
     def device(self) -> Device:
@@ -62,8 +66,8 @@ class UncheckedEntries:
         return {"row_offsets": self.row_offsets, "column_indices": self.column_indices, "values": self.values}
 
     def parameters(self) -> dict[str, Any]:
-        """Return what else is known: nothing."""
-        return {}
+        """Return what else is known: whether arrays may be those of a file."""
+        return {"in_file": self.in_file}
 
     @classmethod
     def from_arrays(
@@ -74,6 +78,9 @@ class UncheckedEntries:
 
     def to_device(self, device: Device) -> CsrMatrix:
         """Return the matrix in CSR on a device, which shares the arrays on the host if their types allow."""
+        if self.in_file and device.kind == "cpu":
+            copies = map(_copied, (self.row_offsets, self.column_indices, self.values))
+            return type(self)(self.shape, self.dtype, *copies).to_device(device)
         offsets = self.row_offsets
         if _MANY_TIMES * offsets.nbytes < self.values.nbytes:  # no kernel is compiled for a few numbers
             offsets = offsets.astype(np.int64, copy=False)
@@ -89,3 +96,15 @@ class UncheckedEntries:
         matrix = CsrMatrix.from_arrays(self.shape, self.dtype, arrays, {})
         matrix.check_shapes()
         return CsrMatrix.from_csr(matrix, strategy="auto")
+
+
+def _copied(array: Array) -> Array:
+    """Return a copy of a contiguous array, made by all cores: those of a file are at odd addresses, and the file may change."""
+    copy = np.empty(array.shape, array.dtype)
+    source, target = (of.reshape(-1).view(np.uint8) for of in (array, copy))
+
+    def take(start: int) -> None:
+        target[start : start + _COPIED_AT_ONCE] = source[start : start + _COPIED_AT_ONCE]
+
+    mapped(take, range(0, source.size, _COPIED_AT_ONCE))
+    return copy

@@ -135,7 +135,7 @@ class SystemRun(Run):
             self.right_side = self._read_right_hand_sides()  # before the matrix, which may take longer
         settings = self.request
         with self.reporter.stage("read") as stage:
-            matrix = as_given_matrix(settings.matrix)
+            matrix = as_given_matrix(settings.matrix, settings.device)
             stage.advance(1.0)
         if settings.format != "auto" and matrix.kind == "store":
             raise InputError(

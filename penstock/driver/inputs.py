@@ -53,14 +53,9 @@ class GivenMatrix:
 
     def find_device(self, name: str) -> Device:
         """Return the device of a name; ``auto`` is where the matrix lives on a GPU, else the first GPU, else the CPU."""
-        if name != "auto":
-            return Device.parse(name)
-        if self.device is not None and self.device.kind == "cuda":
+        if name == "auto" and self.device is not None and self.device.kind == "cuda":
             return self.device
-        with contextlib.suppress(DeviceError):
-            if cuda_device_count():
-                return Device("cuda")
-        return CPU
+        return _device_named(name)
 
     def moved(self, device: Device, memory: int | None = None) -> CsrMatrix:
         """Return the CSR matrix where it will be used.
@@ -121,10 +116,22 @@ class GivenMatrix:
         return self
 
 
-def as_given_matrix(A: Any) -> GivenMatrix:
-    """Return a matrix of any kind that :func:`penstock.solve` takes, validated; refuse anything else and complex ones."""
+def _device_named(name: str) -> Device:
+    if name != "auto":
+        return Device.parse(name)
+    with contextlib.suppress(DeviceError):
+        if cuda_device_count():
+            return Device("cuda")
+    return CPU
+
+
+def as_given_matrix(A: Any, device: str = "cpu") -> GivenMatrix:
+    """Return a matrix of any kind that :func:`penstock.solve` takes, validated; refuse anything else and complex ones.
+
+    A GPU, or ``auto``, takes the arrays of a file from there.
+    """
     if isinstance(A, str | Path):
-        return _from_path(A)
+        return _from_path(A, device)
     if hasattr(A, "row_maker") and hasattr(A, "renumbered"):
         return GivenMatrix(A, "elements", name="the matrix of elements")
     if isinstance(A, CsrMatrix):
@@ -159,7 +166,7 @@ def _sound(A: Any) -> CsrMatrix:
     return CsrMatrix.from_csr(in_csr(A, "A"), strategy="auto")
 
 
-def _from_path(path: str | Path) -> GivenMatrix:
+def _from_path(path: str | Path, device: str) -> GivenMatrix:
     from penstock.files.generated import generated_matrix  # loads the finite elements
     from penstock.files.registry import is_store, matrix_name, read_unchecked
 
@@ -168,12 +175,14 @@ def _from_path(path: str | Path) -> GivenMatrix:
         return GivenMatrix(store, "store", name=_name_of(store))
     if (generated := generated_matrix(str(path))) is not None:
         return GivenMatrix(CsrMatrix.from_csr(generated[0], strategy="auto", check=False), "csr", str(path), CPU)
-    matrix, canonical = read_unchecked(Path(path))
+    in_file = _device_named(device).kind == "cuda"
+    matrix, canonical = read_unchecked(Path(path), in_file=in_file)
 
     def sound() -> CsrMatrix:
         return CsrMatrix.from_csr(canonical(), strategy="auto", check=False)
 
-    return GivenMatrix(UncheckedEntries.of(matrix, f"the matrix in {path}"), "csr", matrix_name(path), CPU, sound=sound)
+    entries = UncheckedEntries.of(matrix, f"the matrix in {path}", in_file=in_file)
+    return GivenMatrix(entries, "csr", matrix_name(path), CPU, sound=sound)
 
 
 def _name_of(store: Store) -> str:

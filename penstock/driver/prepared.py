@@ -180,7 +180,7 @@ class PreparedSystem:
             if is_foreign(preconditioner):
                 preconditioner = as_matrix(preconditioner)
             with self._clock.part("read"):
-                given, room = as_given_matrix(A), None if memory is None else parse_nbytes(memory)
+                given, room = as_given_matrix(A, device), None if memory is None else parse_nbytes(memory)
             if given.kind == "elements":
                 options = with_coordinates(given.matrix, preconditioner, method, options)
             own = preconditioner.block_size if isinstance(preconditioner, PreconditionerSpec) else 1

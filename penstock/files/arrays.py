@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from penstock.files.stored_members import can_read_stored, read_stored
+from penstock.files.stored_members import can_read_stored, map_stored, read_stored
 from penstock.spmv import InputError, PenstockError, format_nbytes
 from penstock.spmv.host_memory import available_nbytes
 
@@ -62,8 +62,11 @@ class ArrayArchive:
         shape, dtype = self.contents[name]
         return math.prod(shape) * dtype.itemsize
 
-    def read(self, name: str) -> Array:
-        """Return one array, or raise an InputError if it does not exist, does not fit the memory, or is damaged."""
+    def read(self, name: str, *, in_file: bool = False) -> Array:
+        """Return one array, or raise an InputError if it does not exist, does not fit the memory, or is damaged.
+
+        ``in_file``: a large one that is stored as it is may stay there, mapped into memory, perhaps at an odd address.
+        """
         if name not in self.contents:
             raise InputError(f"{self._path} holds no array {name!r}; it is damaged, or of another kind")
         check_fits_memory(self.nbytes(name), f"the array {name!r} of {self._path}")
@@ -75,6 +78,9 @@ class ArrayArchive:
             shape, fortran, dtype = _header(file)  # type: ignore[arg-type]
             header = file.tell()
             file.seek(0)
+            if in_file:
+                flat = map_stored(self._path, member, file.read(header), math.prod(shape), dtype)
+                return flat.reshape(shape, order="F" if fortran else "C")
             array = np.empty(shape, dtype, order="F" if fortran else "C")
             read_stored(self._path, member, file.read(header), array.T if fortran else array)
         return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from penstock.files.reader import READERS, Reader
 from penstock.spmv import InputError
 
 
-def _read_npz(path: Path) -> Any:
+def _read_npz(path: Path, *, in_file: bool = False) -> Any:
     with ArrayArchive(path) as archive:
         nbytes = {name: archive.nbytes(name) for name in archive.contents}
         check_fits_memory(sum(nbytes.values()) + nbytes.get("data", 0) * 2, f"the matrix in {path}")
@@ -28,7 +29,8 @@ def _read_npz(path: Path) -> Any:
             raise InputError(f"{path} is damaged: its values and indices have the shapes {sorted(lengths)}")
         if kind in ("csr", "bsr"):  # with all cores
             made: Any = scipy.sparse.csr_array if kind == "csr" else scipy.sparse.bsr_array
-            matrix = made(tuple(map(archive.read, ("data", "indices", "indptr"))), shape=tuple(archive.read("shape")))
+            arrays = [archive.read(name, in_file=in_file) for name in ("data", "indices", "indptr")]
+            matrix = made(tuple(arrays), shape=tuple(archive.read("shape")))
         else:
             matrix = scipy.sparse.load_npz(path)
     if matrix.ndim != 2:
@@ -36,4 +38,13 @@ def _read_npz(path: Path) -> Any:
     return matrix
 
 
-READERS.add("npz", Reader("SciPy", ".npz file of scipy.sparse.save_npz", (".npz",), matrix=_read_npz))
+READERS.add(
+    "npz",
+    Reader(
+        "SciPy",
+        ".npz file of scipy.sparse.save_npz",
+        (".npz",),
+        matrix=_read_npz,
+        in_file=partial(_read_npz, in_file=True),
+    ),
+)

@@ -35,6 +35,8 @@ class Reader:
         Whether it is a folder.
     matrix : callable, optional
         ``matrix(path)``: the matrix as a whole, in any form of SciPy.
+    in_file : callable, optional
+        ``in_file(path)``: the same, whose large arrays may be those of the file, mapped into memory, from where a GPU takes them.
     slabs : callable, optional
         ``slabs(path)``: the rows of the matrix as :class:`~penstock.files.slabs.Slabs`, read when they are asked for.
     entries : callable, optional
@@ -51,6 +53,7 @@ class Reader:
     recognizes: Callable[[Path], bool] | None = None
     folder: bool = False
     matrix: Callable[[Path], Any] | None = None
+    in_file: Callable[[Path], Any] | None = None
     slabs: Callable[[Path], Slabs] | None = None
     entries: Callable[[Path], Entries] | None = None
     vectors: Callable[[Path], Any] | None = None

@@ -127,9 +127,10 @@ def read_matrix(source: str | Path) -> NamedMatrix:
         return NamedMatrix(matrix_name(path), _canonical(matrix, str(path)), str(source))
 
 
-def read_unchecked(path: Path) -> tuple[Any, Callable[[], scipy.sparse.csr_array]]:
+def read_unchecked(path: Path, *, in_file: bool = False) -> tuple[Any, Callable[[], scipy.sparse.csr_array]]:
     """Return a matrix in CSR or BSR as it is in a file, at whose entries nobody has looked, and what :func:`read_matrix` returns.
 
+    ``in_file``: large arrays may be those of the file, mapped into memory.
     Values are of float64 but for integers. The second is found when it is asked for, or the error raised that says what is wrong
     with the entries.
     """
@@ -138,7 +139,7 @@ def read_unchecked(path: Path) -> tuple[Any, Callable[[], scipy.sparse.csr_array
         if reader.matrix is None:
             matrix: Any = slabs_of(path).whole(path)
         else:
-            matrix = _read_whole(path, reader, unchecked=True)
+            matrix = _read_whole(path, reader, unchecked=True, in_file=in_file)
         what = f"the matrix in {path}"
         if matrix.format not in ("csr", "bsr"):
             # Entries are added up as float64, lest sums of integers overflow.
@@ -184,10 +185,10 @@ def slabs_of(path: Path) -> Slabs:
         return slabs
 
 
-def _read_whole(path: Path, reader: Reader, *, unchecked: bool = False) -> Any:
+def _read_whole(path: Path, reader: Reader, *, unchecked: bool = False, in_file: bool = False) -> Any:
     """Return a matrix as SciPy reads it, checked for a safe conversion; ``unchecked``: nobody has looked at its indices."""
     assert reader.matrix is not None, "a reader without slabs reads the matrix as a whole"
-    matrix = reader.matrix(path)
+    matrix = (reader.in_file if in_file and reader.in_file is not None else reader.matrix)(path)
     if not unchecked:
         check_indices(matrix, f"the matrix in {path}")
     check_rows(path, matrix.shape[0], matrix.nnz)

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from penstock.files.parallel_read import read_bytes
+from penstock.host.threads import mapped
 
 #: Shorter members are read as fast by zipfile.
 LEAST_NBYTES = 32 << 20
+_PIECE_NBYTES = 16 << 20
 _POLYNOMIAL = 0xEDB88320
 _LOCAL_HEADER, _LENGTHS = (
     30,
@@ -37,11 +39,45 @@ def read_stored(path: Path, member: zipfile.ZipInfo, skipped: bytes, out: np.nda
     zipfile.BadZipFile
         If the checksum is another.
     """
+    start = _start_of(path, member) + len(skipped)
+    pieces = read_bytes(path, start, out.reshape(-1).view(np.uint8), _checksum)
+    _check(member, skipped, pieces)
+
+
+def map_stored(
+    path: Path, member: zipfile.ZipInfo, skipped: bytes, count: int, dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any]:
+    """Map ``count`` numbers of a stored member behind the bytes ``skipped`` into memory, and read them to check them.
+
+    They take no memory of their own. What is written to them does not reach the file; what changes the file changes them.
+
+    Raises
+    ------
+    ValueError
+        If the file is shorter than it says.
+    zipfile.BadZipFile
+        If the checksum is another.
+    """
+    numbers = np.asarray(np.memmap(path, dtype, "c", _start_of(path, member) + len(skipped), (count,)))
+    whole = numbers.view(np.uint8)
+    starts = range(0, whole.size, _PIECE_NBYTES)
+    _check(member, skipped, mapped(lambda start: _checksum(whole[start : start + _PIECE_NBYTES]), starts))
+    return numbers
+
+
+def _start_of(path: Path, member: zipfile.ZipInfo) -> int:
     with open(path, "rb") as file:
         file.seek(member.header_offset + _LENGTHS)
         name_length, extra_length = struct.unpack("<HH", file.read(4))
-    start = member.header_offset + _LOCAL_HEADER + name_length + extra_length + len(skipped)
-    pieces = read_bytes(path, start, out.reshape(-1).view(np.uint8), lambda piece: (zlib.crc32(piece.data), piece.size))
+    return member.header_offset + _LOCAL_HEADER + int(name_length) + int(extra_length)
+
+
+def _checksum(piece: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[int, int]:
+    return zlib.crc32(piece.data), piece.size
+
+
+def _check(member: zipfile.ZipInfo, skipped: bytes, pieces: list[tuple[int, int]]) -> None:
+    """Compare the joined checksum of pieces, each with its length, with that of a member."""
     checksum = zlib.crc32(skipped)
     for of_piece, length in pieces:
         checksum = _shifted(checksum, length) ^ of_piece

@@ -5,16 +5,22 @@ import zlib
 import numpy as np
 import pytest
 import scipy.sparse
+from kernel_targets import gpu_count
 
+import penstock
+from penstock.fem import Cantilever
 from penstock.files import parallel_read, stored_members
 from penstock.files.arrays import ArrayArchive
-from penstock.spmv import InputError
+from penstock.files.registry import read_unchecked
+from penstock.spmv import CPU, InputError
+from penstock.spmv.unchecked import UncheckedEntries
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(stored_members, "LEAST_NBYTES", 0)
     monkeypatch.setattr(parallel_read, "_PIECE_NBYTES", 1000)
+    monkeypatch.setattr(stored_members, "_PIECE_NBYTES", 1000)
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 1000, 12_345])
@@ -26,20 +32,22 @@ def test_checksums_of_pieces_are_joined_as_zlib_joins_them(length):
     assert joined == zlib.crc32(first + second)
 
 
+@pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8])
-def test_arrays_are_those_of_numpy(tmp_path, dtype, order):
+def test_arrays_are_those_of_numpy(tmp_path, dtype, order, in_file):
     array = np.asarray(np.random.default_rng(2).random((123, 45)) * 100, dtype=dtype, order=order)
     np.savez(tmp_path / "arrays.npz", one=array, empty=np.empty((0, 3)), two=array[:1])
 
     with ArrayArchive(tmp_path / "arrays.npz") as archive:
-        found = [archive.read(name) for name in ("one", "empty", "two")]
+        found = [archive.read(name, in_file=in_file) for name in ("one", "empty", "two")]
 
     assert all(np.array_equal(*pair) for pair in zip(found, (array, np.empty((0, 3)), array[:1]), strict=True))
     assert found[0].flags.f_contiguous == (order == "F")
 
 
-def test_a_flipped_bit_is_found(tmp_path):
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_flipped_bit_is_found(tmp_path, in_file):
     np.savez(tmp_path / "arrays.npz", one=np.arange(5000.0))
     content = bytearray((tmp_path / "arrays.npz").read_bytes())
     content[20_000] ^= 1
@@ -49,7 +57,29 @@ def test_a_flipped_bit_is_found(tmp_path):
         ArrayArchive(tmp_path / "arrays.npz") as archive,
         pytest.raises(InputError, match=r"checksum of one\.npy is wrong"),
     ):
-        archive.read("one")
+        archive.read("one", in_file=in_file)
+
+
+def test_a_matrix_for_a_gpu_stays_in_the_file_until_a_host_needs_it(tmp_path):
+    A = scipy.sparse.random_array((300, 300), density=0.1, rng=3).tocsr()
+    A.indices, A.indptr = A.indices.astype(np.int32), A.indptr.astype(np.int32)
+    scipy.sparse.save_npz(tmp_path / "matrix.npz", A, compressed=False)
+
+    matrix, _ = read_unchecked(tmp_path / "matrix.npz", in_file=True)
+    entries = UncheckedEntries.of(matrix, in_file=True)
+
+    assert all(is_mapped(array) for array in entries.arrays().values())
+    assert not any(is_mapped(array) for array in read_unchecked(tmp_path / "matrix.npz")[0].__dict__.values())
+    on_host = entries.to_device(CPU)
+    assert not any(is_mapped(array) for array in on_host.arrays().values())
+    assert all(array.flags.aligned for array in on_host.arrays().values())
+    assert (on_host.to_csr() != A).nnz == 0
+
+
+def is_mapped(array):
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array is not None
 
 
 def test_compressed_members_are_read_too(tmp_path):
@@ -66,3 +96,17 @@ def test_matrices_of_scipy(tmp_path, form):
     from penstock.files.registry import read_matrix
 
     assert (read_matrix(tmp_path / "matrix.npz").matrix != A).nnz == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() == 0, reason="no CUDA device")
+@pytest.mark.parametrize("form", ["csr", "bsr"])
+@pytest.mark.parametrize("memory", [None, 200_000])
+def test_a_gpu_solves_with_a_matrix_in_a_file(tmp_path, form, memory):
+    A = Cantilever(nodes=(9, 6, 5), dof=3).matrix("csr").to_csr().asformat(form)
+    scipy.sparse.save_npz(tmp_path / "matrix.npz", A, compressed=False)
+    b = np.random.default_rng(0).standard_normal(A.shape[0])
+
+    found = penstock.solve(tmp_path / "matrix.npz", b, device="cuda", memory=memory)
+
+    assert np.linalg.norm(A @ found.x - b) <= 1e-8 * np.linalg.norm(b)
