@@ -5,8 +5,8 @@
     python benchmarks/compilation.py cpu2 --device cpu   time the first calls on a CPU, and of the command that runs an experiment
 
 Every case is a process of its own. ``seconds`` are those of its first call with empty caches of compiled kernels, most imports
-included; ``floor_seconds`` those of the first call of a process that finds them filled. ``instantiations`` are CUDA kernels, those
-of CuPy among them, or functions that Numba compiles.
+included; ``floor_seconds`` those of the first call of a process that finds them filled. ``instantiations`` are CUDA kernels,
+also of CuPy, or functions that Numba compiles.
 """
 
 from __future__ import annotations
