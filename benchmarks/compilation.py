@@ -225,8 +225,8 @@ def record_lists(packaged: Path) -> None:
     packaged.write_text(json.dumps(lists, indent=1) + "\n", encoding="utf-8")
 
 
-def time_first_calls() -> list[Any]:
-    """Return the records of first calls on a GPU."""
+def time_first_calls(arguments: argparse.Namespace) -> None:
+    """Time the first calls on a GPU, and write the JSON after each case."""
     records = []
     for case in CASES:
         with tempfile.TemporaryDirectory() as caches:
@@ -237,7 +237,7 @@ def time_first_calls() -> list[Any]:
         name = f"{first['case']}, {known} coordinates"
         entry = record(f"compilation/{name}", [first["seconds"]], floor=again["seconds"], nbytes=0, peers={}, **more)
         records.append(printed(entry, "the first call"))
-    return records
+        write("compilation", arguments, {}, records)  # of what is measured so far
 
 
 def main() -> None:
@@ -252,7 +252,7 @@ def main() -> None:
     elif arguments.package:
         record_lists(arguments.packaged)
     else:
-        write("compilation", arguments, {}, time_first_calls())
+        time_first_calls(arguments)
 
 
 if __name__ == "__main__":
