@@ -55,6 +55,7 @@ CPU_CASES = (
     (1, 48, 1, True, "memory"),
     (1, 48, 1, False, "memory"),
 )
+_TYPES = {"double": "float64", "float": "float32", "long long": "int64", "int": "int32", "bool": "bool"}
 _EXPERIMENT = Path(__file__).parents[1] / "examples" / "cantilever.yaml"
 # Of the bytes of the matrix, the memory in these cases.
 _SHARES = {"streamed": 0.25, "float32": 0.32, "int16": 0.2}
@@ -77,10 +78,9 @@ def run_case(dof: int, nodes: int, columns: int, given: bool, where: str, ahead:
     """
     import penstock
     from penstock.driver import opening
-    from penstock.spmv.compilation.cupy_kernels import CUPY
     from penstock.spmv.compilation.usual_kernels import OPENING, recorded
 
-    calls = cupy_calls()
+    calls = {} if ahead else cupy_calls()
     A, b, options = system_of(dof, nodes, columns, given)
     if where != "memory":
         precision = "float64" if where == "streamed" else where
@@ -89,7 +89,7 @@ def run_case(dof: int, nodes: int, columns: int, given: bool, where: str, ahead:
     begin = opening.begin_compilation
 
     def noting(case: str, device: Any) -> None:
-        seen[case] = recorded() | ({CUPY: list(calls)} if calls else {})
+        seen[case] = with_calls(recorded(), calls)
         if ahead:
             begin(case, device)
 
@@ -103,8 +103,15 @@ def run_case(dof: int, nodes: int, columns: int, given: bool, where: str, ahead:
         "seconds": seconds,
         "compiling": result.timings["compiling"],
         "opening": seen[case],
-        "kernels": recorded() | ({CUPY: list(calls)} if calls else {}),
+        "kernels": with_calls(recorded(), calls),
     }
+
+
+def with_calls(kernels: dict[str, list[str]], calls: dict[str, None]) -> dict[str, list[str]]:
+    """Return kernels with calls of CuPy, if there are any."""
+    from penstock.spmv.compilation.cupy_kernels import CUPY
+
+    return kernels | ({CUPY: list(calls)} if calls else {})
 
 
 def cupy_calls() -> dict[str, None]:
@@ -125,12 +132,16 @@ def cupy_calls() -> dict[str, None]:
 
 def call_of(name: str, parameters: str) -> str | None:
     """Return the call for which CuPy makes a kernel of this name and these parameters, as ``compile_cupy_kernel`` takes it."""
+    import cupy
+
     arrays = re.findall(r"CArray<([\w ]+), (\d), (\d), (\d)>", parameters)
     if not arrays or any(tuple(layout) != ("1", "1", "1") for _, *layout in arrays):
         return None
     if name == "cupy_fill":
-        return {"double": "fill(float64)", "bool": "fill(bool)"}.get(arrays[0][0])
+        return f"fill({_TYPES[arrays[0][0]]})" if arrays[0][0] in _TYPES else None
     function, _, types = name.removeprefix("cupy_").partition("__")
+    if function not in ("arange", "copy") and getattr(getattr(cupy, function, None), "nout", 0) != 1:
+        return None
     *of_arguments, of_result = types.split("_")
     if function == "arange":
         return f"arange({of_result})"

@@ -10,11 +10,14 @@ import numpy as np
 
 from penstock.host.threads import mapped
 from penstock.spmv.device import CPU, Array, Device
+from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix, lengths_fit
 from penstock.spmv.formats.limits import check_columns
 from penstock.spmv.formats.narrowing import narrowed
 from penstock.spmv.formats.validation import check_indices, in_sorted_rows, real_values
+from penstock.spmv.host_memory import available_nbytes
 from penstock.spmv.products.block_rows import BlockRows, as_csr
+from penstock.spmv.sizes import format_nbytes
 
 # Row offsets are widened on the host if the values take more than this many times their bytes.
 _MANY_TIMES = 50
@@ -27,8 +30,7 @@ class UncheckedEntries:
 
     On a GPU, wide indices are narrowed and blocks are taken apart there, so that the host makes no copy. The lengths of the
     arrays fit each other, and what offsets and indices of blocks lead to exists; nothing else is known. Indices that 32 bits do
-    not hold become others out of range. ``in_file``: arrays may be those of a file that is mapped into memory; what stays on the
-    host is copied.
+    not hold become others out of range. Arrays may be those of a file that is mapped into memory, if it is ``in_file``.
     """
 
     shape: tuple[int, int]
@@ -66,7 +68,7 @@ class UncheckedEntries:
         return {"row_offsets": self.row_offsets, "column_indices": self.column_indices, "values": self.values}
 
     def parameters(self) -> dict[str, Any]:
-        """Return what else is known: whether arrays may be those of a file."""
+        """Return what else is known: whether arrays may lie in a file."""
         return {"in_file": self.in_file}
 
     @classmethod
@@ -76,11 +78,30 @@ class UncheckedEntries:
         """Return entries of these arrays, for vectors of another type."""
         return cls(shape, np.dtype(dtype), **arrays, **parameters)
 
+    def owned(self) -> UncheckedEntries:
+        """Return entries for longer use, or for the host: what lies in a file is copied, as the file may change.
+
+        Raises
+        ------
+        InputError
+            If they do not fit the memory.
+        """
+        if not self.in_file:
+            return self
+        arrays = self.row_offsets, self.column_indices, self.values
+        nbytes = sum(array.nbytes for array in arrays if _lies_in_file(array))
+        if nbytes > available_nbytes():
+            raise InputError(
+                f"the matrix in a file takes {format_nbytes(nbytes)}, but {format_nbytes(available_nbytes())} of memory are "
+                "available"
+            )
+        copies = [_copied(array) if _lies_in_file(array) else array for array in arrays]
+        return UncheckedEntries(self.shape, self.dtype, *copies)
+
     def to_device(self, device: Device) -> CsrMatrix:
         """Return the matrix in CSR on a device, which shares the arrays on the host if their types allow."""
         if self.in_file and device.kind == "cpu":
-            copies = map(_copied, (self.row_offsets, self.column_indices, self.values))
-            return type(self)(self.shape, self.dtype, *copies).to_device(device)
+            return self.owned().to_device(device)
         offsets = self.row_offsets
         if _MANY_TIMES * offsets.nbytes < self.values.nbytes:  # no kernel is compiled for a few numbers
             offsets = offsets.astype(np.int64, copy=False)
@@ -98,8 +119,14 @@ class UncheckedEntries:
         return CsrMatrix.from_csr(matrix, strategy="auto")
 
 
+def _lies_in_file(array: Array) -> bool:
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array is not None
+
+
 def _copied(array: Array) -> Array:
-    """Return a copy of a contiguous array, made by all cores: those of a file are at odd addresses, and the file may change."""
+    """Return a copy of a contiguous array, at an even address, made by all cores."""
     copy = np.empty(array.shape, array.dtype)
     source, target = (of.reshape(-1).view(np.uint8) for of in (array, copy))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import scipy.sparse
@@ -62,8 +62,11 @@ class GivenMatrix:
 
         That is a device if ``memory``, or what is free there, holds the matrix and its conversion; otherwise the host.
         """
-        A: CsrMatrix = self.matrix.to_device(device if self._fits(device, memory) else CPU)
-        return A
+        if self._fits(device, memory):
+            return cast(CsrMatrix, self.matrix.to_device(device))
+        if isinstance(self.matrix, UncheckedEntries):
+            self.matrix = self.matrix.owned()
+        return cast(CsrMatrix, self.matrix.to_device(CPU))
 
     def checked(
         self, A: CsrMatrix, device: Device = CPU, converter: type[PieceConverter] | None = None
@@ -92,7 +95,7 @@ class GivenMatrix:
         if not (difference or (device.kind == "cpu" and streams and self.lasting)):
             return None
         if isinstance(self.matrix, UncheckedEntries):
-            return self.matrix.to_device(CPU) if device.kind == "cpu" else self.matrix
+            return self.matrix.to_device(CPU) if device.kind == "cpu" else self.matrix.owned()
         return self.matrix if self.kind == "csr" else converted
 
     def _fits(self, device: Device, memory: int | None) -> bool:
@@ -128,7 +131,7 @@ def _device_named(name: str) -> Device:
 def as_given_matrix(A: Any, device: str = "cpu") -> GivenMatrix:
     """Return a matrix of any kind that :func:`penstock.solve` takes, validated; refuse anything else and complex ones.
 
-    A GPU, or ``auto``, takes the arrays of a file from there.
+    Large arrays of a file may stay in it if the ``device`` of this name is a GPU.
     """
     if isinstance(A, str | Path):
         return _from_path(A, device)

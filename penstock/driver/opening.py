@@ -26,6 +26,7 @@ from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, 
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.pattern import Pattern
 from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.formats.symmetric_bsr import SymmetricBsrMatrix
 from penstock.spmv.formats.upper_half import UpperHalf
 from penstock.streaming import (
     FileStore,
@@ -188,7 +189,8 @@ class _Opener:
             with report.part("move"):
                 matrix = given.moved(self.request.device, self.request.memory)
             with report.part("look"):
-                statistics = given.checked(matrix, self.request.device, UpperHalf)
+                half = self.request.format in (None, SymmetricBsrMatrix.name)
+                statistics = given.checked(matrix, self.request.device, UpperHalf if half else None)
             matrix = statistics.matrix
             placement = self._place(statistics)
             with report.part("look"):

@@ -341,12 +341,12 @@ def _place_streamed(
                 extents, chosen = other_extents, other
         cuts = _cuts_like(chosen)
     with reporter.part("convert"):
+        if reordered is not None:
+            statistics.take_converted(0, None)  # in the order before: its memory is needed
         # On the host, to be cut there, and streamed from there.
         whole = (
-            smallest.whole
-            if reordered is None
-            else _converted(MatrixStatistics.of(reordered), suggestion).to_device(CPU)
-        )
+            smallest.whole if reordered is None else _converted(MatrixStatistics.of(reordered), suggestion)
+        ).to_device(CPU)
     plan = _exact_plan(best_plan, whole, extents, cuts)
     converted = {"matrix": whole, "order": order, "difference": smallest.difference}
     return _streamed(request, plan, specs, vectors, statistics.nnz, facts, **converted)

@@ -120,9 +120,12 @@ def _coupled_nodes(row_offsets: Array, column_indices: Array, size: int) -> tupl
             other = column_indices[entry] // size
             if seen[other] != node:
                 seen[other] = node
-                columns[total] = other
+                place = total  # what comes before ascends, and scalar rows of a node are alike
+                while place > offsets[node] and columns[place - 1] > other:
+                    columns[place] = columns[place - 1]
+                    place -= 1
+                columns[place] = other
                 total += 1
-        columns[offsets[node] : total].sort()
         offsets[node + 1] = total
     return offsets, columns[:total].copy()
 

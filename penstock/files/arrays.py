@@ -62,6 +62,10 @@ class ArrayArchive:
         shape, dtype = self.contents[name]
         return math.prod(shape) * dtype.itemsize
 
+    def stays_in_file(self, name: str) -> bool:
+        """Whether an array is left in the file if it may stay there."""
+        return name in self.contents and can_read_stored(self._archive.getinfo(name + ".npy"))
+
     def read(self, name: str, *, in_file: bool = False) -> Array:
         """Return one array, or raise an InputError if it does not exist, does not fit the memory, or is damaged.
 
@@ -69,8 +73,9 @@ class ArrayArchive:
         """
         if name not in self.contents:
             raise InputError(f"{self._path} holds no array {name!r}; it is damaged, or of another kind")
-        check_fits_memory(self.nbytes(name), f"the array {name!r} of {self._path}")
         member = self._archive.getinfo(name + ".npy")
+        if not (in_file and can_read_stored(member)):
+            check_fits_memory(self.nbytes(name), f"the array {name!r} of {self._path}")
         with failures_named(self._path, "file of numpy.savez"), self._archive.open(member) as file:
             if not can_read_stored(member):
                 array: Array = np.lib.format.read_array(file, allow_pickle=False)

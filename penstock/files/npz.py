@@ -16,7 +16,8 @@ from penstock.spmv import InputError
 def _read_npz(path: Path, *, in_file: bool = False) -> Any:
     with ArrayArchive(path) as archive:
         nbytes = {name: archive.nbytes(name) for name in archive.contents}
-        check_fits_memory(sum(nbytes.values()) + nbytes.get("data", 0) * 2, f"the matrix in {path}")
+        if not (in_file and archive.stays_in_file("data")):
+            check_fits_memory(sum(nbytes.values()) + nbytes.get("data", 0) * 2, f"the matrix in {path}")
         for name in ("indptr", "indices", "row", "col", "offsets", "shape"):
             if name in nbytes and archive.contents[name][1].kind not in "iu":
                 raise InputError(

@@ -1,12 +1,7 @@
-"""Reads large members of zip archives that are stored as they are, with all cores: Python's zipfile reads in one thread.
-
-The checksum of a member is that of its pieces, joined as Adler's zlib does it: a piece that follows shifts the checksum of what
-comes before it, a linear map over the field of two elements.
-"""
+"""Reads large members of zip archives that are stored as they are, with all cores: Python's zipfile reads in one thread."""
 
 from __future__ import annotations
 
-import functools
 import os
 import struct
 import zipfile
@@ -17,16 +12,12 @@ from typing import Any
 import numpy as np
 
 from penstock.files.parallel_read import read_bytes
-from penstock.host.threads import mapped
+from penstock.host.checksums import checksum_of, checksum_of_piece, joined
 
 #: Shorter members are read as fast by zipfile.
 LEAST_NBYTES = 32 << 20
-_PIECE_NBYTES = 16 << 20
-_POLYNOMIAL = 0xEDB88320
-_LOCAL_HEADER, _LENGTHS = (
-    30,
-    26,
-)  # bytes of the fixed part before a member, and where the lengths of its name and rest stand
+# Bytes of the fixed part before a member, and where the lengths of its name and rest stand.
+_LOCAL_HEADER, _LENGTHS = 30, 26
 
 
 def read_stored(path: Path, member: zipfile.ZipInfo, skipped: bytes, out: np.ndarray[Any, Any]) -> None:
@@ -40,8 +31,8 @@ def read_stored(path: Path, member: zipfile.ZipInfo, skipped: bytes, out: np.nda
         If the checksum is another.
     """
     start = _start_of(path, member) + len(skipped)
-    pieces = read_bytes(path, start, out.reshape(-1).view(np.uint8), _checksum)
-    _check(member, skipped, pieces)
+    pieces = read_bytes(path, start, out.reshape(-1).view(np.uint8), checksum_of_piece)
+    _check(member, joined(pieces, zlib.crc32(skipped)))
 
 
 def map_stored(
@@ -59,9 +50,7 @@ def map_stored(
         If the checksum is another.
     """
     numbers = np.asarray(np.memmap(path, dtype, "c", _start_of(path, member) + len(skipped), (count,)))
-    whole = numbers.view(np.uint8)
-    starts = range(0, whole.size, _PIECE_NBYTES)
-    _check(member, skipped, mapped(lambda start: _checksum(whole[start : start + _PIECE_NBYTES]), starts))
+    _check(member, joined([(checksum_of(numbers.view(np.uint8)), numbers.nbytes)], zlib.crc32(skipped)))
     return numbers
 
 
@@ -72,15 +61,7 @@ def _start_of(path: Path, member: zipfile.ZipInfo) -> int:
     return member.header_offset + _LOCAL_HEADER + int(name_length) + int(extra_length)
 
 
-def _checksum(piece: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[int, int]:
-    return zlib.crc32(piece.data), piece.size
-
-
-def _check(member: zipfile.ZipInfo, skipped: bytes, pieces: list[tuple[int, int]]) -> None:
-    """Compare the joined checksum of pieces, each with its length, with that of a member."""
-    checksum = zlib.crc32(skipped)
-    for of_piece, length in pieces:
-        checksum = _shifted(checksum, length) ^ of_piece
+def _check(member: zipfile.ZipInfo, checksum: int) -> None:
     if checksum != member.CRC:
         raise zipfile.BadZipFile(f"the checksum of {member.filename} is wrong")
 
@@ -89,31 +70,3 @@ def can_read_stored(member: zipfile.ZipInfo) -> bool:
     """Return whether a member is stored as it is, and long enough to be worth threads, where the system reads at offsets."""
     stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1  # not encrypted
     return stored and member.file_size >= LEAST_NBYTES and hasattr(os, "pread")
-
-
-def _shifted(checksum: int, length: int) -> int:
-    """Return what a checksum contributes to that of data which goes on for ``length`` bytes."""
-    power = 0
-    while length:
-        if length & 1:
-            checksum = _product(_shift(power), checksum)
-        length, power = length >> 1, power + 1
-    return checksum
-
-
-@functools.cache
-def _shift(power: int) -> tuple[int, ...]:
-    """Return the map, by columns, of a checksum that ``2 ** power`` bytes follow."""
-    if power == -3:  # a bit
-        return (_POLYNOMIAL, *(1 << bit for bit in range(31)))
-    half = _shift(power - 1)
-    return tuple(_product(half, column) for column in half)
-
-
-def _product(columns: tuple[int, ...], vector: int) -> int:
-    total = 0
-    for column in columns:
-        if vector & 1:
-            total ^= column
-        vector >>= 1
-    return total

@@ -136,13 +136,13 @@ def _pools(libraries: tuple[str, ...]) -> Any:
     return pools or None
 
 
-def mapped(function: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
+def mapped(function: Callable[[Item], Made], items: Iterable[Item], threads: int | None = None) -> list[Made]:
     """Return what a function makes of items, with as many threads as cores; in this thread, if no other can be started."""
     items = list(items)
-    count = min(usable_cores(), len(items))
+    count = min(threads or usable_cores(), len(items))
     if count > 1:
-        with contextlib.suppress(RuntimeError), ThreadPoolExecutor(count) as threads:  # Python may be ending
-            futures = [threads.submit(function, item) for item in items]
+        with contextlib.suppress(RuntimeError), ThreadPoolExecutor(count) as pool:  # Python may be ending
+            futures = [pool.submit(function, item) for item in items]
             return [future.result() for future in futures]
     return [function(item) for item in items]
 

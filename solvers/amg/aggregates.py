@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.spmv import CPU, Array, InputError, device_of
+from penstock.spmv import Array, InputError, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
@@ -21,8 +21,9 @@ COARSE_SIDE = 3
 
 # Nodes of a graph whose roots are found in order on a GPU: the more there are, the longer are chains of those that wait.
 _MOST_ON_GPU = 100_000
-# Rounds in which roots are found before the host asks whether all are.
-_ROUNDS = 4
+# Rounds in which roots are found before the host asks whether all are, and how many there are at most in order; meshes of 16,000
+# nodes need some 25.
+_ROUNDS, _MOST_ROUNDS = 4, 64
 
 Indices = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
@@ -73,15 +74,25 @@ def graph_aggregates(offsets: Array, neighbours: Array, radius: int, size: int) 
     A ball grows by whole layers until it has ``size`` nodes or a radius of ``radius`` edges.
 
     Pass 1 of Vanek, Mandel and Brezina (1996), with balls of more than one edge; then nodes join the aggregate of which they
-    have the most neighbours, the first of several; what is left, such as small components, becomes aggregates of its own, and
-    nodes without neighbours, which matter to no other, are gathered. A small graph on a GPU, whose pattern is symmetric, is
-    aggregated there, equally, if the radius is 1: balls that do not overlap have roots of an independent set of distance 2.
+    have the most neighbours, that of the smallest number if there are several; what is left, such as small components, becomes
+    aggregates of its own, and nodes without neighbours, which matter to no other, are gathered. A small graph on a GPU is
+    aggregated there if the radius is 1: balls that do not overlap have roots of an independent set of distance 2. The aggregates
+    are those of the host if the pattern is symmetric.
     """
     device, size = device_of(offsets), math.ceil(size)
-    if device.kind == "cuda" and (radius > 1 or len(offsets) > _MOST_ON_GPU):
-        device, offsets, neighbours = CPU, device.to_host(offsets), device.to_host(neighbours)
-    aggregates: Aggregates = find_kernel("graph", "balls", device.kind)(offsets, neighbours, radius, size)
+    if device.kind == "cuda" and are_found_on_gpu(len(offsets) - 1, radius):
+        found: Aggregates | None = find_kernel("graph", "balls", "cuda")(offsets, neighbours, radius, size)
+        if found is not None:
+            return found
+    aggregates: Aggregates = find_kernel("graph", "balls", "cpu")(
+        *map(device.to_host, (offsets, neighbours)), radius, size
+    )
     return aggregates
+
+
+def are_found_on_gpu(nodes: int, radius: int) -> bool:
+    """Whether the aggregates of a graph on a GPU are made there, unless nodes wait for each other in long chains."""
+    return radius == 1 and nodes <= _MOST_ON_GPU
 
 
 @register_kernel("graph", "balls", "cpu")
@@ -98,13 +109,16 @@ def _balls_cpu(offsets: Indices, neighbours: Indices, radius: int, size: int) ->
 
 
 @register_kernel("graph", "balls", "cuda")
-def _balls_cuda(offsets: Array, neighbours: Array, radius: int, size: int) -> Aggregates:
+def _balls_cuda(offsets: Array, neighbours: Array, radius: int, size: int) -> Aggregates | None:
     assert radius == 1, "larger balls are found on the host"
     xp, nodes = device_of(offsets).xp, len(offsets) - 1
     graph = offsets.astype(np.int64, copy=False), neighbours, xp.empty(nodes, dtype=bool)
     alone = xp.zeros(1, dtype=np.int64)
     launch(AGGREGATION_KERNELS.function("mark_coupled"), nodes, 256, (np.int32(nodes), *graph, alone))
-    roots, labels = _find_roots(*graph, in_order=True)
+    found = _find_roots(*graph, in_order=True)
+    if found is None:
+        return None
+    roots, labels = found
     labels = _joined(*graph, labels, 2)  # those beside roots, and then those beside these
     count = int(roots[-1]) if nodes else 0
     if gathered := int(alone[0]):
@@ -133,7 +147,9 @@ def _aggregates_cpu(offsets: Array, columns: Array, active: Array) -> Aggregates
 @register_kernel("graph", "aggregates", "cuda")
 def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregates:
     nodes = len(offsets) - 1
-    roots, labels = _find_roots(offsets, columns, active, in_order=False)
+    found = _find_roots(offsets, columns, active, in_order=False)
+    assert found is not None, "only chains in order are long"
+    roots, labels = found
     # Active nodes are one or two edges from a root, and nodes beside them one more.
     labels = _joined(offsets, columns, active, labels, 3)
     # What is left has no active neighbours, and no part in the coarse level. By number, so that one aggregate does not get all.
@@ -141,8 +157,11 @@ def _aggregates_cuda(offsets: Array, columns: Array, active: Array) -> Aggregate
     return Aggregates(labels, count=max(1, int(roots[-1])) if nodes else 0)
 
 
-def _find_roots(offsets: Array, columns: Array, active: Array, *, in_order: bool) -> tuple[Array, Array]:
-    """Return the roots up to every node, counted, and the labels of roots, -1 for other nodes."""
+def _find_roots(offsets: Array, columns: Array, active: Array, *, in_order: bool) -> tuple[Array, Array] | None:
+    """Return how many of the nodes up to every node are roots, and the labels of roots, -1 for other nodes.
+
+    None if they are to be chosen ``in_order`` and too many wait for each other.
+    """
     xp, nodes = device_of(offsets).xp, len(offsets) - 1
     keys, near = (xp.empty(nodes, dtype=np.uint64) for _ in range(2))
     count = np.int32(nodes)
@@ -150,13 +169,15 @@ def _find_roots(offsets: Array, columns: Array, active: Array, *, in_order: bool
     find_largest, decide = (AGGREGATION_KERNELS.function(name) for name in ("find_largest", "decide"))
     lanes = _lanes(offsets, columns)
     graph = count, np.int32(lanes), offsets, columns
-    left = 1
+    left, rounds = nodes, 0
     while left:
-        open_ = xp.zeros(1, dtype=np.int32)
-        for _ in range(_ROUNDS):
+        if in_order and rounds >= _MOST_ROUNDS:
+            return None
+        before, last = xp.zeros((2, 1), dtype=np.int32)
+        for number in range(_ROUNDS):
             launch(find_largest, nodes * lanes, 256, (*graph, active, keys, near))
-            launch(decide, nodes * lanes, 256, (*graph, near, keys, open_))
-        left = int(open_[0])
+            launch(decide, nodes * lanes, 256, (*graph, near, keys, last if number == _ROUNDS - 1 else before))
+        left, rounds = int(last[0]), rounds + _ROUNDS
     roots, labels = xp.empty(nodes, dtype=np.int64), xp.empty(nodes, dtype=np.int32)
     launch(AGGREGATION_KERNELS.function("mark_roots"), nodes, 256, (count, keys, roots))
     xp.cumsum(roots, out=roots)
@@ -221,7 +242,7 @@ def _find_balls(offsets: Indices, neighbours: Indices, radius: int, size: int) -
 def _join_balls(
     begin: int, end: int, offsets: Indices, neighbours: Indices, known: Indices, count: int, of_node: Indices
 ) -> None:
-    """Put nodes without an aggregate into the one of which they have the most neighbours, the first of several."""
+    """Put nodes without an aggregate into the one of which they have the most neighbours, the smallest of several."""
     votes = np.zeros(count, dtype=np.int32)
     for node in range(begin, end):
         if known[node] >= 0:

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.solvers.amg.aggregates import (
     COARSE_SIDE,
     Aggregates,
+    are_found_on_gpu,
     box_aggregates,
     device_aggregates,
     graph_aggregates,
@@ -102,7 +103,8 @@ def coarsen(
             return _coarsened(A, diagonal, space.high, of_groups, smoothing, space.D, known=space.known)
     by_strength = stored and points is None and aggregates is None
     find = partial(_aggregates, A, size, aggregates, points, nodes, smoothing)
-    of_all = None if points is None else _begun(A, count, find)
+    soon = points is None and aggregates is None and are_found_on_gpu(count, smoothing)
+    of_all = None if by_strength or soon else _begun(A, count, find)
     measuring |= {"row_sums": sums, "settled": not finest}
     in_float32 = None if finest or stored else _in_float32(A, diagonal)
     measure = partial(largest_eigenvalue, A if in_float32 is None else in_float32, diagonal, **measuring)
@@ -132,10 +134,7 @@ def coarsen(
 
 
 def _begun(A: Operator, count: int, find: Callable[[], Aggregates]) -> Beside[Aggregates] | None:
-    """Begin to make aggregates of points while an eigenvalue is measured, for a matrix in the memory of a GPU with room for both.
-
-    Those of a graph are made sooner than a second thread gets its turn.
-    """
+    """Begin to make aggregates while an eigenvalue is measured, for a matrix in the memory of a GPU with room for both."""
     if not isinstance(A, SparseMatrix) or A.device.kind == "cpu":
         return None
     nbytes = _NBYTES_OF_A_NODE * count

@@ -47,16 +47,16 @@ __device__ __forceinline__ Key largest_of_team(Key key, const int lanes)
     return key;
 }
 
-// The largest key of a node and its neighbours, found by a team, or 0 if there is nothing to be found.
+// The largest of the keys that a node and its neighbours have, found by a team, or 0 if there is nothing to be found.
 __device__ __forceinline__ Key largest_around(
     const bool wanted, const int node, const int lanes, const long long* __restrict__ offsets, const int* __restrict__ columns,
-    const Key* __restrict__ keys)
+    const Key* __restrict__ of_nodes)
 {
     Key best = 0;
     if (wanted) {
-        best = keys[node];
+        best = of_nodes[node];
         for (long long entry = offsets[node] + threadIdx.x % lanes; entry < offsets[node + 1]; entry += lanes) {
-            const Key other = keys[columns[entry]];
+            const Key other = of_nodes[columns[entry]];
             best = other > best ? other : best;
         }
     }
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(256) find_largest(
 }
 
 // An open node becomes a root if its key is the largest within two edges, and passes if a root is there. `near` holds the largest keys
-// within one edge; `open` counts the nodes that are left. Launch: `lanes` threads for each node.
+// within one edge; the nodes that are left are added to `open`. Launch: `lanes` threads for each node.
 __global__ void __launch_bounds__(256) decide(
     const int nodes, const int lanes, const long long* __restrict__ offsets, const int* __restrict__ columns,
     const Key* __restrict__ near, Key* keys, int* open)

@@ -8,7 +8,7 @@ from typing import Any
 #: Stands for CuPy where kernels are listed by source file.
 CUPY = "CuPy"
 
-_SCALARS = {"int": 1, "float": 1.0}
+_SCALARS = {"int": 1, "uint": 1, "float": 1.0}
 
 
 def compile_cupy_kernel(call: str) -> None:
@@ -17,14 +17,16 @@ def compile_cupy_kernel(call: str) -> None:
     The arguments are types of arrays, or those of Python's numbers. ``copy(int64, int32)`` converts into the second type. What
     CuPy cannot compile so is left to the call that needs it.
     """
-    name, _, types = call.rstrip(")").partition("(")
     with contextlib.suppress(Exception):
-        _call(name, types.split(", "))
+        evaluate(call)
 
 
-def _call(name: str, types: list[str]) -> None:
+def evaluate(call: str) -> None:
+    """Call a function of CuPy for one number of each type."""
     import cupy
 
+    name, _, listed = call.rstrip(")").partition("(")
+    types = listed.split(", ")
     arguments: list[Any] = [_SCALARS[kind] if kind in _SCALARS else cupy.empty(1, kind) for kind in types]
     if name == "copy":
         cupy._core.elementwise_copy(*arguments)

@@ -38,7 +38,7 @@ def case_name(preconditioner: str, block_size: int, columns: int, *, streamed: b
 def usual_kernels() -> dict[str, dict[str, list[str]]]:
     """Return the instantiations by case and source file, and calls of CuPy, as ``benchmarks/compilation.py`` has recorded them.
 
-    They are in the order in which a solve needs them.
+    Files are in the order in which a solve first needs them, and so are the instantiations of each.
     """
     text = (resources.files(__package__) / _FILE).read_text(encoding="utf-8")
     kernels: dict[str, dict[str, list[str]]] = json.loads(text)

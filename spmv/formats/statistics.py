@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, Self
@@ -64,7 +65,7 @@ class MatrixStatistics:
     through : Device, optional
         A GPU that looks at a large matrix of the host, and converts it, piece by piece.
     converter : type, optional
-        Makes the pieces of a square matrix of blocks a part of a format while they are there, for :meth:`take_converted`.
+        Converts the pieces of a square matrix of blocks while they are on the GPU; :meth:`take_converted` returns the result.
     """
 
     shape: tuple[int, int]
@@ -133,10 +134,10 @@ class MatrixStatistics:
             if converter is not None:
                 resources.enter_context(converter)
 
-            def look(rows: Rows, sound: bool) -> None:
+            def look(rows: Rows, sound: Callable[[], bool]) -> None:
                 shape, upper = (rows.row_offsets.size - 1, self.shape[1]), rows.first // size
                 counts.append(count_blocks(device, shape, rows.row_offsets, rows.column_indices, size, upper=upper))
-                if converter is not None and sound:
+                if converter is not None and sound():
                     converter.add(rows, counts[-1])
 
             granularity = size if converter is None else converter.granularity
@@ -148,10 +149,13 @@ class MatrixStatistics:
         return found
 
     def _begun_converter(self, device: Device, size: int) -> PieceConverter | None:
-        if self.converter is None or size == 1 or self.shape[0] != self.shape[1] or self.values_itemsize < 4:
+        if self.converter is None or size == 1 or self.shape[0] != self.shape[1]:
             return None
         block_rows, blocks = self.shape[0] // size, self.nnz / (self.fills[size] * size * size)
-        return self.converter(device, size, int(blocks + block_rows) // 2, self.values_dtype)
+        try:
+            return self.converter(device, size, int(blocks + block_rows) // 2, self.values_dtype)
+        except MemoryError:  # it is converted later, when more is known
+            return None
 
     def take_converted(self, size: int, values_dtype: Any) -> tuple[Array, Array, Array] | None:
         """Return what has been made of the pieces in blocks of a size, if it was made; all of it is forgotten here."""

@@ -30,11 +30,29 @@ class Rows(NamedTuple):
     values: Array
 
 
+class _CallersStream:
+    """The stream of the thread that makes this: copies of other threads follow its kernels, and precede those that come later."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._stream = device, None
+        if device.kind == "cuda":
+            from cupy import cuda
+
+            with device.current():
+                self._stream = cuda.get_current_stream()
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Use it in this thread."""
+        with self._device.current(), self._stream or contextlib.nullcontext():
+            yield
+
+
 class Returning:
     """Arrays made on a GPU return to the host in the background, while the next ones are made."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._beside = device, ThreadPoolExecutor(1)
+        self._stream, self._beside = _CallersStream(device), ThreadPoolExecutor(1)
         self._last: Future[None] | None = None
 
     def add(self, pairs: list[tuple[Array, np.ndarray[Any, Any]]]) -> None:
@@ -53,7 +71,7 @@ class Returning:
         self._beside.shutdown()
 
     def _fetch(self, pairs: list[tuple[Array, np.ndarray[Any, Any]]]) -> None:
-        with self._device.current():
+        with self._stream.current():
             copy_all_from_gpu(pairs)
 
 
@@ -62,19 +80,19 @@ def survey_through(
     columns: int,
     source: tuple[Array, Array, Array],
     granularity: int,
-    look: Callable[[Rows, bool], None],
+    look: Callable[[Rows, Callable[[], bool]], None],
 ) -> Survey:
     """Survey a matrix on the host on a GPU; moves every entry there once.
 
     ``source`` are the row offsets, column indices and values of CSR; offsets ascend, and lead to entries. ``look`` is called
-    with every piece, which ends at a multiple of a ``granularity`` of rows, while it is there, and with whether kernels may read
-    it: neither it nor a piece before has a defect.
+    with every piece, which ends at a multiple of a ``granularity`` of rows, while it is there, and with a function that waits and
+    returns whether kernels may read it: neither it nor a piece before has a defect.
     """
     with device.current():
         seen = device.xp.zeros(5, dtype=np.int64)
         for rows in _pieces(device, *source, granularity):
             add_survey(seen, columns, rows.row_offsets, rows.column_indices, rows.values, rows.first)
-            look(rows, not survey_of(seen).defects)
+            look(rows, lambda: not survey_of(seen).defects)
         return survey_of(seen)
 
 
@@ -130,11 +148,12 @@ def _pieces(
     def bring(start: int, stop: int) -> Rows:
         first, last = int(row_offsets[start]), int(row_offsets[stop])
         on_host = (row_offsets[start : stop + 1] - first, column_indices[first:last], values[first:last])
-        with device.current():
+        with stream.current():
             on_gpu = [device.xp.empty(array.shape, array.dtype) for array in on_host]
             copy_all_to_gpu(list(zip(on_host, on_gpu, strict=True)))
         return Rows(start, *on_gpu)
 
+    stream = _CallersStream(device)
     room = min(_PIECE_NBYTES, device.free_nbytes() // _SHARE_OF_FREE)
     most = max(1, room // (values.itemsize + column_indices.itemsize))
     coming: deque[Future[Rows]] = deque()

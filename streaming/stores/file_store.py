@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
+from penstock.host.checksums import checksum_of
+from penstock.host.threads import mapped, usable_cores
 from penstock.spmv import CsrMatrix, InputError, SparseMatrix, StoreError
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
@@ -26,6 +28,7 @@ _INDEX, _DATA = "index.json", "slabs.bin"
 #: The files of a store.
 STORE_FILES = (_INDEX, _DATA)
 _SEEKING = threading.Lock()
+_PIECE_NBYTES = 16 << 20
 _CLOCK_TICK = 100_000_000  # nanoseconds: systems stamp files a hundred times a second or more often
 
 
@@ -187,25 +190,21 @@ class FileStore:
         if self._file.closed:
             raise StoreError(f"cannot read {where}: the store is closed; open it again with FileStore(path)")
         start, nbytes = subdivision.bytes_of(part).start, subdivision.part_nbytes(part)
-        target, done = buffer[:nbytes], 0
-        while done < nbytes:
-            try:
-                count = _read_at(self._file, target.data[done:], self._offsets[number] + start + done)
-                now = _state_of(self._file)
-            except OSError as error:
-                raise StoreError(f"cannot read {where}: {error.strerror or error}; check the disk") from error
-            except ValueError as error:  # of a closed file
-                raise StoreError(f"cannot read {where}: the store was closed meanwhile") from error
-            if count == 0:
-                raise StoreError(
-                    f"{where} ends after {start + done} of {subdivision.nbytes} bytes; build the store again"
-                )
-            done += count
+        target = buffer[:nbytes]
+        try:
+            done = _read_from(self._file, target, self._offsets[number] + start)
+            now = _state_of(self._file)
+        except OSError as error:
+            raise StoreError(f"cannot read {where}: {error.strerror or error}; check the disk") from error
+        except ValueError as error:  # of a closed file
+            raise StoreError(f"cannot read {where}: the store was closed meanwhile") from error
+        if done < nbytes:
+            raise StoreError(f"{where} ends after {start + done} of {subdivision.nbytes} bytes; build the store again")
         self._last = now
         for piece, checksum in subdivision.checksums_of(part):
             key = (number, piece.start, piece.stop)
             if self.verify == "always" or self._verified.get(key) != now:
-                if zlib.crc32(target[piece.start - start : piece.stop - start].data) != checksum:
+                if checksum_of(target[piece.start - start : piece.stop - start], _reading_threads()) != checksum:
                     when = "" if now == self._opened else " while it was open"
                     raise StoreError(
                         f"{where} does not match its checksum: the file was altered{when}; build the store again"
@@ -335,6 +334,28 @@ def _open_for_reading(data: Path, direct: bool | None) -> tuple[FileIO, bool]:
         file.close()
         raise StoreError(f"{data}: this file system cannot bypass the page cache; leave direct=None")
     return file, False
+
+
+def _read_from(file: FileIO, target: np.ndarray[Any, Any], offset: int) -> int:
+    """Read from a place of a file until an array is full or the file ends, by several threads; return the bytes read."""
+
+    def read(start: int) -> int:
+        piece, done = target[start : start + _PIECE_NBYTES].data, 0
+        while done < len(piece) and (count := _read_at(file, piece[done:], offset + start + done)):
+            done += count
+        return done
+
+    total = 0
+    for start, done in enumerate(mapped(read, range(0, target.size, _PIECE_NBYTES), _reading_threads())):
+        total += done
+        if done < min(_PIECE_NBYTES, target.size - start * _PIECE_NBYTES):
+            break
+    return total
+
+
+def _reading_threads() -> int:
+    """Return how many threads read: a disk is fastest with several requests, but there is work to be done beside."""
+    return max(1, usable_cores() // 2)
 
 
 def _read_at(file: FileIO, buffer: memoryview, offset: int) -> int:

@@ -155,3 +155,31 @@ def test_balls_of_a_gpu_are_those_of_the_host(target, offset_type, of):
 
     assert np.array_equal(target.get(found.of_node), expected.of_node)
     assert found.count == expected.count
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_long_chains_are_left_to_the_host(target):
+    """Along a path numbered from its end, two rounds pass for every root."""
+    offsets, columns = path_graph(300)
+
+    with target.running():
+        assert find_kernel("graph", "balls", "cuda")(target.put(offsets), target.put(columns), 1, 27) is None
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_aggregates_of_a_gpu_cover_a_graph_whose_pattern_is_not_symmetric(target):
+    rng = np.random.default_rng(4)
+    pattern = (scipy.sparse.random_array((200, 200), density=0.02, rng=rng) + scipy.sparse.eye_array(200)).tocsr()
+    pattern.sort_indices()
+
+    with target.running():
+        there = target.put(pattern.indptr.astype(np.int64)), target.put(pattern.indices.astype(np.int32))
+        found = find_kernel("graph", "balls", "cuda")(*there, 1, 27)
+
+    assert np.array_equal(np.unique(target.get(found.of_node)), np.arange(found.count))
+
+
+def path_graph(nodes):
+    diagonals = [np.ones(nodes - 1), np.ones(nodes), np.ones(nodes - 1)]
+    path = scipy.sparse.diags_array(diagonals, offsets=[-1, 0, 1]).tocsr()
+    return path.indptr.astype(np.int64), path.indices.astype(np.int32)

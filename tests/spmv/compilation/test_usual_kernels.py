@@ -11,7 +11,7 @@ from kernel_instances import INSTANCES
 from penstock.spmv import CPU
 from penstock.spmv.compilation import cuda_module
 from penstock.spmv.compilation.cuda_module import CudaSource, compile_function, compile_together, known_sources
-from penstock.spmv.compilation.cupy_kernels import CUPY, _call, compile_cupy_kernel
+from penstock.spmv.compilation.cupy_kernels import CUPY, compile_cupy_kernel, evaluate
 from penstock.spmv.compilation.usual_kernels import OPENING, begin_compilation, usual_kernels
 
 SOURCE = CudaSource("penstock.spmv.kernels", "coo.cu")
@@ -139,5 +139,4 @@ def test_cupy_knows_the_functions_that_are_called_ahead(case):
     pytest.importorskip("cupy")
 
     for call in usual_kernels()[case].get(CUPY, ()):
-        name, _, types = call.rstrip(")").partition("(")
-        _call(name, types.split(", "))
+        evaluate(call)
