@@ -95,6 +95,7 @@ def test_the_overlap_study_for_any_machine_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     data = yaml.safe_load((EXAMPLES / "overlap" / "small_cpu.yaml").read_text())
     data["cases"] = [{**case, "nodes": 8} for case in data["cases"]]
+    data["subdivisions"] = data["subdivisions"][1:3]
     study = OverlapStudy.model_validate(data)
 
     folder, completed = run_overlap_study(study, tmp_path / "study")
@@ -103,7 +104,7 @@ def test_the_overlap_study_for_any_machine_runs(tmp_path, monkeypatch):
     assert completed
 
     assert study.device == "cpu"
-    assert len(records) == 2 * len(study_points(study)) == 2 * 24
+    assert len(records) == 2 * len(study_points(study)) == 2 * 12
     assert max(record["worst_error"] for record in records) < 1
 
 

@@ -75,16 +75,18 @@ def test_an_updated_system_solves_with_the_new_values(way, mode):
     new = _stiffer(A, spread=0.03 if mode == "keep" else 0.3)
     with penstock.prepare(A, device="cpu", **WAYS[way]) as system:
         system.solve(B[:, 0])
-        for matrix in (new, A, new):
+        for matrix in (new, A):
             system.update(matrix, preconditioner=mode)
             result = system.solve(B[:, 1])
             assert result.converged
             assert _error(result, matrix, B[:, 1]) <= 1.01e-8
-            block = system.solve(B)
+            block = system.solve(B[:, :3])
             assert block.converged
-            assert _error(block, matrix, B) <= 1.01e-8
-        assert "values replaced 3 times" in system.explain()
+            assert _error(block, matrix, B[:, :3]) <= 1.01e-8
+        assert "values replaced 2 times" in system.explain()
         if mode == "values":
+            system.update(new, preconditioner=mode)
+            result = system.solve(B[:, 1])
             fresh = penstock.solve(new, B[:, 1], device="cpu", **WAYS[way])
             assert abs(result.iterations - fresh.iterations) <= 2 + fresh.iterations // 10
 
