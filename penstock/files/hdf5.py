@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 
 from penstock.files.csr_groups import group_slabs
 from penstock.files.parallel_read import read_numbers
@@ -79,12 +81,16 @@ def _check(path: Path, name: str, group: h5py.Group) -> None:
         )
 
 
-def _slabs(path: Path) -> Slabs:
-    return group_slabs(path, hdf5_group, _read)
+def _slabs(path: Path, *, in_file: bool = False) -> Slabs:
+    return group_slabs(path, hdf5_group, partial(_read, in_file=in_file))
 
 
-def _read(path: Path, array: h5py.Dataset) -> Any:
-    """Read an array: with all cores, if its numbers follow each other in the file."""
+def _in_file(path: Path) -> Any:
+    return _slabs(path, in_file=True).whole(path)
+
+
+def _read(path: Path, array: h5py.Dataset, *, in_file: bool) -> Any:
+    """Read an array: with all cores, if its numbers follow each other in the file, where they may also be left."""
     start = array.id.get_offset()  # None of chunks
     usual = array.id.get_type().equal(
         h5py.h5t.py_create(array.dtype)
@@ -92,10 +98,12 @@ def _read(path: Path, array: h5py.Dataset) -> Any:
     if start is None or array.nbytes < _LONG_NBYTES or array.dtype.kind not in "iuf" or not usual:
         read = array[:]
         return read.astype(read.dtype.newbyteorder("="), copy=False)
+    if in_file and array.nbytes and array.dtype.isnative:
+        return np.asarray(np.memmap(path, array.dtype, "c", start, array.shape))
     return read_numbers(path, start, array.shape[0], array.dtype)
 
 
 READERS.add(
     "hdf5",
-    Reader("HDF5", "matrix in HDF5", (".h5", ".hdf5"), slabs=_slabs),
+    Reader("HDF5", "matrix in HDF5", (".h5", ".hdf5"), slabs=_slabs, in_file=_in_file),
 )

@@ -136,7 +136,8 @@ def read_unchecked(path: Path, *, in_file: bool = False) -> tuple[Any, Callable[
     """
     reader = reader_of(path)
     with reading(path, reader):
-        if reader.matrix is None:
+        in_file = in_file and reader.in_file is not None
+        if reader.matrix is None and not in_file:
             matrix: Any = slabs_of(path).whole(path)
         else:
             matrix = _read_whole(path, reader, unchecked=True, in_file=in_file)
@@ -187,12 +188,14 @@ def slabs_of(path: Path) -> Slabs:
 
 def _read_whole(path: Path, reader: Reader, *, unchecked: bool = False, in_file: bool = False) -> Any:
     """Return a matrix as SciPy reads it, checked for a safe conversion; ``unchecked``: nobody has looked at its indices."""
-    assert reader.matrix is not None, "a reader without slabs reads the matrix as a whole"
-    matrix = (reader.in_file if in_file and reader.in_file is not None else reader.matrix)(path)
+    read = reader.in_file if in_file else reader.matrix
+    assert read is not None, "a reader without slabs reads the matrix as a whole"
+    matrix = read(path)
     if not unchecked:
         check_indices(matrix, f"the matrix in {path}")
     check_rows(path, matrix.shape[0], matrix.nnz)
-    check_whole_fits(path, matrix.shape, matrix.nnz)
+    if not in_file:
+        check_whole_fits(path, matrix.shape, matrix.nnz)
     return matrix
 
 

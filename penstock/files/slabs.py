@@ -12,6 +12,7 @@ import scipy.sparse
 
 from penstock.files.sizes import check_slab_fits, check_whole_fits
 from penstock.spmv import InputError
+from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.narrowing import within
 
 _MULTIPLE = 840  # rows: whole blocks of 1 to 8
@@ -41,6 +42,8 @@ class Slabs(NamedTuple):
             values, columns, offsets = arrays
             if columns.size and not within(columns, self.shape[1]):
                 raise InputError(f"{path} is damaged: it has columns outside the matrix")
+            if columns.dtype == np.int32 and self.nnz <= INT32_MAX:  # SciPy would widen the columns
+                offsets = offsets.astype(np.int32)
             return scipy.sparse.csr_array((values, columns, offsets), shape=self.shape)
         return scipy.sparse.vstack(list(self.rows), format="csr")
 

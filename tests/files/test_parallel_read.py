@@ -9,6 +9,7 @@ from penstock.fem import Cantilever
 from penstock.files import hdf5, parallel_read
 from penstock.files.registry import read_matrix, read_unchecked
 from penstock.spmv import InputError
+from penstock.spmv.unchecked import _lies_in_file
 
 A = scipy.sparse.csr_array(Cantilever(nodes=(17, 7, 6), dof=3).matrix("csr").to_csr())
 
@@ -129,3 +130,32 @@ def test_integers_of_24_bits_are_converted_by_hdf5(tmp_path):
         h5py.h5d.create(file.id, b"data", kind, space).write(h5py.h5s.ALL, h5py.h5s.ALL, np.full(16, 4.0))
 
     assert read_matrix(tmp_path / "matrix.h5").matrix.diagonal().tolist() == [4.0] * 16
+
+
+@pytest.mark.parametrize("byte_order", ["<", ">"])
+@pytest.mark.parametrize("chunks", [None, (500,)])
+def test_arrays_of_hdf5_may_stay_in_the_file(tmp_path, byte_order, chunks):
+    with h5py.File(tmp_path / "A.h5", "w") as file:
+        for name, array, number in (("data", A.data, "f8"), ("indices", A.indices, "i4"), ("indptr", A.indptr, "i4")):
+            file.create_dataset(name, data=array.astype(byte_order + number), chunks=chunks)
+        file["shape"] = A.shape
+
+    found, sound = read_unchecked(tmp_path / "A.h5", in_file=True)
+
+    assert (found != A).nnz == 0
+    assert (sound() != A).nnz == 0
+    in_file = byte_order == "<" and chunks is None
+    assert _lies_in_file(found.data) == in_file
+    assert _lies_in_file(found.indices) == in_file
+
+
+def test_a_file_of_hdf5_that_ends_early_is_refused_where_its_arrays_stay(tmp_path):
+    with h5py.File(tmp_path / "A.h5", "w") as file:
+        for name, array in (("indptr", A.indptr), ("indices", A.indices), ("data", A.data)):
+            file.create_dataset(name, data=array)
+        file["shape"] = A.shape
+    content = (tmp_path / "A.h5").read_bytes()
+    (tmp_path / "A.h5").write_bytes(content[: len(content) // 2])
+
+    with pytest.raises(InputError):
+        read_unchecked(tmp_path / "A.h5", in_file=True)

@@ -12,7 +12,7 @@ from penstock.files.arrays import ArrayArchive
 from penstock.files.registry import read_unchecked
 from penstock.host import checksums
 from penstock.spmv import CPU, InputError
-from penstock.spmv.unchecked import UncheckedEntries
+from penstock.spmv.unchecked import UncheckedEntries, _lies_in_file
 
 
 @pytest.fixture(autouse=True)
@@ -58,11 +58,11 @@ def test_a_matrix_for_a_gpu_stays_in_the_file_until_a_host_needs_it(tmp_path):
     matrix, _ = read_unchecked(tmp_path / "matrix.npz", in_file=True)
     entries = UncheckedEntries.of(matrix, in_file=True)
 
-    assert all(is_mapped(array) for array in entries.arrays().values())
-    assert not any(is_mapped(array) for array in read_unchecked(tmp_path / "matrix.npz")[0].__dict__.values())
-    assert not any(is_mapped(array) for array in entries.owned().arrays().values())
+    assert all(_lies_in_file(array) for array in entries.arrays().values())
+    assert not any(_lies_in_file(array) for array in read_unchecked(tmp_path / "matrix.npz")[0].__dict__.values())
+    assert not any(_lies_in_file(array) for array in entries.owned().arrays().values())
     on_host = entries.to_device(CPU)
-    assert not any(is_mapped(array) for array in on_host.arrays().values())
+    assert not any(_lies_in_file(array) for array in on_host.arrays().values())
     assert all(array.flags.aligned for array in on_host.arrays().values())
     assert (on_host.to_csr() != A).nnz == 0
 
@@ -74,12 +74,6 @@ def test_what_has_been_read_into_memory_is_not_copied(tmp_path):
     entries = UncheckedEntries.of(read_unchecked(tmp_path / "matrix.npz", in_file=True)[0], in_file=True)
 
     assert np.shares_memory(entries.owned().values, entries.values)
-
-
-def is_mapped(array):
-    while array is not None and not isinstance(array, np.memmap):
-        array = getattr(array, "base", None)
-    return array is not None
 
 
 def test_compressed_members_are_read_too(tmp_path):
