@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from penstock.host.threads import mapped
+from penstock.host.threads import PIECE_NBYTES, mapped
 from penstock.spmv.device import CPU, Array, Device
 from penstock.spmv.errors import InputError
 from penstock.spmv.formats.csr import CsrMatrix, lengths_fit
@@ -21,7 +21,6 @@ from penstock.spmv.sizes import format_nbytes
 
 # Row offsets are widened on the host if the values take more than this many times their bytes.
 _MANY_TIMES = 50
-_COPIED_AT_ONCE = 16 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +130,7 @@ def _copied(array: Array) -> Array:
     source, target = (of.reshape(-1).view(np.uint8) for of in (array, copy))
 
     def take(start: int) -> None:
-        target[start : start + _COPIED_AT_ONCE] = source[start : start + _COPIED_AT_ONCE]
+        target[start : start + PIECE_NBYTES] = source[start : start + PIECE_NBYTES]
 
-    mapped(take, range(0, source.size, _COPIED_AT_ONCE))
+    mapped(take, range(0, source.size, PIECE_NBYTES))
     return copy

@@ -9,12 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.host.threads import mapped
+from penstock.host.threads import PIECE_NBYTES, mapped
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Seen = TypeVar("Seen")
-
-_PIECE_NBYTES = 16 << 20
 
 
 def read_bytes(path: Path, start: int, target: Bytes, look: Callable[[Bytes], Seen]) -> list[Seen]:
@@ -27,7 +25,7 @@ def read_bytes(path: Path, start: int, target: Bytes, look: Callable[[Bytes], Se
     """
 
     def read(place: int, descriptor: int) -> Seen:
-        piece, done = target[place : place + _PIECE_NBYTES], 0
+        piece, done = target[place : place + PIECE_NBYTES], 0
         while done < piece.size:
             count = _read_at(descriptor, piece[done:], start + place + done)
             if not count:
@@ -36,7 +34,7 @@ def read_bytes(path: Path, start: int, target: Bytes, look: Callable[[Bytes], Se
         return look(piece)
 
     with open(path, "rb") as file:
-        return mapped(lambda place: read(place, file.fileno()), range(0, target.size, _PIECE_NBYTES))
+        return mapped(lambda place: read(place, file.fileno()), range(0, target.size, PIECE_NBYTES))
 
 
 def read_numbers(path: Path, start: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.host.threads import mapped
+from penstock.host.threads import PIECE_NBYTES, mapped
 
 #: A checksum and the bytes of which it is.
 Piece = tuple[int, int]
 
-_PIECE_NBYTES = 16 << 20
 _POLYNOMIAL = 0xEDB88320
 
 
@@ -32,8 +31,8 @@ def checksum_of(data: np.ndarray[Any, np.dtype[np.uint8]], threads: int | None =
     >>> hex(checksum_of(np.frombuffer(b"123456789", dtype=np.uint8)))
     '0xcbf43926'
     """
-    starts = range(0, data.size, _PIECE_NBYTES)
-    return joined(mapped(lambda start: checksum_of_piece(data[start : start + _PIECE_NBYTES]), starts, threads))
+    starts = range(0, data.size, PIECE_NBYTES)
+    return joined(mapped(lambda start: checksum_of_piece(data[start : start + PIECE_NBYTES]), starts, threads))
 
 
 def checksum_of_piece(piece: np.ndarray[Any, np.dtype[np.uint8]]) -> Piece:

@@ -16,6 +16,9 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
+#: Bytes that a thread takes at once of what threads share: enough that sharing takes no time.
+PIECE_NBYTES = 16 << 20
+
 #: Whether the user has said how many threads to use; else ranks of a host share its cores.
 THREADS_ARE_GIVEN = "NUMBA_NUM_THREADS" in os.environ
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from penstock.host.checksums import checksum_of
-from penstock.host.threads import mapped, usable_cores
+from penstock.host.threads import PIECE_NBYTES, mapped, usable_cores
 from penstock.spmv import CsrMatrix, InputError, SparseMatrix, StoreError
 from penstock.streaming.stores.buffers import PAGE_NBYTES, aligned_buffer
 from penstock.streaming.stores.matrix_index import MatrixIndex, Part
@@ -28,7 +28,6 @@ _INDEX, _DATA = "index.json", "slabs.bin"
 #: The files of a store.
 STORE_FILES = (_INDEX, _DATA)
 _SEEKING = threading.Lock()
-_PIECE_NBYTES = 16 << 20
 _CLOCK_TICK = 100_000_000  # nanoseconds: systems stamp files a hundred times a second or more often
 
 
@@ -340,15 +339,15 @@ def _read_from(file: FileIO, target: np.ndarray[Any, Any], offset: int) -> int:
     """Read from a place of a file until an array is full or the file ends, by several threads; return the bytes read."""
 
     def read(start: int) -> int:
-        piece, done = target[start : start + _PIECE_NBYTES].data, 0
+        piece, done = target[start : start + PIECE_NBYTES].data, 0
         while done < len(piece) and (count := _read_at(file, piece[done:], offset + start + done)):
             done += count
         return done
 
     total = 0
-    for start, done in enumerate(mapped(read, range(0, target.size, _PIECE_NBYTES), _reading_threads())):
+    for start, done in enumerate(mapped(read, range(0, target.size, PIECE_NBYTES), _reading_threads())):
         total += done
-        if done < min(_PIECE_NBYTES, target.size - start * _PIECE_NBYTES):
+        if done < min(PIECE_NBYTES, target.size - start * PIECE_NBYTES):
             break
     return total
 

@@ -16,7 +16,7 @@ A = scipy.sparse.csr_array(Cantilever(nodes=(17, 7, 6), dof=3).matrix("csr").to_
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(parallel_read, "_PIECE_NBYTES", 1000)
+    monkeypatch.setattr(parallel_read, "PIECE_NBYTES", 1000)
     monkeypatch.setattr(hdf5, "_LONG_NBYTES", 0)
 
 

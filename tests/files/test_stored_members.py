@@ -18,8 +18,8 @@ from penstock.spmv.unchecked import UncheckedEntries, _lies_in_file
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(stored_members, "LEAST_NBYTES", 0)
-    monkeypatch.setattr(parallel_read, "_PIECE_NBYTES", 1000)
-    monkeypatch.setattr(checksums, "_PIECE_NBYTES", 1000)
+    monkeypatch.setattr(parallel_read, "PIECE_NBYTES", 1000)
+    monkeypatch.setattr(checksums, "PIECE_NBYTES", 1000)
 
 
 @pytest.mark.parametrize("in_file", [False, True])
