@@ -88,13 +88,13 @@ class UncheckedEntries:
         if not self.in_file:
             return self
         arrays = self.row_offsets, self.column_indices, self.values
-        nbytes = sum(array.nbytes for array in arrays if _lies_in_file(array))
+        nbytes = sum(array.nbytes for array in arrays if lies_in_file(array))
         if nbytes > available_nbytes():
             raise InputError(
                 f"the matrix in a file takes {format_nbytes(nbytes)}, but {format_nbytes(available_nbytes())} of memory are "
                 "available"
             )
-        copies = [_copied(array) if _lies_in_file(array) else array for array in arrays]
+        copies = [_copied(array) if lies_in_file(array) else array for array in arrays]
         return UncheckedEntries(self.shape, self.dtype, *copies)
 
     def to_device(self, device: Device) -> CsrMatrix:
@@ -118,7 +118,8 @@ class UncheckedEntries:
         return CsrMatrix.from_csr(matrix, strategy="auto")
 
 
-def _lies_in_file(array: Array) -> bool:
+def lies_in_file(array: Any) -> bool:
+    """Whether the numbers of an array are those of a file that is mapped into memory."""
     while array is not None and not isinstance(array, np.memmap):
         array = getattr(array, "base", None)
     return array is not None

@@ -17,6 +17,9 @@ from penstock.spmv.host_memory import available_nbytes
 
 Array = np.ndarray[Any, Any]
 
+#: Types of arrays that may stay in a file; others are converted, which makes a copy.
+IN_FILE_TYPES = (np.dtype(np.float64), np.dtype(np.int32))
+
 
 def open_array(path: Path) -> Array:
     """Map the array of an ``.npy`` file into memory; nothing is read yet. Files with Python objects are refused."""
@@ -63,8 +66,22 @@ class ArrayArchive:
         return math.prod(shape) * dtype.itemsize
 
     def stays_in_file(self, name: str) -> bool:
-        """Whether an array is left in the file if it may stay there."""
-        return name in self.contents and can_read_stored(self._archive.getinfo(name + ".npy"))
+        """Whether an array is left in the file if it may stay there: one that is used as it is there."""
+        if name not in self.contents or self.contents[name][1] not in IN_FILE_TYPES:
+            return False
+        return can_read_stored(self._archive.getinfo(name + ".npy"))
+
+    def _mapped(self, name: str, member: zipfile.ZipInfo) -> Array:
+        with self._archive.open(member) as file:
+            try:
+                shape, fortran, dtype = _header(file)  # type: ignore[arg-type]
+                header = file.tell()
+                file.seek(0)
+                flat = map_stored(self._path, member, file.read(header), math.prod(shape), dtype)
+            except (ValueError, zipfile.BadZipFile) as error:
+                with failures_named(self._path, "file of numpy.savez"):
+                    raise error
+        return flat.reshape(shape, order="F" if fortran else "C")
 
     def read(self, name: str, *, in_file: bool = False) -> Array:
         """Return one array, or raise an InputError if it does not exist, does not fit the memory, or is damaged.
@@ -74,8 +91,10 @@ class ArrayArchive:
         if name not in self.contents:
             raise InputError(f"{self._path} holds no array {name!r}; it is damaged, or of another kind")
         member = self._archive.getinfo(name + ".npy")
-        if not (in_file and can_read_stored(member)):
-            check_fits_memory(self.nbytes(name), f"the array {name!r} of {self._path}")
+        if in_file and self.stays_in_file(name):
+            with contextlib.suppress(OSError):  # the system may not map so much
+                return self._mapped(name, member)
+        check_fits_memory(self.nbytes(name), f"the array {name!r} of {self._path}")
         with failures_named(self._path, "file of numpy.savez"), self._archive.open(member) as file:
             if not can_read_stored(member):
                 array: Array = np.lib.format.read_array(file, allow_pickle=False)
@@ -83,9 +102,6 @@ class ArrayArchive:
             shape, fortran, dtype = _header(file)  # type: ignore[arg-type]
             header = file.tell()
             file.seek(0)
-            if in_file:
-                flat = map_stored(self._path, member, file.read(header), math.prod(shape), dtype)
-                return flat.reshape(shape, order="F" if fortran else "C")
             array = np.empty(shape, dtype, order="F" if fortran else "C")
             read_stored(self._path, member, file.read(header), array.T if fortran else array)
         return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from penstock.files.arrays import IN_FILE_TYPES
 from penstock.files.csr_groups import group_slabs
 from penstock.files.parallel_read import read_numbers
 from penstock.files.reader import READERS, Reader
@@ -86,21 +88,33 @@ def _slabs(path: Path, *, in_file: bool = False) -> Slabs:
 
 
 def _in_file(path: Path) -> Any:
-    return _slabs(path, in_file=True).whole(path)
+    with hdf5_group(path) as group:
+        stays = all(_is_native_run(group[name]) for name in ("data", "indices"))
+    return _slabs(path, in_file=stays).whole(path, in_file=stays)
 
 
 def _read(path: Path, array: h5py.Dataset, *, in_file: bool) -> Any:
     """Read an array: with all cores, if its numbers follow each other in the file, where they may also be left."""
-    start = array.id.get_offset()  # None of chunks
-    usual = array.id.get_type().equal(
-        h5py.h5t.py_create(array.dtype)
-    )  # others, such as of 24 bits, are converted by HDF5
-    if start is None or array.nbytes < _LONG_NBYTES or array.dtype.kind not in "iuf" or not usual:
+    if not _is_run(array):
         read = array[:]
         return read.astype(read.dtype.newbyteorder("="), copy=False)
-    if in_file and array.nbytes and array.dtype.isnative:
-        return np.asarray(np.memmap(path, array.dtype, "c", start, array.shape))
+    start = array.id.get_offset()
+    if in_file and _is_native_run(array):
+        with contextlib.suppress(OSError):  # the system may not map so much
+            return np.asarray(np.memmap(path, array.dtype, "c", start, array.shape))
     return read_numbers(path, start, array.shape[0], array.dtype)
+
+
+def _is_run(array: h5py.Dataset) -> bool:
+    """Whether the numbers of an array follow each other in the file, in a type of NumPy, and are many."""
+    usual = array.id.get_type().equal(h5py.h5t.py_create(array.dtype))  # others, such as of 24 bits, HDF5 converts
+    placed = array.id.get_offset() is not None  # it is None for chunks
+    return placed and array.nbytes >= _LONG_NBYTES and array.dtype.kind in "iuf" and usual
+
+
+def _is_native_run(array: h5py.Dataset) -> bool:
+    """Whether the numbers of an array are in the file as they are used."""
+    return _is_run(array) and array.nbytes > 0 and array.dtype in IN_FILE_TYPES
 
 
 READERS.add(

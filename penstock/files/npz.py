@@ -10,14 +10,15 @@ import scipy.sparse
 
 from penstock.files.arrays import ArrayArchive, check_fits_memory
 from penstock.files.reader import READERS, Reader
+from penstock.files.slabs import narrow_offsets
 from penstock.spmv import InputError
 
 
 def _read_npz(path: Path, *, in_file: bool = False) -> Any:
     with ArrayArchive(path) as archive:
         nbytes = {name: archive.nbytes(name) for name in archive.contents}
-        if not (in_file and archive.stays_in_file("data")):
-            check_fits_memory(sum(nbytes.values()) + nbytes.get("data", 0) * 2, f"the matrix in {path}")
+        held = {name: of for name, of in nbytes.items() if not (in_file and archive.stays_in_file(name))}
+        check_fits_memory(sum(held.values()) + held.get("data", 0) * 2, f"the matrix in {path}")
         for name in ("indptr", "indices", "row", "col", "offsets", "shape"):
             if name in nbytes and archive.contents[name][1].kind not in "iu":
                 raise InputError(
@@ -30,8 +31,9 @@ def _read_npz(path: Path, *, in_file: bool = False) -> Any:
             raise InputError(f"{path} is damaged: its values and indices have the shapes {sorted(lengths)}")
         if kind in ("csr", "bsr"):  # with all cores
             made: Any = scipy.sparse.csr_array if kind == "csr" else scipy.sparse.bsr_array
-            arrays = [archive.read(name, in_file=in_file) for name in ("data", "indices", "indptr")]
-            matrix = made(tuple(arrays), shape=tuple(archive.read("shape")))
+            values, columns, offsets = (archive.read(name, in_file=in_file) for name in ("data", "indices", "indptr"))
+            arrays = values, columns, narrow_offsets(offsets, columns)
+            matrix = made(arrays, shape=tuple(archive.read("shape")))
         else:
             matrix = scipy.sparse.load_npz(path)
     if matrix.ndim != 2:

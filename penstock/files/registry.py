@@ -23,6 +23,7 @@ from penstock.files.slabs import Slabs
 from penstock.spmv import InputError
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.validation import check_indices, check_values
+from penstock.spmv.unchecked import lies_in_file
 
 Purpose = Literal["matrix", "right-hand sides"]
 
@@ -194,7 +195,7 @@ def _read_whole(path: Path, reader: Reader, *, unchecked: bool = False, in_file:
     if not unchecked:
         check_indices(matrix, f"the matrix in {path}")
     check_rows(path, matrix.shape[0], matrix.nnz)
-    if not in_file:
+    if not (in_file and lies_in_file(matrix.data)):
         check_whole_fits(path, matrix.shape, matrix.nnz)
     return matrix
 

@@ -32,20 +32,30 @@ class Slabs(NamedTuple):
         None  # values, columns and offsets of all rows, read at once, if they can be
     )
 
-    def whole(self, path: Path) -> scipy.sparse.csr_array:
-        """Return all rows; those that are to be read must fit the memory twice, with indices of 64 bits."""
+    def whole(self, path: Path, *, in_file: bool = False) -> scipy.sparse.csr_array:
+        """Return all rows; those that are to be read must fit the memory twice, with indices of 64 bits.
+
+        ``in_file``: the arrays stay in the file.
+        """
         if isinstance(self.rows, list):
             [rows] = self.rows
             return rows
-        check_whole_fits(path, self.shape, self.nnz)
+        if not in_file:
+            check_whole_fits(path, self.shape, self.nnz)
         if self.arrays is not None and (arrays := self.arrays()) is not None:
             values, columns, offsets = arrays
             if columns.size and not within(columns, self.shape[1]):
                 raise InputError(f"{path} is damaged: it has columns outside the matrix")
-            if columns.dtype == np.int32 and self.nnz <= INT32_MAX:  # SciPy would widen the columns
-                offsets = offsets.astype(np.int32)
-            return scipy.sparse.csr_array((values, columns, offsets), shape=self.shape)
+            arrays = values, columns, narrow_offsets(offsets, columns)
+            return scipy.sparse.csr_array(arrays, shape=self.shape)
         return scipy.sparse.vstack(list(self.rows), format="csr")
+
+
+def narrow_offsets(offsets: np.ndarray[Any, Any], columns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return row offsets in 32 bits if the columns are: SciPy would widen those, which are more."""
+    wide = offsets.dtype == np.int64 and columns.dtype == np.int32 and offsets.size > 0
+    # Those of a damaged file stay as they are, to be refused.
+    return offsets.astype(np.int32) if wide and 0 <= offsets.min() <= offsets.max() <= INT32_MAX else offsets
 
 
 def slab_bounds(path: Path, offsets: np.ndarray[Any, Any], least: int = 0) -> Iterator[tuple[int, int]]:

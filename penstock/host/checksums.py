@@ -31,6 +31,8 @@ def checksum_of(data: np.ndarray[Any, np.dtype[np.uint8]], threads: int | None =
     >>> hex(checksum_of(np.frombuffer(b"123456789", dtype=np.uint8)))
     '0xcbf43926'
     """
+    if data.size <= PIECE_NBYTES:
+        return zlib.crc32(data.data)
     starts = range(0, data.size, PIECE_NBYTES)
     return joined(mapped(lambda start: checksum_of_piece(data[start : start + PIECE_NBYTES]), starts, threads))
 

@@ -203,7 +203,8 @@ class FileStore:
         for piece, checksum in subdivision.checksums_of(part):
             key = (number, piece.start, piece.stop)
             if self.verify == "always" or self._verified.get(key) != now:
-                if checksum_of(target[piece.start - start : piece.stop - start], _reading_threads()) != checksum:
+                content = target[piece.start - start : piece.stop - start]
+                if checksum_of(content, _reading_threads(content.size)) != checksum:
                     when = "" if now == self._opened else " while it was open"
                     raise StoreError(
                         f"{where} does not match its checksum: the file was altered{when}; build the store again"
@@ -345,16 +346,17 @@ def _read_from(file: FileIO, target: np.ndarray[Any, Any], offset: int) -> int:
         return done
 
     total = 0
-    for start, done in enumerate(mapped(read, range(0, target.size, PIECE_NBYTES), _reading_threads())):
+    starts = range(0, target.size, PIECE_NBYTES)
+    for start, done in enumerate(mapped(read, starts, _reading_threads(target.size))):
         total += done
         if done < min(PIECE_NBYTES, target.size - start * PIECE_NBYTES):
             break
     return total
 
 
-def _reading_threads() -> int:
+def _reading_threads(nbytes: int) -> int:
     """Return how many threads read: a disk is fastest with several requests, but there is work to be done beside."""
-    return max(1, usable_cores() // 2)
+    return max(1, usable_cores() // 2) if nbytes > PIECE_NBYTES else 1  # to count cores takes as long as a short read
 
 
 def _read_at(file: FileIO, buffer: memoryview, offset: int) -> int:

@@ -9,7 +9,7 @@ from penstock.fem import Cantilever
 from penstock.files import hdf5, parallel_read
 from penstock.files.registry import read_matrix, read_unchecked
 from penstock.spmv import InputError
-from penstock.spmv.unchecked import _lies_in_file
+from penstock.spmv.unchecked import lies_in_file
 
 A = scipy.sparse.csr_array(Cantilever(nodes=(17, 7, 6), dof=3).matrix("csr").to_csr())
 
@@ -145,8 +145,8 @@ def test_arrays_of_hdf5_may_stay_in_the_file(tmp_path, byte_order, chunks):
     assert (found != A).nnz == 0
     assert (sound() != A).nnz == 0
     in_file = byte_order == "<" and chunks is None
-    assert _lies_in_file(found.data) == in_file
-    assert _lies_in_file(found.indices) == in_file
+    assert lies_in_file(found.data) == in_file
+    assert lies_in_file(found.indices) == in_file
 
 
 def test_a_file_of_hdf5_that_ends_early_is_refused_where_its_arrays_stay(tmp_path):

@@ -10,9 +10,10 @@ from penstock.fem import Cantilever
 from penstock.files import parallel_read, stored_members
 from penstock.files.arrays import ArrayArchive
 from penstock.files.registry import read_unchecked
+from penstock.files.slabs import narrow_offsets
 from penstock.host import checksums
 from penstock.spmv import CPU, InputError
-from penstock.spmv.unchecked import UncheckedEntries, _lies_in_file
+from penstock.spmv.unchecked import UncheckedEntries, lies_in_file
 
 
 @pytest.fixture(autouse=True)
@@ -58,11 +59,11 @@ def test_a_matrix_for_a_gpu_stays_in_the_file_until_a_host_needs_it(tmp_path):
     matrix, _ = read_unchecked(tmp_path / "matrix.npz", in_file=True)
     entries = UncheckedEntries.of(matrix, in_file=True)
 
-    assert all(_lies_in_file(array) for array in entries.arrays().values())
-    assert not any(_lies_in_file(array) for array in read_unchecked(tmp_path / "matrix.npz")[0].__dict__.values())
-    assert not any(_lies_in_file(array) for array in entries.owned().arrays().values())
+    assert all(lies_in_file(array) for array in entries.arrays().values())
+    assert not any(lies_in_file(array) for array in read_unchecked(tmp_path / "matrix.npz")[0].__dict__.values())
+    assert not any(lies_in_file(array) for array in entries.owned().arrays().values())
     on_host = entries.to_device(CPU)
-    assert not any(_lies_in_file(array) for array in on_host.arrays().values())
+    assert not any(lies_in_file(array) for array in on_host.arrays().values())
     assert all(array.flags.aligned for array in on_host.arrays().values())
     assert (on_host.to_csr() != A).nnz == 0
 
@@ -104,3 +105,51 @@ def test_a_gpu_solves_with_a_matrix_in_a_file(tmp_path, form, memory):
     found = penstock.solve(tmp_path / "matrix.npz", b, device="cuda", memory=memory)
 
     assert np.linalg.norm(A @ found.x - b) <= 1e-8 * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize(
+    ("change", "stays"),
+    [
+        ({}, True),
+        ({"data": np.float32}, False),
+        ({"data": ">f8"}, False),
+        ({"indices": ">i4", "indptr": ">i4"}, True),
+        ({"indptr": np.int64}, True),
+    ],
+)
+def test_only_what_is_used_as_it_is_stays_in_a_file_and_needs_no_memory(tmp_path, monkeypatch, change, stays):
+    A = scipy.sparse.random_array((300, 300), density=0.1, rng=3).tocsr()
+    arrays = {"data": A.data, "indices": A.indices.astype(np.int32), "indptr": A.indptr.astype(np.int32)}
+    arrays |= {name: arrays[name].astype(dtype) for name, dtype in change.items()}
+    np.savez(tmp_path / "matrix.npz", format=b"csr", shape=A.shape, **arrays)
+
+    matrix, _ = read_unchecked(tmp_path / "matrix.npz", in_file=True)
+
+    assert (matrix != A.astype(arrays["data"].dtype.newbyteorder("=")).astype(np.float64)).nnz == 0
+    assert lies_in_file(matrix.data) == stays
+    monkeypatch.setattr("penstock.files.arrays.available_nbytes", lambda: 30_000)
+    if stays and lies_in_file(matrix.indices):
+        read_unchecked(tmp_path / "matrix.npz", in_file=True)
+    else:
+        with pytest.raises(InputError, match="are available"):
+            read_unchecked(tmp_path / "matrix.npz", in_file=True)
+
+
+def test_what_the_system_does_not_map_is_read(tmp_path, monkeypatch):
+    A = scipy.sparse.random_array((300, 300), density=0.1, rng=3).tocsr()
+    scipy.sparse.save_npz(tmp_path / "matrix.npz", A, compressed=False)
+
+    def refuse(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("penstock.files.arrays.map_stored", refuse)
+
+    assert (read_unchecked(tmp_path / "matrix.npz", in_file=True)[0] != A).nnz == 0
+
+
+def test_offsets_beyond_32_bits_are_not_wrapped():
+    columns = np.zeros(3, dtype=np.int32)
+
+    assert narrow_offsets(np.array([0, 1, 3]), columns).dtype == np.int32
+    for damaged in ([0, (1 << 32) + 1, 3], [0, -1, 3]):
+        assert np.array_equal(narrow_offsets(np.array(damaged), columns), damaged)
