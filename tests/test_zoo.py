@@ -106,7 +106,7 @@ def test_the_runner_measures_a_family_and_resumes(tmp_path, monkeypatch, capsys)
     assert entry["name"] == "zoo/tiny/truss"
     assert entry["converged"]
     assert 0 < entry["true_residual"] <= run.RTOL
-    assert entry["seconds"] == entry["cpu_seconds"] > 0
+    assert entry["seconds"] == entry["cpu_seconds"] >= 0  # of a clock that ticks a hundred times a second
     assert entry["given"] == ["coordinates"]
     assert entry["peers"] == {}
     assert [of["name"] for of in json.loads(path.read_text())["records"]] == ["zoo/tiny/poisson", "zoo/tiny/truss"]
