@@ -88,7 +88,7 @@ def _are_plain(hints: Mapping[str, Any]) -> bool:
 
 
 def _check_hints(hints: Mapping[str, Any], rows: int) -> None:
-    """Refuse coordinates and a near-null space that do not fit a matrix of so many rows."""
+    """Refuse coordinates and a near-null space that do not fit a matrix with ``rows`` rows."""
     points, modes = hints.get("coordinates"), hints.get("near_null_space")
     if modes is not None:
         check_shape_of_modes(modes.shape, rows, finite=bool(np.isfinite(modes).all()))

@@ -74,10 +74,8 @@ class ArrayArchive:
     def _mapped(self, name: str, member: zipfile.ZipInfo) -> Array:
         with self._archive.open(member) as file:
             try:
-                shape, fortran, dtype = _header(file)  # type: ignore[arg-type]
-                header = file.tell()
-                file.seek(0)
-                flat = map_stored(self._path, member, file.read(header), math.prod(shape), dtype)
+                shape, fortran, dtype, header = _header_and_bytes(file)
+                flat = map_stored(self._path, member, header, math.prod(shape), dtype)
             except (ValueError, zipfile.BadZipFile) as error:
                 with failures_named(self._path, "file of numpy.savez"):
                     raise error
@@ -99,11 +97,9 @@ class ArrayArchive:
             if not can_read_stored(member):
                 array: Array = np.lib.format.read_array(file, allow_pickle=False)
                 return array
-            shape, fortran, dtype = _header(file)  # type: ignore[arg-type]
-            header = file.tell()
-            file.seek(0)
+            shape, fortran, dtype, header = _header_and_bytes(file)
             array = np.empty(shape, dtype, order="F" if fortran else "C")
-            read_stored(self._path, member, file.read(header), array.T if fortran else array)
+            read_stored(self._path, member, header, array.T if fortran else array)
         return array
 
     def __enter__(self) -> Self:
@@ -144,6 +140,14 @@ def failures_named(path: Path, kind: str) -> Iterator[None]:
     except Exception as error:  # SciPy, NumPy, zlib and zipfile do not document all that they raise
         cause = str(error) or type(error).__name__
         raise InputError(f"cannot read {path}: {cause}; expected an undamaged {kind}") from error
+
+
+def _header_and_bytes(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any], bytes]:
+    """Read the header of an array, and return also its bytes, of which a checksum is formed."""
+    shape, fortran, dtype = _header(file)
+    length = file.tell()
+    file.seek(0)
+    return shape, fortran, dtype, file.read(length)
 
 
 def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

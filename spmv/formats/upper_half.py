@@ -61,7 +61,7 @@ class UpperHalf:
         self._stored = end
 
     def arrays(self, rows: int) -> tuple[Array, Array, Array] | None:
-        """Return chunk offsets, column indices and values of a matrix of so many rows, or None if it has been given up."""
+        """Return chunk offsets, column indices and values of the whole matrix, which has ``rows`` rows, or None if given up."""
         self._returning.wait()
         offsets = np.concatenate(self._offsets)
         if len(offsets) != -(-rows // self.granularity) + 1:

@@ -41,7 +41,7 @@ def device(monkeypatch):
 
 
 def half_of(A, size, device, blocks, pieces):
-    """The arrays of the upper half, made of about so many pieces."""
+    """The arrays of the upper half, made of at most ``pieces`` pieces."""
     rows = A.shape[0]
     with UpperHalf(device, size, blocks, np.float64) as half:
         step = -(-rows // pieces // half.granularity) * half.granularity
