@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -188,6 +189,7 @@ def large(path: Path, limits: dict[str, float]) -> dict[str, Any]:
         true_residual=result["true_residual"],
         unknowns=experiment.cantilever().unknowns,
         pool_peak_bytes=peak[0],
+        host_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         plan=plan.splitlines(),
     )
     print(f"  set-up {seconds['preconditioner']:.3g} s, the run {total:.3g} s, {peak[0] / 2**30:.2f} GiB of the pool")

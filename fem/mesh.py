@@ -162,11 +162,14 @@ class BoxMesh:
         first = np.arange(nx * ny * nz, dtype=np.int32).reshape(nx, ny, nz)[:-1, :-1, :-1].reshape(-1, 1)
         return first + np.array([(x * ny + y) * nz + z for x, y, z in _AROUND], dtype=np.int32)
 
+    def axes(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """Return the coordinates of the nodes along each axis, float64."""
+        sides = zip(self.side_lengths, self.node_counts, strict=True)
+        return tuple(np.linspace(0, length, count) for length, count in sides)
+
     def coordinates(self, planes: slice | None = None) -> np.ndarray[Any, Any]:
         """Return the coordinates of all nodes, or of those of some planes across the x axis, ``(nodes, 3)`` float64."""
-        along, *across = (
-            np.linspace(0, length, count) for length, count in zip(self.side_lengths, self.node_counts, strict=True)
-        )
+        along, *across = self.axes()
         axes = (along if planes is None else along[planes], *across)
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
 

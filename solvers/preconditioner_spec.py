@@ -102,8 +102,8 @@ class PreconditionerSpec:
         """What is built, in words: the name, and the degree of a polynomial."""
         return self.name
 
-    def with_nodes(self, coordinates: Callable[[], Any], node_counts: tuple[int, ...]) -> Self:
-        """Return this specification for a structured mesh: what makes the coordinates, and the nodes along each axis."""
+    def with_nodes(self, coordinates: Any, node_counts: tuple[int, ...]) -> Self:
+        """Return this specification for a structured mesh: its coordinates, or what makes them, and the nodes along each axis."""
         return self
 
     def in_order(self, reorder: Callable[[Any], Any]) -> Self:

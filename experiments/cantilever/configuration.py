@@ -30,6 +30,7 @@ from penstock.solvers import (
     method_named,
     preconditioner_spec,
 )
+from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.eigen.modes import block_columns, with_modes_degree
 from penstock.spmv import NodeMatrix
 from penstock.spmv.vectors.block_space import LARGEST_VECTOR_BLOCK
@@ -393,7 +394,7 @@ class Experiment(Section):
         mesh, spec = self.cantilever().mesh, self.solver.spec(self.model.dof)
         if self.analysis.is_modes and isinstance(spec, SmoothedAggregationSpec):
             spec = with_modes_degree(spec)
-        return spec.with_nodes(mesh.coordinates, mesh.node_counts)
+        return spec.with_nodes(GridPoints(mesh.axes()), mesh.node_counts)
 
     @property
     def on_arrival(self) -> bool:

@@ -19,6 +19,9 @@ from penstock.spmv import Array, Operator, SweptOperator, VectorSpace
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 from penstock.streaming import HeterogeneousMatrix, StreamedMatrix, StreamPlan, SweptMatrix
 
+# Vectors that the products of a sweep take, with those that |A| takes for its norm.
+_VECTORS_OF_POWERS = 5
+
 
 def columns_of(result: AnyResult) -> tuple[SolveResult, ...]:
     """Return the results of all right-hand sides."""
@@ -110,7 +113,7 @@ def _plan_facts(plan: StreamPlan) -> dict[str, Any]:
 def _sweep_of_powers(A: StreamedMatrix, x: Array) -> Callable[[], object]:
     """Return an action that computes the products of one sweep of a solve, each divided by the norm of A."""
     powers, product = A.plan.powers_per_sweep, lambda: A.apply(x)
-    if powers == 1:
+    if powers == 1 or _VECTORS_OF_POWERS * x.nbytes > A.device.free_nbytes():
         return product
     xp, space = A.device.xp, VectorSpace.of(A)
     with A.device.current():

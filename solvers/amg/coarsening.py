@@ -27,6 +27,7 @@ from penstock.solvers.amg.bisection import coordinate_aggregates
 from penstock.solvers.amg.cycle_matrix import float32_copy
 from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps
+from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.amg.group_factors import GroupFactors
 from penstock.solvers.amg.group_inverses import GroupInverses
 from penstock.solvers.amg.groups import Groups, linked_groups
@@ -89,7 +90,7 @@ def coarsen(
     """
     finest = level == 0
     communicator, count = communicator_of(A), A.shape[0] // size
-    modes, points = checked_near_null_space(A, size, near_null_space, coordinates)
+    modes, points = checked_near_null_space(A, size, near_null_space, _points(A, size, coordinates, aggregates))
     _check_cuts(A, size)
     diagonal, sums = _diagonal(A, size)
     # The sum is 1 plus the couplings. Levels that are not stored keep all unknowns of a coarse matrix.
@@ -301,11 +302,28 @@ def _aggregates(A: Operator, size: int, aggregates: Any, points: Array | None, n
     return graph_aggregates(*graph_of(A, size), radius, nodes)
 
 
+def _points(A: Operator, size: int, coordinates: Any, aggregates: Any) -> Any:
+    """Return coordinates; those of a structured mesh as an array, unless T alone needs them and computes its rows from them."""
+    if not isinstance(coordinates, GridPoints):
+        return coordinates
+    alone = isinstance(aggregates, tuple) and communicator_of(A).size == 1
+    return coordinates if alone and _computes_motions(A, coordinates, size) else np.asarray(coordinates)
+
+
+def _computes_motions(A: Operator, points: Array | GridPoints, size: int) -> bool:
+    """Return whether T is computed from the coordinates of nodes: on a GPU; a host has the memory for its entries."""
+    return A.device.kind == "cuda" and points.shape[1] == 3 and size in (3, 6)
+
+
 def _tentative(
-    A: Operator, size: int, modes: Array | None, points: Array | None, free: Array | None, aggregates: Aggregates
+    A: Operator,
+    size: int,
+    modes: Array | None,
+    points: Array | GridPoints | None,
+    free: Array | None,
+    aggregates: Aggregates,
 ) -> Tentative:
-    on_gpu = A.device.kind == "cuda"  # a host has the memory for the entries
-    if modes is None and points is not None and on_gpu and points.shape[1] == 3 and size in (3, 6) and free is not None:
+    if modes is None and points is not None and free is not None and _computes_motions(A, points, size):
         return RigidTentative(points, free, aggregates, size, A.device)
     modes = modes_of(len(aggregates.of_node), size, modes, points, A.device)
     return StoredTentative(modes, free, aggregates, size, A.device)

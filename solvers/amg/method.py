@@ -417,8 +417,7 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
 
     def finish(self, state: AnyState) -> None:
         """Give the vectors back to the preconditioner."""
-        state.x, state.y = state.x.copy(), state.y.copy()
-        self._sweep.end()
+        state.x, state.y = self._sweep.end()
 
     def result(self, state: AnyState, shape: tuple[int, ...] | None = None, note: str = "") -> Any:
         """Return the result, which says whether nodes were grouped and whether the polynomial was widened."""

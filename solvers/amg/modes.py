@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.spmv import CPU, Array, Device, InputError, Operator, VectorSpace, device_of
+from penstock.solvers.amg.grid_points import GridPoints
+from penstock.spmv import Array, Device, InputError, Operator, VectorSpace, device_of
 from penstock.spmv.communicator import ALONE, Communicator, communicator_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.table import find_kernel, register_kernel
@@ -108,21 +109,26 @@ def modes_of(nodes: int, size: int, modes: Array | None, points: Array | None, d
 
 def checked_near_null_space(
     A: Operator, size: int, near_null_space: Any, coordinates: Any
-) -> tuple[Array | None, Array | None]:
-    """Return the near-null space, ``(n, modes)``, and centred coordinates, each None or on the device of A. Collective."""
+) -> tuple[Array | None, Array | GridPoints | None]:
+    """Return the near-null space, ``(n, modes)``, and centred coordinates, each None or on the device of A. Collective.
+
+    Those of a structured mesh stay :class:`GridPoints`; they are for a single rank.
+    """
     nodes, communicator = A.shape[0] // size, communicator_of(A)
     with communicator.together():
         modes = None if near_null_space is None else _checked_modes(near_null_space, nodes * size, A.device)
         points = None if coordinates is None else _checked_points(coordinates, nodes, A.device)
         if modes is None and points is not None:
             # Its checks, before the matrix is read; on the host, since a GPU would compile kernels for one node.
-            motions_about_origin(CPU.asarray(points[:1]), size)
+            motions_about_origin(np.zeros((min(1, nodes), points.shape[1])), size)
     widths = {
         "modes": None if modes is None else modes.shape[1],
         "dimensions": None if points is None else points.shape[1],
     }
     communicator.check_same(**widths)
-    return modes, None if points is None else centred(points, communicator)
+    if points is None:
+        return modes, None
+    return modes, points.centred() if isinstance(points, GridPoints) else centred(points, communicator)
 
 
 def _checked_modes(near_null_space: Any, unknowns: int, device: Device) -> Array:
@@ -140,7 +146,9 @@ def check_shape_of_modes(shape: tuple[int, ...], unknowns: int, *, finite: bool 
         )
 
 
-def _checked_points(coordinates: Any, nodes: int, device: Device) -> Array:
+def _checked_points(coordinates: Any, nodes: int, device: Device) -> Array | GridPoints:
+    if isinstance(coordinates, GridPoints) and len(coordinates) == nodes:
+        return coordinates
     points = _real(coordinates, "coordinates", device)
     if points.ndim != 2 or len(points) != nodes or not _finite(points):
         raise InputError(f"coordinates must be finite and of shape ({nodes}, dimensions), not {points.shape}")

@@ -88,6 +88,8 @@ class SmoothedAggregation(ValidatedOperator):
         self.first, self.polynomial = self._polynomial(_LOW)
         self._work: list[Array] = []
         self._lent: list[Array] = []
+        #: Whether the vectors of a solve are kept for the next one, whose captured graphs then fit; the result has copies.
+        self.keeps_vectors = True
         #: A vector in the direction of the largest eigenvalue of ``D A``, once the values of A have changed.
         self.fastest: Array | None = None
 
@@ -117,12 +119,17 @@ class SmoothedAggregation(ValidatedOperator):
         return vectors
 
     def take_vectors(self, other: SmoothedAggregation) -> None:
-        """Take over the vectors of a preconditioner that this one replaces."""
+        """Take over the vectors of a preconditioner that this one replaces, and whether they are kept."""
+        self.keeps_vectors = other.keeps_vectors
         self._lent, self._work, other._lent, other._work = other._lent, other._work, [], []
 
-    def return_vectors(self, vectors: list[Array]) -> None:
-        """Take them back, for the next solve."""
+    def return_vectors(self, vectors: list[Array], *held: Array) -> tuple[Array, ...]:
+        """Take them back for the next solve, and return copies of those that are ``held``, or these if none are kept."""
+        if not self.keeps_vectors:
+            return held
+        copies = tuple(vector.copy() for vector in held)
         self._lent = vectors
+        return copies
 
     def _vectors(self, like: Array) -> list[Array]:
         if not self._work or self._work[0].shape != like.shape:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
+from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.amg.modes import in_order
 from penstock.solvers.amg.multigrid import Cycle, Smoother, multigrid
 from penstock.solvers.amg.smoothed_aggregation import (
@@ -47,13 +48,14 @@ class _Shape(NamedTuple):
 _SHAPES = (_Shape(9, 125, 10.5), _Shape(7, 125, 12.5), _Shape(5, 64, 15.0), _Shape(3, 64, 22.0))
 _DEFAULT = _SHAPES[0]
 
-# Six modes are the most usual: T takes 8 bytes for an unknown and a mode, or less where a GPU computes it from coordinates.
-_MODES, _COORDINATES = 6, 2
+# Six modes are the most usual: T takes 8 bytes for an unknown and a mode. Where a GPU computes it, it takes one for an unknown,
+# and for a node those of its coordinates, unless the mesh is structured, and of the lists of aggregates.
+_MODES, _COORDINATES, _LISTS = 6, 24, 8
 # Blocks in a row of the coarse matrix of a mesh, how much larger all coarse matrices are together, and with the copies in float32
 # that a GPU makes.
 _NEIGHBOURS, _ALL_LEVELS, _COPIES = 27, 1.2, 1.5
-# Vectors of the recurrence and of the iteration, beyond those of CG.
-_VECTORS = 6
+# Vectors of the recurrence and of the iteration, beyond those of CG; of them copies for the result.
+_VECTORS, _COPIED = 6, 2
 # Rows of A and P that are held while the coarse matrix is formed on a GPU: that of a small one, or a window.
 _WINDOW_VECTORS, _WINDOW_NBYTES = 60, 4 << 30
 # Multigrid: vectors for prolongators, their transposes and the coarser matrices of 27-point stencils, and those of a cycle.
@@ -74,6 +76,9 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         Nodes in an aggregate, about; ``auto`` is 125. For a streamed matrix a plan chooses both, if both are ``auto``.
     near_null_space, coordinates, aggregates, grouped : optional
         As for :func:`smoothed_aggregation`; coordinates may also be a function that makes them.
+    keep_vectors : bool
+        Whether the vectors of a solve are kept for the next one. Without, a solve takes two vectors less for each right-hand
+        side, and the next one of a prepared system a little longer.
 
     Examples
     --------
@@ -96,11 +101,13 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     coordinates: Any = field(default=None, compare=False, repr=False)
     aggregates: Any = field(default=None, compare=False, repr=False)
     grouped: bool = False
+    keep_vectors: bool = True
 
     def __post_init__(self) -> None:
         check_degree(self.degree)
-        if self.grouped not in (True, False):
-            raise InputError(f"grouped must be true or false, not {self.grouped!r}")
+        for name in ("grouped", "keep_vectors"):
+            if getattr(self, name) not in (True, False):
+                raise InputError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.aggregate_nodes != "auto" and not (
             isinstance(self.aggregate_nodes, Integral) and self.aggregate_nodes >= 2
         ):
@@ -130,7 +137,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
             If the subdivisions of a streamed matrix cut nodes.
         """
         degree, nodes, smoothing = self._shape.degree, self._shape.aggregate_nodes, self._shape.smoothing
-        return smoothed_aggregation(
+        M = smoothed_aggregation(
             A,
             self.near_null_space,
             coordinates=self.coordinates() if callable(self.coordinates) else self.coordinates,
@@ -141,6 +148,8 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
             degree=degree,
             grouped=self.grouped,
         )
+        M.keeps_vectors = bool(self.keep_vectors)
+        return M
 
     def rebuild(self, M: Operator | None, A: Operator) -> Operator | None:
         """Return the preconditioner of a matrix whose values have changed: with the aggregates and T of the last one."""
@@ -148,19 +157,25 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
 
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return the vectors for the diagonal blocks, T, the coarse levels and the iteration."""
-        return self.block_size + self._transfer_vectors(streamed_to_gpu) + self._level_vectors + _VECTORS * columns
+        return math.ceil(self._vectors(columns, streamed_to_gpu))
 
-    def _transfer_vectors(self, streamed_to_gpu: bool) -> int:
-        computed = streamed_to_gpu and self.near_null_space is None and self.coordinates is not None
-        return _COORDINATES if computed else _MODES
+    def _vectors(self, columns: int, streamed_to_gpu: bool) -> float:
+        of_iteration = (_VECTORS if self.keep_vectors else _VECTORS - _COPIED) * columns
+        return self.block_size + self._transfer_vectors(streamed_to_gpu) + self._level_vectors + of_iteration
+
+    def _transfer_vectors(self, streamed_to_gpu: bool) -> float:
+        if not streamed_to_gpu or self.near_null_space is not None or self.coordinates is None:
+            return _MODES
+        of_node = _LISTS + self.block_size + (0 if isinstance(self.coordinates, GridPoints) else _COORDINATES)
+        return of_node / (8 * self.block_size)
 
     @property
-    def _level_vectors(self) -> int:
+    def _level_vectors(self) -> float:
         modes = _MODES if self.block_size > 1 else 1
         if self.near_null_space is not None:
             modes = 1 if np.ndim(self.near_null_space) == 1 else int(np.shape(self.near_null_space)[-1])
         blocks = _COPIES * _ALL_LEVELS * _NEIGHBOURS / (self._shape.aggregate_nodes * self.block_size)
-        return math.ceil(blocks * modes**2)
+        return blocks * modes**2
 
     def parts(
         self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False
@@ -169,21 +184,21 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         vector = n * int(np.dtype(dtype).itemsize)
         levels = f"levels above aggregates of {self._shape.aggregate_nodes} nodes"
         held = (
-            ("the transfer", self._transfer_vectors(streamed_to_gpu) * vector),
-            (levels, self._level_vectors * vector),
+            ("the transfer", int(self._transfer_vectors(streamed_to_gpu) * vector)),
+            (levels, int(self._level_vectors * vector)),
         )
         return (*held, ("the set-up", _window_nbytes(vector))) if streamed_to_gpu else held
 
     def workspace_nbytes(self, n: int, columns: int, dtype: Any = np.float64, *, streamed_to_gpu: bool = False) -> int:
         """Return the memory for the vectors, or that of the set-up if it is larger: a window replaces those of the iteration."""
         vector = n * int(np.dtype(dtype).itemsize)
-        held = self.vectors(columns, streamed_to_gpu=streamed_to_gpu) * vector
-        setup = self.vectors(0, streamed_to_gpu=streamed_to_gpu) * vector + _window_nbytes(vector)
+        held = int(self._vectors(columns, streamed_to_gpu) * vector)
+        setup = int(self._vectors(0, streamed_to_gpu) * vector) + _window_nbytes(vector)
         return max(held, setup) if streamed_to_gpu else held
 
     def replicated_nbytes(self, n: int) -> int:
         """Return the bytes of the coarse matrices, which every rank has."""
-        return self._level_vectors * 8 * n
+        return int(self._level_vectors * 8 * n)
 
     def products_per_iteration(self, *, streamed: bool) -> tuple[int, ...]:
         """Return the products of an iteration; a plan may choose fewer, which fit one sweep of a ring with few slots."""
@@ -207,8 +222,8 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
             return self
         return replace(self, degree=shape.degree, aggregate_nodes=shape.aggregate_nodes)
 
-    def with_nodes(self, coordinates: Callable[[], Any], node_counts: tuple[int, ...]) -> Self:
-        """Return this specification for a structured mesh: what makes the coordinates, and the nodes along each axis."""
+    def with_nodes(self, coordinates: Any, node_counts: tuple[int, ...]) -> Self:
+        """Return this specification for a structured mesh: its coordinates, or what makes them, and the nodes along each axis."""
         return replace(self, coordinates=coordinates, aggregates=node_counts)
 
     def in_order(self, reorder: Callable[[Any], Any]) -> Self:
@@ -258,11 +273,12 @@ class MultigridSpec(PreconditionerSpec, name="multigrid"):
 
     def build(self, A: Operator) -> Operator:
         """Return the preconditioner of a matrix that is held in memory."""
+        points = self.coordinates() if callable(self.coordinates) else self.coordinates
         return multigrid(
             A,
             self.near_null_space,
             self.smoother,
-            coordinates=self.coordinates() if callable(self.coordinates) else self.coordinates,
+            coordinates=np.asarray(points) if isinstance(points, GridPoints) else points,
             cycle=self.cycle,
             degree=self.degree,
             block_size=self.block_size,
@@ -277,8 +293,8 @@ class MultigridSpec(PreconditionerSpec, name="multigrid"):
         """Return about the vectors that the levels take."""
         return _STORED[self.block_size > 1] + _WORK * columns
 
-    def with_nodes(self, coordinates: Callable[[], Any], node_counts: tuple[int, ...]) -> Self:
-        """Return this specification with what makes the coordinates."""
+    def with_nodes(self, coordinates: Any, node_counts: tuple[int, ...]) -> Self:
+        """Return this specification with the coordinates, or what makes them."""
         return replace(self, coordinates=coordinates)
 
     def in_order(self, reorder: Callable[[Any], Any]) -> Self:

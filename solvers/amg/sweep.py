@@ -102,6 +102,6 @@ class CoarseSweep:
         if isinstance(A, SweptOperator):
             A.turn_back(len(self._recurrence.steps))
 
-    def end(self) -> None:
-        """Return the vectors, x and y among them, for the next solve."""
-        self.M.return_vectors(self._vectors)
+    def end(self) -> tuple[Array, ...]:
+        """Give the vectors back to the preconditioner, and return x and y."""
+        return self.M.return_vectors(self._vectors, self.x, self.y)

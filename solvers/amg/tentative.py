@@ -6,10 +6,12 @@ Its entries are stored, or computed from coordinates; each of the ranks that sha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 
 from penstock.solvers.amg.aggregates import Aggregates
+from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.amg.modes import MOTION_KERNELS
 from penstock.spmv import Array, Device
 from penstock.spmv.communicator import Communicator
@@ -169,8 +171,8 @@ class PackedTentative(Tentative):
 class RigidTentative(Tentative):
     """T whose near-null space is the rigid motions in space, on a GPU: a third of the memory of T, or less.
 
-    It takes 24 bytes a node for coordinates and 1 an unknown, where the entries would take 48 an unknown, and its products read
-    as much less. A host has the memory, and computing them there costs more than reading.
+    It takes 24 bytes a node for coordinates, or none where the mesh is structured, and 1 an unknown, where the entries would take
+    48 an unknown, and its products read as much less. A host has the memory, and computing them there costs more than reading.
 
     Coordinates, (nodes, 3), are relative to a point near the centre of the body: digits are lost far from it. ``free``, bool
     (n,), is False at unknowns that the coarse level leaves out. ``factors``, (aggregates, 6, 6), are upper triangular: they
@@ -178,31 +180,32 @@ class RigidTentative(Tentative):
     """
 
     def __init__(
-        self, coordinates: Array, free: Array, aggregates: Aggregates, block_size: int, device: Device
+        self, coordinates: Array | GridPoints, free: Array, aggregates: Aggregates, block_size: int, device: Device
     ) -> None:
         super().__init__(aggregates, block_size, _RIGID_MOTIONS, device)
         xp = device.xp
-        self._coordinates = xp.ascontiguousarray(device.asarray(coordinates, dtype=np.float64))
+        #: Coordinates as kernels take them: those of all nodes and three zeros, or those along the axes and their numbers.
+        self._points = _coordinates_of_kernels(coordinates, device)
         self._free = device.asarray(free, dtype=np.bool_)
         self.factors = xp.empty((aggregates.count, _RIGID_MOTIONS, _RIGID_MOTIONS))
         self.candidates = xp.empty((self.unknowns, _RIGID_MOTIONS))
         function = MOTION_KERNELS.function(f"factor_motions<{block_size}>")
         arguments = (
-            np.int64(aggregates.count), self._offsets, self._order, self._free, self._coordinates, self.factors,
-            self.candidates, np.float64(_DEPENDENT**2),
+            np.int64(aggregates.count), self._offsets, self._order, self._free, *self._points, self.factors, self.candidates,
+            np.float64(_DEPENDENT**2),
         )  # fmt: skip
         launch(function, 32 * aggregates.count, _CUDA_THREADS // 2, arguments)
 
     @property
     def nbytes(self) -> int:
         """Bytes of T."""
-        return int(super().nbytes + self._coordinates.nbytes + self._free.nbytes + self.factors.nbytes)
+        return int(super().nbytes + self._points[0].nbytes + self._free.nbytes + self.factors.nbytes)
 
     def prolong(self, coarse: Array, out: Array) -> None:
         """Set ``out = T coarse``, a vector or a block of vectors."""
         motions = self._apply_factors(coarse, transposed=False)
         function = MOTION_KERNELS.function(f"move_nodes<{self.block_size}>")
-        arguments = (np.int64(out.size), _vectors(out), self.of_node, self._free, self._coordinates, motions, out)
+        arguments = (np.int64(out.size), _vectors(out), self.of_node, self._free, *self._points, motions, out)
         launch(function, int(out.size), _CUDA_THREADS, arguments)
 
     def restrict(self, fine: Array, out: Array) -> None:
@@ -210,7 +213,7 @@ class RigidTentative(Tentative):
         loads, vectors, count = self.device.xp.empty_like(out), _vectors(fine), self.aggregates.count
         function = MOTION_KERNELS.function(f"sum_loads<{self.block_size}>")
         across = _across(vectors)
-        lists = (self._offsets, self._order, self._free, self._coordinates)
+        lists = (self._offsets, self._order, self._free, *self._points)
         launch(function, 32 * count, _CUDA_THREADS, (np.int64(count), vectors, across, *lists, fine, loads))
         out[...] = self._apply_factors(loads, transposed=True)
 
@@ -223,10 +226,17 @@ class RigidTentative(Tentative):
     def _blocks(self, start: int, stop: int) -> Array:
         out = self.device.xp.empty((stop - start, self.block_size, _RIGID_MOTIONS))
         function = MOTION_KERNELS.function(f"motion_blocks<{self.block_size}>")
-        nodes = (self.of_node, self._free, self._coordinates)
+        nodes = (self.of_node, self._free, *self._points)
         arguments = (np.int64(out.size), np.int64(start), *nodes, self.factors, out)
         launch(function, int(out.size), _CUDA_THREADS, arguments)
         return out
+
+
+def _coordinates_of_kernels(coordinates: Array | GridPoints, device: Device) -> tuple[Any, ...]:
+    if isinstance(coordinates, GridPoints):
+        return device.asarray(np.concatenate(coordinates.axes)), *(np.int32(count) for count in coordinates.counts)
+    stored = device.xp.ascontiguousarray(device.asarray(coordinates, dtype=np.float64))
+    return stored, *(np.int32(0) for _ in range(3))
 
 
 def shared(own: Tentative, communicator: Communicator) -> Tentative:

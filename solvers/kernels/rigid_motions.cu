@@ -2,14 +2,28 @@
 // computed from their coordinates. A motion has six numbers: a displacement t and a rotation w. It moves a node at x by
 // t + (w x x); a node of `size` 6 also turns by w. An aggregate takes motions through an upper triangular 6 x 6 matrix, which
 // makes their values on its nodes orthonormal. free[row] is zero at unknowns that the coarse level leaves out. `order` holds the
-// nodes by aggregate, those of aggregate g from offsets[g]. Vectors may be blocks (rows, vectors).
+// nodes by aggregate, those of aggregate g from offsets[g]. Vectors may be blocks (rows, vectors). Coordinates are three numbers a
+// node, or, of a structured mesh of nx * ny * nz nodes, those along its axes one after another; otherwise nx is 0.
+struct Points {
+    const double* coordinates;
+    int nx, ny, nz;
 
-// The motion of component d of a node at x; the numbers of the motion are `stride` apart.
-__device__ __forceinline__ double moved(const double* x, const double* motion, long long stride, int d)
+    __device__ __forceinline__ double at(long long node, int axis) const
+    {
+        if (nx == 0) return coordinates[3 * node + axis];
+        const unsigned number = unsigned(node), line = number / unsigned(nz);
+        if (axis == 2) return coordinates[nx + ny + number - line * unsigned(nz)];
+        const unsigned plane = line / unsigned(ny);
+        return coordinates[axis == 0 ? plane : nx + line - plane * unsigned(ny)];
+    }
+};
+
+// The motion of component d of a node; the numbers of the motion are `stride` apart.
+__device__ __forceinline__ double moved(const Points points, long long node, const double* motion, long long stride, int d)
 {
     if (d >= 3) return motion[d * stride];
     const int a = d == 2 ? 0 : d + 1, b = d == 0 ? 2 : d - 1;
-    return motion[d * stride] + motion[(3 + a) * stride] * x[b] - motion[(3 + b) * stride] * x[a];
+    return motion[d * stride] + motion[(3 + a) * stride] * points.at(node, b) - motion[(3 + b) * stride] * points.at(node, a);
 }
 
 // out = F in on every aggregate, or F^T in; one thread a motion's number and vector.
@@ -35,13 +49,14 @@ __global__ void __launch_bounds__(256) apply_factors(
 template <int size>
 __global__ void __launch_bounds__(256) move_nodes(
     const long long entries, const int vectors, const int* __restrict__ of_node, const bool* __restrict__ free,
-    const double* __restrict__ coordinates, const double* __restrict__ motions, double* __restrict__ out)
+    const double* __restrict__ coordinates, const int nx, const int ny, const int nz, const double* __restrict__ motions,
+    double* __restrict__ out)
 {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= entries) return;
     const long long row = vectors == 1 ? i : i / vectors, node = row / size;
     const double* motion = motions + 6ll * of_node[node] * vectors + (i - row * vectors);
-    const double value = moved(coordinates + 3 * node, motion, vectors, int(row - node * size));
+    const double value = moved({coordinates, nx, ny, nz}, node, motion, vectors, int(row - node * size));
     out[i] = free[row] ? value : 0.0;
 }
 
@@ -50,9 +65,10 @@ __global__ void __launch_bounds__(256) move_nodes(
 template <int size>
 __global__ void __launch_bounds__(256) sum_loads(
     const long long aggregates, const int vectors, const int across, const long long* __restrict__ offsets,
-    const int* __restrict__ order, const bool* __restrict__ free, const double* __restrict__ coordinates,
-    const double* __restrict__ loads, double* __restrict__ out)
+    const int* __restrict__ order, const bool* __restrict__ free, const double* __restrict__ coordinates, const int nx,
+    const int ny, const int nz, const double* __restrict__ loads, double* __restrict__ out)
 {
+    const Points points{coordinates, nx, ny, nz};
     const long long aggregate = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (aggregate >= aggregates) return;
     const int lane = threadIdx.x % 32, first = lane / across, step = 32 / across;
@@ -61,7 +77,7 @@ __global__ void __launch_bounds__(256) sum_loads(
         double total[6] = {};
         for (long long i = offsets[aggregate] + first; i < offsets[aggregate + 1] && k < vectors; i += step) {
             const long long node = order[i];
-            const double* x = coordinates + 3 * node;
+            const double x[3] = {points.at(node, 0), points.at(node, 1), points.at(node, 2)};
             double load[size];
 #pragma unroll
             for (int d = 0; d < size; ++d)
@@ -84,12 +100,14 @@ __global__ void __launch_bounds__(256) sum_loads(
 template <int size>
 __global__ void __launch_bounds__(256) motion_blocks(
     const long long entries, const long long start, const int* __restrict__ of_node, const bool* __restrict__ free,
-    const double* __restrict__ coordinates, const double* __restrict__ factors, double* __restrict__ out)
+    const double* __restrict__ coordinates, const int nx, const int ny, const int nz, const double* __restrict__ factors,
+    double* __restrict__ out)
 {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= entries) return;
     const long long row = start * size + i / 6, node = row / size;
-    const double value = moved(coordinates + 3 * node, factors + 36ll * of_node[node] + i % 6, 6, int(row - node * size));
+    const double* motion = factors + 36ll * of_node[node] + i % 6;
+    const double value = moved({coordinates, nx, ny, nz}, node, motion, 6, int(row - node * size));
     out[i] = free[row] ? value : 0.0;
 }
 
@@ -100,9 +118,10 @@ __global__ void __launch_bounds__(256) motion_blocks(
 template <int size>
 __global__ void __launch_bounds__(128) factor_motions(
     const long long aggregates, const long long* __restrict__ offsets, const int* __restrict__ order,
-    const bool* __restrict__ free, const double* __restrict__ coordinates, double* __restrict__ factors,
-    double* __restrict__ coarse, const double dependent)
+    const bool* __restrict__ free, const double* __restrict__ coordinates, const int nx, const int ny, const int nz,
+    double* __restrict__ factors, double* __restrict__ coarse, const double dependent)
 {
+    const Points points{coordinates, nx, ny, nz};
     const long long aggregate = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (aggregate >= aggregates) return;
     const int lane = threadIdx.x % 32;
@@ -116,7 +135,7 @@ __global__ void __launch_bounds__(128) factor_motions(
             for (int d = 0; d < size; ++d) {
                 if (!free[node * size + d]) continue;
                 double row[6];
-                for (int j = 0; j < 6; ++j) row[j] = moved(coordinates + 3 * node, &inverse[0][j], 6, d);
+                for (int j = 0; j < 6; ++j) row[j] = moved(points, node, &inverse[0][j], 6, d);
                 for (int i = 0; i < 6; ++i)
                     for (int j = i; j < 6; ++j) gram[i][j] += row[i] * row[j];
             }

@@ -347,3 +347,23 @@ def test_what_a_coarse_level_cannot_reach_is_not_called_the_floor(columns):
         assert not column.converged
         assert column.true_residual <= 1.0
         assert (column.reason is StopReason.ROUNDING_FLOOR) == (column.true_residual <= 100 * floor)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_without_kept_vectors_a_solve_hands_over_its_own(columns):
+    beam = beam_of((9, 5, 5))
+    A, b = beam.matrix("bsr"), np.random.default_rng(0).standard_normal((beam.unknowns, columns)).squeeze()
+    solve = cg if columns == 1 else block_cg
+    kept, given = (level_for(beam, A) for _ in range(2))
+    given.keeps_vectors = False
+
+    first, second = solve(A, b, M=kept), solve(A, b, M=given)
+    x = second.x.copy()
+    again = solve(A, b, M=given, state=solve(A, b, M=given, maxiter=3).state)
+
+    assert np.array_equal(first.x, second.x)
+    assert np.array_equal(second.x, x)  # no later solve writes to it
+    assert again.converged
+    assert np.allclose(again.x, x, rtol=1e-6)
+    assert len(kept.lend_vectors(b)) == 8
+    assert not given._lent

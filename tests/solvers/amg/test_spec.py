@@ -1,10 +1,13 @@
 """What a plan is told of a coarse level, and what it chooses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import cg, preconditioner_spec
+from penstock.solvers.amg.grid_points import GridPoints
 from penstock.spmv import InputError
 from penstock.streaming import LinkRates, Workload, index_of, plan_stream
 
@@ -66,7 +69,8 @@ def test_coordinates_on_a_gpu_need_less_memory_than_modes():
         spec(**given).workspace_nbytes(n, 1, streamed_to_gpu=True)
         for given in ({"coordinates": np.zeros((1, 3))}, {"near_null_space": np.zeros((1, 6))})
     )
-    assert from_modes - from_coordinates == 4 * 8 * n
+    of_node = 24 + 2 * 4 + 3  # coordinates, two lists of numbers, and a byte for each unknown
+    assert from_modes - from_coordinates == pytest.approx(6 * 8 * n - of_node * n / 3)
 
 
 def test_a_plan_tells_what_the_preconditioner_holds():
@@ -109,3 +113,31 @@ def test_blocks_of_vectors_are_slower_with_half_of_a_matrix():
         assert min(times, key=times.get) == faster
     cpu = LinkRates(2e9, 2e10)
     assert seconds("symmetric_bsr", 32, cpu) < seconds("sliced_bsr", 32, cpu)
+
+
+def test_a_plan_counts_what_is_held():
+    n = 3 * 10**6
+    of_mesh = spec(aggregate_nodes=343).with_nodes(GridPoints([np.arange(100.0)] * 3), (100, 100, 100))
+    with_points = spec(aggregate_nodes=343, coordinates=np.zeros((10**6, 3)))
+
+    on_gpu = {"streamed_to_gpu": True}
+    vectors = of_mesh.workspace_nbytes(n, 1, **on_gpu)
+    lean = replace(of_mesh, keep_vectors=False)
+
+    assert with_points.workspace_nbytes(n, 1, **on_gpu) - vectors == 24 * 10**6
+    assert dict(with_points.parts(n, 1, **on_gpu))["the transfer"] == (24 + 8 + 3) * 10**6
+    window = 60 * 8 * n  # what the set-up of a small system takes is more than the solve
+    assert vectors == lean.workspace_nbytes(n, 1, **on_gpu) >= window
+    assert of_mesh.workspace_nbytes(n, 40, **on_gpu) - lean.workspace_nbytes(n, 40, **on_gpu) == 2 * 40 * 8 * n
+    with pytest.raises(InputError, match="keep_vectors must be true or false"):
+        spec(keep_vectors="no")
+
+
+def test_vectors_are_kept_as_the_specification_says():
+    A, mesh = BEAM.matrix("bsr"), BEAM.mesh
+    for keeps in (True, False):
+        chosen = spec(keep_vectors=keeps).with_nodes(GridPoints(mesh.axes()), mesh.node_counts)
+        M = chosen.build(A)
+
+        assert M.keeps_vectors == chosen.rebuild(M, A).keeps_vectors == keeps
+    assert np.array_equal(np.asarray(GridPoints(mesh.axes())), mesh.coordinates())

@@ -5,6 +5,7 @@ import pytest
 from kernel_targets import TARGETS, gpu_count
 
 from penstock.solvers.amg.aggregates import Aggregates
+from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.amg.modes import rigid_body_modes
 from penstock.solvers.amg.tentative import PackedTentative, RigidTentative, StoredTentative
 from penstock.spmv import CPU, Device
@@ -192,3 +193,25 @@ def test_aggregates_with_columns_of_their_own_number(size, modes, piece, vectors
     np.testing.assert_array_equal(there.to_host(T.candidates), there.to_host(padded.candidates)[kept])
     np.testing.assert_array_equal(there.to_host(T.missing), there.to_host(padded.missing)[kept])
     assert T.nbytes > padded.nbytes
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+@pytest.mark.parametrize("size", [3, 6])
+def test_the_coordinates_of_a_structured_mesh_follow_from_those_along_its_axes(target, size):
+    rng = np.random.default_rng(size)
+    points = GridPoints([rng.random(3), rng.random(5), rng.random(6)]).centred()
+    free, aggregates = rng.random(90 * size) > 0.1, scattered(90, 7)
+    coarse, fine = rng.standard_normal((42, 3)), rng.standard_normal((90 * size, 3))
+    device = Device("cuda") if target.name == "gpu" else CPU
+
+    found = []
+    with target.running():
+        for coordinates in (points, target.put(np.asarray(points))):
+            T = RigidTentative(coordinates, free, aggregates, size, device)
+            up, down = target.put(np.full_like(fine, np.nan)), target.put(np.full_like(coarse, np.nan))
+            T.prolong(target.put(coarse), up)
+            T.restrict(target.put(fine), down)
+            found.append([target.get(array) for array in (up, down, T.rows(30, 90).blocks, T.candidates)])
+
+    for computed, stored in zip(*found, strict=True):
+        assert np.array_equal(computed, stored)
