@@ -212,11 +212,28 @@ class Columns:
             if not self.residuals[column] <= of_zero:  # x = 0 is better
                 chosen[...], self.residuals[column] = 0, of_zero
                 changed = True
-            # The floor was estimated for the last iterate; the one that is returned may be smaller, and its floor lower.
-            if changed and self.reasons[column] is StopReason.ROUNDING_FLOOR:
-                with direction_kept(problem.A):
-                    self.reasons[column] = problem.stagnation(best.x, float(self.residuals[column]), column)
+            if changed:
+                self._judge_anew(problem, best.x, column)
         return best.x
+
+    def _judge_anew(self, problem: LinearProblem, x: Array, column: int) -> None:
+        """Correct the reason for another iterate than the last one.
+
+        The floor was estimated for the last iterate; the other one may be smaller, and its floor lower. Directions at the floor
+        are noise, with which residuals may grow as they do where no x solves the system. Without memory to tell, it stands.
+        """
+        reason = self.reasons[column]
+        if reason not in (StopReason.ROUNDING_FLOOR, StopReason.INCONSISTENT):
+            return
+        try:
+            with direction_kept(problem.A):
+                verdict = problem.stagnation(x, float(self.residuals[column]), column)
+        except MemoryError:
+            if problem.space.communicator.size > 1:  # the other ranks wait in the product
+                raise
+            return
+        if reason is StopReason.ROUNDING_FLOOR or verdict is StopReason.ROUNDING_FLOOR:
+            self.reasons[column] = verdict
 
 
 # Copies cost less than a hundredth of a solve: one at each halving of the residual, and in between one in 16 looks.

@@ -220,18 +220,22 @@ class LinearProblem:
         """Return whether the true residual has fallen too little since the last restart for another one to help."""
         return not residual < _USELESS_RESTART * previous
 
-    def stagnation(self, x: Array, residual: float, column: int = 0) -> StopReason:
-        """Return why the residual no longer falls: the rounding floor of the system, or another cause."""
+    def stagnation(self, x: Array, residual: float, column: int = 0, work: Array | None = None) -> StopReason:
+        """Return why the residual no longer falls: the rounding floor of the system, or another cause.
+
+        ``work``, of the shape of x, is overwritten; without it memory for a vector is taken.
+        """
         if isinstance(self.A, HasAbsoluteProduct):
-            self.floors[column] = self._floor(self.A, x, column)
+            self.floors[column] = self._floor(self.A, x, column, work)
             if residual <= FLOOR_FACTOR * self.floors[column]:
                 return StopReason.ROUNDING_FLOOR
         return StopReason.STAGNATED
 
-    def _floor(self, A: HasAbsoluteProduct, x: Array, column: int) -> float:
+    def _floor(self, A: HasAbsoluteProduct, x: Array, column: int, work: Array | None = None) -> float:
         """Return an estimate of the rounding in ``b - A x``, at the cost of a product."""
         xp = self.A.device.xp
-        bound = A.apply_absolute(xp.abs(xp.ascontiguousarray(self.column(x, column))))
+        sizes = xp.abs(xp.ascontiguousarray(self.column(x, column)), out=None if work is None or x.ndim > 1 else work)
+        bound = A.apply_absolute(sizes)
         self.products += 1
         return self.unit * self.space.norm(bound)
 

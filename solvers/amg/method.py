@@ -49,6 +49,9 @@ _TEST_EVERY = 8
 _JUDGED, _SLOW = 8, 0.4
 # A residual above this multiple of its smallest value is dominated by rounding.
 _GROWN = 10.0
+# A residual that has fallen by the second factor in each of so many iterations has stalled if another one leaves more than the
+# third; it may not grow, as it does when directions are left.
+_STEADY, _FAST, _STALLED = 4, 0.4, 0.5
 # Below this many rounding units of its terms a curvature is noise.
 _NOISE = 16.0
 #: Reasons of this recurrence after which plain conjugate gradients go on.
@@ -321,9 +324,17 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
                 # Directions of another preconditioner would disturb those of this one: begin anew.
                 state.widened, state.curvatures = True, np.zeros(self.problem.columns)
             self._next(state)
+            if self._is_held_up():
+                self._begin_anew(state)
             if not columns.running:
                 break
         return None
+
+    def _is_held_up(self) -> bool:
+        """Return whether rounding in ``P c`` holds a residual up near the floor; it is less where c is but a correction of y."""
+        columns = self.columns
+        stalled = [column for column in columns.running if _has_stalled(columns.histories[column])]
+        return any(self._sweep.at_floor(float(columns.residuals[column]), column) for column in stalled)
 
     def _may_widen(self, state: AnyState) -> bool:
         """Return whether the polynomial may be widened: once, and not for groups, whose slow modes T has columns for."""
@@ -390,8 +401,9 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         return faults
 
     def _begin_anew(self, state: AnyState) -> None:
-        """Go on from the iterates without the directions so far, in which rounding may look like a matrix that is not definite.
+        """Go on from the iterates, with y in their place, and without the directions so far.
 
+        In these rounding may look like a matrix that is not definite.
         The iterates of columns that have ended stand still.
         """
         column_of, columns = self.problem.column, self.columns
@@ -449,6 +461,14 @@ def _is_slow(norms: list[float]) -> bool:
 def _gaps(residuals: Any, recorded: list[float]) -> Any:
     """Return by how much residuals differ from those that a state records; 0 where it records none."""
     return np.where(np.isnan(recorded), 0.0, abs(residuals - np.array(recorded)))
+
+
+def _has_stalled(norms: list[float]) -> bool:
+    """Return whether the residual, which fell fast, has suddenly stopped falling."""
+    if len(norms) < _STEADY + 2:
+        return False
+    fell = norms[-2] < _FAST**_STEADY * norms[-2 - _STEADY]
+    return fell and _STALLED * norms[-2] < norms[-1] <= norms[-2]
 
 
 def _is_stuck(norms: list[float]) -> bool:

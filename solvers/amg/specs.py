@@ -54,8 +54,9 @@ _MODES, _COORDINATES, _LISTS = 6, 24, 8
 # Blocks in a row of the coarse matrix of a mesh, how much larger all coarse matrices are together, and with the copies in float32
 # that a GPU makes.
 _NEIGHBOURS, _ALL_LEVELS, _COPIES = 27, 1.2, 1.5
-# Vectors of the recurrence and of the iteration, beyond those of CG; of them copies for the result.
-_VECTORS, _COPIED = 6, 2
+# Vectors of the recurrence and of the iteration, beyond those of CG, with two copies for the result; without these there must be
+# room for a test for the rounding floor.
+_VECTORS, _COPIED = 6, 1
 # Rows of A and P that are held while the coarse matrix is formed on a GPU: that of a small one, or a window.
 _WINDOW_VECTORS, _WINDOW_NBYTES = 60, 4 << 30
 # Multigrid: vectors for prolongators, their transposes and the coarser matrices of 27-point stencils, and those of a cycle.
@@ -77,8 +78,8 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     near_null_space, coordinates, aggregates, grouped : optional
         As for :func:`smoothed_aggregation`; coordinates may also be a function that makes them.
     keep_vectors : bool
-        Whether the vectors of a solve are kept for the next one. Without, a solve takes two vectors less for each right-hand
-        side, and the next one of a prepared system a little longer.
+        Whether the vectors of a solve are kept for the next one. Without, a solve takes a vector less for each right-hand side,
+        and the next one of a prepared system a little longer.
 
     Examples
     --------

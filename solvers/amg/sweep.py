@@ -94,7 +94,8 @@ class CoarseSweep:
     def at_floor(self, residual: float, column: int = 0) -> bool:
         """Return whether the residual of x has reached the rounding floor; a sweep that leaves the direction as it was."""
         with direction_kept(self.problem.A):
-            return self.problem.stagnation(self.x, residual, column) is StopReason.ROUNDING_FLOOR
+            reason = self.problem.stagnation(self.x, residual, column, work=self._v)
+        return reason is StopReason.ROUNDING_FLOOR
 
     def _turn_back(self) -> None:
         """Let the next sweep repeat the last one in its direction, because half of a matrix adds in the order of the rows."""

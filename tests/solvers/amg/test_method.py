@@ -367,3 +367,26 @@ def test_without_kept_vectors_a_solve_hands_over_its_own(columns):
     assert np.allclose(again.x, x, rtol=1e-6)
     assert len(kept.lend_vectors(b)) == 8
     assert not given._lent
+
+
+def test_at_the_rounding_floor_it_is_as_accurate_as_plain_cg_with_the_same_preconditioner():
+    beam = beam_of((160, 15, 15))
+    A, b = beam.matrix("bsr"), beam.load("shear")
+    M = level_for(beam, A)
+
+    plain = cg(A, b, M=M.linear_operator(), rtol=1e-14, maxiter=30)
+    one_sweep = cg(A, b, M=M, rtol=1.5 * plain.true_residual, maxiter=20)
+
+    assert plain.reason is StopReason.ROUNDING_FLOOR
+    assert one_sweep.converged
+
+
+def test_directions_that_are_noise_are_not_taken_for_those_of_a_singular_matrix():
+    beam = beam_of((600, 5, 5))
+    A, b = beam.matrix("bsr"), beam.load("shear")
+
+    result = cg(A, b, M=level_for(beam, A), rtol=1e-13, maxiter=60)
+
+    assert result.reason is StopReason.ROUNDING_FLOOR
+    assert result.true_residual < 1e-6
+    assert np.linalg.norm(b - A @ result.x) == pytest.approx(result.true_residual * np.linalg.norm(b), rel=0.3)

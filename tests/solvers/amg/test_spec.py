@@ -128,7 +128,7 @@ def test_a_plan_counts_what_is_held():
     assert dict(with_points.parts(n, 1, **on_gpu))["the transfer"] == (24 + 8 + 3) * 10**6
     window = 60 * 8 * n  # what the set-up of a small system takes is more than the solve
     assert vectors == lean.workspace_nbytes(n, 1, **on_gpu) >= window
-    assert of_mesh.workspace_nbytes(n, 40, **on_gpu) - lean.workspace_nbytes(n, 40, **on_gpu) == 2 * 40 * 8 * n
+    assert of_mesh.workspace_nbytes(n, 40, **on_gpu) - lean.workspace_nbytes(n, 40, **on_gpu) == 40 * 8 * n
     with pytest.raises(InputError, match="keep_vectors must be true or false"):
         spec(keep_vectors="no")
 
