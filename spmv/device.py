@@ -126,6 +126,14 @@ class Device:
         _check_not_forked()
         return self.xp.cuda.Device(self.index)  # type: ignore[no-any-return]
 
+    def make_room(self, nbytes: int) -> None:
+        """Give back what CuPy's pool holds and does not use, where less than this is free outside of it; costs milliseconds.
+
+        Pieces of a block of the pool that is used in part are lost for larger arrays, and graphs take their memory elsewhere.
+        """
+        if self.kind == "cuda" and int(self.xp.cuda.runtime.memGetInfo()[0]) < nbytes:
+            self.xp.get_default_memory_pool().free_all_blocks()
+
     def free_nbytes(self) -> int:
         """Return the bytes of free memory; on a GPU including the unused part of CuPy's pool."""
         if self.kind == "cpu":

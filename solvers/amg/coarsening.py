@@ -58,6 +58,8 @@ _HUB, _MORE = 16, 64
 _MANY = 8
 # Memory to make aggregates and to measure an eigenvalue at the same time; less than the second is there without asking.
 _NBYTES_OF_A_NODE, _LITTLE_NBYTES = 256, 64 << 20
+# Vectors that a set-up and the solve after it may take, besides D.
+_VECTORS_OF_SETUP = 12
 # An unknown whose couplings add up to less than this share of its diagonal is decoupled.
 _DECOUPLED = 1e-12
 
@@ -185,7 +187,12 @@ def _diagonal(A: Operator, size: int) -> tuple[DiagonalBlocks, Array]:
     with communicator_of(A).together():
         blocks, of_rows = diagonal_and_row_sums(A, size)
         diagonal = inverted_blocks(A, blocks)
-        return diagonal, scaled_row_sums(diagonal, of_rows)
+        del blocks
+        sums = scaled_row_sums(diagonal, of_rows)
+    A.device.make_room(
+        _VECTORS_OF_SETUP * sums.nbytes
+    )  # the parts of coarse matrices would come from the memory of the blocks
+    return diagonal, sums
 
 
 def _group_inverses(A: Operator, *, ties: bool) -> GroupInverses | None:

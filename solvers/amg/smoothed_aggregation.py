@@ -115,6 +115,7 @@ class SmoothedAggregation(ValidatedOperator):
         """Return eight vectors for a solve, those of the last one if they have been returned."""
         vectors, self._lent = self._lent, []
         if not vectors or vectors[0].shape != like.shape:
+            self.device.make_room(8 * like.nbytes)
             vectors = [self.device.xp.empty_like(like) for _ in range(8)]
         return vectors
 

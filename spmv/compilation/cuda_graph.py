@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from penstock.spmv.device import Device
+
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed: memory may be allocated during capture
 # Graphs take memory that CuPy's pool does not give: about 10 KB a kernel, of which a sweep over a large matrix has 100,000.
 _ROOM_NBYTES = 2 << 30
@@ -35,8 +37,7 @@ def capture(issue: Callable[[], None]) -> CapturedGraph:
     import cupy
 
     pool, temporaries = cupy.cuda.MemoryPool(), []
-    if cupy.cuda.runtime.memGetInfo()[0] < _ROOM_NBYTES:
-        cupy.get_default_memory_pool().free_all_blocks()
+    Device("cuda").make_room(_ROOM_NBYTES)
 
     def allocate(nbytes: int) -> Any:
         temporaries.append(pool.malloc(nbytes))
