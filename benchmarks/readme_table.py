@@ -73,7 +73,7 @@ def with_image() -> tuple[str, str, str]:
 def from_elements() -> list[tuple[str, str, str]]:
     """Return the rows of matrices that are assembled where they are used."""
     solve = records("on_arrival-h100")["on_arrival/solve/cube256-dof3"]
-    large = records("on_arrival_large-h100")["on_arrival/large/half_billion"]
+    large = records("on_arrival_large-h200")["on_arrival/large/billion"]
     memory = f"{seconds_text(solve['peer_setup_seconds']['memory'])} + {seconds_text(solve['peers']['memory'])}"
     return [
         (
@@ -83,7 +83,7 @@ def from_elements() -> list[tuple[str, str, str]]:
         ),
         (
             f"elasticity, {large['unknowns'] / 1e6:.0f} million unknowns, a matrix of {large['bytes'] / 1e9:.0f} GB that is not "
-            "stored, H100",
+            "stored, H200",
             "does not fit",
             both(large),
         ),

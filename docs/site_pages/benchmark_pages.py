@@ -75,7 +75,11 @@ BENCHMARKS = {
         "Assembly on a GPU, and solves with nothing of the matrix stored, against the matrix in memory and streamed.",
         r"/solve/",
     ),
-    "on_arrival_large": ("Half a billion unknowns on one GPU", "A matrix of 177 GB that is never stored.", None),
+    "on_arrival_large": (
+        "Up to a billion unknowns on one GPU",
+        "Matrices of 177 and 354 GB that are never stored.",
+        None,
+    ),
     "assembly": ("Assembly", "Of stiffness matrices.", None),
 }
 

@@ -50,8 +50,8 @@ _JUDGED, _SLOW = 8, 0.4
 # A residual above this multiple of its smallest value is dominated by rounding.
 _GROWN = 10.0
 # A residual that has fallen by the second factor in each of so many iterations has stalled if another one leaves more than the
-# third; it may not grow, as it does when directions are left.
-_STEADY, _FAST, _STALLED = 4, 0.4, 0.5
+# third; it may not grow, as it does when directions are left. Residuals above the last are far from the rounding floor.
+_STEADY, _FAST, _STALLED, _NEAR_FLOOR = 4, 0.4, 0.5, 1e-4
 # Below this many rounding units of its terms a curvature is noise.
 _NOISE = 16.0
 #: Reasons of this recurrence after which plain conjugate gradients go on.
@@ -465,7 +465,7 @@ def _gaps(residuals: Any, recorded: list[float]) -> Any:
 
 def _has_stalled(norms: list[float]) -> bool:
     """Return whether the residual, which fell fast, has suddenly stopped falling."""
-    if len(norms) < _STEADY + 2:
+    if len(norms) < _STEADY + 2 or norms[-2] > _NEAR_FLOOR:
         return False
     fell = norms[-2] < _FAST**_STEADY * norms[-2 - _STEADY]
     return fell and _STALLED * norms[-2] < norms[-1] <= norms[-2]
