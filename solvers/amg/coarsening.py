@@ -189,9 +189,8 @@ def _diagonal(A: Operator, size: int) -> tuple[DiagonalBlocks, Array]:
         diagonal = inverted_blocks(A, blocks)
         del blocks
         sums = scaled_row_sums(diagonal, of_rows)
-    A.device.make_room(
-        _VECTORS_OF_SETUP * sums.nbytes
-    )  # the parts of coarse matrices would come from the memory of the blocks
+    # Otherwise parts of coarse matrices would be cut out of the memory of the blocks, of which the rest would be lost.
+    A.device.make_room(_VECTORS_OF_SETUP * sums.nbytes)
     return diagonal, sums
 
 

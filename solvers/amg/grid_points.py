@@ -39,7 +39,8 @@ class GridPoints:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Return the coordinates of all nodes."""
-        return np.stack(np.meshgrid(*self.axes, indexing="ij"), axis=-1).reshape(self.shape).astype(dtype or np.float64)
+        points = np.stack(np.meshgrid(*self.axes, indexing="ij"), axis=-1).reshape(self.shape)
+        return points.astype(dtype or np.float64, copy=False)
 
     def centred(self) -> GridPoints:
         """Return the coordinates relative to their mean."""

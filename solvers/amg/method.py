@@ -403,8 +403,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
     def _begin_anew(self, state: AnyState) -> None:
         """Go on from the iterates, with y in their place, and without the directions so far.
 
-        In these rounding may look like a matrix that is not definite.
-        The iterates of columns that have ended stand still.
+        In directions at the floor rounding may look like a matrix that is not definite. The iterates of columns that have ended
+        stand still.
         """
         column_of, columns = self.problem.column, self.columns
         for column, reason in enumerate(columns.reasons):
