@@ -5,7 +5,7 @@
 // nodes by aggregate, those of aggregate g from offsets[g]. Vectors may be blocks (rows, vectors). Coordinates are three numbers a
 // node, or, of a structured mesh of nx * ny * nz nodes, those along its axes one after another; otherwise nx is 0.
 struct Points {
-    const double* coordinates;
+    const double* __restrict__ coordinates;
     int nx, ny, nz;
 
     __device__ __forceinline__ double at(long long node, int axis) const
