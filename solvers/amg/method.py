@@ -49,8 +49,8 @@ _TEST_EVERY = 8
 _JUDGED, _SLOW = 8, 0.4
 # A residual above this multiple of its smallest value is dominated by rounding.
 _GROWN = 10.0
-# A residual that has fallen by the second factor in each of so many iterations has stalled if another one leaves more than the
-# third; it may not grow, as it does when directions are left. Residuals above the last are far from the rounding floor.
+# A residual stalls if an iteration leaves more than half of it, after four iterations that left 0.4 or less each on average.
+# Growth is no stall: a residual grows when directions are left. Above 1e-4 it is far from the rounding floor.
 _STEADY, _FAST, _STALLED, _NEAR_FLOOR = 4, 0.4, 0.5, 1e-4
 # Below this many rounding units of its terms a curvature is noise.
 _NOISE = 16.0
