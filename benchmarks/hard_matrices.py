@@ -4,9 +4,9 @@
     python benchmarks/hard_matrices.py cpu2 --scale 0.25 --matrix stretched
 
 ``jumps``: finite volumes whose coefficient is 1 or 1e4 in blocks of 8 x 8 x 8 cells. ``stretched``: trilinear elements a
-thousand times as wide as high. ``elements``: a cantilever of which 30 % of the elements, at random, are 1000 times as stiff.
-``inclusions``: an unstructured mesh of tetrahedra with balls that are 1e4 times as stiff. Streamed, the call may use a quarter of
-the bytes of the values.
+thousand times as wide as high. ``flat``: elasticity on elements 30 times as wide as high, numbered layer by layer.
+``elements``: a cantilever of which 30 % of the elements, at random, are 1000 times as stiff. ``inclusions``: an unstructured
+mesh of tetrahedra with balls that are 1e4 times as stiff. Streamed, the call may use a quarter of the bytes of the values.
 
 ``seconds`` is a later call, from SciPy's arrays to a solution, ``setup_seconds`` and ``iterating_seconds`` are parts of it, and
 ``converged`` says whether the true residual is below 1e-8 after at most ``LIMIT`` iterations. ``floor_seconds`` is the time to
@@ -29,7 +29,7 @@ from zoo.diffusion import finite_volumes
 from zoo.meshes import supported, voxel_matrix
 
 import penstock
-from penstock.fem import Cantilever, HeatConduction, TwoPhaseMaterial
+from penstock.fem import Cantilever, HeatConduction, LinearElasticity, TwoPhaseMaterial
 from penstock.spmv import Device
 from penstock.streaming.measurement.probes import measure_memory
 
@@ -50,6 +50,15 @@ def stretched(side: int) -> Problem:
     return Problem(f"stretched{side}-dof1", A, None)
 
 
+def flat(side: int) -> Problem:
+    """Return elasticity on flat elements; nodes are numbered layer by layer, as meshes that grow upwards are."""
+    A, points = voxel_matrix(np.ones((side - 1,) * 3), LinearElasticity(), (30.0, 30.0, 1.0))
+    order = np.lexsort(points.T)
+    order = order[points[order, 0] > 0]  # one face is held
+    unknowns = (3 * order[:, None] + np.arange(3)).ravel()
+    return Problem(f"flat{side}-dof3", A[unknowns][:, unknowns].tocsr(), points[order])
+
+
 def elements(side: int) -> Problem:
     """Return elasticity with single stiff elements."""
     beam = Cantilever(nodes=side, dof=3, material=TwoPhaseMaterial(contrast=1000.0, fraction=0.3))
@@ -68,7 +77,8 @@ def inclusions(side: int) -> Problem:
 
 #: The problems by their names, with the nodes a side at scale 1.
 PROBLEMS: dict[str, tuple[Callable[[int], Problem], int]] = {
-    "jumps": (jumps, 160), "stretched": (stretched, 160), "elements": (elements, 96), "inclusions": (inclusions, 70),
+    "jumps": (jumps, 160), "stretched": (stretched, 160), "flat": (flat, 70), "elements": (elements, 96),
+    "inclusions": (inclusions, 70),
 }  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from penstock.fem.row_layouts import LAYOUTS
 from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
 from penstock.solvers.amg.bisection import BISECTION_KERNELS
 from penstock.solvers.amg.group_factors import GROUP_FACTOR_KERNELS
-from penstock.solvers.amg.groups import LINK_KERNELS
 from penstock.solvers.amg.lines import LINE_KERNELS
+from penstock.solvers.amg.links import LINK_KERNELS
 from penstock.solvers.amg.modes import MOTION_KERNELS
 from penstock.solvers.amg.tentative import AGGREGATE_KERNELS
 from penstock.solvers.cg_kernels import CG_KERNELS
@@ -297,7 +297,11 @@ INSTANCES = {
     ELL_KERNELS: _ell(),
     ELEMENT_ROW_KERNELS: _element_rows(),
     GROUP_FACTOR_KERNELS: ["group_step", "group_solve"],
-    LINE_KERNELS: [f"solve_lines<{size}>" for size in SIZES],
+    LINE_KERNELS: [
+        f"{name}<{size}>"
+        for name in ("factorise_lines", "step_short_lines", "step_long_lines", "solve_pairs")
+        for size in SIZES
+    ],
     LINK_KERNELS: ["scale_unknowns", "find_flat", "count_links", "list_links"],
     CHOLESKY_KERNELS: [f"factor_rows<{size}>" for size in TRIANGLE_SIZES],
     PRODUCT_KERNELS: _products(ITEMSIZE),

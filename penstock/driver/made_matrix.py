@@ -12,9 +12,10 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from penstock.driver.placement import BY_LEVELS, place_index, worth_reordering
+from penstock.driver.placement import place_index
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
+from penstock.driver.row_order import BY_LEVELS, worth_reordering
 from penstock.fem.element_rows import FORMATS, check_format
 from penstock.solvers import PRECONDITIONERS, method_named
 from penstock.spmv import CPU, Array, Device, InputError, Operator, SparseMatrix

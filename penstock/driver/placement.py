@@ -24,6 +24,7 @@ from penstock.driver.matrix_checks import check_matrix, check_square
 from penstock.driver.predicted import cheap_factorisation
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Resident, Vectors, room_for_matrix
+from penstock.driver.row_order import BY_LINES, COUPLED, with_lines, worth_reordering
 from penstock.driver.slow_modes import constants_are_slow, is_worth_measuring
 from penstock.solvers import (
     PreconditionerSpec,
@@ -40,7 +41,6 @@ from penstock.streaming import (
     CUTS,
     Candidate,
     ColumnExtents,
-    LevelOrder,
     LinkRates,
     MatrixIndex,
     Ring,
@@ -61,14 +61,9 @@ _LOOKED_AT = 10_000
 _PADDING_NBYTES = 8192
 # With more rows than this a rough cut is as good as an exact one, of whole chunks of rows.
 _FINELY_CUT = 500_000
-# Another order of the rows must be worth its while.
-_BETTER = 0.9
 #: ``rates(nbytes)`` returns the measured rates of the machine, or None for a matrix too small to measure for.
 Rates = Callable[[int], LinkRates | None]
-#: The name of an order of the rows.
-BY_LEVELS = "by levels (reverse Cuthill-McKee)"
 _SLOW = ("coarse", "a coarse level: A nearly maps constants to zero, so they are its slow modes")
-_COUPLED = "subdivisions couple too widely: one power per sweep"
 
 
 def solve_candidates(
@@ -147,7 +142,7 @@ def place_index(
     candidates = solve_candidates(index_for or (lambda count: index), counts, specs, workload, reach_for)
     plan = choose(candidates, room, ring or Ring(), rates=rates(index.nbytes))
     if plan.workload.degree > 1 and 2 * plan.reach >= len(plan.index.subdivisions):
-        facts.append(("order", _COUPLED))
+        facts.append(("order", COUPLED))
     return _streamed(request, plan, specs, vectors, index.nnz, facts, ring=ring)
 
 
@@ -301,6 +296,7 @@ def _place_streamed(
 ) -> Placement:
     A: CsrMatrix = statistics.matrix
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_VECTOR_BLOCK)
+    request, by_lines = with_lines(A, request, block_size)
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     suggestion, granularity = smallest.suggestion, smallest.block_size
@@ -320,33 +316,31 @@ def _place_streamed(
         )
         return choose(candidates, room, Ring(), rates=measured)
 
-    extents, blocks = ColumnExtents.of(A.to_csr(), granularity), math.lcm(granularity, block_size)
-    entries = CPU.asarray(A.row_offsets)[1:].astype(float)
-    rough = functools.cache(functools.partial(_rough_index, statistics, suggestion, entries))
-    order: LevelOrder | None = None
+    order, csr = by_lines, A.to_csr() if by_lines is None else by_lines.matrix(A.to_csr())
+    extents, rows = ColumnExtents.of(csr, granularity), A.shape[0] // granularity
+    rough = functools.cache(functools.partial(_rough_index, statistics, suggestion, csr.indptr[1:].astype(float)))
     cuts: Sequence[int] = CUTS
-    reordered: CsrMatrix | None = None
     most = max(max(spec.products_per_iteration(streamed=True)) for spec in specs)
     with contextlib.suppress(BudgetError):  # of which only exact cuts can tell
-        chosen = best_plan(rough, extents, A.shape[0] // granularity)
-        if chosen.powers_per_sweep < most and not _has_room(rough, extents, room, most):
-            by_levels = level_order(A.to_csr(), blocks)
-            in_order = by_levels.matrix(A.to_csr())
+        chosen = best_plan(rough, extents, rows)
+        if by_lines is not None:
+            facts.append(("order", BY_LINES))
+        elif chosen.powers_per_sweep < most and not _has_room(rough, extents, room, most):
+            by_levels = level_order(csr, math.lcm(granularity, block_size))
+            in_order = by_levels.matrix(csr)
             other_extents = ColumnExtents.of(in_order, granularity)
-            other = best_plan(rough, other_extents, A.shape[0] // granularity)
+            other = best_plan(rough, other_extents, rows)
             better, fact = worth_reordering(chosen, other)
             facts += fact
             if better:
-                reordered, order = CsrMatrix.from_csr(in_order, check=False), by_levels
-                extents, chosen = other_extents, other
+                order, csr, extents, chosen = by_levels, in_order, other_extents, other
         cuts = _cuts_like(chosen)
     with reporter.part("convert"):
-        if reordered is not None:
+        if order is not None:
             statistics.take_converted(0, None)  # in the order before: its memory is needed
+            reordered = MatrixStatistics.of(CsrMatrix.from_csr(csr, check=False))
         # On the host, to be cut there, and streamed from there.
-        whole = (
-            smallest.whole if reordered is None else _converted(MatrixStatistics.of(reordered), suggestion)
-        ).to_device(CPU)
+        whole = (smallest.whole if order is None else _converted(reordered, suggestion)).to_device(CPU)
     plan = _exact_plan(best_plan, whole, extents, cuts)
     converted = {"matrix": whole, "order": order, "difference": smallest.difference}
     return _streamed(request, plan, specs, vectors, statistics.nnz, facts, **converted)
@@ -372,17 +366,6 @@ def _has_room(index_for: Callable[[int], MatrixIndex], extents: ColumnExtents, r
         if slots * max(index.sizes["whole"]) <= room:
             return True
     return False
-
-
-def worth_reordering(
-    plan: StreamPlan, ordered: StreamPlan, name: str = BY_LEVELS
-) -> tuple[bool, list[tuple[str, str]]]:
-    """Return whether the plan for rows in another order is worth that order, and what to say of it."""
-    more = ordered.powers_per_sweep > plan.powers_per_sweep
-    if more and ordered.estimated_solve_seconds() < _BETTER * plan.estimated_solve_seconds():
-        powers = f"a sweep computes {ordered.powers_per_sweep} powers, in the original order {plan.powers_per_sweep}"
-        return True, [("order", f"{name}: {powers}")]
-    return False, [("order", _COUPLED)] if 2 * ordered.reach >= len(ordered.index.subdivisions) else []
 
 
 def _cuts_like(plan: StreamPlan) -> Sequence[int]:

@@ -37,6 +37,7 @@ class Request:
     options: dict[str, Any] = field(default_factory=dict)  # of the preconditioner, such as degree
     name: str = "A"  # of the matrix in messages
     constants_are_slow: bool = False  # a coarse level made of constants is expected to win
+    has_lines: bool = False  # lines of nodes across flat elements, which a coarse level then solves as one
     format: str | None = None  # registered name of the storage format; None: the best one
     null_space: Any = None  # what A maps to zero, removed from b and x: "constants" or an array
     method: str | MethodChoice = "auto"  # registered name, or what is not solved for right-hand sides
@@ -70,7 +71,8 @@ class Request:
         if not self.chosen_method.definite:
             return [preconditioner_spec("absolute_jacobi", block_size=block_size, **self.options)]
         if self.options.keys() & {"near_null_space", "coordinates"} or self.constants_are_slow:
-            return [preconditioner_spec("smoothed_aggregation", block_size=block_size, **self.options)]
+            lines: dict[str, Any] = {"grouped": "lines"} if self.has_lines else {}
+            return [preconditioner_spec("smoothed_aggregation", block_size=block_size, **lines, **self.options)]
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
         return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]
 
@@ -109,7 +111,8 @@ class Request:
         if spec.uses_near_null_space:
             sources = {"coordinates": "the coordinates of the nodes are", "near_null_space": "its near-null space is"}
             known = next((f"{words} given" for name, words in sources.items() if name in self.options), None)
-            return f"a coarse level, because {known or 'A nearly maps constants to zero'}"
+            lines = " of lines of nodes across flat elements" if self.has_lines else ""
+            return f"a coarse level{lines}, because {known or 'A nearly maps constants to zero'}"
         if not self.chosen_method.definite:
             return "for matrices that need not be positive definite"
         others = [other.name for other in choices if other.name != spec.name]

@@ -113,7 +113,9 @@ def _instead_of_nodes(system: OpenSystem) -> _Change | None:
     if placement is None or not request.is_auto or placement.is_settled:
         return None
     spec, plan, A = placement.spec, placement.plan, system.A
-    if not isinstance(spec, SmoothedAggregationSpec) or spec.grouped or spec.aggregates is not None:
+    if not isinstance(spec, SmoothedAggregationSpec) or spec.grouped is True or spec.aggregates is not None:
+        return None
+    if spec.grouped and _is_grouped(system.preconditioner()):  # it has lines
         return None
     if isinstance(plan, StreamPlan) and plan.slots:
         if not isinstance(A, SweptOperator) or A.row_bounds is None:

@@ -28,11 +28,11 @@ from penstock.solvers.amg.cycle_matrix import float32_copy
 from penstock.solvers.amg.dense_inverse import NEGLIGIBLE, largest_diagonal
 from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps
 from penstock.solvers.amg.grid_points import GridPoints
-from penstock.solvers.amg.group_factors import GroupFactors
 from penstock.solvers.amg.group_inverses import GroupInverses
 from penstock.solvers.amg.groups import Groups, linked_groups
-from penstock.solvers.amg.level import CoarseLevel
-from penstock.solvers.amg.local_space import local_space, with_new_values
+from penstock.solvers.amg.level import CoarseLevel, RowFactors
+from penstock.solvers.amg.line_space import line_space
+from penstock.solvers.amg.local_space import inverse_roots, local_space
 from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
 from penstock.solvers.amg.strength import strong_graph
@@ -74,7 +74,7 @@ def coarsen(
     nodes: int = COARSE_SIDE**3,
     smoothing: int = 1,
     stored: bool = False,
-    grouped: bool = False,
+    grouped: bool | str = False,
     level: int = 0,
     **measuring: Any,
 ) -> CoarseLevel | None:
@@ -85,10 +85,10 @@ def coarsen(
 
     ``stored``: A is in memory as BSR or CSR, and P is stored. Aggregates of a graph then have three nodes a side and are formed
     on its device; ``grouped``: of groups of linked nodes where there are any, and so is D. Where P is not stored, D and
-    aggregates are ``grouped`` as in :mod:`~penstock.solvers.amg.local_space`. Otherwise the caller's level is made whatever its
-    size, and coarse ones keep decoupled unknowns. For stored matrices only strong couplings count
-    (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a ``level``, which is 0 for the caller's matrix: the largest
-    eigenvalues of others may stand alone, so more rounds look for them.
+    aggregates are ``grouped`` as in :mod:`~penstock.solvers.amg.line_space` or :mod:`~penstock.solvers.amg.local_space`.
+    Otherwise the caller's level is made whatever its size, and coarse ones keep decoupled unknowns. For stored matrices only
+    strong couplings count (:func:`~penstock.solvers.amg.strength.strong_graph`), those of a ``level``, which is 0 for the
+    caller's matrix: the largest eigenvalues of others may stand alone, so more rounds look for them.
     """
     finest = level == 0
     communicator, count = communicator_of(A), A.shape[0] // size
@@ -100,10 +100,9 @@ def coarsen(
     groups = _group_inverses(A, ties=finest) if grouped and stored else None
     if grouped and not stored:
         known = modes_of(count, size, modes, points, A.device)
-        if (space := local_space(A, diagonal, known, smoothing, **measuring)) is not None:
-            padded = StoredTentative(space.modes, free, space.aggregates, size, A.device)
-            of_groups = padded if space.columns is None else PackedTentative(padded, space.columns, space.piece)
-            return _coarsened(A, diagonal, space.high, of_groups, smoothing, space.D, known=space.known)
+        if (of_parts := _of_parts(A, diagonal, known, free, nodes, smoothing, grouped, measuring)) is not None:
+            return of_parts
+        del known
     by_strength = stored and points is None and aggregates is None
     find = partial(_aggregates, A, size, aggregates, points, nodes, smoothing)
     soon = points is None and aggregates is None and are_found_on_gpu(count, smoothing)
@@ -136,6 +135,22 @@ def coarsen(
     )
 
 
+def _of_parts(
+    A: Operator, diagonal: DiagonalBlocks, known: Array, free: Array | None, nodes: int, smoothing: int,
+    grouped: bool | str, measuring: dict[str, Any],
+) -> CoarseLevel | None:  # fmt: skip
+    """Return the level of lines of nodes, or of groups unless only ``"lines"`` are wanted; None if there are neither."""
+    size = int(diagonal.blocks.shape[1])
+    if (lines := line_space(A, inverse_roots(diagonal), nodes, smoothing, **measuring)) is not None:
+        T: Tentative = StoredTentative(known, free, lines.aggregates, size, A.device)
+        return _coarsened(A, diagonal, lines.high, T, smoothing, lines.D)
+    if grouped == "lines" or (space := local_space(A, diagonal, known, smoothing, **measuring)) is None:
+        return None
+    padded = StoredTentative(space.modes, free, space.aggregates, size, A.device)
+    T = padded if space.columns is None else PackedTentative(padded, space.columns, space.piece)
+    return _coarsened(A, diagonal, space.high, T, smoothing, space.D, known=space.known)
+
+
 def _begun(A: Operator, count: int, find: Callable[[], Aggregates]) -> Beside[Aggregates] | None:
     """Begin to make aggregates while an eigenvalue is measured, for a matrix in the memory of a GPU with room for both."""
     if not isinstance(A, SparseMatrix) or A.device.kind == "cpu":
@@ -161,8 +176,8 @@ def _kept_here(aggregates: Aggregates) -> Aggregates:
 
 def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measuring: Any) -> CoarseLevel:
     """Return the level for new values of a matrix, with aggregates, T and groups of that before; P is not stored. Collective."""
-    if isinstance(before.groups, GroupFactors):
-        D = with_new_values(A, before.groups)
+    if isinstance(before.groups, RowFactors):
+        D = before.groups.of_values(A)
         high = largest_eigenvalue(A, D, **measuring)
         return _coarsened(A, _diagonal(A, before.T.block_size)[0], high, before.T, smoothing, D, known=before.known)
     diagonal, sums = _diagonal(A, before.T.block_size)
@@ -341,7 +356,7 @@ def _coarsened(
     high: float,
     T: Tentative,
     smoothing: int,
-    groups: GroupInverses | GroupFactors | None = None,
+    groups: GroupInverses | RowFactors | None = None,
     *,
     stored: bool = False,
     known: int | None = None,

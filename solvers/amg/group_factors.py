@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numba import prange
 
 from penstock.solvers.amg.group_inverses import dense_groups, rows_on_groups, size_classes, smoothed_by
 from penstock.solvers.amg.groups import Groups
-from penstock.spmv import Array, Device, InputError, ValidatedOperator, device_of
+from penstock.solvers.amg.matrix_rows import visit_rows
+from penstock.spmv import Array, Device, InputError, Operator, ValidatedOperator, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import parallel_kernel, reassociating_kernel
 from penstock.spmv.compilation.table import find_kernel, register_kernel
@@ -44,6 +45,9 @@ class GroupFactors(ValidatedOperator):
     bounds : sequence of int
         Rows at which subdivisions begin, and the end: no group leaves its subdivision.
     """
+
+    #: What a solve says of it.
+    remark: ClassVar[str] = "strongly coupled nodes are smoothed together"
 
     def __init__(self, parts: Sequence[GroupPart], bounds: Sequence[int], size: int, device: Device) -> None:
         xp = device.xp
@@ -117,6 +121,17 @@ class GroupFactors(ValidatedOperator):
         out = x.copy()
         find_kernel("group_factors", "solve", self.device.kind)(self, out)
         return out
+
+    def of_values(self, A: Operator) -> GroupFactors:
+        """Return D of the same groups for new values of the matrix; one sweep."""
+        of_node, parts = self.of_node, list[GroupPart]()
+
+        def visit(rows: BlockRows) -> None:
+            of_rows = of_node[rows.start : rows.stop]
+            parts.append(factored(rows, of_rows - of_rows.min() if len(of_rows) else of_rows))
+
+        visit_rows(A, self.block_size, visit, self.row_bounds)
+        return GroupFactors(parts, self.row_bounds, self.block_size, self.device)
 
     def smoothed(self, image: BlockRows, own: BlockRows, factor: float, width: int) -> BlockRows:
         """Return the rows of ``P - factor D A P``, of ``width`` columns of blocks, from those of ``A P`` and of P."""

@@ -44,7 +44,10 @@ class GroupInverses(ValidatedOperator):
         matrix = as_matrix(_inverses(rows, groups), len(rows.offsets) - 1, np.float64)
         assert isinstance(matrix, (BsrMatrix, CsrMatrix))
         self.matrix = matrix
-        self.lines = None if groups.on_line is None else LineInverses(rows, groups, _ADDED)
+        self.lines: LineInverses | None = None
+        if groups.on_line is not None and groups.place is not None:
+            line = A.device.xp.where(groups.on_line[groups.of_node], groups.of_node, -1)
+            self.lines = LineInverses(rows, line, groups.place, _ADDED)
         self.high = largest_eigenvalue(A, self)
 
     @property
@@ -55,7 +58,7 @@ class GroupInverses(ValidatedOperator):
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         self.matrix._apply(x, out, alpha, beta)
         if self.lines is not None:
-            self.lines.add_product(x, out, alpha)
+            self.lines.three_terms(-alpha, None, x, 0.0, x, 1.0, out)
 
     def smoothed(self, image: BlockRows, own: BlockRows, factor: float, width: int) -> BlockRows:
         """Return the rows of ``P - factor D A P``, of ``width`` columns of blocks, from those of ``A P`` and of P."""

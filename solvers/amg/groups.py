@@ -1,13 +1,7 @@
-"""Groups of nodes that only together can be smoothed: the lines of nodes across flat elements, and nodes that are tied.
-
-The coupling of two nodes is the mean of ``-a_ij / sqrt(a_ii a_jj)`` over their unknowns of the same name: 1/2 between
-neighbours on a line, nearly 1 between tied nodes. Flat finite elements also couple nodes beside each other, about as strongly
-and with the opposite sign, as a mass matrix does; so the size of an entry does not show which nodes move alike.
-"""
+"""Groups of nodes that only together can be smoothed: the lines of nodes across flat elements, and nodes that are tied."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,19 +9,11 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
 
-from penstock.solvers.amg.paths import long_paths
+from penstock.solvers.amg.links import lines_of, links_between
 from penstock.spmv import Array, device_of
-from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.compilation.jit import inlined, shared_range
-from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, in_float64, row_numbers
 
-LINK_KERNELS = CudaSource("penstock.solvers.kernels", "links.cu")
-
-# Neighbours on a line have 1/2, in smooth meshes at most 0.3. Beside a line the negative couplings add up to 1 or more, at an
-# edge of the body to 0.6. With more than two strong neighbours a node is not on a line, as of the biharmonic operator.
-_STRONG, _OPPOSITE, _TIE = 0.35, 0.5, 0.75
 # The inverse of a group is a dense block of at most 64 nodes and 192 unknowns; larger groups are cut into equal parts.
 _MOST_NODES, _MOST_UNKNOWNS = 64, 192
 # Lines of 6 to 4,096 nodes are factorised instead of inverted or cut. A shorter line has an inverse as small as its factors; a
@@ -78,21 +64,13 @@ def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     Cuthill-McKee order, on the host.
     """
     rows = in_float64(rows)
-    device, nodes, size = rows.device, len(rows.offsets) - 1, int(rows.blocks.shape[1])
-    xp, kind = device.xp, device.kind
-    scales, flat, counts = xp.zeros((nodes, size)), xp.zeros(nodes, dtype=bool), xp.zeros(nodes, dtype=np.int64)
-    tie = _TIE if ties else math.inf
-    find_kernel("links", "count", kind)(rows, scales, flat, counts, tie)
-    offsets = xp.zeros(nodes + 1, dtype=np.int64)
-    xp.cumsum(counts, out=offsets[1:])
-    if not (total := int(offsets[-1])):
+    nodes, size, xp = len(rows.offsets) - 1, int(rows.blocks.shape[1]), rows.device.xp
+    links = links_between(rows, ties=ties)
+    if not links.columns.size:
         return None
-    links = xp.empty(total, dtype=np.int32)
-    find_kernel("links", "list", kind)(rows, scales, flat, offsets, links, tie)
     most = max(2, min(_MOST_NODES, _MOST_UNKNOWNS // size))
-    path, place = long_paths(offsets, links, _LEAST_LINE, _MOST_LINE)
-    _drop_coupled(rows, path, place)
-    first, cut = _first_of_groups(offsets, links, path, most)
+    path, place = lines_of(links, rows, _LEAST_LINE, _MOST_LINE)
+    first, cut = _first_of_groups(links.offsets, links.columns, path, most)
     starts = xp.zeros(nodes, dtype=bool)
     starts[first] = True
     of_node = (xp.cumsum(starts) - 1)[first].astype(np.int32)
@@ -102,18 +80,6 @@ def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     on_line = xp.zeros(count, dtype=bool)
     on_line[of_node[lines]] = True
     return Groups(of_node, count, cut, on_line, place)
-
-
-def _drop_coupled(rows: BlockRows, path: Array, place: Array) -> None:
-    """Remove the paths on which the matrix is not block tridiagonal: set ``path`` to -1 for their nodes."""
-    xp, row = rows.device.xp, row_numbers(rows.offsets, rows.columns.size)
-    far = xp.flatnonzero(
-        (path[row] >= 0) & (path[row] == path[rows.columns]) & (abs(place[row] - place[rows.columns]) > 1)
-    )
-    far = far[(rows.blocks[far] != 0.0).any(axis=(1, 2))]
-    dropped = xp.zeros(len(path), dtype=bool)
-    dropped[path[row[far]]] = True
-    path[dropped[xp.maximum(path, 0)] & (path >= 0)] = -1
 
 
 def _first_of_groups(offsets: Array, links: Array, path: Array, most: int) -> tuple[Array, bool]:
@@ -151,119 +117,3 @@ def _cut_components(offsets: Array, links: Array, most: int) -> tuple[Array, boo
     of_node = np.empty(nodes, dtype=np.int32)
     of_node[order] = np.repeat(np.cumsum(parts) - parts, sizes) + part
     return of_node, bool((parts > 1).any())
-
-
-@register_kernel("links", "count", "cpu")
-def _count_cpu(rows: BlockRows, scales: Array, flat: Array, counts: Array, tie: float) -> None:
-    matrix = (rows.offsets, rows.columns, rows.blocks)
-    _scale_unknowns(len(scales), *matrix, scales)
-    _find_flat(len(scales), *matrix, scales, _STRONG, _OPPOSITE, flat)
-    _count(len(scales), *matrix, scales, _STRONG, tie, flat, counts)
-
-
-@register_kernel("links", "list", "cpu")
-def _list_cpu(rows: BlockRows, scales: Array, flat: Array, offsets: Array, links: Array, tie: float) -> None:
-    _list(len(scales), rows.offsets, rows.columns, rows.blocks, scales, _STRONG, tie, flat, offsets, links)
-
-
-@register_kernel("links", "count", "cuda")
-def _count_cuda(rows: BlockRows, scales: Array, flat: Array, counts: Array, tie: float) -> None:
-    nodes, limits = len(scales), (np.float64(_STRONG), np.float64(tie))
-    matrix = (np.int32(nodes), np.int32(rows.blocks.shape[1]), rows.offsets, rows.columns, rows.blocks)
-    launch(LINK_KERNELS.function("scale_unknowns"), nodes, 256, (*matrix, scales))
-    of_flat = (np.float64(_STRONG), np.float64(_OPPOSITE), flat)
-    launch(LINK_KERNELS.function("find_flat"), nodes, 256, (*matrix, scales, *of_flat))
-    launch(LINK_KERNELS.function("count_links"), nodes, 256, (*matrix, scales, *limits, flat, counts))
-
-
-@register_kernel("links", "list", "cuda")
-def _list_cuda(rows: BlockRows, scales: Array, flat: Array, offsets: Array, links: Array, tie: float) -> None:
-    nodes, limits = len(scales), (np.float64(_STRONG), np.float64(tie))
-    matrix = (np.int32(nodes), np.int32(rows.blocks.shape[1]), rows.offsets, rows.columns, rows.blocks)
-    launch(LINK_KERNELS.function("list_links"), nodes, 256, (*matrix, scales, *limits, flat, offsets, links))
-
-
-@shared_range(least=4096)
-def _scale_unknowns(begin: int, end: int, offsets: Array, columns: Array, blocks: Array, scales: Array) -> None:
-    """Set the reciprocal roots of the diagonal; 0 where it is not positive."""
-    for node in range(begin, end):
-        for place in range(offsets[node], offsets[node + 1]):
-            if columns[place] == node:
-                for k in range(scales.shape[1]):
-                    entry = blocks[place, k, k]
-                    scales[node, k] = 1.0 / np.sqrt(entry) if entry > 0.0 else 0.0
-
-
-@inlined
-def _coupling_at(place: int, node: int, columns: Array, blocks: Array, scales: Array) -> float:
-    """Return the coupling of the block at a place in the row of a node: positive where both want to move alike."""
-    total = 0.0
-    for k in range(scales.shape[1]):
-        total -= blocks[place, k, k] * scales[node, k] * scales[columns[place], k]
-    return total / scales.shape[1]  # type: ignore[no-any-return]
-
-
-@shared_range(least=2048)
-def _find_flat(
-    begin: int,
-    end: int,
-    offsets: Array,
-    columns: Array,
-    blocks: Array,
-    scales: Array,
-    strong: float,
-    opposite: float,
-    flat: Array,
-) -> None:
-    """Find the nodes with one or two couplings above ``strong``, and others that add up to less than ``-opposite``."""
-    for node in range(begin, end):
-        above, negative = 0, 0.0
-        for place in range(offsets[node], offsets[node + 1]):
-            if columns[place] != node:
-                coupling = _coupling_at(place, node, columns, blocks, scales)
-                above += coupling > strong
-                negative -= min(coupling, 0.0)
-        flat[node] = 0 < above < 3 and negative > opposite
-
-
-@inlined
-def _is_link(
-    place: int, node: int, columns: Array, blocks: Array, scales: Array, strong: float, tie: float, flat: Array
-) -> bool:
-    """Return whether a place links its node with another one: a strong coupling of two flat nodes, or a tie."""
-    other = columns[place]
-    coupling = _coupling_at(place, node, columns, blocks, scales)
-    return other != node and (coupling > tie or (coupling > strong and flat[node] and flat[other]))  # type: ignore[no-any-return]
-
-
-@shared_range(least=2048)
-def _count(
-    begin: int,
-    end: int,
-    offsets: Array,
-    columns: Array,
-    blocks: Array,
-    scales: Array,
-    strong: float,
-    tie: float,
-    flat: Array,
-    counts: Array,
-) -> None:
-    for node in range(begin, end):
-        count = 0
-        for place in range(offsets[node], offsets[node + 1]):
-            count += _is_link(place, node, columns, blocks, scales, strong, tie, flat)
-        counts[node] = count
-
-
-@shared_range(least=2048)
-def _list(
-    begin: int, end: int, offsets: Array, columns: Array, blocks: Array, scales: Array, strong: float, tie: float, flat: Array,
-    of_links: Array, links: Array,
-) -> None:  # fmt: skip
-    for node in range(begin, end):
-        following = of_links[node]
-        for place in range(offsets[node], offsets[node + 1]):
-            if _is_link(place, node, columns, blocks, scales, strong, tie, flat):
-                links[following] = columns[place]
-                following += 1

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 
 from penstock.solvers.amg.group_factors import GroupFactors
 from penstock.solvers.amg.group_inverses import GroupInverses
+from penstock.solvers.amg.line_factors import LineFactors
 from penstock.solvers.amg.tentative import Tentative
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Operator, ValidatedOperator
 from penstock.spmv.compilation.cuda_graph import Replay
+
+#: D of nodes that are smoothed together, which stay in rows that are advanced together.
+RowFactors = GroupFactors | LineFactors
 
 
 @dataclass
@@ -26,8 +30,8 @@ class CoarseLevel:
     A: BsrMatrix  # ``P^T A P``, with 1 on the diagonal where columns of T vanish
     negligible: float  # entries and eigenvalues of it up to this size are zero but for rounding
     transfers: tuple[CsrMatrix, ...] = ()  # P and its transpose, if they are stored
-    # D of groups of nodes, in place of ``diagonal``; ``high`` is for it then.
-    groups: GroupInverses | GroupFactors | None = None
+    # D of groups or lines of nodes, in place of ``diagonal``; ``high`` is for it then.
+    groups: GroupInverses | RowFactors | None = None
     known: int | None = None  # columns of T, the first ones, that stand for the near-null space; None: all
     finer_in_float32: BsrMatrix | None = None  # the finer matrix in float32, if it is a coarse one
     inverse: Operator = field(init=False, repr=False)

@@ -6,90 +6,113 @@ along every line, for all lines at once (Golub and Van Loan 2013, section 4.5.1)
 
 from __future__ import annotations
 
-from itertools import pairwise
+from copy import copy
 from typing import Any
 
 import numpy as np
 from numba import prange
 
-from penstock.solvers.amg.dense_inverse import symmetric_inverses
-from penstock.solvers.amg.groups import Groups
-from penstock.spmv import Array
+from penstock.spmv import Array, InputError
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
-from penstock.spmv.compilation.jit import parallel_kernel
+from penstock.spmv.compilation.jit import embedded_kernel, parallel_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
+from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, row_numbers
 
 LINE_KERNELS = CudaSource("penstock.solvers.kernels", "lines.cu")
 
+# Threads of a block, and those of a line of more than _SHORT nodes on a GPU; a shorter one has one.
+_THREADS, _LANES, _SHORT = 128, 32, 8
+
 
 class LineInverses:
-    """The inverses of the blocks of a matrix on the lines of :class:`Groups`; rows and columns of other nodes are zero.
+    """The inverses of the blocks of a matrix on lines of nodes; rows and columns of other nodes are zero.
 
-    Lines are sorted by descending length, and nodes are stored step by step: ``nodes[starts[s] + k]``, int32, is node s of line
-    k, for the lines of more than s nodes. ``pivots`` and ``below``, ``(nodes on lines, size, size)``, are the inverses of the
-    pivots and the blocks below the diagonal of the unit factor, in the same order. Diagonals are raised by the share ``added``,
-    because a line may be a whole body without supports.
+    ``rows`` are those of all nodes, or consecutive ones of them; nodes are numbered from the first of these. ``line`` and
+    ``place``, int (nodes,), are the line of every node, or -1, and its position there; numbers of lines may have gaps.
+
+    Lines are sorted by descending length, and ``nodes[starts[k] + s]``, int32, is node s of line k. ``pivots`` and ``below``,
+    ``(nodes on lines, size, size)``, are the inverses of the pivots and the blocks below the diagonal of the unit factor, in the
+    same order. Diagonals are raised by the share ``added``, because a line may be a whole body without supports.
+
+    Raises
+    ------
+    InputError
+        If the block of a line is not positive definite.
     """
 
-    def __init__(self, rows: BlockRows, groups: Groups, added: float) -> None:
-        assert groups.on_line is not None
-        assert groups.place is not None
-        xp = rows.device.xp
-        self.device = rows.device
-        numbers = xp.flatnonzero(groups.on_line)
-        sizes = groups.sizes[numbers]
+    def __init__(self, rows: BlockRows, line: Array, place: Array, added: float) -> None:
+        self.device, xp = rows.device, rows.device.xp
+        on_lines, self._added = xp.flatnonzero(line >= 0), added
+        numbers, of_node = xp.unique(line[on_lines], return_inverse=True)
+        sizes = xp.bincount(of_node.reshape(-1), minlength=len(numbers))
         descending = xp.argsort(-sizes, kind="stable")
-        self.lengths = sizes[descending].astype(np.int32)
-        rank = xp.full(groups.count, -1, dtype=np.int64)
-        rank[numbers[descending]] = xp.arange(len(numbers))
+        lengths = sizes[descending]
+        self.starts = xp.zeros(len(numbers) + 1, dtype=np.int64)
+        xp.cumsum(lengths, out=self.starts[1:])
+        #: Lines of many nodes, the first ones.
+        self.long = count_true(lengths > _SHORT)
+        rank = xp.empty(len(numbers), dtype=np.int64)
+        rank[descending] = xp.arange(len(numbers))
         #: The line of every node, or -1, and its step there.
-        self._line, self._step = rank[groups.of_node], groups.place.astype(np.int64)
-        lengths = rows.device.to_host(self.lengths)
-        # How many lines have more nodes than each step.
-        active = len(lengths) - np.searchsorted(lengths[::-1], np.arange(int(lengths[0])), side="right")
-        self._bounds = np.concatenate([[0], np.cumsum(active)])
-        self.starts = rows.device.asarray(self._bounds)
-        on_lines = xp.flatnonzero(self._line >= 0)
+        self._line, self._step = xp.full(len(line), -1, dtype=np.int64), place.astype(np.int64)
+        self._line[on_lines] = rank[of_node.reshape(-1)]
         self.nodes = xp.empty(len(on_lines), dtype=np.int32)
         self.nodes[self._position(on_lines)] = on_lines
-        self._factorise(rows, added)
+        self.pivots, self.below = self._factorised(rows)
         self._work: Array | None = None
+
+    def of_values(self, rows: BlockRows) -> LineInverses:
+        """Return the inverses on the same lines for other values of the matrix."""
+        other = copy(self)
+        other.pivots, other.below = self._factorised(rows)
+        return other
+
+    @property
+    def count(self) -> int:
+        """Number of lines."""
+        return len(self.starts) - 1
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """The lists of nodes and the factors."""
+        return (self.starts, self.nodes, self.pivots, self.below)
 
     def _position(self, nodes: Array) -> Array:
         """Return the places of nodes on lines in the order of :attr:`nodes`."""
-        return self.starts[self._step[nodes]] + self._line[nodes]
+        return self.starts[self._line[nodes]] + self._step[nodes]
 
-    def _factorise(self, rows: BlockRows, added: float) -> None:
+    def _factorised(self, rows: BlockRows) -> tuple[Array, Array]:
         xp, size = self.device.xp, int(rows.blocks.shape[1])
-        row = row_numbers(rows.offsets, rows.columns.size)
-        inside = (self._line[row] >= 0) & (self._line[row] == self._line[rows.columns])
-        steps = self._step[row] - self._step[rows.columns]
+        row, columns = row_numbers(rows.offsets, rows.columns.size), rows.columns - rows.start
+        near = xp.flatnonzero((columns >= 0) & (columns < len(self._line)))
+        of_row, of_column = row[near], columns[near]
+        inside = (self._line[of_row] >= 0) & (self._line[of_row] == self._line[of_column])
+        steps = self._step[of_row] - self._step[of_column]
         blocks = []
         for distance in (0, 1):
             entries = xp.flatnonzero(inside & (steps == distance))
             block = xp.zeros((len(self.nodes), size, size))
-            block[self._position(row[entries])] = rows.blocks[entries]
+            block[self._position(of_row[entries])] = rows.blocks[near[entries]]
             blocks.append(block)
-        self.pivots, self.below = blocks
-        diagonal = xp.arange(size)
-        self.pivots[:, diagonal, diagonal] *= 1.0 + added
-        for step, (first, end) in enumerate(pairwise(self._bounds)):
-            if step:
-                before = slice(self._bounds[step - 1], self._bounds[step - 1] + end - first)
-                coupling = self.below[first:end].copy()
-                self.below[first:end] = _times(coupling, self.pivots[before])
-                self.pivots[first:end] -= _times(self.below[first:end], coupling.swapaxes(1, 2))
-            pivots = self.pivots[first:end]
-            pivots[...] = 1.0 / pivots if size == 1 else symmetric_inverses(pivots)
+        pivots, below = blocks
+        regular = xp.ones(len(self.starts) - 1, dtype=bool)
+        find_kernel("lines", "factorise", self.device.kind)(self.starts, 1.0 + self._added, pivots, below, regular)
+        if count_true(~regular):
+            raise InputError("the matrix is not positive definite: the block of some nodes of it is not")
+        return pivots, below
 
-    def add_product(self, x: Array, out: Array, alpha: float) -> None:
-        """Set ``out += alpha D x``, for a vector or a block of vectors. Reads the pivots once, the blocks below the
-        diagonal twice, x once and ``out`` on the lines."""
-        shape = (len(self.nodes) * self.pivots.shape[1], *x.shape[1:])
+    def three_terms(
+        self, a: float, f: Array | None, y: Array, b: float, v: Array, c: float, out: Array, clears: bool = False
+    ) -> None:
+        """Set ``out = a D (f - y) + b v + c out`` at nodes on lines, as :meth:`VectorSpace.three_terms`.
+
+        Reads the pivots once, the blocks below the diagonal twice, and f, y, v and out once.
+        """
+        shape = (len(self.nodes) * self.pivots.shape[1], *out.shape[1:])
         if self._work is None or self._work.shape != shape:
             self._work = self.device.xp.empty(shape)
-        find_kernel("lines", "solve", self.device.kind)(self, x, self._work, out, alpha)
+        find_kernel("lines", "step", self.device.kind)(self, a, f, y, b, v, c, self._work, out, clears)
 
     def product_of(self, rows: BlockRows) -> BlockRows:
         """Return the rows of ``D B`` from those of a sparse B of all nodes; every node of a line has the columns of all of it."""
@@ -97,41 +120,24 @@ class LineInverses:
         row = row_numbers(rows.offsets, rows.columns.size)
         entries = xp.flatnonzero(self._line[row] >= 0)
         row, columns = row[entries], rows.columns[entries].astype(np.int64)
-        # A pair is a line and a column of it; pairs are ordered by line, so the longest are first.
         width = int(columns.max()) + 1 if columns.size else 1
-        pairs, of_entry = xp.unique(self._line[row] * width + columns, return_inverse=True)
+        pairs, of_entry = xp.unique(
+            self._line[row] * width + columns, return_inverse=True
+        )  # of a line and a column of it
         line, column = pairs // width, (pairs % width).astype(np.int32)
-        first = xp.searchsorted(line, xp.arange(len(self.lengths) + 1))
-        active = first[self.starts[1:] - self.starts[:-1]]
-        starts = xp.zeros(len(active) + 1, dtype=np.int64)
-        xp.cumsum(active, out=starts[1:])
-        bounds = self.device.to_host(starts)
-        values = xp.zeros((int(bounds[-1]), *rows.blocks.shape[1:]))
-        values[starts[self._step[row]] + of_entry.reshape(-1)] = rows.blocks[entries]
-        self._substitute(values, line, bounds)
+        first = xp.searchsorted(line, xp.arange(len(self.starts)))
+        starts = xp.zeros(len(pairs) + 1, dtype=np.int64)
+        xp.cumsum(self.starts[line + 1] - self.starts[line], out=starts[1:])
+        values = xp.zeros((int(starts[-1]), *rows.blocks.shape[1:]))
+        values[starts[of_entry.reshape(-1)] + self._step[row]] = rows.blocks[entries]
+        find_kernel("lines", "solve_pairs", self.device.kind)(self, line, starts, values)
         of_node = xp.where(self._line >= 0, self._line, 0)
         counts = xp.where(self._line >= 0, first[of_node + 1] - first[of_node], 0)
         offsets = xp.zeros(nodes + 1, dtype=np.int64)
         xp.cumsum(counts, out=offsets[1:])
         node = row_numbers(offsets, int(offsets[-1]))
         pair = first[self._line[node]] + xp.arange(len(node)) - offsets[node]
-        return BlockRows(rows.start, offsets, column[pair], values[starts[self._step[node]] + pair], rows.width)
-
-    def _substitute(self, values: Array, line: Array, bounds: Array) -> None:
-        """Replace right-hand sides by solutions: those at each step follow each other, and have the lines ``line``."""
-        steps = [slice(first, end) for first, end in pairwise(bounds)]
-        at = [start + line[: here.stop - here.start] for start, here in zip(self._bounds, steps, strict=False)]
-        for step in range(1, len(steps)):
-            here, before = steps[step], steps[step - 1].start
-            longer = slice(before, before + here.stop - here.start)
-            values[here] -= _times(self.below[at[step]], values[longer])
-        for step in reversed(range(len(steps))):
-            here = steps[step]
-            values[here] = _times(self.pivots[at[step]], values[here])
-            if step + 1 < len(steps):
-                after = steps[step + 1]
-                longer = slice(here.start, here.start + after.stop - after.start)
-                values[longer] -= _times(self.below[at[step + 1]].swapaxes(1, 2), values[after])
+        return BlockRows(rows.start, offsets, column[pair], values[starts[pair] + self._step[node]], rows.width)
 
     def identity(self) -> BlockRows:
         """Return the rows of the matrix that is the identity on lines and zero for other nodes."""
@@ -142,54 +148,178 @@ class LineInverses:
         return BlockRows(0, offsets, columns, xp.tile(xp.eye(size), (len(columns), 1, 1)), nodes)
 
 
-def _times(left: Array, right: Array) -> Array:
-    """Return the products of pairs of matrices."""
-    return left * right if left.shape[2] == 1 else left @ right
+@register_kernel("lines", "factorise", "cpu")
+def _factorise_cpu(starts: Array, factor: float, pivots: Array, below: Array, regular: Array) -> None:
+    _factorise(len(regular), starts, factor, pivots, below, regular)
 
 
-@register_kernel("lines", "solve", "cpu")
-def _solve_cpu(D: LineInverses, x: Array, work: Array, out: Array, alpha: float) -> None:
-    size, vectors = D.pivots.shape[1], 1 if x.ndim == 1 else x.shape[1]
-    of_columns = [array.reshape(-1, size, vectors) for array in (x, work, out)]
-    _solve(D.lengths, D.starts, D.nodes, D.pivots, D.below, *of_columns, alpha)
+@register_kernel("lines", "factorise", "cuda")
+def _factorise_cuda(starts: Array, factor: float, pivots: Array, below: Array, regular: Array) -> None:
+    lines, size = len(regular), pivots.shape[1]
+    arguments = (np.int32(lines), np.float64(factor), starts, pivots, below, regular)
+    launch(LINE_KERNELS.function(f"factorise_lines<{size}>"), lines, _THREADS, arguments)
 
 
-@register_kernel("lines", "solve", "cuda")
-def _solve_cuda(D: LineInverses, x: Array, work: Array, out: Array, alpha: float) -> None:
-    size, lines, vectors = D.pivots.shape[1], len(D.lengths), 1 if x.ndim == 1 else x.shape[1]
-    arrays: tuple[Any, ...] = (D.lengths, D.starts, D.nodes, D.pivots, D.below, x, work, out)
-    arguments = (np.int32(lines), np.int32(vectors), np.float64(alpha), *arrays)
-    launch(LINE_KERNELS.function(f"solve_lines<{size}>"), lines * vectors, 128, arguments)
+@register_kernel("lines", "step", "cpu")
+def _step_cpu(
+    D: LineInverses, a: float, f: Array | None, y: Array, b: float, v: Array, c: float, work: Array, out: Array, clears: bool
+) -> None:  # fmt: skip
+    size, vectors = D.pivots.shape[1], 1 if out.ndim == 1 else out.shape[1]
+    arrays = [array.reshape(-1, size, vectors) for array in (v if f is None else f, y, v, work, out)]
+    _step(D.starts, D.nodes, D.pivots, D.below, f is not None, clears, a, b, c, *arrays)
+
+
+@register_kernel("lines", "step", "cuda")
+def _step_cuda(
+    D: LineInverses, a: float, f: Array | None, y: Array, b: float, v: Array, c: float, work: Array, out: Array, clears: bool
+) -> None:  # fmt: skip
+    size, lines, vectors = D.pivots.shape[1], D.count, 1 if out.ndim == 1 else out.shape[1]
+    flags = (np.int32(f is not None), np.int32(clears), *map(np.float64, (a, b, c)))
+    arrays: tuple[Any, ...] = (*D.arrays, v if f is None else f, y, v, work, out)
+    for name, first, last, lanes in (("long", 0, D.long, _LANES), ("short", D.long, lines, 1)):
+        if first < last:
+            arguments = (np.int32(first), np.int32(last), np.int32(vectors), *flags, *arrays)
+            function = LINE_KERNELS.function(f"step_{name}_lines<{size}>")
+            launch(function, (last - first) * vectors * lanes, _THREADS, arguments)
+
+
+@register_kernel("lines", "solve_pairs", "cpu")
+def _solve_pairs_cpu(D: LineInverses, line: Array, starts: Array, values: Array) -> None:
+    _solve_pairs(len(line), D.starts, D.pivots, D.below, line, starts, values)
+
+
+@register_kernel("lines", "solve_pairs", "cuda")
+def _solve_pairs_cuda(D: LineInverses, line: Array, starts: Array, values: Array) -> None:
+    size, width = values.shape[1:]
+    arguments = (np.int64(len(line)), np.int32(width), D.starts, D.pivots, D.below, line, starts, values)
+    launch(LINE_KERNELS.function(f"solve_pairs<{size}>"), len(line) * width, _THREADS, arguments)
+
+
+@embedded_kernel
+def _invert(block: Array, work: Array) -> bool:
+    """Replace a symmetric positive definite block by its inverse ``W^T W``, where ``W = L^-1``; return whether it is one."""
+    size = block.shape[0]
+    for i in range(size):
+        for j in range(i + 1):
+            total = block[i, j]
+            for k in range(j):
+                total -= work[i, k] * work[j, k]
+            if i == j:
+                if not total > 0.0:
+                    return False
+                work[i, i] = np.sqrt(total)
+            else:
+                work[i, j] = total / work[j, j]
+    for j in range(size):  # L by W, column by column
+        for i in range(j, size):
+            total = 1.0 if i == j else 0.0
+            for k in range(j, i):
+                total -= work[i, k] * block[k, j]
+            block[i, j] = total / work[i, i]
+    for i in range(size):
+        for j in range(i + 1):
+            total = 0.0
+            for k in range(i, size):
+                total += block[k, i] * block[k, j]
+            work[i, j] = total
+    for i in range(size):
+        for j in range(i + 1):
+            block[i, j] = work[i, j]
+            block[j, i] = work[i, j]
+    return True
+
+
+@shared_range(least=64)
+def _factorise(begin: int, end: int, starts: Array, factor: float, pivots: Array, below: Array, regular: Array) -> None:
+    """Factorise lines from their diagonal blocks and those below them, in place."""
+    size = pivots.shape[1]
+    work, coupling = np.zeros((size, size)), np.empty((size, size))
+    for line in range(begin, end):
+        for place in range(starts[line], starts[line + 1]):
+            for i in range(size):
+                pivots[place, i, i] *= factor
+            if place > starts[line]:
+                before = place - 1
+                coupling[...] = below[place]
+                for i in range(size):
+                    for j in range(size):
+                        total = 0.0
+                        for k in range(size):
+                            total += coupling[i, k] * pivots[before, k, j]
+                        below[place, i, j] = total
+                for i in range(size):
+                    for j in range(size):
+                        for k in range(size):
+                            pivots[place, i, j] -= below[place, i, k] * coupling[j, k]
+            if not _invert(pivots[place], work):
+                regular[line] = False
+                break
 
 
 @parallel_kernel
-def _solve(
-    lengths: Array, starts: Array, nodes: Array, pivots: Array, below: Array, x: Array, work: Array, out: Array, alpha: float
+def _step(
+    starts: Array, nodes: Array, pivots: Array, below: Array, driven: bool, clears: bool, a: float, b: float, c: float,
+    f: Array, y: Array, v: Array, work: Array, out: Array,
 ) -> None:  # fmt: skip
-    size, vectors = x.shape[1], x.shape[2]
-    for line in prange(lengths.shape[0]):
-        length = lengths[line]
-        for step in range(length):
-            place = starts[step] + line
+    size, vectors = y.shape[1], y.shape[2]
+    for line in prange(starts.shape[0] - 1):
+        first, end = starts[line], starts[line + 1]
+        for place in range(first, end):
+            node = nodes[place]
             for i in range(size):
                 for vector in range(vectors):
-                    total = x[nodes[place], i, vector]
-                    if step:
+                    total = (f[node, i, vector] if driven else 0.0) - y[node, i, vector]
+                    if clears:
+                        y[node, i, vector] = 0.0
+                    if place > first:
                         for j in range(size):
-                            total -= below[place, i, j] * work[starts[step - 1] + line, j, vector]
+                            total -= below[place, i, j] * work[place - 1, j, vector]
                     work[place, i, vector] = total
         solved = np.empty(size)
-        for step in range(length - 1, -1, -1):
-            place = starts[step] + line
+        for place in range(end - 1, first - 1, -1):
+            node = nodes[place]
             for vector in range(vectors):
                 for i in range(size):
                     solved[i] = 0.0
                     for j in range(size):
                         solved[i] += pivots[place, i, j] * work[place, j, vector]
-                    if step + 1 < length:
-                        after = starts[step + 1] + line
+                    if place + 1 < end:
                         for j in range(size):
-                            solved[i] -= below[after, j, i] * work[after, j, vector]
+                            solved[i] -= below[place + 1, j, i] * work[place + 1, j, vector]
                 for i in range(size):
                     work[place, i, vector] = solved[i]
-                    out[nodes[place], i, vector] += alpha * solved[i]
+                    total = a * solved[i]
+                    if b != 0.0:
+                        total += b * v[node, i, vector]
+                    if c != 0.0:
+                        total += c * out[node, i, vector]
+                    out[node, i, vector] = total
+
+
+@shared_range(least=64)
+def _solve_pairs(
+    begin: int, end: int, first: Array, pivots: Array, below: Array, line: Array, starts: Array, values: Array
+) -> None:  # fmt: skip
+    """Replace right-hand sides of lines by solutions; that of a pair at a step is ``values[starts[pair] + step]``."""
+    size, width = values.shape[1], values.shape[2]
+    solved = np.empty((size, width))
+    for pair in range(begin, end):
+        low, high = starts[pair], starts[pair + 1]
+        place = first[line[pair]] - low  # from places of values to those of factors
+        for here in range(low + 1, high):
+            for i in range(size):
+                for j in range(size):
+                    for k in range(width):
+                        values[here, i, k] -= below[place + here, i, j] * values[here - 1, j, k]
+        for here in range(high - 1, low - 1, -1):
+            solved[...] = 0.0
+            for i in range(size):
+                for j in range(size):
+                    for k in range(width):
+                        solved[i, k] += pivots[place + here, i, j] * values[here, j, k]
+            if here + 1 < high:
+                for i in range(size):
+                    for j in range(size):
+                        for k in range(width):
+                            solved[i, k] -= below[place + here + 1, j, i] * values[here + 1, j, k]
+            values[here] = solved

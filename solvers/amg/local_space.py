@@ -99,7 +99,7 @@ def local_space(
     most, vectors = _group_nodes_and_vectors(A, size)
     if not most:
         return None
-    scales = _scales(diagonal)
+    scales = inverse_roots(diagonal)
     if not (float(scales.min()) > _SMALL and float(scales.max()) < 1.0 / _SMALL):  # factors in float32 would overflow
         return None
     D, entries = _group_factors(A, scales, size, most)
@@ -116,7 +116,7 @@ def local_space(
     return LocalSpace(D, high, aggregates, modes, sums.known, None if alike else chosen.columns, sums.piece)
 
 
-def _scales(diagonal: DiagonalBlocks) -> Array:
+def inverse_roots(diagonal: DiagonalBlocks) -> Array:
     """Return ``1 / sqrt(a_ii)``, (nodes, size), from the inverses of the diagonal blocks."""
     xp = diagonal.device.xp
     return 1.0 / xp.sqrt(xp.einsum("nii->ni", xp.linalg.inv(diagonal.blocks.astype(np.float64, copy=False))))
@@ -146,18 +146,6 @@ def _group_factors(A: Operator, scales: Array, size: int, most: int) -> tuple[Gr
 
     visit_rows(A, size, visit, bounds)
     return GroupFactors(parts, bounds, size, A.device), blocks * size**2
-
-
-def with_new_values(A: Operator, D: GroupFactors) -> GroupFactors:
-    """Return D of the same groups for new values of a matrix; one sweep."""
-    of_node, parts = D.of_node, list[GroupPart]()
-
-    def visit(rows: BlockRows) -> None:
-        of_rows = of_node[rows.start : rows.stop]
-        parts.append(factored(rows, of_rows - of_rows.min() if len(of_rows) else of_rows))
-
-    visit_rows(A, D.block_size, visit, D.row_bounds)
-    return GroupFactors(parts, D.row_bounds, D.block_size, A.device)
 
 
 def _graph_of_groups(A: Operator, D: GroupFactors, size: int) -> Couplings:

@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from penstock.solvers.amg.level import RowFactors
 from penstock.solvers.amg.sweep import CoarseSweep
 from penstock.solvers.columns import ColumnSpace, Numbers
 from penstock.solvers.method import Method
@@ -56,8 +57,7 @@ _STEADY, _FAST, _STALLED, _NEAR_FLOOR = 4, 0.4, 0.5, 1e-4
 _NOISE = 16.0
 #: Reasons of this recurrence after which plain conjugate gradients go on.
 _LOST_ACCURACY = {StopReason.ROUNDING_FLOOR, *BREAKDOWNS}
-#: What a solve with groups of nodes says, and one whose polynomial was widened.
-_GROUPED = "strongly coupled nodes are smoothed together"
+#: What a solve says whose polynomial was widened.
 _WIDENED = "the coarse level represents slow modes of this matrix badly, so the polynomial was widened"
 
 
@@ -435,7 +435,8 @@ class CoarseConjugateGradients(Method, name="coarse_cg"):
         """Return the result, which says whether nodes were grouped and whether the polynomial was widened."""
         if state.widened:
             return super().result(state, shape, f"; {_WIDENED}")
-        grouped = f"; {_GROUPED}" if self._sweep.M.level.groups is not None else ""
+        groups = self._sweep.M.level.groups
+        grouped = f"; {groups.remark}" if isinstance(groups, RowFactors) else ""
         return super().result(state, shape, f"{note}{grouped}")
 
 

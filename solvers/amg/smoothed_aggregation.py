@@ -18,7 +18,7 @@ from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, inverse_of
 from penstock.solvers.amg.galerkin import PRODUCT, smoothing_steps
 from penstock.solvers.amg.group_factors import GroupFactors
 from penstock.solvers.amg.inner_iterations import InnerIterations
-from penstock.solvers.amg.level import CoarseLevel
+from penstock.solvers.amg.level import CoarseLevel, RowFactors
 from penstock.solvers.amg.matrix_rows import block_size_of
 from penstock.solvers.chebyshev import Chebyshev, Interval, check_degree, rounds_from
 from penstock.solvers.preconditioners import DiagonalBlocks
@@ -36,6 +36,8 @@ _COARSE_SMOOTHING, _COARSE_DEGREE, _COARSE_ROUNDS = 1, 5, 2
 _SAME = 0.03
 #: Products with a coarse matrix when the level is applied once.
 COARSE_PRODUCTS = 4 * _COARSE_SMOOTHING + _COARSE_DEGREE + 1
+#: Whether nodes are grouped: not, as lines across flat elements if there are any, or also otherwise.
+Grouped = bool | Literal["lines"]
 
 
 class SmoothedAggregation(ValidatedOperator):
@@ -73,7 +75,7 @@ class SmoothedAggregation(ValidatedOperator):
     def __init__(
         self,
         A: Operator,
-        diagonal: DiagonalBlocks | GroupFactors,
+        diagonal: DiagonalBlocks | RowFactors,
         high: float,
         degree: int,
         smoothing: int,
@@ -186,7 +188,7 @@ def smoothed_aggregation(
     smoothing: int = 2,
     degree: int = 9,
     rounds: int = 2,
-    grouped: bool = False,
+    grouped: Grouped = False,
 ) -> SmoothedAggregation:
     """Return a preconditioner with a coarse level, with which CG needs about a dozen iterations at any size.
 
@@ -214,10 +216,12 @@ def smoothed_aggregation(
         Degree of the polynomial, odd.
     rounds : int
         As for :func:`chebyshev`.
-    grouped : bool
-        Whether D and aggregates are made of groups of strongly coupled nodes, and T has further columns where the near-null
-        space misses slow modes: for jumps, flat elements and ties. The set-up takes about six more sweeps and many times as
-        long, and D up to 200 bytes for an unknown. Not where ``aggregates`` are given, and not on several ranks.
+    grouped : bool or "lines"
+        Whether D and aggregates are made of what is coupled strongly: of lines of nodes across flat elements, where there are
+        many, or else of groups of nodes, with further columns of T where the near-null space misses slow modes, for jumps and
+        ties. Lines take about two more sweeps in the set-up; groups take six and many times as long, and up to 200 bytes of D for
+        an unknown. With ``"lines"`` nodes are not grouped if there are no lines. Not where ``aggregates`` are given, and not on
+        several ranks.
 
     Raises
     ------
@@ -240,12 +244,13 @@ def smoothed_aggregation(
     communicator.check_same(**numbers, degree=degree, rounds=rounds)
     with communicator.together():
         size = block_size_of(operator) if block_size == "auto" else int(block_size)
+        check_grouped(grouped)
         _check_numbers(operator, size, aggregate_nodes, smoothing, degree, rounds)
     size = int(communicator.largest(float(size)))  # a rank without rows may not know the blocks
     with operator.device.current():
         level = coarsen(
             operator, size, near_null_space, coordinates, aggregates,
-            nodes=aggregate_nodes, smoothing=smoothing, grouped=grouped and aggregates is None,
+            nodes=aggregate_nodes, smoothing=smoothing, grouped=grouped if aggregates is None else False,
             rounds=rounds, degree=degree,
         )  # fmt: skip
         assert level is not None, "the caller's level is made whatever its size"
@@ -264,6 +269,12 @@ def with_new_values(M: SmoothedAggregation) -> SmoothedAggregation:
         new = _preconditioner(level, M.degree, M.smoothing, M)
     new.fastest = vector
     return new
+
+
+def check_grouped(grouped: object) -> None:
+    """Refuse anything but true, false and ``"lines"``."""
+    if not (isinstance(grouped, bool) or grouped == "lines"):
+        raise InputError(f"grouped must be true, false or 'lines', not {grouped!r}")
 
 
 def _check_numbers(A: Operator, size: int, aggregate_nodes: int, smoothing: int, degree: int, rounds: int) -> None:
@@ -285,7 +296,7 @@ def _preconditioner(
 ) -> SmoothedAggregation:
     """Return the preconditioner, with the coarser levels of the one before if there is one."""
     level.inverse = _inverse(level, None if before is None else before.level.inverse)
-    D = level.groups if isinstance(level.groups, GroupFactors) else level.diagonal
+    D = level.groups if isinstance(level.groups, RowFactors) else level.diagonal
     M = SmoothedAggregation(level.finer, D, level.high, degree, smoothing, level)
     if before is not None:
         M.take_vectors(before)
@@ -300,7 +311,7 @@ def _inverse(level: CoarseLevel, before: Operator | None) -> Operator:
     if isinstance(before, InnerIterations):
         return InnerIterations(A, _coarser_inverse(level, before.M))
     inverse = _coarser_inverse(level, before)
-    return inverse if level.groups is None else InnerIterations(A, inverse)
+    return InnerIterations(A, inverse) if isinstance(level.groups, GroupFactors) else inverse
 
 
 def _coarser_inverse(level: CoarseLevel, before: Operator | None) -> Operator:

@@ -15,7 +15,9 @@ from penstock.solvers.amg.modes import in_order
 from penstock.solvers.amg.multigrid import Cycle, Smoother, multigrid
 from penstock.solvers.amg.smoothed_aggregation import (
     COARSE_PRODUCTS,
+    Grouped,
     SmoothedAggregation,
+    check_grouped,
     smoothed_aggregation,
     with_new_values,
 )
@@ -57,6 +59,8 @@ _NEIGHBOURS, _ALL_LEVELS, _COPIES = 27, 1.2, 1.5
 # Vectors of the recurrence and of the iteration, beyond those of CG, with two copies for the result; without these there must be
 # room for a test for the rounding floor.
 _VECTORS, _COPIED = 6, 1
+# D of lines takes as much again as that of nodes, and a vector and lists. Groups take as much as there is memory for.
+_OF_LINES = 2
 # Rows of A and P that are held while the coarse matrix is formed on a GPU: that of a small one, or a window.
 _WINDOW_VECTORS, _WINDOW_NBYTES = 60, 4 << 30
 # Multigrid: vectors for prolongators, their transposes and the coarser matrices of 27-point stencils, and those of a cycle.
@@ -101,14 +105,14 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     near_null_space: Any = field(default=None, compare=False, repr=False)
     coordinates: Any = field(default=None, compare=False, repr=False)
     aggregates: Any = field(default=None, compare=False, repr=False)
-    grouped: bool = False
+    grouped: Grouped = False
     keep_vectors: bool = True
 
     def __post_init__(self) -> None:
         check_degree(self.degree)
-        for name in ("grouped", "keep_vectors"):
-            if getattr(self, name) not in (True, False):
-                raise InputError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        check_grouped(self.grouped)
+        if self.keep_vectors not in (True, False):
+            raise InputError(f"keep_vectors must be true or false, not {self.keep_vectors!r}")
         if self.aggregate_nodes != "auto" and not (
             isinstance(self.aggregate_nodes, Integral) and self.aggregate_nodes >= 2
         ):
@@ -162,7 +166,8 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
 
     def _vectors(self, columns: int, streamed_to_gpu: bool) -> float:
         of_iteration = (_VECTORS if self.keep_vectors else _VECTORS - _COPIED) * columns
-        return self.block_size + self._transfer_vectors(streamed_to_gpu) + self._level_vectors + of_iteration
+        of_lines = self.block_size + _OF_LINES if self.grouped else 0
+        return self.block_size + of_lines + self._transfer_vectors(streamed_to_gpu) + self._level_vectors + of_iteration
 
     def _transfer_vectors(self, streamed_to_gpu: bool) -> float:
         if not streamed_to_gpu or self.near_null_space is not None or self.coordinates is None:
@@ -214,7 +219,8 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
     def description(self) -> str:
         """The name, and the degree of the polynomial between the coarse solves."""
         of_degree = self.name if self.degree == "auto" else f"{self.name} of degree {self.degree}"
-        return f"{of_degree} with groups of nodes" if self.grouped else of_degree
+        of_nodes = {False: "", True: " with groups of nodes", "lines": " with lines of nodes"}[self.grouped]
+        return f"{of_degree}{of_nodes}"
 
     def with_products(self, products: int) -> Self:
         """Return this specification with the products of a plan."""

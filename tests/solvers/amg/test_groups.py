@@ -13,6 +13,7 @@ from penstock.solvers.amg import coarsening
 from penstock.solvers.amg.group_inverses import GroupChebyshev, GroupInverses, largest_eigenvalue
 from penstock.solvers.amg.groups import Groups, _cut_components, linked_groups
 from penstock.solvers.amg.lines import LineInverses
+from penstock.solvers.amg.links import links_between
 from penstock.solvers.amg.paths import long_paths
 from penstock.solvers.chebyshev import Chebyshev
 from penstock.spmv import BsrMatrix, CsrMatrix, Device
@@ -50,20 +51,56 @@ def test_links_are_those_of_the_definition(target, size):
     assert set(above.tolist()) >= {0, 1, 2, 3}
     assert linked.sum() > (coupling[other] > 0.75).sum() > 0
 
+    shares = np.bincount(of_row[linked], -(unknowns * scales[of_row] ** 2).mean(axis=1)[linked], minlength=90)
+    kind, found_scales = target.device_kind, target.put(np.zeros((90, size)))
+    flags = [target.put(np.zeros(count, dtype=bool)) for count in (90, 50)]
     with target.running():
         there = BlockRows(0, *(target.put(array) for array in (rows.offsets, rows.columns, rows.blocks)), 90)
-        found, counts = target.put(np.zeros(90, dtype=bool)), target.put(np.zeros(90, dtype=np.int64))
-        found_scales = target.put(np.zeros((90, size)))
-        find_kernel("links", "count", target.device_kind)(there, found_scales, found, counts, 0.75)
-        offsets = np.concatenate([[0], np.cumsum(target.get(counts))])
-        links = target.put(np.empty(offsets[-1], dtype=np.int32))
-        arguments = (there, found_scales, found, target.put(offsets), links, 0.75)
-        find_kernel("links", "list", target.device_kind)(*arguments)
+        find_kernel("links", "scale", kind)(there, found_scales)
+        find_kernel("links", "find_flat", kind)(there, found_scales, np.inf, flags[0])
+        of_all = links_on(target, there, found_scales, flags[0], 0)
+        cut = BlockRows(20, *(target.put(array) for array in arrays_of(rows.part(20, 70))), 90)
+        find_kernel("links", "find_flat", kind)(cut, found_scales, np.inf, flags[1])
+        of_part = links_on(target, cut, found_scales, flags[1], 20)
 
     np.testing.assert_allclose(target.get(found_scales), scales, rtol=1e-14)
-    assert np.array_equal(target.get(found), flat)
-    assert np.array_equal(target.get(links), rows.columns[linked])
-    assert np.array_equal(np.diff(offsets), np.bincount(of_row[linked], minlength=90))
+    assert np.array_equal(target.get(flags[0]), flat)
+    assert np.array_equal(of_all[1], rows.columns[linked])
+    assert np.array_equal(np.diff(of_all[0]), np.bincount(of_row[linked], minlength=90))
+    np.testing.assert_allclose(of_all[2], shares, rtol=1e-12, atol=1e-14)
+    # Of consecutive rows, those links of which both ends are there.
+    inside = linked & (of_row >= 20) & (of_row < 70) & (rows.columns >= 20) & (rows.columns < 70)
+    assert np.array_equal(target.get(flags[1]), flat[20:70])
+    assert np.array_equal(of_part[1], rows.columns[inside] - 20)
+    assert np.array_equal(np.diff(of_part[0]), np.bincount(of_row[inside] - 20, minlength=50))
+
+
+def arrays_of(rows):
+    return rows.offsets, rows.columns, rows.blocks
+
+
+def links_on(target, rows, scales, flat, low):
+    """Return offsets, columns and shares of links, found by the kernels of a target."""
+    nodes, kind = len(rows.offsets) - 1, target.device_kind
+    counts, shares = target.put(np.zeros(nodes, dtype=np.int64)), target.put(np.zeros(nodes))
+    find_kernel("links", "count", kind)(rows, scales, low, flat, 0.75, counts, shares)
+    offsets = np.concatenate([[0], np.cumsum(target.get(counts))])
+    columns = target.put(np.empty(offsets[-1], dtype=np.int32))
+    find_kernel("links", "list", kind)(rows, scales, low, flat, 0.75, target.put(offsets), columns)
+    return offsets, target.get(columns), target.get(shares)
+
+
+def test_lines_of_finite_volumes_are_found_by_their_share_of_the_diagonal():
+    """Couplings are all of one sign there; at an end of a line it has one strong neighbour."""
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(7, 7)).tolil()
+    line[0, 0] = line[6, 6] = 1.0
+    across = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(5, 5))
+    eye = scipy.sparse.eye_array
+    for strength, linked in ((100.0, 60), (1.0, 0)):
+        A = scipy.sparse.kron(eye(5), strength * line.tocsr()) + scipy.sparse.kron(across, eye(7))
+        rows = rows_of(CsrMatrix.from_csr(A.tocsr()))
+        assert links_between(rows, ties=False, finite_volumes=True).columns.size == linked
+        assert links_between(rows, ties=False).columns.size == 0
 
 
 def joined(nodes, *pairs, seed=3):
@@ -195,9 +232,9 @@ def grouped(size, seed=1):
     return matrix, Groups(of_node, 9), dense, np.linalg.inv(inside)
 
 
-def lined(size, seed=2):
-    """Return a matrix of blocks, groups of its nodes among which are lines of 1 to 11 nodes, and both as dense arrays."""
-    rng, lengths = np.random.default_rng(seed), [3, 11, 2, 6, 6, 9, 3]
+def lined(size, lengths=(3, 11, 2, 6, 6, 9, 3), seed=2):
+    """Return a matrix of blocks, groups of its nodes among which are lines of up to 11 nodes, and both as dense arrays."""
+    rng = np.random.default_rng(seed)
     on_line = np.array([False, True, False, True, True, True, False])
     nodes = sum(lengths)
     group, place = np.repeat(np.arange(7), lengths), np.concatenate([np.arange(n) for n in lengths])
@@ -219,23 +256,82 @@ def lined(size, seed=2):
     return matrix, groups, dense, np.linalg.inv(inside)
 
 
+def line_inverses(A, groups, target):
+    """Return D of lines, with its arrays on a target."""
+    D = LineInverses(rows_of(A), np.where(groups.on_line[groups.of_node], groups.of_node, -1), groups.place, 0.0)
+    for name in ("starts", "nodes", "pivots", "below"):
+        setattr(D, name, target.put(getattr(D, name)))
+    return D
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 @pytest.mark.parametrize("target", TARGETS)
 def test_lines_are_solved(target, size):
-    A, groups, _, inverse = lined(size)
+    """Of a line of more than 32 nodes a lane has several, the last one perhaps none."""
+    A, groups, _, inverse = lined(size, (3, 75, 2, 6, 40, 9, 3))
     on_line = np.repeat(groups.on_line[groups.of_node], size)
     rng, n = np.random.default_rng(1), A.shape[0]
-    D = LineInverses(rows_of(A), groups, 0.0)
-    for name in ("lengths", "starts", "nodes", "pivots", "below"):
-        setattr(D, name, target.put(getattr(D, name)))
+    D = line_inverses(A, groups, target)
+    step = find_kernel("lines", "step", target.device_kind)
     for shape in ((n,), (n, 3)):
-        x, out = rng.normal(size=shape), rng.normal(size=shape)
-        expected = out - 0.5 * np.where(on_line, (inverse @ x).T, 0.0).T
-        there, found = target.put(x), target.put(out)
+        f, y, v, out = rng.normal(size=(4, *shape))
+        solved = np.where(on_line, (inverse @ (f - y)).T, 0.0).T
+        expected = np.where(on_line, (0.7 * solved + 0.3 * v - 0.5 * out).T, out.T).T
+        alone = np.where(on_line, (-0.7 * (inverse @ y)).T, out.T).T
+        there = [target.put(array.copy()) for array in (f, y, v, out, out)]
         work = target.put(np.full((len(D.nodes) * size, *shape[1:]), np.nan))
         with target.running():
-            find_kernel("lines", "solve", target.device_kind)(D, there, work, found, -0.5)
-        np.testing.assert_allclose(target.get(found), expected, rtol=1e-12, atol=1e-13)
+            step(D, 0.7, None, there[1], 0.0, there[2], 0.0, work, there[4], False)
+            step(D, 0.7, there[0], there[1], 0.3, there[2], -0.5, work, there[3], True)
+        np.testing.assert_allclose(target.get(there[4]), alone, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(target.get(there[3]), expected, rtol=1e-12, atol=1e-13)
+        assert not target.get(there[1])[on_line].any()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("target", TARGETS)
+def test_lines_are_factorised(target, size):
+    """One line is not positive definite."""
+    rng, starts = np.random.default_rng(4), np.array([0, 5, 9, 13, 14])
+    blocks = rng.normal(size=(14, size, size))
+    pivots = 9.0 * size * np.eye(size) + blocks + blocks.swapaxes(1, 2)
+    below = rng.normal(size=(14, size, size))
+    below[starts[:-1]] = 0.0
+    pivots[12] *= -1.0  # the last node of the third line
+    regular = np.ones(4, dtype=bool)
+    found = [target.put(array.copy()) for array in (pivots, below, regular)]
+    with target.running():
+        find_kernel("lines", "factorise", target.device_kind)(target.put(starts), 1.25, *found)
+    inverses, factors, fine = map(target.get, found)
+    assert fine.tolist() == [True, True, False, True]
+    for place in set(range(14)) - {12}:
+        pivot = pivots[place] + 0.25 * np.diag(np.diag(pivots[place]))
+        if place not in starts:
+            factor = below[place] @ inverses[place - 1]
+            np.testing.assert_allclose(factors[place], factor, rtol=1e-12, atol=1e-14)
+            pivot = pivot - factor @ below[place].T
+        np.testing.assert_allclose(inverses[place], np.linalg.inv(pivot), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("target", TARGETS)
+def test_lines_are_solved_for_sparse_right_hand_sides(target, size):
+    """Pairs of a line and a block column: two of the first line, one of the third, none of the second."""
+    A, groups, _, inverse = lined(size)
+    D = line_inverses(A, groups, target)
+    first, nodes = target.get(D.starts), target.get(D.nodes)
+    rng, line = np.random.default_rng(8), np.array([0, 0, 2])
+    starts = np.concatenate([[0], np.cumsum(np.diff(first)[line])])
+    values = rng.normal(size=(starts[-1], size, 2))
+    found = target.put(values.copy())
+    with target.running():
+        find_kernel("lines", "solve_pairs", target.device_kind)(D, target.put(line), target.put(starts), found)
+    for pair, of_line in enumerate(line):
+        of_pair = slice(starts[pair], starts[pair + 1])
+        rows = (nodes[first[of_line] : first[of_line + 1], None] * size + np.arange(size)).reshape(-1)
+        expected = inverse[np.ix_(rows, rows)] @ values[of_pair].reshape(-1, 2)
+        result = target.get(found)[of_pair].reshape(-1, 2)
+        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("device", DEVICES)
