@@ -56,7 +56,9 @@ def flat(side: int) -> Problem:
     order = np.lexsort(points.T)
     order = order[points[order, 0] > 0]  # one face is held
     unknowns = (3 * order[:, None] + np.arange(3)).ravel()
-    return Problem(f"flat{side}-dof3", A[unknowns][:, unknowns].tocsr(), points[order])
+    A = A[unknowns][:, unknowns].tocsr()
+    A.sort_indices()
+    return Problem(f"flat{side}-dof3", A, points[order])
 
 
 def elements(side: int) -> Problem:

@@ -11,19 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse
 
-from penstock.solvers.amg.links import Links, flat_nodes, lines_of, links_among
-from penstock.solvers.amg.matrix_rows import visit_rows
+from penstock.solvers.amg.links import flat_nodes, lines_of, links_among
 from penstock.solvers.amg.paths import long_paths
 from penstock.spmv import Array, BsrMatrix, CsrMatrix
 from penstock.spmv.device import count_true
-from penstock.spmv.products.block_rows import BlockRows, in_float64, row_numbers, rows_of
+from penstock.spmv.products.block_rows import BlockRows, in_float64, rows_of
 
 #: Lines are worth while where at least this share of the nodes is on one.
 WORTH_WHILE = 0.1
 #: Nodes of a line, at least: where stiffness jumps at random, a few nodes often make up a line, too.
 LEAST_LINE = 6
-# Runs of nodes that are looked at, and their length.
-_RUNS, _RUN = 64, 64
+# Runs of nodes that are looked at, and their length; bytes of a part of the matrix of which the rows are looked at together.
+_RUNS, _RUN, _PART_NBYTES = 64, 64, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,7 @@ def find_lines(A: CsrMatrix, size: int) -> LinesFound | None:
     scales = _inverse_roots(A, size)
     flat, on_lines, looked_at = 0, 0, 0
     for start in np.unique(np.linspace(0, max(0, nodes - _RUN), _RUNS).astype(np.int64)).tolist():
-        part = A.rows(start * size, min(start + _RUN, nodes) * size)
-        rows = in_float64(rows_of(part if size == 1 else BsrMatrix.from_csr(part, block_size=size, check=False)))
-        rows.start = start
+        rows = _rows_of(A, size, start, min(start + _RUN, nodes))
         flat_here = flat_nodes(rows, scales, finite_volumes=True)
         flat, looked_at = flat + count_true(flat_here), looked_at + len(flat_here)
         path, _ = lines_of(links_among(rows, scales, flat_here, start, ties=False), rows, LEAST_LINE, nodes)
@@ -61,37 +58,46 @@ def find_lines(A: CsrMatrix, size: int) -> LinesFound | None:
 def _lines_everywhere(A: CsrMatrix, size: int, scales: Array) -> LinesFound | None:
     """Return the lines with the order of the nodes by lines, which follow each other by the reverse Cuthill-McKee order of their
     graph, so that the matrix has a narrow band; None if few nodes are on lines."""
-    flat, parts, xp = list[Array](), list[Links](), A.device.xp
-    visit_rows(A, size, lambda rows: flat.append(flat_nodes(in_float64(rows), scales, finite_volumes=True)))
+    nodes, xp = A.shape[0] // size, A.device.xp
+    step = max(1, nodes * _PART_NBYTES // max(1, A.nbytes))
+    parts = [(start, min(start + step, nodes)) for start in range(0, nodes, step)]
+    flat = [flat_nodes(_rows_of(A, size, *part), scales, finite_volumes=True) for part in parts]
     of_all = xp.concatenate(flat)
-    visit_rows(A, size, lambda rows: parts.append(links_among(in_float64(rows), scales, of_all, 0, ties=False)))
-    counts = xp.concatenate([xp.diff(part.offsets) for part in parts])
+    links = [links_among(_rows_of(A, size, *part), scales, of_all, 0, ties=False) for part in parts]
+    counts = xp.concatenate([xp.diff(part.offsets) for part in links])
     offsets = xp.concatenate([xp.zeros(1, dtype=np.int64), xp.cumsum(counts)])
-    path, place = long_paths(offsets, xp.concatenate([part.columns for part in parts]), LEAST_LINE, len(counts))
-    if count_true(path >= 0) < WORTH_WHILE * len(counts):
+    path, place = long_paths(offsets, xp.concatenate([part.columns for part in links]), LEAST_LINE, nodes)
+    if count_true(path >= 0) < WORTH_WHILE * nodes:
         return None
     path, place = map(A.device.to_host, (path, place))
-    line = np.unique(np.where(path < 0, np.arange(len(path)), path), return_inverse=True)[1].reshape(-1)
+    is_first = np.zeros(nodes, dtype=bool)
+    is_first[np.where(path < 0, np.arange(nodes), path)] = True  # a line is named after one of its nodes
+    line = (np.cumsum(is_first) - 1)[np.where(path < 0, np.arange(nodes), path)]
     return LinesFound(np.lexsort((place, _places_of_lines(A, size, line)[line])).astype(np.int64, copy=False))
+
+
+def _rows_of(A: CsrMatrix, size: int, start: int, stop: int) -> BlockRows:
+    """Return the rows of some nodes."""
+    part = A.rows(start * size, stop * size)
+    rows = in_float64(rows_of(part if size == 1 else BsrMatrix.from_csr(part, block_size=size, check=False)))
+    rows.start = start
+    return rows
 
 
 def _places_of_lines(A: CsrMatrix, size: int, line: Array) -> Array:
     """Return the place of every line in the reverse Cuthill-McKee order of the graph of lines."""
     from scipy.sparse.csgraph import reverse_cuthill_mckee  # here, as it loads all of scipy.linalg
 
-    count, keys = int(line.max()) + 1, list[Array]()
-
-    def visit(rows: BlockRows) -> None:
-        to_host = A.device.to_host
-        row = to_host(row_numbers(rows.offsets, rows.columns.size)) + rows.start
-        keys.append(np.unique(line[row] * np.int64(count) + line[to_host(rows.columns)]))
-
-    visit_rows(A, size, visit)
-    key = np.unique(np.concatenate(keys))
-    ones = np.ones(len(key), dtype=np.int8)
-    graph = scipy.sparse.coo_array((ones, (key // count, key % count)), shape=(count, count)).tocsr()
-    places = np.empty(count, dtype=np.int64)
-    places[reverse_cuthill_mckee(graph, symmetric_mode=True)] = np.arange(count)
+    offsets, columns = map(A.device.to_host, (A.row_offsets, A.column_indices))
+    nodes, lines = len(line), int(line.max()) + 1
+    ones = np.ones(len(columns), dtype=np.float32)
+    pattern = scipy.sparse.csr_array((ones, columns, offsets), shape=A.shape)
+    onto = scipy.sparse.csr_array((ones[: len(line)], line, np.arange(nodes + 1)), shape=(nodes, lines))
+    of_columns = onto if size == 1 else scipy.sparse.kron(onto, np.ones((size, 1), dtype=np.float32), format="csr")
+    beside = (pattern if size == 1 else pattern[::size]) @ of_columns  # from nodes to lines
+    graph = onto.T.tocsr() @ beside
+    places = np.empty(lines, dtype=np.int64)
+    places[reverse_cuthill_mckee(graph, symmetric_mode=True)] = np.arange(lines)
     return places
 
 

@@ -193,16 +193,14 @@ class LevelOrder:
         if self.block_size % size:
             raise InputError(f"blocks of {size} rows do not divide nodes of {self.block_size} unknowns")
         nodes = LevelOrder(self.permutation, self.block_size // size).rows
-        # The permuted pattern carries the numbers of the blocks.
-        numbers = np.arange(A.indices.size, dtype=np.int64)
-        pattern = scipy.sparse.csr_array((numbers, A.indices, A.indptr), shape=(nodes.size, nodes.size))[nodes]
-        place = np.empty(nodes.size, dtype=pattern.indices.dtype)
-        place[nodes] = np.arange(nodes.size)
-        pattern.indices = place[pattern.indices]
-        pattern.has_sorted_indices = False
-        pattern.sort_indices()
-        arrays = (A.data[pattern.data], pattern.indices, pattern.indptr)
-        return type(A)(arrays, shape=A.shape)
+        place = np.empty(nodes.size, dtype=A.indices.dtype)
+        place[nodes] = np.arange(nodes.size, dtype=place.dtype)
+        offsets = np.zeros_like(A.indptr)
+        np.cumsum(np.diff(A.indptr)[nodes], out=offsets[1:])
+        columns, values = np.empty_like(A.indices), np.empty_like(A.data)
+        blocks = (A.data.reshape(len(A.data), -1), values.reshape(len(values), -1))
+        _permute_rows(nodes.size, nodes, place, A.indptr, A.indices, blocks[0], offsets, columns, blocks[1])
+        return type(A)((values, columns, offsets), shape=A.shape)
 
     def forward(self, vectors: Array) -> Array:
         """Return vectors, ``(n,)`` or ``(n, k)``, from the old order in the new one."""
@@ -213,6 +211,23 @@ class LevelOrder:
         restored = np.empty_like(vectors)
         restored[self.rows] = vectors
         return restored
+
+
+@shared_range(least=256)
+def _permute_rows(
+    begin: int, end: int, rows: Integers, place: Array, old_offsets: Array, old_columns: Array, old_values: Array,
+    offsets: Array, columns: Array, values: Array,
+) -> None:  # fmt: skip
+    """Copy rows in their new order, with their new columns in ascending order."""
+    for row in range(begin, end):
+        first, count = old_offsets[rows[row]], offsets[row + 1] - offsets[row]
+        renamed = np.empty(count, dtype=columns.dtype)
+        for k in range(count):
+            renamed[k] = place[old_columns[first + k]]
+        order = np.argsort(renamed)
+        for k in range(count):
+            columns[offsets[row] + k] = renamed[order[k]]
+            values[offsets[row] + k] = old_values[first + order[k]]
 
 
 def level_order(A: Any, block_size: int = 1) -> LevelOrder:
