@@ -296,7 +296,7 @@ def _place_streamed(
 ) -> Placement:
     A: CsrMatrix = statistics.matrix
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_VECTOR_BLOCK)
-    request, by_lines = with_lines(A, request, block_size)
+    request, by_lines = with_lines(A, request, math.lcm(_dense_block_size(statistics), block_size))
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     suggestion, granularity = smallest.suggestion, smallest.block_size
@@ -317,15 +317,14 @@ def _place_streamed(
         return choose(candidates, room, Ring(), rates=measured)
 
     order, csr = by_lines, A.to_csr() if by_lines is None else by_lines.matrix(A.to_csr())
+    facts += [] if by_lines is None else [("order", BY_LINES)]
     extents, rows = ColumnExtents.of(csr, granularity), A.shape[0] // granularity
     rough = functools.cache(functools.partial(_rough_index, statistics, suggestion, csr.indptr[1:].astype(float)))
     cuts: Sequence[int] = CUTS
     most = max(max(spec.products_per_iteration(streamed=True)) for spec in specs)
     with contextlib.suppress(BudgetError):  # of which only exact cuts can tell
         chosen = best_plan(rough, extents, rows)
-        if by_lines is not None:
-            facts.append(("order", BY_LINES))
-        elif chosen.powers_per_sweep < most and not _has_room(rough, extents, room, most):
+        if by_lines is None and chosen.powers_per_sweep < most and not _has_room(rough, extents, room, most):
             by_levels = level_order(csr, math.lcm(granularity, block_size))
             in_order = by_levels.matrix(csr)
             other_extents = ColumnExtents.of(in_order, granularity)

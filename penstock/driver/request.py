@@ -111,7 +111,7 @@ class Request:
         if spec.uses_near_null_space:
             sources = {"coordinates": "the coordinates of the nodes are", "near_null_space": "its near-null space is"}
             known = next((f"{words} given" for name, words in sources.items() if name in self.options), None)
-            lines = " of lines of nodes across flat elements" if self.has_lines else ""
+            lines = " with lines of nodes across flat elements" if self.has_lines else ""
             return f"a coarse level{lines}, because {known or 'A nearly maps constants to zero'}"
         if not self.chosen_method.definite:
             return "for matrices that need not be positive definite"

@@ -1,4 +1,4 @@
-"""Orders of the rows in which a streamed matrix is solved in fewer sweeps: by levels, and by lines across flat elements."""
+"""Whether a streamed matrix is solved with lines across flat elements, and the order of its rows: by lines or by levels."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ def worth_reordering(
     return False, [("order", COUPLED)] if 2 * ordered.reach >= len(ordered.index.subdivisions) else []
 
 
-def with_lines(A: CsrMatrix, request: Request, block_size: int) -> tuple[Request, LevelOrder | None]:
+def with_lines(A: CsrMatrix, request: Request, node_size: int) -> tuple[Request, LevelOrder | None]:
     """Return the request, with lines if these are to be used, and an order in which the nodes of a line follow each other.
 
-    Lines are used for a coarse level whose choice was left open, if the matrix has many. The order is None if the nodes of a line
-    follow each other as it is, or if lines are not used.
+    Lines are used for a coarse level whose choice was left open, if the matrix has many; where the caller asks for groups, only
+    the order is. It is None if the nodes of a line follow each other already, or if lines are not used. ``node_size`` is the
+    number of unknowns that stay together.
     """
-    [spec, *_] = request.specs(block_size, streamed=True)
+    [spec, *_] = request.specs(node_size, streamed=True)
     if not isinstance(spec, SmoothedAggregationSpec) or spec.aggregates is not None:
         return request, None
     if not (request.is_auto or spec.grouped):
         return request, None
-    found = find_lines(A, block_size)
+    found = find_lines(A, node_size)
     if found is None:
         return request, None
-    order = None if found.permutation is None else LevelOrder(found.permutation, block_size)
+    order = None if found.permutation is None else LevelOrder(found.permutation, node_size)
     return replace(request, has_lines=True), order

@@ -194,7 +194,7 @@ def _changed_if_slow(
 
 
 def _is_grouped(M: Operator | None) -> bool:
-    """Return whether a coarse level has groups of nodes; without memory for them, and around hubs, it has none."""
+    """Return whether a coarse level has groups or lines of nodes; without memory for them, and around hubs, it has none."""
     return isinstance(M, SmoothedAggregation) and M.level.groups is not None
 
 

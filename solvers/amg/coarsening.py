@@ -30,7 +30,7 @@ from penstock.solvers.amg.galerkin import coarse_matrix, smoothing_steps
 from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.amg.group_inverses import GroupInverses
 from penstock.solvers.amg.groups import Groups, linked_groups
-from penstock.solvers.amg.level import CoarseLevel, RowFactors
+from penstock.solvers.amg.level import CoarseLevel, Grouped, RowFactors
 from penstock.solvers.amg.line_space import line_space
 from penstock.solvers.amg.local_space import inverse_roots, local_space
 from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
@@ -74,7 +74,7 @@ def coarsen(
     nodes: int = COARSE_SIDE**3,
     smoothing: int = 1,
     stored: bool = False,
-    grouped: bool | str = False,
+    grouped: Grouped = False,
     level: int = 0,
     **measuring: Any,
 ) -> CoarseLevel | None:
@@ -137,7 +137,7 @@ def coarsen(
 
 def _of_parts(
     A: Operator, diagonal: DiagonalBlocks, known: Array, free: Array | None, nodes: int, smoothing: int,
-    grouped: bool | str, measuring: dict[str, Any],
+    grouped: Grouped, measuring: dict[str, Any],
 ) -> CoarseLevel | None:  # fmt: skip
     """Return the level of lines of nodes, or of groups unless only ``"lines"`` are wanted; None if there are neither."""
     size = int(diagonal.blocks.shape[1])

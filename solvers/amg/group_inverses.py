@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.solvers.amg.dense_inverse import symmetric_inverses
 from penstock.solvers.amg.groups import Groups
-from penstock.solvers.amg.lines import LineInverses
+from penstock.solvers.amg.lines import ADDED, LineInverses
 from penstock.solvers.chebyshev import Interval
 from penstock.spmv import (
     Array,
@@ -24,8 +24,6 @@ from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_of
 from penstock.spmv.products.multiply import as_matrix, product_of_rows
 from penstock.spmv.vectors.noise import noise
 
-# A group may be all of a body without supports, whose block is singular: this share of its diagonal is added.
-_ADDED = 1e-10
 # Lanczos steps that measure the largest eigenvalue, and the margin that makes a bound of it.
 _STEPS, _MARGIN = 12, 1.05
 
@@ -47,7 +45,7 @@ class GroupInverses(ValidatedOperator):
         self.lines: LineInverses | None = None
         if groups.on_line is not None and groups.place is not None:
             line = A.device.xp.where(groups.on_line[groups.of_node], groups.of_node, -1)
-            self.lines = LineInverses(rows, line, groups.place, _ADDED)
+            self.lines = LineInverses(rows, line, groups.place, ADDED)
         self.high = largest_eigenvalue(A, self)
 
     @property
@@ -209,7 +207,7 @@ def _complete_diagonal(dense: Array, sizes: Array) -> None:
     for place in range(dense.shape[1]):
         for unknown in range(dense.shape[3]):
             entries = dense[:, place, place, unknown, unknown]
-            entries[...] = xp.where(place < sizes, entries * (1.0 + _ADDED), 1.0)
+            entries[...] = xp.where(place < sizes, entries * (1.0 + ADDED), 1.0)
 
 
 def smoothed_by(D: BlockRows, image: BlockRows, own: BlockRows, factor: float, width: int) -> BlockRows:

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
 
+from penstock.solvers.amg.lines import LEAST_LINE, LONGEST_LINE
 from penstock.solvers.amg.links import lines_of, links_between
 from penstock.spmv import Array, device_of
 from penstock.spmv.device import count_true
@@ -16,9 +17,6 @@ from penstock.spmv.products.block_rows import BlockRows, in_float64, row_numbers
 
 # The inverse of a group is a dense block of at most 64 nodes and 192 unknowns; larger groups are cut into equal parts.
 _MOST_NODES, _MOST_UNKNOWNS = 64, 192
-# Lines of 6 to 4,096 nodes are factorised instead of inverted or cut. A shorter line has an inverse as small as its factors; a
-# longer one would need too many sequential steps.
-_LEAST_LINE, _MOST_LINE = 6, 4096
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def linked_groups(rows: BlockRows, *, ties: bool = True) -> Groups | None:
     if not links.columns.size:
         return None
     most = max(2, min(_MOST_NODES, _MOST_UNKNOWNS // size))
-    path, place = lines_of(links, rows, _LEAST_LINE, _MOST_LINE)
+    path, place = lines_of(links, rows, LEAST_LINE, LONGEST_LINE)
     first, cut = _first_of_groups(links.offsets, links.columns, path, most)
     starts = xp.zeros(nodes, dtype=bool)
     starts[first] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from penstock.solvers.amg.group_factors import GroupFactors
 from penstock.solvers.amg.group_inverses import GroupInverses
@@ -12,6 +13,8 @@ from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, Operator, ValidatedOperator
 from penstock.spmv.compilation.cuda_graph import Replay
 
+#: Whether nodes are grouped: not, as lines across flat elements if there are any, or also otherwise.
+Grouped = bool | Literal["lines"]
 #: D of nodes that are smoothed together, which stay in rows that are advanced together.
 RowFactors = GroupFactors | LineFactors
 

@@ -14,17 +14,21 @@ from penstock.spmv import Array, Device, Operator, ValidatedOperator
 from penstock.spmv.products.block_rows import BlockRows, in_float64
 
 
+class LinesLostError(Exception):
+    """The lines of a coarse level are none any more, because the values of the matrix are others."""
+
+
 class LineFactors(ValidatedOperator):
     """D, the inverse of the blocks of a matrix on lines of nodes; a node alone is a line of one.
 
-    It takes ``16 size`` bytes for an unknown, and a product as many for a vector of the forward substitutions.
+    It takes ``16 size`` bytes for an unknown and, for the lists, 20 for a node; a product takes a further vector.
 
     Parameters
     ----------
     parts : sequence of LineInverses
         Those of the nodes of each subdivision, in ascending order: no line leaves its subdivision.
     bounds : sequence of int
-        Rows at which subdivisions begin, and the end.
+        Rows at which subdivisions begin, and the end; strictly ascending.
     size : int
         Unknowns of a node.
     device : Device
@@ -40,17 +44,17 @@ class LineFactors(ValidatedOperator):
 
     @property
     def device_arrays(self) -> tuple[Array, ...]:
-        """The lists of nodes and the factors."""
-        return tuple(array for part in self._parts for array in part.arrays)
+        """All arrays that a product uses, on whose addresses captured graphs depend."""
+        return tuple(array for part in self._parts for array in (*part.arrays, *part.workspaces))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the factors and lists."""
-        return int(sum(array.nbytes for array in self.device_arrays))
+        return int(sum(array.nbytes for part in self._parts for array in part.arrays))
 
     @property
     def capturable(self) -> bool:
-        """A product starts one kernel for each subdivision."""
+        """A product only starts kernels, one or two for each subdivision."""
         return True
 
     def three_terms(
@@ -86,7 +90,13 @@ class LineFactors(ValidatedOperator):
         return BlockRows.joined(rows, image.start)
 
     def of_values(self, A: Operator) -> LineFactors:
-        """Return D of the same lines for new values of the matrix; one sweep."""
+        """Return D of the same lines for new values of the matrix; one sweep.
+
+        Raises
+        ------
+        LinesLostError
+            If most neighbours on lines are not coupled strongly any more.
+        """
         parts, size = list[LineInverses](), self.block_size
 
         def visit(rows: BlockRows) -> None:
@@ -94,6 +104,9 @@ class LineFactors(ValidatedOperator):
                 parts.append(self._parts[number].of_values(in_float64(rows.part(start // size, stop // size))))
 
         visit_rows(A, size, visit, self.row_bounds)
+        strong, neighbours = (sum(of) for of in zip(*(part.couplings for part in parts), strict=True))
+        if 2 * strong < neighbours:
+            raise LinesLostError
         return LineFactors(parts, self.row_bounds, size, self.device)
 
     def _parts_of(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:

@@ -11,24 +11,24 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse
 
+from penstock.solvers.amg.lines import LEAST_LINE, WORTH_WHILE
 from penstock.solvers.amg.links import flat_nodes, lines_of, links_among
 from penstock.solvers.amg.paths import long_paths
 from penstock.spmv import Array, BsrMatrix, CsrMatrix
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, in_float64, rows_of
 
-#: Lines are worth while where at least this share of the nodes is on one.
-WORTH_WHILE = 0.1
-#: Nodes of a line, at least: where stiffness jumps at random, a few nodes often make up a line, too.
-LEAST_LINE = 6
 # Runs of nodes that are looked at, and their length; bytes of a part of the matrix of which the rows are looked at together.
 _RUNS, _RUN, _PART_NBYTES = 64, 64, 64 << 20
 
 
 @dataclass(frozen=True)
 class LinesFound:
-    """Lines of a matrix. ``permutation``: the old numbers of the nodes in an order in which lines are runs of nodes, int64 on the
-    host; None if they are as it is."""
+    """Lines of a matrix.
+
+    ``permutation``: the old numbers of the nodes in an order in which lines are runs of nodes, int64 on the host; None if the
+    nodes of each line follow each other already.
+    """
 
     permutation: Array | None
 
@@ -36,8 +36,8 @@ class LinesFound:
 def find_lines(A: CsrMatrix, size: int) -> LinesFound | None:
     """Return the lines of a matrix of nodes of ``size`` unknowns, or None if few nodes are on lines.
 
-    Looks at short runs of nodes, some thousand together. Only if nodes in these may be on lines, but not with others of the same
-    run, all of the matrix is read, three times.
+    Looks at short runs of nodes, some thousand together. If many of these look flat, but their neighbours on a line are outside
+    the run, the whole matrix is read, three times.
     """
     nodes = A.shape[0] // size
     if A.shape[0] % size or not nodes:

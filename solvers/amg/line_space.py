@@ -20,8 +20,7 @@ import numpy as np
 
 from penstock.solvers.amg.aggregates import Aggregates, graph_aggregates
 from penstock.solvers.amg.line_factors import LineFactors
-from penstock.solvers.amg.line_order import LEAST_LINE, WORTH_WHILE
-from penstock.solvers.amg.lines import LineInverses
+from penstock.solvers.amg.lines import ADDED, LEAST_LINE, LONGEST_LINE, WORTH_WHILE, LineInverses
 from penstock.solvers.amg.links import STRONG, lines_of, links_between
 from penstock.solvers.amg.matrix_rows import visit_rows
 from penstock.solvers.chebyshev import largest_eigenvalue
@@ -29,17 +28,19 @@ from penstock.spmv import Array, Operator, SweptOperator, device_of
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, in_float64, row_numbers
 
-# Nodes of a line, and segments: a longer line is cut, because its parts are so long that they hardly feel each other, and the
-# columns of P reach as far as a line does.
-_LONGEST, _SEGMENTS = 4096, 8
+# Segments of a line: a longer one is cut, because its parts are so long that they hardly feel each other, and the columns of P
+# reach as far as a line does.
+_SEGMENTS = 8
 # The square of a ratio is about this over the share of the diagonal that is not on the line.
 _OF_RATIO = 2.5
+# What a norm of 1 is as a whole number.
+_UNIT = 2.0**32
 # Lines are neighbours where they couple by at least this share of what couples a line most with others.
 _BESIDE = 0.25
 # More segments than this share that go on in another subdivision would be too many aggregates.
 _MOST_CUT = 0.25
-# A line may be all of a body without supports, whose block is singular: this share of its diagonal is added.
-_ADDED = 1e-10
+# The link of a free end of a line makes up more than this share of its diagonal, that of an end where the line is cut less.
+_CUT = 0.6
 
 
 @dataclass
@@ -87,7 +88,7 @@ def _lines(A: Operator, scales: Array, size: int, side: float) -> tuple[LineFact
             part = in_float64(rows.part(start, stop))
             line, place, segment, joined = _lines_of_part(part, scales, side)
             on_lines += joined
-            parts.append(LineInverses(part, line, place, _ADDED))
+            parts.append(LineInverses(part, line, place, ADDED))
             first = xp.zeros(int(segment.max()) + 1 if len(segment) else 0, dtype=np.int64)
             first[segment] = line
             numbers.append((segment + segments, first + lines))
@@ -102,7 +103,7 @@ def _lines(A: Operator, scales: Array, size: int, side: float) -> tuple[LineFact
 
 
 def _lines_of_part(rows: BlockRows, scales: Array, side: float) -> tuple[Array, Array, Array, int]:
-    """Return of consecutive nodes the line, the place on it and the segment of each, and how many nodes are on lines of many.
+    """Return the line, the place on it and the segment of each of some consecutive nodes, and how many are on long lines.
 
     Lines and segments are numbered from 0, without gaps; lines are cut where they have too many segments.
     """
@@ -112,8 +113,10 @@ def _lines_of_part(rows: BlockRows, scales: Array, side: float) -> tuple[Array, 
     path, place = xp.where(path < 0, xp.arange(nodes), path), xp.where(path < 0, 0, place)
     order = xp.argsort(path * np.int64(max(1, nodes)) + place)  # line by line
     number = xp.cumsum(_begins(path[order])) - 1
-    # Of a node at an end, half of the diagonal is not on the line for want of a neighbour.
-    share = xp.maximum(1.0 - links.shares, 0.0) * xp.where(xp.diff(links.offsets) == 1, 0.5, 1.0)
+    # An end has one link and half an element. Where a line is cut or held, the diagonal still is that of two elements.
+    end = xp.diff(links.offsets) == 1
+    shares = xp.where(end & (links.shares < _CUT), 2.0, 1.0) * links.shares
+    share = xp.maximum(1.0 - shares, 0.0) * xp.where(end, 0.5, 1.0)
     own, piece, long = _segments(number, xp.sqrt(share[order] / _OF_RATIO), side)
     of_segment, of_piece = (xp.cumsum(_begins(number, part)) - 1 for part in (own, piece))
     line, position, segment = (xp.empty(nodes, dtype=np.int64) for _ in range(3))
@@ -135,7 +138,7 @@ def _segments(number: Array, heights: Array, side: float) -> tuple[Array, Array,
     height -= height[first][number]
     of_line = height[first + length - 1]
     count = xp.clip(xp.rint(of_line / side), 1, length).astype(np.int64)
-    pieces = xp.maximum(-(-count // _SEGMENTS), -(-length // _LONGEST))
+    pieces = xp.maximum(-(-count // _SEGMENTS), -(-length // LONGEST_LINE))
     count = xp.maximum(count, pieces)
     # Without any height, as of chains that couple with nothing else, nodes are counted.
     by_number = (xp.arange(nodes) - first[number]) / xp.maximum(length, 1)[number]
@@ -158,7 +161,8 @@ def _aggregates(
 ) -> Aggregates:
     """Return aggregates of segments that lie beside each other; one sweep.
 
-    A line that goes on in another subdivision moves as one, though D knows nothing of it: its parts are aggregates of their own.
+    A line that goes on in another subdivision, or was cut, moves as one, though D knows nothing of it: each segment at a cut
+    becomes an aggregate of its own, unless more than ``_MOST_CUT`` of all are.
     """
     offsets, columns, cut = _beside(A, scales, segments, of_line)
     of_segment = graph_aggregates(offsets, columns, radius, nodes)
@@ -178,7 +182,8 @@ def _beside(A: Operator, scales: Array, segments: Aggregates, of_line: Array) ->
     """
     xp, size, count = A.device.xp, int(scales.shape[1]), segments.count
     of_node, lines = A.device.asarray(segments.of_node).astype(np.int64), A.device.asarray(of_line)
-    keys, sums, several = list[Array](), list[Array](), xp.bincount(lines[of_node], minlength=1) > 1
+    keys, sums = list[Array](), list[Array]()
+    several = xp.bincount(lines[of_node], minlength=1) > 1
     cut = xp.zeros(count, dtype=bool)
 
     def visit(rows: BlockRows) -> None:
@@ -188,15 +193,19 @@ def _beside(A: Operator, scales: Array, segments: Aggregates, of_line: Array) ->
         apart, strong = lines[own] != lines[other], -xp.einsum("eii->e", scaled) > STRONG * size
         goes_on = apart & strong & (several[lines[own]] | several[lines[other]])
         cut[own[goes_on]] = True
-        beside = apart & ~strong
-        key, inverse = xp.unique(own[beside] * count + other[beside], return_inverse=True)
-        weights = xp.sqrt(xp.einsum("eij,eij->e", scaled[beside], scaled[beside]))
-        keys.append(key)
-        sums.append(xp.bincount(inverse.reshape(-1), weights=weights, minlength=len(key)))
+        beside = xp.flatnonzero(apart & ~strong)
+        norms = xp.sqrt(xp.einsum("eij,eij->e", scaled[beside], scaled[beside]))
+        # Whole numbers, whose sums do not depend on their order.
+        weights = xp.rint(norms * _UNIT).astype(np.int64)
+        key = own[beside] * count + other[beside]
+        order = xp.argsort(key)
+        ends = xp.flatnonzero(xp.diff(key[order], append=-1))
+        keys.append(A.device.to_host(key[order[ends]]))
+        sums.append(np.diff(A.device.to_host(xp.cumsum(weights[order])[ends]), prepend=0))
 
     visit_rows(A, size, visit)
-    key, inverse = np.unique(A.device.to_host(xp.concatenate(keys)), return_inverse=True)
-    total = np.bincount(inverse.reshape(-1), weights=A.device.to_host(xp.concatenate(sums)), minlength=len(key))
+    key, inverse = np.unique(np.concatenate(keys), return_inverse=True)
+    total = np.bincount(inverse.reshape(-1), weights=np.concatenate(sums), minlength=len(key))
     row, column = key // count, key % count
     most = np.zeros(count)
     np.maximum.at(most, row, total)

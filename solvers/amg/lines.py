@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from penstock.solvers.amg.links import STRONG
 from penstock.spmv import Array, InputError
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import embedded_kernel, parallel_kernel, shared_range
@@ -21,6 +22,14 @@ from penstock.spmv.products.block_rows import BlockRows, row_numbers
 
 LINE_KERNELS = CudaSource("penstock.solvers.kernels", "lines.cu")
 
+#: Nodes of a line, at least and at most: a shorter one has a dense inverse as small as its factors, and where stiffness jumps at
+#: random a few nodes often are on a line, too; in a longer one, the ends are too far from each other to matter.
+LEAST_LINE, LONGEST_LINE = 6, 4096
+#: Lines are worth while where at least this share of the nodes is on one.
+WORTH_WHILE = 0.1
+#: A line or a group may be all of a body without supports, whose block is singular: this share of its diagonal is added.
+ADDED = 1e-10
+_TINY = 1e-300
 # Threads of a block, and those of a line of more than _SHORT nodes on a GPU; a shorter one has one.
 _THREADS, _LANES, _SHORT = 128, 32, 8
 
@@ -45,33 +54,45 @@ class LineInverses:
         self.device, xp = rows.device, rows.device.xp
         on_lines, self._added = xp.flatnonzero(line >= 0), added
         numbers, of_node = xp.unique(line[on_lines], return_inverse=True)
-        sizes = xp.bincount(of_node.reshape(-1), minlength=len(numbers))
+        sizes = xp.diff(xp.searchsorted(xp.sort(line[on_lines]), xp.append(numbers, numbers[-1:] + 1)))
         descending = xp.argsort(-sizes, kind="stable")
         lengths = sizes[descending]
         self.starts = xp.zeros(len(numbers) + 1, dtype=np.int64)
         xp.cumsum(lengths, out=self.starts[1:])
         #: Lines of many nodes, the first ones.
         self.long = count_true(lengths > _SHORT)
-        rank = xp.empty(len(numbers), dtype=np.int64)
-        rank[descending] = xp.arange(len(numbers))
+        rank = xp.empty(len(numbers), dtype=np.int32)
+        rank[descending] = xp.arange(len(numbers), dtype=np.int32)
         #: The line of every node, or -1, and its step there.
-        self._line, self._step = xp.full(len(line), -1, dtype=np.int64), place.astype(np.int64)
+        self._line, self._step = xp.full(len(line), -1, dtype=np.int32), place.astype(np.int32)
         self._line[on_lines] = rank[of_node.reshape(-1)]
         self.nodes = xp.empty(len(on_lines), dtype=np.int32)
         self.nodes[self._position(on_lines)] = on_lines
-        self.pivots, self.below = self._factorised(rows)
-        self._work: Array | None = None
+        self._take_values(rows)
+        # What products use, by shape, and keep: captured graphs have the addresses.
+        self._work: dict[tuple[int, ...], Array] = {}
+        self._workspace(())
 
     def of_values(self, rows: BlockRows) -> LineInverses:
         """Return the inverses on the same lines for other values of the matrix."""
         other = copy(self)
-        other.pivots, other.below = self._factorised(rows)
+        other._take_values(rows)
         return other
 
     @property
     def count(self) -> int:
         """Number of lines."""
         return len(self.starts) - 1
+
+    @property
+    def workspaces(self) -> tuple[Array, ...]:
+        """The arrays of forward substitutions: one for each number of vectors that have been multiplied together."""
+        return tuple(self._work.values())
+
+    def _workspace(self, columns: tuple[int, ...]) -> Array:
+        if columns not in self._work:
+            self._work[columns] = self.device.xp.empty((len(self.nodes) * self.pivots.shape[1], *columns))
+        return self._work[columns]
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -82,7 +103,8 @@ class LineInverses:
         """Return the places of nodes on lines in the order of :attr:`nodes`."""
         return self.starts[self._line[nodes]] + self._step[nodes]
 
-    def _factorised(self, rows: BlockRows) -> tuple[Array, Array]:
+    def _take_values(self, rows: BlockRows) -> None:
+        """Factorise the lines of a matrix."""
         xp, size = self.device.xp, int(rows.blocks.shape[1])
         row, columns = row_numbers(rows.offsets, rows.columns.size), rows.columns - rows.start
         near = xp.flatnonzero((columns >= 0) & (columns < len(self._line)))
@@ -95,12 +117,22 @@ class LineInverses:
             block = xp.zeros((len(self.nodes), size, size))
             block[self._position(of_row[entries])] = rows.blocks[near[entries]]
             blocks.append(block)
-        pivots, below = blocks
+        self.pivots, self.below = pivots, below = blocks
+        #: How many neighbours on lines are coupled strongly, and how many there are.
+        self.couplings = self._counted(pivots, below)
         regular = xp.ones(len(self.starts) - 1, dtype=bool)
         find_kernel("lines", "factorise", self.device.kind)(self.starts, 1.0 + self._added, pivots, below, regular)
         if count_true(~regular):
             raise InputError("the matrix is not positive definite: the block of some nodes of it is not")
-        return pivots, below
+
+    def _counted(self, pivots: Array, below: Array) -> tuple[int, int]:
+        xp = self.device.xp
+        first = xp.zeros(len(self.nodes), dtype=bool)
+        first[self.starts[:-1]] = True
+        roots = xp.sqrt(xp.maximum(xp.einsum("nii->ni", pivots), 0.0))
+        scaled = -xp.einsum("nii->ni", below[1:]) / xp.maximum(roots[1:] * roots[:-1], _TINY)
+        after = ~first[1:]
+        return count_true((scaled.mean(axis=1) > STRONG) & after), count_true(after)
 
     def three_terms(
         self, a: float, f: Array | None, y: Array, b: float, v: Array, c: float, out: Array, clears: bool = False
@@ -109,10 +141,8 @@ class LineInverses:
 
         Reads the pivots once, the blocks below the diagonal twice, and f, y, v and out once.
         """
-        shape = (len(self.nodes) * self.pivots.shape[1], *out.shape[1:])
-        if self._work is None or self._work.shape != shape:
-            self._work = self.device.xp.empty(shape)
-        find_kernel("lines", "step", self.device.kind)(self, a, f, y, b, v, c, self._work, out, clears)
+        work = self._workspace(out.shape[1:])
+        find_kernel("lines", "step", self.device.kind)(self, a, f, y, b, v, c, work, out, clears)
 
     def product_of(self, rows: BlockRows) -> BlockRows:
         """Return the rows of ``D B`` from those of a sparse B of all nodes; every node of a line has the columns of all of it."""
@@ -121,9 +151,8 @@ class LineInverses:
         entries = xp.flatnonzero(self._line[row] >= 0)
         row, columns = row[entries], rows.columns[entries].astype(np.int64)
         width = int(columns.max()) + 1 if columns.size else 1
-        pairs, of_entry = xp.unique(
-            self._line[row] * width + columns, return_inverse=True
-        )  # of a line and a column of it
+        # A pair is a line and a block column that some node of it has.
+        pairs, of_entry = xp.unique(self._line[row] * np.int64(width) + columns, return_inverse=True)
         line, column = pairs // width, (pairs % width).astype(np.int32)
         first = xp.searchsorted(line, xp.arange(len(self.starts)))
         starts = xp.zeros(len(pairs) + 1, dtype=np.int64)

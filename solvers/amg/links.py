@@ -26,8 +26,9 @@ STRONG = 0.35
 # Beside a line the negative couplings add up to 1 or more, at an edge of the body to 0.6. With more than two strong neighbours a
 # node is not on a line, as of the biharmonic operator.
 _OPPOSITE, _TIE = 0.5, 0.75
-# Finite volumes have no negative couplings; there the strong ones make up more than this share of the diagonal.
-_MOST = 0.8
+# Finite volumes have no negative couplings; there the strong ones make up more than this share of the diagonal, at an end of a
+# line half as much beside the rest, and there are others: a node of a chain is on no line.
+_MOST = 0.97
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _find_flat(
     """Find the nodes with one or two couplings above ``strong``, where others add up to less than ``-opposite`` or these
     are more than the share ``most`` of the diagonal."""
     for node in range(begin, end):
-        above, negative, share = 0, 0.0, 0.0
+        above, others, negative, share = 0, 0, 0.0, 0.0
         for place in range(offsets[node], offsets[node + 1]):
             if columns[place] != node + first:
                 coupling = _coupling_at(place, node + first, columns[place], blocks, scales)
@@ -202,7 +203,10 @@ def _find_flat(
                 if coupling > strong:
                     above += 1
                     share += _coupling_at(place, node + first, node + first, blocks, scales)
-        flat[node] = 0 < above < 3 and (negative > opposite or share > most)
+                elif coupling != 0.0:
+                    others += 1
+        limit = most if above == 2 else most / (2.0 - most)
+        flat[node] = 0 < above < 3 and (negative > opposite or (share > limit and others > 0))
 
 
 @inlined

@@ -16,9 +16,8 @@ from penstock.solvers.amg.aggregates import COARSE_SIDE
 from penstock.solvers.amg.coarsening import coarsen, coarsen_again, measured
 from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, inverse_of
 from penstock.solvers.amg.galerkin import PRODUCT, smoothing_steps
-from penstock.solvers.amg.group_factors import GroupFactors
 from penstock.solvers.amg.inner_iterations import InnerIterations
-from penstock.solvers.amg.level import CoarseLevel, RowFactors
+from penstock.solvers.amg.level import CoarseLevel, Grouped, RowFactors
 from penstock.solvers.amg.matrix_rows import block_size_of
 from penstock.solvers.chebyshev import Chebyshev, Interval, check_degree, rounds_from
 from penstock.solvers.preconditioners import DiagonalBlocks
@@ -36,8 +35,6 @@ _COARSE_SMOOTHING, _COARSE_DEGREE, _COARSE_ROUNDS = 1, 5, 2
 _SAME = 0.03
 #: Products with a coarse matrix when the level is applied once.
 COARSE_PRODUCTS = 4 * _COARSE_SMOOTHING + _COARSE_DEGREE + 1
-#: Whether nodes are grouped: not, as lines across flat elements if there are any, or also otherwise.
-Grouped = bool | Literal["lines"]
 
 
 class SmoothedAggregation(ValidatedOperator):
@@ -241,10 +238,12 @@ def smoothed_aggregation(
     operator = as_operator(A)
     communicator = communicator_of(operator)
     numbers = {"block_size": block_size, "aggregate_nodes": aggregate_nodes, "smoothing": smoothing}
-    communicator.check_same(**numbers, degree=degree, rounds=rounds)
+    communicator.check_same(**numbers, degree=degree, rounds=rounds, grouped=float(bool(grouped)))
     with communicator.together():
         size = block_size_of(operator) if block_size == "auto" else int(block_size)
         check_grouped(grouped)
+        if grouped and aggregates is None and communicator.size > 1:
+            raise InputError("nodes are not grouped where ranks share a matrix; leave grouped=False")
         _check_numbers(operator, size, aggregate_nodes, smoothing, degree, rounds)
     size = int(communicator.largest(float(size)))  # a rank without rows may not know the blocks
     with operator.device.current():
@@ -311,7 +310,7 @@ def _inverse(level: CoarseLevel, before: Operator | None) -> Operator:
     if isinstance(before, InnerIterations):
         return InnerIterations(A, _coarser_inverse(level, before.M))
     inverse = _coarser_inverse(level, before)
-    return InnerIterations(A, inverse) if isinstance(level.groups, GroupFactors) else inverse
+    return inverse if level.groups is None else InnerIterations(A, inverse)
 
 
 def _coarser_inverse(level: CoarseLevel, before: Operator | None) -> Operator:

@@ -11,11 +11,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 
 from penstock.solvers.amg.grid_points import GridPoints
+from penstock.solvers.amg.level import Grouped
+from penstock.solvers.amg.line_factors import LinesLostError
 from penstock.solvers.amg.modes import in_order
 from penstock.solvers.amg.multigrid import Cycle, Smoother, multigrid
 from penstock.solvers.amg.smoothed_aggregation import (
     COARSE_PRODUCTS,
-    Grouped,
     SmoothedAggregation,
     check_grouped,
     smoothed_aggregation,
@@ -59,8 +60,9 @@ _NEIGHBOURS, _ALL_LEVELS, _COPIES = 27, 1.2, 1.5
 # Vectors of the recurrence and of the iteration, beyond those of CG, with two copies for the result; without these there must be
 # room for a test for the rounding floor.
 _VECTORS, _COPIED = 6, 1
-# D of lines takes as much again as that of nodes, and a vector and lists. Groups take as much as there is memory for.
-_OF_LINES = 2
+# Beside D of nodes, D of lines takes twice as much, lists of this many vectors over the unknowns of a node, and a vector for each
+# right-hand side. Groups take as much as there is memory for.
+_LISTS_OF_LINES = 2.5
 # Rows of A and P that are held while the coarse matrix is formed on a GPU: that of a small one, or a window.
 _WINDOW_VECTORS, _WINDOW_NBYTES = 60, 4 << 30
 # Multigrid: vectors for prolongators, their transposes and the coarser matrices of 27-point stencils, and those of a cycle.
@@ -158,7 +160,12 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
 
     def rebuild(self, M: Operator | None, A: Operator) -> Operator | None:
         """Return the preconditioner of a matrix whose values have changed: with the aggregates and T of the last one."""
-        return with_new_values(M) if isinstance(M, SmoothedAggregation) and M.A is A else self.build(A)
+        if not isinstance(M, SmoothedAggregation) or M.A is not A:
+            return self.build(A)
+        try:
+            return with_new_values(M)
+        except LinesLostError:
+            return self.build(A)
 
     def vectors(self, columns: int, *, streamed_to_gpu: bool) -> int:
         """Return the vectors for the diagonal blocks, T, the coarse levels and the iteration."""
@@ -166,7 +173,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
 
     def _vectors(self, columns: int, streamed_to_gpu: bool) -> float:
         of_iteration = (_VECTORS if self.keep_vectors else _VECTORS - _COPIED) * columns
-        of_lines = self.block_size + _OF_LINES if self.grouped else 0
+        of_lines = 2 * self.block_size + _LISTS_OF_LINES / self.block_size + columns if self.grouped else 0
         return self.block_size + of_lines + self._transfer_vectors(streamed_to_gpu) + self._level_vectors + of_iteration
 
     def _transfer_vectors(self, streamed_to_gpu: bool) -> float:

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(128) factorise_lines(
     }
 }
 
-// What an element of a vector has at a node on a line, and what follows from it.
+// The place of unknown i of a node on a line in one column of a block of `count` vectors, which is stored row by row.
 template <int SIZE>
 struct Vectors {
     int count, vector;
@@ -205,7 +205,7 @@ __device__ __forceinline__ void enter(Passage<SIZE>& passage, const int lane, co
     }
 }
 
-// The same for long lines, of which each of 32 lanes has a part. A substitution passes twice over its part: it finds what leaves
+// As step_short_lines, for long lines, of which each of 32 lanes has a part. A substitution passes twice over its part: it finds what leaves
 // the part as a function of what enters, and, once that is known, its values. The depth is 4/32 of the nodes, not twice the nodes.
 template <int SIZE>
 __global__ void __launch_bounds__(128) step_long_lines(

@@ -3,7 +3,7 @@
 // The rows are those of `nodes` consecutive nodes from `first` on; columns and `scales` are numbered from the first node of the
 // matrix. Links are looked for among `among` nodes from `low` on, of which `flat` tells, and numbered from there.
 
-// scales[i] = the reciprocal roots of the diagonal of node i; 0 where it is not positive. A block is `size` x `size`.
+// scales[i] = the reciprocal roots of the diagonal of node i; 0 where it is not positive. The rows are all of the matrix. A block is `size` x `size`.
 __global__ void __launch_bounds__(256) scale_unknowns(
     const int nodes, const int size, const long long* __restrict__ offsets, const int* __restrict__ columns,
     const double* __restrict__ blocks, double* __restrict__ scales)
@@ -29,8 +29,8 @@ __device__ __forceinline__ double coupling_at(
     return sum / size;
 }
 
-// Nodes with one or two couplings above `strong`, where others add up to less than `-opposite` or these are most of the diagonal,
-// more than the share `most`.
+// Nodes with one or two couplings above `strong`, where others add up to less than `-opposite`, or where there are others and
+// these are most of the diagonal, more than the share `most`, or half as much beside the rest at an end of a line.
 __global__ void __launch_bounds__(256) find_flat(
     const int nodes, const int size, const int first, const long long* __restrict__ offsets, const int* __restrict__ columns,
     const double* __restrict__ blocks, const double* __restrict__ scales, const double strong, const double opposite,
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(256) find_flat(
     const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
     if (node >= nodes) return;
     const long long own = (long long)node + first;
-    int above = 0;
+    int above = 0, others = 0;
     double negative = 0.0, share = 0.0;
     for (long long place = offsets[node]; place < offsets[node + 1]; ++place) {
         if (columns[place] == own) continue;
@@ -48,9 +48,12 @@ __global__ void __launch_bounds__(256) find_flat(
         if (coupling > strong) {
             ++above;
             share += coupling_at(place, own, own, size, blocks, scales);
+        } else {
+            others += coupling != 0.0;
         }
     }
-    flat[node] = above > 0 && above < 3 && (negative > opposite || share > most);
+    const double limit = above == 2 ? most : most / (2.0 - most);
+    flat[node] = above > 0 && above < 3 && (negative > opposite || (share > limit && others > 0));
 }
 
 // Whether a place links its node, a number in the matrix, with another one: a strong coupling of two flat nodes, or a tie.

@@ -198,8 +198,8 @@ class LevelOrder:
         offsets = np.zeros_like(A.indptr)
         np.cumsum(np.diff(A.indptr)[nodes], out=offsets[1:])
         columns, values = np.empty_like(A.indices), np.empty_like(A.data)
-        blocks = (A.data.reshape(len(A.data), -1), values.reshape(len(values), -1))
-        _permute_rows(nodes.size, nodes, place, A.indptr, A.indices, blocks[0], offsets, columns, blocks[1])
+        old_blocks, blocks = (array.reshape(len(array), size**2) for array in (A.data, values))
+        _permute_rows(nodes.size, nodes, place, A.indptr, A.indices, old_blocks, offsets, columns, blocks)
         return type(A)((values, columns, offsets), shape=A.shape)
 
     def forward(self, vectors: Array) -> Array:

@@ -17,7 +17,7 @@ from penstock.solvers.preconditioners import inverted_blocks
 from penstock.spmv import BsrMatrix, CsrMatrix, Device, InputError
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.products.block_rows import BlockRows
-from penstock.streaming import HostStore, StreamedMatrix, Workload
+from penstock.streaming import HostStore, LevelOrder, StreamedMatrix, Workload
 
 
 def stretched_beam(size, nodes=(11, 8, 9), ratio=30.0, seed=0):
@@ -54,7 +54,7 @@ def test_iterations_do_not_depend_on_the_ratio_of_width_to_height(ratio):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_streamed_matrix_is_solved_in_few_sweeps_where_subdivisions_cut_lines(size, device):
-    """Every subdivision ends in the middle of a line."""
+    """At least five subdivisions begin in the middle of a line."""
     A = stretched_beam(size, (9, 9, 32), 1000.0)
     B = np.random.default_rng(2).standard_normal((A.shape[0], 2))
     there = Device.parse(device)
@@ -146,17 +146,40 @@ def test_segments_have_the_same_height_and_lines_are_cut_after_eight():
     assert long.tolist() == [True] * 112 + [False] * 2 + [True] * 9000
 
 
-def test_a_chain_of_nodes_is_solved():
-    """All of the matrix is one line, longer than a line may be."""
-    n = 10_000
-    A = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n)).tocsr()
-    b = np.random.default_rng(1).standard_normal(n)
-    matrix = CsrMatrix.from_csr(A)
-    M = smoothed_aggregation(matrix, grouped="lines")
-    result = cg(matrix, b, M=M, rtol=1e-8, maxiter=30)
+def finite_volumes(across, along, strength):
+    """Return cells that are held at one side; the second axis is coupled by ``strength``."""
+
+    def second_difference(n):
+        return scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n))
+
+    free = second_difference(along).tolil()
+    free[0, 0] = free[along - 1, along - 1] = 1.0
+    eye = scipy.sparse.eye_array
+    A = scipy.sparse.kron(second_difference(across), eye(along))
+    return scipy.sparse.csr_array(A + strength * scipy.sparse.kron(eye(across), free.tocsr()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("strength", [40.0, 400.0])
+def test_lines_of_finite_volumes(device, strength):
+    """With 40 the coarse level is too large for a dense inverse."""
+    A = finite_volumes(200, 300, strength)
+    there = Device.parse(device)
+    matrix = CsrMatrix.from_csr(A).to_device(there)
+    b = np.random.default_rng(1).standard_normal(A.shape[0])
+    M = smoothed_aggregation(matrix, grouped="lines", aggregate_nodes=27, smoothing=1)
+    result = cg(matrix, there.asarray(b), M=M, rtol=1e-8, maxiter=40)
     assert isinstance(M.level.groups, LineFactors)
+    assert (M.level.T.unknowns > 800) == (strength < 100)
     assert result.converged
-    assert result.iterations <= 10
+    assert result.iterations <= 20
+
+
+def test_a_chain_is_no_line():
+    """D of such a line would be all of the matrix."""
+    A = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(20_000, 20_000)).tocsr()
+    assert find_lines(CsrMatrix.from_csr(A), 1) is None
+    assert smoothed_aggregation(CsrMatrix.from_csr(A), grouped="lines").level.groups is None
 
 
 def test_without_lines_nodes_stay_alone():
@@ -198,6 +221,59 @@ def test_a_prepared_system_is_updated(device):
     assert second.converged
     assert second.iterations == pytest.approx(first.iterations, abs=1)
     np.testing.assert_allclose(2.0 * second.x, first.x, atol=1e-5 * abs(first.x).max())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_solves_of_one_and_several_vectors_alternate(device):
+    """Captured graphs of each number of vectors find their workspaces where they were."""
+    A = flat_hexahedra((9, 9, 32), 300.0)
+    B = np.random.default_rng(2).standard_normal((A.shape[0], 2))
+    there = Device.parse(device)
+    with streamed(A, 1, 6, device) as matrix:
+        M = smoothed_aggregation(matrix, grouped="lines")
+        for _ in range(3):
+            for columns in (slice(0, 2), 0):
+                b = there.asarray(np.ascontiguousarray(B[:, columns]))
+                result = (block_cg if b.ndim == 2 else cg)(matrix, b, M=M, rtol=1e-8, maxiter=60)
+                assert result.converged
+                residual = B[:, columns] - A @ there.to_host(result.x)
+                assert (np.linalg.norm(residual, axis=0) <= 1e-8 * np.linalg.norm(B[:, columns], axis=0)).all()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_memory_for_lines_is_reserved(size):
+    A = stretched_beam(size, (9, 9, 32))
+    matrix = CsrMatrix.from_csr(A) if size == 1 else BsrMatrix.from_csr(A, block_size=size)
+    D = smoothed_aggregation(matrix, grouped="lines").level.groups
+    held = D.nbytes + sum(array.nbytes for part in D._parts for array in (part._line, part._step, *part.workspaces))
+    plain, lines = (
+        SmoothedAggregationSpec(block_size=size, grouped=grouped).vectors(1, streamed_to_gpu=False)
+        for grouped in (False, "lines")
+    )
+    assert held <= (lines - plain + 1) * 8 * A.shape[0]
+
+
+def test_lines_that_new_values_undo_are_left():
+    """Elements that were flat along one axis become cubes, and then flat along another."""
+    nodes = (10, 10, 24)
+    flat, cubes = flat_hexahedra(nodes, 200.0), flat_hexahedra(nodes, 1.2)
+    b = np.random.default_rng(1).standard_normal(flat.shape[0])
+    given = {"preconditioner": SmoothedAggregationSpec(grouped="lines"), "memory": flat.nnz * 3, "device": "cpu"}
+    with penstock.prepare(flat, **given) as prepared:
+        first = prepared.solve(b, rtol=1e-8)
+        prepared.update(cubes, preconditioner="values")
+        second = prepared.solve(b, rtol=1e-8)
+    alone = penstock.solve(cubes, b, rtol=1e-8, **given)
+    assert "solved as one" in first.message
+    assert "solved as one" not in second.message
+    assert second.iterations == alone.iterations
+
+
+def test_rows_without_entries_are_put_in_order():
+    order = LevelOrder(np.arange(6)[::-1].copy())
+    empty = order.matrix(scipy.sparse.csr_array((6, 6)))
+    assert empty.shape == (6, 6)
+    assert empty.nnz == 0
 
 
 def scattered(A, axis_order, nodes):
@@ -243,7 +319,7 @@ def test_solve_orders_a_streamed_matrix_by_lines(size, device):
     assert "by lines: nodes that are coupled strongly" in result.explain()
     assert "with lines of nodes" in result.explain()
     assert (
-        "a coarse level of lines of nodes across flat elements, because its near-null space is given"
+        "a coarse level with lines of nodes across flat elements, because its near-null space is given"
         in result.explain()
     )
     assert "lines of nodes across flat elements are solved as one" in result.message
