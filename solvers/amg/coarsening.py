@@ -32,7 +32,7 @@ from penstock.solvers.amg.group_inverses import GroupInverses
 from penstock.solvers.amg.groups import Groups, linked_groups
 from penstock.solvers.amg.level import CoarseLevel, Grouped, RowFactors
 from penstock.solvers.amg.line_space import line_space
-from penstock.solvers.amg.local_space import inverse_roots, local_space
+from penstock.solvers.amg.local_space import local_space, scales_of
 from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
 from penstock.solvers.amg.strength import strong_graph
@@ -141,7 +141,7 @@ def _of_parts(
 ) -> CoarseLevel | None:  # fmt: skip
     """Return the level of lines of nodes, or of groups unless only ``"lines"`` are wanted; None if there are neither."""
     size = int(diagonal.blocks.shape[1])
-    if (lines := line_space(A, inverse_roots(diagonal), nodes, smoothing, **measuring)) is not None:
+    if (lines := line_space(A, scales_of(diagonal), nodes, smoothing, **measuring)) is not None:
         T: Tentative = StoredTentative(known, free, lines.aggregates, size, A.device)
         return _coarsened(A, diagonal, lines.high, T, smoothing, lines.D)
     if grouped == "lines" or (space := local_space(A, diagonal, known, smoothing, **measuring)) is None:

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 
 from penstock.solvers.amg.lines import LEAST_LINE, WORTH_WHILE
-from penstock.solvers.amg.links import flat_nodes, lines_of, links_among
+from penstock.solvers.amg.links import flat_nodes, inverse_roots, lines_of, links_among
 from penstock.solvers.amg.paths import long_paths
 from penstock.spmv import Array, BsrMatrix, CsrMatrix
 from penstock.spmv.device import count_true
@@ -42,7 +42,7 @@ def find_lines(A: CsrMatrix, size: int) -> LinesFound | None:
     nodes = A.shape[0] // size
     if A.shape[0] % size or not nodes:
         return None
-    scales = _inverse_roots(A, size)
+    scales = inverse_roots(A.diagonal_blocks(1).reshape(-1, size).astype(np.float64, copy=False))
     flat, on_lines, looked_at = 0, 0, 0
     for start in np.unique(np.linspace(0, max(0, nodes - _RUN), _RUNS).astype(np.int64)).tolist():
         rows = _rows_of(A, size, start, min(start + _RUN, nodes))
@@ -99,9 +99,3 @@ def _places_of_lines(A: CsrMatrix, size: int, line: Array) -> Array:
     places = np.empty(lines, dtype=np.int64)
     places[reverse_cuthill_mckee(graph, symmetric_mode=True)] = np.arange(lines)
     return places
-
-
-def _inverse_roots(A: CsrMatrix, size: int) -> Array:
-    """Return ``1 / sqrt(a_ii)``, (nodes, size); 0 where an entry is not positive."""
-    xp, diagonal = A.device.xp, A.diagonal_blocks(1).reshape(-1, size).astype(np.float64, copy=False)
-    return xp.where(diagonal > 0.0, 1.0 / xp.sqrt(xp.where(diagonal > 0.0, diagonal, 1.0)), 0.0)

@@ -22,9 +22,9 @@ from penstock.solvers.amg.aggregates import Aggregates, graph_aggregates
 from penstock.solvers.amg.line_factors import LineFactors
 from penstock.solvers.amg.lines import ADDED, LEAST_LINE, LONGEST_LINE, WORTH_WHILE, LineInverses
 from penstock.solvers.amg.links import STRONG, lines_of, links_between
-from penstock.solvers.amg.matrix_rows import visit_rows
+from penstock.solvers.amg.matrix_rows import bounds_within, row_bounds_of, visit_rows
 from penstock.solvers.chebyshev import largest_eigenvalue
-from penstock.spmv import Array, Operator, SweptOperator, device_of
+from penstock.spmv import Array, Operator, device_of
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, in_float64, row_numbers
 
@@ -76,15 +76,13 @@ def line_space(A: Operator, scales: Array, nodes: int, smoothing: int, **measuri
 
 def _lines(A: Operator, scales: Array, size: int, side: float) -> tuple[LineFactors, Aggregates, Array] | None:
     """Return D of lines, the segment of every node, and the line of every segment; one sweep. None if there are few lines."""
-    bounds = A.row_bounds if isinstance(A, SweptOperator) else None
-    bounds = (0, A.shape[0]) if bounds is None else bounds  # rows that are advanced together
+    bounds = row_bounds_of(A)
     xp, parts, numbers = A.device.xp, list[LineInverses](), list[tuple[Array, Array]]()
     on_lines, lines, segments = 0, 0, 0
 
     def visit(rows: BlockRows) -> None:
         nonlocal on_lines, lines, segments
-        inside = [bound // size for bound in bounds if rows.start <= bound // size <= rows.stop]
-        for start, stop in pairwise(inside):
+        for start, stop in pairwise(bounds_within(rows, bounds, size)):
             part = in_float64(rows.part(start, stop))
             line, place, segment, joined = _lines_of_part(part, scales, side)
             on_lines += joined

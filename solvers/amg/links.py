@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.solvers.amg.paths import long_paths
-from penstock.spmv import Array
+from penstock.spmv import Array, device_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.jit import inlined, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
@@ -41,6 +41,12 @@ class Links:
     offsets: Array
     columns: Array
     shares: Array
+
+
+def inverse_roots(diagonal: Array) -> Array:
+    """Return ``1 / sqrt(a_ii)`` of diagonal entries, such as (nodes, size); 0 where one is not positive."""
+    xp, positive = device_of(diagonal).xp, diagonal > 0.0
+    return xp.where(positive, 1.0 / xp.sqrt(xp.where(positive, diagonal, 1.0)), 0.0)
 
 
 def links_between(

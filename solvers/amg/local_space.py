@@ -28,11 +28,12 @@ from penstock.solvers.amg.group_factors import GroupFactors, GroupPart, factored
 from penstock.solvers.amg.group_growth import Couplings, couplings, grown_groups
 from penstock.solvers.amg.group_inverses import size_classes
 from penstock.solvers.amg.group_matching import matched_groups
-from penstock.solvers.amg.matrix_rows import visit_rows
+from penstock.solvers.amg.links import inverse_roots
+from penstock.solvers.amg.matrix_rows import bounds_within, row_bounds_of, visit_rows
 from penstock.solvers.amg.tentative import StoredTentative
 from penstock.solvers.chebyshev import largest_eigenvalue
 from penstock.solvers.preconditioners import DiagonalBlocks
-from penstock.spmv import Array, Operator, SweptOperator, VectorSpace
+from penstock.spmv import Array, Operator, VectorSpace
 from penstock.spmv.products.block_rows import BlockRows, row_numbers, rows_of
 from penstock.spmv.vectors.noise import noise
 from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
@@ -99,7 +100,7 @@ def local_space(
     most, vectors = _group_nodes_and_vectors(A, size)
     if not most:
         return None
-    scales = inverse_roots(diagonal)
+    scales = scales_of(diagonal)
     if not (float(scales.min()) > _SMALL and float(scales.max()) < 1.0 / _SMALL):  # factors in float32 would overflow
         return None
     D, entries = _group_factors(A, scales, size, most)
@@ -116,10 +117,10 @@ def local_space(
     return LocalSpace(D, high, aggregates, modes, sums.known, None if alike else chosen.columns, sums.piece)
 
 
-def inverse_roots(diagonal: DiagonalBlocks) -> Array:
+def scales_of(diagonal: DiagonalBlocks) -> Array:
     """Return ``1 / sqrt(a_ii)``, (nodes, size), from the inverses of the diagonal blocks."""
     xp = diagonal.device.xp
-    return 1.0 / xp.sqrt(xp.einsum("nii->ni", xp.linalg.inv(diagonal.blocks.astype(np.float64, copy=False))))
+    return inverse_roots(xp.einsum("nii->ni", xp.linalg.inv(diagonal.blocks.astype(np.float64, copy=False))))
 
 
 def _group_nodes_and_vectors(A: Operator, size: int) -> tuple[int, int]:
@@ -133,13 +134,12 @@ def _group_nodes_and_vectors(A: Operator, size: int) -> tuple[int, int]:
 
 def _group_factors(A: Operator, scales: Array, size: int, most: int) -> tuple[GroupFactors, int]:
     """Return D of groups of about ``most`` nodes at most, and the entries of A; one sweep."""
-    bounds = A.row_bounds if isinstance(A, SweptOperator) else None
-    bounds = (0, A.shape[0]) if bounds is None else bounds  # rows that are advanced together
+    bounds = row_bounds_of(A)
     parts, blocks = list[GroupPart](), 0
 
     def visit(rows: BlockRows) -> None:
         nonlocal blocks
-        inside = [bound // size for bound in bounds if rows.start <= bound // size <= rows.stop]
+        inside = bounds_within(rows, bounds, size)
         of_node = grown_groups(rows.start, couplings(rows, scales), inside, most, alike=_ALIKE)
         parts.append(factored(rows, A.device.asarray(of_node)))
         blocks += rows.columns.size

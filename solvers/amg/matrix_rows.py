@@ -112,6 +112,17 @@ def visit_rows(
         completion.add(start, A.rows(start, stop))
 
 
+def row_bounds_of(A: Operator) -> tuple[int, ...]:
+    """Return the rows at which those begin that are advanced together, and the end: subdivisions of a streamed matrix."""
+    bounds = A.row_bounds if isinstance(A, SweptOperator) else None
+    return (0, A.shape[0]) if bounds is None else tuple(bounds)
+
+
+def bounds_within(rows: BlockRows, bounds: Sequence[int], block_size: int) -> list[int]:
+    """Return the nodes of ``block_size`` unknowns at which parts begin or end among some rows; ``bounds`` are rows."""
+    return [bound // block_size for bound in bounds if rows.start <= bound // block_size <= rows.stop]
+
+
 def graph_of(A: Operator, size: int) -> tuple[Array, Array]:
     """Return the neighbours of every node of ``size`` unknowns, as in CSR; one sweep if A is streamed.
 

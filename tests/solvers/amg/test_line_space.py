@@ -12,7 +12,7 @@ from penstock.solvers import SmoothedAggregationSpec, block_cg, cg, smoothed_agg
 from penstock.solvers.amg.line_factors import LineFactors
 from penstock.solvers.amg.line_order import find_lines
 from penstock.solvers.amg.line_space import _segments, line_space
-from penstock.solvers.amg.local_space import inverse_roots
+from penstock.solvers.amg.local_space import scales_of
 from penstock.solvers.preconditioners import inverted_blocks
 from penstock.spmv import BsrMatrix, CsrMatrix, Device, InputError
 from penstock.spmv.formats.partition import row_slabs
@@ -76,7 +76,7 @@ def test_d_of_subdivisions_agrees_with_dense_arithmetic(size, device):
     A = stretched_beam(size)
     there, nodes = Device.parse(device), A.shape[0] // size
     with streamed(A, size, 4, device) as matrix:
-        space = line_space(matrix, scales_of(A, size, there), 64, 1, degree=5, rounds=2)
+        space = line_space(matrix, scales_there(A, size, there), 64, 1, degree=5, rounds=2)
         D, bounds = space.D, matrix.row_bounds
         inverse = np.zeros(A.shape)
         column = np.arange(nodes) // 9  # of nodes above each other
@@ -107,9 +107,9 @@ def test_d_of_subdivisions_agrees_with_dense_arithmetic(size, device):
         assert (found.start, found.stop) == (first, last)
 
 
-def scales_of(A, size, device):
+def scales_there(A, size, device):
     matrix = (CsrMatrix.from_csr(A) if size == 1 else BsrMatrix.from_csr(A, block_size=size)).to_device(device)
-    return inverse_roots(inverted_blocks(matrix, matrix.diagonal_blocks(size)))
+    return scales_of(inverted_blocks(matrix, matrix.diagonal_blocks(size)))
 
 
 def rows_on(device, dense, size, start):
