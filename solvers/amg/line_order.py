@@ -71,8 +71,9 @@ def _lines_everywhere(A: CsrMatrix, size: int, scales: Array) -> LinesFound | No
         return None
     path, place = map(A.device.to_host, (path, place))
     is_first = np.zeros(nodes, dtype=bool)
-    is_first[np.where(path < 0, np.arange(nodes), path)] = True  # a line is named after one of its nodes
-    line = (np.cumsum(is_first) - 1)[np.where(path < 0, np.arange(nodes), path)]
+    name = np.where(path < 0, np.arange(nodes), path)  # a line is named after one of its nodes
+    is_first[name] = True
+    line = (np.cumsum(is_first) - 1)[name]
     return LinesFound(np.lexsort((place, _places_of_lines(A, size, line)[line])).astype(np.int64, copy=False))
 
 

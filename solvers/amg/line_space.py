@@ -126,8 +126,8 @@ def _lines_of_part(rows: BlockRows, scales: Array, side: float) -> tuple[Array, 
 def _segments(number: Array, heights: Array, side: float) -> tuple[Array, Array, Array]:
     """Return the segment and the piece of every node on its line, and whether it is on a line of many nodes.
 
-    Nodes are ordered by line; ``number`` is the line of each, and ``heights`` its height in widths of elements. Segments of about
-    ``side`` widths have the same height on a line; so many make up a piece.
+    Nodes are ordered by line; ``number`` is the line of each, and ``heights`` its height in widths of elements. A line is
+    divided into segments of equal height, of about ``side`` widths each. Up to ``_SEGMENTS`` of them make up a piece.
     """
     xp, nodes = device_of(number).xp, len(number)
     first = xp.flatnonzero(_begins(number))

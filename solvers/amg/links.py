@@ -23,8 +23,8 @@ LINK_KERNELS = CudaSource("penstock.solvers.kernels", "links.cu")
 
 #: Neighbours on a line have 1/2, in smooth meshes at most 0.3.
 STRONG = 0.35
-# Beside a line the negative couplings add up to 1 or more, at an edge of the body to 0.6. With more than two strong neighbours a
-# node is not on a line, as of the biharmonic operator.
+# Beside a line the negative couplings add up to 1 or more, at an edge of the body to 0.6. A node with
+# more than two strong neighbours is not on a line; the biharmonic operator has such nodes.
 _OPPOSITE, _TIE = 0.5, 0.75
 # Finite volumes have no negative couplings; there the strong ones make up more than this share of the diagonal, at an end of a
 # line half as much beside the rest, and there are others: a node of a chain is on no line.
