@@ -14,7 +14,7 @@ from penstock.fem.elasticity import LinearElasticity, lame_parameters
 from penstock.fem.element_rows import SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
 from penstock.fem.mass import mesh_mass
 from penstock.fem.mesh_lists import count_degenerate, list_elements, order_by_first
-from penstock.fem.row_layouts import assembled, symbolic_blocks, symbolic_chunks
+from penstock.fem.row_layouts import LAYOUTS, Layout, assembled, symbolic_blocks, symbolic_chunks
 from penstock.spmv import CPU, Array, Device, InputError, NodeMatrix, SparseMatrix, format_named
 from penstock.spmv.formats.limits import INT32_MAX
 from penstock.spmv.formats.sliced_bsr import HEIGHT
@@ -120,7 +120,7 @@ class ElementMatrix:
         return other
 
     def matrix(self, format_name: str = "bsr", *, device: Device | str = CPU) -> SparseMatrix:
-        """Assemble the whole matrix in the memory of a device, in ``bsr`` or ``symmetric_bsr``."""
+        """Assemble the whole matrix in the memory of a device, in ``bsr``, ``sliced_bsr`` or ``symmetric_bsr``."""
         check_format(format_name)
         outline = self._outline(0, len(self.coordinates), format_name, np.int64)
         return assembled(outline, self.row_maker(format_name, device))
@@ -161,7 +161,7 @@ class ElementMatrix:
     def largest_cut(self, format_name: str) -> int:
         """Return the largest number of slabs that a matrix of this format can be cut into."""
         nodes = len(self.coordinates)
-        return -(-nodes // HEIGHT) if format_named(format_name).traits.half else nodes
+        return -(-nodes // HEIGHT) if LAYOUTS[format_name] is Layout.CHUNKS else nodes
 
     def symbolic_slabs(self, count: int, format_name: str) -> list[SparseMatrix]:
         """Return row slabs with shapes and types but without memory: the input of a plan."""
@@ -173,9 +173,11 @@ class ElementMatrix:
 
     def _cut(self, count: int, format_name: str) -> list[int]:
         """Return nodes between which slabs have about the same number of blocks."""
-        half = format_named(format_name).traits.half
-        pattern, size = self._pattern(half=half), HEIGHT if half else 1
-        ends = pattern.chunk_starts if half else pattern.offsets
+        pattern, chunked = (
+            self._pattern(half=format_named(format_name).traits.half),
+            LAYOUTS[format_name] is Layout.CHUNKS,
+        )
+        ends, size = (pattern.chunk_starts, HEIGHT) if chunked else (pattern.offsets, 1)
         pieces = len(ends) - 1
         inner = np.searchsorted(ends, int(ends[-1]) * np.arange(1, count) / count)
         # At least one piece for each slab.
@@ -186,10 +188,9 @@ class ElementMatrix:
         return [0, *(int(piece) * size for piece in inner), len(self.coordinates)]
 
     def _outline(self, start: int, stop: int, format_name: str, offsets_dtype: Any = np.int32) -> SparseMatrix:
-        dof, half = self.dof, format_named(format_name).traits.half
-        pattern = self._pattern(half=half)
+        dof, pattern = self.dof, self._pattern(half=format_named(format_name).traits.half)
         shape = ((stop - start) * dof, self.shape[1])
-        if half:
+        if LAYOUTS[format_name] is Layout.CHUNKS:
             starts = pattern.chunk_starts[start // HEIGHT : -(-stop // HEIGHT) + 1]
             return symbolic_chunks(format_name, shape, starts, dof)
         stored = int(pattern.offsets[stop] - pattern.offsets[start])

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.fem.mesh_lists import find_columns, jacobian_of_hexahedron
-from penstock.fem.row_layouts import LAYOUTS, Layout, SlabArrays, padded_rows
+from penstock.fem.row_layouts import LAYOUTS, Layout, SlabArrays
 from penstock.spmv import CPU, Array, Device, InputError, device_of, format_named
 from penstock.spmv.compilation.cuda_module import CudaSource, shared_limit, type_names
 from penstock.spmv.compilation.jit import serial_kernel, shared_range
@@ -20,10 +20,11 @@ ELEMENT_ROW_KERNELS = CudaSource("penstock.fem.kernels", "element_rows.cu", enum
 #: Nodes of an element, and the name of its shape in the kernels; unknowns of a node, and the name of the physics.
 SHAPES, PHYSICS = {4: "Tetrahedron", 8: "Hexahedron"}, {1: "Diffusion", 3: "Elasticity"}
 #: Formats in which rows are made.
-FORMATS = ("bsr", "symmetric_bsr")
-# By the nodes of an element: threads of a block, and blocks up to which a row is added up in shared memory. With more, too few
-# threads have room beside each other.
-_LAUNCHES = {4: (32, 48), 8: (64, 48)}
+FORMATS = ("sliced_bsr", "bsr", "symmetric_bsr")
+# By the nodes of an element: the lanes that make a row, as the shapes in the kernels have them.
+_LANES = {4: 1, 8: 4}
+# Blocks up to which a row is added up in shared memory: with more, too few threads have room beside each other.
+_WIDEST_SHARED = 48
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,14 +180,17 @@ def _fill_on_gpu(
     lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
     sizes = (np.int64(start), np.int64(stop - start), np.int32(slab.parts))
     starts = pattern.chunk_starts[start // HEIGHT :]
-    threads, most = _LAUNCHES[elements.connectivity.shape[1]]
-    each = threads * elements.dof**2 * slab.values.itemsize
-    widest = min(pattern.widest, shared_limit(slab.values) // each, most)
-    if widest * each > function.max_dynamic_shared_size_bytes:
-        function.max_dynamic_shared_size_bytes = widest * each
+    row = (
+        elements.dof**2 * slab.values.itemsize + pattern.columns.itemsize
+    )  # bytes of a block of a row, and of its column
+    widest = min(pattern.widest, shared_limit(slab.values) // (HEIGHT * row) - 1, _WIDEST_SHARED)
+    shared = HEIGHT * (widest * row + pattern.columns.itemsize)
+    if shared > function.max_dynamic_shared_size_bytes:
+        function.max_dynamic_shared_size_bytes = shared
     written = (slab.offsets, slab.columns, slab.values)
     arguments = (*sizes, *mesh, *moduli, *fixed, *lists, starts, np.int32(widest), *written)
-    function((-(-padded_rows(stop - start) // threads),), (threads,), arguments, shared_mem=widest * each)
+    lanes = _LANES[elements.connectivity.shape[1]]
+    function((-(-(stop - start) // HEIGHT),), (HEIGHT * lanes,), arguments, shared_mem=shared)
 
 
 @register_kernel("element_rows", "fill", "cpu")
@@ -332,4 +336,4 @@ def _fill_values(
 def check_format(name: str) -> None:
     """Refuse a format in which no rows are made, with an InputError."""
     if name not in FORMATS:
-        raise InputError(f"a matrix of elements is assembled in {' or '.join(FORMATS)}, not {name}")
+        raise InputError(f"a matrix of elements is assembled in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {name}")

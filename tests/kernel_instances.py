@@ -130,7 +130,12 @@ def _box_rows(values, dofs) -> list[str]:
 
 
 def _element_rows() -> list[str]:
-    layouts = ("int, BLOCK_ROWS, false", "long long, BLOCK_ROWS, false", "long long, CHUNKS, true")
+    layouts = (
+        "int, BLOCK_ROWS, false",
+        "long long, BLOCK_ROWS, false",
+        "long long, CHUNKS, false",
+        "long long, CHUNKS, true",
+    )
     kinds = product(SHAPES.values(), PHYSICS.values(), layouts)
     return [f"element_rows<{shape}, {physics}, {layout}>" for shape, physics, layout in kinds]
 

@@ -1,14 +1,21 @@
 // Rows of the matrix of a mesh of linear tetrahedra or hexahedra, made from coordinates and connectivity.
 //
-// A thread makes the row of blocks of one node: it goes through the elements of the node in the order of their numbers, computes
-// the node's row of each element's matrix, and adds its blocks to those of the row. Nothing is added atomically, so bits repeat.
+// One lane, or four, make the row of blocks of one node: they go through the elements of the node in the order of their numbers,
+// compute the node's row of each element's matrix, and add its blocks to those of the row. Nothing is added atomically, so bits
+// repeat.
 
-constexpr int HEIGHT = 32;  // nodes in a chunk
+constexpr int HEIGHT = 32;  // nodes in a chunk, and the rows of a thread block
 
-// A shape at an integration point: its weight there, and the gradients of the shape functions.
+// A shape is made of the corners of an element. Its nodes and its integration points are divided among the lanes of a row.
+//
+//   node_of          the number of a node of a lane, of OF_LANE
+//   work_out         what is known of an integration point of the lane; `v` is the gradient of the shape function of the node whose
+//                    row is made, times the weight of the point
+//   look_at          takes over, with step 0, what the lane has worked out, and with others what the lane `lane ^ step` has
+//   gradient_of_its  the gradient of the shape function of a node of the lane at the point that it looks at
 struct Tetrahedron {
-    static constexpr int NODES = 4, POINTS = 1;
-    double weight, gradients[NODES][3];
+    static constexpr int NODES = 4, LANES = 1, OF_LANE = 4, POINTS_OF_LANE = 1;
+    double v[3], gradients[NODES][3];
 
     __device__ Tetrahedron(const int, const double (&x)[NODES][3])
     {
@@ -16,118 +23,179 @@ struct Tetrahedron {
         for (int e = 0; e < 3; ++e)
             for (int c = 0; c < 3; ++c) d[e][c] = x[e + 1][c] - x[0][c];
         for (int e = 0; e < 3; ++e) {
-            const double *u = d[(e + 1) % 3], *v = d[(e + 2) % 3];
-            gradients[e + 1][0] = u[1] * v[2] - u[2] * v[1];
-            gradients[e + 1][1] = u[2] * v[0] - u[0] * v[2];
-            gradients[e + 1][2] = u[0] * v[1] - u[1] * v[0];
+            const double *left = d[(e + 1) % 3], *right = d[(e + 2) % 3];
+            gradients[e + 1][0] = left[1] * right[2] - left[2] * right[1];
+            gradients[e + 1][1] = left[2] * right[0] - left[0] * right[2];
+            gradients[e + 1][2] = left[0] * right[1] - left[1] * right[0];
         }
-        const double determinant = d[0][0] * gradients[1][0] + d[0][1] * gradients[1][1] + d[0][2] * gradients[1][2];
-        const double inverse = 1.0 / determinant;
-        for (int c = 0; c < 3; ++c) {
-            for (int e = 1; e < NODES; ++e) gradients[e][c] *= inverse;
-            gradients[0][c] = -(gradients[1][c] + gradients[2][c] + gradients[3][c]);
-        }
-        weight = fabs(determinant) / 6.0;
+        determinant = d[0][0] * gradients[1][0] + d[0][1] * gradients[1][1] + d[0][2] * gradients[1][2];
+        for (int c = 0; c < 3; ++c) gradients[0][c] = -(gradients[1][c] + gradients[2][c] + gradients[3][c]);
     }
 
-    __device__ void gradient_of(const int node, double (&g)[3]) const
+    __device__ static constexpr int node_of(const int, const int index) { return index; }
+
+    __device__ void work_out(const int, const int own, const double factor)
     {
+        // All gradients are to be divided by the determinant, of which the volume takes one away.
+        const double weight = factor / (6.0 * fabs(determinant));
 #pragma unroll
         for (int b = 0; b < NODES; ++b)
-            if (b == node)
-                for (int c = 0; c < 3; ++c) g[c] = gradients[b][c];
+            if (b == own)
+                for (int c = 0; c < 3; ++c) v[c] = weight * gradients[b][c];
     }
+
+    __device__ void look_at(const int) {}
+
+    __device__ void gradient_of_its(const int node, double (&g)[3]) const
+    {
+        for (int c = 0; c < 3; ++c) g[c] = gradients[node][c];
+    }
+
+private:
+    double determinant;
 };
 
 struct Hexahedron {
-    static constexpr int NODES = 8, POINTS = 8;
-    double weight, inverse[3][3], below[3], above[3];  // the Jacobian's, and the linear functions of each axis
+    static constexpr int NODES = 8, LANES = 4, OF_LANE = 2, POINTS_OF_LANE = 2;
+    double v[3];
 
-    // The corners of the reference element in the order of VTK and gmsh: once around the bottom, then around the top.
-    __device__ static bool is_far(const int node, const int axis)
+    __device__ Hexahedron(const int lane, const double (&x)[NODES][3])
+    {
+        for (int axis = 0; axis < 2; ++axis) sign[axis] = lane >> axis & 1 ? 1.0 : -1.0;
+#pragma unroll
+        for (int c = 0; c < 3; ++c) {
+            double of[2][2][2];  // sums, by whether the near corners along each axis are subtracted from the far ones, or added
+#pragma unroll
+            for (int b = 0; b < NODES; ++b) of[is_far(b, 0)][is_far(b, 1)][is_far(b, 2)] = 0.125 * x[b][c];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) add_and_subtract(of[0][j / 2][j % 2], of[1][j / 2][j % 2]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) add_and_subtract(of[j / 2][0][j % 2], of[j / 2][1][j % 2]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) add_and_subtract(of[j / 2][j % 2][0], of[j / 2][j % 2][1]);
+            linear[0][c] = of[1][0][0];
+            linear[1][c] = of[0][1][0];
+            linear[2][c] = of[0][0][1];
+            products[0][c] = AT * of[0][1][1];
+            products[1][c] = AT * of[1][0][1];
+            products[2][c] = AT * of[1][1][0];
+            triple[c] = AT * AT * of[1][1][1];
+        }
+    }
+
+    // The corners of the reference element are in the order of VTK and gmsh: once around the bottom, then around the top.
+    __device__ static constexpr int node_of(const int lane, const int index) { return index * 4 + (lane ^ lane >> 1); }
+
+    __device__ void work_out(const int index, const int own, const double factor)
+    {
+        const double signs[3] = {sign[0], sign[1], index ? 1.0 : -1.0};
+        double J[3][3], along[3];
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            const int u = (axis + 1) % 3, w = (axis + 2) % 3;
+            for (int c = 0; c < 3; ++c)
+                J[axis][c] = linear[axis][c] + signs[u] * products[w][c] + signs[w] * (products[u][c] + signs[u] * triple[c]);
+            along[axis] = is_far(own, axis) ? 1.0 + AT * signs[axis] : 1.0 - AT * signs[axis];
+        }
+#pragma unroll
+        for (int r = 0; r < 3; ++r)
+#pragma unroll
+            for (int c = 0; c < 3; ++c)
+                its[r][c] = J[(r + 1) % 3][(c + 1) % 3] * J[(r + 2) % 3][(c + 2) % 3] -
+                            J[(r + 1) % 3][(c + 2) % 3] * J[(r + 2) % 3][(c + 1) % 3];
+        // All gradients are to be divided by the determinant, of which the weight takes one away.
+        const double determinant = J[0][0] * its[0][0] + J[0][1] * its[0][1] + J[0][2] * its[0][2];
+        const double weight = 0.125 * factor / fabs(determinant);
+        double derivatives[3];
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            const double size = weight * (along[(axis + 1) % 3] * along[(axis + 2) % 3]);
+            derivatives[axis] = is_far(own, axis) ? size : -size;
+        }
+        for (int c = 0; c < 3; ++c) its[3][c] = derivatives[0] * its[0][c] + derivatives[1] * its[1][c] + derivatives[2] * its[2][c];
+        height = index;
+    }
+
+    __device__ void look_at(const int step)
+    {
+        shift = step;
+#pragma unroll
+        for (int c = 0; c < 3; ++c) {
+#pragma unroll
+            for (int r = 0; r < 3; ++r) cofactors[r][c] = of_lane(its[r][c], step);
+            v[c] = of_lane(its[3][c], step);
+        }
+    }
+
+    __device__ void gradient_of_its(const int index, double (&g)[3]) const
+    {
+        const double along[3] = {shift & 1 ? 1.0 - AT : 1.0 + AT, shift & 2 ? 1.0 - AT : 1.0 + AT,
+                                 height == index ? 1.0 + AT : 1.0 - AT};
+        const double derivatives[3] = {sign[0] * (0.125 * along[1] * along[2]), sign[1] * (0.125 * along[2] * along[0]),
+                                       (index ? 0.125 : -0.125) * along[0] * along[1]};
+#pragma unroll
+        for (int c = 0; c < 3; ++c)
+            g[c] = cofactors[0][c] * derivatives[0] + cofactors[1][c] * derivatives[1] + cofactors[2][c] * derivatives[2];
+    }
+
+private:
+    static constexpr double AT = 0.57735026918962576451;  // integration points on each axis: at -AT and AT
+    // The coordinates are linear along each axis of the reference element: sums of coefficients times x, y, z, yz, zx, xy and xyz.
+    // Those of more than one axis are scaled to the integration points.
+    double linear[3][3], products[3][3], triple[3];
+    double sign[2];              // of the nodes and the points of the lane along the first two axes
+    double its[4][3];            // what the lane has worked out: cofactors of the Jacobian, and v
+    double cofactors[3][3];      // at the point that it looks at
+    int height, shift;           // of that point: its side along the last axis, and whose it is
+
+    __device__ static constexpr bool is_far(const int node, const int axis)
     {
         return axis == 0 ? (node & 3) == 1 || (node & 3) == 2 : axis == 1 ? (node & 2) != 0 : (node & 4) != 0;
     }
 
-    __device__ Hexahedron(const int point, const double (&x)[NODES][3])
+    __device__ static void add_and_subtract(double& near, double& far)
     {
-        for (int axis = 0; axis < 3; ++axis) {
-            const double at = is_far(point, axis) ? 0.57735026918962576451 : -0.57735026918962576451;
-            below[axis] = 1.0 - at;
-            above[axis] = 1.0 + at;
-        }
-        double J[3][3] = {};
-#pragma unroll
-        for (int b = 0; b < NODES; ++b) {
-            double g[3];
-            gradient_of_reference(b, g);
-            for (int axis = 0; axis < 3; ++axis)
-                for (int c = 0; c < 3; ++c) J[axis][c] += g[axis] * x[b][c];
-        }
-        for (int r = 0; r < 3; ++r)
-            for (int c = 0; c < 3; ++c)
-                inverse[r][c] = J[(r + 1) % 3][(c + 1) % 3] * J[(r + 2) % 3][(c + 2) % 3] -
-                                J[(r + 1) % 3][(c + 2) % 3] * J[(r + 2) % 3][(c + 1) % 3];
-        const double determinant = J[0][0] * inverse[0][0] + J[0][1] * inverse[0][1] + J[0][2] * inverse[0][2];
-        const double reciprocal = 1.0 / determinant;
-        for (int r = 0; r < 3; ++r)
-            for (int c = 0; c < 3; ++c) inverse[r][c] *= reciprocal;
-        weight = fabs(determinant);
+        const double sum = near + far;
+        far -= near;
+        near = sum;
     }
 
-    __device__ void gradient_of_reference(const int node, double (&g)[3]) const
+    __device__ static double of_lane(const double value, const int step)
     {
-        double along[3];
-        for (int axis = 0; axis < 3; ++axis) along[axis] = is_far(node, axis) ? above[axis] : below[axis];
-        for (int axis = 0; axis < 3; ++axis)
-            g[axis] = (is_far(node, axis) ? 0.125 : -0.125) * along[(axis + 1) % 3] * along[(axis + 2) % 3];
-    }
-
-    __device__ void gradient_of(const int node, double (&g)[3]) const
-    {
-        double r[3];
-        gradient_of_reference(node, r);
-        for (int c = 0; c < 3; ++c) g[c] = inverse[0][c] * r[0] + inverse[1][c] * r[1] + inverse[2][c] * r[2];
+        return step == 0 ? value : PENSTOCK_SHUFFLE(value, (threadIdx.x ^ step * (32 / LANES)) % 32, 32);
     }
 };
 
-// What a node has at an integration point, and what it adds to the block of itself and another node there.
+// What is added up over integration points of the block of two nodes, and the entries that this gives.
 struct Elasticity {
-    static constexpr int DOF = 3;
-    double by_lambda[3], by_mu[3];  // the gradient of the node, times weight and moduli
+    static constexpr int DOF = 3, SUMS = 9;
 
-    __device__ Elasticity(const double weight, const double lambda, const double mu, const double (&u)[3])
+    __device__ static void add(double* sums, const double (&v)[3], const double (&g)[3])
     {
-        for (int c = 0; c < 3; ++c) {
-            by_lambda[c] = weight * lambda * u[c];
-            by_mu[c] = weight * mu * u[c];
-        }
+#pragma unroll
+        for (int r = 0; r < 3; ++r)
+#pragma unroll
+            for (int c = 0; c < 3; ++c) sums[r * 3 + c] += v[r] * g[c];
     }
 
-    __device__ void add(double* block, const double (&v)[3]) const
+    __device__ static double entry(const double* sums, const int r, const int c, const double lambda, const double mu)
     {
-        const double product = by_mu[0] * v[0] + by_mu[1] * v[1] + by_mu[2] * v[2];
-#pragma unroll
-        for (int r = 0; r < 3; ++r) {
-#pragma unroll
-            for (int c = 0; c < 3; ++c) block[r * 3 + c] += by_lambda[r] * v[c] + by_mu[c] * v[r];
-            block[r * 4] += product;
-        }
+        const double sum = lambda * sums[r * 3 + c] + mu * sums[c * 3 + r];
+        return r == c ? sum + mu * (sums[0] + sums[4] + sums[8]) : sum;
     }
 };
 
 struct Diffusion {
-    static constexpr int DOF = 1;
-    double by_modulus[3];
+    static constexpr int DOF = 1, SUMS = 1;
 
-    __device__ Diffusion(const double weight, const double conductivity, const double, const double (&u)[3])
+    __device__ static void add(double* sums, const double (&v)[3], const double (&g)[3])
     {
-        for (int c = 0; c < 3; ++c) by_modulus[c] = weight * conductivity * u[c];
+        sums[0] += v[0] * g[0] + v[1] * g[1] + v[2] * g[2];
     }
 
-    __device__ void add(double* block, const double (&v)[3]) const
+    __device__ static double entry(const double* sums, int, int, const double conductivity, double)
     {
-        block[0] += by_modulus[0] * v[0] + by_modulus[1] * v[1] + by_modulus[2] * v[2];
+        return conductivity * sums[0];
     }
 };
 
@@ -140,8 +208,11 @@ struct Diffusion {
 // chunk_starts       where the chunks of the whole matrix begin, in blocks, from the slab's first chunk on; for CHUNKS
 // parts              which arrays are written: 1 offsets and indices, 2 values
 // widest             rows of up to this many blocks are added up in shared memory; none if it is 0
+//
+// Launch: HEIGHT * Shape::LANES threads for every HEIGHT rows; shared memory of HEIGHT rows of `widest` blocks and int32 columns,
+// and one column more.
 template <typename Shape, typename Physics, typename Offset, int layout, bool upper>
-__global__ void __launch_bounds__(128) element_rows(
+__global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
     const long long start, const long long rows, const int parts, const double* __restrict__ coordinates,
     const int* __restrict__ connectivity, const double* __restrict__ factors, const int uniform, const double first_modulus,
     const double second_modulus, const unsigned char* __restrict__ fixed, const int has_fixed,
@@ -150,105 +221,125 @@ __global__ void __launch_bounds__(128) element_rows(
     const int widest, Offset* __restrict__ offsets, int* __restrict__ columns, double* __restrict__ values)
 {
     PENSTOCK_DYNAMIC_SHARED(double, sums);
-    constexpr int NODES = Shape::NODES, DOF = Physics::DOF, SCALARS = DOF * DOF;
-    const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    const bool structure = parts & 1, numbers = parts & 2;
-    const int lane = int(row % HEIGHT);
-    const bool exists = row < rows;
-    const long long node = start + row;
-    const int* row_columns = pattern;
-    int count = 0, width = 0;
+    constexpr int NODES = Shape::NODES, LANES = Shape::LANES, OF_LANE = Shape::OF_LANE, OF_GROUP = 32 / LANES;
+    constexpr int DOF = Physics::DOF, SCALARS = DOF * DOF;
+    // Lanes of a row are apart, so that neighbouring lanes read neighbouring numbers.
+    const int place_in_block = threadIdx.x / 32 * OF_GROUP + threadIdx.x % OF_GROUP, lane = threadIdx.x % 32 / OF_GROUP;
+    const long long row = (long long)blockIdx.x * HEIGHT + place_in_block, node = start + row;
+    const bool structure = parts & 1, numbers = parts & 2, exists = row < rows;
+    const long long first = exists ? pattern_offsets[node] : 0;
+    const int count = exists ? int(pattern_offsets[node + 1] - first) : 0;
+    const int* row_columns = pattern + first;
+    constexpr int between = layout == CHUNKS ? HEIGHT : 1;  // slots of a row, in blocks, and the scalars of a block
+    int width = count;
     long long place;  // of the first block of the row
-    if (exists) {
-        row_columns = pattern + pattern_offsets[node];
-        count = int(pattern_offsets[node + 1] - pattern_offsets[node]);
-    }
     if constexpr (layout == CHUNKS) {
-        if (row / HEIGHT * HEIGHT >= rows) return;
-        const long long first = chunk_starts[row / HEIGHT] - chunk_starts[0];
-        const long long stop = chunk_starts[row / HEIGHT + 1] - chunk_starts[0];
-        place = first + lane;
-        width = int((stop - first) / HEIGHT);
-        if (structure && lane == 0) {
-            offsets[row / HEIGHT] = Offset(first);
-            if (row + HEIGHT >= rows) offsets[row / HEIGHT + 1] = Offset(stop);
+        const long long begin = chunk_starts[blockIdx.x] - chunk_starts[0], end = chunk_starts[blockIdx.x + 1] - chunk_starts[0];
+        place = begin + place_in_block;
+        width = int((end - begin) / HEIGHT);
+        if (structure && threadIdx.x == 0) {
+            offsets[blockIdx.x] = Offset(begin);
+            if (blockIdx.x + 1 == gridDim.x) offsets[blockIdx.x + 1] = Offset(end);
         }
     } else {
-        if (!exists) return;
-        place = pattern_offsets[node] - pattern_offsets[start];
-        width = count;
-        if (structure) {
+        place = first - pattern_offsets[start];
+        if (structure && exists && lane == 0) {
             offsets[row] = Offset(place);
             if (row + 1 == rows) offsets[rows] = Offset(place + count);
         }
     }
-    constexpr int between = layout == CHUNKS ? HEIGHT : 1;  // slots of a row, in blocks, and the scalars of a block
-    double* row_values = values + (layout == CHUNKS ? (place - lane) * SCALARS + lane : place * SCALARS);
+    double* row_values = values + (layout == CHUNKS ? (place - place_in_block) * SCALARS + place_in_block : place * SCALARS);
     if (structure)
-        for (int slot = 0; slot < width; ++slot)
+        for (int slot = lane; slot < width; slot += LANES)
             columns[place + (long long)slot * between] = slot < count ? row_columns[slot] : -1;
     if (!numbers) return;
-    // Blocks are added up where every lane has a column of its own: written to memory at once, they fill whole lines there.
+    // Blocks are added up where every row has a column of its own: written to memory at once, they fill whole lines there.
+    // The numbers of the columns stand there, too, as they are searched for every block that is added.
     const bool is_shared = width <= widest;
-    double* target = is_shared ? sums + threadIdx.x : row_values;
-    const int to_scalar = is_shared ? int(blockDim.x) : between;
-    const long long to_slot = is_shared ? (long long)SCALARS * blockDim.x : (long long)between * SCALARS;
-    for (int slot = 0; slot < width; ++slot)
+    double* target = is_shared ? sums + place_in_block : row_values;
+    const int to_scalar = is_shared ? HEIGHT : between;
+    const long long to_slot = (long long)SCALARS * to_scalar;
+    int* searched = reinterpret_cast<int*>(sums + widest * SCALARS * HEIGHT) + place_in_block * (widest | 1);
+    for (int slot = lane; slot < width; slot += LANES) {
         for (int k = 0; k < SCALARS; ++k) target[slot * to_slot + k * to_scalar] = 0.0;
+        if (is_shared && slot < count) searched[slot] = row_columns[slot];
+    }
+    const int* const row_search = is_shared ? searched : row_columns;
 
-    const long long last = exists ? element_offsets[node + 1] : 0;
-    for (long long entry = exists ? element_offsets[node] : 0; entry < last; ++entry) {
-        const int element = node_elements[entry] / NODES, own = node_elements[entry] % NODES;
-        int nodes[NODES];
-        double x[NODES][3], blocks[NODES * SCALARS] = {};
-        const Pack<int, 4>* packs = reinterpret_cast<const Pack<int, 4>*>(connectivity + (long long)element * NODES);
+    const long long entry = exists ? element_offsets[node] : 0;
+    const int elements = exists ? int(element_offsets[node + 1] - entry) : 0;
+    // Where the next elements are is read ahead: their corners, and the places of the ones after.
+    int next = elements > 0 ? node_elements[entry] : 0, after = elements > 1 ? node_elements[entry + 1] : 0, nodes[NODES];
+    const auto fetch = [&]() {
+        const Pack<int, 4>* packs = reinterpret_cast<const Pack<int, 4>*>(connectivity + (long long)(next / NODES) * NODES);
 #pragma unroll
         for (int pack = 0; pack < NODES / 4; ++pack) {
             const Pack<int, 4> four = packs[pack];
             for (int k = 0; k < 4; ++k) nodes[pack * 4 + k] = four.number[k];
         }
+    };
+    fetch();
+    // The lanes of a row may add to the same blocks, but not in the same turn.
+    for (int turn = 0; LANES == 1 ? turn < elements : PENSTOCK_BALLOT(turn < elements) != 0; ++turn) {
+        if constexpr (LANES > 1) PENSTOCK_SYNC_GROUP();
+        const bool active = turn < elements;  // the others only keep the lanes of their group company
+        const int corner = next, element = corner / NODES, own = corner % NODES;
+        int others[OF_LANE];
+        double x[NODES][3], added[OF_LANE][Physics::SUMS] = {};
 #pragma unroll
         for (int b = 0; b < NODES; ++b)
             for (int c = 0; c < 3; ++c) x[b][c] = coordinates[nodes[b] * 3ll + c];
-        const double factor = uniform ? 1.0 : factors[element];
-#pragma unroll 1
-        for (int point = 0; point < Shape::POINTS; ++point) {
-            const Shape at(point, x);
-            const double weight = factor * at.weight;
-            double of_node[3];
-            at.gradient_of(own, of_node);
-            const Physics physics(weight, first_modulus, second_modulus, of_node);
 #pragma unroll
-            for (int b = 0; b < NODES; ++b)
-                if (!upper || nodes[b] >= node) {
-                    double g[3];
-                    at.gradient_of(b, g);
-                    physics.add(blocks + b * SCALARS, g);
-                }
+        for (int index = 0; index < OF_LANE; ++index) {
+            others[index] = nodes[Shape::node_of(0, index)];
+#pragma unroll
+            for (int other = 1; other < LANES; ++other)
+                if (lane == other) others[index] = nodes[Shape::node_of(other, index)];
+            if (!active || (upper && others[index] < node)) others[index] = -1;
         }
+        const double factor = uniform ? 1.0 : factors[element];
+        Shape shape(lane, x);
+        next = after;
+        fetch();
+        after = turn + 2 < elements ? node_elements[entry + turn + 2] : 0;
 #pragma unroll
-        for (int b = 0; b < NODES; ++b) {
-            if (upper && nodes[b] < node) continue;
-            const int slot = place_of(nodes[b], row_columns, 0, count);
-            double* block = target + slot * to_slot;
+        for (int point = 0; point < Shape::POINTS_OF_LANE; ++point) {
+            shape.work_out(point, own, factor);
 #pragma unroll
-            for (int k = 0; k < SCALARS; ++k) {
-                bool counts = true;
-                if (has_fixed) {
-                    const bool held = fixed[node * DOF + k / DOF] || fixed[(long long)nodes[b] * DOF + k % DOF];
-                    counts = !held || (nodes[b] == node && k / DOF == k % DOF);
+            for (int step = 0; step < LANES; ++step) {
+                shape.look_at(step);
+#pragma unroll
+                for (int index = 0; index < OF_LANE; ++index) {  // those that are not wanted too: branches here take longer
+                    double g[3];
+                    shape.gradient_of_its(index, g);
+                    Physics::add(added[index], shape.v, g);
                 }
-                if (counts) block[k * to_scalar] += blocks[b * SCALARS + k];
             }
         }
+#pragma unroll
+        for (int index = 0; index < OF_LANE; ++index) {
+            if (others[index] < 0) continue;
+            double* block = target + place_of(others[index], row_search, 0, count) * to_slot;
+#pragma unroll
+            for (int k = 0; k < SCALARS; ++k)
+                block[k * to_scalar] += Physics::entry(added[index], k / DOF, k % DOF, first_modulus, second_modulus);
+        }
     }
-    if (DOF > 1 && exists) {  // the block of the node with itself is symmetric but for rounding
-        double* block = target + (upper ? 0 : place_of(int(node), row_columns, 0, count)) * to_slot;
-        for (int r = 1; r < DOF; ++r)
-            for (int c = 0; c < r; ++c) block[(r * DOF + c) * to_scalar] = block[(c * DOF + r) * to_scalar];
+    if constexpr (LANES > 1) PENSTOCK_SYNC_GROUP();
+    for (int slot = lane; slot < count; slot += LANES) {
+        const int column = row_columns[slot];
+        double* block = target + slot * to_slot;
+        if (has_fixed)
+            for (int k = 0; k < SCALARS; ++k) {
+                const bool held = fixed[node * DOF + k / DOF] || fixed[(long long)column * DOF + k % DOF];
+                if (held && (column != node || k / DOF != k % DOF)) block[k * to_scalar] = 0.0;
+            }
+        if (column == node)  // the block of the node with itself is symmetric but for rounding
+            for (int r = 1; r < DOF; ++r)
+                for (int c = 0; c < r; ++c) block[(r * DOF + c) * to_scalar] = block[(c * DOF + r) * to_scalar];
     }
     if (is_shared)
-        for (int slot = 0; slot < width; ++slot)
+        for (int slot = lane; slot < width; slot += LANES)
             for (int k = 0; k < SCALARS; ++k)
                 row_values[(long long)slot * between * SCALARS + k * between] =
                     target[slot * to_slot + k * to_scalar];

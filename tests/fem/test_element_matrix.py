@@ -261,7 +261,7 @@ def test_options_that_contradict_the_elements_are_refused():
 
     with pytest.raises(InputError, match="3 unknowns, not block_size=1"):
         penstock.solve(matrix, b, device="cpu", block_size=1)
-    with pytest.raises(InputError, match="assembled in bsr or symmetric_bsr, not csr"):
+    with pytest.raises(InputError, match="assembled in sliced_bsr, bsr or symmetric_bsr, not csr"):
         matrix.matrix("csr")
 
 
