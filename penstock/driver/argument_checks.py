@@ -45,6 +45,10 @@ def checked_options(
     _check_numbers("near_null_space", near_null_space, "(n,) or (n, k)", (1, 2))
     _check_numbers("coordinates", coordinates, "(nodes, 2) or (nodes, 3)", (2,))
     options = {"near_null_space": near_null_space, "coordinates": coordinates}
+    if isinstance(preconditioner, PreconditionerSpec) and any(value is not None for value in options.values()):
+        raise InputError(
+            "coordinates and near_null_space are options of the preconditioner's specification; give them there"
+        )
     return {
         name: value.to_numpy() if hasattr(value, "to_numpy") else value  # of pandas
         for name, value in options.items()

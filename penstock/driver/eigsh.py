@@ -129,7 +129,8 @@ def eigsh(
     """
     checked_failure(on_failure)
     _check_numbers(k, tol, maxiter, which, monitor)
-    options = checked_options(device, "auto", block_size, folder, near_null_space, coordinates)
+    chosen = preconditioner if isinstance(preconditioner, SmoothedAggregationSpec) else "auto"  # others are refused below
+    options = checked_options(device, chosen, block_size, folder, near_null_space, coordinates)
     clock = CallClock(RichReporter.on_terminal() if progress else Reporter())
     with clock.running():
         with clock.part("read"):
@@ -236,10 +237,6 @@ def _request(
     why = "as requested"
     if isinstance(preconditioner, SmoothedAggregationSpec):
         spec = preconditioner
-        if options:
-            raise InputError(
-                "coordinates and near_null_space are options of the preconditioner's specification; give them there"
-            )
     elif isinstance(preconditioner, str) and preconditioner in ("auto", "smoothed_aggregation"):
         nodes = _aggregate_nodes(given, columns, block_size, options)
         spec = SmoothedAggregationSpec(aggregate_nodes=nodes, **options)

@@ -26,9 +26,7 @@ from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Resident, Vectors, room_for_matrix
 from penstock.driver.row_order import BY_LINES, COUPLED, with_lines, worth_reordering
 from penstock.driver.slow_modes import constants_are_slow, is_worth_measuring
-from penstock.solvers import (
-    PreconditionerSpec,
-)
+from penstock.solvers import PreconditionerSpec
 from penstock.solvers.amg.modes import checked_near_null_space
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
 from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
@@ -41,6 +39,7 @@ from penstock.streaming import (
     CUTS,
     Candidate,
     ColumnExtents,
+    LevelOrder,
     LinkRates,
     MatrixIndex,
     Ring,
@@ -157,7 +156,12 @@ def place_matrix(
     block_size = _dense_block_size(statistics) if request.block_size == "auto" else request.block_size
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_RESIDENT_BLOCK)
     undecided = request.is_auto and not request.options and request.chosen_method.definite
-    slow = undecided and is_worth_measuring(A.shape[0], streamed=False) and constants_are_slow(A, block_size)
+
+    def constants_matter(*, streamed: bool) -> bool:
+        worth_it = undecided and is_worth_measuring(A.shape[0], streamed=streamed)
+        return worth_it and constants_are_slow(A, block_size, streamed=streamed)
+
+    slow = constants_matter(streamed=False)
     without, request = request, replace(request, constants_are_slow=slow)
 
     def fitting_for(spec: PreconditionerSpec) -> Suggestion | None:
@@ -185,16 +189,14 @@ def place_matrix(
             base, fitting = cheaper, its_fitting
         with reporter.part("convert"):
             return _place_resident(statistics, request, base, fitting, vectors, facts_in_memory)
-    smallest = _Smallest(statistics, request)
+    smallest = _Smallest(statistics, request, block_size)
     with reporter.part("convert"):
         image = _place_image(statistics, smallest, request, specs, vectors)
     if image is not None:
         return replace(image, facts=(*facts_in_memory, *image.facts))
     if request.precision in IMAGE_PRECISIONS:
         refuse_without_image(request, index_of([smallest.whole], A.shape))
-    if undecided and not is_worth_measuring(A.shape[0], streamed=False):  # not measured above
-        slow = is_worth_measuring(A.shape[0], streamed=True) and constants_are_slow(A, block_size)
-    if slow:
+    if slow or constants_matter(streamed=True):
         coarse = replace(without, constants_are_slow=True)
         placed = _place_streamed(statistics, smallest, coarse, block_size, [*facts, _SLOW], rates, reporter)
         if placed.stream_plan.powers_per_sweep > 1:
@@ -253,11 +255,12 @@ def _place_image(
 class _Smallest:
     """A matrix in the format that streams in which it has the fewest bytes, or in the caller's; it is converted once."""
 
-    def __init__(self, statistics: MatrixStatistics, request: Request) -> None:
+    def __init__(self, statistics: MatrixStatistics, request: Request, node_size: int) -> None:
         ranked = rank_formats(statistics, "cpu", by_bytes=True)
         streaming = (one for one in ranked if format_named(one.format_name).traits.streams)
         self.suggestion, self._statistics = _first_suitable(streaming, request), statistics
         self.block_size = int(self.suggestion.parameters.get("block_size", 1))
+        self._together = math.lcm(self.block_size, node_size)
 
     @functools.cached_property
     def whole(self) -> SparseMatrix:
@@ -269,6 +272,11 @@ class _Smallest:
         """Bound of the norm of its difference from the caller's matrix."""
         half = format_named(self.suggestion.format_name).traits.half
         return self._statistics.symmetry.skew_norm if half else 0.0
+
+    @functools.cached_property
+    def by_levels(self) -> LevelOrder:
+        """The order of its rows by levels; the unknowns of a node and the rows of a block stay together."""
+        return level_order(self._statistics.matrix.to_csr(), self._together)
 
 
 def _cheap_factorisation(
@@ -325,14 +333,13 @@ def _place_streamed(
     with contextlib.suppress(BudgetError):  # of which only exact cuts can tell
         chosen = best_plan(rough, extents, rows)
         if by_lines is None and chosen.powers_per_sweep < most and not _has_room(rough, extents, room, most):
-            by_levels = level_order(csr, math.lcm(granularity, block_size))
-            in_order = by_levels.matrix(csr)
+            in_order = smallest.by_levels.matrix(csr)
             other_extents = ColumnExtents.of(in_order, granularity)
             other = best_plan(rough, other_extents, rows)
             better, fact = worth_reordering(chosen, other)
             facts += fact
             if better:
-                order, csr, extents, chosen = by_levels, in_order, other_extents, other
+                order, csr, extents, chosen = smallest.by_levels, in_order, other_extents, other
         cuts = _cuts_like(chosen)
     with reporter.part("convert"):
         if order is not None:

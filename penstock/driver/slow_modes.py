@@ -21,8 +21,10 @@ def is_worth_measuring(rows: int, *, streamed: bool) -> bool:
     return rows >= (_LEAST_STREAMED_ROWS if streamed else _LEAST_RESIDENT_ROWS)
 
 
-def constants_are_slow(A: CsrMatrix, block_size: int) -> bool:
-    """Return whether A has a band and nearly maps to zero a constant for each unknown of a node; columns are sorted.
+def constants_are_slow(A: CsrMatrix, block_size: int, *, streamed: bool) -> bool:
+    """Return whether A nearly maps to zero a constant for each unknown of a node; columns are sorted.
+
+    In memory A must have a band as well; where it is streamed, its rows are put in an order that narrows the band.
 
     Costs ``block_size`` products, and one with the absolute values. The constants are the near-null space of diffusion and the
     translations of elasticity; a shift, as of an implicit time step, makes them fast, and other methods do.
@@ -31,10 +33,10 @@ def constants_are_slow(A: CsrMatrix, block_size: int) -> bool:
     if np.dtype(A.dtype) != np.float64 or rows % block_size:
         return False
     xp, most = A.device.xp, _MOST_ROWS * rows
-    # Without a band the set-up would hold most of the matrix at once.
-    widths = A.column_indices[A.row_offsets[1:] - 1] - A.column_indices[A.row_offsets[:-1]]
-    if count_true(widths <= _BAND * rows) < most:
-        return False
+    if not streamed:  # without a band the set-up would hold most of the matrix at once
+        widths = A.column_indices[A.row_offsets[1:] - 1] - A.column_indices[A.row_offsets[:-1]]
+        if count_true(widths <= _BAND * rows) < most:
+            return False
     sums = A.apply_absolute(xp.ones(rows))
     for unknown in range(block_size):
         constant = xp.zeros(rows)

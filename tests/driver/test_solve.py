@@ -336,6 +336,19 @@ class TestCoarseLevel:
         assert result.converged
         assert "smoothed_aggregation" not in result.explain()
 
+    def test_is_chosen_for_rows_in_random_order(self):
+        ordered = diffusion(30, 0.0)
+        rows = np.random.default_rng(0).permutation(ordered.shape[0])
+        A = scipy.sparse.csr_array(ordered[rows][:, rows])
+        b = np.random.default_rng(1).standard_normal(A.shape[0])
+
+        result = solve(A, b, precision="float64", memory="1 MiB")
+
+        check(A, b, result)
+        assert "nearly maps constants to zero" in result.explain()
+        assert "by levels" in result.explain()
+        assert result.iterations <= 15
+
     def test_where_it_cannot_be_made_another_is_taken(self, monkeypatch):
         monkeypatch.setattr(slow_modes, "_LEAST_RESIDENT_ROWS", 1000)
         A = diffusion(12, 0.0)
@@ -387,6 +400,12 @@ class TestCoarseLevel:
         with pytest.raises(InputError, match="block_size must divide the rows"):
             solve(A, beam.load(), preconditioner=SmoothedAggregationSpec(block_size=7))
         assert solve(A, beam.load(), preconditioner=spec).iterations < 20
+
+    @pytest.mark.parametrize("options", [{"coordinates": np.zeros((144, 3))}, {"near_null_space": np.ones(432)}])
+    def test_nodes_beside_a_choice_with_options_of_its_own_are_refused(self, options):
+        beam = Cantilever(nodes=(9, 4, 4), dof=3)
+        with pytest.raises(InputError, match="options of the preconditioner's specification"):
+            solve(beam.matrix(), beam.load(), preconditioner=SmoothedAggregationSpec(block_size=3), **options)
 
     def test_in_memory_it_must_be_large(self, monkeypatch):
         monkeypatch.setattr(slow_modes, "_LEAST_RESIDENT_ROWS", 1000)
