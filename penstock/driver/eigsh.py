@@ -129,7 +129,9 @@ def eigsh(
     """
     checked_failure(on_failure)
     _check_numbers(k, tol, maxiter, which, monitor)
-    chosen = preconditioner if isinstance(preconditioner, SmoothedAggregationSpec) else "auto"  # others are refused below
+    chosen = (
+        preconditioner if isinstance(preconditioner, SmoothedAggregationSpec) else "auto"
+    )  # others are refused below
     options = checked_options(device, chosen, block_size, folder, near_null_space, coordinates)
     clock = CallClock(RichReporter.on_terminal() if progress else Reporter())
     with clock.running():

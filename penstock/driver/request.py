@@ -63,15 +63,15 @@ class Request:
             return [self.preconditioner.with_block_size(block_size)]
         if not isinstance(self.preconditioner, str):
             return [OwnPreconditioner(block_size=block_size, M=self.preconditioner)]
+        lines: dict[str, Any] = {"grouped": "lines"} if self.has_lines else {}
         if self.preconditioner != "auto":
-            spec = preconditioner_spec(self.preconditioner, block_size=block_size, **self.options)
+            spec = preconditioner_spec(self.preconditioner, block_size=block_size, **lines, **self.options)
             if spec.needs_blocks and block_size == 1:
                 raise InputError("the matrix does not consist of dense blocks; choose jacobi or chebyshev")
             return [spec]
         if not self.chosen_method.definite:
             return [preconditioner_spec("absolute_jacobi", block_size=block_size, **self.options)]
         if self.options.keys() & {"near_null_space", "coordinates"} or self.constants_are_slow:
-            lines: dict[str, Any] = {"grouped": "lines"} if self.has_lines else {}
             return [preconditioner_spec("smoothed_aggregation", block_size=block_size, **lines, **self.options)]
         names = ["jacobi" if block_size == 1 else "block_jacobi", *(["chebyshev"] if streamed else [])]
         return [preconditioner_spec(name, block_size=block_size, **self.options) for name in names]

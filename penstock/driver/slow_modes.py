@@ -7,9 +7,9 @@ import numpy as np
 from penstock.spmv import CsrMatrix
 from penstock.spmv.device import count_true
 
-# A constant that A maps to less than this share of its absolute row sum, in this share of rows, is a slow mode. Rows at fixed
-# unknowns differ.
-_SMALL, _MOST_ROWS = 1e-3, 0.9
+# A constant that A maps to less than this share of its absolute row sum, in this share of rows, is a slow mode. Rows next to
+# fixed unknowns differ: a fifth of them in a cube of 28 nodes a side that is held all around.
+_SMALL, _MOST_ROWS = 1e-3, 0.6
 # Of the rows, within which most rows have all their entries.
 _BAND = 1 / 8
 # In memory a coarse level is worth its set-up for matrices of at least this many rows.

@@ -336,6 +336,17 @@ class TestCoarseLevel:
         assert result.converged
         assert "smoothed_aggregation" not in result.explain()
 
+    def test_is_chosen_for_bodies_that_are_held_all_around(self):
+        line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(30, 30))
+        A = scipy.sparse.csr_array(scipy.sparse.kronsum(scipy.sparse.kronsum(line, line), line))
+        b = np.random.default_rng(1).standard_normal(A.shape[0])
+
+        result = solve(A, b, precision="float64", memory="1 MiB")
+
+        check(A, b, result)
+        assert "nearly maps constants to zero" in result.explain()
+        assert result.iterations <= 10
+
     def test_is_chosen_for_rows_in_random_order(self):
         ordered = diffusion(30, 0.0)
         rows = np.random.default_rng(0).permutation(ordered.shape[0])

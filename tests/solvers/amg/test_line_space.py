@@ -323,3 +323,7 @@ def test_solve_orders_a_streamed_matrix_by_lines(size, device):
         in result.explain()
     )
     assert "lines of nodes across flat elements are solved as one" in result.message
+
+    by_name = penstock.solve(A, b, memory=A.nnz * 3, preconditioner="smoothed_aggregation", **given)
+    assert by_name.iterations == result.iterations
+    assert "as requested" in by_name.explain()
