@@ -14,6 +14,7 @@ from penstock.fem.elasticity import LinearElasticity, lame_parameters
 from penstock.fem.element_rows import SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
 from penstock.fem.mass import mesh_mass
 from penstock.fem.mesh_lists import count_degenerate, list_elements, order_by_first
+from penstock.fem.own_element import OwnElement
 from penstock.fem.row_layouts import LAYOUTS, Layout, assembled, symbolic_blocks, symbolic_chunks
 from penstock.spmv import CPU, Array, Device, InputError, NodeMatrix, SparseMatrix, format_named
 from penstock.spmv.formats.limits import INT32_MAX
@@ -21,6 +22,8 @@ from penstock.spmv.formats.sliced_bsr import HEIGHT
 
 # Determinants of the Jacobian below this share of the cube of an edge are taken for rounding.
 _FLAT = 1e-13
+# What rounding may make of the entries of a user's element on a GPU, as a share of the largest.
+_ALIKE = 1e-9
 
 
 class ElementMatrix:
@@ -33,11 +36,12 @@ class ElementMatrix:
     ----------
     coordinates : array, (nodes, 3)
         As of scikit-fem (``mesh.p.T``), meshio (``mesh.points``) or gmsh.
-    connectivity : array of int, (elements, 4) or (elements, 8)
+    connectivity : array of int, (elements, 4) or (elements, 8), or (elements, nodes of an element of one's own)
         The nodes of tetrahedra, or of hexahedra in the order of VTK, meshio and gmsh: once around the bottom, then around the
         top. In scikit-fem ``mesh.t.T`` of a ``MeshTet``; its hexahedra are in another order.
-    element : LinearElasticity or HeatConduction
+    element : LinearElasticity, HeatConduction or OwnElement
         Three displacements or one temperature a node; the default is elasticity with Young's modulus 1 and Poisson's ratio 0.3.
+        With :class:`penstock.OwnElement` any other element, such as a quadratic one.
     material : float or array, (elements,), optional
         Factor of the stiffness or conductivity of each element, positive. Arrays are copied.
     fixed : array of int, or of bool (unknowns,), optional
@@ -72,22 +76,30 @@ class ElementMatrix:
         coordinates: Any,
         connectivity: Any,
         *,
-        element: LinearElasticity | HeatConduction | None = None,
+        element: LinearElasticity | HeatConduction | OwnElement | None = None,
         material: Any = None,
         fixed: Any = None,
     ) -> None:
         self.element = LinearElasticity() if element is None else element
-        if not isinstance(self.element, LinearElasticity | HeatConduction):
-            raise InputError(f"element must be LinearElasticity or HeatConduction, not {type(element).__name__}")
+        if not isinstance(self.element, LinearElasticity | HeatConduction | OwnElement):
+            kind = type(element).__name__
+            raise InputError(f"element must be LinearElasticity, HeatConduction or OwnElement, not {kind}")
         self.coordinates = _checked_coordinates(coordinates)
-        self.connectivity = _checked_connectivity(connectivity, len(self.coordinates))
+        sizes = (self.element.nodes,) if isinstance(self.element, OwnElement) else tuple(SHAPES)
+        self.connectivity = _checked_connectivity(connectivity, len(self.coordinates), sizes)
         self.factors = _checked_factors(material, len(self.connectivity))
         self.fixed = _checked_fixed(fixed, self.shape[0])
-        self._check_volumes()
+        if isinstance(self.element, OwnElement):
+            self.element.check(self.coordinates, self.connectivity)
+        else:
+            self._check_volumes()
+        self._lists  # noqa: B018 - refuse lonely nodes now
 
     @property
     def dof(self) -> int:
         """Unknowns of a node."""
+        if isinstance(self.element, OwnElement):
+            return self.element.dof
         return 3 if isinstance(self.element, LinearElasticity) else 1
 
     @property
@@ -103,6 +115,10 @@ class ElementMatrix:
         return (2 * int(half.columns.size) - len(self.coordinates)) * self.dof**2
 
     def __repr__(self) -> str:
+        if isinstance(self.element, OwnElement):
+            return (
+                f"<ElementMatrix {self.shape[0]:,} x {self.shape[1]:,}, {len(self.connectivity):,} of {self.element!r}>"
+            )
         shape = SHAPES[self.connectivity.shape[1]].lower()
         kind = "elasticity" if self.dof == 3 else "heat conduction"
         return (
@@ -142,8 +158,10 @@ class ElementMatrix:
         Raises
         ------
         InputError
-            If a density is not positive, or there is not one for each element.
+            If a density is not positive, or there is not one for each element, or the elements are the caller's own.
         """
+        if isinstance(self.element, OwnElement):
+            raise InputError(f"the mass of {self.element!r} is not known; give the mass matrix itself")
         return mesh_mass(self.coordinates, self.connectivity, density, self.dof, self.fixed, lumped=lumped)
 
     def row_maker(self, format_name: str, device: Device | str = CPU) -> ElementRowMaker:
@@ -151,7 +169,18 @@ class ElementMatrix:
         device = Device.parse(device)
         pattern = self._pattern(half=format_named(format_name).traits.half)
         with device.current():
-            return ElementRowMaker(self._elements.to_device(device), pattern.to_device(device), format_name, device)
+            maker = ElementRowMaker(self._elements.to_device(device), pattern.to_device(device), format_name, device)
+        if isinstance(self.element, OwnElement) and device.kind == "cuda":
+            self._compare_with_host(maker)
+        return maker
+
+    def _compare_with_host(self, maker: ElementRowMaker) -> None:
+        """Refuse elements of which a GPU makes other rows than the CPU; the first rows are looked at."""
+        outline = self._outline(0, min(HEIGHT, len(self.coordinates)), maker.format_name, np.int64)
+        made = maker.device.to_host(assembled(outline, maker).values)
+        expected = np.asarray(assembled(outline, self.row_maker(maker.format_name)).values)
+        if not abs(made - expected).max(initial=0.0) <= _ALIKE * abs(expected).max(initial=0.0):
+            raise InputError(f"the CUDA C++ code of {self.element!r} computes other entries than its function")
 
     @property
     def elements_nbytes(self) -> int:
@@ -290,13 +319,14 @@ class ElementMatrix:
 
     @property
     def _elements(self) -> MeshElements:
-        moduli = (
-            lame_parameters(self.element.young, self.element.poisson)
-            if isinstance(self.element, LinearElasticity)
-            else (self.element.conductivity, 0.0)
-        )
         arrays = (self.coordinates, self.connectivity, self.factors, self.fixed)
-        return MeshElements(*arrays, moduli, self.dof, *self._lists)
+        if isinstance(self.element, OwnElement):
+            return MeshElements(*arrays, self.element.numbers, self.dof, *self._lists, self.element)
+        if isinstance(self.element, LinearElasticity):
+            moduli = lame_parameters(self.element.young, self.element.poisson)
+        else:
+            moduli = (self.element.conductivity, 0.0)
+        return MeshElements(*arrays, np.array(moduli), self.dof, *self._lists)
 
     @cached_property
     def _patterns(self) -> dict[bool, RowPattern]:
@@ -316,7 +346,6 @@ class ElementMatrix:
             raise InputError(
                 f"{count} elements, the first is {first}, have no volume, are folded, or name their nodes in another order{order}"
             )
-        self._lists  # noqa: B018 - refuse lonely nodes now
 
 
 def _checked_coordinates(coordinates: Any) -> Array:
@@ -329,13 +358,14 @@ def _checked_coordinates(coordinates: Any) -> Array:
     return points
 
 
-def _checked_connectivity(connectivity: Any, nodes: int) -> Array:
+def _checked_connectivity(connectivity: Any, nodes: int, sizes: tuple[int, ...]) -> Array:
     numbers = _converted(connectivity, None, "connectivity")
-    if numbers.ndim != 2 or numbers.shape[1] not in SHAPES or not len(numbers) or numbers.dtype.kind not in "iu":
-        hint = "; transpose it" if numbers.ndim == 2 and numbers.shape[0] in SHAPES else ""
+    if numbers.ndim != 2 or numbers.shape[1] not in sizes or not len(numbers) or numbers.dtype.kind not in "iu":
+        hint = "; transpose it" if numbers.ndim == 2 and numbers.shape[0] in sizes else ""
+        linear = "(elements, 4) for tetrahedra or (elements, 8) for hexahedra"
+        shapes = linear if len(sizes) > 1 else f"(elements, {sizes[0]})"
         raise InputError(
-            f"connectivity must be whole numbers of shape (elements, 4) for tetrahedra or (elements, 8) for hexahedra, not "
-            f"{numbers.dtype} of {numbers.shape}{hint}"
+            f"connectivity must be whole numbers of shape {shapes}, not {numbers.dtype} of {numbers.shape}{hint}"
         )
     if numbers.min() < 0 or numbers.max() >= nodes:
         raise InputError(

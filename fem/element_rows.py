@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -9,10 +10,11 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.fem.mesh_lists import find_columns, jacobian_of_hexahedron
+from penstock.fem.own_element import OwnElement
 from penstock.fem.row_layouts import LAYOUTS, Layout, SlabArrays
 from penstock.spmv import CPU, Array, Device, InputError, device_of, format_named
 from penstock.spmv.compilation.cuda_module import CudaSource, shared_limit, type_names
-from penstock.spmv.compilation.jit import serial_kernel, shared_range
+from penstock.spmv.compilation.jit import SharedRange, compiled_anew, serial_kernel, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.formats.sliced_bsr import HEIGHT
 
@@ -39,8 +41,8 @@ class MeshElements:
         Of the stiffness of each element; empty if all are 1.
     fixed : array, (nodes * dof,) or (0,) uint8
         1 for unknowns whose rows and columns keep their diagonal only.
-    moduli : (float, float)
-        Lame's lambda and mu, or the conductivity and 0.
+    parameters : array of float64
+        Lame's lambda and mu, the conductivity and 0, or those of an element of the user.
     dof : int
         1 or 3.
     element_offsets, node_elements : array, (nodes + 1,) int64, and (elements * 4 or 8,) int32
@@ -55,10 +57,11 @@ class MeshElements:
     connectivity: Array
     factors: Array
     fixed: Array
-    moduli: tuple[float, float]
+    parameters: Array
     dof: int
     element_offsets: Array
     node_elements: Array
+    own: OwnElement | None = None  # an element of the user, in the place of tetrahedra and hexahedra
 
     @property
     def nbytes(self) -> int:
@@ -172,10 +175,13 @@ def _fill_on_gpu(
     elements: MeshElements, pattern: RowPattern, name: str, start: int, stop: int, arrays: Mapping[str, Array]
 ) -> None:
     slab = SlabArrays.of(name, arrays, device_of(elements.coordinates).xp)
-    kinds = f"{SHAPES[elements.connectivity.shape[1]]}, {PHYSICS[elements.dof]}, {type_names(slab.offsets)}"
-    function: Any = ELEMENT_ROW_KERNELS.function(f"element_rows<{kinds}, {slab.template}>")
+    nodes, own, source = elements.connectivity.shape[1], elements.own, ELEMENT_ROW_KERNELS
+    if own is None:
+        kinds = f"{SHAPES[nodes]}, {PHYSICS[elements.dof]}"
+    else:
+        kinds, source = "OwnElement, OwnPhysics", replace(source, before=own.cuda_text())
+    function: Any = source.function(f"element_rows<{kinds}, {type_names(slab.offsets)}, {slab.template}>")
     mesh = (elements.coordinates, elements.connectivity, elements.factors, np.int32(elements.factors.size == 0))
-    moduli = (np.float64(modulus) for modulus in elements.moduli)
     fixed = (elements.fixed, np.int32(elements.fixed.size > 0))
     lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
     sizes = (np.int64(start), np.int64(stop - start), np.int32(slab.parts))
@@ -188,8 +194,8 @@ def _fill_on_gpu(
     if shared > function.max_dynamic_shared_size_bytes:
         function.max_dynamic_shared_size_bytes = shared
     written = (slab.offsets, slab.columns, slab.values)
-    arguments = (*sizes, *mesh, *moduli, *fixed, *lists, starts, np.int32(widest), *written)
-    lanes = _LANES[elements.connectivity.shape[1]]
+    arguments = (*sizes, *mesh, elements.parameters, *fixed, *lists, starts, np.int32(widest), *written)
+    lanes = 1 if own is not None else _LANES[nodes]
     function((-(-(stop - start) // HEIGHT),), (HEIGHT * lanes,), arguments, shared_mem=shared)
 
 
@@ -210,10 +216,11 @@ def _fill_on_cpu(
         rows = (starts.size - 1) * (HEIGHT if chunked else 1)
         _fill_structure(rows, chunked, start, stop, starts, pattern.offsets, pattern.columns, columns)
     if numbers:
-        mesh = (elements.coordinates, elements.connectivity, elements.factors, *elements.moduli, elements.fixed)
+        mesh = (elements.coordinates, elements.connectivity, elements.factors, elements.parameters, elements.fixed)
         lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
         values[...] = 0.0
-        _fill_values(stop - start, chunked, half, start, elements.dof, starts, *mesh, *lists, values)
+        fill = _fill_values if elements.own is None else own_filling(elements.own)
+        fill(stop - start, chunked, half, start, elements.dof, starts, *mesh, *lists, values)
 
 
 @shared_range(least=4096)
@@ -276,10 +283,10 @@ def _gradients_of_hexahedron(point: int, x: Array, g: Array) -> float:
 
 @serial_kernel
 def _add_row(
-    own: int, dof: int, wanted: Array, x: Array, factor: float, first: float, second: float, g: Array, blocks: Array
+    own: int, dof: int, wanted: Array, x: Array, factor: float, parameters: Array, g: Array, blocks: Array
 ) -> None:
     """Write wanted blocks of a node's row of an element's matrix; products do not depend on the order of two nodes."""
-    size = x.shape[0]
+    size, first, second = x.shape[0], parameters[0], parameters[1]
     blocks[:] = 0.0
     for point in range(1 if size == 4 else 8):
         weight = factor * (_gradients_of_tetrahedron(x, g) if size == 4 else _gradients_of_hexahedron(point, x, g))
@@ -299,7 +306,7 @@ def _add_row(
 @shared_range(least=64)
 def _fill_values(
     begin: int, end: int, chunked: bool, half: bool, start: int, dof: int, starts: Array, coordinates: Array, connectivity: Array,
-    factors: Array, first_modulus: float, second_modulus: float, fixed: Array, element_offsets: Array, places: Array,
+    factors: Array, parameters: Array, fixed: Array, element_offsets: Array, places: Array,
     offsets: Array, pattern: Array, values: Array,
 ) -> None:  # fmt: skip
     """Add the rows of all elements of each node, in the order of their numbers, to zeros."""
@@ -320,7 +327,7 @@ def _fill_values(
                 for c in range(3):
                     x[b, c] = coordinates[connectivity[element, b], c]
             factor = factors[element] if factors.size else 1.0
-            _add_row(own, dof, wanted, x, factor, first_modulus, second_modulus, g, blocks)
+            _add_row(own, dof, wanted, x, factor, parameters, g, blocks)
             for b in range(size):
                 other = connectivity[element, b]
                 if not wanted[b]:
@@ -331,6 +338,22 @@ def _fill_values(
                     held = fixed.size > 0 and (fixed[node * dof + k // dof] or fixed[other * dof + k % dof])
                     if not held or (other == node and k // dof == k % dof):
                         values[target + k * between] += blocks[b, k]
+
+
+@functools.lru_cache(maxsize=16)
+def own_filling(element: OwnElement) -> SharedRange:
+    """Return what adds rows of a user's elements on a CPU: compiled once in a process."""
+    row_of = element.compiled()
+
+    @compiled_anew
+    def add_row(
+        own: int, dof: int, wanted: Array, x: Array, factor: float, parameters: Array, g: Array, blocks: Array
+    ) -> None:
+        blocks[:] = 0.0
+        row_of(x, parameters, own, blocks.reshape(x.shape[0], dof, dof))
+        blocks *= factor
+
+    return _fill_values.with_function(_add_row=add_row)
 
 
 def check_format(name: str) -> None:

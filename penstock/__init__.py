@@ -21,6 +21,7 @@ if _typing.TYPE_CHECKING:
     from penstock.driver.prepared import PreparedSystem, prepare
     from penstock.driver.solve import solve
     from penstock.fem.element_matrix import ElementMatrix
+    from penstock.fem.own_element import OwnElement
     from penstock.solvers.eigen.result import Modes
     from penstock.spmv.errors import (
         BudgetError,
@@ -41,6 +42,7 @@ _HOMES = {
     "BudgetError": "penstock.spmv.errors",
     "DeviceError": "penstock.spmv.errors",
     "ElementMatrix": "penstock.fem.element_matrix",
+    "OwnElement": "penstock.fem.own_element",
     "InputError": "penstock.spmv.errors",
     "Modes": "penstock.solvers.eigen.result",
     "NotConvergedError": "penstock.spmv.errors",
@@ -68,6 +70,7 @@ __all__ = [
     "Modes",
     "NotConvergedError",
     "NotConvergedWarning",
+    "OwnElement",
     "PenstockError",
     "PreparedSystem",
     "StoreError",

@@ -1,4 +1,4 @@
-// Rows of the matrix of a mesh of linear tetrahedra or hexahedra, made from coordinates and connectivity.
+// Rows of the matrix of a mesh of linear tetrahedra or hexahedra, or of a user's elements, made from coordinates and connectivity.
 //
 // One lane, or four, make the row of blocks of one node: they go through the elements of the node in the order of their numbers,
 // compute the node's row of each element's matrix, and add its blocks to those of the row. Nothing is added atomically, so bits
@@ -17,7 +17,7 @@ struct Tetrahedron {
     static constexpr int NODES = 4, LANES = 1, OF_LANE = 4, POINTS_OF_LANE = 1;
     double v[3], gradients[NODES][3];
 
-    __device__ Tetrahedron(const int, const double (&x)[NODES][3])
+    __device__ Tetrahedron(const int, const double (&x)[NODES][3], const double*)
     {
         double d[3][3];
         for (int e = 0; e < 3; ++e)
@@ -59,7 +59,7 @@ struct Hexahedron {
     static constexpr int NODES = 8, LANES = 4, OF_LANE = 2, POINTS_OF_LANE = 2;
     double v[3];
 
-    __device__ Hexahedron(const int lane, const double (&x)[NODES][3])
+    __device__ Hexahedron(const int lane, const double (&x)[NODES][3], const double*)
     {
         for (int axis = 0; axis < 2; ++axis) sign[axis] = lane >> axis & 1 ? 1.0 : -1.0;
 #pragma unroll
@@ -199,9 +199,57 @@ struct Diffusion {
     }
 };
 
+// Adds up the blocks of a node and the nodes of the lane.
+template <typename Physics, typename Shape>
+__device__ __forceinline__ void integrate(
+    Shape& shape, const int own, const double factor, double (&added)[Shape::OF_LANE][Physics::SUMS])
+{
+#pragma unroll
+    for (int point = 0; point < Shape::POINTS_OF_LANE; ++point) {
+        shape.work_out(point, own, factor);
+#pragma unroll
+        for (int step = 0; step < Shape::LANES; ++step) {
+            shape.look_at(step);
+#pragma unroll
+            for (int index = 0; index < Shape::OF_LANE; ++index) {  // those that are not wanted too: branches here take longer
+                double g[3];
+                shape.gradient_of_its(index, g);
+                Physics::add(added[index], shape.v, g);
+            }
+        }
+    }
+}
+
+#if defined(OWN_NODES)
+// An element of a user, who has written
+// __device__ void element_row(const double (*x)[3], const double* parameters, int own, double* blocks).
+struct OwnElement {
+    static constexpr int NODES = OWN_NODES, LANES = 1, OF_LANE = NODES, POINTS_OF_LANE = 0;  // the user integrates
+    const double (&x)[NODES][3];
+    const double* parameters;
+
+    __device__ OwnElement(const int, const double (&corners)[NODES][3], const double* numbers) : x(corners), parameters(numbers) {}
+
+    __device__ static constexpr int node_of(const int, const int index) { return index; }
+
+    __device__ void add_blocks(const int own, const double factor, double* blocks) const
+    {
+        element_row(x, parameters, own, blocks);
+        for (int k = 0; k < NODES * OWN_DOF * OWN_DOF; ++k) blocks[k] *= factor;
+    }
+};
+
+struct OwnPhysics {
+    static constexpr int DOF = OWN_DOF, SUMS = DOF * DOF;
+
+    __device__ static double entry(const double* sums, const int r, const int c, double, double) { return sums[r * DOF + c]; }
+};
+#endif
+
 // coordinates        [nodes][3]
 // connectivity       [elements][Shape::NODES]
 // factors            [elements] of the stiffness; none if all are 1
+// parameters         Lame's lambda and mu, the conductivity and 0, or those of a user's element
 // fixed              [nodes * DOF]: unknowns whose rows and columns keep their diagonal only; none if there are none
 // element_offsets    [nodes + 1] into node_elements: for each node, its places in the connectivity
 // pattern_offsets    [nodes + 1] into pattern: the columns of the row of each node; with `upper` those from the node on
@@ -214,8 +262,8 @@ struct Diffusion {
 template <typename Shape, typename Physics, typename Offset, int layout, bool upper>
 __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
     const long long start, const long long rows, const int parts, const double* __restrict__ coordinates,
-    const int* __restrict__ connectivity, const double* __restrict__ factors, const int uniform, const double first_modulus,
-    const double second_modulus, const unsigned char* __restrict__ fixed, const int has_fixed,
+    const int* __restrict__ connectivity, const double* __restrict__ factors, const int uniform,
+    const double* __restrict__ parameters, const unsigned char* __restrict__ fixed, const int has_fixed,
     const long long* __restrict__ element_offsets, const int* __restrict__ node_elements,
     const long long* __restrict__ pattern_offsets, const int* __restrict__ pattern, const long long* __restrict__ chunk_starts,
     const int widest, Offset* __restrict__ offsets, int* __restrict__ columns, double* __restrict__ values)
@@ -266,16 +314,18 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
     }
     const int* const row_search = is_shared ? searched : row_columns;
 
+    const double first_modulus = parameters[0], second_modulus = parameters[1];
     const long long entry = exists ? element_offsets[node] : 0;
     const int elements = exists ? int(element_offsets[node + 1] - entry) : 0;
     // Where the next elements are is read ahead: their corners, and the places of the ones after.
     int next = elements > 0 ? node_elements[entry] : 0, after = elements > 1 ? node_elements[entry + 1] : 0, nodes[NODES];
     const auto fetch = [&]() {
-        const Pack<int, 4>* packs = reinterpret_cast<const Pack<int, 4>*>(connectivity + (long long)(next / NODES) * NODES);
+        constexpr int TOGETHER = NODES % 4 == 0 ? 4 : 1;
+        const auto* packs = reinterpret_cast<const Pack<int, TOGETHER>*>(connectivity + (long long)(next / NODES) * NODES);
 #pragma unroll
-        for (int pack = 0; pack < NODES / 4; ++pack) {
-            const Pack<int, 4> four = packs[pack];
-            for (int k = 0; k < 4; ++k) nodes[pack * 4 + k] = four.number[k];
+        for (int pack = 0; pack < NODES / TOGETHER; ++pack) {
+            const Pack<int, TOGETHER> some = packs[pack];
+            for (int k = 0; k < TOGETHER; ++k) nodes[pack * TOGETHER + k] = some.number[k];
         }
     };
     fetch();
@@ -298,24 +348,14 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
             if (!active || (upper && others[index] < node)) others[index] = -1;
         }
         const double factor = uniform ? 1.0 : factors[element];
-        Shape shape(lane, x);
+        Shape shape(lane, x, parameters);
         next = after;
         fetch();
         after = turn + 2 < elements ? node_elements[entry + turn + 2] : 0;
-#pragma unroll
-        for (int point = 0; point < Shape::POINTS_OF_LANE; ++point) {
-            shape.work_out(point, own, factor);
-#pragma unroll
-            for (int step = 0; step < LANES; ++step) {
-                shape.look_at(step);
-#pragma unroll
-                for (int index = 0; index < OF_LANE; ++index) {  // those that are not wanted too: branches here take longer
-                    double g[3];
-                    shape.gradient_of_its(index, g);
-                    Physics::add(added[index], shape.v, g);
-                }
-            }
-        }
+        if constexpr (Shape::POINTS_OF_LANE == 0)
+            shape.add_blocks(own, factor, &added[0][0]);
+        else
+            integrate<Physics>(shape, own, factor, added);
 #pragma unroll
         for (int index = 0; index < OF_LANE; ++index) {
             if (others[index] < 0) continue;

@@ -33,9 +33,9 @@ def worth_reordering(
 def with_lines(A: CsrMatrix, request: Request, node_size: int) -> tuple[Request, LevelOrder | None]:
     """Return the request, with lines if these are to be used, and an order in which the nodes of a line follow each other.
 
-    Lines are used for a coarse level that was chosen here or by its name alone, if the matrix has many; where the caller asks for
-    groups, only the order is. It is None if the nodes of a line follow each other already, or if lines are not used. ``node_size`` is the
-    number of unknowns that stay together.
+    Lines are used for a coarse level that was chosen here or by its name alone, if the matrix has many; where the caller asks
+    for groups, only the order is. It is None if the nodes of a line follow each other already, or if lines are not used.
+    ``node_size`` is the number of unknowns that stay together.
     """
     [spec, *_] = request.specs(node_size, streamed=True)
     if not isinstance(spec, SmoothedAggregationSpec) or spec.aggregates is not None:

@@ -56,6 +56,8 @@ class CudaSource:
         Unique among the files of the library.
     enums : tuple of types
         Python enums that the kernels use. They are written in C++ before the file, so that both sides cannot differ.
+    before : str
+        C++ of a user that the kernels call, written before the file, too.
 
     Examples
     --------
@@ -68,9 +70,11 @@ class CudaSource:
     folder: str | Path
     file_name: str
     enums: tuple[type[IntEnum], ...] = ()
+    before: str = ""
 
     def __post_init__(self) -> None:
-        _SOURCES[self.file_name] = self
+        if not self.before:
+            _SOURCES[self.file_name] = self
 
     def __str__(self) -> str:
         return self.file_name
@@ -80,7 +84,7 @@ class CudaSource:
         common = resources.files("penstock.spmv.kernels") / "common.cuh"
         file = (self.folder if isinstance(self.folder, Path) else resources.files(self.folder)) / self.file_name
         # Names without their folders: the text is the key of CuPy's cache, and equal wherever the library is installed.
-        return "\n".join([_numbered(common), *map(_in_cpp, self.enums), _numbered(file)])
+        return "\n".join([_numbered(common), *map(_in_cpp, self.enums), *filter(None, [self.before]), _numbered(file)])
 
     def function(self, expression: str) -> KernelFunction:
         """Return the compiled instantiation of a kernel template, for example ``csr_spmv<double, double, int, 8>``.

@@ -38,6 +38,9 @@ parallel_kernel = _kept_on_disk(parallel=True, nogil=True, fastmath={"contract"}
 #: Small functions that kernels call for every entry; they are inlined.
 serial_kernel = _kept_on_disk(nogil=True, fastmath={"contract"}, error_model="numpy")
 
+#: The same for functions of a user, which are not kept on disk.
+compiled_anew: Decorator = njit(nogil=True, fastmath={"contract"}, error_model="numpy")
+
 #: Serial functions without any fast-math, with Python's errors.
 strict_kernel = _kept_on_disk(nogil=True)
 
@@ -94,6 +97,18 @@ class SharedRange:
     def __init__(self, function: Callable[..., Any], least: int, *, rounded: bool = False) -> None:
         self.compiled, self._least = (rounded_kernel if rounded else serial_kernel)(function), least
         functools.update_wrapper(self, function)
+
+    def with_function(self, **functions: Callable[..., Any]) -> SharedRange:
+        """Return the same kernel with other functions in the place of some that it calls, by their names in its module.
+
+        They are a user's: the kernel is compiled anew in each process.
+        """
+        here: Any = self.compiled
+        original = here.py_func
+        other = types.FunctionType(original.__code__, {**original.__globals__, **functions}, original.__name__)
+        changed = object.__new__(SharedRange)
+        changed.compiled, changed._least = compiled_anew(other), self._least
+        return changed
 
     def __call__(self, count: int, *arguments: Any) -> None:
         """Run the kernel for all items below ``count``."""

@@ -4,14 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
+from element_slabs import make
 from kernel_targets import DEVICES, TARGETS
 
 import penstock
 from penstock.fem import BoxMesh, HeatConduction, LinearElasticity
 from penstock.fem.elasticity import lame_parameters
 from penstock.fem.element_rows import FORMATS
-from penstock.spmv import Device, InputError
-from penstock.spmv.compilation.table import find_kernel
+from penstock.spmv import InputError
 
 #: Tetrahedra of a hexahedron.
 SIX = ((0, 1, 2, 6), (0, 2, 3, 6), (0, 3, 7, 6), (0, 7, 4, 6), (0, 4, 5, 6), (0, 5, 1, 6))
@@ -85,25 +85,6 @@ def reference(matrix):
         total[held] = total[:, held] = 0
         total[held, held] = diagonal
     return total, absolute
-
-
-def make(target, matrix, name, count=1, parts=("structure", "values")):
-    """Return the arrays of slabs that a target makes, on the host."""
-    maker = matrix.row_maker(name, Device("cuda") if target.name == "gpu" else Device("cpu"))
-    fill = find_kernel("element_rows", "fill", target.device_kind)
-    made, row = [], 0
-    for slab in matrix.symbolic_slabs(count, name):
-        arrays = {
-            key: target.put(np.full(array.shape, 77, array.dtype))
-            for key, array in slab.arrays().items()
-            if ("values" if key == "values" else "structure") in parts and key != "permutation"
-        }
-        nodes = row // matrix.dof, (row + slab.shape[0]) // matrix.dof
-        with target.running():
-            fill(maker.elements, maker.pattern, name, *nodes, arrays)
-        made.append({key: target.get(array) for key, array in arrays.items()})
-        row += slab.shape[0]
-    return made
 
 
 @pytest.mark.parametrize("shape", ["tetrahedra", "hexahedra"])
@@ -244,7 +225,7 @@ def test_entries_are_those_of_scikit_fem():
         ({"coordinates": np.ones((36, 3)) * 1j}, "coordinates must be an array of real numbers: they are complex"),
         ({"connectivity": [[0, 1], [2]]}, "connectivity must be an array"),
         ({"material": "steel"}, "material must be an array of real numbers"),
-        ({"element": "elastic"}, "LinearElasticity or HeatConduction, not str"),
+        ({"element": "elastic"}, "HeatConduction or OwnElement, not str"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):

@@ -1,0 +1,134 @@
+"""An element of a user's own: a function that computes its stiffness, in Python for CPUs and in CUDA C++ for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+
+from penstock.spmv import Array, InputError
+from penstock.spmv.compilation.jit import compiled_anew
+
+#: Unknowns of a node of which a coarse level knows the rigid motions, or constants.
+UNKNOWNS = (1, 3, 6)
+MOST_NODES = 32
+# Elements of a mesh that are looked at, and the asymmetry and the negative eigenvalue that rounding may leave in them.
+_LOOKED_AT, _ROUNDING = 16, 1e-8
+
+
+@dataclass(frozen=True)
+class OwnElement:
+    """An element that the caller defines, for :class:`penstock.ElementMatrix`.
+
+    Its stiffness matrix is computed one node at a time: the row of blocks that couples a node with every node of the element.
+
+    Parameters
+    ----------
+    row : function ``row(x, parameters, own, blocks)``
+        Adds to ``blocks[b, r, c]``, which are zero, the entry of unknown r of node ``own`` and unknown c of node b. ``x`` are the
+        corners, (nodes, 3), ``parameters`` an array. Numba compiles it, so it may only use what Numba knows; functions that it
+        calls are decorated with ``numba.njit``.
+    nodes : int
+        Of an element, 2 to 32.
+    dof : int
+        Unknowns of a node: 1, of which constants are the slow modes, 3 displacements, or 6 displacements and rotations.
+    cuda : str, optional
+        The same in CUDA C++, for GPUs: ``__device__ void element_row(const double (*x)[3], const double* parameters, int own,
+        double* blocks)``, where the entry is ``blocks[(b * dof + r) * dof + c]``.
+    parameters : sequence of float
+        Numbers that both get.
+
+    Raises
+    ------
+    InputError
+        If a number is out of range, or ``row`` is no function.
+
+    Notes
+    -----
+    Elements of a mesh are spot-checked when a matrix is made of them: they must be finite, symmetric and positive semidefinite.
+    What a GPU makes of the first rows is compared with what the CPU does. The function is compiled anew in each process.
+
+    Examples
+    --------
+    Bars that only resist being stretched, with stiffness ``EA``, three displacements a node:
+
+    >>> import numpy as np, penstock
+    >>> def bar(x, parameters, own, blocks):
+    ...     along = x[1] - x[0]
+    ...     length = np.sqrt(np.sum(along**2))
+    ...     for b in range(2):
+    ...         sign = 1.0 if b == own else -1.0
+    ...         for r in range(3):
+    ...             for c in range(3):
+    ...                 blocks[b, r, c] += sign * parameters[0] * along[r] * along[c] / length**3
+    >>> element = penstock.OwnElement(bar, nodes=2, dof=3, parameters=[2.0])
+    >>> points = np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    >>> bars = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    >>> truss = penstock.ElementMatrix(points, bars, element=element, fixed=range(6))
+    >>> truss.shape, float(truss.to_csr()[6, 6]) > 0
+    ((12, 12), True)
+    """
+
+    row: Callable[..., Any]
+    nodes: int
+    dof: int
+    cuda: str = ""
+    parameters: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not callable(self.row):
+            raise InputError(f"row must be a function row(x, parameters, own, blocks), not {type(self.row).__name__}")
+        if self.dof not in UNKNOWNS:
+            raise InputError(f"dof must be 1, 3 or 6 unknowns a node, not {self.dof!r}")
+        if not 2 <= self.nodes <= MOST_NODES:
+            raise InputError(f"nodes must be 2 to {MOST_NODES} of an element, not {self.nodes!r}")
+        numbers = np.asarray(self.parameters, dtype=np.float64).reshape(-1)
+        if not np.isfinite(numbers).all():
+            raise InputError("parameters hold a number that is not finite")
+        object.__setattr__(self, "parameters", tuple(numbers.tolist()))
+
+    def __repr__(self) -> str:
+        name = getattr(self.row, "__name__", "function")
+        return f"OwnElement({name}, nodes={self.nodes}, dof={self.dof})"
+
+    @property
+    def numbers(self) -> Array:
+        """The parameters as the kernels take them: two or more."""
+        return np.array([*self.parameters, 0.0, 0.0])
+
+    def compiled(self) -> Any:
+        """Return the function, compiled by Numba when it is called first."""
+        return self.row if hasattr(self.row, "py_func") else compiled_anew(self.row)
+
+    def cuda_text(self) -> str:
+        """Return what stands before the kernels: the code, and the numbers of nodes and unknowns."""
+        if not self.cuda:
+            raise InputError(f"{self!r} has no CUDA C++ code; give cuda=, or use device='cpu'")
+        return f'#define OWN_NODES {self.nodes}\n#define OWN_DOF {self.dof}\n#line 1 "own element"\n{self.cuda}'
+
+    def matrix(self, x: Array) -> Array:
+        """Return the stiffness matrix (nodes dof, nodes dof) of the element with some corners."""
+        row, size = self.compiled(), self.nodes * self.dof
+        whole = np.zeros((self.nodes, self.nodes, self.dof, self.dof))
+        try:
+            for own in range(self.nodes):
+                row(x, self.numbers, own, whole[own])
+        except numba.core.errors.NumbaError as error:
+            raise InputError(f"Numba cannot compile the function of {self!r}: {error}") from error
+        return whole.transpose(0, 2, 1, 3).reshape(size, size)
+
+    def check(self, coordinates: Array, connectivity: Array) -> None:
+        """Refuse elements of which some that are looked at are not finite, symmetric and positive semidefinite."""
+        some = np.unique(np.linspace(0, len(connectivity) - 1, _LOOKED_AT).astype(np.int64))
+        for number in some:
+            K = self.matrix(coordinates[connectivity[number]])
+            if not np.isfinite(K).all():
+                raise InputError(f"element {number} of {self!r} has entries that are not finite")
+            largest = abs(K).max()
+            if abs(K - K.T).max() > _ROUNDING * largest:
+                raise InputError(f"element {number} of {self!r} is not symmetric")
+            if np.linalg.eigvalsh(K)[0] < -_ROUNDING * largest * len(K):
+                raise InputError(f"element {number} of {self!r} is not positive semidefinite")
