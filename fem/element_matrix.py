@@ -1,4 +1,4 @@
-"""The matrix of a mesh of linear tetrahedra or hexahedra, known by its elements and assembled where it is used."""
+"""The matrix of a mesh of tetrahedra, hexahedra or other elements, known by these and assembled where it is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity, lame_parameters
 from penstock.fem.element_rows import SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
 from penstock.fem.mass import mesh_mass
-from penstock.fem.mesh_lists import count_degenerate, list_elements, order_by_first
+from penstock.fem.mesh_lists import count_degenerate, list_elements, names_twice, order_by_first
 from penstock.fem.own_element import OwnElement
 from penstock.fem.row_layouts import LAYOUTS, Layout, assembled, symbolic_blocks, symbolic_chunks
 from penstock.spmv import CPU, Array, Device, InputError, NodeMatrix, SparseMatrix, format_named
@@ -50,13 +50,14 @@ class ElementMatrix:
     Raises
     ------
     InputError
-        If arrays do not fit each other, an element has no volume or is folded, or a node has no element.
+        If arrays do not fit each other, an element has no volume or is folded (elements of one's own are looked at as
+        :class:`penstock.OwnElement` says), or a node has no element.
 
     Notes
     -----
-    Full integration: one point of tetrahedra, 2 x 2 x 2 of hexahedra. ``rhs[fixed]`` should be 0. Entries are sums over elements
-    in the order of their numbers, so bits depend neither on the cut nor on the number of threads; those of a CPU and of a GPU
-    differ in last digits.
+    Full integration: one point of linear tetrahedra, 2 x 2 x 2 of hexahedra. ``rhs[fixed]`` should be 0. Entries are sums over
+    elements in the order of their numbers, so bits depend neither on the cut nor on the number of threads; those of a CPU and of
+    a GPU differ in last digits.
 
     Examples
     --------
@@ -321,12 +322,16 @@ class ElementMatrix:
     def _elements(self) -> MeshElements:
         arrays = (self.coordinates, self.connectivity, self.factors, self.fixed)
         if isinstance(self.element, OwnElement):
-            return MeshElements(*arrays, self.element.numbers, self.dof, *self._lists, self.element)
+            return MeshElements(*arrays, self.element.numbers, self.dof, *self._lists, own=self.element)
         if isinstance(self.element, LinearElasticity):
             moduli = lame_parameters(self.element.young, self.element.poisson)
         else:
             moduli = (self.element.conductivity, 0.0)
-        return MeshElements(*arrays, np.array(moduli), self.dof, *self._lists)
+        return MeshElements(*arrays, np.array(moduli), self.dof, *self._lists, repeats=self._names_twice)
+
+    @cached_property
+    def _names_twice(self) -> bool:
+        return bool(names_twice(self.connectivity))
 
     @cached_property
     def _patterns(self) -> dict[bool, RowPattern]:

@@ -36,7 +36,7 @@ class MeshElements:
     Parameters
     ----------
     coordinates : array, (nodes, 3) float64
-    connectivity : array, (elements, 4 or 8) int32
+    connectivity : array, (elements, nodes of an element) int32
     factors : array, (elements,) or (0,) float64
         Of the stiffness of each element; empty if all are 1.
     fixed : array, (nodes * dof,) or (0,) uint8
@@ -44,8 +44,8 @@ class MeshElements:
     parameters : array of float64
         Lame's lambda and mu, the conductivity and 0, or those of an element of the user.
     dof : int
-        1 or 3.
-    element_offsets, node_elements : array, (nodes + 1,) int64, and (elements * 4 or 8,) int32
+        1, 3 or 6.
+    element_offsets, node_elements : array, (nodes + 1,) int64, and (elements * nodes of an element,) int32
         For each node, its places in the connectivity, ascending.
 
     Notes
@@ -62,6 +62,7 @@ class MeshElements:
     element_offsets: Array
     node_elements: Array
     own: OwnElement | None = None  # an element of the user, in the place of tetrahedra and hexahedra
+    repeats: bool = False  # an element names a node twice
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +70,8 @@ class MeshElements:
         return int(sum(array.nbytes for array in self._arrays().values()))
 
     def _arrays(self) -> dict[str, Array]:
-        return {name: array for name, array in vars(self).items() if hasattr(array, "nbytes")}
+        others = ("dof", "own", "repeats")
+        return {name: array for name, array in vars(self).items() if name not in others}
 
     def to_device(self, device: Device) -> Self:
         """Return the elements on a device."""
@@ -180,17 +182,22 @@ def _fill_on_gpu(
         kinds = f"{SHAPES[nodes]}, {PHYSICS[elements.dof]}"
     else:
         kinds, source = "OwnElement, OwnPhysics", replace(source, before=own.cuda_text())
-    function: Any = source.function(f"element_rows<{kinds}, {type_names(slab.offsets)}, {slab.template}>")
+    expression = f"element_rows<{kinds}, {type_names(slab.offsets)}, {slab.template}>"
+    try:
+        function: Any = source.function(expression)
+    except Exception as error:
+        if own is None:
+            raise
+        raise InputError(f"the CUDA C++ code of {own!r} does not compile: {error}") from error
     mesh = (elements.coordinates, elements.connectivity, elements.factors, np.int32(elements.factors.size == 0))
-    fixed = (elements.fixed, np.int32(elements.fixed.size > 0))
+    fixed = (elements.fixed, np.int32(elements.fixed.size > 0), np.int32(elements.repeats))
     lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
     sizes = (np.int64(start), np.int64(stop - start), np.int32(slab.parts))
     starts = pattern.chunk_starts[start // HEIGHT :]
-    row = (
-        elements.dof**2 * slab.values.itemsize + pattern.columns.itemsize
-    )  # bytes of a block of a row, and of its column
-    widest = min(pattern.widest, shared_limit(slab.values) // (HEIGHT * row) - 1, _WIDEST_SHARED)
-    shared = HEIGHT * (widest * row + pattern.columns.itemsize)
+    of_column = pattern.columns.itemsize
+    of_block = elements.dof**2 * slab.values.itemsize + of_column
+    widest = min(pattern.widest, shared_limit(slab.values) // (HEIGHT * of_block) - 1, _WIDEST_SHARED)
+    shared = HEIGHT * (widest * of_block + of_column)
     if shared > function.max_dynamic_shared_size_bytes:
         function.max_dynamic_shared_size_bytes = shared
     written = (slab.offsets, slab.columns, slab.values)
@@ -219,7 +226,7 @@ def _fill_on_cpu(
         mesh = (elements.coordinates, elements.connectivity, elements.factors, elements.parameters, elements.fixed)
         lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
         values[...] = 0.0
-        fill = _fill_values if elements.own is None else own_filling(elements.own)
+        fill = _fill_values if elements.own is None else own_filling(elements.own.compiled())
         fill(stop - start, chunked, half, start, elements.dof, starts, *mesh, *lists, values)
 
 
@@ -341,9 +348,8 @@ def _fill_values(
 
 
 @functools.lru_cache(maxsize=16)
-def own_filling(element: OwnElement) -> SharedRange:
-    """Return what adds rows of a user's elements on a CPU: compiled once in a process."""
-    row_of = element.compiled()
+def own_filling(row_of: Any) -> SharedRange:
+    """Return what adds rows of a user's elements on a CPU: compiled once in a process for a function."""
 
     @compiled_anew
     def add_row(

@@ -71,6 +71,17 @@ def _find_columns(
 
 
 @strict_kernel
+def names_twice(connectivity: Array) -> bool:
+    """Return whether an element names a node more than once, as a wedge does that is given as a hexahedron."""
+    for element in range(connectivity.shape[0]):
+        for a in range(connectivity.shape[1]):
+            for b in range(a):
+                if connectivity[element, a] == connectivity[element, b]:
+                    return True
+    return False
+
+
+@strict_kernel
 def order_by_first(nodes: int, connectivity: Array) -> Array:
     """Return the elements in the order of their first nodes, those of one node as they were: a counting sort."""
     elements, size = connectivity.shape

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,8 +51,10 @@ class OwnElement:
 
     Notes
     -----
-    Elements of a mesh are spot-checked when a matrix is made of them: they must be finite, symmetric and positive semidefinite.
-    What a GPU makes of the first rows is compared with what the CPU does. The function is compiled anew in each process.
+    Elements of a mesh are spot-checked when a matrix is made of them: they must be finite, symmetric and positive semidefinite,
+    and indices in range. What a GPU makes of the first rows is compared with what the CPU does. The function is compiled anew in
+    each process, for the check and for the matrix. Nodes in a plane need a third coordinate, too. Without ``cuda``, a machine
+    with a GPU needs ``device="cpu"``. The code for a GPU must not define macros named as those of the kernels, such as NODES.
 
     Examples
     --------
@@ -76,19 +81,26 @@ class OwnElement:
     nodes: int
     dof: int
     cuda: str = ""
-    parameters: tuple[float, ...] = ()
+    parameters: Any = ()
 
     def __post_init__(self) -> None:
-        if not callable(self.row):
+        if not (inspect.isfunction(self.row) or hasattr(self.row, "py_func")):
             raise InputError(f"row must be a function row(x, parameters, own, blocks), not {type(self.row).__name__}")
+        if not isinstance(self.cuda, str):
+            raise InputError(f"cuda must be CUDA C++ as a string, not {type(self.cuda).__name__}")
+        object.__setattr__(self, "dof", _whole(self.dof, "dof"))
+        object.__setattr__(self, "nodes", _whole(self.nodes, "nodes"))
         if self.dof not in UNKNOWNS:
-            raise InputError(f"dof must be 1, 3 or 6 unknowns a node, not {self.dof!r}")
+            raise InputError(f"dof must be 1, 3 or 6 unknowns a node, not {self.dof}")
         if not 2 <= self.nodes <= MOST_NODES:
-            raise InputError(f"nodes must be 2 to {MOST_NODES} of an element, not {self.nodes!r}")
-        numbers = np.asarray(self.parameters, dtype=np.float64).reshape(-1)
-        if not np.isfinite(numbers).all():
-            raise InputError("parameters hold a number that is not finite")
-        object.__setattr__(self, "parameters", tuple(numbers.tolist()))
+            raise InputError(f"nodes must be 2 to {MOST_NODES} of an element, not {self.nodes}")
+        try:
+            numbers = np.asarray(() if self.parameters is None else self.parameters, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"parameters must be numbers, not {self.parameters!r}") from error
+        if numbers.ndim > 1 or not np.isfinite(numbers).all():
+            raise InputError("parameters must be one list of finite numbers")
+        object.__setattr__(self, "parameters", tuple(numbers.reshape(-1).tolist()))
 
     def __repr__(self) -> str:
         name = getattr(self.row, "__name__", "function")
@@ -96,12 +108,12 @@ class OwnElement:
 
     @property
     def numbers(self) -> Array:
-        """The parameters as the kernels take them: two or more."""
-        return np.array([*self.parameters, 0.0, 0.0])
+        """The parameters as an array."""
+        return np.array(self.parameters, dtype=np.float64)
 
     def compiled(self) -> Any:
-        """Return the function, compiled by Numba when it is called first."""
-        return self.row if hasattr(self.row, "py_func") else compiled_anew(self.row)
+        """Return the function, compiled by Numba when it is called first, once in a process."""
+        return _compiled(self.row)
 
     def cuda_text(self) -> str:
         """Return what stands before the kernels: the code, and the numbers of nodes and unknowns."""
@@ -110,14 +122,19 @@ class OwnElement:
         return f'#define OWN_NODES {self.nodes}\n#define OWN_DOF {self.dof}\n#line 1 "own element"\n{self.cuda}'
 
     def matrix(self, x: Array) -> Array:
-        """Return the stiffness matrix (nodes dof, nodes dof) of the element with some corners."""
-        row, size = self.compiled(), self.nodes * self.dof
+        """Return the stiffness matrix (nodes dof, nodes dof) of the element with some corners; indices are checked."""
+        row, size = _with_checked_indices(self.row), self.nodes * self.dof
         whole = np.zeros((self.nodes, self.nodes, self.dof, self.dof))
         try:
             for own in range(self.nodes):
                 row(x, self.numbers, own, whole[own])
         except numba.core.errors.NumbaError as error:
             raise InputError(f"Numba cannot compile the function of {self!r}: {error}") from error
+        except IndexError as error:
+            shapes = f"x {x.shape}, {len(self.parameters)} parameters, blocks {whole[0].shape}"
+            raise InputError(f"the function of {self!r} uses an index out of range: {shapes}") from error
+        except Exception as error:
+            raise InputError(f"the function of {self!r} raises {type(error).__name__}: {error}") from error
         return whole.transpose(0, 2, 1, 3).reshape(size, size)
 
     def check(self, coordinates: Array, connectivity: Array) -> None:
@@ -125,10 +142,31 @@ class OwnElement:
         some = np.unique(np.linspace(0, len(connectivity) - 1, _LOOKED_AT).astype(np.int64))
         for number in some:
             K = self.matrix(coordinates[connectivity[number]])
+            largest = abs(K).max()
             if not np.isfinite(K).all():
                 raise InputError(f"element {number} of {self!r} has entries that are not finite")
-            largest = abs(K).max()
+            if largest == 0.0:
+                raise InputError(
+                    f"element {number} of {self!r} is zero; its function must add to blocks in place: blocks[b, r, c] += ..."
+                )
             if abs(K - K.T).max() > _ROUNDING * largest:
                 raise InputError(f"element {number} of {self!r} is not symmetric")
             if np.linalg.eigvalsh(K)[0] < -_ROUNDING * largest * len(K):
                 raise InputError(f"element {number} of {self!r} is not positive semidefinite")
+
+
+def _whole(number: Any, name: str) -> int:
+    try:
+        return operator.index(number)
+    except TypeError as error:
+        raise InputError(f"{name} must be a whole number, not {number!r}") from error
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(row: Any) -> Any:
+    return row if hasattr(row, "py_func") else compiled_anew(row)
+
+
+@functools.lru_cache(maxsize=16)
+def _with_checked_indices(row: Any) -> Any:
+    return numba.njit(boundscheck=True, nogil=True)(getattr(row, "py_func", row))

@@ -251,6 +251,7 @@ struct OwnPhysics {
 // factors            [elements] of the stiffness; none if all are 1
 // parameters         Lame's lambda and mu, the conductivity and 0, or those of a user's element
 // fixed              [nodes * DOF]: unknowns whose rows and columns keep their diagonal only; none if there are none
+// repeats            whether an element names a node twice
 // element_offsets    [nodes + 1] into node_elements: for each node, its places in the connectivity
 // pattern_offsets    [nodes + 1] into pattern: the columns of the row of each node; with `upper` those from the node on
 // chunk_starts       where the chunks of the whole matrix begin, in blocks, from the slab's first chunk on; for CHUNKS
@@ -264,7 +265,7 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
     const long long start, const long long rows, const int parts, const double* __restrict__ coordinates,
     const int* __restrict__ connectivity, const double* __restrict__ factors, const int uniform,
     const double* __restrict__ parameters, const unsigned char* __restrict__ fixed, const int has_fixed,
-    const long long* __restrict__ element_offsets, const int* __restrict__ node_elements,
+    const int repeats, const long long* __restrict__ element_offsets, const int* __restrict__ node_elements,
     const long long* __restrict__ pattern_offsets, const int* __restrict__ pattern, const long long* __restrict__ chunk_starts,
     const int widest, Offset* __restrict__ offsets, int* __restrict__ columns, double* __restrict__ values)
 {
@@ -314,7 +315,8 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
     }
     const int* const row_search = is_shared ? searched : row_columns;
 
-    const double first_modulus = parameters[0], second_modulus = parameters[1];
+    constexpr bool has_moduli = Shape::POINTS_OF_LANE > 0;
+    const double first_modulus = has_moduli ? parameters[0] : 0.0, second_modulus = has_moduli ? parameters[1] : 0.0;
     const long long entry = exists ? element_offsets[node] : 0;
     const int elements = exists ? int(element_offsets[node + 1] - entry) : 0;
     // Where the next elements are is read ahead: their corners, and the places of the ones after.
@@ -329,7 +331,8 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
         }
     };
     fetch();
-    // The lanes of a row may add to the same blocks, but not in the same turn.
+    // The lanes of a row may add to the same block in one turn only if an element names a node twice; they then add in turn.
+    const bool in_turn = LANES > 1 && repeats;
     for (int turn = 0; LANES == 1 ? turn < elements : PENSTOCK_BALLOT(turn < elements) != 0; ++turn) {
         if constexpr (LANES > 1) PENSTOCK_SYNC_GROUP();
         const bool active = turn < elements;  // the others only keep the lanes of their group company
@@ -356,13 +359,16 @@ __global__ void __launch_bounds__(HEIGHT * Shape::LANES) element_rows(
             shape.add_blocks(own, factor, &added[0][0]);
         else
             integrate<Physics>(shape, own, factor, added);
+        for (int turn_of = 0; turn_of < (in_turn ? LANES : 1); ++turn_of) {
+            if (in_turn && turn_of > 0) PENSTOCK_SYNC_GROUP();
 #pragma unroll
-        for (int index = 0; index < OF_LANE; ++index) {
-            if (others[index] < 0) continue;
-            double* block = target + place_of(others[index], row_search, 0, count) * to_slot;
+            for (int index = 0; index < OF_LANE; ++index) {
+                if (others[index] < 0 || (in_turn && lane != turn_of)) continue;
+                double* block = target + place_of(others[index], row_search, 0, count) * to_slot;
 #pragma unroll
-            for (int k = 0; k < SCALARS; ++k)
-                block[k * to_scalar] += Physics::entry(added[index], k / DOF, k % DOF, first_modulus, second_modulus);
+                for (int k = 0; k < SCALARS; ++k)
+                    block[k * to_scalar] += Physics::entry(added[index], k / DOF, k % DOF, first_modulus, second_modulus);
+            }
         }
     }
     if constexpr (LANES > 1) PENSTOCK_SYNC_GROUP();

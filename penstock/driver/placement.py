@@ -201,6 +201,7 @@ def place_matrix(
         placed = _place_streamed(statistics, smallest, coarse, block_size, [*facts, _SLOW], rates, reporter)
         if placed.stream_plan.powers_per_sweep > 1:
             return placed  # otherwise rows couple so widely that its set-up would hold most of the matrix
+        del placed  # it holds the matrix in another order
     return _place_streamed(statistics, smallest, without, block_size, facts, rates, reporter)
 
 

@@ -10,8 +10,8 @@ from penstock.spmv.device import count_true
 # A constant that A maps to less than this share of its absolute row sum, in this share of rows, is a slow mode. Rows next to
 # fixed unknowns differ: a fifth of them in a cube of 28 nodes a side that is held all around.
 _SMALL, _MOST_ROWS = 1e-3, 0.6
-# Of the rows, within which most rows have all their entries.
-_BAND = 1 / 8
+# Of the rows, within which this share of rows has all its entries.
+_BAND, _BANDED_ROWS = 1 / 8, 0.9
 # In memory a coarse level is worth its set-up for matrices of at least this many rows.
 _LEAST_RESIDENT_ROWS, _LEAST_STREAMED_ROWS = 500_000, 20_000
 
@@ -35,7 +35,7 @@ def constants_are_slow(A: CsrMatrix, block_size: int, *, streamed: bool) -> bool
     xp, most = A.device.xp, _MOST_ROWS * rows
     if not streamed:  # without a band the set-up would hold most of the matrix at once
         widths = A.column_indices[A.row_offsets[1:] - 1] - A.column_indices[A.row_offsets[:-1]]
-        if count_true(widths <= _BAND * rows) < most:
+        if count_true(widths <= _BAND * rows) < _BANDED_ROWS * rows:
             return False
     sums = A.apply_absolute(xp.ones(rows))
     for unknown in range(block_size):

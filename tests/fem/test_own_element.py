@@ -224,7 +224,7 @@ def spring(x, parameters, own, blocks):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ((np.inf, 1.0), "parameters hold a number that is not finite"),
+        ((np.inf, 1.0), "one list of finite numbers"),
         ((-1.0, -1.0), "element 0 of OwnElement.spring, nodes=2, dof=1. is not positive semidefinite"),
     ],
 )
@@ -249,9 +249,28 @@ def undefined(x, parameters, own, blocks):
     blocks[:] = np.nan
 
 
+def far_away(x, parameters, own, blocks):
+    blocks[0, 2, 2] += 1.0
+
+
+def rebound(x, parameters, own, blocks):
+    blocks = np.ones((2, 1, 1))  # noqa: F841 - the mistake that is refused
+
+
+def raising(x, parameters, own, blocks):
+    blocks[0, 0, 0] += 1.0 / parameters.size
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
-    [(one_sided, "not symmetric"), (not_compilable, "Numba cannot compile"), (undefined, "not finite")],
+    [
+        (one_sided, "not symmetric"),
+        (not_compilable, "Numba cannot compile"),
+        (undefined, "not finite"),
+        (far_away, "index out of range"),
+        (rebound, "must add to blocks in place"),
+        (raising, "raises ZeroDivisionError"),
+    ],
 )
 def test_functions_that_are_none_are_refused(row, message):
     element = penstock.OwnElement(row, nodes=2, dof=1)
@@ -265,6 +284,10 @@ def test_functions_that_are_none_are_refused(row, message):
         ({"row": "bar"}, "row must be a function"),
         ({"dof": 2}, "dof must be 1, 3 or 6"),
         ({"nodes": 33}, "nodes must be 2 to 32"),
+        ({"nodes": 2.0}, "nodes must be a whole number"),
+        ({"parameters": ["steel"]}, "parameters must be numbers"),
+        ({"parameters": np.eye(2)}, "one list"),
+        ({"cuda": 3}, "CUDA C.. as a string"),
     ],
 )
 def test_arguments_out_of_range_are_refused(change, message):
