@@ -40,6 +40,11 @@ class HeatConduction:
         if not 0 < self.conductivity < np.inf:
             raise InputError(f"conductivity must be positive and finite, not {self.conductivity}")
 
+    @property
+    def parameters(self) -> tuple[float, float]:
+        """The conductivity, and 0."""
+        return self.conductivity, 0.0
+
     def stiffness(self, spacing: tuple[float, float, float]) -> np.ndarray[Any, Any]:
         """Return the element matrix, ``(8, 8)``."""
         return integrate_stiffness(lambda shape, gradients: gradients.T, self.conductivity * np.eye(3), spacing)

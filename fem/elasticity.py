@@ -49,9 +49,14 @@ class LinearElasticity:
     def __post_init__(self) -> None:
         lame_parameters(self.young, self.poisson)
 
+    @property
+    def parameters(self) -> tuple[float, float]:
+        """Lame's lambda and mu."""
+        return lame_parameters(self.young, self.poisson)
+
     def moduli(self) -> np.ndarray[Any, Any]:
         """Return the material matrix for the strains ``xx yy zz xy yz zx`` (engineering shears), ``(6, 6)``."""
-        lame_lambda, mu = lame_parameters(self.young, self.poisson)
+        lame_lambda, mu = self.parameters
         C = np.diag([2 * mu] * 3 + [mu] * 3)
         C[:3, :3] += lame_lambda
         return C

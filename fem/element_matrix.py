@@ -10,8 +10,8 @@ import numpy as np
 import scipy.sparse
 
 from penstock.fem.diffusion import HeatConduction
-from penstock.fem.elasticity import LinearElasticity, lame_parameters
-from penstock.fem.element_rows import SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
+from penstock.fem.elasticity import LinearElasticity
+from penstock.fem.element_rows import LANES, SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
 from penstock.fem.mass import mesh_mass
 from penstock.fem.mesh_lists import count_degenerate, list_elements, names_twice, order_by_first
 from penstock.fem.own_element import OwnElement
@@ -99,9 +99,7 @@ class ElementMatrix:
     @property
     def dof(self) -> int:
         """Unknowns of a node."""
-        if isinstance(self.element, OwnElement):
-            return self.element.dof
-        return 3 if isinstance(self.element, LinearElasticity) else 1
+        return self.element.dof
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -203,10 +201,8 @@ class ElementMatrix:
 
     def _cut(self, count: int, format_name: str) -> list[int]:
         """Return nodes between which slabs have about the same number of blocks."""
-        pattern, chunked = (
-            self._pattern(half=format_named(format_name).traits.half),
-            LAYOUTS[format_name] is Layout.CHUNKS,
-        )
+        pattern = self._pattern(half=format_named(format_name).traits.half)
+        chunked = LAYOUTS[format_name] is Layout.CHUNKS
         ends, size = (pattern.chunk_starts, HEIGHT) if chunked else (pattern.offsets, 1)
         pieces = len(ends) - 1
         inner = np.searchsorted(ends, int(ends[-1]) * np.arange(1, count) / count)
@@ -321,17 +317,15 @@ class ElementMatrix:
     @property
     def _elements(self) -> MeshElements:
         arrays = (self.coordinates, self.connectivity, self.factors, self.fixed)
+        numbers = np.array(self.element.parameters, dtype=np.float64)
         if isinstance(self.element, OwnElement):
-            return MeshElements(*arrays, self.element.numbers, self.dof, *self._lists, own=self.element)
-        if isinstance(self.element, LinearElasticity):
-            moduli = lame_parameters(self.element.young, self.element.poisson)
-        else:
-            moduli = (self.element.conductivity, 0.0)
-        return MeshElements(*arrays, np.array(moduli), self.dof, *self._lists, repeats=self._names_twice)
+            return MeshElements(*arrays, numbers, self.dof, *self._lists, own=self.element)
+        return MeshElements(*arrays, numbers, self.dof, *self._lists, repeats=self._repeats)
 
     @cached_property
-    def _names_twice(self) -> bool:
-        return bool(names_twice(self.connectivity))
+    def _repeats(self) -> bool:
+        """Whether an element names a node twice, which matters where several lanes make a row."""
+        return LANES[self.connectivity.shape[1]] > 1 and bool(names_twice(self.connectivity))
 
     @cached_property
     def _patterns(self) -> dict[bool, RowPattern]:

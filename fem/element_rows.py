@@ -23,8 +23,8 @@ ELEMENT_ROW_KERNELS = CudaSource("penstock.fem.kernels", "element_rows.cu", enum
 SHAPES, PHYSICS = {4: "Tetrahedron", 8: "Hexahedron"}, {1: "Diffusion", 3: "Elasticity"}
 #: Formats in which rows are made.
 FORMATS = ("sliced_bsr", "bsr", "symmetric_bsr")
-# By the nodes of an element: the lanes that make a row, as the shapes in the kernels have them.
-_LANES = {4: 1, 8: 4}
+#: By the nodes of an element: the lanes that make a row on a GPU, as the shapes in the kernels have them.
+LANES = {4: 1, 8: 4}
 # Blocks up to which a row is added up in shared memory: with more, too few threads have room beside each other.
 _WIDEST_SHARED = 48
 
@@ -181,7 +181,7 @@ def _fill_on_gpu(
     if own is None:
         kinds = f"{SHAPES[nodes]}, {PHYSICS[elements.dof]}"
     else:
-        kinds, source = "OwnElement, OwnPhysics", replace(source, before=own.cuda_text())
+        kinds, source = "OwnElement, OwnPhysics", _own_source(own)
     expression = f"element_rows<{kinds}, {type_names(slab.offsets)}, {slab.template}>"
     try:
         function: Any = source.function(expression)
@@ -202,7 +202,7 @@ def _fill_on_gpu(
         function.max_dynamic_shared_size_bytes = shared
     written = (slab.offsets, slab.columns, slab.values)
     arguments = (*sizes, *mesh, elements.parameters, *fixed, *lists, starts, np.int32(widest), *written)
-    lanes = 1 if own is not None else _LANES[nodes]
+    lanes = 1 if own is not None else LANES[nodes]
     function((-(-(stop - start) // HEIGHT),), (HEIGHT * lanes,), arguments, shared_mem=shared)
 
 
@@ -226,7 +226,7 @@ def _fill_on_cpu(
         mesh = (elements.coordinates, elements.connectivity, elements.factors, elements.parameters, elements.fixed)
         lists = (elements.element_offsets, elements.node_elements, pattern.offsets, pattern.columns)
         values[...] = 0.0
-        fill = _fill_values if elements.own is None else own_filling(elements.own.compiled())
+        fill = _fill_values if elements.own is None else _own_filling(elements.own.compiled())
         fill(stop - start, chunked, half, start, elements.dof, starts, *mesh, *lists, values)
 
 
@@ -348,7 +348,13 @@ def _fill_values(
 
 
 @functools.lru_cache(maxsize=16)
-def own_filling(row_of: Any) -> SharedRange:
+def _own_source(element: OwnElement) -> CudaSource:
+    """Return the kernels with the code of a user's element before them; every piece of a matrix asks for it."""
+    return replace(ELEMENT_ROW_KERNELS, before=element.cuda_text())
+
+
+@functools.lru_cache(maxsize=16)
+def _own_filling(row_of: Any) -> SharedRange:
     """Return what adds rows of a user's elements on a CPU: compiled once in a process for a function."""
 
     @compiled_anew

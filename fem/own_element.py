@@ -106,11 +106,6 @@ class OwnElement:
         name = getattr(self.row, "__name__", "function")
         return f"OwnElement({name}, nodes={self.nodes}, dof={self.dof})"
 
-    @property
-    def numbers(self) -> Array:
-        """The parameters as an array."""
-        return np.array(self.parameters, dtype=np.float64)
-
     def compiled(self) -> Any:
         """Return the function, compiled by Numba when it is called first, once in a process."""
         return _compiled(self.row)
@@ -124,10 +119,11 @@ class OwnElement:
     def matrix(self, x: Array) -> Array:
         """Return the stiffness matrix (nodes dof, nodes dof) of the element with some corners; indices are checked."""
         row, size = _with_checked_indices(self.row), self.nodes * self.dof
+        parameters = np.array(self.parameters, dtype=np.float64)
         whole = np.zeros((self.nodes, self.nodes, self.dof, self.dof))
         try:
             for own in range(self.nodes):
-                row(x, self.numbers, own, whole[own])
+                row(x, parameters, own, whole[own])
         except numba.core.errors.NumbaError as error:
             raise InputError(f"Numba cannot compile the function of {self!r}: {error}") from error
         except IndexError as error:

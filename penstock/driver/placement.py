@@ -25,7 +25,7 @@ from penstock.driver.predicted import cheap_factorisation
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Resident, Vectors, room_for_matrix
 from penstock.driver.row_order import BY_LINES, COUPLED, with_lines, worth_reordering
-from penstock.driver.slow_modes import constants_are_slow, is_worth_measuring
+from penstock.driver.slow_modes import constants_are_slow, has_band, is_worth_measuring
 from penstock.solvers import PreconditionerSpec
 from penstock.solvers.amg.modes import checked_near_null_space
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
@@ -156,12 +156,9 @@ def place_matrix(
     block_size = _dense_block_size(statistics) if request.block_size == "auto" else request.block_size
     vectors = Vectors.fitting(request, A.shape[0], A.dtype, LARGEST_RESIDENT_BLOCK)
     undecided = request.is_auto and not request.options and request.chosen_method.definite
-
-    def constants_matter(*, streamed: bool) -> bool:
-        worth_it = undecided and is_worth_measuring(A.shape[0], streamed=streamed)
-        return worth_it and constants_are_slow(A, block_size, streamed=streamed)
-
-    slow = constants_matter(streamed=False)
+    measured = functools.cache(functools.partial(constants_are_slow, A, block_size))
+    worth_it = undecided and is_worth_measuring(A.shape[0], streamed=False)
+    slow = worth_it and has_band(A) and measured()
     without, request = request, replace(request, constants_are_slow=slow)
 
     def fitting_for(spec: PreconditionerSpec) -> Suggestion | None:
@@ -196,7 +193,7 @@ def place_matrix(
         return replace(image, facts=(*facts_in_memory, *image.facts))
     if request.precision in IMAGE_PRECISIONS:
         refuse_without_image(request, index_of([smallest.whole], A.shape))
-    if slow or constants_matter(streamed=True):
+    if undecided and is_worth_measuring(A.shape[0], streamed=True) and measured():
         coarse = replace(without, constants_are_slow=True)
         placed = _place_streamed(statistics, smallest, coarse, block_size, [*facts, _SLOW], rates, reporter)
         if placed.stream_plan.powers_per_sweep > 1:

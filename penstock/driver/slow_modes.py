@@ -21,10 +21,19 @@ def is_worth_measuring(rows: int, *, streamed: bool) -> bool:
     return rows >= (_LEAST_STREAMED_ROWS if streamed else _LEAST_RESIDENT_ROWS)
 
 
-def constants_are_slow(A: CsrMatrix, block_size: int, *, streamed: bool) -> bool:
-    """Return whether A nearly maps to zero a constant for each unknown of a node; columns are sorted.
+def has_band(A: CsrMatrix) -> bool:
+    """Return whether most rows of A have all their entries within a part of the columns, which are sorted.
 
-    In memory A must have a band as well; where it is streamed, its rows are put in an order that narrows the band.
+    In memory the set-up of a coarse level would otherwise hold most of the matrix at once; where A is streamed, its rows are put
+    in an order that narrows the band.
+    """
+    rows = A.shape[0]
+    widths = A.column_indices[A.row_offsets[1:] - 1] - A.column_indices[A.row_offsets[:-1]]
+    return count_true(widths <= _BAND * rows) >= _BANDED_ROWS * rows
+
+
+def constants_are_slow(A: CsrMatrix, block_size: int) -> bool:
+    """Return whether A nearly maps to zero a constant for each unknown of a node.
 
     Costs ``block_size`` products, and one with the absolute values. The constants are the near-null space of diffusion and the
     translations of elasticity; a shift, as of an implicit time step, makes them fast, and other methods do.
@@ -33,10 +42,6 @@ def constants_are_slow(A: CsrMatrix, block_size: int, *, streamed: bool) -> bool
     if np.dtype(A.dtype) != np.float64 or rows % block_size:
         return False
     xp, most = A.device.xp, _MOST_ROWS * rows
-    if not streamed:  # without a band the set-up would hold most of the matrix at once
-        widths = A.column_indices[A.row_offsets[1:] - 1] - A.column_indices[A.row_offsets[:-1]]
-        if count_true(widths <= _BAND * rows) < _BANDED_ROWS * rows:
-            return False
     sums = A.apply_absolute(xp.ones(rows))
     for unknown in range(block_size):
         constant = xp.zeros(rows)

@@ -94,8 +94,8 @@ class SharedRange:
     threads if items do not depend on each other.
     """
 
-    def __init__(self, function: Callable[..., Any], least: int, *, rounded: bool = False) -> None:
-        self.compiled, self._least = (rounded_kernel if rounded else serial_kernel)(function), least
+    def __init__(self, function: Callable[..., Any], least: int, decorator: Decorator) -> None:
+        self.compiled, self._least = decorator(function), least
         functools.update_wrapper(self, function)
 
     def with_function(self, **functions: Callable[..., Any]) -> SharedRange:
@@ -106,9 +106,7 @@ class SharedRange:
         here: Any = self.compiled
         original = here.py_func
         other = types.FunctionType(original.__code__, {**original.__globals__, **functions}, original.__name__)
-        changed = object.__new__(SharedRange)
-        changed.compiled, changed._least = compiled_anew(other), self._least
-        return changed
+        return SharedRange(other, self._least, compiled_anew)
 
     def __call__(self, count: int, *arguments: Any) -> None:
         """Run the kernel for all items below ``count``."""
@@ -134,7 +132,7 @@ def shared_range(least: int, *, rounded: bool = False) -> Callable[[Callable[...
 
     A ``rounded`` kernel has no fused multiply-adds, as if the processor had none.
     """
-    return functools.partial(SharedRange, least=least, rounded=rounded)
+    return functools.partial(SharedRange, least=least, decorator=rounded_kernel if rounded else serial_kernel)
 
 
 @functools.cache
