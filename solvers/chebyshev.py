@@ -33,8 +33,11 @@ _STREAMED_DEGREES = (1, 5, 9, 13, 17, 21, 25, 33)
 _LEAST_MEASURED, _MOST_MEASURED = 9, 17
 # The largest assumed ratio of an eigenvalue to the estimate, and the digits by which a vector may grow: float32 has 38.
 _FURTHEST, _GROWTH_DIGITS = 10.0, 15.0
-# Further rounds end when the estimate rises by less than this factor, or after this number.
-_SETTLED, _MOST_FURTHER = 1.002, 12
+#: An estimate that a further round raises by no more than this share is settled: of a coarse matrix, and of a caller's matrix
+#: that is smoothed by multigrid.
+SETTLED, NEARLY_SETTLED = 0.002, 0.01
+# After this number of further rounds the bound must do.
+_MOST_FURTHER = 12
 _PRODUCT = RecurrenceStep(-1.0, 0.0, 0.0, scaled=False, driven=False)
 
 
@@ -317,7 +320,7 @@ def largest_eigenvalue(
     degree: int = _DEGREE,
     *,
     row_sums: Array | None = None,
-    settled: bool = False,
+    settled: float | None = None,
     vector: Array | None = None,
 ) -> float:
     """Return a bound of the largest eigenvalue of ``D A``: ``||D A||_inf``, or the measured value plus a margin if smaller.
@@ -327,9 +330,10 @@ def largest_eigenvalue(
     Chebyshev polynomial that is smallest below the last estimate (Zhou et al. 2006), and computes the Rayleigh quotient of the
     result. The bound is then good but not rigorous.
 
-    ``settled``: go on until rounds find nothing larger, and raise the bound if it was exceeded. For coarse matrices, whose
-    products cost little and whose largest eigenvalues may stand alone, so that few rounds miss them. A nonzero ``vector``,
-    (n,), is the start, and is overwritten by the last vector: from that of a nearly equal matrix, one round suffices.
+    ``settled``: go on until a round raises the estimate by no more than this share of it, and raise the bound if it was
+    exceeded. For matrices whose largest eigenvalues may stand alone, so that few rounds miss them, and for smoothers, which
+    diverge beyond their interval. A nonzero ``vector``, (n,), is the start, and is overwritten by the last vector: from that of
+    a nearly equal matrix, one round suffices.
     """
     xp, n, space = A.device.xp, A.shape[0], VectorSpace.of(A)
     bound = math.inf
@@ -351,7 +355,7 @@ def largest_eigenvalue(
     # Without a bound, the first estimate is the quotient of the random vector.
     # All rounds but the last only locate the eigenvalue.
     estimate, degrees = 1.0, [0] * (bound == math.inf) + [most // 4 * 2] * (rounds - 1) + [most]
-    measured, further = len(degrees), [most] * _MOST_FURTHER if settled else []
+    measured, further = len(degrees), [] if settled is None else [most] * _MOST_FURTHER
     estimated_bound = math.inf
     for number, round_degree in enumerate([*degrees, *further], start=1):
         v /= space.norm(v)
@@ -374,7 +378,8 @@ def largest_eigenvalue(
         elif number > measured:
             if estimate > estimated_bound:
                 estimated_bound = min(bound, _MARGIN * estimate)
-            if estimate <= _SETTLED * before:
+            assert settled is not None
+            if estimate <= (1.0 + settled) * before:
                 break
     if vector is not None:
         vector[...] = v

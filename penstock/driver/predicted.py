@@ -56,7 +56,7 @@ def multigrid_seconds(A: SparseMatrix, block_size: int, *, near_null_space_known
 def multigrid_iteration_seconds(M: Multigrid) -> float:
     """Return the seconds of an iteration with multigrid on a CPU, from the bytes of its levels."""
     visits = 2 if M.cycle == "W" else 1
-    nbytes: int = sum(level.A.nbytes * visits**number for number, level in enumerate(M.levels))
+    nbytes: int = sum(level.nbytes * visits**number for number, level in enumerate(M.levels))
     return _ITERATION_BYTE_SECONDS * nbytes
 
 

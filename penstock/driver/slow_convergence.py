@@ -9,7 +9,7 @@ A coarse level of a sweep begins with D of nodes alone. Where that is slow, mult
 same level with groups of nodes if it is streamed.
 
 Multigrid may break down where Jacobi does not: the coarse matrices of a singular one are singular but for rounding. Then Jacobi
-goes on, and has the last word.
+goes on, and has the last word; or the coarse level of a sweep, where multigrid was chosen at once.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from penstock.driver.predicted import (
     multigrid_iteration_seconds,
     multigrid_iterations,
 )
+from penstock.driver.request import Placement
 from penstock.solvers import (
     IterationRecord,
     Multigrid,
@@ -52,7 +53,7 @@ _TRIED, _TRIED_NODES, _TRIED_MULTIGRID = 50, 25, 15
 # A factorisation replaces multigrid if it is predicted to take less time than _LONGEST_FACTORISATION iterations, and if the
 # remaining iterations would take _FASTER times as long. Its factor is counted only if they would take _WORTH_A_LOOK times as long
 # as the count.
-_LONGEST_FACTORISATION, _FASTER, _WORTH_A_LOOK = 300, 1.2, 3
+_LONGEST_FACTORISATION, _FASTER, _WORTH_A_LOOK = 1500, 1.2, 3
 # Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little. Those with a
 # factorisation are refinements, of which a few suffice.
 _FEWEST_LEFT, _REFINEMENTS = 10, 3
@@ -163,7 +164,7 @@ def _factorised_if_slow(
         return result
     instead = found()
     assert instead is not None
-    promised = f"promised {watch.expected:.0f} iterations"
+    promised = "hardly converged" if watch.expected == math.inf else f"promised {watch.expected:.0f} iterations"
     refused = system.use_instead(
         instead[0], f"multigrid {promised}, the factorisation is predicted to take {instead[1]:.2g} s"
     )
@@ -213,19 +214,15 @@ def _with_last_word(
 ) -> AnyResult:
     """Solve by ``run(limits)``; what took the place of another preconditioner gives way to it if it does not end well.
 
-    A factorisation that was chosen at once took the place of multigrid.
+    So does what was chosen at once, to a preconditioner that is positive definite in any case; but slow it may be.
     """
     placement = system.placement
-    if placement is None:
-        return run(limits)
-    before = placement.instead_of
-    if before is None and placement.spec.name == "factorisation":
-        before = system.request.alternative(placement.spec)
-    if before is None:
+    before = None if placement is None else placement.instead_of or _more_robust(system, placement)
+    if placement is None or before is None:
         return run(limits)
     most = 10 * system.A.shape[0] if limits["maxiter"] is None else limits["maxiter"]
-    rtol = system.meant_rtol(b, limits["rtol"])
-    watch = FairTry(max(_FAIR_TRY, most // _COST), rtol, limits["atol"], limits["monitor"])
+    fair = math.inf if placement.instead_of is None else max(_FAIR_TRY, most // _COST)
+    watch = FairTry(fair, system.meant_rtol(b, limits["rtol"]), limits["atol"], limits["monitor"])
     result = run({**limits, "monitor": watch})
     reasons = {column.reason for column in result.columns}
     how = watch.failed or next((of.name.lower().replace("_", " ") for of in _DOUBTFUL if of in reasons), "")
@@ -235,6 +232,16 @@ def _with_last_word(
     again = "again, " if placement.instead_of else ""
     system.settle_on(before, f"{again}as {system.decided.spec.name} in its place did not end well ({how})")
     return go_on(system, result, b, limits)
+
+
+def _more_robust(system: OpenSystem, placement: Placement) -> PreconditionerSpec | None:
+    """Return what takes the place of a factorisation, or of multigrid in memory, that was chosen at once and breaks down."""
+    request, spec = system.request, placement.spec
+    if spec.name == "factorisation":
+        return request.alternative(spec)
+    if not request.is_auto or placement.is_settled or spec.name != "multigrid":
+        return None
+    return next((one for one in request.specs(spec.block_size, streamed=False) if one.name != spec.name), None)
 
 
 @dataclass
@@ -315,7 +322,7 @@ class FactorisationWatch:
 class FairTry:
     """A monitor that stops a solve which diverges, or which after its share of iterations is not half done."""
 
-    share: int
+    share: float
     rtol: float
     atol: float
     monitor: Callable[[IterationRecord], object] | None

@@ -37,7 +37,7 @@ from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
 from penstock.solvers.amg.strength import strong_graph
 from penstock.solvers.amg.tentative import PackedTentative, RigidTentative, StoredTentative, Tentative, shared
-from penstock.solvers.chebyshev import largest_eigenvalue, scaled_row_sums
+from penstock.solvers.chebyshev import NEARLY_SETTLED, SETTLED, largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
 from penstock.spmv import Array, BsrMatrix, CsrMatrix, InputError, Operator, SparseMatrix, SweptOperator
 from penstock.spmv.beside import Beside
@@ -107,7 +107,9 @@ def coarsen(
     find = partial(_aggregates, A, size, aggregates, points, nodes, smoothing)
     soon = points is None and aggregates is None and are_found_on_gpu(count, smoothing)
     of_all = None if by_strength or soon else _begun(A, count, find)
-    measuring |= {"row_sums": sums, "settled": not finest}
+    # Smoothers of stored levels diverge beyond their interval; the polynomial of a level that is not stored only gets slow.
+    settled = SETTLED if not finest else NEARLY_SETTLED if stored else None
+    measuring |= {"row_sums": sums, "settled": settled}
     in_float32 = None if finest or stored else _in_float32(A, diagonal)
     measure = partial(largest_eigenvalue, A if in_float32 is None else in_float32, diagonal, **measuring)
     high = _meanwhile(measure, of_all) if groups is None else groups.high

@@ -15,7 +15,7 @@ from penstock.solvers.amg.dense_inverse import DENSE_UNKNOWNS, dense_inverse, in
 from penstock.solvers.amg.group_inverses import GroupChebyshev, GroupInverses
 from penstock.solvers.amg.matrix_rows import visit_rows
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of
-from penstock.solvers.chebyshev import Chebyshev, check_degree, largest_eigenvalue
+from penstock.solvers.chebyshev import NEARLY_SETTLED, SETTLED, Chebyshev, check_degree, largest_eigenvalue
 from penstock.solvers.preconditioners import DiagonalBlocks, block_jacobi
 from penstock.solvers.triangular.gauss_seidel import gauss_seidel
 from penstock.spmv import (
@@ -54,6 +54,12 @@ class Level:
     P: CsrMatrix
     R: CsrMatrix  # the transpose of P
     work: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix and of D on groups, which is read about as often."""
+        of_groups = self.smoother.D.matrix.nbytes if isinstance(self.smoother, GroupChebyshev) else 0
+        return self.A.nbytes + of_groups
 
     def lend(self, like: Array) -> dict[str, Array]:
         """Return vectors of this level and of the next, for as many right-hand sides as ``like`` has."""
@@ -283,7 +289,7 @@ def _last(A: SparseMatrix, smoother: Smoother, degree: int, negligible: float) -
     if A.shape[0] <= DENSE_UNKNOWNS:
         return inverse_of(A, negligible)
     return _make_smoother(
-        cycle_matrix(A, diagonal), diagonal, largest_eigenvalue(A, diagonal, 1, settled=True), smoother, degree
+        cycle_matrix(A, diagonal), diagonal, largest_eigenvalue(A, diagonal, 1, settled=SETTLED), smoother, degree
     )
 
 
@@ -309,7 +315,7 @@ def _levels_of_pyamg(
             A = A.to_device(where)
             P, R = (CsrMatrix.from_csr(_sorted(M.tocsr())).to_device(where) for M in (level.P, level.P.T))
             diagonal = block_jacobi(A, _size_of(A))
-            high = largest_eigenvalue(A, diagonal, 1)
+            high = largest_eigenvalue(A, diagonal, 1, settled=NEARLY_SETTLED)
             levels.append(Level(A, _make_smoother(A, diagonal, high, smoother, _DEGREE), P, R))
         last = scipy.sparse.csr_array(dense_inverse(hierarchy.levels[-1].A.toarray()))
         return levels, CsrMatrix.from_csr(last).to_device(where)

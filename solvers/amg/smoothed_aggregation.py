@@ -19,7 +19,7 @@ from penstock.solvers.amg.galerkin import PRODUCT, smoothing_steps
 from penstock.solvers.amg.inner_iterations import InnerIterations
 from penstock.solvers.amg.level import CoarseLevel, Grouped, RowFactors
 from penstock.solvers.amg.matrix_rows import block_size_of
-from penstock.solvers.chebyshev import Chebyshev, Interval, check_degree, rounds_from
+from penstock.solvers.chebyshev import SETTLED, Chebyshev, Interval, check_degree, rounds_from
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
 from penstock.spmv.communicator import communicator_of
@@ -317,13 +317,13 @@ def _coarser_inverse(level: CoarseLevel, before: Operator | None) -> Operator:
     """Return the preconditioner made of the next coarser level, or a Chebyshev polynomial if the matrix cannot be coarsened."""
     A, T = level.A, level.T
     if isinstance(before, SmoothedAggregation):
-        again = coarsen_again(A, before.level, _COARSE_SMOOTHING, rounds=_COARSE_ROUNDS, settled=True)
+        again = coarsen_again(A, before.level, _COARSE_SMOOTHING, rounds=_COARSE_ROUNDS, settled=SETTLED)
         return _in_fewer_digits(_preconditioner(again, _COARSE_DEGREE, _COARSE_SMOOTHING, before))
     grid = T.aggregates.grid
     nodes = COARSE_SIDE ** (3 if grid is None else len(grid))
     coarser = coarsen(A, T.modes, level.near_null_space, None, grid, nodes=nodes, rounds=_COARSE_ROUNDS, level=1)
     if coarser is None:
-        diagonal, high = measured(A, T.modes, rounds=_COARSE_ROUNDS, settled=True)
+        diagonal, high = measured(A, T.modes, rounds=_COARSE_ROUNDS, settled=SETTLED)
         return Chebyshev(A, diagonal, _COARSE_DEGREE, high / _COARSE_DEGREE**2, high)
     return _in_fewer_digits(_preconditioner(coarser, _COARSE_DEGREE, _COARSE_SMOOTHING))
 

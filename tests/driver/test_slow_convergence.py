@@ -9,13 +9,13 @@ import scipy.sparse
 from awkward_systems import flat_hexahedra, jumping
 
 import penstock
-from penstock.driver import slow_convergence
+from penstock.driver import placement, slow_convergence
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.predicted import grouped_iterations, multigrid_iterations
 from penstock.driver.request import Request
 from penstock.driver.slow_convergence import ConvergenceWatch, FactorisationWatch, FairTry
 from penstock.solvers import IterationRecord, StopReason
-from penstock.solvers.amg import local_space
+from penstock.solvers.amg import coarsening, local_space
 from penstock.solvers.amg.specs import MultigridSpec
 from penstock.spmv import CPU, BudgetError, InputError
 
@@ -110,6 +110,21 @@ def test_a_system_without_a_solution_ends_as_with_jacobi(lengths, columns):
     assert (residuals(A, b, result.x) <= 1.001 * residuals(A, b, early.x)).all()
     assert result.columns[0].true_residual == pytest.approx(residuals(A, b, result.x)[0])
     assert result.iterations < 1.1 * alone.iterations
+
+
+@pytest.mark.parametrize("b", [B[:, 0], B], ids=["one", "several"])
+def test_multigrid_that_was_chosen_at_once_and_breaks_down_gives_way_to_a_level_that_cannot(monkeypatch, b):
+    bound = coarsening.largest_eigenvalue
+    monkeypatch.setattr(coarsening, "largest_eigenvalue", lambda *a, **options: 0.6 * bound(*a, **options))
+    monkeypatch.setattr(placement, "cheap_factorisation", lambda *a, **options: None)
+    with penstock.prepare(SLOW, columns=b.size // N**2, near_null_space=np.ones((N * N, 1)), device="cpu") as system:
+        first = system.solve(b, on_failure="return")
+        second = system.solve(b)
+
+    assert first.converged
+    assert second.converged
+    told = "choice      smoothed_aggregation: as multigrid in its place did not end well (preconditioner not positive definite)"
+    assert told in second.explain()
 
 
 @pytest.mark.parametrize("reason", ["NOT_FINITE", "PRECONDITIONER_NOT_POSITIVE_DEFINITE"])

@@ -8,7 +8,7 @@ from kernel_targets import TARGETS, gpu_count
 from penstock.fem import Cantilever
 from penstock.solvers import Multigrid, block_cg, block_jacobi, cg, multigrid, preconditioner_spec
 from penstock.solvers.amg.aggregates import device_aggregates
-from penstock.spmv import BsrMatrix, InputError
+from penstock.spmv import BsrMatrix, InputError, as_operator
 from penstock.spmv.products.block_rows import BlockRows, as_csr
 
 
@@ -61,6 +61,17 @@ def test_a_cycle_is_symmetric_and_iterations_are_few(smoother, cycle, dof):
     assert abs(x @ (M @ y) - y @ (M @ x)) <= 1e-10 * abs(x @ (M @ x))
     assert x @ (M @ x) > 0
     assert np.allclose(result.x, cg(A, b, M=block_jacobi(A, dof), rtol=1e-10).x, atol=1e-7 * abs(result.x).max())
+
+
+def test_the_interval_of_the_smoother_holds_an_eigenvalue_that_stands_alone():
+    """Beyond its interval a smoother diverges, and the cycle is not positive definite."""
+    side, signs, coupling = 28, np.array([1.0, -1.0, 1.0, -1.0, 1.0]), 0.33
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(side, side))
+    grid = scipy.sparse.kronsum(scipy.sparse.kronsum(line, line), line)
+    alone = (1 - coupling) * np.eye(5) + coupling * np.outer(signs, signs)
+    A = as_operator(scipy.sparse.csr_array(scipy.sparse.block_diag([grid, alone])))
+
+    assert multigrid(A).levels[0].smoother.high >= 1 + 4 * coupling  # that of the grid alone is below 2
 
 
 def test_iterations_hardly_grow_with_the_mesh():
