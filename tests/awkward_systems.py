@@ -46,3 +46,21 @@ def jumping(nodes=(9, 9, 10), contrast=1e4, seed=0):
     n = int(np.prod(nodes))
     A = scipy.sparse.coo_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(n, n))
     return A.tocsr()
+
+
+def diffusion(coefficients, stretch=(1.0, 1.0, 1.0)):
+    """Finite volumes with harmonic means of the coefficients between cells, and a value given beside the first layer."""
+    shape, number = coefficients.shape, np.arange(coefficients.size).reshape(coefficients.shape)
+    parts = []
+    for axis, factor in enumerate(stretch):
+        one, other = (np.moveaxis(coefficients, axis, 0)[part] for part in (slice(0, -1), slice(1, None)))
+        i, j = (np.moveaxis(number, axis, 0)[part].ravel() for part in (slice(0, -1), slice(1, None)))
+        parts.append((i, j, (factor * 2 * one * other / (one + other)).ravel()))
+    i, j, flow = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    n = int(np.prod(shape))
+    A = scipy.sparse.coo_array(
+        (-np.tile(flow, 2), (np.concatenate([i, j]), np.concatenate([j, i]))), shape=(n, n)
+    ).tocsr()
+    diagonal = -A.sum(axis=1)
+    diagonal[number[0].ravel()] += 2 * coefficients[0].ravel()
+    return (A + scipy.sparse.diags_array(diagonal)).tocsr()

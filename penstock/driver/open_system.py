@@ -19,6 +19,7 @@ from penstock.solvers import (
     BlockSolveResult,
     IterationRecord,
     PreconditionerSpec,
+    SmoothedAggregation,
     SolveResult,
     block_cg_workspace_nbytes,
     solve_many,
@@ -248,6 +249,9 @@ class OpenSystem:
             self._decide(other, f"{spec.name} cannot be made: {error}", instead_of=None)
             return self._build(other)
         self._spec = spec
+        if isinstance(M, SmoothedAggregation) and M.level.jumps:
+            known = self.decided.reasons.get(spec.name, "")
+            self._decide(self.decided.spec, f"{known}; its aggregates follow strong couplings, as the stiffness jumps")
         return M
 
     def _built_of_operator(self) -> Operator | None:

@@ -34,8 +34,9 @@ from penstock.solvers.amg.level import CoarseLevel, Grouped, RowFactors
 from penstock.solvers.amg.line_space import line_space
 from penstock.solvers.amg.local_space import local_space, scales_of
 from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
-from penstock.solvers.amg.modes import checked_near_null_space, modes_of
+from penstock.solvers.amg.modes import checked_near_null_space, modes_of, motions_about_origin
 from penstock.solvers.amg.strength import strong_graph
+from penstock.solvers.amg.strong_aggregates import stiffness_jumps, strong_aggregates
 from penstock.solvers.amg.tentative import PackedTentative, RigidTentative, StoredTentative, Tentative, shared
 from penstock.solvers.chebyshev import NEARLY_SETTLED, SETTLED, largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
@@ -94,7 +95,7 @@ def coarsen(
     communicator, count = communicator_of(A), A.shape[0] // size
     modes, points = checked_near_null_space(A, size, near_null_space, _points(A, size, coordinates, aggregates))
     _check_cuts(A, size)
-    diagonal, sums = _diagonal(A, size)
+    diagonal, sums, norms = _diagonal(A, size)
     # The sum is 1 plus the couplings. Levels that are not stored keep all unknowns of a coarse matrix.
     free = sums >= 1.0 + _DECOUPLED if finest or stored else None
     groups = _group_inverses(A, ties=finest) if grouped and stored else None
@@ -104,9 +105,13 @@ def coarsen(
             return of_parts
         del known
     by_strength = stored and points is None and aggregates is None
+    jumps = None
+    if finest and aggregates is None and not stored and communicator.size == 1 and stiffness_jumps(norms):
+        jumps = strong_aggregates(A, norms, size, _columns_of(size, modes, points), nodes, smoothing)
+    del norms
     find = partial(_aggregates, A, size, aggregates, points, nodes, smoothing)
     soon = points is None and aggregates is None and are_found_on_gpu(count, smoothing)
-    of_all = None if by_strength or soon else _begun(A, count, find)
+    of_all = None if by_strength or soon or jumps is not None else _begun(A, count, find)
     # Smoothers of stored levels diverge beyond their interval; the polynomial of a level that is not stored only gets slow.
     settled = SETTLED if not finest else NEARLY_SETTLED if stored else None
     measuring |= {"row_sums": sums, "settled": settled}
@@ -119,7 +124,7 @@ def coarsen(
             assert free is not None
             of_nodes, strong = _aggregates_of_strong(A, size, free, level, groups)
         else:
-            of_nodes = find() if of_all is None else _kept_here(of_all.result())
+            of_nodes = jumps or (find() if of_all is None else _kept_here(of_all.result()))
         if of_nodes.count > _LEAST_COARSENING * count and (stored or not finest):
             return None
         T = _tentative(A, size, modes, points, free, of_nodes)
@@ -134,6 +139,7 @@ def coarsen(
         stored=stored,
         strong=strong,
         in_float32=in_float32,
+        jumps=jumps is not None,
     )
 
 
@@ -151,6 +157,13 @@ def _of_parts(
     padded = StoredTentative(space.modes, free, space.aggregates, size, A.device)
     T = padded if space.columns is None else PackedTentative(padded, space.columns, space.piece)
     return _coarsened(A, diagonal, space.high, T, smoothing, space.D, known=space.known)
+
+
+def _columns_of(size: int, modes: Array | None, points: Array | GridPoints | None) -> int:
+    """Return how many columns T has for an aggregate."""
+    if modes is not None:
+        return int(modes.shape[1])
+    return size if points is None else int(motions_about_origin(np.zeros((1, points.shape[1])), size).shape[1])
 
 
 def _begun(A: Operator, count: int, find: Callable[[], Aggregates]) -> Beside[Aggregates] | None:
@@ -182,10 +195,10 @@ def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measur
         D = before.groups.of_values(A)
         high = largest_eigenvalue(A, D, **measuring)
         return _coarsened(A, _diagonal(A, before.T.block_size)[0], high, before.T, smoothing, D, known=before.known)
-    diagonal, sums = _diagonal(A, before.T.block_size)
+    diagonal, sums, _ = _diagonal(A, before.T.block_size)
     in_float32 = None if before.finer_in_float32 is None else _in_float32(A, diagonal)
     high = largest_eigenvalue(A if in_float32 is None else in_float32, diagonal, row_sums=sums, **measuring)
-    return _coarsened(A, diagonal, high, before.T, smoothing, in_float32=in_float32)
+    return _coarsened(A, diagonal, high, before.T, smoothing, in_float32=in_float32, jumps=before.jumps)
 
 
 def _in_float32(A: Operator, diagonal: DiagonalBlocks) -> BsrMatrix | None:
@@ -195,20 +208,21 @@ def _in_float32(A: Operator, diagonal: DiagonalBlocks) -> BsrMatrix | None:
 
 def measured(A: Operator, size: int, **options: Any) -> tuple[DiagonalBlocks, float]:
     """Return D, the inverses of the diagonal blocks, and a bound of the eigenvalues of ``D A`` (:func:`largest_eigenvalue`)."""
-    diagonal, sums = _diagonal(A, size)
+    diagonal, sums, _ = _diagonal(A, size)
     return diagonal, largest_eigenvalue(A, diagonal, row_sums=sums, **options)
 
 
-def _diagonal(A: Operator, size: int) -> tuple[DiagonalBlocks, Array]:
-    """Return D, and the row sums of ``|D| |A|``."""
+def _diagonal(A: Operator, size: int) -> tuple[DiagonalBlocks, Array, Array]:
+    """Return D, the row sums of ``|D| |A|``, and the Frobenius norms of the diagonal blocks of A."""
     with communicator_of(A).together():
         blocks, of_rows = diagonal_and_row_sums(A, size)
+        norms = A.device.xp.sqrt(A.device.xp.einsum("nij,nij->n", blocks, blocks))
         diagonal = inverted_blocks(A, blocks)
         del blocks
         sums = scaled_row_sums(diagonal, of_rows)
     # Otherwise parts of coarse matrices would be cut out of the memory of the blocks, of which the rest would be lost.
     A.device.make_room(_VECTORS_OF_SETUP * sums.nbytes)
-    return diagonal, sums
+    return diagonal, sums, norms
 
 
 def _group_inverses(A: Operator, *, ties: bool) -> GroupInverses | None:
@@ -364,6 +378,7 @@ def _coarsened(
     known: int | None = None,
     strong: _Graph | None = None,
     in_float32: BsrMatrix | None = None,
+    jumps: bool = False,
 ) -> CoarseLevel:
     steps = smoothing_steps(smoothing, high)
     transfers: tuple[CsrMatrix, ...] = ()
@@ -375,7 +390,7 @@ def _coarsened(
         matrix = coarse_matrix(A, diagonal if groups is None else groups, T, steps)
     set_unit_rows(matrix, T.missing)  # where T has no column, so that the matrix is positive definite
     negligible = communicator_of(A).largest(NEGLIGIBLE * largest_diagonal(diagonal))
-    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers, groups, known, in_float32)
+    return CoarseLevel(A, diagonal, high, T, matrix, negligible, transfers, groups, known, in_float32, jumps)
 
 
 def _stored_product(

@@ -8,19 +8,20 @@ import numpy as np
 
 from penstock.spmv import Array, Operator, ValidatedOperator
 
-# By how much an application reduces the residual, and its iterations at most.
-_REDUCED, _MOST = 1e-3, 40
+# The iterations of an application at most.
+_MOST = 40
 
 
 class InnerIterations(ValidatedOperator):
     """About ``A^-1``, by some iterations of preconditioned conjugate gradients (Saad 2003, algorithm 9.1) from zero.
 
-    It differs a little from a linear operator, which flexible methods tolerate. All right-hand sides of a block iterate together,
-    each with its own directions, until the last one has reached its tolerance.
+    An application reduces the residual to ``reduced`` times itself, if 40 iterations suffice. It differs a little from a linear
+    operator, which flexible methods tolerate. All right-hand sides of a block iterate together, each with its own directions,
+    until the last one has reached its tolerance.
     """
 
-    def __init__(self, A: Operator, M: Operator) -> None:
-        self.A, self.M = A, M
+    def __init__(self, A: Operator, M: Operator, reduced: float = 1e-3) -> None:
+        self.A, self.M, self.reduced = A, M, reduced
         self.shape, self.dtype, self.device = A.shape, np.dtype(A.dtype), A.device
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
@@ -30,7 +31,7 @@ class InnerIterations(ValidatedOperator):
     def _solve(self, b: Array) -> Array:
         xp = self.device.xp
         x, r = xp.zeros_like(b), b.copy()
-        p, before, limit = None, None, _REDUCED**2 * _products(b, b, xp)
+        p, before, limit = None, None, self.reduced**2 * _products(b, b, xp)
         for _ in range(_MOST):
             z = self.M.apply(r)
             product = _products(r, z, xp)

@@ -37,6 +37,7 @@ class CoarseLevel:
     groups: GroupInverses | RowFactors | None = None
     known: int | None = None  # columns of T, the first ones, that stand for the near-null space; None: all
     finer_in_float32: BsrMatrix | None = None  # the finer matrix in float32, if it is a coarse one
+    jumps: bool = False  # whether aggregates follow strong couplings, because the stiffness jumps
     inverse: Operator = field(init=False, repr=False)
 
     @property

@@ -19,6 +19,7 @@ from penstock.solvers.amg.galerkin import PRODUCT, smoothing_steps
 from penstock.solvers.amg.inner_iterations import InnerIterations
 from penstock.solvers.amg.level import CoarseLevel, Grouped, RowFactors
 from penstock.solvers.amg.matrix_rows import block_size_of
+from penstock.solvers.amg.multigrid import multigrid
 from penstock.solvers.chebyshev import SETTLED, Chebyshev, Interval, check_degree, rounds_from
 from penstock.solvers.preconditioners import DiagonalBlocks
 from penstock.spmv import Array, InputError, Operator, ValidatedOperator, VectorSpace, as_operator
@@ -31,6 +32,8 @@ from penstock.spmv.vectors.recurrence import Recurrence, RecurrenceStep
 _LOW, _WIDE_LOW = 4.0, 0.5
 # On coarse levels products are cheap, and prolongators of degree 1 with aggregates of 3 nodes a side couple neighbours only.
 _COARSE_SMOOTHING, _COARSE_DEGREE, _COARSE_ROUNDS = 1, 5, 2
+# How much an application of inner iterations reduces the residual on the coarse level of a matrix that jumps.
+_REDUCED_OF_JUMPS = 1e-2
 # By this share two energies may differ that are nearly the same.
 _SAME = 0.03
 #: Products with a coarse matrix when the level is applied once.
@@ -307,6 +310,8 @@ def _inverse(level: CoarseLevel, before: Operator | None) -> Operator:
     A, T = level.A, level.T
     if T.unknowns <= DENSE_UNKNOWNS:
         return inverse_of(A, level.negligible)
+    if level.jumps:  # multigrid follows strong couplings on all levels; two digits do
+        return InnerIterations(A, multigrid(A, level.near_null_space), _REDUCED_OF_JUMPS)
     if isinstance(before, InnerIterations):
         return InnerIterations(A, _coarser_inverse(level, before.M))
     inverse = _coarser_inverse(level, before)

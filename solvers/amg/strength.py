@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from penstock.solvers.amg.aggregates import AGGREGATION_KERNELS
@@ -11,8 +13,9 @@ from penstock.spmv.compilation.jit import inlined, shared_range
 from penstock.spmv.compilation.table import find_kernel, register_kernel
 from penstock.spmv.products.block_rows import BlockRows
 
-# Of the finest level; weaker couplings are followed on coarser ones, where entries are more alike.
-_STRONG, _OF_NEXT_LEVEL = 0.02, 0.5
+#: Of the finest level; weaker couplings are followed on coarser ones, where entries are more alike.
+STRONG = 0.02
+_OF_NEXT_LEVEL = 0.5
 
 
 def strong_graph(rows: BlockRows, level: int) -> tuple[Array, Array]:
@@ -20,12 +23,19 @@ def strong_graph(rows: BlockRows, level: int) -> tuple[Array, Array]:
 
     Nodes i and j are coupled strongly if ``||A_ij||^2 > theta^2 ||A_ii|| ||A_jj||``, in Frobenius norms. Reads the matrix twice.
     """
-    theta = _STRONG * _OF_NEXT_LEVEL**level
-    xp, nodes = rows.device.xp, len(rows.offsets) - 1
-    counts, norms = xp.zeros(nodes, dtype=np.int64), xp.zeros(nodes)
-    kind = rows.device.kind
+    norms = rows.device.xp.zeros(len(rows.offsets) - 1)
+    find_kernel("graph", "measure_diagonal", rows.device.kind)(rows, norms)
+    return strong_among(rows, STRONG * _OF_NEXT_LEVEL**level, norms)
+
+
+def strong_among(rows: BlockRows, theta: float, norms: Array) -> tuple[Array, Array]:
+    """Return offsets and columns of the strong couplings of some rows; ``norms`` are those of all diagonal blocks of the matrix.
+
+    Reads the rows twice.
+    """
+    xp, kind, nodes = rows.device.xp, rows.device.kind, len(rows.offsets) - 1
+    counts, offsets = xp.zeros(nodes, dtype=np.int64), xp.zeros(nodes + 1, dtype=np.int64)
     find_kernel("graph", "count_strong", kind)(rows, theta, norms, counts)
-    offsets = xp.zeros(nodes + 1, dtype=np.int64)
     xp.cumsum(counts, out=offsets[1:])
     columns = xp.empty(int(offsets[-1]), dtype=np.int32)
     find_kernel("graph", "list_strong", kind)(rows, theta, norms, offsets, columns)
@@ -37,32 +47,45 @@ def _entries(rows: BlockRows) -> Array:
     return rows.blocks.reshape(len(rows.blocks), -1)
 
 
+@register_kernel("graph", "measure_diagonal", "cpu")
+def _measure_cpu(rows: BlockRows, norms: Array) -> None:
+    _measure_diagonal(len(norms), rows.offsets, rows.columns, _entries(rows), norms)
+
+
 @register_kernel("graph", "count_strong", "cpu")
 def _count_cpu(rows: BlockRows, theta: float, norms: Array, counts: Array) -> None:
-    _measure_diagonal(len(norms), rows.offsets, rows.columns, _entries(rows), norms)
-    _count(len(norms), rows.offsets, rows.columns, _entries(rows), theta, norms, counts)
+    _count(len(counts), rows.start, rows.offsets, rows.columns, _entries(rows), theta, norms, counts)
 
 
 @register_kernel("graph", "list_strong", "cpu")
 def _list_cpu(rows: BlockRows, theta: float, norms: Array, offsets: Array, columns: Array) -> None:
-    _list(len(norms), rows.offsets, rows.columns, _entries(rows), theta, norms, offsets, columns)
+    matrix = (rows.start, rows.offsets, rows.columns, _entries(rows))
+    _list(len(offsets) - 1, *matrix, theta, norms, offsets, columns)
+
+
+@register_kernel("graph", "measure_diagonal", "cuda")
+def _measure_cuda(rows: BlockRows, norms: Array) -> None:
+    nodes, size = len(norms), rows.blocks.shape[1] * rows.blocks.shape[2]
+    arguments = (np.int32(nodes), np.int32(size), rows.offsets, rows.columns, rows.blocks, norms)
+    launch(AGGREGATION_KERNELS.function("measure_diagonal"), nodes, 256, arguments)
 
 
 @register_kernel("graph", "count_strong", "cuda")
 def _count_cuda(rows: BlockRows, theta: float, norms: Array, counts: Array) -> None:
-    nodes, size = len(rows.offsets) - 1, np.int32(rows.blocks.shape[1] * rows.blocks.shape[2])
-    matrix = (np.int32(nodes), size, rows.offsets, rows.columns, rows.blocks)
-    launch(AGGREGATION_KERNELS.function("measure_diagonal"), nodes, 256, (*matrix, norms))
-    launch(AGGREGATION_KERNELS.function("count_strong"), nodes, 256, (*matrix, np.float64(theta), norms, counts))
+    arguments = (*_launched(rows), np.float64(theta), norms, counts)
+    launch(AGGREGATION_KERNELS.function("count_strong"), len(counts), 256, arguments)
 
 
 @register_kernel("graph", "list_strong", "cuda")
 def _list_cuda(rows: BlockRows, theta: float, norms: Array, offsets: Array, columns: Array) -> None:
-    nodes, size = len(rows.offsets) - 1, np.int32(rows.blocks.shape[1] * rows.blocks.shape[2])
-    matrix = (np.int32(nodes), size, rows.offsets, rows.columns, rows.blocks)
-    launch(
-        AGGREGATION_KERNELS.function("list_strong"), nodes, 256, (*matrix, np.float64(theta), norms, offsets, columns)
-    )
+    arguments = (*_launched(rows), np.float64(theta), norms, offsets, columns)
+    launch(AGGREGATION_KERNELS.function("list_strong"), len(offsets) - 1, 256, arguments)
+
+
+def _launched(rows: BlockRows) -> tuple[Any, ...]:
+    """Return rows as kernels take them."""
+    nodes, size = len(rows.offsets) - 1, rows.blocks.shape[1] * rows.blocks.shape[2]
+    return np.int32(nodes), np.int32(rows.start), np.int32(size), rows.offsets, rows.columns, rows.blocks
 
 
 @shared_range(least=4096)
@@ -85,12 +108,20 @@ def _is_strong(place: int, node: int, columns: Array, entries: Array, theta: flo
 
 @shared_range(least=2048)
 def _count(
-    begin: int, end: int, offsets: Array, columns: Array, entries: Array, theta: float, norms: Array, counts: Array
+    begin: int,
+    end: int,
+    start: int,
+    offsets: Array,
+    columns: Array,
+    entries: Array,
+    theta: float,
+    norms: Array,
+    counts: Array,
 ) -> None:
     for node in range(begin, end):
         count = 0
         for place in range(offsets[node], offsets[node + 1]):
-            count += _is_strong(place, node, columns, entries, theta, norms)
+            count += _is_strong(place, start + node, columns, entries, theta, norms)
         counts[node] = count
 
 
@@ -98,6 +129,7 @@ def _count(
 def _list(
     begin: int,
     end: int,
+    start: int,
     offsets: Array,
     columns: Array,
     entries: Array,
@@ -109,6 +141,6 @@ def _list(
     for node in range(begin, end):
         following = of_strong[node]
         for place in range(offsets[node], offsets[node + 1]):
-            if _is_strong(place, node, columns, entries, theta, norms):
+            if _is_strong(place, start + node, columns, entries, theta, norms):
                 strong[following] = columns[place]
                 following += 1

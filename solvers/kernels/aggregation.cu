@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(256) measure_diagonal(
         }
 }
 
-// Whether the block at a place, in the row of a node, couples it strongly with another one.
+// Whether the block at a place, in the row of a node, couples it strongly with another one. The rows of some consecutive nodes
+// begin with that of `start`; norms are of all nodes.
 __device__ __forceinline__ bool is_strong(
     const long long place, const int node, const int size, const int* __restrict__ columns, const double* __restrict__ blocks,
     const double theta, const double* __restrict__ norms)
@@ -166,19 +167,19 @@ __device__ __forceinline__ bool is_strong(
 }
 
 __global__ void __launch_bounds__(256) count_strong(
-    const int nodes, const int size, const long long* __restrict__ offsets, const int* __restrict__ columns,
+    const int nodes, const int start, const int size, const long long* __restrict__ offsets, const int* __restrict__ columns,
     const double* __restrict__ blocks, const double theta, const double* __restrict__ norms, long long* __restrict__ counts)
 {
     const int node = int((long long)blockIdx.x * blockDim.x + threadIdx.x);
     if (node >= nodes) return;
     long long count = 0;
     for (long long place = offsets[node]; place < offsets[node + 1]; ++place)
-        count += is_strong(place, node, size, columns, blocks, theta, norms);
+        count += is_strong(place, start + node, size, columns, blocks, theta, norms);
     counts[node] = count;
 }
 
 __global__ void __launch_bounds__(256) list_strong(
-    const int nodes, const int size, const long long* __restrict__ offsets, const int* __restrict__ columns,
+    const int nodes, const int start, const int size, const long long* __restrict__ offsets, const int* __restrict__ columns,
     const double* __restrict__ blocks, const double theta, const double* __restrict__ norms,
     const long long* __restrict__ of_strong, int* __restrict__ strong)
 {
@@ -186,5 +187,5 @@ __global__ void __launch_bounds__(256) list_strong(
     if (node >= nodes) return;
     long long following = of_strong[node];
     for (long long place = offsets[node]; place < offsets[node + 1]; ++place)
-        if (is_strong(place, node, size, columns, blocks, theta, norms)) strong[following++] = columns[place];
+        if (is_strong(place, start + node, size, columns, blocks, theta, norms)) strong[following++] = columns[place];
 }

@@ -1,0 +1,65 @@
+"""Aggregates that follow strong couplings, where the stiffness jumps from node to node.
+
+An aggregate across a jump has one constant for a stiff part and a soft one, so the modes in which stiff pieces move in a soft
+body are missing from the coarse level. Where nodes are aggregated by strong couplings alone, no aggregate holds both.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.solvers.amg.aggregates import Aggregates, graph_aggregates
+from penstock.solvers.amg.matrix_rows import visit_rows
+from penstock.solvers.amg.strength import STRONG, strong_among
+from penstock.spmv import Array, Operator
+from penstock.spmv.device import count_true
+from penstock.spmv.products.block_rows import BlockRows, in_float64
+
+# The stiffness jumps if the diagonal blocks of this share of neighbours by number differ by more than this factor, and if this
+# share of the couplings is weak. Nodes of several unknowns are aggregated by stronger couplings.
+_PAIRS, _FACTOR, _WEAK = 0.01, 8.0, 0.02
+_STRONG_BLOCK = 0.05
+# An aggregate among jumps couples with about this many others. The coarse matrix may have this many vectors of numbers, and take
+# this share of the free memory.
+_NEIGHBOURS, _MOST_VECTORS, _SHARE_OF_FREE = 50, 12, 0.25
+
+
+def stiffness_jumps(norms: Array) -> bool:
+    """Return whether the norms of the diagonal blocks of nodes, (nodes,), jump between neighbours by number."""
+    one, other = norms[1:], norms[:-1]
+    return count_true((one > _FACTOR * other) | (other > _FACTOR * one)) > _PAIRS * len(norms)
+
+
+def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: int, radius: int) -> Aggregates | None:
+    """Return aggregates by strong couplings in one sweep; None if nearly all are strong, or if they are too small.
+
+    Parameters
+    ----------
+    A : Operator
+    norms : array, (nodes,)
+        Frobenius norms of the diagonal blocks, of ``size`` unknowns.
+    modes : int
+        Columns of T of an aggregate.
+    nodes, radius : int
+        Nodes of an aggregate and its radius in edges, about, as for :func:`graph_aggregates`.
+    """
+    counts, columns, couplings, weak = [], [], 0, 0
+
+    def visit(rows: BlockRows) -> None:
+        nonlocal couplings, weak
+        rows = in_float64(rows)
+        offsets, strong = graph = strong_among(rows, STRONG, norms)
+        couplings += rows.columns.size - len(offsets) + 1
+        weak += rows.columns.size - len(offsets) + 1 - strong.size
+        offsets, strong = map(A.device.to_host, graph if size == 1 else strong_among(rows, _STRONG_BLOCK, norms))
+        counts.append(np.diff(offsets))
+        columns.append(strong)
+
+    visit_rows(A, size, visit)
+    if weak < _WEAK * couplings:
+        return None
+    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(counts))])
+    aggregates = graph_aggregates(offsets, np.concatenate(columns), radius, nodes)
+    numbers = _NEIGHBOURS * aggregates.count * modes**2
+    fits = 8 * numbers <= _SHARE_OF_FREE * A.device.free_nbytes()
+    return aggregates if fits and numbers <= _MOST_VECTORS * A.shape[0] else None
