@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv import Array, Operator, ValidatedOperator
+from penstock.spmv.compilation.cuda_graph import Replay
 
 # The iterations of an application at most.
 _MOST = 40
@@ -23,27 +24,47 @@ class InnerIterations(ValidatedOperator):
     def __init__(self, A: Operator, M: Operator, reduced: float = 1e-3) -> None:
         self.A, self.M, self.reduced = A, M, reduced
         self.shape, self.dtype, self.device = A.shape, np.dtype(A.dtype), A.device
+        self._steps: dict[tuple[int, ...], _Steps] = {}
 
     def _apply(self, x: Array, out: Array, alpha: float, beta: float) -> None:
         solved = alpha * self._solve(x)
         out[...] = solved if beta == 0.0 else solved + beta * out
 
     def _solve(self, b: Array) -> Array:
-        xp = self.device.xp
-        x, r = xp.zeros_like(b), b.copy()
-        p, before, limit = None, None, self.reduced**2 * _products(b, b, xp)
+        if b.shape not in self._steps:
+            self._steps = {b.shape: _Steps(self.A, self.M, b)}  # those of one shape
+        xp, steps = self.device.xp, self._steps[b.shape]
+        r, p = steps.r, steps.p
+        x, before, limit = xp.zeros_like(b), None, self.reduced**2 * _products(b, b, xp)
+        r[...] = b
         for _ in range(_MOST):
-            z = self.M.apply(r)
-            product = _products(r, z, xp)
-            p = z if p is None else z + _ratio(product, before, xp) * p
-            image = self.A.apply(p)
-            step = _ratio(product, _products(p, image, xp), xp)
+            steps.precondition()
+            product = _products(r, steps.z, xp)
+            p[...] = steps.z if before is None else steps.z + _ratio(product, before, xp) * p
+            steps.multiply()
+            step = _ratio(product, _products(p, steps.image, xp), xp)
             x += step * p
-            r -= step * image
+            r -= step * steps.image
             before = product
             if bool((_products(r, r, xp) <= limit).all()):
                 break
         return x
+
+
+class _Steps:
+    """The two steps of an iteration with many small kernels, which a GPU replays as CUDA graphs, and the vectors they use."""
+
+    def __init__(self, A: Operator, M: Operator, like: Array) -> None:
+        xp, apply, product = A.device.xp, M.apply, A.apply
+        r, z, p, image = vectors = [xp.zeros_like(like) for _ in range(4)]
+        self.r, self.z, self.p, self.image = vectors
+        on_gpu = A.device.kind == "cuda"
+        self.precondition = Replay(lambda: apply(r, z), capturable=on_gpu and _is_capturable(M))
+        self.multiply = Replay(lambda: product(p, image), capturable=on_gpu and _is_capturable(A))
+
+
+def _is_capturable(operator: Operator) -> bool:
+    return isinstance(operator, ValidatedOperator) and operator.capturable
 
 
 def _products(left: Array, right: Array, xp: Any) -> Array:

@@ -30,6 +30,12 @@ B = RNG.normal(size=(N * N, 3))
 pytestmark = pytest.mark.usefixtures("small_matrices_are_worth_it")
 
 
+@pytest.fixture
+def nodes_alone(monkeypatch):
+    """Aggregates do not follow strong couplings, so that jumps are slow."""
+    monkeypatch.setattr(coarsening, "stiffness_jumps", lambda norms: False)
+
+
 @pytest.mark.parametrize("b", [B[:, 0], B], ids=["one", "several"])
 def test_a_slow_system_gets_multigrid_and_goes_on_from_its_iterate(b):
     result = penstock.solve(SLOW, b, device="cpu")
@@ -350,6 +356,7 @@ def test_a_residual_that_hardly_falls_any_more_is_not_waited_for():
     assert judged(records[260], worth=3000) == (False, 0.0)
 
 
+@pytest.mark.usefixtures("nodes_alone")
 def test_a_streamed_matrix_goes_on_with_groups_of_nodes():
     A = jumping((14, 14, 26), 1e6)
     b = np.random.default_rng(1).standard_normal(A.shape[0])
@@ -396,6 +403,7 @@ def test_groups_are_worth_more_iterations_where_these_are_fast():
     assert worth(0.1, "cpu") > 10 * worth(0.1)
 
 
+@pytest.mark.usefixtures("nodes_alone")
 def test_groups_that_are_refused_leave_the_nodes(monkeypatch):
     monkeypatch.setattr(OpenSystem, "use_instead", lambda system, spec, why: "for a test")
     A = jumping((14, 14, 26), 1e6)
@@ -409,6 +417,7 @@ def test_groups_that_are_refused_leave_the_nodes(monkeypatch):
     assert result.iterations == 60
 
 
+@pytest.mark.usefixtures("nodes_alone")
 def test_nodes_that_cannot_be_grouped_are_not_said_to_be(monkeypatch):
     monkeypatch.setattr(local_space, "_TOO_MANY", -1.0)
     A = jumping((14, 14, 26), 1e6)
