@@ -6,7 +6,7 @@ Nothing but iterations shows what a matrix is like, and the first ones are not l
 solve for which the choice was left open begins with Jacobi; where that is soon seen to be slow, it costs these iterations more.
 
 A coarse level of a sweep begins with D of nodes alone. Where that is slow, multigrid goes on if the matrix is in memory, and the
-same level with groups of nodes if it is streamed.
+same level with groups of nodes if it is streamed. In memory it does so at once where the set-up finds that the stiffness jumps.
 
 Multigrid may break down where Jacobi does not: the coarse matrices of a singular one are singular but for rounding. Then Jacobi
 goes on, and has the last word; or the coarse level of a sweep, where multigrid was chosen at once.
@@ -86,6 +86,7 @@ def solve_as_advised(
     system: OpenSystem, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
 ) -> AnyResult:
     """Solve, and change the preconditioner as the iterations advise, if the choice was left open."""
+    _prefer_multigrid_for_jumps(system)
     if change := _instead_of_jacobi(system) or _instead_of_nodes(system):
         return _changed_if_slow(system, change, b, guess, limits)
     return _factorised_if_slow(system, b, limits, lambda watched: system.solve(b, guess, **watched))
@@ -128,6 +129,19 @@ def _instead_of_nodes(system: OpenSystem) -> _Change | None:
     if multigrid is None:
         return None
     return _Change(spec.name, _TRIED_NODES, _WORTH_OTHERS, lambda: (multigrid, ""))
+
+
+def _prefer_multigrid_for_jumps(system: OpenSystem) -> None:
+    """Use multigrid at once for a matrix in memory whose stiffness jumps, where other coarse levels take more iterations."""
+    change = _instead_of_nodes(system)
+    if change is None or not isinstance(system.A, SparseMatrix):
+        return
+    M = system.preconditioner()
+    if isinstance(M, SmoothedAggregation) and M.level.jumps:
+        spec = system.decided.spec
+        other, _ = change.other()
+        if refused := system.use_instead(other, "the stiffness jumps between nodes"):
+            system.settle_on(spec, f"multigrid cannot be made: {refused}")
 
 
 def _may_factorise(system: OpenSystem) -> bool:

@@ -311,7 +311,7 @@ def _inverse(level: CoarseLevel, before: Operator | None) -> Operator:
     if T.unknowns <= DENSE_UNKNOWNS:
         return inverse_of(A, level.negligible)
     if level.jumps:  # multigrid follows strong couplings on all levels; two digits do
-        return InnerIterations(A, multigrid(A, level.near_null_space), _REDUCED_OF_JUMPS)
+        return InnerIterations(A, multigrid(A, level.near_null_space, cycle="V"), _REDUCED_OF_JUMPS)
     if isinstance(before, InnerIterations):
         return InnerIterations(A, _coarser_inverse(level, before.M))
     inverse = _coarser_inverse(level, before)

@@ -403,6 +403,27 @@ def test_groups_are_worth_more_iterations_where_these_are_fast():
     assert worth(0.1, "cpu") > 10 * worth(0.1)
 
 
+@pytest.mark.parametrize("refused", ["", "for a test"])
+def test_multigrid_takes_jumps_at_once_in_memory(monkeypatch, refused):
+    """A GPU begins with the coarse level of a sweep in memory, too, where nodes have several unknowns."""
+    monkeypatch.setattr(Request, "specs_in_memory", lambda self, block_size: self.specs(block_size, streamed=False))
+    monkeypatch.setattr(placement, "cheap_factorisation", lambda *a, **options: None)
+    if refused:
+        monkeypatch.setattr(OpenSystem, "use_instead", lambda system, spec, why: refused)
+    A = jumping((14, 14, 26), 1e6)
+    b = np.random.default_rng(1).standard_normal((A.shape[0], 2))
+
+    with penstock.prepare(A, columns=2, near_null_space=np.ones(A.shape[0]), device="cpu") as system:
+        first = system.solve(b)
+        second = system.solve(b)
+
+    assert first.converged
+    assert second.converged
+    told = f"smoothed_aggregation: multigrid cannot be made: {refused}" if refused else "multigrid: the stiffness jumps"
+    for result in (first, second):
+        assert f"choice      {told}" in result.explain()
+
+
 @pytest.mark.usefixtures("nodes_alone")
 def test_groups_that_are_refused_leave_the_nodes(monkeypatch):
     monkeypatch.setattr(OpenSystem, "use_instead", lambda system, spec, why: "for a test")
