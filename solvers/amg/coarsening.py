@@ -36,7 +36,7 @@ from penstock.solvers.amg.local_space import local_space, scales_of
 from penstock.solvers.amg.matrix_rows import diagonal_and_row_sums, graph_of
 from penstock.solvers.amg.modes import checked_near_null_space, modes_of, motions_about_origin
 from penstock.solvers.amg.strength import strong_graph
-from penstock.solvers.amg.strong_aggregates import stiffness_jumps, strong_aggregates
+from penstock.solvers.amg.strong_aggregates import strong_aggregates
 from penstock.solvers.amg.tentative import PackedTentative, RigidTentative, StoredTentative, Tentative, shared
 from penstock.solvers.chebyshev import NEARLY_SETTLED, SETTLED, largest_eigenvalue, scaled_row_sums
 from penstock.solvers.preconditioners import DiagonalBlocks, inverted_blocks
@@ -106,7 +106,7 @@ def coarsen(
         del known
     by_strength = stored and points is None and aggregates is None
     jumps = None
-    if finest and aggregates is None and not stored and communicator.size == 1 and stiffness_jumps(norms):
+    if finest and aggregates is None and not stored and communicator.size == 1:
         jumps = strong_aggregates(A, norms, size, _columns_of(size, modes, points), nodes, smoothing)
     del norms
     find = partial(_aggregates, A, size, aggregates, points, nodes, smoothing)
@@ -129,18 +129,8 @@ def coarsen(
             return None
         T = _tentative(A, size, modes, points, free, of_nodes)
     del modes, points, free, sums, measuring, measure, find  # as large as T
-    return _coarsened(
-        A,
-        diagonal,
-        high,
-        shared(T, communicator),
-        smoothing,
-        groups,
-        stored=stored,
-        strong=strong,
-        in_float32=in_float32,
-        jumps=jumps is not None,
-    )
+    finished = partial(_coarsened, strong=strong, in_float32=in_float32, jumps=jumps is not None)
+    return finished(A, diagonal, high, shared(T, communicator), smoothing, groups, stored=stored)
 
 
 def _of_parts(

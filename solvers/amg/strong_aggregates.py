@@ -31,7 +31,7 @@ def stiffness_jumps(norms: Array) -> bool:
 
 
 def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: int, radius: int) -> Aggregates | None:
-    """Return aggregates by strong couplings in one sweep; None if nearly all are strong, or if they are too small.
+    """Return aggregates by strong couplings in one sweep; None if the stiffness does not jump, or if they are too small.
 
     Parameters
     ----------
@@ -43,6 +43,8 @@ def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: i
     nodes, radius : int
         Nodes of an aggregate and its radius in edges, about, as for :func:`graph_aggregates`.
     """
+    if not stiffness_jumps(norms):
+        return None
     counts, columns, couplings, weak = [], [], 0, 0
 
     def visit(rows: BlockRows) -> None:

@@ -15,7 +15,7 @@ from penstock.driver.predicted import grouped_iterations, multigrid_iterations
 from penstock.driver.request import Request
 from penstock.driver.slow_convergence import ConvergenceWatch, FactorisationWatch, FairTry
 from penstock.solvers import IterationRecord, StopReason
-from penstock.solvers.amg import coarsening, local_space
+from penstock.solvers.amg import coarsening, local_space, strong_aggregates
 from penstock.solvers.amg.specs import MultigridSpec
 from penstock.spmv import CPU, BudgetError, InputError
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("small_matrices_are_worth_it")
 @pytest.fixture
 def nodes_alone(monkeypatch):
     """Aggregates do not follow strong couplings, so that jumps are slow."""
-    monkeypatch.setattr(coarsening, "stiffness_jumps", lambda norms: False)
+    monkeypatch.setattr(strong_aggregates, "stiffness_jumps", lambda norms: False)
 
 
 @pytest.mark.parametrize("b", [B[:, 0], B], ids=["one", "several"])

@@ -9,7 +9,7 @@ from kernel_targets import DEVICES
 import penstock
 from penstock.fem import Cantilever
 from penstock.solvers import block_cg, cg, smoothed_aggregation
-from penstock.solvers.amg import coarsening, strong_aggregates
+from penstock.solvers.amg import strong_aggregates
 from penstock.solvers.amg.inner_iterations import InnerIterations
 from penstock.spmv import CPU, BsrMatrix, CsrMatrix, Device, as_operator
 from penstock.spmv.formats.partition import row_slabs
@@ -39,7 +39,7 @@ def test_no_aggregate_holds_both_sides_of_a_jump_and_iterations_are_few(monkeypa
         values.at(extreme, of_node, K)
         assert np.array_equal(extreme[of_node], K)
     assert cg(A, B[:, 0], M=M, rtol=1e-8).iterations <= 9
-    monkeypatch.setattr(coarsening, "stiffness_jumps", lambda norms: False)
+    monkeypatch.setattr(strong_aggregates, "stiffness_jumps", lambda norms: False)
     assert cg(A, B[:, 0], M=smoothed_aggregation(A), rtol=1e-8).iterations >= 15
 
 
