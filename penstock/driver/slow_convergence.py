@@ -244,7 +244,10 @@ def _with_last_word(
     if result.converged or on_request or not how:
         return result
     again = "again, " if placement.instead_of else ""
-    system.settle_on(before, f"{again}as {system.decided.spec.name} in its place did not end well ({how})")
+    why = f"{again}as {system.decided.spec.name} in its place did not end well ({how})"
+    if placement.instead_of is None and system.use_instead(before, why):
+        return result  # the other one cannot be made
+    system.settle_on(before, why)
     return go_on(system, result, b, limits)
 
 

@@ -51,14 +51,14 @@ def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: i
         nonlocal couplings, weak
         rows = in_float64(rows)
         offsets, strong = graph = strong_among(rows, STRONG, norms)
-        couplings += rows.columns.size - len(offsets) + 1
-        weak += rows.columns.size - len(offsets) + 1 - strong.size
+        found = strong_among(rows, 0.0, norms)[1].size  # without zeros, such as those of held unknowns
+        couplings, weak = couplings + found, weak + found - strong.size
         offsets, strong = map(A.device.to_host, graph if size == 1 else strong_among(rows, _STRONG_BLOCK, norms))
         counts.append(np.diff(offsets))
         columns.append(strong)
 
     visit_rows(A, size, visit)
-    if weak < _WEAK * couplings:
+    if weak <= _WEAK * couplings:
         return None
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(counts))])
     aggregates = graph_aggregates(offsets, np.concatenate(columns), radius, nodes)

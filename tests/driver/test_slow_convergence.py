@@ -16,7 +16,7 @@ from penstock.driver.request import Request
 from penstock.driver.slow_convergence import ConvergenceWatch, FactorisationWatch, FairTry
 from penstock.solvers import IterationRecord, StopReason
 from penstock.solvers.amg import coarsening, local_space, strong_aggregates
-from penstock.solvers.amg.specs import MultigridSpec
+from penstock.solvers.amg.specs import MultigridSpec, SmoothedAggregationSpec
 from penstock.spmv import CPU, BudgetError, InputError
 
 N = 70
@@ -131,6 +131,20 @@ def test_multigrid_that_was_chosen_at_once_and_breaks_down_gives_way_to_a_level_
     assert second.converged
     told = "choice      smoothed_aggregation: as multigrid in its place did not end well (preconditioner not positive definite)"
     assert told in second.explain()
+
+
+def test_where_the_level_cannot_be_made_either_the_result_is_returned(monkeypatch):
+    def refuse(spec, A):
+        raise InputError("for a test")
+
+    bound = coarsening.largest_eigenvalue
+    monkeypatch.setattr(coarsening, "largest_eigenvalue", lambda *a, **options: 0.6 * bound(*a, **options))
+    monkeypatch.setattr(placement, "cheap_factorisation", lambda *a, **options: None)
+    monkeypatch.setattr(SmoothedAggregationSpec, "build", refuse)
+
+    result = penstock.solve(SLOW, B[:, 0], near_null_space=np.ones((N * N, 1)), device="cpu", on_failure="return")
+
+    assert result.columns[0].reason is StopReason.PRECONDITIONER_NOT_POSITIVE_DEFINITE
 
 
 @pytest.mark.parametrize("reason", ["NOT_FINITE", "PRECONDITIONER_NOT_POSITIVE_DEFINITE"])
