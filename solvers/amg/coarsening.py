@@ -185,7 +185,7 @@ def coarsen_again(A: Operator, before: CoarseLevel, smoothing: int = 1, **measur
         D = before.groups.of_values(A)
         high = largest_eigenvalue(A, D, **measuring)
         return _coarsened(A, _diagonal(A, before.T.block_size)[0], high, before.T, smoothing, D, known=before.known)
-    diagonal, sums, _ = _diagonal(A, before.T.block_size)
+    diagonal, sums = _diagonal(A, before.T.block_size)[:2]
     in_float32 = None if before.finer_in_float32 is None else _in_float32(A, diagonal)
     high = largest_eigenvalue(A if in_float32 is None else in_float32, diagonal, row_sums=sums, **measuring)
     return _coarsened(A, diagonal, high, before.T, smoothing, in_float32=in_float32, jumps=before.jumps)
@@ -198,7 +198,7 @@ def _in_float32(A: Operator, diagonal: DiagonalBlocks) -> BsrMatrix | None:
 
 def measured(A: Operator, size: int, **options: Any) -> tuple[DiagonalBlocks, float]:
     """Return D, the inverses of the diagonal blocks, and a bound of the eigenvalues of ``D A`` (:func:`largest_eigenvalue`)."""
-    diagonal, sums, _ = _diagonal(A, size)
+    diagonal, sums = _diagonal(A, size)[:2]
     return diagonal, largest_eigenvalue(A, diagonal, row_sums=sums, **options)
 
 

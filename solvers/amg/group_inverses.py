@@ -101,7 +101,7 @@ def largest_eigenvalue(A: SparseMatrix, D: ValidatedOperator) -> float:
     """Return a bound of the largest eigenvalue of ``D A``: that of Lanczos steps plus a margin, good but not rigorous.
 
     Golub and Van Loan 2013, section 10.1, in the inner product of D; each step is a product with A and one with D. Steps end
-    when some of them no longer raise it, 18 at least.
+    when some of them no longer raise it, 18 at least unless the space they span is invariant before.
     """
     space, n = VectorSpace.of(A), A.shape[0]
     r = noise(A.device, 0, n)

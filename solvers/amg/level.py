@@ -23,7 +23,8 @@ RowFactors = GroupFactors | LineFactors
 class CoarseLevel:
     """The level below a matrix, as :func:`coarsen` makes it; see :attr:`near_null_space`.
 
-    For :meth:`solve` its user sets an inverse B, fixed and symmetric; the eigenvalues of ``B A`` are between 0 and 2.
+    For :meth:`solve` its user sets an inverse B, symmetric and fixed, or nearly so, as inner iterations are; the eigenvalues of
+    ``B A`` are between 0 and 2.
     """
 
     finer: Operator

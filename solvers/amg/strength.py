@@ -33,13 +33,19 @@ def strong_among(rows: BlockRows, theta: float, norms: Array) -> tuple[Array, Ar
 
     Reads the rows twice.
     """
-    xp, kind, nodes = rows.device.xp, rows.device.kind, len(rows.offsets) - 1
-    counts, offsets = xp.zeros(nodes, dtype=np.int64), xp.zeros(nodes + 1, dtype=np.int64)
-    find_kernel("graph", "count_strong", kind)(rows, theta, norms, counts)
+    xp, counts = rows.device.xp, count_strong(rows, theta, norms)
+    offsets = xp.zeros(len(counts) + 1, dtype=np.int64)
     xp.cumsum(counts, out=offsets[1:])
     columns = xp.empty(int(offsets[-1]), dtype=np.int32)
-    find_kernel("graph", "list_strong", kind)(rows, theta, norms, offsets, columns)
+    find_kernel("graph", "list_strong", rows.device.kind)(rows, theta, norms, offsets, columns)
     return offsets, columns
+
+
+def count_strong(rows: BlockRows, theta: float, norms: Array) -> Array:
+    """Return how many strong couplings each of some rows has; with a theta of 0 those that are not zero. Reads the rows once."""
+    counts = rows.device.xp.zeros(len(rows.offsets) - 1, dtype=np.int64)
+    find_kernel("graph", "count_strong", rows.device.kind)(rows, theta, norms, counts)
+    return counts
 
 
 def _entries(rows: BlockRows) -> Array:
@@ -108,16 +114,8 @@ def _is_strong(place: int, node: int, columns: Array, entries: Array, theta: flo
 
 @shared_range(least=2048)
 def _count(
-    begin: int,
-    end: int,
-    start: int,
-    offsets: Array,
-    columns: Array,
-    entries: Array,
-    theta: float,
-    norms: Array,
-    counts: Array,
-) -> None:
+    begin: int, end: int, start: int, offsets: Array, columns: Array, entries: Array, theta: float, norms: Array, counts: Array
+) -> None:  # fmt: skip
     for node in range(begin, end):
         count = 0
         for place in range(offsets[node], offsets[node + 1]):
@@ -127,17 +125,9 @@ def _count(
 
 @shared_range(least=2048)
 def _list(
-    begin: int,
-    end: int,
-    start: int,
-    offsets: Array,
-    columns: Array,
-    entries: Array,
-    theta: float,
-    norms: Array,
-    of_strong: Array,
-    strong: Array,
-) -> None:
+    begin: int, end: int, start: int, offsets: Array, columns: Array, entries: Array, theta: float, norms: Array,
+    of_strong: Array, strong: Array,
+) -> None:  # fmt: skip
     for node in range(begin, end):
         following = of_strong[node]
         for place in range(offsets[node], offsets[node + 1]):

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.solvers.amg.aggregates import Aggregates, graph_aggregates
 from penstock.solvers.amg.matrix_rows import visit_rows
-from penstock.solvers.amg.strength import STRONG, strong_among
+from penstock.solvers.amg.strength import STRONG, count_strong, strong_among
 from penstock.spmv import Array, Operator
 from penstock.spmv.device import count_true
 from penstock.spmv.products.block_rows import BlockRows, in_float64
@@ -45,20 +45,19 @@ def strong_aggregates(A: Operator, norms: Array, size: int, modes: int, nodes: i
     """
     if not stiffness_jumps(norms):
         return None
-    counts, columns, couplings, weak = [], [], 0, 0
+    theta, counts, columns, couplings, strong = STRONG if size == 1 else _STRONG_BLOCK, [], [], 0, 0
 
     def visit(rows: BlockRows) -> None:
-        nonlocal couplings, weak
+        nonlocal couplings, strong
         rows = in_float64(rows)
-        offsets, strong = graph = strong_among(rows, STRONG, norms)
-        found = strong_among(rows, 0.0, norms)[1].size  # without zeros, such as those of held unknowns
-        couplings, weak = couplings + found, weak + found - strong.size
-        offsets, strong = map(A.device.to_host, graph if size == 1 else strong_among(rows, _STRONG_BLOCK, norms))
+        couplings += int(count_strong(rows, 0.0, norms).sum())  # without zeros, such as those of held unknowns
+        strong += int(count_strong(rows, STRONG, norms).sum())
+        offsets, listed = map(A.device.to_host, strong_among(rows, theta, norms))
         counts.append(np.diff(offsets))
-        columns.append(strong)
+        columns.append(listed)
 
     visit_rows(A, size, visit)
-    if weak <= _WEAK * couplings:
+    if couplings - strong <= _WEAK * couplings:
         return None
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(counts))])
     aggregates = graph_aggregates(offsets, np.concatenate(columns), radius, nodes)
