@@ -13,7 +13,7 @@ from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
 from penstock.fem.element_rows import LANES, SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
 from penstock.fem.mass import mesh_mass
-from penstock.fem.mesh_lists import count_degenerate, list_elements, names_twice, order_by_first
+from penstock.fem.mesh_lists import degenerate_elements, list_elements, names_twice, renamed
 from penstock.fem.own_element import OwnElement
 from penstock.fem.row_layouts import LAYOUTS, Layout, assembled, symbolic_blocks, symbolic_chunks
 from penstock.spmv import CPU, Array, Device, InputError, NodeMatrix, SparseMatrix, format_named
@@ -254,11 +254,10 @@ class ElementMatrix:
         """
         place = np.empty(len(permutation), dtype=np.int32)
         place[permutation] = np.arange(len(permutation), dtype=np.int32)
-        connectivity = place[self.connectivity]
-        order = order_by_first(len(permutation), connectivity)
+        connectivity, order = renamed(self.connectivity, place)
         other = object.__new__(type(self))
         other.element, other.coordinates = self.element, self.coordinates[permutation]
-        other.connectivity = connectivity[order]
+        other.connectivity = connectivity
         other.factors = self.factors[order] if self.factors.size else self.factors
         of_nodes = self.fixed.reshape(-1, self.dof)
         other.fixed = of_nodes[permutation].reshape(-1) if self.fixed.size else self.fixed
@@ -304,8 +303,11 @@ class ElementMatrix:
         longest_first = np.argsort(-extents, kind="stable")
         along, extents = along[:, longest_first], np.maximum(extents[longest_first], 1e-300)
         between = max((extents.prod() / len(along)) ** (1 / 3), extents[0] / len(along))
-        layers, rows = (np.floor(along[:, axis] / between).astype(np.int32) for axis in (0, 1))
-        return np.lexsort((along[:, 2], rows, layers))
+        along -= along.min(axis=0)
+        layers, rows = (np.floor(along[:, axis] / between) for axis in (0, 1))
+        # One number for each node is sorted sooner than three: layers, rows, and the place in a row, from 0 to 1/2.
+        place = layers * (rows.max() + 1.0) + rows + along[:, 2] / (2.0 * extents[2])
+        return np.argsort(place, kind="stable")
 
     @cached_property
     def _lists(self) -> tuple[Array, Array]:
@@ -337,13 +339,14 @@ class ElementMatrix:
         return self._patterns[half]
 
     def _check_volumes(self) -> None:
-        count, first = count_degenerate(self.coordinates, self.connectivity, _FLAT)
-        if count:
+        bad = degenerate_elements(self.coordinates, self.connectivity, _FLAT)
+        if bad.size:
             order = (
                 "" if self.connectivity.shape[1] == 4 else "; hexahedra go once around the bottom, then around the top"
             )
             raise InputError(
-                f"{count} elements, the first is {first}, have no volume, are folded, or name their nodes in another order{order}"
+                f"{bad.size} elements, the first is {bad[0]}, have no volume, are folded, or name their nodes in another "
+                f"order{order}"
             )
 
 

@@ -81,36 +81,71 @@ def names_twice(connectivity: Array) -> bool:
     return False
 
 
-@strict_kernel
-def order_by_first(nodes: int, connectivity: Array) -> Array:
-    """Return the elements in the order of their first nodes, those of one node as they were: a counting sort."""
-    elements, size = connectivity.shape
-    starts, order = np.zeros(nodes + 1, dtype=np.int64), np.empty(elements, dtype=np.int32)
-    firsts = np.empty(elements, dtype=np.int32)
-    for element in range(elements):
-        first = connectivity[element, 0]
-        for b in range(1, size):
-            first = min(first, connectivity[element, b])
+def renamed(connectivity: Array, place: Array) -> tuple[Array, Array]:
+    """Return elements whose nodes have other numbers, ``place[node]``, in the order of their first nodes.
+
+    Returns
+    -------
+    connectivity : int32 array, (elements, nodes of an element)
+    order : int32 array, (elements,)
+        The old number of each element. Elements with the same first node stay in their order.
+    """
+    elements = len(connectivity)
+    firsts, moved = np.empty(elements, dtype=np.int32), np.empty_like(connectivity)
+    _find_firsts(elements, connectivity, place, firsts)
+    order = _order_by_first(len(place), firsts)
+    _rename(elements, connectivity, place, order, moved)
+    return moved, order
+
+
+@shared_range(least=4096)
+def _find_firsts(begin: int, end: int, connectivity: Array, place: Array, firsts: Array) -> None:
+    for element in range(begin, end):
+        first = place[connectivity[element, 0]]
+        for b in range(1, connectivity.shape[1]):
+            first = min(first, place[connectivity[element, b]])
         firsts[element] = first
-        starts[first + 1] += 1
+
+
+@strict_kernel
+def _order_by_first(nodes: int, firsts: Array) -> Array:
+    """Return the elements in the order of their first nodes, those of one node as they were: a counting sort."""
+    starts, order = np.zeros(nodes + 1, dtype=np.int64), np.empty(firsts.size, dtype=np.int32)
+    for element in range(firsts.size):
+        starts[firsts[element] + 1] += 1
     for node in range(nodes):
         starts[node + 1] += starts[node]
-    for element in range(elements):
+    for element in range(firsts.size):
         order[starts[firsts[element]]] = element
         starts[firsts[element]] += 1
     return order
 
 
-@strict_kernel
-def count_degenerate(coordinates: Array, connectivity: Array, share: float) -> tuple[int, int]:
-    """Return how many elements are flat, folded or have their nodes in another order, and the first of them.
+@shared_range(least=4096)
+def _rename(begin: int, end: int, connectivity: Array, place: Array, order: Array, moved: Array) -> None:
+    for element in range(begin, end):
+        for b in range(connectivity.shape[1]):
+            moved[element, b] = place[connectivity[order[element], b]]
+
+
+def degenerate_elements(coordinates: Array, connectivity: Array, share: float) -> Array:
+    """Return which elements are flat, folded or have their nodes in another order, in ascending order.
 
     The determinant of the Jacobian must have one sign at all integration points, and be above a share of the cube of the
     longest edge at a corner.
     """
-    count, first, size = 0, -1, connectivity.shape[1]
+    degenerate = np.zeros(len(connectivity), dtype=bool)
+    _find_degenerate(len(connectivity), coordinates, connectivity, share, degenerate)
+    return np.flatnonzero(degenerate)
+
+
+@shared_range(least=4096, rounded=True)
+def _find_degenerate(
+    begin: int, end: int, coordinates: Array, connectivity: Array, share: float, degenerate: Array
+) -> None:
+    size = connectivity.shape[1]
     x, g, J = np.empty((size, 3)), np.empty((size, 3)), np.empty((3, 3))
-    for element in range(connectivity.shape[0]):
+    for element in range(begin, end):
         for b in range(size):
             for c in range(3):
                 x[b, c] = coordinates[connectivity[element, b], c]
@@ -127,11 +162,7 @@ def count_degenerate(coordinates: Array, connectivity: Array, share: float) -> t
                 i, j = (c + 1) % 3, (c + 2) % 3
                 determinant += J[0, c] * (J[1, i] * J[2, j] - J[1, j] * J[2, i])
             least, most = min(least, determinant), max(most, determinant)
-        if not (least > share * longest**3 or most < -share * longest**3):
-            if count == 0:
-                first = element
-            count += 1
-    return count, first
+        degenerate[element] = not (least > share * longest**3 or most < -share * longest**3)
 
 
 @serial_kernel

@@ -178,7 +178,9 @@ class MadeMatrixSource:
         return replace(placement, facts=(*known, *facts), order=order)
 
     def _by_levels(self) -> Array:
-        return level_order(self.matrix.graph()).permutation
+        # Of the nodes in an order by place, if they have one: their graph is found sooner.
+        order = level_order(self._ordered.graph()).permutation
+        return order if self._permutation is None else self._permutation[order]
 
     def _placed(self, matrix: MadeMatrix, request: Request) -> Placement:
         """Place a matrix in its order."""

@@ -169,7 +169,7 @@ def in_order(modes: Any, points: Any, block_size: int, reorder: Callable[[Any], 
         modes = reorder(np.asarray(modes, dtype=np.float64))
     if points is not None:  # those of a node stay together
         points = np.asarray(points, dtype=np.float64)
-        points = reorder(np.repeat(points, block_size, axis=0))[::block_size]
+        points = points[reorder(np.arange(len(points) * block_size))[::block_size] // block_size]
     return modes, points
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 
 from penstock.spmv import Array, InputError
-from penstock.spmv.compilation.jit import shared_range
+from penstock.spmv.compilation.jit import serial_kernel, shared_range
+from penstock.streaming.planning.node_graph import node_graph
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import aligned_buffer
 
@@ -200,17 +200,20 @@ class LevelOrder:
         columns, values = np.empty_like(A.indices), np.empty_like(A.data)
         old_blocks, blocks = (array.reshape(len(array), size**2) for array in (A.data, values))
         _permute_rows(nodes.size, nodes, place, A.indptr, A.indices, old_blocks, offsets, columns, blocks)
-        return type(A)((values, columns, offsets), shape=A.shape)
+        ordered = type(A)((values, columns, offsets), shape=A.shape)
+        ordered.has_sorted_indices = True  # which SciPy would find out by looking
+        return ordered
 
     def forward(self, vectors: Array) -> Array:
-        """Return vectors, ``(n,)`` or ``(n, k)``, from the old order in the new one."""
-        return vectors[self.rows]
+        """Return vectors on the host, ``(n,)`` or ``(n, k)``, from the old order in the new one."""
+        moved: Array = np.take(vectors.reshape(len(self.permutation), -1), self.permutation, axis=0)
+        return moved.reshape(vectors.shape)
 
     def back(self, vectors: Array) -> Array:
-        """Return vectors from the new order in the old one."""
-        restored = np.empty_like(vectors)
-        restored[self.rows] = vectors
-        return restored
+        """Return vectors on the host from the new order in the old one."""
+        restored = np.empty((len(self.permutation), vectors.size // len(self.permutation)), dtype=vectors.dtype)
+        restored[self.permutation] = vectors.reshape(restored.shape)
+        return restored.reshape(vectors.shape)
 
 
 @shared_range(least=256)
@@ -219,15 +222,28 @@ def _permute_rows(
     offsets: Array, columns: Array, values: Array,
 ) -> None:  # fmt: skip
     """Copy rows in their new order, with their new columns in ascending order."""
+    before, order, renamed = 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=columns.dtype)
     for row in range(begin, end):
-        first, count = old_offsets[rows[row]], offsets[row + 1] - offsets[row]
-        renamed = np.empty(count, dtype=columns.dtype)
+        first, start, count = old_offsets[rows[row]], offsets[row], offsets[row + 1] - offsets[row]
+        # The rows of a node mostly have entries in the same columns, which are sorted once.
+        if count != order.size or not _are_equal(old_columns, before, first, count):
+            renamed = np.empty(count, dtype=columns.dtype)
+            for k in range(count):
+                renamed[k] = place[old_columns[first + k]]
+            order = np.argsort(renamed)
+            before, renamed = first, renamed[order]
         for k in range(count):
-            renamed[k] = place[old_columns[first + k]]
-        order = np.argsort(renamed)
-        for k in range(count):
-            columns[offsets[row] + k] = renamed[order[k]]
-            values[offsets[row] + k] = old_values[first + order[k]]
+            columns[start + k] = renamed[k]
+            for scalar in range(values.shape[1]):
+                values[start + k, scalar] = old_values[first + order[k], scalar]
+
+
+@serial_kernel
+def _are_equal(columns: Array, first: int, second: int, count: int) -> bool:
+    equal = True
+    for k in range(count):
+        equal &= columns[first + k] == columns[second + k]
+    return equal
 
 
 def level_order(A: Any, block_size: int = 1) -> LevelOrder:
@@ -272,13 +288,7 @@ def level_order(A: Any, block_size: int = 1) -> LevelOrder:
     stored_size = _block_size(A)
     if block_size % stored_size:
         raise InputError(f"blocks of {stored_size} rows do not divide nodes of {block_size} unknowns")
-    count, size = A.shape[0] // block_size, block_size // stored_size
-    rows = np.repeat(np.arange(A.indptr.size - 1) // size, np.diff(A.indptr)) if size > 1 else None
-    ones = np.ones(A.indices.size, dtype=np.int8)
-    if rows is None:
-        graph = scipy.sparse.csr_array((ones, A.indices, A.indptr), shape=(count, count))
-    else:
-        graph = scipy.sparse.coo_array((ones, (rows, A.indices // size)), shape=(count, count)).tocsr()
+    graph = node_graph(np.asarray(A.indptr), np.asarray(A.indices), block_size // stored_size)
     from scipy.sparse.csgraph import reverse_cuthill_mckee  # here, as it loads all of scipy.linalg
 
     return LevelOrder(reverse_cuthill_mckee(graph, symmetric_mode=True).astype(np.int64), block_size)
