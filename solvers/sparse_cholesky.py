@@ -17,21 +17,24 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 
-from penstock.spmv import Array, BudgetError, InputError
+from penstock.spmv import CPU, Array, BudgetError, InputError
 from penstock.spmv.compilation.jit import serial_kernel
+from penstock.spmv.formats.reordering import reordered
 
 Solve = Callable[[Array], Array]
 
 _MINIMUM_DEGREE = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
-# Of an entry of the factor, and of an operation, as measured on one core for systems of 8,000 to 60,000 rows in the plane and in
-# space; those of CHOLMOD's operations are below.
-_CHOLMOD_ENTRY_SECONDS, _SUPERLU_ENTRY_SECONDS, _SUPERLU_SECONDS = 28e-9, 50e-9, 0.1e-9
+# Of an entry of the factor, and of an operation, as measured on one core for systems of 8,000 to 100,000 rows in the plane and
+# in space; those of CHOLMOD's operations are below.
+_CHOLMOD_ENTRY_SECONDS, _SUPERLU_ENTRY_SECONDS, _SUPERLU_SECONDS = 24e-9, 50e-9, 0.1e-9
 # Of an entry of the matrix, for CHOLMOD to try all orders.
-_ORDERS_ENTRY_SECONDS = 0.7e-6
+_ORDERS_ENTRY_SECONDS = 0.5e-6
+# METIS is tried where an entry of the factor takes this many operations, as CHOLMOD does by default.
+_WORTH_METIS = 500
 # Rows of the dense matrix by which the speed of CHOLMOD's BLAS is measured, and the runs of which the fastest counts.
 _DENSE_ROWS, _RUNS = 300, 3
 # Seconds of an operation that tell an optimised BLAS from the reference implementation, and what each is taken to need.
-_OPTIMISED_BELOW, _OPTIMISED_SECONDS, _REFERENCE_SECONDS = 0.22e-9, 0.015e-9, 0.4e-9
+_OPTIMISED_BELOW, _OPTIMISED_SECONDS, _REFERENCE_SECONDS = 0.22e-9, 0.012e-9, 0.4e-9
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ class Analysis(Protocol):
     Attributes
     ----------
     library : str
-    order : array, (n,)
-        The rows in the order of elimination.
+    order : array, (nodes,)
+        The rows of the pattern in the order of elimination.
     is_thorough : bool
         Whether all orders have been tried.
     """
@@ -77,33 +80,50 @@ class CholmodAnalysis:
 
     Parameters
     ----------
-    A : csr_array
-        Of which the pattern is looked at.
+    pattern : csr_array
+    size : int
+        Rows of the matrix for each one of the pattern, which are eliminated together. A pattern of nodes is analysed in a tenth
+        of the time.
     quick : bool
         Try approximate minimum degree alone: METIS finds better orders of solids, but takes longer.
     """
 
     library: ClassVar[str] = "CHOLMOD"
 
-    def __init__(self, A: scipy.sparse.csr_array, *, quick: bool = False) -> None:
-        self.is_thorough = not quick
-        self._symbolic = _cholmod().analyze(_columns(A), ordering_method="amd" if quick else "default")
-        self.order: Array = self._symbolic.P()
+    def __init__(self, pattern: scipy.sparse.csr_array, size: int = 1, *, quick: bool = False) -> None:
+        self.is_thorough, self._size = not quick, size
+        symbolic = _cholmod().analyze(_columns(pattern), ordering_method="amd")
+        self.order: Array = symbolic.P()
+        if not quick and (found := self._by_metis(pattern)) is not None:
+            symbolic, self.order = found, found.P()
+        self._symbolic: Any = symbolic if size == 1 else None
+
+    def _by_metis(self, pattern: scipy.sparse.csr_array) -> Any:
+        """Return an analysis in an order of METIS, if that is worth a try, and if fewer operations follow."""
+        most = CPU.free_nbytes() // 8
+        before = factor_size(pattern, self.order, most // self._size**2)
+        if before is not None:
+            counted = before.of_blocks(self._size)
+            if counted.operations < _WORTH_METIS * counted.entries:
+                return None
+        found = _cholmod().analyze(_columns(pattern), ordering_method="metis")
+        after = factor_size(pattern, found.P(), most if before is None else before.entries)
+        better = after is not None and (before is None or after.operations < before.operations)
+        return found if better else None
 
     def factorised(self, A: scipy.sparse.csr_array) -> Solve:
         """Return what solves with the factor."""
+        rows = None if self._size == 1 else _rows_of_nodes(self.order, self._size)
+        columns = _columns(A if rows is None else reordered(A, rows))
         try:
-            factor = self._symbolic.cholesky(_columns(A))
+            if self._symbolic is None:
+                self._symbolic = _cholmod().analyze(columns, ordering_method="natural")
+            factor = self._symbolic.cholesky(columns)
         except _cholmod().CholmodNotPositiveDefiniteError as error:
             raise InputError(f"the matrix cannot be factorised without pivoting: {error}") from error
         except _cholmod().CholmodError as error:
             raise BudgetError(f"the factor cannot be made; there may be too little memory for it: {error}") from error
-
-        def solve(b: Array) -> Array:
-            solved: Array = factor(b)
-            return solved
-
-        return solve
+        return factor if rows is None else _in_order(factor, rows)
 
     def seconds(self, size: FactorSize) -> float:
         """Return about the seconds on one core, with the BLAS that it is linked with."""
@@ -111,45 +131,62 @@ class CholmodAnalysis:
 
 
 class SuperLUAnalysis:
-    """SuperLU (Li 2005) in symmetric mode: multiple minimum degree (Liu 1985), and both factors, as if A were not symmetric."""
+    """SuperLU (Li 2005) in symmetric mode: multiple minimum degree (Liu 1985), and both factors, as if A were not symmetric.
+
+    Parameters are those of :class:`CholmodAnalysis`; there is one order only.
+    """
 
     library: ClassVar[str] = "SuperLU"
 
-    def __init__(self, A: scipy.sparse.csr_array) -> None:
-        n, self.is_thorough = A.shape[0], True  # there is one order only
+    def __init__(self, pattern: scipy.sparse.csr_array, size: int = 1) -> None:
+        n, self.is_thorough, self._size = pattern.shape[0], True, size
         self.order: Array = np.arange(n)
         if n:  # an incomplete factorisation of a matrix of this pattern that drops everything tells the order
-            pattern = scipy.sparse.csc_matrix((np.full(A.nnz, -1e-3), A.indices, A.indptr), shape=A.shape)
-            pattern.setdiag(1.0)
-            factors = scipy.sparse.linalg.spilu(pattern, drop_tol=1.0, fill_factor=1.0, **_MINIMUM_DEGREE)
+            matrix = scipy.sparse.csc_matrix(
+                (np.full(pattern.nnz, -1e-3), pattern.indices, pattern.indptr), shape=pattern.shape
+            )
+            matrix.setdiag(1.0)
+            factors = scipy.sparse.linalg.spilu(matrix, drop_tol=1.0, fill_factor=1.0, **_MINIMUM_DEGREE)
             self.order = np.argsort(factors.perm_c)
 
     def factorised(self, A: scipy.sparse.csr_array) -> Solve:
         """Return what solves with both factors."""
-        permuted = scipy.sparse.csc_matrix(A[self.order][:, self.order])  # of a symmetric matrix rows are columns
-        permuted.sort_indices()
+        rows = _rows_of_nodes(self.order, self._size)
         try:
-            factors = scipy.sparse.linalg.splu(permuted, **{**_MINIMUM_DEGREE, "permc_spec": "NATURAL"})
+            factors = scipy.sparse.linalg.splu(
+                _columns(reordered(A, rows)), **{**_MINIMUM_DEGREE, "permc_spec": "NATURAL"}
+            )
         except RuntimeError as error:  # a pivot that is zero
             raise InputError(f"the matrix cannot be factorised without pivoting: {error}") from error
-
-        def solve(b: Array) -> Array:
-            solved = np.empty_like(b)
-            solved[self.order] = factors.solve(np.asfortranarray(b[self.order]))
-            return solved
-
-        return solve
+        return _in_order(factors.solve, rows)
 
     def seconds(self, size: FactorSize) -> float:
         """Return about the seconds on one core."""
         return _SUPERLU_ENTRY_SECONDS * size.entries + _SUPERLU_SECONDS * size.operations
 
 
-def analysed(A: scipy.sparse.csr_array, *, quick: bool = False) -> Analysis:
-    """Return an analysis of a symmetric pattern by the fastest library at hand; ``quick`` for a prediction."""
-    if _cholmod() is not None and A.shape[0]:
-        return CholmodAnalysis(A, quick=quick)
-    return SuperLUAnalysis(A)
+def _rows_of_nodes(order: Array, size: int) -> Array:
+    """Return the rows of nodes of ``size`` rows in an order of the nodes."""
+    rows: Array = (order.astype(np.int64)[:, None] * size + np.arange(size)).reshape(-1)
+    return rows
+
+
+def _in_order(solve: Solve, rows: Array) -> Solve:
+    """Return what solves a system whose rows have been put in an order, for vectors in the order before."""
+
+    def solved(b: Array) -> Array:
+        x = np.empty_like(b)
+        x[rows] = solve(np.asfortranarray(b[rows]))
+        return x
+
+    return solved
+
+
+def analysed(pattern: scipy.sparse.csr_array, size: int = 1, *, quick: bool = False) -> Analysis:
+    """Return an analysis of a symmetric pattern of nodes of ``size`` rows by the fastest library; ``quick`` for a prediction."""
+    if _cholmod() is not None and pattern.shape[0]:
+        return CholmodAnalysis(pattern, size, quick=quick)
+    return SuperLUAnalysis(pattern, size)
 
 
 def library() -> str:

@@ -7,7 +7,7 @@ import scipy.sparse
 
 from penstock.solvers import Multigrid
 from penstock.solvers.factorisation import FactorisationSpec
-from penstock.solvers.sparse_cholesky import analysed, factor_size, most_entries, seconds_to_try_orders
+from penstock.solvers.sparse_cholesky import Analysis, analysed, factor_size, most_entries, seconds_to_try_orders
 from penstock.spmv import Array, BsrMatrix, SparseMatrix
 from penstock.spmv.compilation.jit import serial_kernel
 from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
@@ -18,17 +18,20 @@ from penstock.streaming import StreamPlan
 _WORTH_SCALAR, _WORTH_BLOCKS, _OVERHEAD_SECONDS = 400, 250, {"cpu": 0.02, "cuda": 0.06}
 # To start an iteration with Jacobi.
 _START_SECONDS = {"cpu": 20e-6, "cuda": 40e-6}
-# The factor is not counted where rows have more entries than this on average, block rows more blocks, because the count would
-# take too long; nor of more rows than these, where multigrid gains from further cores, which factorisations hardly use.
-_MOST_ENTRIES_A_ROW, _MOST_ROWS = 30, 100_000
+# A quick look is not taken where rows have more entries than this on average, block rows more blocks, because it would take too
+# long; no look at more rows than these, where multigrid gains from further cores, which factorisations hardly use.
+_MOST_ENTRIES_A_ROW, _MOST_ROWS = 40, 200_000
 # All orders are tried if the factorisation is predicted to take this many times as long as trying them.
 _TIMES_ORDERS = 2
-# Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry.
-_MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS, _MULTIGRID_ENTRY_SECONDS = 0.02, 1.5e-6, 0.05e-6
+# Multigrid on one core, set-up and solve of systems that need some 15 iterations: in any case, for a row, and for an entry of a
+# scalar matrix and of blocks. As measured for a dozen systems of 90,000 rows; a quarter as large ones, which stay in the cache,
+# take up to a third less.
+_MULTIGRID_SECONDS, _MULTIGRID_ROW_SECONDS = 0.02, 2.5e-6
+_MULTIGRID_ENTRY_SECONDS, _MULTIGRID_BLOCK_ENTRY_SECONDS = 0.12e-6, 0.18e-6
 # Frames and shells, whose nodes have as many unknowns as these, need this many times as long.
 _UNKNOWNS_OF_FRAMES, _FRAMES = 6, 2.5
-# An iteration with it, for a byte of a level at each visit.
-_ITERATION_BYTE_SECONDS = 0.6e-9
+# An iteration with it, for a byte of a level at each visit: of scalar matrices a third less, of blocks as much more.
+_ITERATION_BYTE_SECONDS = 1.3e-9
 # The set-up of a coarse level of groups of nodes, for a row and for an entry.
 _GROUPS_SECONDS = {"cpu": (16e-6, 1.4e-6), "cuda": (1.5e-6, 0.045e-6)}
 # Where Jacobi is slow and no near-null space is known, it needs more iterations.
@@ -48,7 +51,8 @@ def multigrid_iterations(storage_nbytes: int, block_size: int, device_kind: str)
 
 def multigrid_seconds(A: SparseMatrix, block_size: int, *, near_null_space_known: bool) -> float:
     """Return the seconds of set-up and solve with multigrid where it converges as it should."""
-    seconds = _MULTIGRID_SECONDS + _MULTIGRID_ROW_SECONDS * A.shape[0] + _MULTIGRID_ENTRY_SECONDS * A.nnz
+    entry_seconds = _MULTIGRID_ENTRY_SECONDS if block_size == 1 else _MULTIGRID_BLOCK_ENTRY_SECONDS
+    seconds = _MULTIGRID_SECONDS + _MULTIGRID_ROW_SECONDS * A.shape[0] + entry_seconds * A.nnz
     harder = _FRAMES if block_size >= _UNKNOWNS_OF_FRAMES else 1.0
     return seconds * harder * (1.0 if near_null_space_known else _NOTHING_KNOWN)
 
@@ -78,24 +82,31 @@ def factorisation_within(
 ) -> tuple[FactorisationSpec, float] | None:
     """Return the specification of a factorisation and its predicted seconds, or None if it would take longer.
 
-    The entries of the factor are counted exactly in an order of the rows, or of the nodes of a matrix of blocks. A ``quick`` look
-    does not try all orders, of which the best may have half of the entries.
+    The entries of the factor are counted exactly in an order of the rows, or of the nodes of a matrix of blocks, in which the
+    matrix is factorised then. A ``quick`` look tries the other orders, of which the best may have half of the entries, only if
+    the factorisation is worth it.
     """
     rows, nnz = A.shape[0], A.nnz
-    if A.device.kind != "cpu" or rows > _MOST_ROWS or nnz > _MOST_ENTRIES_A_ROW * rows * block_size:
+    if A.device.kind != "cpu" or rows > _MOST_ROWS or (quick and nnz > _MOST_ENTRIES_A_ROW * rows * block_size):
         return None
     pattern = A.to_csr() if block_size == 1 else _pattern_of_nodes(A, block_size)
-    analysis = analysed(pattern, quick=quick)
-    size = factor_size(pattern, analysis.order, most_entries(most_seconds) // block_size**2)
-    if size is None:
+    most = most_entries(most_seconds) // block_size**2
+
+    def found(analysis: Analysis) -> tuple[FactorisationSpec, float] | None:
+        size = factor_size(pattern, analysis.order, most)
+        if size is None:
+            return None
+        size = size.of_blocks(block_size)
+        spec = FactorisationSpec(block_size=block_size, analysis=analysis, entries=size.entries)
+        return spec, analysis.seconds(size)
+
+    analysis = analysed(pattern, block_size, quick=quick)
+    first = found(analysis)
+    if first is None or first[1] > most_seconds:
         return None
-    size = size.of_blocks(block_size)
-    seconds = analysis.seconds(size)
-    if seconds > most_seconds:
-        return None
-    final = analysis.is_thorough or seconds <= _TIMES_ORDERS * look_seconds(A, block_size)
-    kept = analysis if block_size == 1 and final else None
-    return FactorisationSpec(block_size=block_size, analysis=kept, entries=size.entries), seconds
+    if analysis.is_thorough or first[1] <= _TIMES_ORDERS * look_seconds(A, block_size):
+        return first
+    return found(analysed(pattern, block_size)) or first
 
 
 def _pattern_of_nodes(A: SparseMatrix, size: int) -> scipy.sparse.csr_array:

@@ -5,8 +5,9 @@ Where multigrid promises to be slow in its turn, and the factor of the matrix ha
 Nothing but iterations shows what a matrix is like, and the first ones are not lost: others go on from their iterate. So a
 solve for which the choice was left open begins with Jacobi; where that is soon seen to be slow, it costs these iterations more.
 
-A coarse level of a sweep begins with D of nodes alone. Where that is slow, multigrid goes on if the matrix is in memory, and the
-same level with groups of nodes if it is streamed. In memory it does so at once where the set-up finds that the stiffness jumps.
+A coarse level of a sweep begins with D of nodes alone. Where that is slow, multigrid goes on if the matrix is in memory. If it is
+streamed, the same level goes on with aggregates that follow the pattern in place of the coordinates, which may bridge gaps, and
+then with groups of nodes. In memory multigrid is used at once where the set-up finds that the stiffness jumps.
 
 Multigrid may break down where Jacobi does not: the coarse matrices of a singular one are singular but for rounding. Then Jacobi
 goes on, and has the last word; or the coarse level of a sweep, where multigrid was chosen at once.
@@ -115,20 +116,36 @@ def _instead_of_nodes(system: OpenSystem) -> _Change | None:
     if placement is None or not request.is_auto or placement.is_settled:
         return None
     spec, plan, A = placement.spec, placement.plan, system.A
-    if not isinstance(spec, SmoothedAggregationSpec) or spec.grouped is True or spec.aggregates is not None:
+    if not isinstance(spec, SmoothedAggregationSpec) or spec.grouped is True:
+        return None
+    if spec.aggregates is not None and not isinstance(spec.aggregates, str):
         return None
     if spec.grouped and _is_grouped(system.preconditioner()):  # it has lines
         return None
     if isinstance(plan, StreamPlan) and plan.slots:
         if not isinstance(A, SweptOperator) or A.row_bounds is None:
             return None
+        if _follows_coordinates(system, spec):
+            by_pattern = replace(spec, aggregates="pattern", grouped=False)
+            remark = ", so aggregates follow the pattern"
+            return _Change("aggregates by coordinates", _TRIED_NODES, _WORTH_OTHERS, lambda: (by_pattern, remark))
+        if system.decided.spec is not spec:  # it could not be made
+            return None
         worth = max(_WORTH_OTHERS, grouped_iterations(A.shape[0], placement.nonzeros, plan, A.device.kind))
-        groups = replace(spec, grouped=True)
+        groups = replace(spec, aggregates=None, grouped=True)
         return _Change("nodes alone", _TRIED_NODES, worth, lambda: (groups, ", so they are grouped"))
     multigrid = request.multigrid(spec.block_size) if isinstance(A, SparseMatrix) else None
     if multigrid is None:
         return None
     return _Change(spec.name, _TRIED_NODES, _WORTH_OTHERS, lambda: (multigrid, ""))
+
+
+def _follows_coordinates(system: OpenSystem, spec: SmoothedAggregationSpec) -> bool:
+    """Return whether aggregates are made of coordinates, and neither of the pattern nor of strong couplings."""
+    if spec.coordinates is None or spec.near_null_space is not None or spec.aggregates is not None:
+        return False
+    M = system.preconditioner()
+    return isinstance(M, SmoothedAggregation) and not M.level.jumps
 
 
 def _prefer_multigrid_for_jumps(system: OpenSystem) -> None:
@@ -190,22 +207,33 @@ def _factorised_if_slow(
 def _changed_if_slow(
     system: OpenSystem, change: _Change, b: GivenVectors, guess: GivenVectors | None, limits: dict[str, Any]
 ) -> AnyResult:
-    """Solve with the preconditioner as it is, and go on with the other one if that promises to need many iterations."""
-    spec, rtol = system.decided.spec, system.meant_rtol(b, limits["rtol"])
-    watch = ConvergenceWatch(change.worth, change.tried, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
-    result = system.solve(b, guess, **{**limits, "monitor": watch})
-    if not watch.expected or result.converged:
-        return result
-    if system.decided.spec is not spec:  # it could not be made, and another one has been in use
-        return go_on_as_advised(system, result, b, limits)
-    promised = f"promised more than {change.worth} iterations after the first {result.iterations}"
+    """Solve with the preconditioner as it is, and go on with another one, if that promises to need many iterations."""
+    following: _Change | None = change
+    run: Callable[[dict[str, Any]], AnyResult] = lambda watched: system.solve(b, guess, **watched)  # noqa: E731
+    rtol = system.meant_rtol(b, limits["rtol"])
+    while following is not None:
+        change, spec = following, system.decided.spec
+        watch = ConvergenceWatch(change.worth, change.tried, rtol, limits["atol"], limits["maxiter"], limits["monitor"])
+        result = run({**limits, "monitor": watch})
+        if not watch.expected or result.converged:
+            return result
+        following, run = None, partial(go_on, system, result, b)
+        if system.decided.spec is spec:  # else it could not be made, and another one has been in use
+            _make_change(system, change, result.iterations)
+            following = _instead_of_nodes(system)
+    return go_on_as_advised(system, result, b, limits)
+
+
+def _make_change(system: OpenSystem, change: _Change, iterations: int) -> None:
+    """Use another preconditioner, or settle on the present one if the other cannot be made."""
+    spec = system.decided.spec
+    promised = f"promised more than {change.worth} iterations after the first {iterations}"
     other, added = change.other()
     refused = system.use_instead(other, f"{change.before} {promised}{added}")
     if refused:
         system.settle_on(spec, f"it {promised}, but {other.description} cannot be made: {refused}")
-    elif isinstance(other, SmoothedAggregationSpec) and not _is_grouped(system.preconditioner()):
+    elif isinstance(other, SmoothedAggregationSpec) and other.grouped and not _is_grouped(system.preconditioner()):
         system.settle_on(spec, f"it {promised}, but its nodes cannot be grouped here")
-    return go_on_as_advised(system, result, b, limits)
 
 
 def _is_grouped(M: Operator | None) -> bool:

@@ -314,7 +314,7 @@ def _entries_of(rows: BlockRows, row: Array, kept: Array, blocks: Array) -> Bloc
 
 
 def _aggregates(A: Operator, size: int, aggregates: Any, points: Array | None, nodes: int, radius: int) -> Aggregates:
-    """Return the caller's aggregates, or make them of boxes, of points, or of the graph of the matrix."""
+    """Return the caller's aggregates, or make them of boxes, of points, or of the graph of the matrix (``"pattern"``)."""
     count = A.shape[0] // size
     if not count:
         return Aggregates(np.empty(0, dtype=np.int32))
@@ -322,9 +322,9 @@ def _aggregates(A: Operator, size: int, aggregates: Any, points: Array | None, n
         if int(np.prod(aggregates)) != count or min(aggregates, default=1) < 1:
             raise InputError(f"a mesh of {aggregates} nodes does not have the {count} nodes of the matrix")
         return box_aggregates(aggregates, max(2, round(nodes ** (1 / len(aggregates)))))
-    if aggregates is not None:
+    if aggregates is not None and not isinstance(aggregates, str):
         return numbered_aggregates(aggregates, count)
-    if points is not None:
+    if points is not None and aggregates is None:
         return coordinate_aggregates(points, nodes)
     return graph_aggregates(*graph_of(A, size), radius, nodes)
 

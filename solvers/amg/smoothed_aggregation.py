@@ -203,9 +203,11 @@ def smoothed_aggregation(
     coordinates : array, (nodes, 2) or (nodes, 3), optional
         Of the nodes: rigid motions and aggregates are made from them. Without both, the near-null space is a constant for each
         unknown of a node, which suffices for scalar problems.
-    aggregates : int array, (nodes,), or tuple of int, optional
+    aggregates : int array, (nodes,), tuple of int, or "pattern", optional
         The aggregate of every node; or the nodes along each axis of a structured mesh whose nodes couple with their neighbours
-        only, which is cut into boxes. By default they are made from the coordinates, or from the pattern of A.
+        only, which is cut into boxes; or ``"pattern"``: they are grown in the pattern of A, which costs a sweep, and is better
+        where nodes lie near each other across gaps, as in thin walls and foams. By default they are made from the coordinates,
+        and without them from the pattern.
     block_size : int or "auto"
         Unknowns a node; by default those of the blocks that A stores.
     aggregate_nodes : int
@@ -244,7 +246,7 @@ def smoothed_aggregation(
     communicator.check_same(**numbers, degree=degree, rounds=rounds, grouped=float(bool(grouped)))
     with communicator.together():
         size = block_size_of(operator) if block_size == "auto" else int(block_size)
-        check_grouped(grouped)
+        check_parts(aggregates, grouped)
         if grouped and aggregates is None and communicator.size > 1:
             raise InputError("nodes are not grouped where ranks share a matrix; leave grouped=False")
         _check_numbers(operator, size, aggregate_nodes, smoothing, degree, rounds)
@@ -273,8 +275,10 @@ def with_new_values(M: SmoothedAggregation) -> SmoothedAggregation:
     return new
 
 
-def check_grouped(grouped: object) -> None:
-    """Refuse anything but true, false and ``"lines"``."""
+def check_parts(aggregates: object, grouped: object) -> None:
+    """Refuse other words for aggregates than ``"pattern"``, and for groups anything but true, false and ``"lines"``."""
+    if isinstance(aggregates, str) and aggregates != "pattern":
+        raise InputError(f"aggregates must be 'pattern', the aggregate of each node, or a mesh, not {aggregates!r}")
     if not (isinstance(grouped, bool) or grouped == "lines"):
         raise InputError(f"grouped must be true, false or 'lines', not {grouped!r}")
 

@@ -18,7 +18,7 @@ from penstock.solvers.amg.multigrid import Cycle, Smoother, multigrid
 from penstock.solvers.amg.smoothed_aggregation import (
     COARSE_PRODUCTS,
     SmoothedAggregation,
-    check_grouped,
+    check_parts,
     smoothed_aggregation,
     with_new_values,
 )
@@ -112,7 +112,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
 
     def __post_init__(self) -> None:
         check_degree(self.degree)
-        check_grouped(self.grouped)
+        check_parts(self.aggregates, self.grouped)
         if self.keep_vectors not in (True, False):
             raise InputError(f"keep_vectors must be true or false, not {self.keep_vectors!r}")
         if self.aggregate_nodes != "auto" and not (
@@ -242,7 +242,7 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
 
     def in_order(self, reorder: Callable[[Any], Any]) -> Self:
         """Return this specification with the near-null space in another order of the unknowns."""
-        if self.aggregates is not None:
+        if self.aggregates is not None and not isinstance(self.aggregates, str):
             raise InputError("the matrix is stored in another order than that of its nodes; leave out aggregates")
         modes, points = in_order(self.near_null_space, self.coordinates, self.block_size, reorder)
         return replace(self, near_null_space=modes, coordinates=points)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock.spmv import Array, InputError
-from penstock.spmv.compilation.jit import serial_kernel, shared_range
+from penstock.spmv.compilation.jit import shared_range
+from penstock.spmv.formats.reordering import reordered
 from penstock.streaming.planning.node_graph import node_graph
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import aligned_buffer
@@ -192,17 +193,7 @@ class LevelOrder:
         size = _block_size(A)
         if self.block_size % size:
             raise InputError(f"blocks of {size} rows do not divide nodes of {self.block_size} unknowns")
-        nodes = LevelOrder(self.permutation, self.block_size // size).rows
-        place = np.empty(nodes.size, dtype=A.indices.dtype)
-        place[nodes] = np.arange(nodes.size, dtype=place.dtype)
-        offsets = np.zeros_like(A.indptr)
-        np.cumsum(np.diff(A.indptr)[nodes], out=offsets[1:])
-        columns, values = np.empty_like(A.indices), np.empty_like(A.data)
-        old_blocks, blocks = (array.reshape(len(array), size**2) for array in (A.data, values))
-        _permute_rows(nodes.size, nodes, place, A.indptr, A.indices, old_blocks, offsets, columns, blocks)
-        ordered = type(A)((values, columns, offsets), shape=A.shape)
-        ordered.has_sorted_indices = True  # which SciPy would find out by looking
-        return ordered
+        return reordered(A, LevelOrder(self.permutation, self.block_size // size).rows)
 
     def forward(self, vectors: Array) -> Array:
         """Return vectors on the host, ``(n,)`` or ``(n, k)``, from the old order in the new one."""
@@ -214,36 +205,6 @@ class LevelOrder:
         restored = np.empty((len(self.permutation), vectors.size // len(self.permutation)), dtype=vectors.dtype)
         restored[self.permutation] = vectors.reshape(restored.shape)
         return restored.reshape(vectors.shape)
-
-
-@shared_range(least=256)
-def _permute_rows(
-    begin: int, end: int, rows: Integers, place: Array, old_offsets: Array, old_columns: Array, old_values: Array,
-    offsets: Array, columns: Array, values: Array,
-) -> None:  # fmt: skip
-    """Copy rows in their new order, with their new columns in ascending order."""
-    before, order, renamed = 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=columns.dtype)
-    for row in range(begin, end):
-        first, start, count = old_offsets[rows[row]], offsets[row], offsets[row + 1] - offsets[row]
-        # The rows of a node mostly have entries in the same columns, which are sorted once.
-        if count != order.size or not _are_equal(old_columns, before, first, count):
-            renamed = np.empty(count, dtype=columns.dtype)
-            for k in range(count):
-                renamed[k] = place[old_columns[first + k]]
-            order = np.argsort(renamed)
-            before, renamed = first, renamed[order]
-        for k in range(count):
-            columns[start + k] = renamed[k]
-            for scalar in range(values.shape[1]):
-                values[start + k, scalar] = old_values[first + order[k], scalar]
-
-
-@serial_kernel
-def _are_equal(columns: Array, first: int, second: int, count: int) -> bool:
-    equal = True
-    for k in range(count):
-        equal &= columns[first + k] == columns[second + k]
-    return equal
 
 
 def level_order(A: Any, block_size: int = 1) -> LevelOrder:

@@ -14,6 +14,7 @@ from penstock.driver.open_system import OpenSystem
 from penstock.driver.predicted import grouped_iterations, multigrid_iterations
 from penstock.driver.request import Request
 from penstock.driver.slow_convergence import ConvergenceWatch, FactorisationWatch, FairTry
+from penstock.fem import Cantilever
 from penstock.solvers import IterationRecord, StopReason
 from penstock.solvers.amg import coarsening, local_space, strong_aggregates
 from penstock.solvers.amg.specs import MultigridSpec, SmoothedAggregationSpec
@@ -463,3 +464,40 @@ def test_nodes_that_cannot_be_grouped_are_not_said_to_be(monkeypatch):
 
     assert "but its nodes cannot be grouped here" in result.explain()
     assert "with groups of nodes" not in result.explain()
+
+
+def beside_each_other(nodes=(41, 13, 2)):
+    """Two plates that hardly leave a gap and do not touch, with the coordinates of their nodes."""
+    plate = Cantilever(nodes=nodes, dof=3)
+    A, points = plate.matrix("csr").to_csr(), plate.mesh.coordinates()
+    gap = [0.0, 0.0, 0.1 * min(plate.mesh.spacing)]
+    return scipy.sparse.block_diag([A, 2.0 * A], format="csr"), np.concatenate([points, points + gap])
+
+
+def test_where_aggregates_bridge_gaps_those_of_the_pattern_take_their_place():
+    A, points = beside_each_other()
+    b = np.random.default_rng(1).standard_normal(A.shape[0])
+    given = {"coordinates": points, "memory": A.nnz * 4, "device": "cpu", "precision": "float64"}
+
+    with penstock.prepare(A, **given) as system:
+        first, second = system.solve(b), system.solve(b + 1.0)
+
+    assert first.converged
+    assert second.converged
+    promise = "aggregates by coordinates promised more than 100 iterations after the first 25, so aggregates follow the pattern"
+    assert promise in first.explain()
+    assert second.iterations < first.iterations < 100
+    assert np.linalg.norm(b - A @ first.x) <= 1e-8 * np.linalg.norm(b)
+
+
+@pytest.mark.usefixtures("nodes_alone")
+def test_where_the_pattern_does_not_help_groups_follow():
+    A = jumping((14, 14, 26), 1e6)
+    points = np.stack(np.meshgrid(*map(np.arange, (14, 14, 26)), indexing="ij"), axis=-1).reshape(-1, 3).astype(float)
+    b = np.random.default_rng(1).standard_normal(A.shape[0])
+
+    result = penstock.solve(A, b, coordinates=points, memory=A.nnz * 3, device="cpu")
+
+    assert result.converged
+    assert "so they are grouped" in result.explain()
+    assert 50 <= result.iterations < 100

@@ -231,15 +231,34 @@ def test_blocks_that_are_not_dense_count_as_dense_ones():
     assert spec.entries >= 4 * 0.8 * of_nodes.entries
 
 
-def test_an_analysis_is_kept_where_it_will_not_be_found_again(library, monkeypatch):
-    A = CsrMatrix.from_csr(laplacian(20, 20, 20))
-    small, _ = factorisation_within(CsrMatrix.from_csr(laplacian(70, 70)), 1, 10.0, quick=True)
-    assert small.analysis is not None
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_analysis_of_a_prediction_is_that_of_the_factorisation(library, monkeypatch, size):
+    A = CsrMatrix.from_csr(scipy.sparse.kron(laplacian(12, 12, 12), np.ones((size, size)) + np.eye(size)).tocsr())
+    monkeypatch.setattr(predicted, "_TIMES_ORDERS", 1e9)
+    quick, _ = factorisation_within(A, size, 100.0, quick=True)
+    assert quick.analysis.is_thorough == (library == "SuperLU")  # which has one order
     monkeypatch.setattr(predicted, "_TIMES_ORDERS", 0)
-    spec, _ = factorisation_within(A, 1, 10.0, quick=True)
-    assert (spec.analysis is None) == (library == "CHOLMOD")  # which may find a better order
+    spec, _ = factorisation_within(A, size, 100.0, quick=True)
+    assert spec.analysis.is_thorough
+    assert spec.entries <= quick.entries
     before = spec.build(A)
-    assert spec.rebuild(before, A).analysis is before.analysis
+    assert before.analysis is spec.analysis
+    b = np.random.default_rng(1).standard_normal((A.shape[0], 2))
+    np.testing.assert_allclose(A @ before.apply(b), b, atol=1e-9)
+    twice = CsrMatrix.from_csr(2.0 * A.to_csr())
+    again = spec.rebuild(before, twice)
+    assert again.analysis is before.analysis
+    np.testing.assert_allclose(twice @ again.apply(b[:, 0]), b[:, 0], atol=1e-9)
+
+
+def test_nodes_are_ordered_by_metis_where_that_is_better(library):
+    """Approximate minimum degree of a solid's nodes takes more operations than nested dissection."""
+    if library == "SuperLU":
+        pytest.skip("it has one order")
+    nodes = laplacian(16, 16, 16)
+    quick, thorough = (CholmodAnalysis(nodes, 6, quick=quick) for quick in (True, False))
+    sizes = [factor_size(nodes, one.order, 10**9).of_blocks(6) for one in (quick, thorough)]
+    assert sizes[1].operations < 0.9 * sizes[0].operations
 
 
 def test_a_scikit_sparse_of_another_interface_is_not_used(monkeypatch):

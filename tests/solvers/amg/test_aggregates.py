@@ -7,11 +7,13 @@ from kernel_targets import TARGETS
 from scipy.sparse.csgraph import connected_components
 
 from penstock.fem import Cantilever
+from penstock.solvers import SmoothedAggregationSpec, smoothed_aggregation
 from penstock.solvers.amg.aggregates import (
     box_aggregates,
     graph_aggregates,
     numbered_aggregates,
 )
+from penstock.solvers.amg.modes import rigid_body_modes
 from penstock.spmv import InputError
 from penstock.spmv.compilation.table import find_kernel
 
@@ -80,6 +82,26 @@ def test_nodes_without_neighbours_are_gathered():
     lonely = graph_aggregates(np.arange(8), np.arange(7), 2, 3)
 
     assert sizes_of(lonely).tolist() == [3, 3, 1]
+
+
+def test_aggregates_follow_the_pattern_where_coordinates_are_given_too():
+    beam = Cantilever(nodes=(9, 5, 5), dof=3)
+    A, points = beam.matrix(), beam.mesh.coordinates()
+    options = {"aggregate_nodes": 27, "smoothing": 1}
+    by_pattern = smoothed_aggregation(A, coordinates=points, aggregates="pattern", **options).level.T.aggregates
+    of_modes = smoothed_aggregation(A, rigid_body_modes(points, 3), **options).level.T.aggregates
+    by_place = smoothed_aggregation(A, coordinates=points, **options).level.T.aggregates
+
+    np.testing.assert_array_equal(by_pattern.of_node, of_modes.of_node)
+    assert not np.array_equal(by_pattern.of_node, by_place.of_node)
+    spec = SmoothedAggregationSpec(block_size=3, coordinates=points, aggregates="pattern", aggregate_nodes=27)
+    assert spec.in_order(lambda vectors: vectors[::-1]).aggregates == "pattern"
+    for make in (
+        lambda: smoothed_aggregation(A, aggregates="graph"),
+        lambda: SmoothedAggregationSpec(aggregates="graph"),
+    ):
+        with pytest.raises(InputError, match="aggregates must be 'pattern'"):
+            make()
 
 
 def test_given_numbers_may_have_gaps_but_not_another_length():
