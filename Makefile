@@ -17,9 +17,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# The site, into docs/_build: every warning is an error, and the scripts of the gallery run.
+# The site, into docs/_build: every warning is an error, and the scripts of the gallery run unless SPHINX="-D plot_gallery=0".
 docs: $(VENV)/installed-docs
-	$(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html docs docs/_build
+	$(BIN)/python -m sphinx -W --keep-going -q -j 2 $(SPHINX) -b html docs docs/_build
 	@echo "open docs/_build/index.html"
 
 # Attacks for ten minutes: damaged files, faults, random systems, killed runs. Not part of the tests.

@@ -13,7 +13,7 @@ from penstock.fem.diffusion import HeatConduction
 from penstock.fem.elasticity import LinearElasticity
 from penstock.fem.element_rows import LANES, SHAPES, ElementRowMaker, MeshElements, RowPattern, check_format
 from penstock.fem.mass import mesh_mass
-from penstock.fem.mesh_lists import degenerate_elements, list_elements, names_twice, renamed
+from penstock.fem.mesh_lists import degenerate_elements, largest_span, list_elements, names_twice, renamed
 from penstock.fem.own_element import OwnElement
 from penstock.fem.row_layouts import LAYOUTS, Layout, assembled, symbolic_blocks, symbolic_chunks
 from penstock.spmv import CPU, Array, Device, InputError, NodeMatrix, SparseMatrix, format_named
@@ -277,11 +277,7 @@ class ElementMatrix:
     @cached_property
     def reach(self) -> int:
         """The largest difference of the numbers of two nodes that share an element."""
-        last, first = self.connectivity[:, 0].copy(), self.connectivity[:, 0].copy()
-        for corner in self.connectivity.T[1:]:
-            np.maximum(last, corner, out=last)
-            np.minimum(first, corner, out=first)
-        return int((last - first).max())
+        return largest_span(self.connectivity)
 
     def order_by_place(self) -> Array:
         """Return the nodes in layers across the longest axis of the body, and in rows in each layer.

@@ -128,6 +128,22 @@ def _rename(begin: int, end: int, connectivity: Array, place: Array, order: Arra
             moved[element, b] = place[connectivity[order[element], b]]
 
 
+def largest_span(connectivity: Array) -> int:
+    """Return the largest difference of the numbers of two nodes of an element."""
+    spans = np.empty(len(connectivity), dtype=np.int32)
+    _find_spans(len(connectivity), connectivity, spans)
+    return int(spans.max())
+
+
+@shared_range(least=4096)
+def _find_spans(begin: int, end: int, connectivity: Array, spans: Array) -> None:
+    for element in range(begin, end):
+        first = last = connectivity[element, 0]
+        for b in range(1, connectivity.shape[1]):
+            first, last = min(first, connectivity[element, b]), max(last, connectivity[element, b])
+        spans[element] = last - first
+
+
 def degenerate_elements(coordinates: Array, connectivity: Array, share: float) -> Array:
     """Return which elements are flat, folded or have their nodes in another order, in ascending order.
 

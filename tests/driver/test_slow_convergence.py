@@ -119,10 +119,19 @@ def test_a_system_without_a_solution_ends_as_with_jacobi(lengths, columns):
     assert result.iterations < 1.1 * alone.iterations
 
 
+def too_small_for_smoothers(monkeypatch):
+    """The eigenvalues by which multigrid smooths are measured wrongly, that of the level of a sweep is not."""
+    measured = coarsening.largest_eigenvalue
+
+    def measure(*arguments, **options):
+        return (1.0 if options["settled"] is None else 0.6) * measured(*arguments, **options)
+
+    monkeypatch.setattr(coarsening, "largest_eigenvalue", measure)
+
+
 @pytest.mark.parametrize("b", [B[:, 0], B], ids=["one", "several"])
 def test_multigrid_that_was_chosen_at_once_and_breaks_down_gives_way_to_a_level_that_cannot(monkeypatch, b):
-    bound = coarsening.largest_eigenvalue
-    monkeypatch.setattr(coarsening, "largest_eigenvalue", lambda *a, **options: 0.6 * bound(*a, **options))
+    too_small_for_smoothers(monkeypatch)
     monkeypatch.setattr(placement, "cheap_factorisation", lambda *a, **options: None)
     with penstock.prepare(SLOW, columns=b.size // N**2, near_null_space=np.ones((N * N, 1)), device="cpu") as system:
         first = system.solve(b, on_failure="return")
@@ -138,8 +147,7 @@ def test_where_the_level_cannot_be_made_either_the_result_is_returned(monkeypatc
     def refuse(spec, A):
         raise InputError("for a test")
 
-    bound = coarsening.largest_eigenvalue
-    monkeypatch.setattr(coarsening, "largest_eigenvalue", lambda *a, **options: 0.6 * bound(*a, **options))
+    too_small_for_smoothers(monkeypatch)
     monkeypatch.setattr(placement, "cheap_factorisation", lambda *a, **options: None)
     monkeypatch.setattr(SmoothedAggregationSpec, "build", refuse)
 

@@ -32,12 +32,11 @@ def with_pattern(kind, nodes, size):
 
 
 @pytest.mark.parametrize("kind", ["any", "dense blocks", "unsorted"])
-@pytest.mark.parametrize("size", [1, 2, 3, 6])
-@pytest.mark.parametrize("nodes", [1, 7, 900])
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_nodes_are_neighbours_where_any_of_their_rows_couple(kind, size, nodes, dtype):
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("nodes", [1, 7, 300])
+def test_nodes_are_neighbours_where_any_of_their_rows_couple(kind, size, nodes):
     A = with_pattern(kind, nodes, size)
-    graph = node_graph(A.indptr.astype(dtype), A.indices.astype(dtype), size)
+    graph = node_graph(A.indptr, A.indices, size)
     np.testing.assert_array_equal(graph.toarray() > 0, by_definition(A, size))
     if size > 1:
         assert graph.has_canonical_format
