@@ -272,7 +272,9 @@ def _with_last_word(
     if result.converged or on_request or not how:
         return result
     again = "again, " if placement.instead_of else ""
-    why = f"{again}as {system.decided.spec.name} in its place did not end well ({how})"
+    other = system.decided.spec
+    called = other.description if other.name == before.name else other.name
+    why = f"{again}as {called} in its place did not end well ({how})"
     if placement.instead_of is None and system.use_instead(before, why):
         return result  # the other one cannot be made
     system.settle_on(before, why)

@@ -216,15 +216,9 @@ def _find_flat(
 
 
 @inlined
-def _is_link(
-    place: int, node: int, low: int, columns: Array, blocks: Array, scales: Array, strong: float, tie: float, flat: Array
-) -> bool:  # fmt: skip
-    """Return whether a place links its node, a number in the matrix, with another one: both flat and coupled, or tied."""
-    other, linked = columns[place], False
-    if other != node and 0 <= other - low < flat.shape[0]:
-        coupling = _coupling_at(place, node, other, blocks, scales)
-        linked = coupling > tie or (coupling > strong and flat[node - low] and flat[other - low])
-    return linked
+def _is_link(coupling: float, strong: float, tie: float, both_flat: bool) -> bool:
+    """Return whether a coupling links two nodes: both flat and coupled, or tied."""
+    return coupling > tie or (coupling > strong and both_flat)
 
 
 @shared_range(least=2048)
@@ -235,7 +229,11 @@ def _count(
     for node in range(begin, end):
         count, share = 0, 0.0
         for place in range(offsets[node], offsets[node + 1]):
-            if _is_link(place, node + first, low, columns, blocks, scales, strong, tie, flat):
+            other = columns[place] - low
+            if columns[place] == node + first or not 0 <= other < flat.shape[0]:
+                continue
+            coupling = _coupling_at(place, node + first, columns[place], blocks, scales)
+            if _is_link(coupling, strong, tie, flat[node + first - low] and flat[other]):
                 count += 1
                 share += _coupling_at(place, node + first, node + first, blocks, scales)
         counts[node], shares[node] = count, share
@@ -249,6 +247,10 @@ def _list(
     for node in range(begin, end):
         following = of_links[node]
         for place in range(offsets[node], offsets[node + 1]):
-            if _is_link(place, node + first, low, columns, blocks, scales, strong, tie, flat):
-                links[following] = columns[place] - low
+            other = columns[place] - low
+            if columns[place] == node + first or not 0 <= other < flat.shape[0]:
+                continue
+            coupling = _coupling_at(place, node + first, columns[place], blocks, scales)
+            if _is_link(coupling, strong, tie, flat[node + first - low] and flat[other]):
+                links[following] = other
                 following += 1

@@ -104,12 +104,12 @@ def _measure_diagonal(begin: int, end: int, offsets: Array, columns: Array, entr
 
 
 @inlined
-def _is_strong(place: int, node: int, columns: Array, entries: Array, theta: float, norms: Array) -> bool:
-    """Return whether the block at a place, in the row of a node, couples it strongly with another one."""
-    squares = 0.0
+def _square_at(place: int, entries: Array) -> float:
+    """Return the square of the Frobenius norm of the block at a place."""
+    total = 0.0
     for entry in range(entries.shape[1]):
-        squares += entries[place, entry] ** 2
-    return columns[place] != node and squares > theta**2 * norms[node] * norms[columns[place]]  # type: ignore[no-any-return]
+        total += entries[place, entry] * entries[place, entry]
+    return total
 
 
 @shared_range(least=2048)
@@ -117,9 +117,11 @@ def _count(
     begin: int, end: int, start: int, offsets: Array, columns: Array, entries: Array, theta: float, norms: Array, counts: Array
 ) -> None:  # fmt: skip
     for node in range(begin, end):
-        count = 0
+        count, limit = 0, theta * theta * norms[start + node]
         for place in range(offsets[node], offsets[node + 1]):
-            count += _is_strong(place, start + node, columns, entries, theta, norms)
+            other = columns[place]
+            if other != start + node and _square_at(place, entries) > limit * norms[other]:
+                count += 1
         counts[node] = count
 
 
@@ -129,8 +131,9 @@ def _list(
     of_strong: Array, strong: Array,
 ) -> None:  # fmt: skip
     for node in range(begin, end):
-        following = of_strong[node]
+        following, limit = of_strong[node], theta * theta * norms[start + node]
         for place in range(offsets[node], offsets[node + 1]):
-            if _is_strong(place, start + node, columns, entries, theta, norms):
-                strong[following] = columns[place]
+            other = columns[place]
+            if other != start + node and _square_at(place, entries) > limit * norms[other]:
+                strong[following] = other
                 following += 1
