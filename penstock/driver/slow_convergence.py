@@ -54,7 +54,7 @@ _TRIED, _TRIED_NODES, _TRIED_MULTIGRID = 50, 25, 15
 # A factorisation replaces multigrid if it is predicted to take less time than _LONGEST_FACTORISATION iterations, and if the
 # remaining iterations would take _FASTER times as long. Its factor is counted only if they would take _WORTH_A_LOOK times as long
 # as the count.
-_LONGEST_FACTORISATION, _FASTER, _WORTH_A_LOOK = 1500, 1.2, 3
+_LONGEST_FACTORISATION, _FASTER, _WORTH_A_LOOK = 1500, 2.0, 3
 # Multigrid gains about a digit in two iterations: with fewer iterations left than this, its set-up gains too little. Those with a
 # factorisation are refinements, of which a few suffice.
 _FEWEST_LEFT, _REFINEMENTS = 10, 3

@@ -332,7 +332,7 @@ def test_a_try_is_fair():
     assert judged(looked(20, 1e9, 0.1))
 
 
-def judged_against_a_factorisation(iteration, *norms, look=0.0, seconds=1.0, maxiter=None):
+def judged_against_a_factorisation(iteration, *norms, look=0.0, seconds=0.6, maxiter=None):
     """Return what multigrid, an iteration of which takes 0.01 s, promises to need when a factorisation takes less."""
     asked = []
     watch = FactorisationWatch(0.01, look, lambda: asked.append(1) or seconds, 1e-8, 0.0, maxiter, None)
