@@ -29,7 +29,7 @@ _MINIMUM_DEGREE = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "opt
 _CHOLMOD_ENTRY_SECONDS, _SUPERLU_ENTRY_SECONDS, _SUPERLU_SECONDS = 24e-9, 50e-9, 0.1e-9
 # Of an entry of the matrix, for CHOLMOD to try all orders.
 _ORDERS_ENTRY_SECONDS = 0.5e-6
-# METIS is tried where an entry of the factor takes this many operations, as CHOLMOD does by default.
+# METIS is tried where an entry of the factor takes this many operations (CHOLMOD's own limit).
 _WORTH_METIS = 500
 # Rows of the dense matrix by which the speed of CHOLMOD's BLAS is measured, and the runs of which the fastest counts.
 _DENSE_ROWS, _RUNS = 300, 3
@@ -99,14 +99,17 @@ class CholmodAnalysis:
         self._symbolic: Any = symbolic if size == 1 else None
 
     def _by_metis(self, pattern: scipy.sparse.csr_array) -> Any:
-        """Return an analysis in an order of METIS, if that is worth a try, and if fewer operations follow."""
-        most = CPU.free_nbytes() // 8
-        before = factor_size(pattern, self.order, most // self._size**2)
+        """Return an analysis in an order of METIS, if that is worth a try, and takes fewer operations and no more entries."""
+        most = CPU.free_nbytes() // (8 * self._size**2)
+        before = factor_size(pattern, self.order, most)
         if before is not None:
             counted = before.of_blocks(self._size)
             if counted.operations < _WORTH_METIS * counted.entries:
                 return None
-        found = _cholmod().analyze(_columns(pattern), ordering_method="metis")
+        try:
+            found = _cholmod().analyze(_columns(pattern), ordering_method="metis")
+        except _cholmod().CholmodError:  # it may be built without METIS
+            return None
         after = factor_size(pattern, found.P(), most if before is None else before.entries)
         better = after is not None and (before is None or after.operations < before.operations)
         return found if better else None

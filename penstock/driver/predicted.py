@@ -8,10 +8,10 @@ import scipy.sparse
 from penstock.solvers import Multigrid
 from penstock.solvers.factorisation import FactorisationSpec
 from penstock.solvers.sparse_cholesky import Analysis, analysed, factor_size, most_entries, seconds_to_try_orders
-from penstock.spmv import Array, BsrMatrix, SparseMatrix
-from penstock.spmv.compilation.jit import serial_kernel
+from penstock.spmv import BsrMatrix, SparseMatrix
 from penstock.spmv.model.suggestion import NOMINAL_BANDWIDTH
 from penstock.streaming import StreamPlan
+from penstock.streaming.planning.node_graph import node_graph
 
 # Multigrid's set-up and solve take about as long as this many iterations with Jacobi, of a scalar matrix and of blocks, whose
 # coarse levels have relatively fewer entries; and some time that no matrix is too small for.
@@ -112,33 +112,11 @@ def factorisation_within(
 def _pattern_of_nodes(A: SparseMatrix, size: int) -> scipy.sparse.csr_array:
     """Return which nodes of ``size`` unknowns are coupled, with ones as entries."""
     if isinstance(A, BsrMatrix) and A.row_granularity == size:
-        offsets, columns = A.row_offsets, A.column_indices
+        graph = node_graph(A.row_offsets, A.column_indices, 1)
     else:
         matrix = A.to_csr()
-        offsets, columns = _coupled_nodes(matrix.indptr, matrix.indices, size)
-    nodes = A.shape[0] // size
-    return scipy.sparse.csr_array((np.ones(len(columns)), columns, offsets), shape=(nodes, nodes))
-
-
-@serial_kernel
-def _coupled_nodes(row_offsets: Array, column_indices: Array, size: int) -> tuple[Array, Array]:
-    """Return offsets and ascending columns of the nodes that share an entry with each node."""
-    nodes = (row_offsets.shape[0] - 1) // size
-    seen, offsets = np.full(nodes, -1, dtype=np.int32), np.zeros(nodes + 1, dtype=np.int32)
-    columns, total = np.empty(column_indices.shape[0], dtype=np.int32), 0
-    for node in range(nodes):
-        for entry in range(row_offsets[node * size], row_offsets[(node + 1) * size]):
-            other = column_indices[entry] // size
-            if seen[other] != node:
-                seen[other] = node
-                place = total  # what comes before ascends, and scalar rows of a node are alike
-                while place > offsets[node] and columns[place - 1] > other:
-                    columns[place] = columns[place - 1]
-                    place -= 1
-                columns[place] = other
-                total += 1
-        offsets[node + 1] = total
-    return offsets, columns[:total].copy()
+        graph = node_graph(matrix.indptr, matrix.indices, size)
+    return graph.astype(np.float64)
 
 
 def cheap_factorisation(

@@ -45,7 +45,7 @@ from penstock.solvers import (
     preconditioner_spec,
 )
 from penstock.solvers.problem import has_diverged
-from penstock.spmv import Operator, SparseMatrix, SweptOperator
+from penstock.spmv import CPU, Operator, SparseMatrix, SweptOperator
 from penstock.streaming import StreamPlan
 
 # Iterations with Jacobi, with a coarse level of nodes, and with multigrid, before the convergence is judged; each look after them
@@ -110,8 +110,9 @@ def _instead_of_jacobi(system: OpenSystem) -> _Change | None:
     return _Change(jacobi.name, _TRIED, worth, partial(_faster_than_jacobi, system))
 
 
-def _instead_of_nodes(system: OpenSystem) -> _Change | None:
-    """Return what may take the place of a coarse level of nodes: multigrid in memory, groups where the matrix is streamed."""
+def _instead_of_nodes(system: OpenSystem, *, by_pattern: bool = True) -> _Change | None:
+    """Return what may take the place of a coarse level of nodes: multigrid in memory, and where the matrix is streamed other
+    aggregates, unless not ``by_pattern``, or groups."""
     placement, request = system.placement, system.request
     if placement is None or not request.is_auto or placement.is_settled:
         return None
@@ -125,10 +126,9 @@ def _instead_of_nodes(system: OpenSystem) -> _Change | None:
     if isinstance(plan, StreamPlan) and plan.slots:
         if not isinstance(A, SweptOperator) or A.row_bounds is None:
             return None
-        if _follows_coordinates(system, spec):
-            by_pattern = replace(spec, aggregates="pattern", grouped=False)
-            remark = ", so aggregates follow the pattern"
-            return _Change("aggregates by coordinates", _TRIED_NODES, _WORTH_OTHERS, lambda: (by_pattern, remark))
+        if by_pattern and _follows_coordinates(system, spec):
+            other, remark = replace(spec, aggregates="pattern", grouped=False), ", so aggregates follow the pattern"
+            return _Change("aggregates by coordinates", _TRIED_NODES, _WORTH_OTHERS, lambda: (other, remark))
         if system.decided.spec is not spec:  # it could not be made
             return None
         worth = max(_WORTH_OTHERS, grouped_iterations(A.shape[0], placement.nonzeros, plan, A.device.kind))
@@ -143,6 +143,9 @@ def _instead_of_nodes(system: OpenSystem) -> _Change | None:
 def _follows_coordinates(system: OpenSystem, spec: SmoothedAggregationSpec) -> bool:
     """Return whether aggregates are made of coordinates, and neither of the pattern nor of strong couplings."""
     if spec.coordinates is None or spec.near_null_space is not None or spec.aggregates is not None:
+        return False
+    # The pattern of the nodes is gathered on the host, with a copy.
+    if 8 * system.decided.nonzeros // spec.block_size**2 > CPU.free_nbytes():
         return False
     M = system.preconditioner()
     return isinstance(M, SmoothedAggregation) and not M.level.jumps
@@ -219,21 +222,23 @@ def _changed_if_slow(
             return result
         following, run = None, partial(go_on, system, result, b)
         if system.decided.spec is spec:  # else it could not be made, and another one has been in use
-            _make_change(system, change, result.iterations)
-            following = _instead_of_nodes(system)
+            made = _make_change(system, change, result.iterations)
+            following = _instead_of_nodes(system, by_pattern=made)
     return go_on_as_advised(system, result, b, limits)
 
 
-def _make_change(system: OpenSystem, change: _Change, iterations: int) -> None:
-    """Use another preconditioner, or settle on the present one if the other cannot be made."""
+def _make_change(system: OpenSystem, change: _Change, iterations: int) -> bool:
+    """Use another preconditioner, and return whether it could be made; else settle on the present one, or try groups next."""
     spec = system.decided.spec
     promised = f"promised more than {change.worth} iterations after the first {iterations}"
     other, added = change.other()
     refused = system.use_instead(other, f"{change.before} {promised}{added}")
-    if refused:
+    of_nodes = isinstance(other, SmoothedAggregationSpec) and not other.grouped
+    if refused and not of_nodes:
         system.settle_on(spec, f"it {promised}, but {other.description} cannot be made: {refused}")
     elif isinstance(other, SmoothedAggregationSpec) and other.grouped and not _is_grouped(system.preconditioner()):
         system.settle_on(spec, f"it {promised}, but its nodes cannot be grouped here")
+    return not refused
 
 
 def _is_grouped(M: Operator | None) -> bool:
@@ -307,16 +312,15 @@ class ConvergenceWatch:
         """Ask the caller's monitor, and judge the convergence so far."""
         if self.monitor is not None and self.monitor(record):
             return True
+        iterations = record.state.iteration  # of this solve, which may go on from another one
         enough_left = self.maxiter is None or record.iteration + _FEWEST_LEFT <= self.maxiter
-        if record.iteration >= self.tried and enough_left:
+        if iterations >= self.tried and enough_left:
             expected = _expected_iterations(record, self.rtol, self.atol)
-            if expected > max(self.worth, 2 * record.iteration):
+            if expected > max(self.worth, 2 * iterations):
                 self.expected = expected
-            elif (
-                record.iteration >= self.worth
-            ):  # as much again must not be spent on a residual that hardly falls any more
+            elif iterations >= self.worth:  # as much again must not be spent on a residual that hardly falls any more
                 expected = _expected_iterations(record, self.rtol, self.atol, recently=True)
-                if expected > record.iteration + self.worth:
+                if expected > iterations + self.worth:
                     self.expected = expected
         return self.expected > 0
 

@@ -227,7 +227,8 @@ class SmoothedAggregationSpec(PreconditionerSpec, name="smoothed_aggregation"):
         """The name, and the degree of the polynomial between the coarse solves."""
         of_degree = self.name if self.degree == "auto" else f"{self.name} of degree {self.degree}"
         of_nodes = {False: "", True: " with groups of nodes", "lines": " with lines of nodes"}[self.grouped]
-        return f"{of_degree}{of_nodes}"
+        by_pattern = " with aggregates of the pattern" if isinstance(self.aggregates, str) else ""
+        return f"{of_degree}{of_nodes}{by_pattern}"
 
     def with_products(self, products: int) -> Self:
         """Return this specification with the products of a plan."""

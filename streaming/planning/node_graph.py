@@ -10,9 +10,9 @@ from penstock.spmv.compilation.jit import serial_kernel, shared_range
 
 
 def node_graph(offsets: Array, columns: Array, size: int) -> scipy.sparse.csr_array:
-    """Return the graph of nodes of ``size`` rows each as a SciPy CSR array of ones, with the columns of every node ascending.
+    """Return the graph of nodes of ``size`` rows each as a SciPy CSR array of ones.
 
-    Reads the pattern twice. With a ``size`` of 1 it is the pattern as it stands.
+    Reads the pattern twice, and the columns of every node ascend. With a ``size`` of 1 it is the pattern as it stands.
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,14 +198,22 @@ class LevelOrder:
 
     def forward(self, vectors: Array) -> Array:
         """Return vectors on the host, ``(n,)`` or ``(n, k)``, from the old order in the new one."""
-        moved: Array = np.take(vectors.reshape(len(self.permutation), -1), self.permutation, axis=0)
+        moved: Array = np.take(self._of_nodes(vectors), self.permutation, axis=0)
         return moved.reshape(vectors.shape)
 
     def back(self, vectors: Array) -> Array:
         """Return vectors on the host from the new order in the old one."""
-        restored = np.empty((len(self.permutation), vectors.size // len(self.permutation)), dtype=vectors.dtype)
-        restored[self.permutation] = vectors.reshape(restored.shape)
+        of_nodes = self._of_nodes(vectors)
+        restored = np.empty_like(of_nodes)
+        restored[self.permutation] = of_nodes
         return restored.reshape(vectors.shape)
+
+    def _of_nodes(self, vectors: Array) -> Array:
+        """Return vectors with a row for each node; refuse those of another length."""
+        nodes, size = len(self.permutation), self.block_size
+        if vectors.shape[0] != nodes * size:
+            raise InputError(f"vectors of {vectors.shape[0]} rows do not belong to {nodes} nodes of {size} unknowns")
+        return vectors.reshape(nodes, size * math.prod(vectors.shape[1:]))
 
 
 def level_order(A: Any, block_size: int = 1) -> LevelOrder:

@@ -10,6 +10,7 @@ from awkward_systems import flat_hexahedra, jumping
 
 import penstock
 from penstock.driver import placement, slow_convergence
+from penstock.driver.going_on import CountingOn
 from penstock.driver.open_system import OpenSystem
 from penstock.driver.predicted import grouped_iterations, multigrid_iterations
 from penstock.driver.request import Request
@@ -509,3 +510,29 @@ def test_where_the_pattern_does_not_help_groups_follow():
     assert result.converged
     assert "so they are grouped" in result.explain()
     assert 50 <= result.iterations < 100
+
+
+@pytest.mark.usefixtures("nodes_alone")
+def test_where_the_pattern_is_refused_groups_follow(monkeypatch):
+    use_instead = OpenSystem.use_instead
+
+    def refuse_the_pattern(system, spec, why):
+        return "for a test" if getattr(spec, "aggregates", None) == "pattern" else use_instead(system, spec, why)
+
+    monkeypatch.setattr(OpenSystem, "use_instead", refuse_the_pattern)
+    A = jumping((14, 14, 26), 1e6)
+    points = np.stack(np.meshgrid(*map(np.arange, (14, 14, 26)), indexing="ij"), axis=-1).reshape(-1, 3).astype(float)
+    b = np.random.default_rng(1).standard_normal(A.shape[0])
+
+    result = penstock.solve(A, b, coordinates=points, memory=A.nnz * 3, device="cpu")
+
+    assert result.converged
+    assert "so they are grouped" in result.explain()
+
+
+def test_a_solve_that_goes_on_is_judged_by_its_own_iterations():
+    watch = ConvergenceWatch(100, 25, 1e-8, 0.0, None, None)
+    counted = CountingOn(watch, 25, 0.0, 0)
+    assert not counted(looked(1, 0.9))
+    assert watch.expected == 0.0
+    assert counted(looked(25, 0.9))

@@ -45,6 +45,9 @@ def test_the_matrix_in_the_new_order_is_the_same_matrix(kind, block_size):
     assert B.tocsr().has_canonical_format
     x = np.random.default_rng(0).standard_normal((A.shape[0], 2))
     np.testing.assert_array_equal(order.back(order.forward(x)), x)
+    for move in (order.forward, order.back):
+        with pytest.raises(InputError, match="do not belong to"):
+            move(x[: len(order.permutation)])
     np.testing.assert_allclose(order.back(B @ order.forward(x)), A @ x, atol=1e-12)
 
 
