@@ -19,7 +19,7 @@ import scipy.sparse.linalg
 
 from penstock.spmv import CPU, Array, BudgetError, InputError
 from penstock.spmv.compilation.jit import serial_kernel
-from penstock.spmv.formats.reordering import reordered
+from penstock.spmv.formats.reordering import reordered, rows_of_nodes
 
 Solve = Callable[[Array], Array]
 
@@ -116,7 +116,7 @@ class CholmodAnalysis:
 
     def factorised(self, A: scipy.sparse.csr_array) -> Solve:
         """Return what solves with the factor."""
-        rows = None if self._size == 1 else _rows_of_nodes(self.order, self._size)
+        rows = None if self._size == 1 else rows_of_nodes(self.order, self._size)
         columns = _columns(A if rows is None else reordered(A, rows))
         try:
             if self._symbolic is None:
@@ -154,7 +154,7 @@ class SuperLUAnalysis:
 
     def factorised(self, A: scipy.sparse.csr_array) -> Solve:
         """Return what solves with both factors."""
-        rows = _rows_of_nodes(self.order, self._size)
+        rows = rows_of_nodes(self.order, self._size)
         try:
             factors = scipy.sparse.linalg.splu(
                 _columns(reordered(A, rows)), **{**_MINIMUM_DEGREE, "permc_spec": "NATURAL"}
@@ -166,12 +166,6 @@ class SuperLUAnalysis:
     def seconds(self, size: FactorSize) -> float:
         """Return about the seconds on one core."""
         return _SUPERLU_ENTRY_SECONDS * size.entries + _SUPERLU_SECONDS * size.operations
-
-
-def _rows_of_nodes(order: Array, size: int) -> Array:
-    """Return the rows of nodes of ``size`` rows in an order of the nodes."""
-    rows: Array = (order.astype(np.int64)[:, None] * size + np.arange(size)).reshape(-1)
-    return rows
 
 
 def _in_order(solve: Solve, rows: Array) -> Solve:

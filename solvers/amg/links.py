@@ -215,6 +215,7 @@ def _find_flat(
         flat[node] = 0 < above < 3 and (negative > opposite or (share > limit and others > 0))
 
 
+# What comes before it stands in both kernels: a function of the arrays that returns it takes five times as long.
 @inlined
 def _is_link(coupling: float, strong: float, tie: float, both_flat: bool) -> bool:
     """Return whether a coupling links two nodes: both flat and coupled, or tied."""

@@ -10,6 +10,14 @@ from penstock.spmv.compilation.jit import serial_kernel, shared_range
 from penstock.spmv.device import Array
 
 
+def rows_of_nodes(order: Array, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the old number of each row, int64, where nodes of ``size`` rows are in an order: the old number of each node."""
+    rows: np.ndarray[Any, np.dtype[np.int64]] = (
+        order.astype(np.int64, copy=False)[:, None] * size + np.arange(size)
+    ).reshape(-1)
+    return rows
+
+
 def reordered(A: Any, rows: Array) -> Any:
     """Return a square SciPy CSR or BSR matrix with its rows and columns in another order, and sorted columns.
 

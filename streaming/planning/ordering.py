@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.spmv import Array, InputError
 from penstock.spmv.compilation.jit import shared_range
-from penstock.spmv.formats.reordering import reordered
+from penstock.spmv.formats.reordering import reordered, rows_of_nodes
 from penstock.streaming.planning.node_graph import node_graph
 from penstock.streaming.stores.base import Store
 from penstock.streaming.stores.buffers import aligned_buffer
@@ -187,14 +187,14 @@ class LevelOrder:
     @property
     def rows(self) -> Integers:
         """The old number of each row."""
-        return (self.block_size * self.permutation[:, None] + np.arange(self.block_size)).reshape(-1)
+        return rows_of_nodes(self.permutation, self.block_size)
 
     def matrix(self, A: Any) -> Any:
         """Return a SciPy CSR or BSR matrix in the new order, with sorted columns; needs the memory of a second matrix."""
         size = _block_size(A)
         if self.block_size % size:
             raise InputError(f"blocks of {size} rows do not divide nodes of {self.block_size} unknowns")
-        return reordered(A, LevelOrder(self.permutation, self.block_size // size).rows)
+        return reordered(A, rows_of_nodes(self.permutation, self.block_size // size))
 
     def forward(self, vectors: Array) -> Array:
         """Return vectors on the host, ``(n,)`` or ``(n, k)``, from the old order in the new one."""

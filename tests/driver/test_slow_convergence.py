@@ -499,8 +499,8 @@ def test_where_aggregates_bridge_gaps_those_of_the_pattern_take_their_place():
     assert np.linalg.norm(b - A @ first.x) <= 1e-8 * np.linalg.norm(b)
 
 
-@pytest.mark.usefixtures("nodes_alone")
-def test_where_the_pattern_does_not_help_groups_follow():
+def grouped_in_the_end():
+    """Solve a streamed system with jumps and coordinates, which ends with groups of nodes."""
     A = jumping((14, 14, 26), 1e6)
     points = np.stack(np.meshgrid(*map(np.arange, (14, 14, 26)), indexing="ij"), axis=-1).reshape(-1, 3).astype(float)
     b = np.random.default_rng(1).standard_normal(A.shape[0])
@@ -509,6 +509,12 @@ def test_where_the_pattern_does_not_help_groups_follow():
 
     assert result.converged
     assert "so they are grouped" in result.explain()
+    return result
+
+
+@pytest.mark.usefixtures("nodes_alone")
+def test_where_the_pattern_does_not_help_groups_follow():
+    result = grouped_in_the_end()
     assert 50 <= result.iterations < 100
 
 
@@ -520,14 +526,7 @@ def test_where_the_pattern_is_refused_groups_follow(monkeypatch):
         return "for a test" if getattr(spec, "aggregates", None) == "pattern" else use_instead(system, spec, why)
 
     monkeypatch.setattr(OpenSystem, "use_instead", refuse_the_pattern)
-    A = jumping((14, 14, 26), 1e6)
-    points = np.stack(np.meshgrid(*map(np.arange, (14, 14, 26)), indexing="ij"), axis=-1).reshape(-1, 3).astype(float)
-    b = np.random.default_rng(1).standard_normal(A.shape[0])
-
-    result = penstock.solve(A, b, coordinates=points, memory=A.nnz * 3, device="cpu")
-
-    assert result.converged
-    assert "so they are grouped" in result.explain()
+    grouped_in_the_end()
 
 
 def test_a_solve_that_goes_on_is_judged_by_its_own_iterations():
