@@ -256,11 +256,11 @@ class ElementMatrix:
         place[permutation] = np.arange(len(permutation), dtype=np.int32)
         connectivity, order = renamed(self.connectivity, place)
         other = object.__new__(type(self))
-        other.element, other.coordinates = self.element, self.coordinates[permutation]
+        other.element, other.coordinates = self.element, self.coordinates.take(permutation, axis=0)
         other.connectivity = connectivity
         other.factors = self.factors[order] if self.factors.size else self.factors
         of_nodes = self.fixed.reshape(-1, self.dof)
-        other.fixed = of_nodes[permutation].reshape(-1) if self.fixed.size else self.fixed
+        other.fixed = of_nodes.take(permutation, axis=0).reshape(-1) if self.fixed.size else self.fixed
         other.element_order = order
         return other
 
@@ -278,32 +278,6 @@ class ElementMatrix:
     def reach(self) -> int:
         """The largest difference of the numbers of two nodes that share an element."""
         return largest_span(self.connectivity)
-
-    def order_by_place(self) -> Array:
-        """Return the nodes in layers across the longest axis of the body, and in rows in each layer.
-
-        A layer is as thick as nodes lie apart on average, so that nodes couple with few layers. It takes a sort, where an order
-        by levels takes a search of the graph.
-
-        Returns
-        -------
-        array of int, (nodes,)
-        """
-        centred = self.coordinates - self.coordinates.mean(axis=0)
-        _, principal = np.linalg.eigh(centred.T @ centred)
-        # The axes of the coordinates, or the principal ones of a body that lies across them: those of the smaller box.
-        extents, along = min(
-            ((np.ptp(turned, axis=0), turned) for turned in (centred, centred @ principal)),
-            key=lambda pair: float(pair[0].prod()),
-        )
-        longest_first = np.argsort(-extents, kind="stable")
-        along, extents = along[:, longest_first], np.maximum(extents[longest_first], 1e-300)
-        between = max((extents.prod() / len(along)) ** (1 / 3), extents[0] / len(along))
-        along -= along.min(axis=0)
-        layers, rows = (np.floor(along[:, axis] / between) for axis in (0, 1))
-        # One number for each node is sorted sooner than three: layers, rows, and the place in a row, from 0 to 1/2.
-        place = layers * (rows.max() + 1.0) + rows + along[:, 2] / (2.0 * extents[2])
-        return np.argsort(place, kind="stable")
 
     @cached_property
     def _lists(self) -> tuple[Array, Array]:

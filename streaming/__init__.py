@@ -7,7 +7,14 @@ from penstock.streaming.heterogeneous_matrix import HeterogeneousMatrix
 from penstock.streaming.planning.choice import CUTS, Candidate, choose
 from penstock.streaming.planning.division import Division, divide
 from penstock.streaming.planning.estimate import LinkRates, SweepEstimate
-from penstock.streaming.planning.ordering import ColumnExtents, LevelOrder, level_order, reach_of, reach_of_store
+from penstock.streaming.planning.ordering import (
+    ColumnExtents,
+    LevelOrder,
+    layer_order,
+    level_order,
+    reach_of,
+    reach_of_store,
+)
 from penstock.streaming.planning.plan import StreamPlan, plan_stream
 from penstock.streaming.planning.schedule import Compute, Copy, HazardError, Release, Schedule, check_hazards
 from penstock.streaming.planning.simulate import simulate
@@ -64,6 +71,7 @@ __all__ = [
     "choose",
     "divide",
     "index_of",
+    "layer_order",
     "level_order",
     "plan_stream",
     "reach_of",

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from penstock.driver.placement import place_index
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request
-from penstock.driver.row_order import BY_LEVELS, worth_reordering
+from penstock.driver.row_order import BY_LEVELS, IN_LAYERS, in_best_order, levels_may_pay
 from penstock.fem.element_rows import FORMATS, check_format
 from penstock.solvers import PRECONDITIONERS, method_named
 from penstock.spmv import CPU, Array, Device, InputError, Operator, SparseMatrix
@@ -27,7 +27,9 @@ from penstock.streaming import (
     Ring,
     SlabMaker,
     Store,
+    StreamPlan,
     index_of,
+    layer_order,
     level_order,
     reach_of,
 )
@@ -38,7 +40,6 @@ _HALF = "symmetric_bsr"
 _CUT = 64
 # Nodes are taken to be in random order if an element spans more than four layers of a cube.
 _RANDOM = 4
-_IN_LAYERS = "in layers across the longest axis"
 
 
 class MadeMatrix(Protocol):
@@ -81,9 +82,6 @@ class MadeMatrix(Protocol):
     def coupled_columns(self, row_start: int, row_stop: int) -> range:
         """Return the columns with which a slab couples to the right."""
 
-    def order_by_place(self) -> Array:
-        """Return the nodes in an order in which nodes that are near each other are coupled."""
-
     def graph(self) -> Any:
         """Return the graph of the nodes."""
 
@@ -106,13 +104,25 @@ def with_coordinates(matrix: Any, preconditioner: Any, method: str, options: dic
     return {**options, "coordinates": matrix.coordinates} if uses else options
 
 
+class _InOrder(NamedTuple):
+    """A matrix with its nodes in an order, and its placement."""
+
+    order: LevelOrder | None
+    matrix: MadeMatrix
+    placement: Placement
+
+    @property
+    def stream_plan(self) -> StreamPlan:
+        return self.placement.stream_plan
+
+
 class MadeMatrixSource:
     """Places a :class:`MadeMatrix`, and makes it or the store that makes its rows."""
 
     def __init__(self, matrix: MadeMatrix, reporter: Reporter | None = None) -> None:
         self.matrix, self.shape, self.reporter = matrix, matrix.shape, reporter or Reporter()
         self._format, self._device = _HALF, CPU
-        self._permutation: Array | None = None
+        self._order: LevelOrder | None = None
         self._ordered = matrix
 
     def place(self, request: Request) -> Placement:
@@ -124,7 +134,7 @@ class MadeMatrixSource:
             If the blocks or the format are others than a matrix of elements has.
         """
         dof, self._device = self.matrix.dof, request.device
-        self._permutation, self._ordered = None, self.matrix
+        self._order, self._ordered = None, self.matrix
         with self.reporter.part("plan"):
             return self._place(request, dof)
 
@@ -142,45 +152,48 @@ class MadeMatrixSource:
             if not placement.plan.slots:
                 return self._in_this_order(placement, facts)
         most = max(max(spec.products_per_iteration(streamed=True)) for spec in request.specs(dof, streamed=True))
-        orders: dict[str, Callable[[], Array]] = {_IN_LAYERS: self.matrix.order_by_place, BY_LEVELS: self._by_levels}
-        for name, order_of in orders.items():
-            plan = placement.stream_plan
-            if plan.powers_per_sweep >= most or (plan.powers_per_sweep > 1 and plan.reach == 1):
-                break  # the order does not stand in the way
-            if name == _IN_LAYERS and facts:
-                continue
-            permutation = order_of()
-            ordered = self.matrix.renumbered(permutation)
-            other = self._placed(ordered, request)
-            better, fact = worth_reordering(plan, other.stream_plan, name)
-            facts = fact or facts
-            if better:
-                self._permutation, self._ordered, placement = permutation, ordered, other
-        return self._in_this_order(placement, facts)
+        orders = {IN_LAYERS: lambda: layer_order(self.matrix.coordinates, dof), BY_LEVELS: self._by_levels}
+        if facts:  # they are in layers
+            del orders[IN_LAYERS]
+
+        def in_order(order: LevelOrder) -> _InOrder:
+            ordered = self.matrix.renumbered(order.permutation)
+            return _InOrder(order, ordered, self._placed(ordered, request))
+
+        def suffices(one: _InOrder) -> bool:
+            plan = one.stream_plan
+            return plan.powers_per_sweep >= most or (plan.powers_per_sweep > 1 and plan.reach == 1)
+
+        may_pay = partial(levels_may_pay, request=request, nodes=self.shape[0] // dof, entries=0)
+        chosen = _InOrder(self._order, self._ordered, placement)
+        chosen, said = in_best_order(chosen, orders, in_order, suffices, may_pay)
+        self._order, self._ordered, placement = chosen
+        return self._in_this_order(placement, said or facts)
 
     def _gather_nodes(self) -> list[tuple[str, str]]:
         """Put nodes that are coupled near each other, if they are numbered at random, and say so."""
         across = (self.shape[0] / self.matrix.dof) ** (2 / 3)  # nodes of a layer of a cube
         if self.matrix.reach <= _RANDOM * across:
             return []
-        permutation = self.matrix.order_by_place()
-        ordered = self.matrix.renumbered(permutation)
+        order = layer_order(self.matrix.coordinates, self.matrix.dof)
+        ordered = self.matrix.renumbered(order.permutation)
         if 2 * ordered.reach >= self.matrix.reach:
             return []
-        self._permutation, self._ordered = permutation, ordered
+        self._order, self._ordered = order, ordered
         reaches = f"elements span {ordered.reach:,} nodes, in the original order {self.matrix.reach:,}"
-        return [("order", f"{_IN_LAYERS}: {reaches}")]
+        return [("order", f"{IN_LAYERS}: {reaches}")]
 
     def _in_this_order(self, placement: Placement, facts: list[tuple[str, str]]) -> Placement:
         """Return a placement of the matrix in the order that was chosen, and what is said of it."""
         known = tuple(fact for fact in placement.facts if fact[0] != "order" or not facts)
-        order = None if self._permutation is None else LevelOrder(self._permutation, self.matrix.dof)
-        return replace(placement, facts=(*known, *facts), order=order)
+        return replace(placement, facts=(*known, *facts), order=self._order)
 
-    def _by_levels(self) -> Array:
-        # Of the nodes in an order by place, if they have one: their graph is found sooner.
-        order = level_order(self._ordered.graph()).permutation
-        return order if self._permutation is None else self._permutation[order]
+    def _by_levels(self) -> LevelOrder:
+        # Of the nodes in layers, if they are: their graph is found sooner.
+        permutation = level_order(self._ordered.graph()).permutation
+        if self._order is not None:
+            permutation = self._order.permutation[permutation]
+        return LevelOrder(permutation, self.matrix.dof)
 
     def _placed(self, matrix: MadeMatrix, request: Request) -> Placement:
         """Place a matrix in its order."""

@@ -9,9 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from penstock.driver.image_placement import (
     IMAGE_PRECISIONS,
@@ -24,12 +22,13 @@ from penstock.driver.matrix_checks import check_matrix, check_square
 from penstock.driver.predicted import cheap_factorisation
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Resident, Vectors, room_for_matrix
-from penstock.driver.row_order import BY_LINES, COUPLED, with_lines, worth_reordering
+from penstock.driver.row_order import BY_LEVELS, BY_LINES, COUPLED, IN_LAYERS, in_best_order, levels_may_pay, with_lines
 from penstock.driver.slow_modes import constants_are_slow, has_band, is_worth_measuring
 from penstock.solvers import PreconditionerSpec
+from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.amg.modes import checked_near_null_space
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
-from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, SparseMatrix, format_named, format_nbytes
+from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, SparseMatrix, device_of, format_named, format_nbytes
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
@@ -44,20 +43,19 @@ from penstock.streaming import (
     MatrixIndex,
     Ring,
     StreamPlan,
-    Subdivision,
     Workload,
     choose,
     index_of,
+    layer_order,
     level_order,
     plan_stream,
 )
+from penstock.streaming.stores.packing import PADDING_NBYTES, rough_index
 
 # Dense blocks, such as those of the unknowns of a node, are stored almost whole.
 _DENSE = 0.75
 # Rows, about, by which the blocks of a matrix in a scalar format are recognised.
 _LOOKED_AT = 10_000
-# A piece of a matrix is padded to pages, its structure and its values each.
-_PADDING_NBYTES = 8192
 # With more rows than this a rough cut is as good as an exact one, of whole chunks of rows.
 _FINELY_CUT = 500_000
 #: ``rates(nbytes)`` returns the measured rates of the machine, or None for a matrix too small to measure for.
@@ -164,7 +162,7 @@ def place_matrix(
     def fitting_for(spec: PreconditionerSpec) -> Suggestion | None:
         """Return the format in which the matrix is used with a preconditioner, or None if there is no room for both."""
         try:
-            most = room_for_matrix(request, vectors.nbytes(request, spec)) - _PADDING_NBYTES
+            most = room_for_matrix(request, vectors.nbytes(request, spec)) - PADDING_NBYTES
         except BudgetError:
             if spec is specs[-1]:
                 raise
@@ -271,10 +269,23 @@ class _Smallest:
         half = format_named(self.suggestion.format_name).traits.half
         return self._statistics.symmetry.skew_norm if half else 0.0
 
-    @functools.cached_property
-    def by_levels(self) -> LevelOrder:
-        """The order of its rows by levels; the unknowns of a node and the rows of a block stay together."""
-        return level_order(self._statistics.matrix.to_csr(), self._together)
+    def orders(self, request: Request) -> dict[str, Callable[[], LevelOrder]]:
+        """Return what finds other orders of its rows; the unknowns of a node and the rows of a block stay together."""
+        A, size = self._statistics.matrix, self._together
+        by_levels = {BY_LEVELS: lambda: level_order(A.to_csr(), size)}
+        points = request.options.get("coordinates")
+        if points is None or isinstance(points, GridPoints) or len(points) * size != A.shape[0]:
+            return by_levels
+        return {IN_LAYERS: lambda: layer_order(device_of(points).to_host(points), size), **by_levels}
+
+
+class _InOrder(NamedTuple):
+    """A matrix in an order of its rows, and the plan by which it is streamed."""
+
+    order: LevelOrder | None
+    csr: Any
+    extents: ColumnExtents
+    stream_plan: StreamPlan
 
 
 def _cheap_factorisation(
@@ -307,38 +318,33 @@ def _place_streamed(
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     suggestion, granularity = smallest.suggestion, smallest.block_size
     facts.append(_format_fact(suggestion, statistics.symmetry.exact, request, "the fewest bytes a sweep"))
-    measured = rates(suggestion.nbytes)
-
-    def best_plan(
-        index_for: Callable[[int], MatrixIndex], extents: ColumnExtents, limit: int, cuts: Sequence[int] = CUTS
-    ) -> StreamPlan:
-        counts = sorted({min(count, limit) for count in cuts})
-        candidates = solve_candidates(
-            index_for,
-            counts,
-            specs,
-            functools.partial(vectors.workload, request),
-            lambda index: extents.reach(index.row_starts),
-        )
-        return choose(candidates, room, Ring(), rates=measured)
-
-    order, csr = by_lines, A.to_csr() if by_lines is None else by_lines.matrix(A.to_csr())
+    workload = functools.partial(vectors.workload, request)
+    best_plan = functools.partial(_best_plan, specs, workload, room, rates(suggestion.nbytes))
+    given, rows = A.to_csr(), A.shape[0] // granularity
+    first = given if by_lines is None else by_lines.matrix(given)
     facts += [] if by_lines is None else [("order", BY_LINES)]
-    extents, rows = ColumnExtents.of(csr, granularity), A.shape[0] // granularity
-    rough = functools.cache(functools.partial(_rough_index, statistics, suggestion, csr.indptr[1:].astype(float)))
+    rough = functools.cache(
+        functools.partial(rough_index, suggestion, A.shape, A.dtype, first.indptr[1:].astype(float))
+    )
     cuts: Sequence[int] = CUTS
     most = max(max(spec.products_per_iteration(streamed=True)) for spec in specs)
+
+    def in_order(order: LevelOrder) -> _InOrder:
+        csr = order.matrix(given)
+        extents = ColumnExtents.of(csr, granularity)
+        return _InOrder(order, csr, extents, best_plan(rough, extents, rows))
+
+    def suffices(one: _InOrder) -> bool:
+        return one.stream_plan.powers_per_sweep >= most or _has_room(rough, one.extents, room, most)
+
+    order, csr, extents = by_lines, first, ColumnExtents.of(first, granularity)
+    orders = smallest.orders(request) if by_lines is None else {}
+    may_pay = functools.partial(levels_may_pay, request=request, nodes=rows, entries=statistics.nnz)
     with contextlib.suppress(BudgetError):  # of which only exact cuts can tell
-        chosen = best_plan(rough, extents, rows)
-        if by_lines is None and chosen.powers_per_sweep < most and not _has_room(rough, extents, room, most):
-            in_order = smallest.by_levels.matrix(csr)
-            other_extents = ColumnExtents.of(in_order, granularity)
-            other = best_plan(rough, other_extents, rows)
-            better, fact = worth_reordering(chosen, other)
-            facts += fact
-            if better:
-                order, csr, extents, chosen = smallest.by_levels, in_order, other_extents, other
-        cuts = _cuts_like(chosen)
+        chosen = _InOrder(order, csr, extents, best_plan(rough, extents, rows))
+        chosen, said = in_best_order(chosen, orders, in_order, suffices, may_pay)
+        order, csr, extents, plan = chosen
+        facts, cuts = [*facts, *said], _cuts_like(plan)
     with reporter.part("convert"):
         if order is not None:
             statistics.take_converted(0, None)  # in the order before: its memory is needed
@@ -348,6 +354,21 @@ def _place_streamed(
     plan = _exact_plan(best_plan, whole, extents, cuts)
     converted = {"matrix": whole, "order": order, "difference": smallest.difference}
     return _streamed(request, plan, specs, vectors, statistics.nnz, facts, **converted)
+
+
+def _best_plan(
+    specs: Sequence[PreconditionerSpec],
+    workload: Callable[[PreconditionerSpec, int], Workload],
+    room: int,
+    measured: LinkRates | None,
+    index_for: Callable[[int], MatrixIndex],
+    extents: ColumnExtents,
+    limit: int,
+    cuts: Sequence[int] = CUTS,
+) -> StreamPlan:
+    counts = sorted({min(count, limit) for count in cuts})
+    reach_for: Callable[[MatrixIndex], int] = lambda index: extents.reach(index.row_starts)  # noqa: E731
+    return choose(solve_candidates(index_for, counts, specs, workload, reach_for), room, Ring(), rates=measured)
 
 
 def _exact_plan(
@@ -464,24 +485,3 @@ def dense_block_size(A: SparseMatrix) -> int:
     count, start = granule * -(-_LOOKED_AT // granule), A.shape[0] // 2 // granule * granule
     some = A.rows(start, start + count) if start + count < A.shape[0] else A
     return _dense_block_size(MatrixStatistics.of(CsrMatrix.from_csr(some.to_csr(), check=False)))
-
-
-def _rough_index(
-    statistics: MatrixStatistics, suggestion: Suggestion, entries: np.ndarray[Any, Any], count: int
-) -> MatrixIndex:
-    """Return the index that a matrix would have in a format, before it is converted: bytes in proportion to the entries.
-
-    ``entries`` are those up to the end of each row.
-    """
-    size = int(suggestion.parameters.get("block_size", 1))
-    targets = np.arange(1, count) * (int(entries[-1]) / count)
-    bounds = [0, *(np.searchsorted(entries, targets) // size * size).tolist(), statistics.shape[0]]
-    bounds = sorted(set(bounds))
-    total = max(int(entries[-1]), 1)
-    subdivisions = []
-    for start, stop in itertools.pairwise(bounds):
-        nnz = int(entries[stop - 1]) - (int(entries[start - 1]) if start else 0)
-        nbytes = suggestion.nbytes * nnz // total + _PADDING_NBYTES
-        subdivisions.append(Subdivision(start, stop, nnz, (), nbytes))
-    parameters = {name: int(value) for name, value in suggestion.parameters.items()}
-    return MatrixIndex(statistics.shape, str(statistics.dtype), suggestion.format_name, parameters, tuple(subdivisions))

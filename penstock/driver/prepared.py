@@ -69,6 +69,8 @@ from penstock.streaming import StreamPlan
 # A preconditioner of earlier values is made again when a solve needs this many times the iterations for a digit; a few iterations
 # more are no sign of it.
 _RISEN, _FEW = 1.5, 8
+# Solves for which a system is prepared, about: what saves time in each of them may take longer once.
+_SOLVES = 10
 
 Refresh = Literal["auto", "values", "keep"]
 
@@ -190,7 +192,7 @@ class PreparedSystem:
             if (modes := options.get("near_null_space")) is not None:
                 check_shape_of_modes(np.shape(modes), given.rows)
             chosen: dict[str, Any] = {"null_space": null_space, "method": method}
-            chosen |= {"precision": precision, "verify": verify}
+            chosen |= {"precision": precision, "verify": verify, "solves": _SOLVES if updatable else 1}
             place = given.find_device(device)
             request = Request(place, columns, room, preconditioner, block_size, options, given.name, **chosen)
             self._open = partial(open_system, folder=folder, reporter=self._clock, updatable=updatable)

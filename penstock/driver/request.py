@@ -46,6 +46,7 @@ class Request:
     verify: str = "bound"  # what ends a solve with an image: a bound of the residual, or its norm
     precision: str = "float64"  # of the values that are held of a matrix that does not fit; else it may have an image
     why: str = "as requested"  # of a given preconditioner, in plans
+    solves: int = 1  # for which a system is opened, about
 
     @property
     def chosen_method(self) -> MethodChoice:

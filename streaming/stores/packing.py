@@ -26,7 +26,12 @@ from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
 from penstock.spmv.formats.validation import in_csr
 from penstock.spmv.host_memory import available_nbytes
+from penstock.spmv.model.suggestion import Suggestion
+from penstock.streaming.stores.buffers import PAGE_NBYTES
 from penstock.streaming.stores.matrix_index import MatrixIndex, Subdivision, lay_out
+
+#: A piece of a matrix is padded to pages, its structure and its values each.
+PADDING_NBYTES = 2 * PAGE_NBYTES
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,25 @@ def index_of(slabs: Iterable[SparseMatrix], shape: tuple[int, int] | None = None
     for slab in slabs:
         builder.add(slab)
     return builder.finish()
+
+
+def rough_index(
+    suggestion: Suggestion, shape: tuple[int, int], dtype: Any, entries: np.ndarray[Any, Any], count: int
+) -> MatrixIndex:
+    """Return the index that a matrix would have in a format, before it is converted: bytes in proportion to the entries.
+
+    ``entries`` are those up to the end of each row.
+    """
+    size, parameters = int(suggestion.parameters.get("block_size", 1)), suggestion.parameters
+    targets = np.arange(1, count) * (int(entries[-1]) / count)
+    bounds = sorted({0, *(np.searchsorted(entries, targets) // size * size).tolist(), shape[0]})
+    total = max(int(entries[-1]), 1)
+    subdivisions = []
+    for start, stop in itertools.pairwise(bounds):
+        nnz = int(entries[stop - 1]) - (int(entries[start - 1]) if start else 0)
+        subdivisions.append(Subdivision(start, stop, nnz, (), suggestion.nbytes * nnz // total + PADDING_NBYTES))
+    numbers = {name: int(value) for name, value in parameters.items()}
+    return MatrixIndex(shape, str(dtype), suggestion.format_name, numbers, tuple(subdivisions))
 
 
 def as_matrix(A: Any) -> SparseMatrix:

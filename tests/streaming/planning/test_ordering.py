@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
+import scipy.spatial
 
 from penstock.fem import Cantilever
 from penstock.solvers import cg, chebyshev
@@ -14,6 +15,7 @@ from penstock.streaming import (
     Ring,
     StreamedMatrix,
     Workload,
+    layer_order,
     level_order,
     plan_stream,
     reach_of,
@@ -49,6 +51,34 @@ def test_the_matrix_in_the_new_order_is_the_same_matrix(kind, block_size):
         with pytest.raises(InputError, match="do not belong to"):
             move(x[: len(order.permutation)])
     np.testing.assert_allclose(order.back(B @ order.forward(x)), A @ x, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("shape", [(60, 9), (40, 8, 6)])
+def test_nodes_in_layers_couple_with_few_layers(shape, is_turned):
+    rng, axes = np.random.default_rng(2), [np.arange(count) for count in shape]
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(shape))
+    points = rng.permutation(grid) + rng.uniform(-0.2, 0.2, grid.shape)
+    turn = np.linalg.qr(rng.standard_normal((len(shape),) * 2))[0] if is_turned else np.eye(len(shape))
+
+    order = layer_order(points @ turn, 3)
+
+    assert order.block_size == 3
+    assert sorted(order.permutation) == list(range(len(points)))
+    place, neighbours = (
+        np.argsort(order.permutation),
+        scipy.spatial.cKDTree(points).query_pairs(1.5, output_type="ndarray"),
+    )
+    assert abs(place[neighbours[:, 0]] - place[neighbours[:, 1]]).max() <= 4 * len(points) // shape[0]
+
+
+@pytest.mark.parametrize(
+    "points", [np.zeros((5, 3)), np.ones((1, 2)), np.array([[2.0, 0.0, 0.0]] * 2 + [[1.0, 0.0, 0.0]])]
+)
+def test_nodes_in_one_place_stay_in_their_order(points):
+    permutation = layer_order(points).permutation
+
+    assert permutation.tolist() == sorted(range(len(points)), key=lambda node: points[node, 0])
 
 
 def test_reach_is_that_of_the_definition():

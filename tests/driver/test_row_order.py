@@ -1,0 +1,74 @@
+"""Rows of a streamed matrix are put in the order that is found soonest and lets sweeps compute several products."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from penstock import prepare, solve
+from penstock.driver import placement, row_order
+from penstock.driver.request import Request
+from penstock.driver.row_order import levels_may_pay
+from penstock.fem import Cantilever
+from penstock.spmv import CPU
+
+BEAM = Cantilever(nodes=(80, 4, 4), dof=3)
+NODES = np.random.default_rng(0).permutation(BEAM.unknowns // 3)
+ROWS = (3 * NODES[:, None] + np.arange(3)).ravel()
+A = scipy.sparse.csr_array(scipy.sparse.csr_array(BEAM.matrix().to_csr())[ROWS][:, ROWS])
+POINTS = BEAM.mesh.coordinates()[NODES]
+B = np.random.default_rng(3).standard_normal((A.shape[0], 2))
+GIVEN = {"device": "cpu", "memory": "500 KiB", "precision": "float64"}
+
+
+def check(b, result):
+    assert result.converged
+    assert np.all(np.linalg.norm(b - A @ result.x, axis=0) <= 1e-8 * np.linalg.norm(b, axis=0))
+
+
+@pytest.mark.parametrize("b", [B[:, 0], B])
+def test_nodes_whose_places_are_known_are_put_in_layers(b):
+    result = solve(A, b, coordinates=POINTS, **GIVEN)
+
+    check(b, result)
+    assert "order       in layers across the longest axis: a sweep computes" in result.explain()
+
+
+def test_layers_that_do_not_help_give_way_to_levels():
+    """The coordinates are those of other nodes."""
+    result = solve(A, B[:, 0], coordinates=np.random.default_rng(1).permutation(POINTS), rtol=1e-6, **GIVEN)
+
+    assert result.converged
+    assert "order       by levels (reverse Cuthill-McKee): a sweep computes" in result.explain()
+
+
+def test_an_order_by_levels_that_cannot_pay_is_not_sought(monkeypatch):
+    monkeypatch.setattr(placement, "levels_may_pay", lambda plan, **given: False)
+    result = solve(A, B[:, 0], preconditioner="chebyshev", **GIVEN)
+
+    check(B[:, 0], result)
+    assert "order       an order by levels is not sought: that would take longer than the sweeps" in result.explain()
+
+
+def plan_of(seconds, iterations=10, rates="measured"):
+    workload = SimpleNamespace(iterations=iterations)
+    return SimpleNamespace(rates=rates, workload=workload, estimated_solve_seconds=lambda: seconds)
+
+
+def test_levels_pay_where_sweeps_take_longer():
+    once, often = Request(CPU), Request(CPU, solves=10)
+    nodes, entries = 1_000_000, 50_000_000
+    cost = row_order._NODE_SECONDS * nodes + row_order._ENTRY_SECONDS * entries
+
+    assert levels_may_pay(plan_of(cost), once, nodes, entries)
+    assert not levels_may_pay(plan_of(0.5 * cost), once, nodes, entries)
+    assert levels_may_pay(plan_of(0.5 * cost), often, nodes, entries)
+    assert levels_may_pay(plan_of(0.0, rates=None), once, nodes, entries)
+    assert levels_may_pay(plan_of(0.0, iterations=None), once, nodes, entries)
+
+
+def test_a_prepared_system_expects_several_solves():
+    with prepare(A, coordinates=POINTS, **GIVEN) as system:
+        assert system._system.request.solves > 1
+        check(B[:, 0], system.solve(B[:, 0]))
