@@ -30,8 +30,8 @@ from penstock.streaming.stores.packing import IndexBuilder, SlabConverter, as_ma
 Bytes = np.ndarray[Any, Any]
 
 _LOCKED_AT_ONCE_NBYTES = 16 << 30
-# Shorter arrays are copied: they may share pages with other arrays, and CUDA refuses to copy an array that is only partly in
-# page-locked pages. From this size on the C library allocates whole pages.
+# Shorter arrays are copied. Of others the first and the last bytes are, which may share a page with other arrays: CUDA refuses to
+# copy an array that is only partly in page-locked pages, so no page is locked that is not wholly of the matrix.
 _LEAST_LENT_NBYTES = 32 << 20
 _COPIED_AT_ONCE_NBYTES = 8 << 20
 _COPYING_THREADS = 4
@@ -109,7 +109,9 @@ class HostStore:
 
     @classmethod
     def from_matrix(cls, A: Any, subdivisions: int | Sequence[int]) -> Self:
-        """Stream a matrix from the arrays of the caller: only row offsets, and arrays shorter than 32 MiB, are copied.
+        """Stream a matrix from the arrays of the caller.
+
+        Row offsets, arrays shorter than 32 MiB and less than a page at each end of others are copied.
 
         Parameters
         ----------
@@ -202,12 +204,13 @@ class HostStore:
 
     @staticmethod
     def _copy_again(slab: SparseMatrix, subdivision: Subdivision, segments: list[tuple[int, Bytes]]) -> None:
-        """Renew the copies of arrays that are too short to be streamed from where they are."""
-        places = {field.offset: slab.arrays()[field.name] for field in subdivision.fields}
-        for offset, piece in segments:
-            array = places.get(offset)
-            if array is not None and not np.may_share_memory(array, piece):
-                piece[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        """Renew the copies of bytes that are not streamed from where they are."""
+        for field in subdivision.fields:
+            content = np.ascontiguousarray(slab.arrays()[field.name]).reshape(-1).view(np.uint8)
+            for offset, piece in segments:
+                start = offset - field.offset
+                if 0 <= start < content.nbytes and not np.may_share_memory(content, piece):
+                    piece[:] = content[start : start + piece.nbytes]
 
     def segments(self, number: int, part: Part = "whole") -> list[tuple[int, Bytes]]:
         """Return views of the bytes of a part of subdivision ``number``, each with its offset in the part."""
@@ -317,19 +320,12 @@ def _checked_bounds(whole: SparseMatrix, bounds: Sequence[int]) -> list[int]:
 
 
 def _page_regions(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return disjoint runs of whole pages, of bounded length, that cover ranges of addresses and lengths."""
-    merged: list[list[int]] = []
+    """Return disjoint runs of whole pages, of bounded length, that lie in ranges of addresses and lengths."""
+    regions = []
     for address, nbytes in sorted(ranges):
-        start, stop = address // PAGE_NBYTES * PAGE_NBYTES, -(-(address + nbytes) // PAGE_NBYTES) * PAGE_NBYTES
-        if merged and start <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], stop)
-        else:
-            merged.append([start, stop])
-    return [
-        (address, min(_LOCKED_AT_ONCE_NBYTES, stop - address))
-        for start, stop in merged
-        for address in range(start, stop, _LOCKED_AT_ONCE_NBYTES)
-    ]
+        start, stop = -(-address // PAGE_NBYTES) * PAGE_NBYTES, (address + nbytes) // PAGE_NBYTES * PAGE_NBYTES
+        regions += [(of, min(_LOCKED_AT_ONCE_NBYTES, stop - of)) for of in range(start, stop, _LOCKED_AT_ONCE_NBYTES)]
+    return regions
 
 
 def _region_of(piece: Bytes, regions: list[tuple[int, int]]) -> tuple[int, int] | None:
@@ -341,23 +337,22 @@ def _region_of(piece: Bytes, regions: list[tuple[int, int]]) -> tuple[int, int] 
 def _slab_segments(
     slab: SparseMatrix, subdivision: Subdivision, arrays: list[Bytes], regions: list[tuple[int, int]]
 ) -> list[tuple[int, Bytes]]:
-    """Return the segments of a slab: views of the shared arrays, split where a region ends, and copies of the others."""
+    """Return the segments of a slab: views of what lies in regions, split where one ends, and copies of the rest."""
     segments: list[tuple[int, Bytes]] = []
     for field in subdivision.fields:
-        content = slab.arrays()[field.name]
+        content, offset = slab.arrays()[field.name], field.offset
         piece = content.reshape(-1).view(np.uint8)
-        if not piece.nbytes:
-            continue
-        if not any(np.may_share_memory(content, array) for array in arrays):
-            copy = aligned_buffer(piece.nbytes)
-            copy[:] = piece
-            segments.append((field.offset, copy))
-            continue
-        offset = field.offset
+        is_lent = any(np.may_share_memory(content, array) for array in arrays)
         while piece.nbytes:
-            region = _region_of(piece, regions)
-            assert region is not None, "shared arrays lie in regions"
-            length = min(piece.nbytes, sum(region) - piece.ctypes.data)
-            segments.append((offset, piece[:length]))
+            region = _region_of(piece, regions) if is_lent else None
+            if region is not None:
+                length = min(piece.nbytes, sum(region) - piece.ctypes.data)
+                segment = piece[:length]
+            else:
+                beyond = [start - piece.ctypes.data for start, _ in regions if is_lent and start > piece.ctypes.data]
+                length = min([piece.nbytes, *beyond])
+                segment = aligned_buffer(length)
+                segment[:] = piece[:length]
+            segments.append((offset, segment))
             offset, piece = offset + length, piece[length:]
     return segments
