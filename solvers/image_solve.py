@@ -43,8 +43,11 @@ SolveMethod = Callable[..., SolveResult | BlockSolveResult]
 _FIRST = 2.0
 # Later ones end at this share of what the pass before has gained, within these limits, and aim at this share of the tolerance.
 _SHARE, _LEAST, _MOST, _AIM = 0.2, 1e-9, 0.3, 0.25
-# A pass is slow if the residual is left above this share of the one before; after two slow passes the image is too coarse.
-_SLOW, _PATIENCE = 0.2, 2
+# A pass is slow if the residual is left above this share of the one before: after two, it may have come to the floor of rounding.
+_SLOW, _DOUBTFUL = 0.2, 2
+# The image is too coarse if so many passes have not halved the smallest residual. The first pass may raise it, as the error
+# is reduced in the norm of A; slow passes take less time than many sweeps without an image.
+_HALVED, _PATIENCE = 0.5, 3
 # Rounding units of images.
 _UNITS = {np.dtype(np.float32): 2.0**-24, np.dtype(np.int16): 2.0**-16}
 # Rounding in a residual that is updated, in units of that in ``|A||x|``.
@@ -132,7 +135,7 @@ def solve_by_image(
     Raises
     ------
     ImageUnfitError
-        If solves with the image break down, or gain less than a factor of five in two passes, and not for rounding.
+        If solves with the image break down, or do not halve the residual in three passes, and not for rounding.
     """
     if np.dtype(image.values_dtype) not in _UNITS or image.shape != A.shape:
         raise InputError(f"the image must be of float32 or int16 and of shape {A.shape}, not {image!r}")
@@ -167,6 +170,7 @@ class _Refinement:
         self.tolerances = np.maximum(self.rtol * b_norms, self.atol)
         self.ends: list[StopReason | None] = [None] * len(b_norms)
         self.norms, self.gains, self.slow = self.scales.copy(), np.ones_like(b_norms), np.zeros(len(b_norms), int)
+        self.halved, self.passes_since = np.full_like(b_norms, np.inf), np.zeros(len(b_norms), int)
         self.last: tuple[Array, Array] | None = None  # the last step, and A times it
         self.bounded: set[int] = set()  # right-hand sides of whose residuals bounds are known
 
@@ -277,14 +281,19 @@ class _Refinement:
         # Of residuals that are computed anew where updates alone had made them small.
         self.gains = np.divide(self.norms, before, out=np.zeros_like(before), where=before > 0)
         self.slow = np.where(self.gains > _SLOW, self.slow + 1, 0)
-        stuck = [column for column in self._running() if self.slow[column] >= _PATIENCE]
-        if not stuck:
+        has_halved = self.norms <= _HALVED * self.halved
+        self.halved = np.where(has_halved, self.norms, self.halved)
+        self.passes_since = np.where(has_halved, 0, self.passes_since + 1)
+        stuck = self.passes_since >= _PATIENCE
+        doubtful = [column for column in self._running() if self.slow[column] == _DOUBTFUL or stuck[column]]
+        if not doubtful:
             return
         self._compute()
-        for column in stuck:
-            if not self.norms[column] <= FLOOR_FACTOR * self._rounding(self._column(self.x, column)):
-                raise self._unfit(f"{_PATIENCE} passes gained less than a factor of {1 / _SLOW:.0f} each")
-            self.ends[column] = StopReason.ROUNDING_FLOOR
+        for column in doubtful:
+            if self.norms[column] <= FLOOR_FACTOR * self._rounding(self._column(self.x, column)):
+                self.ends[column] = StopReason.ROUNDING_FLOOR
+            elif stuck[column]:
+                raise self._unfit(f"{_PATIENCE} passes did not halve the residual")
 
     def _with_drift(self, column: int, norm: float) -> float:
         """Return a bound of the true residual from one that was updated: what rounding may have added to it."""

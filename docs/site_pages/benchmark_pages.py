@@ -36,6 +36,11 @@ BENCHMARKS = {
         "Whole calls on a GPU: jumps, stretched meshes, plates; in memory and streamed.",
         None,
     ),
+    "streamed_systems": (
+        "Sweeps of real systems",
+        "Set up and solved with a quarter of the bytes of the values: jumps, layers, plates, graphs, tetrahedra in random order.",
+        None,
+    ),
     "precision": (
         "An image in float32 of a matrix that does not fit",
         "Solves in memory, and with storage for 55 % of half of the matrix.",

@@ -1,25 +1,60 @@
 """Places a matrix that does not fit: an image of it in fewer digits in memory, for all iterations, and A streamed for residuals.
 
+Both are of the format that streams with the fewest bytes, which :class:`Smallest` finds.
+
 See :mod:`penstock.solvers.image_solve` for what is computed with the two.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from penstock.driver.request import ImagePlacement, Placement, Request, Resident, Vectors, room_for_matrix
+from penstock.driver.row_order import BY_LEVELS, IN_LAYERS
 from penstock.solvers import PreconditionerSpec
+from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.image_solve import image_workspace_nbytes
-from penstock.spmv import BudgetError, InputError, SparseMatrix, format_nbytes
-from penstock.streaming import CUTS, MatrixIndex, Ring, StreamPlan, Workload, plan_stream
+from penstock.spmv import (
+    CPU,
+    BudgetError,
+    CsrMatrix,
+    InputError,
+    SparseMatrix,
+    device_of,
+    format_named,
+    format_nbytes,
+)
+from penstock.spmv.formats.partition import row_slabs
+from penstock.spmv.formats.statistics import MatrixStatistics
+from penstock.spmv.model.suggestion import Suggestion, rank_formats
+from penstock.streaming import (
+    CUTS,
+    LevelOrder,
+    MatrixIndex,
+    Ring,
+    StreamPlan,
+    Workload,
+    index_of,
+    layer_order,
+    level_order,
+    plan_stream,
+)
 from penstock.streaming.image import can_be_joined, can_be_rounded, corrections_nbytes, image_nbytes
 
 # Bytes of a stored value in the matrix and in the smallest image, and of an index.
 _FULL, _ITEMSIZE, _INDEX = 8, 2, 4
+# By this share CSR must be smaller than formats that stream at their best. Another order of the rows may make these smaller.
+_FEWER = 0.6
+# Rows are put in another order for an image if it fits then: if these times the bytes without padding are enough, and the padding
+# is more than that.
+_IN_ORDER, _PADDED = 1.1, 1.2
 #: Of the values of images, the first choice first.
 IMAGE_PRECISIONS = ("float32", "int16")
 
@@ -140,4 +175,112 @@ def _explained(plan: StreamPlan, verify: str) -> str:
         f"computed with A in float64, streamed in {count} subdivisions through {plan.slots} slots, "
         f"{format_nbytes(plan.storage_nbytes)}"
         + ("; the last one is a bound where that meets the tolerance" if verify == "bound" else "")
+    )
+
+
+def place_image_of(
+    smallest: Smallest, request: Request, specs: Sequence[PreconditionerSpec], vectors: Vectors
+) -> Placement | None:
+    """Place an image of a matrix that does not fit, and the matrix itself for residuals; None without room for both.
+
+    Rows in random order, whose chunks are padded, are put in another order if an image fits in that.
+    """
+    if not image_is_wanted(request, smallest.statistics.values_dtype):
+        return None
+    needed = min(vectors.nbytes(request, spec) for spec in specs)
+    if placed := _placed_as_it_is(smallest, request, specs, vectors, needed):
+        return placed
+    least, nbytes = smallest.least_nbytes, smallest.suggestion.nbytes
+    if nbytes < _PADDED * least or not image_fits(int(_IN_ORDER * least), smallest.block_size, request, needed):
+        return None
+    for name, order_of in smallest.orders(request).items():
+        order = order_of()
+        if placed := _placed_as_it_is(smallest.in_order(order, request), request, specs, vectors, needed):
+            said = f"{name}: rows are padded less, so that an image fits"
+            return replace(placed, order=order, facts=(("order", said), *placed.facts))
+    return None
+
+
+def _placed_as_it_is(
+    smallest: Smallest, request: Request, specs: Sequence[PreconditionerSpec], vectors: Vectors, needed: int
+) -> Placement | None:
+    of, statistics = smallest.suggestion, smallest.statistics
+    if not image_fits(of.nbytes, smallest.block_size, request, needed):
+        return None
+    whole = smallest.whole
+    most = -(-whole.shape[0] // whole.row_granularity)
+    counts = sorted({min(count, most) for count in CUTS})
+
+    def index_for(count: int) -> MatrixIndex:
+        return index_of(row_slabs(whole, count), whole.shape)
+
+    placed = place_image(
+        index_for, counts, (whole.nbytes, whole.values.nbytes), request, specs, vectors, statistics.nnz, whole
+    )
+    if placed is None:
+        return None
+    fact = request.format_fact(of, statistics.symmetry.exact, "the fewest bytes")
+    return replace(placed, facts=(fact, *placed.facts), difference=smallest.difference)
+
+
+class Smallest:
+    """A matrix in the format that streams in which it has the fewest bytes, or in the caller's; it is converted once."""
+
+    def __init__(self, statistics: MatrixStatistics, request: Request, node_size: int) -> None:
+        smaller: list[Suggestion] = []
+
+        def streaming() -> Iterator[Suggestion]:
+            for one in rank_formats(statistics, "cpu", by_bytes=True):
+                if format_named(one.format_name).traits.streams:
+                    yield one
+                elif one.format_name == CsrMatrix.name:
+                    smaller.append(one)
+
+        self.suggestion, self.statistics = _first_suitable(streaming(), request), statistics
+        if request.format is None and smaller and smaller[0].nbytes < _FEWER * self.suggestion.nbytes:
+            self.suggestion = smaller[0]  # chunks with the long rows of hubs are mostly padding
+        self.block_size = int(self.suggestion.parameters.get("block_size", 1))
+        self._node_size, self._together = node_size, math.lcm(self.block_size, node_size)
+
+    @functools.cached_property
+    def whole(self) -> SparseMatrix:
+        """The matrix on the host."""
+        return self.suggestion.of_statistics(self.statistics).to_device(CPU)
+
+    @property
+    def difference(self) -> float:
+        """Bound of the norm of its difference from the caller's matrix."""
+        half = format_named(self.suggestion.format_name).traits.half
+        return self.statistics.symmetry.skew_norm if half else 0.0
+
+    @property
+    def least_nbytes(self) -> float:
+        """Bytes that it would have without padding, about."""
+        of = self.suggestion
+        return format_named(of.format_name).least_nbytes(self.statistics, **of.parameters)
+
+    def in_order(self, order: LevelOrder, request: Request) -> Smallest:
+        """Return the matrix with its rows in another order."""
+        csr = order.matrix(self.statistics.matrix.to_csr())
+        return Smallest(MatrixStatistics.of(CsrMatrix.from_csr(csr, check=False)), request, self._node_size)
+
+    def orders(self, request: Request) -> dict[str, Callable[[], LevelOrder]]:
+        """Return what finds other orders of its rows; the unknowns of a node and the rows of a block stay together."""
+        A, size = self.statistics.matrix, self._together
+        by_levels = {BY_LEVELS: lambda: level_order(A.to_csr(), size)}
+        points = request.options.get("coordinates")
+        if points is None or isinstance(points, GridPoints) or len(points) * size != A.shape[0]:
+            return by_levels
+        return {IN_LAYERS: lambda: layer_order(device_of(points).to_host(points), size), **by_levels}
+
+
+def _first_suitable(ranking: Iterator[Suggestion], request: Request) -> Suggestion:
+    """Return the first suggestion of the requested format, or of any."""
+    names = set()
+    for one in ranking:
+        if request.format in (None, one.format_name):
+            return one
+        names.add(one.format_name)
+    raise InputError(
+        f"the format {request.format} does not suit {request.name} here; choose auto or one of {', '.join(sorted(names))}"
     )

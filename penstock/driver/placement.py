@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 
 from penstock.driver.image_placement import (
     IMAGE_PRECISIONS,
-    image_fits,
+    Smallest,
     image_is_wanted,
     place_image,
+    place_image_of,
     refuse_without_image,
 )
 from penstock.driver.matrix_checks import check_matrix, check_square
 from penstock.driver.predicted import cheap_factorisation
 from penstock.driver.progress import Reporter
 from penstock.driver.request import Placement, Request, Resident, Vectors, room_for_matrix
-from penstock.driver.row_order import BY_LEVELS, BY_LINES, COUPLED, IN_LAYERS, in_best_order, levels_may_pay, with_lines
+from penstock.driver.row_order import BY_LINES, COUPLED, in_best_order, levels_may_pay, with_lines
 from penstock.driver.slow_modes import constants_are_slow, has_band, is_worth_measuring
 from penstock.solvers import PreconditionerSpec
-from penstock.solvers.amg.grid_points import GridPoints
 from penstock.solvers.amg.modes import checked_near_null_space
 from penstock.solvers.solve_many import LARGEST_RESIDENT_BLOCK
-from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, SparseMatrix, device_of, format_named, format_nbytes
+from penstock.spmv import CPU, BudgetError, CsrMatrix, InputError, SparseMatrix, format_named
 from penstock.spmv.formats.limits import LARGEST_DENSE_BLOCK
 from penstock.spmv.formats.partition import row_slabs
 from penstock.spmv.formats.statistics import MatrixStatistics
@@ -46,8 +46,6 @@ from penstock.streaming import (
     Workload,
     choose,
     index_of,
-    layer_order,
-    level_order,
     plan_stream,
 )
 from penstock.streaming.stores.packing import PADDING_NBYTES, rough_index
@@ -184,9 +182,9 @@ def place_matrix(
             base, fitting = cheaper, its_fitting
         with reporter.part("convert"):
             return _place_resident(statistics, request, base, fitting, vectors, facts_in_memory)
-    smallest = _Smallest(statistics, request, block_size)
+    smallest = Smallest(statistics, request, block_size)
     with reporter.part("convert"):
-        image = _place_image(statistics, smallest, request, specs, vectors)
+        image = place_image_of(smallest, request, specs, vectors)
     if image is not None:
         return replace(image, facts=(*facts_in_memory, *image.facts))
     if request.precision in IMAGE_PRECISIONS:
@@ -209,74 +207,14 @@ def _place_resident(
     facts: list[tuple[str, str]],
 ) -> Placement:
     """Convert a matrix to the format in which it is held in memory."""
-    matrix, symmetry = _converted(statistics, fitting), statistics.symmetry
+    matrix, symmetry = fitting.of_statistics(statistics), statistics.symmetry
     why = f"as {base.name} uses it" if fitting.format_name in base.formats else "fastest by the roofline model"
-    facts.append(_format_fact(fitting, symmetry.exact, request, why))
+    facts.append(request.format_fact(fitting, symmetry.exact, why))
     difference = symmetry.skew_norm if format_named(fitting.format_name).traits.half else 0.0
     [products, *_] = base.products_per_iteration(streamed=False)
     spec, workload = base.with_products(products), vectors.workload(request, base, products)
     plan = Resident.of(matrix, statistics.nnz, request.memory, workload.workspace_nbytes, workload.parts)
     return _resident(request, plan, spec, vectors, statistics.nnz, facts, matrix=matrix, difference=difference)
-
-
-def _place_image(
-    statistics: MatrixStatistics,
-    smallest: _Smallest,
-    request: Request,
-    specs: Sequence[PreconditionerSpec],
-    vectors: Vectors,
-) -> Placement | None:
-    """Place an image of a matrix that does not fit, and the matrix itself for residuals; None without room for both."""
-    needed, of = min(vectors.nbytes(request, spec) for spec in specs), smallest.suggestion
-    if not image_is_wanted(request, statistics.values_dtype):
-        return None
-    if not image_fits(of.nbytes, smallest.block_size, request, needed):
-        return None
-    whole = smallest.whole
-    most = -(-whole.shape[0] // whole.row_granularity)
-    counts = sorted({min(count, most) for count in CUTS})
-
-    def index_for(count: int) -> MatrixIndex:
-        return index_of(row_slabs(whole, count), whole.shape)
-
-    placed = place_image(
-        index_for, counts, (whole.nbytes, whole.values.nbytes), request, specs, vectors, statistics.nnz, whole
-    )
-    if placed is None:
-        return None
-    fact = _format_fact(of, statistics.symmetry.exact, request, "the fewest bytes")
-    return replace(placed, facts=(fact, *placed.facts), difference=smallest.difference)
-
-
-class _Smallest:
-    """A matrix in the format that streams in which it has the fewest bytes, or in the caller's; it is converted once."""
-
-    def __init__(self, statistics: MatrixStatistics, request: Request, node_size: int) -> None:
-        ranked = rank_formats(statistics, "cpu", by_bytes=True)
-        streaming = (one for one in ranked if format_named(one.format_name).traits.streams)
-        self.suggestion, self._statistics = _first_suitable(streaming, request), statistics
-        self.block_size = int(self.suggestion.parameters.get("block_size", 1))
-        self._together = math.lcm(self.block_size, node_size)
-
-    @functools.cached_property
-    def whole(self) -> SparseMatrix:
-        """The matrix on the host."""
-        return _converted(self._statistics, self.suggestion).to_device(CPU)
-
-    @property
-    def difference(self) -> float:
-        """Bound of the norm of its difference from the caller's matrix."""
-        half = format_named(self.suggestion.format_name).traits.half
-        return self._statistics.symmetry.skew_norm if half else 0.0
-
-    def orders(self, request: Request) -> dict[str, Callable[[], LevelOrder]]:
-        """Return what finds other orders of its rows; the unknowns of a node and the rows of a block stay together."""
-        A, size = self._statistics.matrix, self._together
-        by_levels = {BY_LEVELS: lambda: level_order(A.to_csr(), size)}
-        points = request.options.get("coordinates")
-        if points is None or isinstance(points, GridPoints) or len(points) * size != A.shape[0]:
-            return by_levels
-        return {IN_LAYERS: lambda: layer_order(device_of(points).to_host(points), size), **by_levels}
 
 
 class _InOrder(NamedTuple):
@@ -304,7 +242,7 @@ def _cheap_factorisation(
 
 def _place_streamed(
     statistics: MatrixStatistics,
-    smallest: _Smallest,
+    smallest: Smallest,
     request: Request,
     block_size: int,
     facts: list[tuple[str, str]],
@@ -317,7 +255,7 @@ def _place_streamed(
     specs = request.specs_that_stream(block_size)
     room = room_for_matrix(request, max(vectors.nbytes(request, spec) for spec in specs))
     suggestion, granularity = smallest.suggestion, smallest.block_size
-    facts.append(_format_fact(suggestion, statistics.symmetry.exact, request, "the fewest bytes a sweep"))
+    facts.append(request.format_fact(suggestion, statistics.symmetry.exact, "the fewest bytes a sweep"))
     workload = functools.partial(vectors.workload, request)
     best_plan = functools.partial(_best_plan, specs, workload, room, rates(suggestion.nbytes))
     given, rows = A.to_csr(), A.shape[0] // granularity
@@ -350,7 +288,7 @@ def _place_streamed(
             statistics.take_converted(0, None)  # in the order before: its memory is needed
             reordered = MatrixStatistics.of(CsrMatrix.from_csr(csr, check=False))
         # On the host, to be cut there, and streamed from there.
-        whole = (smallest.whole if order is None else _converted(reordered, suggestion)).to_device(CPU)
+        whole = (smallest.whole if order is None else suggestion.of_statistics(reordered)).to_device(CPU)
     plan = _exact_plan(best_plan, whole, extents, cuts)
     converted = {"matrix": whole, "order": order, "difference": smallest.difference}
     return _streamed(request, plan, specs, vectors, statistics.nnz, facts, **converted)
@@ -433,44 +371,6 @@ def _streamed(
     converted["method"] = request.chosen_method.described(vectors.together)
     # With one choice only, the first sweeps are not worth a measurement.
     return Placement(*decided, choices=choices if len(choices) > 1 else (), reasons=reasons, **converted)
-
-
-def _converted(statistics: MatrixStatistics, suggestion: Suggestion) -> SparseMatrix:
-    """Convert without checking again what :func:`check_matrix` has seen."""
-    return format_named(suggestion.format_name).of_statistics(statistics, **suggestion.parameters)
-
-
-def _first_suitable(ranking: Iterator[Suggestion], request: Request) -> Suggestion:
-    """Return the first suggestion of the requested format, or of any."""
-    names = set()
-    for one in ranking:
-        if request.format in (None, one.format_name):
-            return one
-        names.add(one.format_name)
-    raise InputError(
-        f"the format {request.format} does not suit {request.name} here; choose auto or one of {', '.join(sorted(names))}"
-    )
-
-
-def _format_fact(suggestion: Suggestion, exact: bool, request: Request, why: str) -> tuple[str, str]:
-    traits = format_named(suggestion.format_name).traits
-    blocks = (
-        f" of {suggestion.parameters['block_size']} x {suggestion.parameters['block_size']} blocks"
-        if traits.blocked
-        else ""
-    )
-    half = (
-        ""
-        if exact or not traits.half
-        else "; the upper triangle stands for both, the reported residual is that of the original A"
-    )
-    chosen = why if request.format is None else "as requested"
-    return "format", f"{_plain(traits.label)}{blocks}, {format_nbytes(suggestion.nbytes)}: {chosen}{half}"
-
-
-def _plain(label: str) -> str:
-    """Return a label of figures as a terminal can show it."""
-    return label.replace(r"$\sigma$", "sigma")
 
 
 def _dense_block_size(statistics: MatrixStatistics) -> int:

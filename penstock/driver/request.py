@@ -15,7 +15,8 @@ from penstock.solvers import (
     preconditioner_spec,
 )
 from penstock.solvers.factorisation import FactorisationSpec
-from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_nbytes
+from penstock.spmv import BudgetError, Device, InputError, SparseMatrix, format_named, format_nbytes
+from penstock.spmv.model.suggestion import Suggestion
 from penstock.streaming import LevelOrder, MatrixIndex, Ring, StreamPlan, Subdivision, Workload, plan_stream
 from penstock.streaming.execution.budget import check_room
 
@@ -52,6 +53,13 @@ class Request:
     def chosen_method(self) -> MethodChoice:
         """The method that solves."""
         return self.method if isinstance(self.method, MethodChoice) else method_named(self.method)
+
+    def format_fact(self, chosen: Suggestion, exact: bool, why: str) -> tuple[str, str]:
+        """Return what to say of a format for a matrix that is symmetric, ``exact`` or but for rounding, and why it is used."""
+        half = ""
+        if format_named(chosen.format_name).traits.half and not exact:
+            half = "; the upper triangle stands for both, the reported residual is that of the original A"
+        return "format", f"{chosen.label}: {why if self.format is None else 'as requested'}{half}"
 
     def specs(self, block_size: int, *, streamed: bool) -> list[PreconditionerSpec]:
         """Return the preconditioners between which the plan chooses.

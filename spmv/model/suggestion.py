@@ -60,6 +60,18 @@ class Suggestion:
         """Convert a matrix accordingly."""
         return format_named(self.format_name).from_csr(A, **self.parameters)
 
+    def of_statistics(self, statistics: MatrixStatistics) -> SparseMatrix:
+        """Convert a valid matrix accordingly, of which the statistics may know what the format needs."""
+        return format_named(self.format_name).of_statistics(statistics, **self.parameters)
+
+    @property
+    def label(self) -> str:
+        """The format in words, with the size of its blocks, and the bytes."""
+        traits, size = format_named(self.format_name).traits, self.parameters.get("block_size")
+        blocks = f" of {size} x {size} blocks" if traits.blocked else ""
+        words = traits.label.replace(r"$\sigma$", "sigma")  # as a terminal can show it
+        return f"{words}{blocks}, {format_nbytes(self.nbytes)}"
+
     def __str__(self) -> str:
         parameters = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
         timed = "" if self.measured_seconds is None else f", measured {self.measured_seconds * 1e3:.3g} ms"

@@ -72,3 +72,34 @@ def test_a_prepared_system_expects_several_solves():
     with prepare(A, coordinates=POINTS, **GIVEN) as system:
         assert system._system.request.solves > 1
         check(B[:, 0], system.solve(B[:, 0]))
+
+
+@pytest.mark.parametrize(
+    ("points", "name"), [(None, "by levels (reverse Cuthill-McKee)"), (POINTS, "in layers across the longest axis")]
+)
+def test_rows_are_put_in_order_where_an_image_then_fits(points, name):
+    """In random order chunks of rows of half of the matrix are padded so much that the image is too large."""
+    with prepare(A, device="cpu", memory="490 KiB", coordinates=points) as system:
+        for factor in (1.0, 2.0):
+            system.update(factor * A)
+            result = system.solve(factor * B)
+            check(B, result)
+        assert f"order       {name}: rows are padded less, so that an image fits" in system.explain()
+        assert np.allclose(system.matrix @ B, 2.0 * A @ B)
+    assert result.sweeps <= 20
+
+
+def test_the_long_rows_of_hubs_are_not_padded():
+    """A network in which most nodes join a few: chunks of 32 rows would be mostly padding, and too large to be cut."""
+    rng, n = np.random.default_rng(5), 4000
+    ends = np.stack([np.arange(1, n).repeat(3), (np.arange(1, n).repeat(3) * rng.random(3 * n - 3) ** 4).astype(int)])
+    edges = scipy.sparse.coo_array((np.ones(3 * n - 3), ends), shape=(n, n)).tocsr()
+    G = scipy.sparse.csr_array(edges + edges.T)
+    L = scipy.sparse.csr_array(scipy.sparse.diags_array(G.sum(axis=1) + 1.0) - G)
+    b = rng.standard_normal(n)
+
+    result = solve(L, b, device="cpu", memory=L.data.nbytes // 3)
+
+    assert result.converged
+    assert "format      CSR, " in result.explain()
+    assert np.linalg.norm(b - L @ result.x) <= 1e-8 * np.linalg.norm(b)

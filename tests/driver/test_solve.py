@@ -13,13 +13,13 @@ from kernel_targets import gpu_count
 from labelled import Series
 
 import penstock
-from penstock.driver import placement as placement_module
 from penstock.driver import predicted, slow_modes
 from penstock.fem import Cantilever, LognormalMaterial
 from penstock.solvers import SmoothedAggregationSpec
 from penstock.solvers.chebyshev import ChebyshevSpec
 from penstock.spmv import BsrMatrix, BudgetError, CsrMatrix, InputError, SparseMatrix, SymmetricBsrMatrix
 from penstock.spmv.formats import statistics, symmetric_bsr
+from penstock.spmv.model.suggestion import Suggestion
 from penstock.streaming import FileStore, HostStore, StreamedMatrix
 
 BEAM = Cantilever(nodes=(17, 5, 5), dof=3, material=LognormalMaterial(sigma=0.5, seed=2))
@@ -174,7 +174,7 @@ class TestVectors:
         A = scipy.sparse.csr_array(beam.matrix().to_csr())[rows][:, rows]
         b, guess = np.random.default_rng(3).standard_normal((2, A.shape[0]))
 
-        result = solve(A, b, x0=guess, memory="500 KiB", preconditioner="chebyshev")
+        result = solve(A, b, x0=guess, memory="500 KiB", precision="float64", preconditioner="chebyshev")
 
         check(A, b, result)
         assert "by levels (reverse Cuthill-McKee)" in result.explain()
@@ -188,7 +188,7 @@ class TestVectors:
         b = np.random.default_rng(3).standard_normal(A.shape[0])
         FileStore.create(tmp_path / "store", (A[i : i + 240] for i in range(0, A.shape[0], 240)), shape=A.shape).close()
 
-        result = solve(tmp_path / "store", b, memory="500 KiB", preconditioner="chebyshev")
+        result = solve(tmp_path / "store", b, memory="500 KiB", precision="float64", preconditioner="chebyshev")
 
         check(A, b, result)
         assert "by levels (reverse Cuthill-McKee)" in result.explain()
@@ -207,7 +207,7 @@ class TestDecisions:
         def counted(name, function):
             return lambda *arguments, **options: (calls.append(name), function(*arguments, **options))[1]
 
-        monkeypatch.setattr(placement_module, "_converted", counted("conversion", placement_module._converted))
+        monkeypatch.setattr(Suggestion, "of_statistics", counted("conversion", Suggestion.of_statistics))
         monkeypatch.setattr(statistics, "survey", counted("survey", statistics.survey))
         for module in (
             statistics,

@@ -182,6 +182,30 @@ def test_an_image_that_is_not_definite_is_refused():
         solve_by_image(SOLVE, A, image, rng.standard_normal(1000), M=jacobi(image), rtol=1e-8)
 
 
+@pytest.mark.parametrize(("most", "is_fit"), [(4.0, True), (400.0, False)])
+def test_slow_passes_go_on_while_they_get_on(most, is_fit):
+    """The image is that of another matrix, so that passes gain less than a factor of five each."""
+    rng, line = (
+        np.random.default_rng(4),
+        scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(30, 30)),
+    )
+    S = scipy.sparse.csr_array(scipy.sparse.kronsum(line, line) + scipy.sparse.eye_array(900))
+    other = CsrMatrix.from_csr(scipy.sparse.csr_array(S + scipy.sparse.diags_array(rng.uniform(0, most, 900))))
+    A, image = streamed(CsrMatrix.from_csr(S))[0], image_of(other)
+    b = rng.standard_normal(900)
+
+    with A:
+        if not is_fit:
+            with pytest.raises(ImageUnfitError, match="3 passes did not halve the residual"):
+                solve_by_image(SOLVE, A, image, b, M=jacobi(image), rtol=1e-8, verify="norm")
+            return
+        result = solve_by_image(SOLVE, A, image, b, M=jacobi(image), rtol=1e-8, verify="norm")
+
+    assert result.converged
+    assert 10 < result.sweeps < 40
+    assert residual(S, b, result.x) <= 1.001 * result.true_residual <= 1.001e-8
+
+
 def test_a_matrix_that_is_not_definite_is_left_to_others():
     S = scipy.sparse.csr_array(scipy.sparse.diags_array(np.r_[np.ones(50), -1.0, np.ones(49)]))
     A, image = streamed(CsrMatrix.from_csr(S))

@@ -177,7 +177,7 @@ class TestSolves:
         scipy.sparse.save_npz(tmp_path / "A.npz", A)
         np.save(tmp_path / "B.npy", B)
 
-        options = {"columns": columns, "preconditioner": "chebyshev", "memory": "500 KiB"}
+        options = {"columns": columns, "preconditioner": "chebyshev", "memory": "500 KiB", "precision": "float64"}
         folder = solve(tmp_path / "run", tmp_path / "A.npz", right_hand_sides=tmp_path / "B.npy", **options)
 
         plan, result = folder.plan.read_text(), result_of(folder)
