@@ -33,7 +33,7 @@ from penstock.spmv import Device
 
 Array = np.ndarray[Any, Any]
 Generator = np.random.Generator
-_MOST_ITERATIONS = 500
+_MOST_ITERATIONS = 5_000
 
 
 def _in_blocks(shape: tuple[int, ...], side: int, rng: Generator, share: float = 0.5) -> Array:
@@ -146,7 +146,7 @@ SYSTEMS: dict[str, tuple[Callable[[int, Generator], System], int]] = {
     "elements-1e3": (_solid(lambda shape, rng: np.where(rng.random(shape) < 0.3, 1e3, 1.0)), 18),
     "layers-1e4": (_solid(lambda shape, rng: np.where(np.arange(shape[2]) // 3 % 2, 1e4, 1.0) * np.ones(shape)), 20),
     "porous-1e6": (_solid(lambda shape, rng: np.where(_balls(shape, 0.35, (1.5, 3.5), rng), 1e-6, 1.0)), 20),
-    "stretched-30": (_solid(_uniform, spacing=(30, 30, 1)), 20),
+    "stretched-30": (_solid(_uniform, spacing=(1, 30, 30)), 20),
     "plate": (plate_of_bricks, 20),
     "springs-1e8": (_springs, 20),
     "fibres-1e4": (_solid(_fibres), 25),
