@@ -5,6 +5,11 @@ import pytest
 from penstock.driver import predicted, slow_convergence
 
 
+@pytest.fixture(autouse=True, scope="module")
+def always_in_one_thread(one_thread):
+    """These systems are small."""
+
+
 @pytest.fixture
 def small_matrices_are_worth_it(monkeypatch):
     """Let multigrid take the place of Jacobi for small matrices too, and nothing else do so."""
