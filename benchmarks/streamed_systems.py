@@ -11,6 +11,7 @@ is to read the values once from the host's memory, or to bring them to the devic
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -180,13 +181,14 @@ def measure(name: str, size: int, device: Device, copy: float) -> dict[str, Any]
 
     call()  # compiles, and measures the link
     seconds, (result, setup_sweeps) = seconds_of(device, call)
+    explained = result.explain()
     residual = float(np.linalg.norm(b - A @ result.x) / np.linalg.norm(b))
     entry = record(
         f"streamed_systems/{size}/{name}", [seconds], floor=A.data.nbytes / copy, nbytes=int(A.data.nbytes), peers={},
         unknowns=A.shape[0], iterations=result.iterations, sweeps=result.sweeps, setup_sweeps=setup_sweeps,
         wanted_sweeps=most, converged=bool(result.converged), true_residual=residual,
-        solver=next((line[12:] for line in result.explain().splitlines() if line.startswith("solver")), ""),
-        precision=next((line[12:] for line in result.explain().splitlines() if line.startswith("precision")), "float64"),
+        solver=next((line[12:] for line in explained.splitlines() if line.startswith("solver")), ""),
+        precision=found[1] if (found := re.search(r"an image of the matrix in (\w+)", explained)) else "float64",
     )  # fmt: skip
     words = "met" if result.converged and result.sweeps <= most else f"not met ({most})"
     return printed(

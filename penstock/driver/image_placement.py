@@ -1,6 +1,6 @@
 """Places a matrix that does not fit: an image of it in fewer digits in memory, for all iterations, and A streamed for residuals.
 
-Both are of the format that streams with the fewest bytes, which :class:`Smallest` finds.
+Both are of the format that has the fewest bytes where it is streamed, which :class:`Smallest` finds.
 
 See :mod:`penstock.solvers.image_solve` for what is computed with the two.
 """
@@ -50,7 +50,7 @@ from penstock.streaming.image import can_be_joined, can_be_rounded, corrections_
 
 # Bytes of a stored value in the matrix and in the smallest image, and of an index.
 _FULL, _ITEMSIZE, _INDEX = 8, 2, 4
-# By this share CSR must be smaller than formats that stream at their best. Another order of the rows may make these smaller.
+# CSR is streamed if it has at most this share of the bytes of other formats, which another order of the rows may make smaller.
 _FEWER = 0.6
 # Rows are put in another order for an image if it fits then: if these times the bytes without padding are enough, and the padding
 # is more than that.
@@ -191,7 +191,11 @@ def place_image_of(
     if placed := _placed_as_it_is(smallest, request, specs, vectors, needed):
         return placed
     least, nbytes = smallest.least_nbytes, smallest.suggestion.nbytes
-    if nbytes < _PADDED * least or not image_fits(int(_IN_ORDER * least), smallest.block_size, request, needed):
+    if (
+        smallest.block_size == 1
+        or nbytes < _PADDED * least
+        or not image_fits(int(_IN_ORDER * least), smallest.block_size, request, needed)
+    ):
         return None
     for name, order_of in smallest.orders(request).items():
         order = order_of()
@@ -224,14 +228,14 @@ def _placed_as_it_is(
 
 
 class Smallest:
-    """A matrix in the format that streams in which it has the fewest bytes, or in the caller's; it is converted once."""
+    """A matrix in the format in which it has the fewest bytes to stream, or in the caller's; it is converted once."""
 
     def __init__(self, statistics: MatrixStatistics, request: Request, node_size: int) -> None:
         smaller: list[Suggestion] = []
 
         def streaming() -> Iterator[Suggestion]:
             for one in rank_formats(statistics, "cpu", by_bytes=True):
-                if format_named(one.format_name).traits.streams:
+                if format_named(one.format_name).traits.streams or one.format_name == request.format == CsrMatrix.name:
                     yield one
                 elif one.format_name == CsrMatrix.name:
                     smaller.append(one)
@@ -264,12 +268,15 @@ class Smallest:
         csr = order.matrix(self.statistics.matrix.to_csr())
         return Smallest(MatrixStatistics.of(CsrMatrix.from_csr(csr, check=False)), request, self._node_size)
 
+    @functools.cached_property
+    def _by_levels(self) -> LevelOrder:
+        return level_order(self.statistics.matrix.to_csr(), self._together)
+
     def orders(self, request: Request) -> dict[str, Callable[[], LevelOrder]]:
         """Return what finds other orders of its rows; the unknowns of a node and the rows of a block stay together."""
-        A, size = self.statistics.matrix, self._together
-        by_levels = {BY_LEVELS: lambda: level_order(A.to_csr(), size)}
+        size, by_levels = self._together, {BY_LEVELS: lambda: self._by_levels}
         points = request.options.get("coordinates")
-        if points is None or isinstance(points, GridPoints) or len(points) * size != A.shape[0]:
+        if points is None or isinstance(points, GridPoints) or len(points) * size != self.statistics.shape[0]:
             return by_levels
         return {IN_LAYERS: lambda: layer_order(device_of(points).to_host(points), size), **by_levels}
 

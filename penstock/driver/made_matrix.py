@@ -166,9 +166,9 @@ class MadeMatrixSource:
 
         may_pay = partial(levels_may_pay, request=request, nodes=self.shape[0] // dof, entries=0)
         chosen = _InOrder(self._order, self._ordered, placement)
-        chosen, said = in_best_order(chosen, orders, in_order, suffices, may_pay)
+        chosen, facts = in_best_order(chosen, orders, in_order, suffices, may_pay, facts)
         self._order, self._ordered, placement = chosen
-        return self._in_this_order(placement, said or facts)
+        return self._in_this_order(placement, facts)
 
     def _gather_nodes(self) -> list[tuple[str, str]]:
         """Put nodes that are coupled near each other, if they are numbered at random, and say so."""

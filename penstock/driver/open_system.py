@@ -27,6 +27,7 @@ from penstock.solvers import (
 from penstock.solvers.checks import check_finite, check_maxiter, check_tolerances
 from penstock.solvers.image_solve import ImageUnfitError, has_image, solve_by_image
 from penstock.spmv import (
+    CPU,
     Array,
     BudgetError,
     CsrMatrix,
@@ -112,6 +113,10 @@ class OpenSystem:
     def order(self) -> LevelOrder | None:
         """The order of the rows, if it is not the caller's."""
         return None if self.placement is None else self.placement.order
+
+    def iterate_of_caller(self, x: Array | None) -> Array | None:
+        """Return an iterate of this system, if there is one, in the caller's order of the unknowns."""
+        return x if x is None or self.order is None else self.order.back(CPU.asarray(x))
 
     @property
     def stored(self) -> SparseMatrix | None:

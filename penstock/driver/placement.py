@@ -280,7 +280,7 @@ def _place_streamed(
     may_pay = functools.partial(levels_may_pay, request=request, nodes=rows, entries=statistics.nnz)
     with contextlib.suppress(BudgetError):  # of which only exact cuts can tell
         chosen = _InOrder(order, csr, extents, best_plan(rough, extents, rows))
-        chosen, said = in_best_order(chosen, orders, in_order, suffices, may_pay)
+        chosen, said = in_best_order(chosen, orders, in_order, suffices, may_pay, [])
         order, csr, extents, plan = chosen
         facts, cuts = [*facts, *said], _cuts_like(plan)
     with reporter.part("convert"):

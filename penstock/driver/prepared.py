@@ -265,11 +265,11 @@ class PreparedSystem:
             began = seconds_without_compiling()
             result, unfit = tried_with_image(lambda: self._solved(b, x0, limits))
             if unfit is not None:
+                x, most = self._system.iterate_of_caller(unfit.x), limits["maxiter"]
                 self._open_without_image(self._system.request, unfit)
-                if unfit.x is not None and unfit.x.size == b.array.size:
-                    x0 = GivenVectors(unfit.x, "x0")
-                if (most := limits["maxiter"]) is not None:
-                    limits = {**limits, "maxiter": max(0, most - unfit.iterations)}
+                if x is not None and x.size == b.array.size:
+                    x0 = GivenVectors(x, "x0")
+                limits = {**limits, "maxiter": most and max(0, most - unfit.iterations)}
                 result = self._solved(b, x0, limits)
             seconds = seconds_without_compiling() - began
         return self._judged(self._explained(cast(AnyResult, result), seconds), on_failure)

@@ -46,22 +46,26 @@ def in_best_order(
     orders: Mapping[str, Callable[[], Order]],
     plan_in: Callable[[Order], AnyPlanned],
     suffices: Callable[[AnyPlanned], bool],
-    levels_may_pay: Callable[[StreamPlan], bool],
+    may_pay: Callable[[StreamPlan], bool],
+    facts: Facts,
 ) -> tuple[AnyPlanned, Facts]:
     """Return what is planned in the order of the rows as it is, or in one of others that is worth it, and what to say of that.
 
-    ``orders`` are tried one after another, the one that is found soonest first, until the order ``suffices``.
+    ``orders`` are tried one after another, the one that is found soonest first, until the order ``suffices``; levels if they
+    ``may_pay``. ``facts`` are said of the order of the rows as it is.
     """
-    facts: Facts = []
     for name, order_of in orders.items():
         if suffices(planned):
             break
         plan = planned.stream_plan
-        if name == BY_LEVELS and not levels_may_pay(plan):
+        if name == BY_LEVELS and not may_pay(plan):
             return planned, facts or [("order", _NOT_SOUGHT)]
         other = plan_in(order_of())
         better, said = _worth_reordering(plan, other.stream_plan, name)
-        planned, facts = (other if better else planned), said or facts
+        if better:
+            planned, facts = other, said
+        del other  # it may hold a matrix
+        facts = facts or said
     return planned, facts
 
 
@@ -72,7 +76,8 @@ def levels_may_pay(plan: StreamPlan, request: Request, nodes: int, entries: int)
     """
     if plan.rates is None or plan.workload.iterations is None:
         return True
-    seconds = _WITH_SET_UP * plan.estimated_solve_seconds() * request.solves
+    blocks = -(-request.columns // plan.workload.columns)
+    seconds = _WITH_SET_UP * plan.estimated_solve_seconds() * blocks * request.solves
     return seconds > _NODE_SECONDS * nodes + _ENTRY_SECONDS * entries
 
 

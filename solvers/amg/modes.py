@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.amg.grid_points import GridPoints
-from penstock.spmv import Array, Device, InputError, Operator, VectorSpace, device_of
+from penstock.spmv import CPU, Array, Device, InputError, Operator, VectorSpace, device_of
 from penstock.spmv.communicator import ALONE, Communicator, communicator_of
 from penstock.spmv.compilation.cuda_module import CudaSource, launch
 from penstock.spmv.compilation.table import find_kernel, register_kernel
@@ -166,9 +166,9 @@ def _real(values: Any, name: str, device: Device) -> Array:
 def in_order(modes: Any, points: Any, block_size: int, reorder: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Return a near-null space and coordinates, each of which may be None, in another order; ``reorder`` maps vectors to it."""
     if modes is not None:
-        modes = reorder(np.asarray(modes, dtype=np.float64))
+        modes = reorder(CPU.asarray(modes, dtype=np.float64))
     if points is not None:  # those of a node stay together
-        points = np.asarray(points, dtype=np.float64)
+        points = CPU.asarray(points, dtype=np.float64)
         points = points[reorder(np.arange(len(points) * block_size))[::block_size] // block_size]
     return modes, points
 

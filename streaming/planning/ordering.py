@@ -20,6 +20,10 @@ from penstock.streaming.stores.buffers import aligned_buffer
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
+# Of which squares are summed.
+_LARGEST_COORDINATE = 1e100
+
+
 def _block_size(A: Any) -> int:
     return int(A.blocksize[0]) if A.format == "bsr" else 1
 
@@ -219,8 +223,8 @@ class LevelOrder:
 def layer_order(coordinates: Any, block_size: int = 1) -> LevelOrder:
     """Return an order in layers of nodes across the longest axis of a body, and in rows in each layer.
 
-    A layer is as thick as nodes lie apart on average, so that nodes couple with few layers where those that are coupled lie near
-    each other. It takes a sort, where :func:`level_order` takes a search of the graph.
+    A layer is about as thick as nodes of a solid lie apart, so that nodes couple with few layers where those that are coupled lie
+    near each other. It takes a sort, where :func:`level_order` takes a search of the graph.
 
     Parameters
     ----------
@@ -232,6 +236,11 @@ def layer_order(coordinates: Any, block_size: int = 1) -> LevelOrder:
     -------
     LevelOrder
 
+    Raises
+    ------
+    InputError
+        If coordinates are not finite, or too large.
+
     Examples
     --------
     >>> import numpy as np
@@ -240,6 +249,8 @@ def layer_order(coordinates: Any, block_size: int = 1) -> LevelOrder:
     [3, 1, 2, 0]
     """
     points = np.array(np.asarray(coordinates).T, dtype=np.float64, order="C")  # one axis after the other
+    if points.ndim != 2 or not points.size or not abs(points).max() < _LARGEST_COORDINATE:
+        raise InputError(f"coordinates must be finite numbers below {_LARGEST_COORDINATE:g}, a row for each node")
     dimensions, nodes = points.shape
     points -= points.mean(axis=1)[:, None]
     _, principal = np.linalg.eigh(points @ points.T)

@@ -297,13 +297,10 @@ _LOCKS: dict[tuple[int, int], int] = {}
 
 
 def _is_locked(address: int, nbytes: int) -> bool:
-    """Return whether memory is page-locked, judged by the second and the last but one of its pages.
-
-    The first and the last page may belong only in part to the array that was locked.
-    """
+    """Return whether memory is page-locked, judged by its first and its last byte."""
     from cupy.cuda import runtime
 
-    ends = (address + PAGE_NBYTES, address + nbytes - PAGE_NBYTES - 1)
+    ends = (address, address + nbytes - 1)
     return all(runtime.pointerGetAttributes(end).type == runtime.memoryTypeHost for end in ends)
 
 

@@ -7,11 +7,14 @@ import pytest
 import scipy.sparse
 
 from penstock import prepare, solve
-from penstock.driver import placement, row_order
+from penstock.driver import open_system, placement, row_order
+from penstock.driver.image_placement import Smallest
 from penstock.driver.request import Request
-from penstock.driver.row_order import levels_may_pay
+from penstock.driver.row_order import BY_LEVELS, COUPLED, IN_LAYERS, in_best_order, levels_may_pay
 from penstock.fem import Cantilever
-from penstock.spmv import CPU
+from penstock.solvers.image_solve import ImageUnfitError
+from penstock.spmv import CPU, CsrMatrix, InputError
+from penstock.spmv.formats.statistics import MatrixStatistics
 
 BEAM = Cantilever(nodes=(80, 4, 4), dof=3)
 NODES = np.random.default_rng(0).permutation(BEAM.unknowns // 3)
@@ -52,7 +55,7 @@ def test_an_order_by_levels_that_cannot_pay_is_not_sought(monkeypatch):
 
 
 def plan_of(seconds, iterations=10, rates="measured"):
-    workload = SimpleNamespace(iterations=iterations)
+    workload = SimpleNamespace(iterations=iterations, columns=1)
     return SimpleNamespace(rates=rates, workload=workload, estimated_solve_seconds=lambda: seconds)
 
 
@@ -64,6 +67,7 @@ def test_levels_pay_where_sweeps_take_longer():
     assert levels_may_pay(plan_of(cost), once, nodes, entries)
     assert not levels_may_pay(plan_of(0.5 * cost), once, nodes, entries)
     assert levels_may_pay(plan_of(0.5 * cost), often, nodes, entries)
+    assert levels_may_pay(plan_of(0.5 * cost), Request(CPU, columns=5), nodes, entries)
     assert levels_may_pay(plan_of(0.0, rates=None), once, nodes, entries)
     assert levels_may_pay(plan_of(0.0, iterations=None), once, nodes, entries)
 
@@ -103,3 +107,65 @@ def test_the_long_rows_of_hubs_are_not_padded():
     assert result.converged
     assert "format      CSR, " in result.explain()
     assert np.linalg.norm(b - L @ result.x) <= 1e-8 * np.linalg.norm(b)
+
+
+def planned(powers, reach=1):
+    index = SimpleNamespace(subdivisions=range(8))
+    plan = SimpleNamespace(
+        powers_per_sweep=powers, reach=reach, index=index, estimated_solve_seconds=lambda: 1.0 / powers
+    )
+    return SimpleNamespace(stream_plan=plan)
+
+
+@pytest.mark.parametrize("known", [[], [("order", "in layers: as they were put before")]])
+def test_what_is_said_is_of_the_order_that_is_used(known):
+    """Levels that are not sought, or not better, do not deny layers that are used."""
+    layers, coupled = planned(4), planned(1, reach=8)
+    orders = {IN_LAYERS: lambda: layers, BY_LEVELS: lambda: coupled}
+
+    def found(of, may_pay, facts):
+        return in_best_order(planned(1), of, lambda order: order, lambda one: False, lambda plan: may_pay, facts)
+
+    for may_pay in (True, False):
+        chosen, [(_, said)] = found(orders, may_pay, known)
+        assert chosen is layers
+        assert said.startswith("in layers across the longest axis: a sweep computes 4 powers")
+        _, [(_, said)] = found({BY_LEVELS: lambda: coupled}, may_pay, known)
+        expected = COUPLED if may_pay else "an order by levels is not sought: that would take longer than the sweeps"
+        assert said == (known[0][1] if known else expected)
+
+
+def test_a_solve_goes_on_from_the_iterate_of_an_image_in_another_order(monkeypatch):
+    by_image = open_system.solve_by_image
+
+    def given_up(*arguments, **options):
+        raise ImageUnfitError("it is given up here", by_image(*arguments, **options).x, 3)
+
+    monkeypatch.setattr(open_system, "solve_by_image", given_up)
+    result = solve(A, B[:, 0], device="cpu", memory="490 KiB", preconditioner="chebyshev")
+
+    check(B[:, 0], result)
+    assert "an image in fewer digits was tried, but it is given up here" in result.explain()
+    assert result.iterations <= 1
+
+
+def test_coordinates_that_are_not_finite_are_refused():
+    points = POINTS.copy()
+    points[7, 1] = np.nan
+    with pytest.raises(InputError, match="coordinates"):
+        solve(A, B[:, 0], coordinates=points, **GIVEN)
+
+
+def test_csr_is_streamed_on_request():
+    statistics = MatrixStatistics.of(CsrMatrix.from_csr(A))
+    assert Smallest(statistics, Request(CPU, format="csr"), 3).suggestion.format_name == "csr"
+    assert Smallest(statistics, Request(CPU), 3).suggestion.format_name == "symmetric_bsr"
+
+
+@pytest.mark.gpu
+def test_coordinates_may_be_on_the_gpu():
+    cupy = pytest.importorskip("cupy")
+    result = solve(A, B[:, 0], coordinates=cupy.asarray(POINTS), **{**GIVEN, "device": "cuda"})
+
+    check(B[:, 0], result)
+    assert "in layers across the longest axis" in result.explain()
