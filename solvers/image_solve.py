@@ -45,8 +45,8 @@ _FIRST = 2.0
 _SHARE, _LEAST, _MOST, _AIM = 0.2, 1e-9, 0.3, 0.25
 # A pass is slow if the residual is left above this share of the one before: after two, it may have come to the floor of rounding.
 _SLOW, _DOUBTFUL = 0.2, 2
-# The image is too coarse if so many passes have not halved the residual. The first pass may raise it, as the error is reduced in
-# the norm of A. Without an image, systems with slow passes have taken hundreds of sweeps.
+# The image is given up after this many passes without halving the residual. The first pass may increase the residual, because it
+# minimises the error in the norm of A. Without an image, systems with slow passes have taken hundreds of sweeps.
 _HALVED, _PATIENCE = 0.5, 3
 # Rounding units of images.
 _UNITS = {np.dtype(np.float32): 2.0**-24, np.dtype(np.int16): 2.0**-16}

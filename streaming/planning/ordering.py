@@ -19,8 +19,7 @@ from penstock.streaming.stores.buffers import aligned_buffer
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-
-# Of which squares are summed.
+# Sums of squares of coordinates must not overflow.
 _LARGEST_COORDINATE = 1e100
 
 

@@ -137,7 +137,8 @@ def rough_index(
 
     ``entries`` are those up to the end of each row.
     """
-    size, parameters = int(suggestion.parameters.get("block_size", 1)), suggestion.parameters
+    parameters = {name: int(value) for name, value in suggestion.parameters.items()}
+    size = parameters.get("block_size", 1)
     targets = np.arange(1, count) * (int(entries[-1]) / count)
     bounds = sorted({0, *(np.searchsorted(entries, targets) // size * size).tolist(), shape[0]})
     total = max(int(entries[-1]), 1)
@@ -145,8 +146,7 @@ def rough_index(
     for start, stop in itertools.pairwise(bounds):
         nnz = int(entries[stop - 1]) - (int(entries[start - 1]) if start else 0)
         subdivisions.append(Subdivision(start, stop, nnz, (), suggestion.nbytes * nnz // total + PADDING_NBYTES))
-    numbers = {name: int(value) for name, value in parameters.items()}
-    return MatrixIndex(shape, str(dtype), suggestion.format_name, numbers, tuple(subdivisions))
+    return MatrixIndex(shape, str(dtype), suggestion.format_name, parameters, tuple(subdivisions))
 
 
 def as_matrix(A: Any) -> SparseMatrix:
